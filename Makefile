@@ -1,0 +1,66 @@
+# Every target sets the workshop up first where that is still to do; once done, it costs a tenth of a second.
+.DEFAULT_GOAL := help
+.PHONY: help setup run lab test lint types unit notebooks bench clean
+MAKEFLAGS += --no-print-directory
+
+# The one that starts the set-up; it looks for a supported version itself.
+PYTHON ?= python3
+BIN := .venv/bin
+
+# Programs that a notebook or a test starts by name (mpirun, horovodrun, torchrun) are this environment's own.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# The notebooks' kernel, python3, is this environment's too, whatever kernels the user has.
+export JUPYTER_PREFER_ENV_PATH := 1
+unexport JUPYTER_PATH
+
+# $(call step,NAME,COMMAND): announces a step, runs it, says how long it took, and fails where it fails.
+define step
+@printf '\n== %s\n' '$(1)'; start=$$(date +%s); code=0; $(2) || code=$$?; \
+printf '== %s: %s, %s s\n' '$(1)' "$$(test $$code -eq 0 && echo passed || echo FAILED)" "$$(($$(date +%s) - start))"; \
+exit $$code
+endef
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: ## make .venv complete: packages, and Horovod built for them
+	@$(PYTHON) -m workshop_utils.bootstrap $(if $(filter setup,$(MAKECMDGOALS)),,--quiet)
+
+run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=small STRATEGIES=horovod,mpi NOTEBOOKS=...)
+	$(if $(SIZE),WORKSHOP_SIZE=$(SIZE)) $(BIN)/workshop run $(NOTEBOOKS) --output build \
+	  $(if $(WORKERS),-p workers=$(WORKERS)) $(if $(STRATEGIES),--strategies $(STRATEGIES))
+
+lab: setup ## open JupyterLab on notebooks/
+	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks \
+	  $(if $(filter 0,$(shell id -u)),--allow-root)
+
+test: setup ## everything below that checks: lint, types, unit tests, notebooks
+	@$(MAKE) lint types
+	@code=0; $(MAKE) unit || code=1; $(MAKE) notebooks || code=1; exit $$code
+
+lint: setup ## ruff: rules and format
+	$(call step,lint,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
+
+types: setup ## mypy
+	$(call step,types,$(BIN)/mypy)
+
+# One thread a process: tests start several processes on every core as it is.
+unit notebooks: export OMP_NUM_THREADS := 1
+unit notebooks: export TF_CPP_MIN_LOG_LEVEL := 2
+
+unit: setup ## unit tests
+	$(call step,unit tests,$(BIN)/pytest tests -n 2 --dist loadfile)
+
+notebooks: export WORKSHOP_SIZE := small
+notebooks: setup ## run the notebooks and compare the marked cells
+	$(call step,notebooks,$(BIN)/pytest --nbval-lax notebooks -n 2 --dist loadfile --nbval-cell-timeout 300 --timeout 600)
+
+bench: setup ## measure, and print the tables
+	$(BIN)/workshop bench
+
+environment.yml: pyproject.toml workshop_utils/bootstrap.py workshop_utils/horovod_build.py | setup
+	$(BIN)/python -m workshop_utils.bootstrap --environment-yml > $@.new && mv $@.new $@
+
+clean: ## remove build/ and caches; .venv and the built Horovod stay
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./.venv -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +
