@@ -1,0 +1,345 @@
+"""What the lessons train on: the scanned digits, wherever they come from, as the four idx files of MNIST.
+
+    folder = prepare("digits")       # also "mnist", a folder, an http(s) URL of a folder, s3://bucket/prefix
+    data = arrays(folder)            # NumPy views for the lessons; training scripts use place.load instead
+
+What had to be made or fetched is kept in the cache folder and checked against its own checksums at each use.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
+
+from workshop_utils import place
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+CLASSES = 10
+
+# The lines of `sha256sum`. A folder of one's own may hold such a file too; then it is checked.
+CHECKSUMS = "SHA256SUMS"
+
+MNIST_MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist/",
+    "https://storage.googleapis.com/cvdf-datasets/mnist/",
+)
+# As published with the data (LeCun et al. 1998), in the order of FILES, each of the gzipped file.
+MNIST_MD5 = (
+    "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "d53e105ee54ea40749a09fcbcd1e9432",
+    "9fb629c4189551a2d022fa330f9573f3",
+    "ec29112dd5afa0611ce80d1b7f02629c",
+)
+
+DIGITS_IN_TRAIN = 1500  # of scikit-learn's 1,797; the other 297 are the test set
+SOURCES = "'digits', 'mnist', a folder, an http(s) URL of a folder, or s3://bucket/prefix"
+
+
+class DataError(ValueError):
+    """The field `data` names nothing that can be trained on; the message says what would be right."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(f"data is {source!r}: {reason}")
+
+
+def cache_folder() -> Path:
+    """Where made and downloaded data is kept: WORKSHOP_CACHE, or the user's cache folder of this system."""
+    return Path(os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-utils")).absolute()
+
+
+def prepare(source: str) -> Path:
+    """A folder that holds the four idx files of `source`, made or downloaded where it is not there yet.
+
+    `source` is "digits" (scikit-learn's, 8×8 pixels scaled to 0–255, 1,500 to train and 297 to test), "mnist"
+    (28×28, 60,000 and 10,000), a folder (used in place), an http(s) URL of a folder, or `s3://bucket/prefix`;
+    the files may be gzipped. Made and downloaded folders appear whole or not at all, so several processes may
+    prepare the same source at once. A URL is downloaded once: to fetch it again, delete the cache folder.
+
+    Raises:
+        DataError: if the data cannot be had, or is not what it should be.
+    """
+    if source == "digits":
+        return _cached(source, "digits", _write_digits)
+    if source == "mnist":
+        return _cached(source, "mnist", _download_mnist)
+    scheme, separator, _ = source.partition("://")
+    if not separator:
+        return _local_folder(source)
+    if scheme not in ("http", "https", "s3"):
+        raise DataError(source, f"{scheme}:// is not known here; it must be {SOURCES}")
+    name = f"{scheme}-{hashlib.sha256(source.rstrip('/').encode()).hexdigest()[:16]}"
+    return _cached(source, name, _download_s3 if scheme == "s3" else _download_http)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Images as float32 in [0, 1], shape (count, height × width); labels as int64, shape (count,)."""
+
+    train_images: npt.NDArray[np.float32]
+    train_labels: npt.NDArray[np.int64]
+    test_images: npt.NDArray[np.float32]
+    test_labels: npt.NDArray[np.int64]
+    height: int
+    width: int
+
+
+def arrays(folder: Path) -> Arrays:
+    """The data in `folder`, as `prepare` returns it, as NumPy arrays. Raises as `place.load` does."""
+    import numpy as np  # here, since a launch needs this module and no array
+
+    splits = [place.load(split, folder) for split in ("train", "test")]
+    images = [
+        np.frombuffer(split.images, np.uint8).reshape(split.count, -1).astype(np.float32) / np.float32(255)
+        for split in splits
+    ]
+    labels = [np.frombuffer(split.labels, np.uint8).astype(np.int64) for split in splits]
+    return Arrays(images[0], labels[0], images[1], labels[1], splits[0].height, splits[0].width)
+
+
+def text() -> str:
+    """About 460,000 characters of English that every Python brings along: its own manual."""
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics))
+
+
+def _local_folder(source: str) -> Path:
+    folder = Path(source).expanduser().absolute()
+    if not folder.is_dir():
+        raise DataError(source, f"there is no such folder; it must be {SOURCES}")
+    _check_checksums(source, folder)
+    _check_contents(source, folder)
+    return folder
+
+
+def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
+    """The folder `name` of the cache; where it is missing or damaged, `make(source, folder)` fills it."""
+    folder = cache_folder() / name
+    if _is_intact(source, folder):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = (folder.parent / f".{name}.lock").open("w")
+    except OSError as error:
+        raise DataError(
+            source,
+            f"the cache folder {folder.parent} cannot be written ({error.strerror}); "
+            "set WORKSHOP_CACHE to a folder that can",
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it even where the process is killed
+        if _is_intact(source, folder):  # made by another process while this one waited
+            return folder
+        unfinished = folder.parent / f".{name}.unfinished"
+        _remove(unfinished)
+        unfinished.mkdir()
+        try:
+            make(source, unfinished)
+            _check_checksums(source, unfinished)
+            _check_contents(source, unfinished)
+            _write_checksums(unfinished)
+            _remove(folder)
+            unfinished.rename(folder)
+        finally:
+            _remove(unfinished)
+    return folder
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _is_intact(source: str, folder: Path) -> bool:
+    if not (folder / CHECKSUMS).is_file():
+        return False
+    try:
+        _check_checksums(source, folder)
+    except DataError:
+        return False
+    return True
+
+
+def _write_checksums(folder: Path) -> None:
+    names = sorted(path.name for path in folder.iterdir() if path.name != CHECKSUMS)
+    lines = [f"{_sha256(folder / name)}  {name}\n" for name in names]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+
+
+def _check_checksums(source: str, folder: Path) -> None:
+    """Compare the files with SHA256SUMS, where the folder has one."""
+    listing = folder / CHECKSUMS
+    if not listing.is_file():
+        return
+    known = {name.lower() for file in FILES for name in (file, f"{file}.gz")}
+    for line in listing.read_text(encoding="utf-8", errors="replace").splitlines():
+        expected, _, name = line.partition(" ")
+        path = folder / name.lstrip(" *")
+        if path.name.lower() not in known:  # it may list other files, of no concern here
+            continue
+        if not path.is_file():
+            if _either(folder, path.name.removesuffix(".gz")) is None:
+                raise DataError(source, f"{CHECKSUMS} lists {path.name}, which is not there")
+        elif _sha256(path) != expected.lower():
+            raise DataError(
+                source, f"{path.name} does not have the checksum that {CHECKSUMS} gives; fetch it again"
+            )
+
+
+def _either(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_contents(source: str, folder: Path) -> None:
+    """What every training script takes for granted, so that it is said before any process starts."""
+    sizes = {}
+    for split in ("train", "test"):
+        try:
+            examples = place.load(split, folder)
+        except FileNotFoundError as error:
+            missing = [name for name in FILES if _either(folder, name) is None]
+            raise DataError(
+                source, f"{', '.join(missing)} not found (plain or .gz); all of {', '.join(FILES)} are needed"
+            ) from error
+        except (ValueError, OSError, EOFError) as error:  # a damaged gzip file raises the last two
+            raise DataError(
+                source, f"{error}; the files of MNIST, idx of unsigned bytes, are needed"
+            ) from error
+        if examples.count == 0:
+            raise DataError(source, f"its {split} set is empty; at least one image is needed")
+        if max(examples.labels) >= CLASSES:
+            raise DataError(source, f"a {split} label is {max(examples.labels)}; labels must be 0 to 9")
+        sizes[split] = (examples.height, examples.width)
+    if sizes["train"] != sizes["test"]:
+        raise DataError(
+            source, f"train images are {sizes['train']} and test images {sizes['test']}; sizes must agree"
+        )
+
+
+def _write_digits(_source: str, folder: Path) -> None:
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    labels = digits.target.astype(np.uint8)
+    # RandomState, not default_rng: NumPy promises its numbers for ever (NEP 19), so the split never changes.
+    order = np.random.RandomState(0).permutation(len(labels))
+    parts = (order[:DIGITS_IN_TRAIN], order[DIGITS_IN_TRAIN:])
+    contents = [values[part] for part in parts for values in (images, labels)]
+    for name, values in zip(FILES, contents, strict=True):
+        write_idx(folder / name, values)
+
+
+def write_idx(path: Path, values: npt.NDArray[np.uint8]) -> None:
+    """Write an array of unsigned bytes, of any shape, in the format that `place.read_idx` reads."""
+    header = b"\x00\x00\x08" + bytes([values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
+    path.write_bytes(header + values.tobytes())
+
+
+def _download_mnist(source: str, folder: Path) -> None:
+    for name, md5 in zip(FILES, MNIST_MD5, strict=True):
+        problems = []
+        for mirror in MNIST_MIRRORS:
+            try:
+                _fetch(source, f"{mirror}{name}.gz", folder / f"{name}.gz", known_hash=f"md5:{md5}")
+                break
+            except DataError as error:
+                problems.append(str(error).partition(": ")[2])
+            except FileNotFoundError:
+                problems.append(f"{mirror} does not have it")
+        else:
+            raise DataError(
+                source,
+                f"no mirror gave {name}.gz ({'; '.join(problems)}). "
+                "Offline, use data: digits, or a folder with the four files of MNIST",
+            )
+
+
+def _download_http(source: str, folder: Path) -> None:
+    base = source.rstrip("/")
+    _download_each(
+        source, folder, lambda name, target: _fetch(source, f"{base}/{name}", target, known_hash=None)
+    )
+
+
+def _fetch(source: str, url: str, target: Path, known_hash: str | None) -> None:
+    """Download `url`; FileNotFoundError means that the server answers and has no such file."""
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")  # it would announce every file
+    try:
+        pooch.retrieve(url, known_hash=known_hash, fname=target.name, path=target.parent)
+    except ValueError as error:
+        raise DataError(source, f"{url} does not have its published checksum") from error
+    except OSError as error:  # all errors of requests are
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status == 404:
+            raise FileNotFoundError(url) from error
+        what = f"answered {status}" if status else f"cannot be reached ({type(error).__name__})"
+        raise DataError(source, f"{url} {what}") from error
+
+
+def _download_s3(source: str, folder: Path) -> None:
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    bucket, _, prefix = source.removeprefix("s3://").partition("/")
+    prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+    if not bucket:
+        raise DataError(source, "it names no bucket; it must be s3://bucket/prefix")
+    client = boto3.client("s3")
+
+    def fetch(name: str, target: Path) -> None:
+        try:
+            client.download_file(bucket, prefix + name, str(target))
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
+                raise FileNotFoundError(name) from error
+            raise DataError(source, f"S3 refused {name} ({error})") from error
+        except (BotoCoreError, OSError) as error:  # no credentials, no network, no such region
+            raise DataError(source, f"S3 cannot be used ({error})") from error
+
+    _download_each(source, folder, fetch)
+
+
+def _download_each(source: str, folder: Path, fetch: Callable[[str, Path], None]) -> None:
+    """Fetch each of FILES, plain or gzipped, and the checksums if there are any."""
+    for name in FILES:
+        for candidate in (f"{name}.gz", name):
+            try:
+                fetch(candidate, folder / candidate)
+                break
+            except FileNotFoundError:
+                continue
+        else:
+            raise DataError(
+                source, f"{name} is not there (plain or .gz); all of {', '.join(FILES)} are needed"
+            )
+    try:
+        fetch(CHECKSUMS, folder / CHECKSUMS)
+    except FileNotFoundError:
+        return

@@ -1,0 +1,368 @@
+"""Who am I, where is my data, here is a metric: all that a training script imports.
+
+A script learns its place in the cluster from the environment that its platform sets (MPI, Horovod, torchrun,
+TensorFlow's `TF_CONFIG`, SageMaker's `SM_*`), so the same file runs on a laptop, on SageMaker and on
+Kubernetes. This is the one module that reads those variables. It needs the standard library alone, and every
+launcher ships it beside the script.
+
+    from workshop_utils import place
+
+    here = place.here()                     # rank 1 of 4
+    train = place.load("train")             # images and labels, as bytes in idx order
+    place.report(step=10, loss=0.31)        # one JSON line on standard output
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import gzip
+import json
+import math
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# (rank, world size, local rank) as each launcher names them; the first pair found wins. mpirun comes first:
+# on SageMaker its ranks share one SM_CURRENT_HOST, so only the MPI variables tell them apart.
+RANK_VARIABLES = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+)
+
+# The order in which the roles of a TF_CONFIG cluster are numbered into ranks. Parameter servers, which hold
+# variables and do not train, have no rank.
+TRAINING_ROLES = ("chief", "worker")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process's place in the cluster.
+
+    `rank` counts the processes that take part in training, from 0 to `world_size - 1`; it is None for a
+    parameter server. `local_rank` counts those on the same machine. `servers` is how many of the first ranks
+    serve parameters, under the workshop's own parameter server.
+    """
+
+    role: str
+    index: int
+    rank: int | None
+    world_size: int
+    local_rank: int
+    data_folder: Path
+    model_folder: Path
+    servers: int = 0
+
+    @property
+    def name(self) -> str:
+        """How this process is called in tables and logs, for example `worker-1`."""
+        return f"{self.role}-{self.index}"
+
+
+def here() -> Place:
+    """This process's place, read from the environment.
+
+    The first call also lets the launcher ask where this process stands: on SIGUSR1 it prints its stack, which
+    is how a hang gets a name. Call it before importing a framework, so that a slow import is seen too.
+
+    Raises:
+        ValueError: if a variable that says the place cannot be read; the message names it.
+    """
+    place = from_environment(os.environ)
+    _announce(place.name, place.rank)
+    return place
+
+
+def from_environment(environment: Mapping[str, str]) -> Place:
+    """The place that `environment` describes, without touching this process. Raises as `here` does."""
+    role, index, rank, world_size, local_rank = "worker", 0, 0, 1, 0
+    config = tf_config(environment)
+    for names in RANK_VARIABLES:
+        if names[0] in environment:
+            rank, world_size = (_integer(environment, name) for name in names[:2])
+            local_rank = _integer(environment, names[2]) if names[2] in environment else 0
+            # Where ranks change hands, as in an elastic job, a worker keeps the index that it was given.
+            index = _integer(environment, "WORKSHOP_INDEX") if "WORKSHOP_INDEX" in environment else rank
+            break
+    else:
+        if config is not None:
+            return _from_tf_config(config, environment)
+        if environment.get("SM_HOSTS"):
+            rank, world_size = _from_hosts(environment)
+            index = rank
+    servers = _integer(environment, "WORKSHOP_SERVERS") if "WORKSHOP_SERVERS" in environment else 0
+    if servers:
+        role, index = ("server", rank) if rank < servers else ("worker", rank - servers)
+    return Place(role, index, rank, world_size, local_rank, *_folders(environment), servers)
+
+
+def rendezvous() -> tuple[int, int, str, bytes]:
+    """What the workshop's own message passing is joined with: rank, size, the meeting point, and the run's secret.
+
+    These are the first arguments of `comm.tcp.connect`; the meeting point is `host:port` of rank 0.
+
+    Raises:
+        ValueError: if the environment does not say, because the script was not launched by such a strategy.
+    """
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "WORKSHOP_SECRET")
+    missing = [name for name in names if not os.environ.get(name)]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} is not set; launch the script with strategy 'ring'")
+    rank, size, port = (_integer(os.environ, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    host = socket.gethostbyname(os.environ["MASTER_ADDR"])  # on SageMaker and Kubernetes it is a name
+    return rank, size, f"{host}:{port}", os.environ["WORKSHOP_SECRET"].encode()
+
+
+def link() -> dict[str, Any] | None:
+    """The links that the workshop's own message passing is to emulate (`comm.stamped`): `bandwidths`, in bytes per
+    second by rank, and `latency_seconds`. None where there are none: almost always.
+    """
+    text = os.environ.get("WORKSHOP_LINK")
+    described: dict[str, Any] | None = json.loads(text) if text else None
+    return described
+
+
+def subnet() -> str | None:
+    """The private subnet that the machines of this run are in, such as "10.0.0.0/16"; None where it is one machine.
+
+    The workshop's own message passing joins ranks on loopback and in emulated networks alone, unless this names where
+    else (WORKSHOP_SUBNET). Who may enter that subnet is for its security group to say; who may join, for the secret.
+    """
+    return os.environ.get("WORKSHOP_SUBNET") or None
+
+
+def restart_count() -> int:
+    """How often this job has been started anew since it was launched: 0 in its first life, as torchrun counts.
+
+    Raises:
+        ValueError: if TORCHELASTIC_RESTART_COUNT is no number.
+    """
+    name = "TORCHELASTIC_RESTART_COUNT"
+    return _integer(os.environ, name) if name in os.environ else 0
+
+
+def checkpoint_folder() -> Path:
+    """Where to keep what is to outlive a failure of the job.
+
+    On SageMaker the folder that it copies to the bucket while the job runs (`/opt/ml/checkpoints`); elsewhere
+    WORKSHOP_CHECKPOINTS, or `checkpoints` beside the model.
+    """
+    if os.environ.get("WORKSHOP_CHECKPOINTS"):
+        return Path(os.environ["WORKSHOP_CHECKPOINTS"])
+    if os.environ.get("SM_MODEL_DIR"):
+        return Path("/opt/ml/checkpoints")
+    return _folders(os.environ)[1] / "checkpoints"
+
+
+def _from_tf_config(config: dict[str, Any], environment: Mapping[str, str]) -> Place:
+    cluster, task = config["cluster"], config["task"]
+    role, index = task["type"], int(task["index"])
+    sizes = {name: len(cluster.get(name, [])) for name in TRAINING_ROLES}
+    rank = None
+    if role in TRAINING_ROLES:
+        rank = index + (sizes["chief"] if role == "worker" else 0)
+    return Place(role, index, rank, sum(sizes.values()), 0, *_folders(environment))
+
+
+def _from_hosts(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Rank and world size where one process a host trains, in the order in which SageMaker lists the hosts."""
+    text, current = environment["SM_HOSTS"], environment.get("SM_CURRENT_HOST")
+    try:
+        hosts = json.loads(text)
+    except ValueError:
+        hosts = None
+    if not isinstance(hosts, list):
+        raise ValueError(f"SM_HOSTS is {text!r}; it must be a JSON list of host names")
+    if current not in hosts:
+        raise ValueError(f"SM_CURRENT_HOST is {current!r}; it must be one of SM_HOSTS, {text}")
+    return hosts.index(current), len(hosts)
+
+
+def _folders(environment: Mapping[str, str]) -> tuple[Path, Path]:
+    data = environment.get("SM_CHANNEL_TRAINING") or environment.get("WORKSHOP_DATA") or "data"
+    model = environment.get("SM_MODEL_DIR") or environment.get("WORKSHOP_MODEL") or "model"
+    return Path(data), Path(model)
+
+
+def _integer(environment: Mapping[str, str], name: str) -> int:
+    value = environment.get(name, "")
+    if not value.isdecimal():
+        raise ValueError(f"{name} is {value!r}; it must be a whole number, as the launcher sets it")
+    return int(value)
+
+
+def tf_config(environment: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+    """`TF_CONFIG` as TensorFlow 2 wants it, or None where there is none.
+
+    SageMaker's classic mode calls the coordinating process `master` and adds an `environment`; TensorFlow's
+    strategies refuse both. With no argument, the mended form is also put back into this process's environment,
+    so that a `TFConfigClusterResolver` reads it.
+
+    Raises:
+        ValueError: if TF_CONFIG is not JSON with a `task` that names its `type` and `index`.
+    """
+    text = (os.environ if environment is None else environment).get("TF_CONFIG")
+    if not text:
+        return None
+    try:
+        config = json.loads(text)
+        task = config["task"]
+        kind, index = task["type"], int(task["index"])
+        hosts_of = dict(config.get("cluster", {}).items())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"TF_CONFIG is {text!r}; it must be JSON with cluster and task: {error}") from error
+    cluster = {("chief" if name == "master" else name): hosts for name, hosts in hosts_of.items()}
+    mended = {"cluster": cluster, "task": {"type": "chief" if kind == "master" else kind, "index": index}}
+    if environment is None:
+        os.environ["TF_CONFIG"] = json.dumps(mended)
+    return mended
+
+
+def serve_until_chief_leaves(poll_seconds: float = 0.5, patience_seconds: float = 120.0) -> None:
+    """Return once the chief's port, having answered, answers no more.
+
+    For parameter servers and workers under a coordinator: `tf.distribute.Server.join()` never returns, so
+    without this the platform would have to kill them.
+
+    Raises:
+        TimeoutError: if the chief has not answered within `patience_seconds`.
+    """
+    config = tf_config()
+    if config is None or not config["cluster"].get("chief"):
+        raise ValueError("TF_CONFIG names no chief, so there is nobody to wait for")
+    host, _, port = config["cluster"]["chief"][0].rpartition(":")
+    deadline = time.monotonic() + patience_seconds
+    seen = False
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            seen = True
+        except OSError:
+            if seen:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"the chief at {host}:{port} did not answer within {patience_seconds:.0f} s"
+                ) from None
+        time.sleep(poll_seconds)
+
+
+def report(step: int, **values: float) -> None:
+    """Print one metric record as a JSON line, which any platform carries home with the log.
+
+    The well-known names are `loss`, `accuracy`, `samples_per_second`, `bytes_sent` and `epoch`; others are
+    carried as they are. A value that is not finite becomes null, since JSON has no NaN.
+    """
+    place = from_environment(os.environ)
+    record: dict[str, Any] = {
+        "workshop": "metric",
+        "worker": place.name,
+        "rank": place.rank,
+        "time": round(time.time(), 6),
+        "step": int(step),
+    }
+    for name, value in values.items():
+        number = float(value)
+        record[name] = number if math.isfinite(number) else None
+    _print_record(record)
+
+
+@functools.cache  # once a process, however often a script asks for its place
+def _announce(name: str, rank: int | None) -> None:
+    # A notebook's standard error has no file descriptor; there is no launcher to ask for the stack either.
+    with contextlib.suppress(ValueError, OSError, AttributeError, RuntimeError):
+        faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False, chain=False)
+    _print_record(
+        {"workshop": "start", "worker": name, "rank": rank, "time": round(time.time(), 6), "pid": os.getpid()}
+    )
+
+
+def _print_record(record: dict[str, Any]) -> None:
+    # One write for the whole line: ranks under mpirun share a pipe, and a line in two parts would be torn.
+    sys.stdout.write(json.dumps(record) + "\n")
+    sys.stdout.flush()
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Labelled images: `images` holds count × height × width bytes in row order, `labels` one byte each."""
+
+    count: int
+    height: int
+    width: int
+    images: bytes
+    labels: bytes
+
+
+def load(split: str = "train", folder: Path | None = None) -> Examples:
+    """The images and labels of `split` ("train" or "test") from the data folder.
+
+    The files are those of MNIST (LeCun et al. 1998, http://yann.lecun.com/exdb/mnist/):
+    `train-images-idx3-ubyte` and so on, plain or with `.gz`. The digits of scikit-learn come in the same format.
+
+    Raises:
+        FileNotFoundError: if a file is missing; the message names the folder and where it was set.
+        ValueError: if a file is not idx, is cut short, or images and labels differ in number.
+    """
+    folder = folder or here().data_folder
+    prefix = {"train": "train", "test": "t10k"}.get(split)
+    if prefix is None:
+        raise ValueError(f"split is {split!r}; it must be 'train' or 'test'")
+    (count, height, width), images = _read(_find(folder, f"{prefix}-images-idx3-ubyte"), dimensions=3)
+    (labelled,), labels = _read(_find(folder, f"{prefix}-labels-idx1-ubyte"), dimensions=1)
+    if count != labelled:
+        raise ValueError(f"{folder} holds {count} {split} images but {labelled} labels")
+    return Examples(count, height, width, images, labels)
+
+
+def _find(folder: Path, name: str) -> Path:
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    raise FileNotFoundError(
+        f"{name} is not in {folder.absolute()} (SM_CHANNEL_TRAINING or WORKSHOP_DATA says where the data is)"
+    )
+
+
+def _read(path: Path, dimensions: int) -> tuple[tuple[int, ...], bytes]:
+    shape, content = read_idx(path)
+    if len(shape) != dimensions:
+        raise ValueError(f"{path} has shape {shape}; it must have {dimensions} dimensions")
+    return shape, content
+
+
+def read_idx(path: Path) -> tuple[tuple[int, ...], bytes]:
+    """Shape and contents of an idx file of unsigned bytes, the format of MNIST, plain or gzipped.
+
+    Raises:
+        ValueError: if the file is not idx, holds another type than bytes, or is not as long as it claims.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rb") as file:
+            content: bytes = file.read()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not a whole gzip file: {error}") from error
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise ValueError(f"{path} is not an idx file of unsigned bytes")
+    dimensions = content[3]
+    start = 4 + 4 * dimensions
+    if len(content) < start:
+        raise ValueError(f"{path} ends inside its header")
+    shape = struct.unpack(f">{dimensions}I", content[4:start])
+    if len(content) - start != math.prod(shape):
+        raise ValueError(
+            f"{path} claims {math.prod(shape)} bytes of shape {shape} but holds {len(content) - start}"
+        )
+    return shape, content[start:]

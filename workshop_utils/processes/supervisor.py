@@ -1,0 +1,538 @@
+"""Owns the processes of one run: starts them, reports what they print and how they end, leaves none behind.
+
+This is a program, run as `python -E -s -S supervisor.py` with the standard library alone, so that it is up in a few
+hundredths of a second. It has one thread, so it may fork; the notebook that asks for a run may have many.
+
+It reads one JSON line (the specification, see `group.ProcessGroup`) and writes events as JSON lines:
+
+    {"event": "started", "name": ..., "pid": ...}
+    {"event": "line", "name": ..., "stream": "stdout" | "stderr", "text": ...}
+    {"event": "exited", "name": ..., "code": ...}           a negative code is a signal, as in subprocess
+    {"event": "silent", "processes": {pid: state, ...}}     at the timeout; who can is asked for its stack
+    {"event": "ended", "outcome": "succeeded" | "failed" | "stopped" | "timeout", "name": ..., "code": ...}
+
+Three things make sure that nothing is left behind. The owner's end of the specification's pipe closes when the
+owner dies, however it dies, and the supervisor then ends everything. The supervisor is a "subreaper" (prctl(2)):
+what a rank leaves running becomes the supervisor's child, so it is found and ended too. And should the supervisor
+itself be killed, each process that it started gets SIGKILL from the kernel (PR_SET_PDEATHSIG, prctl(2)).
+
+With `--warm MODULE...` it imports the modules first and then serves: for each pair of descriptors that arrives
+on its standard input, a socket, it forks a supervisor whose ranks are forked as well, not executed anew.
+"""
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import namespaces  # type: ignore[import-not-found]  # this is a program; its folder is on the path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL; a failed run must be gone within five seconds
+SERVICE_GRACE_SECONDS = 3.0  # for parameter servers to see that their chief has gone
+STACK_SECONDS = 1.0  # for ranks that were asked for their stacks to print them
+LINE_LIMIT = 1 << 20  # a longer line is reported in parts
+
+# The folder of this program was on the path for the import above; what a warm server imports is not to see it.
+sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
+
+Script = Callable[[], None]
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+class Stream:
+    """One pipe of one process, cut into lines."""
+
+    def __init__(self, name: str, stream: str, descriptor: int) -> None:
+        self.name, self.stream, self.descriptor = name, stream, descriptor
+        self._rest = b""
+
+    def read(self) -> tuple[list[bytes], bool]:
+        """The lines that came, and whether the pipe has ended."""
+        chunk = os.read(self.descriptor, 1 << 16)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        if self._rest and (not chunk or len(self._rest) > LINE_LIMIT):
+            lines.append(self._rest)
+            self._rest = b""
+        return lines, not chunk
+
+
+class Supervisor:
+    """The processes of one run, from their start to the last one's end."""
+
+    def __init__(self, control: int, events: int, fork: bool) -> None:
+        self._control, self._events, self._fork = control, events, fork
+        os.set_blocking(events, False)
+        self._selector = selectors.DefaultSelector()
+        self._running: dict[int, str] = {}  # by process id
+        self._streams: dict[int, Stream] = {}  # by descriptor
+        self._awaited: set[str] = set()
+        self._leaving: set[str] = set()  # these end by themselves
+        self._owner: int | None = None  # a descriptor that is readable once the owner has died
+        self._told_to_stop = False
+        self._unheard = False  # the owner reads no more
+        self._held: list[int] = []  # descriptors that keep the processes' networks
+
+    def run(self) -> Script | None:
+        """Carry out one specification. In a forked rank, the script that it is to run; otherwise None."""
+        specification = self._read_specification()
+        if specification is None:
+            return None
+        scratch = specification.get("scratch")
+        wake, self._waker = os.pipe()
+        for descriptor in (wake, self._waker):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, self._stop)
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._wake = wake
+        self._selector.register(self._control, selectors.EVENT_READ)
+        self._selector.register(wake, selectors.EVENT_READ)
+        self._watch_owner(specification["owner"])
+        try:
+            if scratch:
+                _write_files(Path(scratch), specification["files"])
+            if specification["network"]:
+                self._make_switch(specification["network"])
+            for process in specification["processes"]:
+                script = self._start(process)
+                if script is not None:
+                    return script
+        except OSError as error:
+            ended = {"outcome": "failed", "name": "supervisor", "code": None, "reason": str(error)}
+        else:
+            ended = self._watch(time.monotonic() + specification["timeout_seconds"])
+        self._end_everything()
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
+        self._tell({"event": "ended", **ended})
+        return None
+
+    def _stop(self, *_: object) -> None:
+        self._told_to_stop = True
+
+    def _watch_owner(self, pid: int) -> None:
+        # The pipe's end says it too, unless a child that the owner forked still holds the other end.
+        try:
+            self._owner = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._told_to_stop = True
+        except (AttributeError, OSError):
+            return  # not Linux, or an old one: the pipe must do
+        else:
+            self._selector.register(self._owner, selectors.EVENT_READ)
+
+    def _read_specification(self) -> dict[str, Any] | None:
+        text = b""
+        while b"\n" not in text:
+            chunk = os.read(self._control, 1 << 16)
+            if not chunk:
+                return None
+            text += chunk
+        line, _, word = text.partition(b"\n")
+        if word:  # it was asked to stop before it had started
+            self._told_to_stop = True
+        specification: dict[str, Any] = json.loads(line)
+        return specification
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        data = (json.dumps(event) + "\n").encode()
+        while data and not self._unheard:
+            try:
+                data = data[os.write(self._events, data) :]
+            except BlockingIOError:
+                self._wait_for_listener()
+            except BrokenPipeError:
+                self._unheard = True
+
+    def _wait_for_listener(self) -> None:
+        """Wait until the owner has read some of what it was told, or has died while a child holds its pipe."""
+        watched = [] if self._owner is None else [self._owner]
+        died, _, _ = select.select(watched, [self._events], [])
+        self._unheard = bool(died)
+
+    # Starting
+
+    def _make_switch(self, network: dict[str, Any]) -> None:
+        if network["as_user"]:
+            namespaces.leave_network_as_user()
+        else:
+            namespaces.leave_network()
+        namespaces.carry_out(network["switch"])
+
+    def _start(self, process: dict[str, Any]) -> Script | None:
+        pipes = {"stdout": os.pipe(), "stderr": os.pipe()}
+        supervisor = os.getpid()
+        left, plugged = os.pipe(), os.pipe()  # "I have my own network", "your cable is in"
+        # A stop that comes before the child is itself must wait until it can end it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        pid = os.fork()
+        if pid == 0:
+            if process["network"]:
+                self._connect(process, pipes["stderr"][1], left[1], plugged[0])
+            for descriptor in (*left, *plugged):
+                os.close(descriptor)
+            return self._become(process, pipes, supervisor)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        self._running[pid] = process["name"]
+        if process["awaited"]:
+            self._awaited.add(process["name"])
+        if process["leaves"]:
+            self._leaving.add(process["name"])
+        for stream, (reader, writer) in pipes.items():
+            os.close(writer)
+            self._streams[reader] = Stream(process["name"], stream, reader)
+            self._selector.register(reader, selectors.EVENT_READ)
+        self._tell({"event": "started", "name": process["name"], "pid": pid})
+        os.close(left[1])
+        os.close(plugged[0])
+        try:
+            if process["network"] and os.read(left[0], 1):  # nothing comes from a child that has failed
+                namespaces.carry_out(process["network"]["plug"], pid)
+                self._held.append(namespaces.hold_network(pid))
+                os.write(plugged[1], b"!")
+        finally:
+            os.close(left[0])
+            os.close(plugged[1])
+        return None
+
+    def _connect(self, process: dict[str, Any], stderr: int, left: int, plugged: int) -> None:
+        """In the forked child: leave for a namespace of its own, wait for the cable, bring up the card."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        try:
+            namespaces.leave_host(process["network"]["address"])
+            os.write(left, b"!")
+            os.read(plugged, 1)
+            namespaces.carry_out(process["network"]["card"])
+        except OSError as error:
+            os.write(stderr, f"{process['name']} has no network: {error}\n".encode())
+            os._exit(1)
+
+    def _become(self, process: dict[str, Any], pipes: dict[str, tuple[int, int]], supervisor: int) -> Script:
+        """Turn the forked child into the process asked for: by exec, or, when warm, into the script to run."""
+        os.setsid()
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:  # it died before the line above, so the kernel will not tell us
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        own = {self._control, self._events, self._wake, self._waker, *self._streams, *self._held}
+        own |= {descriptor for pipe in pipes.values() for descriptor in pipe}
+        if self._owner is not None:
+            own.add(self._owner)
+        self._selector.close()
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (pipes["stdout"][1], 1), (pipes["stderr"][1], 2)):
+            os.dup2(source, target)
+        for descriptor in {*own, nothing} - {0, 1, 2}:
+            os.close(descriptor)
+        argv, environment = process["argv"], process["environment"]
+        try:
+            os.chdir(process["folder"])
+            # Python with options of its own is executed even where the others are forked.
+            if not self._fork or argv[1].startswith("-"):
+                signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec keeps that
+                os.execvpe(argv[0], argv, environment)
+        except OSError as error:
+            os.write(2, f"{argv[0]} cannot be started in {process['folder']}: {error.strerror}\n".encode())
+            os._exit(127)
+        return _script(argv, environment)
+
+    # Watching
+
+    def _watch(self, deadline: float) -> dict[str, Any]:
+        """Report until the run is decided: how it ended, and who decided it."""
+        while self._awaited:
+            if self._told_to_stop:
+                return {"outcome": "stopped"}
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                self._ask_for_stacks()
+                return {"outcome": "timeout"}
+            for name, code in self._pump(min(remaining, 60)):  # a year is too long for a selector
+                self._awaited.discard(name)
+                if code != 0:
+                    return {"outcome": "failed", "name": name, "code": code}
+        return {"outcome": "succeeded"}
+
+    def _pump(self, seconds: float) -> list[tuple[str, int]]:
+        """Wait at most `seconds` for news, report it, and return who ended and how, signals first."""
+        ready = [key.fd for key, _ in self._selector.select(max(seconds, 0))]
+        for descriptor in ready:
+            if descriptor in self._streams:
+                self._report_lines(descriptor)
+            elif descriptor in (self._control, self._owner):
+                # Whatever comes, a word, the end of the pipe or the owner's end, it means: stop.
+                self._selector.unregister(descriptor)
+                self._told_to_stop = True
+            else:
+                while _readable(self._wake):
+                    os.read(self._wake, 4096)
+        return sorted(self._reap(), key=lambda ended: ended[1])
+
+    def _report_lines(self, descriptor: int) -> None:
+        stream = self._streams[descriptor]
+        lines, ended = stream.read()
+        for line in lines:
+            text = line.decode(errors="replace").rstrip("\r")
+            self._tell({"event": "line", "name": stream.name, "stream": stream.stream, "text": text})
+        if ended:
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+            del self._streams[descriptor]
+
+    def _reap(self) -> list[tuple[str, int]]:
+        ended: list[tuple[str, int]] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return ended
+            if pid == 0:
+                return ended
+            name = self._running.pop(pid, None)
+            if name is not None:  # otherwise an orphan of a rank, which became ours
+                code = os.waitstatus_to_exitcode(status)
+                ended.append((name, code))
+                self._drain(name)
+                self._tell({"event": "exited", "name": name, "code": code})
+
+    def _drain(self, name: str) -> None:
+        """Report what `name` had printed before it ended, so that its last lines are not missed."""
+        for descriptor in [fd for fd, stream in self._streams.items() if stream.name == name]:
+            # One read empties a pipe, a second finds its end; what it left running may fill it for ever.
+            for _ in range(2):
+                if descriptor in self._streams and _readable(descriptor):
+                    self._report_lines(descriptor)
+
+    def _ask_for_stacks(self) -> None:
+        """Send SIGUSR1 to every process that has a handler for it (`place.here` installs one)."""
+        states = {}
+        for pid in {*self._running, *_descendants()}:
+            status = _status_of(pid)
+            states[str(pid)] = status.get("State", "gone")
+            if int(status.get("SigCgt", "0"), 16) & (1 << (signal.SIGUSR1 - 1)):
+                _kill(pid, signal.SIGUSR1)
+        self._tell({"event": "silent", "processes": states})
+        self._pump_until(time.monotonic() + STACK_SECONDS, lambda: False)
+
+    # Ending
+
+    def _end_everything(self) -> None:
+        if not self._awaited and not self._told_to_stop:
+            # Services that watch their chief leave by themselves, and say so with exit code 0.
+            self._pump_until(time.monotonic() + SERVICE_GRACE_SECONDS, self._all_have_left)
+        self._signal_groups(signal.SIGTERM)
+        self._signal_groups(signal.SIGCONT)  # a stopped process cannot act on SIGTERM
+        self._pump_until(time.monotonic() + GRACE_SECONDS, lambda: not self._running)
+        self._signal_groups(signal.SIGKILL)
+        while descendants := _descendants():
+            for pid in descendants:
+                _kill(pid, signal.SIGKILL)
+            self._pump_until(time.monotonic() + 0.05, lambda: not _descendants())
+        self._pump_until(time.monotonic() + 1.0, lambda: not (self._running or self._streams))
+
+    def _all_have_left(self) -> bool:
+        return self._leaving.isdisjoint(self._running.values())
+
+    def _signal_groups(self, number: int) -> None:
+        for pid in self._running:
+            if not _kill(-pid, number):  # it has been forked just now, and leads no group yet
+                _kill(pid, number)
+
+    def _pump_until(self, deadline: float, done: Callable[[], bool]) -> None:
+        while not done() and (remaining := deadline - time.monotonic()) > 0:
+            self._pump(min(remaining, 0.05))
+
+
+def _readable(descriptor: int) -> bool:
+    with selectors.PollSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def _kill(pid: int, number: int) -> bool:
+    """Send a signal; whether there was somebody to receive it."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False  # it has ended in between, which is what we want
+    return True
+
+
+def _status_of(pid: int) -> dict[str, str]:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _descendants() -> list[int]:
+    """Every process below this one that is not a zombie, children before grandchildren."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] != "Z":
+            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    found, frontier = [], [os.getpid()]
+    while frontier:
+        frontier = [child for parent in frontier for child in children.get(parent, [])]
+        found += frontier
+    return found
+
+
+def _write_files(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(mode=0o700, parents=True)
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+# A warm server and the ranks that are forked from it
+
+
+def _script(argv: list[str], environment: dict[str, str]) -> Script:
+    """What a forked rank runs in place of `python SCRIPT ARGUMENT...`, in a process as fresh as can be."""
+    _, script, *arguments = argv
+
+    def run() -> None:
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = [script, *arguments]
+        search = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
+        sys.path[:0] = [str(Path(script).parent), *search]
+        if "numpy.random" in sys.modules:  # unlike Python's own generator, NumPy's does not notice a fork
+            sys.modules["numpy.random"].seed()
+        code = _exit_code_of(lambda: runpy.run_path(script, run_name="__main__"))
+        # End as multiprocessing's forks do: exit handlers run, but the interpreter that was imported before
+        # the fork is not taken down object by object, which takes most of a second for PyTorch.
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    return run
+
+
+def _exit_code_of(run: Callable[[], object]) -> int:
+    """The exit code that Python would end with after `run`, having printed what Python would print."""
+    try:
+        run()
+    except SystemExit as leaving:
+        if leaving.code is None or isinstance(leaving.code, int):
+            return (leaving.code or 0) & 0xFF
+        print(leaving.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename in {__file__, "<frozen runpy>"}:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 1
+    return 0
+
+
+def _threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))  # noqa: PTH208 (a Path is not needed for a count)
+    except OSError:
+        return threading.active_count()
+
+
+def serve_warm(modules: list[str]) -> Script | None:
+    """Import `modules`, then fork a supervisor for each pair of descriptors received."""
+    connection = socket.socket(fileno=0)
+    owner = _descriptors_of_parent()
+    heard = [connection.fileno(), *owner]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt in the notebook is not meant for us
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()  # what is imported stays; a fork's garbage collector need not look at it, nor copy its pages
+    connection.sendall((json.dumps({"threads": _threads()}) + "\n").encode())
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that have ended need no waiting for
+    while True:
+        ready, _, _ = select.select(heard, [], [])
+        if ready != heard[:1]:
+            return None  # the owner has died, though a child of its own may still hold the socket
+        message, descriptors, _, _ = socket.recv_fds(connection, 16, 2)
+        if not message:
+            return None
+        control, events = descriptors
+        threads = _threads()
+        if threads != 1:
+            # A fork copies one thread only; locks that others held would stay locked for ever.
+            refusal = f"the warm server has {threads} threads, so it may not fork"
+            ended = {
+                "event": "ended",
+                "outcome": "failed",
+                "name": "supervisor",
+                "code": None,
+                "reason": refusal,
+            }
+            os.write(events, (json.dumps(ended) + "\n").encode())
+        elif os.fork() == 0:
+            connection.close()
+            for descriptor in owner:
+                os.close(descriptor)
+            os.setsid()
+            script = Supervisor(control, events, fork=True).run()
+            if script is None:
+                os._exit(0)  # its work is done; to take down what was imported would keep the owner waiting
+            return script
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _descriptors_of_parent() -> list[int]:
+    """A descriptor that is readable once the parent has died, or none where the system has no such thing."""
+    try:
+        return [os.pidfd_open(os.getppid())]
+    except (AttributeError, OSError):
+        return []
+
+
+def main() -> Script | None:
+    """Serve as the command line asks."""
+    if sys.argv[1:2] == ["--warm"]:
+        return serve_warm(sys.argv[2:])
+    return Supervisor(control=0, events=1, fork=False).run()
+
+
+if __name__ == "__main__":
+    script = main()
+    if script is not None:
+        script()

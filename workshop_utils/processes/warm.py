@@ -1,0 +1,123 @@
+"""A server that has imported a framework already, from which ranks fork in milliseconds.
+
+Importing PyTorch takes seconds; forking a process that has imported it takes milliseconds. A notebook launches
+the same job again and again, so it keeps one such server. Each run still gets processes of its own, forked from
+a server that has never run a learner's code, under a supervisor of its own: same isolation, same clean-up.
+
+A fork copies only the thread that calls it, so the server must have exactly one. PyTorch and NumPy keep that
+with OMP_NUM_THREADS=1; TensorFlow starts threads when it is imported, so it always starts cold.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from workshop_utils.processes.group import SUPERVISOR
+
+# What to import for a script that imports the framework named. `torch._dynamo` is what torch.optim imports when
+# an optimizer is first made, a second later than one would think.
+WARM_MODULES = {
+    "torch": ("torch", "torch.distributed", "torch._dynamo", "numpy"),
+    "numpy": ("numpy", "numpy.random"),  # which NumPy itself imports when it is first used
+}
+COLD_MODULES = {"tensorflow", "keras", "horovod", "mpi4py", "pyspark"}
+# Loaded in the fork, in a moment, once PyTorch is there; until its `init` it starts no thread.
+ALLOWED_MODULES = {"horovod.torch"}
+
+# Read by libraries when they are loaded: a fork cannot change them any more.
+READ_AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "LD_", "MALLOC_", "PYTHON", "TORCH_", "NUMEXPR_")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class WarmServerError(RuntimeError):
+    """A warm server could not be started, or may not fork."""
+
+
+def framework_of(script: Path) -> str | None:
+    """`"torch"` or `"numpy"` for a script that can be forked from a warm server, None for one that cannot."""
+    try:
+        tree = ast.parse(script.read_bytes())
+    except SyntaxError:
+        return None  # a cold start shows the learner Python's own message
+    imported = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = {node.module}
+        else:
+            continue
+        imported |= {name.partition(".")[0] for name in names - ALLOWED_MODULES}
+    if imported & COLD_MODULES:
+        return None
+    return next((name for name in WARM_MODULES if name in imported), None)
+
+
+def can_be_forked(environment: Mapping[str, str]) -> bool:
+    """Whether a job's own variables leave alone what libraries read when they are loaded."""
+    return not any(
+        name.startswith(READ_AT_IMPORT) and ONE_THREAD.get(name) != value
+        for name, value in environment.items()
+    )
+
+
+class WarmServer:
+    """One server process, which ends with this one."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self._connection, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go
+                stdin=theirs.fileno(),
+                env={**os.environ, **ONE_THREAD},
+                start_new_session=True,
+            )
+        answer = self._connection.makefile("rb").readline()
+        if not answer:
+            raise WarmServerError(f"the warm server ended while importing {', '.join(modules)}")
+        threads = json.loads(answer)["threads"]
+        if threads != 1:
+            self.close()
+            raise WarmServerError(
+                f"importing {', '.join(modules)} started {threads - 1} threads; it must start none"
+            )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server still runs."""
+        return self._process.poll() is None
+
+    def start(self, control: int, events: int) -> None:
+        """Fork a supervisor that reads its specification from `control` and writes its events to `events`."""
+        with self._lock:
+            socket.send_fds(self._connection, [b"fork"], [control, events])
+
+    def close(self) -> None:
+        """End the server; runs that were forked from it go on."""
+        self._connection.close()
+        self._process.wait()
+
+
+@functools.cache
+def _servers() -> dict[str, WarmServer]:
+    return {}
+
+
+def server_for(framework: str) -> WarmServer:
+    """This process's server for `framework`, started when it is first asked for."""
+    servers = _servers()
+    server = servers.get(framework)
+    if server is None or not server.alive:
+        server = servers[framework] = WarmServer(WARM_MODULES[framework])
+    return server

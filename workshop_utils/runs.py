@@ -1,0 +1,224 @@
+"""A job that was started: its state, its logs, its metrics, and the way to stop it.
+
+Every place gives the same Run. Workers print metrics as JSON lines (`place.report`), so whatever carries a
+worker's log home carries its metrics too.
+
+    with launcher.launch(job) as run:
+        for line in run.logs(follow=True):
+            print(line.worker, line.text)
+    run.metrics     # a table: worker, rank, step, seconds, loss, accuracy, samples_per_second, ...
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+METRIC_COLUMNS = ("worker", "rank", "step", "seconds", "loss", "accuracy", "samples_per_second", "bytes_sent")
+
+RECORD_NUMBERS = {
+    "metric": ("time", "step"),
+    "start": ("time", "pid"),
+}  # what each kind must have, as numbers
+
+
+class RunState(StrEnum):
+    """Where a run is in its life. The last three are final."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class RunFailed(RuntimeError):
+    """A run that ended badly; the message names the worker, how it ended and its last lines."""
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython asks an exception how it wants to be shown: the message is for people, the frames are not.
+        return [f"{type(self).__name__}: {self}"]
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """One line that a worker printed, `seconds` after the launch."""
+
+    worker: str
+    text: str
+    seconds: float
+    stream: str = "stdout"
+
+    def __str__(self) -> str:
+        return f"[{self.worker}] {self.text}"
+
+
+class Run(ABC):
+    """A started job. Leaving its `with` block stops whatever still runs."""
+
+    def __init__(self, name: str, workers: tuple[str, ...]) -> None:
+        self.name = name
+        self.workers = workers
+        self.launched_at = time.time()
+        self._ended_at: float | None = None
+        self._state = RunState.RUNNING
+        self._reason = ""
+        self._lines: list[LogLine] = []
+        self._records: list[dict[str, Any]] = []
+        self._changed = threading.Condition()
+
+    # What a place must do.
+
+    @abstractmethod
+    def _request_stop(self) -> None:
+        """Ask the place to end everything; `_finish` follows once it has."""
+
+    def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
+        """Take in one line of a worker's output: a metric record, or a line of its log."""
+        record = _parse_record(text) if stream == "stdout" else None
+        with self._changed:
+            if record is None:
+                self._lines.append(LogLine(worker, text, time.time() - self.launched_at, stream))
+            else:
+                self._records.append(record)
+            self._changed.notify_all()
+
+    def _finish(self, state: RunState, reason: str = "") -> None:
+        """Enter a final state; everything that the run had started is gone by now."""
+        with self._changed:
+            if self._state is RunState.RUNNING:
+                self._state, self._reason, self._ended_at = state, reason, time.time()
+            self._changed.notify_all()
+
+    # What everybody may ask.
+
+    @property
+    def state(self) -> RunState:
+        """Where the run is now."""
+        return self._state
+
+    @property
+    def reason(self) -> str:
+        """Why it failed, in a sentence for people; empty otherwise."""
+        return self._reason
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the launch, up to the run's end."""
+        return (self._ended_at or time.time()) - self.launched_at
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Every metric record so far, as the workers printed them."""
+        with self._changed:
+            return [record for record in self._records if record["workshop"] == "metric"]
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        """When each worker said that it had started, with its process id."""
+        with self._changed:
+            return [record for record in self._records if record["workshop"] == "start"]
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """The metrics so far, one row a report, in the order in which they came.
+
+        Columns: worker, rank, step, seconds since the launch, loss, accuracy, samples_per_second, bytes_sent,
+        then whatever else the script reported. What a report did not name is NaN.
+        """
+        import pandas as pd  # here, since it takes longer to import than a launch may take
+
+        table = pd.DataFrame(self.records)
+        if "time" in table:
+            table["seconds"] = table["time"] - self.launched_at
+        own = [name for name in table.columns if name not in {*METRIC_COLUMNS, "workshop", "time"}]
+        return table.reindex(columns=[*METRIC_COLUMNS, *own])
+
+    def logs(self, follow: bool = False, worker: str | None = None) -> Iterator[LogLine]:
+        """The lines that the workers (or one of them) printed; with `follow`, until the run ends.
+
+        Metric records are not among them. An interrupt while following stops the run.
+        """
+        position = 0
+        try:
+            while True:
+                with self._changed:
+                    if follow and position == len(self._lines) and self._state is RunState.RUNNING:
+                        self._changed.wait(timeout=0.5)
+                    fresh, running = self._lines[position:], self._state is RunState.RUNNING
+                position += len(fresh)
+                yield from (line for line in fresh if worker in (None, line.worker))
+                if not fresh and not (follow and running):
+                    return
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+    def wait(self, timeout_seconds: float | None = None) -> Self:
+        """Return once the run has ended well. An interrupt while waiting stops the run.
+
+        Raises:
+            RunFailed: if it failed; the message says which worker, how, and what it printed last.
+            TimeoutError: if `timeout_seconds` pass first; the run goes on.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        try:
+            with self._changed:
+                while self._state is RunState.RUNNING:
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise TimeoutError(f"{self.name} still runs after {timeout_seconds:g} s")
+                    # A short wait, since a long one cannot be interrupted on every platform.
+                    self._changed.wait(timeout=0.5)
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        if self._state is RunState.FAILED:
+            raise RunFailed(self._reason)
+        return self
+
+    def stop(self) -> None:
+        """End the run now; returns when nothing of it is left. Does nothing to a run that has ended."""
+        if self._state is RunState.RUNNING:
+            self._request_stop()
+        with self._changed:
+            self._changed.wait_for(lambda: self._state is not RunState.RUNNING)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name}: {self.state}, {self.seconds:.1f} s>"
+
+
+def _parse_record(text: str) -> dict[str, Any] | None:
+    """The record that `text` holds, or None for a line of the log, even one that only looks like a record."""
+    if not text.startswith('{"workshop": '):
+        return None
+    try:
+        record: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    numbers = next((RECORD_NUMBERS[kind] for kind in RECORD_NUMBERS if kind == record["workshop"]), None)
+    whole = (
+        numbers is not None
+        and isinstance(record.get("worker"), str)
+        and all(_is_number(record.get(name)) for name in numbers)
+        and (record.get("rank", "") is None or _is_number(record.get("rank")))
+    )
+    return record if whole else None
+
+
+def _is_number(value: object) -> bool:
+    # 2⁵³: beyond it a table's 64-bit numbers no longer hold it exactly.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= 2**53
