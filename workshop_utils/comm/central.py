@@ -1,0 +1,50 @@
+"""Central all-reduce: everybody sends to one rank, which reduces and sends the result back.
+
+What comes to mind first, and what a synchronous parameter server does. The root's link carries the array once for
+every other rank in each direction, so time grows with N where a ring's hardly does.
+"""
+
+from __future__ import annotations
+
+from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
+
+
+@collective
+def central_all_reduce(
+    communicator: Communicator, array: Array, operation: Operation = "sum", root: int = 0
+) -> None:
+    """Replace `array`, in place on every rank, by the reduction over all ranks, done on `root`.
+
+    The root receives and sends (N − 1) · K bytes, every other rank K. Contributions are added in the order of
+    ranks, so that the result is the same at every call.
+    """
+    whole = flat(array)
+    if communicator.rank != root:
+        communicator.send(root, whole)
+        communicator.recv(root, whole)
+        return
+    others = [rank for rank in range(communicator.size) if rank != root]
+    for rank in others:
+        communicator.recv_combine(rank, whole, operation)
+    communicator.finish(whole, operation)
+    for rank in others:
+        communicator.send(rank, whole)
+
+
+def central_bytes_received_by_root(size: int, nbytes: int) -> int:
+    """Bytes that come in at the root to all-reduce `nbytes` among `size` ranks: (N − 1) · K."""
+    return (size - 1) * nbytes
+
+
+def central_bytes_sent(size: int, nbytes: int, rank: int, root: int = 0) -> int:
+    """Bytes that `rank` sends: (N − 1) · K on the root, K elsewhere."""
+    return (size - 1) * nbytes if rank == root else nbytes
+
+
+def central_seconds(
+    size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float
+) -> float:
+    """2 (α + (N − 1) K/B): the root's link is the bottleneck, inwards first, then outwards."""
+    if size == 1:
+        return 0.0
+    return 2 * (latency_seconds + (size - 1) * nbytes / bandwidth_bytes_per_second)

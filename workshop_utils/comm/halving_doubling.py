@@ -1,0 +1,107 @@
+"""Recursive halving and doubling: a ring's bytes in log₂ N steps, between ranks that are ever nearer or farther.
+
+Rabenseifner's algorithm, as in Thakur, Rabenseifner and Gropp (2005), "Optimization of collective communication
+operations in MPICH", section 4.5. With P the largest power of two up to N:
+
+| phase | who sends what | bytes a rank sends |
+| --- | --- | --- |
+| fold, if P < N | the first N − P even ranks send all they have to their right neighbour, and wait | K |
+| halving | log₂ P times: half of what a rank still answers for, to the rank P/2, P/4 … 1 places away | (P − 1)/P · K |
+| doubling | log₂ P times: all that a rank has complete, to the rank 1, 2 … P/2 places away | (P − 1)/P · K |
+| unfold, if P < N | those right neighbours send the result back | K |
+"""
+
+from __future__ import annotations
+
+from workshop_utils.comm.communicator import Array, Communicator, Operation, chunk_nbytes, collective, flat
+
+
+@collective
+def halving_doubling_all_reduce(
+    communicator: Communicator, array: Array, operation: Operation = "sum"
+) -> None:
+    """Replace `array`, in place on every rank, by the reduction over all ranks."""
+    rank, whole = communicator.rank, flat(array)
+    power = largest_power_of_two(communicator.size)
+    folded = communicator.size - power  # pairs of neighbours that act as one
+    in_pair = rank < 2 * folded
+    if in_pair and rank % 2 == 0:
+        communicator.send(rank + 1, whole)
+        communicator.recv(rank + 1, whole)
+        return
+    if in_pair:
+        communicator.recv_combine(rank - 1, whole, operation)
+    _halve_and_double(communicator, whole, operation, power, folded)
+    if in_pair:
+        communicator.send(rank - 1, whole)
+
+
+def _halve_and_double(
+    communicator: Communicator, whole: Array, operation: Operation, power: int, folded: int
+) -> None:
+    """Among the `power` ranks that are left: place p ends up with piece p complete, then everybody with all."""
+    place = communicator.rank // 2 if communicator.rank < 2 * folded else communicator.rank - folded
+
+    def pieces(first: int, count: int) -> Array:
+        return whole[first * whole.size // power : (first + count) * whole.size // power]
+
+    def rank_of(other: int) -> int:
+        return 2 * other + 1 if other < folded else other + folded
+
+    distance = power // 2
+    while distance:
+        partner = rank_of(place ^ distance)
+        mine = (
+            place // distance * distance
+        )  # the first of the pieces that I keep; my partner keeps the others
+        outgoing, accumulator = pieces(mine ^ distance, distance), pieces(mine, distance)
+        communicator.send_recv_combine(partner, outgoing, partner, accumulator, operation)
+        distance //= 2
+    communicator.finish(pieces(place, 1), operation)
+    distance = 1
+    while distance < power:
+        partner = rank_of(place ^ distance)
+        mine = place // distance * distance
+        communicator.send_recv(partner, pieces(mine, distance), partner, pieces(mine ^ distance, distance))
+        distance *= 2
+
+
+def largest_power_of_two(size: int) -> int:
+    """The largest power of two that is at most `size`."""
+    return 1 << (size.bit_length() - 1)
+
+
+def halving_doubling_bytes_sent(size: int, nbytes: int, rank: int, itemsize: int = 1) -> int:
+    """Bytes that `rank` sends: 2 (P − 1)/P · K among the P ranks, K more in a pair, K only for its even rank.
+
+    Exact, with the rounding of pieces: on the way down a rank sends every piece but its own; on the way up its own
+    log₂ P times, its first neighbour's log₂ P − 1 times, and so on.
+    """
+    power = largest_power_of_two(size)
+    folded = size - power
+    in_pair = rank < 2 * folded
+    if in_pair and rank % 2 == 0:
+        return nbytes
+    place = rank // 2 if in_pair else rank - folded
+    halving = nbytes - chunk_nbytes(nbytes, itemsize, place, power)
+    doubling, distance = 0, 1
+    while distance < power:
+        mine = place // distance * distance
+        doubling += sum(
+            chunk_nbytes(nbytes, itemsize, piece, power) for piece in range(mine, mine + distance)
+        )
+        distance *= 2
+    return halving + doubling + (nbytes if in_pair else 0)
+
+
+def halving_doubling_seconds(
+    size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float
+) -> float:
+    """2 log₂ P · α + 2 (P − 1)/P · K/B, and 2 (α + K/B) more where N is not a power of two.
+
+    Exact where P divides the number of elements. Source: Thakur, Rabenseifner, Gropp (2005), section 4.5.
+    """
+    power = largest_power_of_two(size)
+    array_seconds = nbytes / bandwidth_bytes_per_second
+    folding = 2 * (latency_seconds + array_seconds) if power < size else 0.0
+    return 2 * (power.bit_length() - 1) * latency_seconds + 2 * (power - 1) / power * array_seconds + folding

@@ -1,0 +1,111 @@
+"""Hierarchical all-reduce: most bytes stay inside a group (a machine, a rack), few cross between groups.
+
+With groups of g ranks and an array of K bytes, in three phases (Jia et al. 2018, "Highly scalable deep learning
+training system with mixed-precision", section 3.3, with reduce-scatter inside as in NCCL's and Horovod's
+hierarchical all-reduce):
+
+| phase | who talks to whom | bytes a rank sends |
+| --- | --- | --- |
+| ring reduce-scatter | the g ranks of a group: rank i is left with one chunk | (g − 1)/g · K |
+| ring all-reduce | the ranks with the same place, one of each of m groups, on their chunk | 2 (m − 1)/m · K/g |
+| ring all-gather | the g ranks of a group | (g − 1)/g · K |
+
+Where g does not divide N, the ranks that are left over give their array to the ranks of the first group before, and
+take the result from them afterwards: K bytes more, each way.
+"""
+
+from __future__ import annotations
+
+from workshop_utils.comm.communicator import Array, Communicator, Operation, chunk_nbytes, collective, flat
+from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter, ring_seconds
+from workshop_utils.comm.subset import Subset
+
+
+@collective
+def hierarchical_all_reduce(
+    communicator: Communicator, array: Array, operation: Operation = "sum", group_size: int = 2
+) -> None:
+    """Replace `array`, in place on every rank, by the reduction over all ranks; a group has consecutive ranks."""
+    rank, whole = communicator.rank, flat(array)
+    group_size, groups, left_over = arrangement(communicator.size, group_size)
+    complete = group_size * groups
+    if rank >= complete:
+        communicator.send(rank - complete, whole)
+        communicator.recv(rank - complete, whole)
+        return
+    if rank < left_over:
+        communicator.recv_combine(complete + rank, whole, operation)
+
+    first, place = rank - rank % group_size, rank % group_size
+    inside = Subset(communicator, range(first, first + group_size))
+    across = Subset(communicator, range(place, complete, group_size))
+    partial: Operation = "sum" if operation == "mean" else operation
+    mine = ring_reduce_scatter(inside, whole, partial)
+    ring_all_reduce(across, mine, partial)
+    communicator.finish(mine, operation)
+    ring_all_gather(inside, whole)
+
+    if rank < left_over:
+        communicator.send(complete + rank, whole)
+
+
+def arrangement(size: int, group_size: int) -> tuple[int, int, int]:
+    """Ranks a group, complete groups, and ranks left over; fewer ranks than `group_size` are one group.
+
+    Raises:
+        ValueError: if `group_size` is not positive.
+    """
+    if group_size < 1:
+        raise ValueError(f"group_size is {group_size}; it must be at least 1")
+    group_size = min(group_size, size)
+    return group_size, size // group_size, size % group_size
+
+
+def hierarchical_bytes_sent(
+    size: int, nbytes: int, rank: int, itemsize: int = 1, group_size: int = 2
+) -> tuple[int, int]:
+    """Bytes that `rank` sends inside its group, and across groups, to the rounding of chunks.
+
+    What ranks left over exchange with the first group counts as across.
+    """
+    group_size, groups, left_over = arrangement(size, group_size)
+    if rank >= group_size * groups:
+        return 0, nbytes
+    place, group = rank % group_size, rank // group_size
+    mine = chunk_nbytes(nbytes, itemsize, place + 1, group_size)
+    inside = across = 0
+    if group_size > 1:
+        inside = 2 * nbytes - mine - chunk_nbytes(nbytes, itemsize, place + 2, group_size)
+    if groups > 1:
+        across = 2 * mine - sum(chunk_nbytes(mine, itemsize, group + ahead, groups) for ahead in (1, 2))
+    return inside, across + (nbytes if rank < left_over else 0)
+
+
+def hierarchical_seconds(
+    size: int,
+    nbytes: int,
+    latency_seconds: float,
+    bandwidth_bytes_per_second: float,
+    group_size: int = 2,
+    inside_latency_seconds: float | None = None,
+    inside_bandwidth_bytes_per_second: float | None = None,
+) -> float:
+    """The three phases' times added, and 2 (α + K/B) where ranks are left over.
+
+    `latency_seconds` and `bandwidth_bytes_per_second` are what one rank has towards other groups: where a group
+    shares one NIC, nearly its bandwidth divided by `group_size`. Links inside are the same unless given.
+    Exact where all ranks have their own links and N divides the number of elements; a lower bound where ranks are
+    left over, since what neighbours send early then takes turns with a whole array on one link.
+    """
+    group_size, groups, left_over = arrangement(size, group_size)
+    inside = (
+        latency_seconds if inside_latency_seconds is None else inside_latency_seconds,
+        inside_bandwidth_bytes_per_second or bandwidth_bytes_per_second,
+    )
+    outside = (latency_seconds, bandwidth_bytes_per_second)
+    folding = 2 * (latency_seconds + nbytes / bandwidth_bytes_per_second) if left_over else 0.0
+    return (
+        ring_seconds(group_size, nbytes, *inside)  # reduce-scatter and all-gather are a ring's two halves
+        + ring_seconds(groups, nbytes // group_size, *outside)
+        + folding
+    )

@@ -1,0 +1,270 @@
+"""Parameter servers: some ranks keep the parameters, the others compute gradients, push them and pull the result.
+
+The first `servers` ranks of the communicator serve, each a part of the parameters; the rest work. A worker's step is
+`push` (its gradient) and `pull` (the parameters as they are when its server answers). When the server answers is
+the whole difference between the consistency models:
+
+| consistency | the server answers a push | source |
+| --- | --- | --- |
+| synchronous | when all workers' gradients of this step are in, and applied as one mean | Li et al. 2014 |
+| ... with b backup workers | when all but b are in; what comes later is dropped | Chen et al. 2016 |
+| stale_synchronous | at once, unless the worker is more than `bound` steps ahead of the slowest | Ho et al. 2013 |
+| asynchronous | at once | Dean et al. 2012 (Downpour SGD) |
+
+`asynchronous` says in virtual time what thousands of workers make of the last two. In `hogwild`, workers of one machine
+apply their gradients themselves, in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from workshop_utils.comm.communicator import Array, Communicator, chunk
+
+Consistency = Literal["synchronous", "stale_synchronous", "asynchronous"]
+Update = Callable[[Array, Array], None]  # (parameters, gradient): change the parameters in place
+
+VERSION_NBYTES = 8  # sent before each answer: how many updates the parameters have seen
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Who serves and who works, and how far workers may drift apart.
+
+    `steps` is how many times each worker pushes. `bound` matters to stale_synchronous, `backup_workers` to
+    synchronous.
+
+    Raises:
+        ValueError: for numbers that do not go together; the message names the field.
+    """
+
+    servers: int
+    workers: int
+    steps: int
+    consistency: Consistency = "synchronous"
+    bound: int = 0
+    backup_workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.servers < 1 or self.workers < 1 or self.steps < 0:
+            raise ValueError("servers and workers must be at least 1, steps at least 0")
+        if not 0 <= self.backup_workers < self.workers:
+            raise ValueError(
+                f"backup_workers is {self.backup_workers}; it must be at least 0 and less than {self.workers} workers"
+            )
+        if self.bound < 0:
+            raise ValueError(f"bound is {self.bound}; it must be at least 0")
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return self.servers + self.workers
+
+    @property
+    def worker_ranks(self) -> range:
+        """The ranks that compute."""
+        return range(self.servers, self.size)
+
+    def part(self, whole: Array, server: int) -> Array:
+        """The part of the one-dimensional `whole` that `server` keeps."""
+        return chunk(whole, server, self.servers)
+
+
+@dataclass
+class ServerLog:
+    """What one server saw, an entry a push: the worker's rank, when it was answered (seconds on the server's
+    clock), its staleness (updates by others between the worker's pull and its push) and whether it was dropped.
+    """
+
+    worker: list[int] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    staleness: list[int] = field(default_factory=list)
+    dropped: list[bool] = field(default_factory=list)
+    version: int = 0
+
+
+class Server:
+    """One server: `parameters` is its part, changed in place by `update(parameters, gradient)`."""
+
+    def __init__(
+        self, communicator: Communicator, arrangement: Arrangement, parameters: Array, update: Update
+    ) -> None:
+        self._communicator, self._arrangement = communicator, arrangement
+        self._parameters, self._update = parameters, update
+        self._gradient = np.empty_like(parameters)
+        self._sum = np.zeros_like(parameters)
+        self._in_sum = 0
+        self._waiting: list[int] = []  # who has pushed and is not answered yet
+        self._pulled = dict.fromkeys(arrangement.worker_ranks, 0)  # the version that each worker has
+        self._pushes = dict.fromkeys(arrangement.worker_ranks, 0)
+        self.log = ServerLog()
+
+    def serve(self) -> ServerLog:
+        """Answer pushes until every worker has made all its steps (synchronous: until it has the last update)."""
+        for worker in self._arrangement.worker_ranks:
+            self._answer(worker)  # the initial parameters
+        while active := self._active():
+            worker = self._communicator.wait_any(active)
+            self._communicator.recv(worker, self._gradient)
+            self._take(worker)
+            for waiting in [rank for rank in self._waiting if self._may_go_on(rank)]:
+                self._waiting.remove(waiting)
+                self._answer(waiting)
+        return self.log
+
+    def _active(self) -> list[int]:
+        """Workers that still have something to push and are not waiting for an answer."""
+        made = self._pulled if self._arrangement.consistency == "synchronous" else self._pushes
+        steps = self._arrangement.steps
+        return [rank for rank, count in made.items() if count < steps and rank not in self._waiting]
+
+    def _take(self, worker: int) -> None:
+        stale = self.log.version - self._pulled[worker]
+        synchronous = self._arrangement.consistency == "synchronous"
+        late = synchronous and stale > 0  # the step that it belongs to went on without it
+        self._pushes[worker] += 1
+        if synchronous and not late:
+            self._add(self._gradient)
+        elif not synchronous:
+            self._apply(self._gradient)
+        self.log.worker.append(worker)
+        self.log.seconds.append(self._communicator.now())
+        self.log.staleness.append(stale)
+        self.log.dropped.append(late)
+        self._waiting.append(worker)
+
+    def _add(self, gradient: Array) -> None:
+        """Synchronous: one more gradient of this step; with the last one needed, update by their mean."""
+        self._sum += gradient
+        self._in_sum += 1
+        if self._in_sum == self._arrangement.workers - self._arrangement.backup_workers:
+            self._sum /= self._in_sum
+            self._apply(self._sum)
+            self._sum[:] = 0
+            self._in_sum = 0
+
+    def _apply(self, gradient: Array) -> None:
+        self._update(self._parameters, gradient)
+        self.log.version += 1
+
+    def _may_go_on(self, worker: int) -> bool:
+        if self._arrangement.consistency == "asynchronous":
+            return True
+        if self._arrangement.consistency == "synchronous":
+            return self.log.version > self._pulled[worker]
+        unfinished = [pushes for pushes in self._pushes.values() if pushes < self._arrangement.steps]
+        return (
+            self._pushes[worker] - min(unfinished, default=self._arrangement.steps) <= self._arrangement.bound
+        )
+
+    def _answer(self, worker: int) -> None:
+        self._pulled[worker] = self.log.version
+        self._communicator.send(worker, np.array([self.log.version], np.int64))
+        self._communicator.send(worker, self._parameters)
+
+
+class Worker:
+    """One worker's side: `pull` the parameters, compute, `push` the gradient."""
+
+    def __init__(self, communicator: Communicator, arrangement: Arrangement) -> None:
+        self._communicator, self._arrangement = communicator, arrangement
+        self._versions = [0] * arrangement.servers
+        self._awaited = list(self._order())  # servers that owe an answer; at the start, the parameters
+
+    @property
+    def version(self) -> int:
+        """Updates that the parameters last pulled had seen: those of the server that has seen fewest."""
+        return min(self._versions)
+
+    def pull(self, into: Array) -> None:
+        """Receive the whole parameters, one-dimensional, part by part."""
+        version = np.empty(1, np.int64)
+        for server in self._awaited:
+            self._communicator.recv(server, version)
+            self._versions[server] = int(version[0])
+            self._communicator.recv(server, self._arrangement.part(into, server))
+        self._awaited = []
+
+    def finished(self, step: int) -> bool:
+        """Whether nothing is left to push, with `step` pushes made.
+
+        A worker whose gradients were dropped has made fewer pushes than the model has made steps.
+        """
+        made = self.version if self._arrangement.consistency == "synchronous" else step
+        return made >= self._arrangement.steps
+
+    def push(self, gradient: Array) -> None:
+        """Send each server its part of `gradient`; its answer is for the next `pull`."""
+        for server in self._order():
+            # With backup workers, servers may drop different workers' gradients, so one can be done before another.
+            done = (
+                self._arrangement.consistency == "synchronous"
+                and self._versions[server] >= self._arrangement.steps
+            )
+            if not done:
+                self._communicator.send(server, self._arrangement.part(gradient, server))
+                self._awaited.append(server)
+
+    def _order(self) -> Iterator[int]:
+        """All servers, each worker beginning with another one, so that no server's link waits while others choke."""
+        servers = self._arrangement.servers
+        return ((self._communicator.rank + place) % servers for place in range(servers))
+
+
+def train(
+    communicator: Communicator,
+    arrangement: Arrangement,
+    parameters: Array,
+    gradient_of: Callable[[Array, int], Array],
+    update: Update,
+) -> ServerLog | None:
+    """Play this rank's part: serve, or pull, compute and push `arrangement.steps` times.
+
+    Args:
+        communicator: of `arrangement.size` ranks.
+        arrangement: who does what.
+        parameters: the whole, one-dimensional, the same on every rank at the start; on return the trained ones
+            on workers, this server's part on servers (the rest unchanged).
+        gradient_of: (parameters, step) to gradient, called on workers only.
+        update: (part of the parameters, its gradient), in place, called on servers only.
+
+    Returns:
+        A server's log; None on a worker.
+
+    Raises:
+        ValueError: if the communicator has not `arrangement.size` ranks.
+    """
+    if communicator.size != arrangement.size:
+        raise ValueError(
+            f"the communicator has {communicator.size} ranks; {arrangement.servers} servers and "
+            f"{arrangement.workers} workers are {arrangement.size}"
+        )
+    with communicator.inside("parameter_server"):
+        if communicator.rank < arrangement.servers:
+            part = arrangement.part(parameters, communicator.rank)
+            return Server(communicator, arrangement, part, update).serve()
+        worker = Worker(communicator, arrangement)
+        worker.pull(parameters)
+        step = 0
+        while not worker.finished(step):
+            worker.push(gradient_of(parameters, step))
+            worker.pull(parameters)
+            step += 1
+    return None
+
+
+def server_bytes_received(workers: int, nbytes: int, servers: int = 1) -> float:
+    """Bytes that come in at each server in one step of all workers: W · K / k.
+
+    Exact where k divides the number of elements. Source: Li et al. (2014), section 3.
+    """
+    return workers * nbytes / servers
+
+
+def server_bytes_sent(workers: int, nbytes: int, servers: int = 1) -> float:
+    """Bytes that go out at each server in one step: W · K / k, and the version number for each worker."""
+    return workers * (nbytes / servers + VERSION_NBYTES)

@@ -1,0 +1,140 @@
+"""Links with latency and bandwidth, emulated by the receiver: they need no privilege, and no help of the kernel.
+
+    communicator = StampedCommunicator(tcp.connect(...), StampedLink(bandwidths=(12.5e6,) * size, latency_seconds=1e-3))
+
+Data moves at full speed, and each message carries a stamp: when its first byte would have left. The receiver sleeps
+until its last byte would have come:
+
+    head    = max(start, uplink free)              the sender goes on at head + size/bandwidth = uplink free
+    arrival = max(head + latency, downlink free) + size/bandwidth
+    downlink free = arrival
+
+This is what `simulated` computes, in real time. A link has one queue in each direction; a downlink is served in the
+order in which messages are received. Good at or below 200 Mbit/s and at or above 1 ms, where the computer's own time
+for a message does not count.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from workshop_utils.comm.communicator import Array, Communicator, Mismatch
+
+# Before the payload: the stamp, in seconds of the clock that all processes of a machine share, and the dtype, since
+# the message below carries bytes.
+_STAMP = struct.Struct("<d8s")
+
+
+@dataclass(frozen=True)
+class StampedLink:
+    """The links of all ranks: `bandwidths` in bytes per second by rank, and the latency from any to any.
+
+    Raises:
+        ValueError: for a number that cannot be; the message names the field.
+    """
+
+    bandwidths: Sequence[float]
+    latency_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not all(bandwidth > 0 for bandwidth in self.bandwidths):
+            raise ValueError(f"bandwidths is {list(self.bandwidths)}; each must be more than 0")
+        if not 0 <= self.latency_seconds < math.inf:
+            raise ValueError(f"latency_seconds is {self.latency_seconds}; it must be at least 0, and finite")
+
+    @classmethod
+    def of(cls, description: Mapping[str, Any]) -> Self:
+        """The links that the launcher describes (`place.link`)."""
+        return cls(tuple(description["bandwidths"]), description["latency_seconds"])
+
+
+def behind(communicator: Communicator, description: Mapping[str, Any] | None) -> Communicator:
+    """`communicator` behind the links described, or itself where there are none."""
+    return (
+        communicator
+        if description is None
+        else StampedCommunicator(communicator, StampedLink.of(description))
+    )
+
+
+class StampedCommunicator(Communicator):
+    """A rank of `inner`, behind a link. Counters count payload, as without it; `inner`'s count stamps as well.
+
+    Raises:
+        ValueError: if `link` has not one bandwidth for each rank.
+    """
+
+    def __init__(self, inner: Communicator, link: StampedLink) -> None:
+        if len(link.bandwidths) != inner.size:
+            raise ValueError(
+                f"bandwidths has {len(link.bandwidths)} entries; it must have one for each of {inner.size} ranks"
+            )
+        self._inner, self._link = inner, link
+        self._uplink_free = self._downlink_free = 0.0
+        super().__init__(inner.rank, inner.size, inner.timeout_seconds)
+
+    @property
+    def collective(self) -> str:
+        """The outermost collective that runs now: the messages below carry its name."""
+        return self._inner.collective
+
+    @collective.setter
+    def collective(self, name: str) -> None:
+        self._inner.collective = name
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def close(self) -> None:
+        self._inner.close()
+        super().close()
+
+    def __exit__(self, *raised: object) -> None:
+        self._inner.__exit__(*raised)  # it tells the other ranks of a failure
+        super().close()
+
+    def wait_any(self, sources: Sequence[int]) -> int:
+        """The rank whose message came first below, where all come at full speed."""
+        return self._inner.wait_any(sources)
+
+    def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
+        letter = None if to is None else self._stamped(outgoing)
+        room = None if source is None else np.empty(_STAMP.size + incoming.nbytes, np.uint8)
+        # Stamp and payload in one message: in two, sending the second would have to wait for receiving the first.
+        self._inner.send_recv(to, letter, source, room)
+        until = 0.0 if to is None else self._uplink_free
+        if source is not None:
+            until = max(until, self._arrival(room, source, incoming))
+        time.sleep(max(0.0, until - self.now()))
+
+    def _stamped(self, outgoing: Array) -> Array:
+        """`outgoing` with the time at which its first byte leaves, and the uplink taken until its last one has."""
+        head = max(self.now(), self._uplink_free)
+        self._uplink_free = head + outgoing.nbytes / self._link.bandwidths[self.rank]
+        letter = np.empty(_STAMP.size + outgoing.nbytes, np.uint8)
+        _STAMP.pack_into(letter.data, 0, head, outgoing.dtype.str.encode())
+        letter[_STAMP.size :] = outgoing.view(np.uint8)
+        return letter
+
+    def _arrival(self, letter: Array, source: int, incoming: Array) -> float:
+        """Take the payload; when its last byte comes, which is when the downlink is free again."""
+        head, dtype = _STAMP.unpack_from(letter.data)
+        if dtype.rstrip(b"\0") != incoming.dtype.str.encode():
+            sent = np.dtype(dtype.rstrip(b"\0").decode())
+            raise Mismatch(f"rank {source} sent {sent} where rank {self.rank} expects {incoming.dtype}")
+        incoming.view(np.uint8)[:] = letter[_STAMP.size :]
+        own, theirs = (self._link.bandwidths[rank] for rank in (self.rank, source))
+        first = head + self._link.latency_seconds
+        through = max(first, self._downlink_free) + incoming.nbytes / own
+        self._downlink_free = max(through, first + incoming.nbytes / theirs)  # the slower link decides
+        return self._downlink_free
+
+    def allocate(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
+        return self._inner.allocate(shape, dtype)

@@ -1,0 +1,149 @@
+"""Trees and chains: few steps for small arrays, where a ring would pay N latencies.
+
+| algorithm | steps on the longest path | bytes a rank sends at most | source |
+| --- | --- | --- | --- |
+| binomial tree, broadcast or reduce | log₂ N | log₂ N · K, or K | Thakur, Rabenseifner, Gropp (2005), section 4 |
+| binomial tree all-reduce | 2 log₂ N | (1 + log₂ N) · K | the same |
+| chain, pipelined in s segments | N − 2 + s, each of K/s | K | van de Geijn and Watts (1997), section 3 |
+| double binary tree all-reduce | see `double_tree` | 2 K | Sanders, Speck, Träff (2009) |
+
+In a binomial tree the parent of rank r is r with its lowest one-bit cleared. For N = 8:
+
+    0 ── 4 ── 6 ── 7
+    │    └─── 5
+    ├─── 2 ── 3
+    └─── 1
+"""
+
+from __future__ import annotations
+
+from workshop_utils.comm.communicator import Array, Communicator, Operation, chunk, collective, flat
+
+
+@collective
+def tree_all_reduce(communicator: Communicator, array: Array, operation: Operation = "sum") -> None:
+    """Replace `array`, in place on every rank, by the reduction over all ranks: up the tree, and down again."""
+    tree_reduce(communicator, array, operation)
+    tree_broadcast(communicator, array)
+
+
+@collective
+def tree_broadcast(communicator: Communicator, array: Array, root: int = 0) -> None:
+    """Replace `array` on every rank by that of `root`: in each step twice as many ranks have it."""
+    rank, size, whole = communicator.rank, communicator.size, flat(array)
+    place = (rank - root) % size  # in the tree, whose root has place 0
+    distance = 1
+    while distance < size and not place & distance:
+        distance *= 2
+    if place:
+        communicator.recv((rank - distance) % size, whole)
+    while distance := distance // 2:
+        if place + distance < size:
+            communicator.send((rank + distance) % size, whole)
+
+
+@collective
+def tree_reduce(
+    communicator: Communicator, array: Array, operation: Operation = "sum", root: int = 0
+) -> None:
+    """Replace `array` on `root` by the reduction over all ranks; on the others it is left partly reduced."""
+    rank, size, whole = communicator.rank, communicator.size, flat(array)
+    place = (rank - root) % size
+    distance = 1
+    while distance < size and not place & distance:
+        if place + distance < size:
+            communicator.recv_combine((rank + distance) % size, whole, operation)
+        distance *= 2
+    if place:
+        communicator.send((rank - distance) % size, whole)
+    else:
+        communicator.finish(whole, operation)
+
+
+@collective
+def chain_broadcast(communicator: Communicator, array: Array, root: int = 0, segments: int = 8) -> None:
+    """Replace `array` on every rank by that of `root`: a bucket brigade of `segments` pieces.
+
+    A rank passes one piece on while the next comes in, so that all links of the chain are busy at once.
+    """
+    rank, size, whole = communicator.rank, communicator.size, flat(array)
+    ahead = None if (rank + 1) % size == root else (rank + 1) % size
+    behind = None if rank == root else (rank - 1) % size
+    for step in range(segments + 1):
+        to, outgoing = ahead if step > 0 else None, chunk(whole, step - 1, segments)
+        source, incoming = behind if step < segments else None, chunk(whole, step, segments)
+        communicator.send_recv(to, outgoing, source, incoming)
+
+
+@collective
+def chain_reduce(
+    communicator: Communicator, array: Array, operation: Operation = "sum", root: int = 0, segments: int = 8
+) -> None:
+    """Replace `array` on `root` by the reduction over all ranks; on the others it is left partly reduced."""
+    rank, size, whole = communicator.rank, communicator.size, flat(array)
+    ahead = None if rank == root else (rank - 1) % size
+    behind = None if (rank + 1) % size == root else (rank + 1) % size
+    for step in range(segments + 1):
+        to, outgoing = ahead if step > 0 else None, chunk(whole, step - 1, segments)
+        source, accumulator = behind if step < segments else None, chunk(whole, step, segments)
+        communicator.send_recv_combine(to, outgoing, source, accumulator, operation)
+    if rank == root:
+        communicator.finish(whole, operation)
+
+
+def tree_children(size: int, place: int) -> int:
+    """How many children the rank at `place` (0 is the root) has in a binomial tree of `size` ranks."""
+    lowest_bit = place & -place if place else size
+    return sum(1 for power in range(size.bit_length()) if (1 << power) < min(lowest_bit, size - place))
+
+
+def tree_broadcast_bytes_sent(size: int, nbytes: int, rank: int, root: int = 0) -> int:
+    """Bytes that `rank` sends: K for each child, which is ⌈log₂ N⌉ · K on the root."""
+    return tree_children(size, (rank - root) % size) * nbytes
+
+
+def tree_reduce_bytes_sent(nbytes: int, rank: int, root: int = 0) -> int:
+    """Bytes that `rank` sends, however many ranks there are: K, and nothing on the root."""
+    return 0 if rank == root else nbytes
+
+
+def tree_all_reduce_bytes_sent(size: int, nbytes: int, rank: int) -> int:
+    """Bytes that `rank` sends: up the tree and down again."""
+    return tree_reduce_bytes_sent(nbytes, rank) + tree_broadcast_bytes_sent(size, nbytes, rank)
+
+
+def chain_bytes_sent(size: int, nbytes: int, place: int) -> int:
+    """Bytes that the rank at `place` of the chain, 0 where it begins, sends: K, and nothing at its end."""
+    return 0 if place == size - 1 else nbytes
+
+
+def tree_broadcast_seconds(
+    size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float
+) -> float:
+    """⌊log₂ N⌋ α + ⌈log₂ N⌉ K/B.
+
+    The root sends ⌈log₂ N⌉ times one after the other. A path with that many turns has ⌊log₂ N⌋ hops at most.
+    """
+    hops, turns = size.bit_length() - 1, (size - 1).bit_length()
+    return hops * latency_seconds + turns * nbytes / bandwidth_bytes_per_second
+
+
+def tree_all_reduce_seconds(
+    size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float
+) -> float:
+    """2 ⌈log₂ N⌉ (α + K/B): exact for a power of two, an upper bound otherwise."""
+    levels = (size - 1).bit_length()
+    return 2 * levels * (latency_seconds + nbytes / bandwidth_bytes_per_second)
+
+
+def chain_seconds(
+    size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float, segments: int = 8
+) -> float:
+    """(N − 1)(α + K/sB) + (s − 1) K/sB: the first piece goes through, the others follow on its heels.
+
+    Exact where s divides the number of elements.
+    """
+    if size == 1:
+        return 0.0
+    piece_seconds = nbytes / segments / bandwidth_bytes_per_second
+    return (size - 1) * (latency_seconds + piece_seconds) + (segments - 1) * piece_seconds

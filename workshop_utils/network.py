@@ -1,0 +1,234 @@
+"""A network made slow on purpose, so that a laptop shows what a cluster feels.
+
+    Local(network=Network(bandwidth="100Mbit")).launch(job)
+    Local(network=Network(bandwidth="100Mbit", racks=2, spine="200Mbit", exceptions={"worker-1": "10Mbit"}))
+
+Of two ways to emulate it one is chosen, and `run.network` says which:
+
+- *Network namespaces.* Every process of the job has a network of its own, joined to the others by virtual cables both
+  ends of which let only their bandwidth through (`wiring`). It acts in the kernel, below the frameworks, so Horovod,
+  TensorFlow, PyTorch and MPI feel it without knowing. It takes Linux, root or a kernel that lets users make
+  namespaces, and for latency a kernel with netem. The namespaces have no names and no files: they are gone when the
+  run is. What would pass by a network, Unix sockets and shared memory, is refused or switched off.
+- *Stamped links* (`comm.stamped`). They take nothing, and only the workshop's own message passing feels them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from workshop_utils.jobs import Description, Duration, JobError, readable
+from workshop_utils.quantities import bytes_per_second_of, seconds_of
+from workshop_utils.strategies import Strategy
+
+Rate = Annotated[str, AfterValidator(readable(bytes_per_second_of))]
+
+INTERFACE = "eth0"  # what each process sees as its network card
+SUBNET = "10.77.0"  # unreachable from outside the run's namespaces
+MOST_MEMBERS = 250  # addresses in the subnet, less the reserved ones
+
+# A smaller bucket would split the 64 KB segments that the kernel hands down, and be 4 to 6 times too slow.
+BURST = "128k"
+QUEUE = "50ms"
+
+# Of one member, or, in a ring, of the link between two: "worker-1", "worker-1:worker-2".
+_WHOSE = re.compile(r"[a-z]+-\d+(:[a-z]+-\d+)?")
+_FORM = "a rate such as 100Mbit, or settings such as bandwidth=100Mbit,latency=1ms,racks=2,spine=200Mbit"
+
+Availability = Literal["root", "user namespaces", "none"]
+Emulation = Literal["network namespaces", "stamped links"]
+
+
+class Network(Description):
+    """Links of `bandwidth` in each direction, between the processes of a job.
+
+    Attributes:
+        bandwidth: of each process's link, for example `"100Mbit"`.
+        latency: from a process to another one (in a ring, to a neighbour), for example `"1ms"`; none by default.
+        topology: in a `"star"`, each process has one link, to a switch that is never full. In a `"ring"`, each has
+            a link to either neighbour, in the order in which the members are started, and what goes further takes
+            the shorter way round, through the links of those between.
+        racks: into how many racks the processes of a star are divided, neighbours together.
+        spine: what joins each rack with the others, in each direction, for all its processes.
+        exceptions: bandwidths that differ, by the member's name: `{"worker-1": "10Mbit"}`. In a ring that is the
+            bandwidth of both its links, and `"worker-1:worker-2"` names the one between two.
+
+    Raises:
+        JobError: for what cannot be; the message names the field.
+    """
+
+    bandwidth: Rate
+    latency: Duration | None = None
+    topology: Literal["star", "ring"] = "star"
+    racks: int = Field(default=1, ge=1, strict=True)
+    spine: Rate | None = None
+    exceptions: dict[str, Rate] = Field(default={})
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if (self.racks > 1) != (self.spine is not None):
+            raise ValueError(
+                f"racks is {self.racks} and spine is {self.spine}; it takes both, such as racks=2 and spine=200Mbit"
+            )
+        if self.racks > 1 and self.topology == "ring":
+            raise ValueError(f"topology is 'ring' and racks is {self.racks}; racks divide a star")
+        for whose in self.exceptions:
+            if not _WHOSE.fullmatch(whose) or (":" in whose and self.topology != "ring"):
+                form = "'worker-1' or 'worker-1:worker-2'" if self.topology == "ring" else "'worker-1'"
+                raise ValueError(f"exceptions is for {whose!r}; it must be for a member, such as {form}")
+        return self
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The network that a command line names: `100Mbit`, or `bandwidth=100Mbit,latency=1ms,worker-1=10Mbit`.
+
+        Raises:
+            JobError: for another form; the message says what is wrong with it.
+        """
+        values: dict[str, Any] = {}
+        exceptions: dict[str, str] = {}
+        for place, setting in enumerate(text.split(",")):
+            name, equals, value = (part.strip() for part in setting.partition("="))
+            if place == 0 and not equals:
+                name, value = "bandwidth", name
+            elif not (name and equals and value) or name in values or name in exceptions:
+                raise JobError(f"network is {text!r}; it must be {_FORM}, each once")
+            if _WHOSE.fullmatch(name):
+                exceptions[name] = value
+            elif name == "exceptions":
+                raise JobError(f"network is {text!r}; an exception is written such as worker-1=10Mbit")
+            else:
+                values[name] = int(value) if name == "racks" and value.isdecimal() else value
+        return cls(**values, exceptions=exceptions)
+
+    @property
+    def bandwidth_bytes_per_second(self) -> float:
+        """`bandwidth` in bytes per second."""
+        return bytes_per_second_of(self.bandwidth)
+
+    @property
+    def latency_seconds(self) -> float:
+        """`latency` in seconds."""
+        return seconds_of(self.latency) if self.latency else 0.0
+
+    def bandwidth_of(self, member: str) -> float:
+        """Bytes per second of the link of the member called so."""
+        return bytes_per_second_of(self.exceptions.get(member, self.bandwidth))
+
+    def bandwidth_between(self, one: str, other: str) -> float:
+        """Bytes per second of the link between two neighbours in a ring: the slower one's, unless it is named."""
+        for whose in (f"{one}:{other}", f"{other}:{one}"):
+            if whose in self.exceptions:
+                return bytes_per_second_of(self.exceptions[whose])
+        return min(self.bandwidth_of(one), self.bandwidth_of(other))
+
+    def address(self, index: int) -> str:
+        """The address of the process that was started as number `index`, in network namespaces."""
+        return f"{SUBNET}.{index + 1}"
+
+    def check(self, members: Sequence[str]) -> None:
+        """Raise JobError where this network cannot be that of the members called so."""
+        if len(members) > MOST_MEMBERS:
+            raise JobError(
+                f"workers: an emulated network has room for {MOST_MEMBERS} processes, not {len(members)}"
+            )
+        if self.racks > len(members):
+            raise JobError(f"network: racks is {self.racks}; the job has only {len(members)} processes")
+        for whose in self.exceptions:
+            ends = whose.split(":")
+            unknown = [name for name in ends if name not in members]
+            if unknown:
+                raise JobError(
+                    f"network: there is no {unknown[0]} in this job; its members are {', '.join(members)}"
+                )
+            apart = abs(members.index(ends[0]) - members.index(ends[-1]))
+            if len(ends) == 2 and apart not in (1, len(members) - 1):
+                raise JobError(f"network: {ends[0]} and {ends[1]} are not neighbours in the ring")
+
+    def emulation(self, strategy: Strategy) -> Emulation:
+        """How this machine emulates it for jobs of `strategy`.
+
+        Raises:
+            JobError: where it cannot; the message says what it takes.
+        """
+        available = availability()
+        if available != "none" and (self.latency is None or has_netem()):
+            return "network namespaces"
+        if available == "none":
+            lack = "this machine has no network namespaces"
+            remedy = "use Linux with `ip` and `tc` (Debian: apt-get install iproute2), as root or with a kernel that "
+            remedy += "lets users make them, or leave the network out"
+        else:
+            lack = f"latency is {self.latency!r}, and this machine's kernel has no netem"
+            remedy = "leave the latency out"
+        if not strategy.uses_comm:
+            raise JobError(
+                f"network: {lack}, so only the workshop's own message passing can be made slow (strategies 'ring' and "
+                f"'workshop_parameter_server'), not strategy {strategy.name!r}; {remedy}"
+            )
+        if self.topology != "star" or self.racks > 1:
+            what = "a ring" if self.topology == "ring" else "racks"
+            raise JobError(
+                f"network: {lack}, and stamped links, which stand in for it, know no {what}; {remedy}"
+            )
+        return "stamped links"
+
+    def describe(self, emulation: Emulation) -> str:
+        """In words, with how it is emulated, since that decides who feels it."""
+        ways: dict[Emulation, str] = {
+            "network namespaces": "in network namespaces: every framework feels it",
+            "stamped links": "by stamped links: only the workshop's own message passing feels it",
+        }
+        return f"{self}; {ways[emulation]}"
+
+    def __str__(self) -> str:
+        if self.topology == "ring":
+            text = f"a ring of links of {self.bandwidth} each way between neighbours"
+        else:
+            text = f"{self.bandwidth} each way for each process"
+        if self.exceptions:
+            text += ", but " + ", ".join(f"{rate} for {whose}" for whose, rate in self.exceptions.items())
+        if self.spine:
+            text += f", in {self.racks} racks with {self.spine} each way between rack and spine"
+        return f"{text}, {self.latency} of latency" if self.latency else text
+
+
+@functools.cache
+def availability() -> Availability:
+    """Who may make the network namespaces here, found out by making one, which is gone at once."""
+    if sys.platform != "linux" or not (shutil.which("ip") and shutil.which("tc") and shutil.which("unshare")):
+        return "none"
+    trial = " && ".join(
+        (
+            "ip link add name left type veth peer name right",
+            f"tc qdisc add dev left root tbf rate 100mbit burst {BURST} latency {QUEUE}",
+            "ip link add name middle type bridge",
+        )
+    )
+    attempts: tuple[Availability, ...] = (
+        ("root", "user namespaces") if os.geteuid() == 0 else ("user namespaces",)
+    )
+    return next((who for who in attempts if _works(trial, who)), "none")
+
+
+@functools.cache
+def has_netem() -> bool:
+    """Whether the kernel can delay packets, found out as in `availability`."""
+    who = availability()
+    return who != "none" and _works("tc qdisc add dev lo root netem delay 1ms", who)
+
+
+def _works(trial: str, who: Availability) -> bool:
+    """Whether the shell command `trial` succeeds in a network namespace, made by root or by a user."""
+    as_user = () if who == "root" else ("--user", "--map-root-user")
+    command = ["unshare", *as_user, "--net", "sh", "-c", trial]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0

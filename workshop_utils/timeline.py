@@ -1,0 +1,163 @@
+"""Horovod's timeline: what rank 0 did with each gradient, and when; read, counted, and written for Perfetto.
+
+    spans = timeline.read(folder / "timeline.json")
+    timeline.messages(spans)                         # the all-reduces that were really made, with what was in each
+    timeline.write_trace(spans, "trace.json")        # open it at https://ui.perfetto.dev
+
+Horovod writes Chrome's trace format, with each gradient as a process of its own. A gradient first waits until every
+rank has it (NEGOTIATE_ALLREDUCE); then it is copied into the fusion buffer, sent and added up with all that is in
+there, and copied back.
+
+Sources: Horovod 0.28.1, docs/timeline.rst and horovod/common/timeline.cc; "Trace Event Format", Google 2016.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+NEGOTIATE, COPY_IN, COPY_OUT = "NEGOTIATE_ALLREDUCE", "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
+MESSAGES = ("GLOO_ALLREDUCE", "MPI_ALLREDUCE", "MPI_ADASUM_ALLREDUCE")
+
+
+class TimelineError(ValueError):
+    """A file that is no timeline of Horovod; the message names it and says what is wrong."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """What happened to one gradient from `start` to `end`, in seconds since the timeline's first event.
+
+    `depth` is 0 for an activity that is part of no other.
+    """
+
+    tensor: str
+    activity: str
+    start: float
+    end: float
+    depth: int = 0
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Message:
+    """One all-reduce, of one gradient or of several that were packed together; times as in Span."""
+
+    tensors: tuple[str, ...]
+    start: float
+    end: float
+
+
+def read(path: str | Path) -> list[Span]:
+    """The activities in a timeline, in the order in which they began. What had not ended is left out.
+
+    Raises:
+        TimelineError: if there is no such file, or it is not what Horovod writes.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise TimelineError(f"there is no timeline at {path}; was the job asked to record one?") from None
+    try:
+        events = json.loads(text)
+        if not isinstance(events, list):
+            raise TypeError("it holds no list of events")
+        return _spans(events)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise TimelineError(f"{path} is not a timeline of Horovod: {error!r}") from None
+
+
+def _spans(events: Sequence[dict[str, Any]]) -> list[Span]:
+    names = {
+        event["pid"]: event["args"]["name"]
+        for event in events
+        if event["ph"] == "M" and event["name"] == "process_name" and "name" in event["args"]
+    }
+    first = min((event["ts"] for event in events if "ts" in event), default=0)
+    open_now: dict[int, list[tuple[str, float]]] = {pid: [] for pid in names}
+    spans = []
+    for event in events:
+        if event["ph"] == "B":
+            open_now[event["pid"]].append((event["name"], (event["ts"] - first) / 1e6))
+        elif event["ph"] == "E":
+            if not open_now[event["pid"]]:
+                continue  # it began before the recording did
+            activity, start = open_now[event["pid"]].pop()
+            depth = len(open_now[event["pid"]])
+            spans.append(Span(names[event["pid"]], activity, start, (event["ts"] - first) / 1e6, depth))
+    return sorted(spans, key=lambda span: (span.start, span.depth))
+
+
+def messages(spans: Sequence[Span]) -> list[Message]:
+    """The all-reduces in the order in which they were made.
+
+    Horovod makes one after the other, so gradients whose all-reduces overlap were in the same.
+    """
+    found: list[list[Span]] = []
+    end = 0.0
+    for span in sorted((span for span in spans if span.activity in MESSAGES), key=lambda span: span.start):
+        if not found or span.start >= end:
+            found.append([])
+        found[-1].append(span)
+        end = max(end, span.end)
+    return [
+        Message(
+            tuple(span.tensor for span in together),
+            min(span.start for span in together),
+            max(span.end for span in together),
+        )
+        for together in found
+    ]
+
+
+def steps(spans: Sequence[Span]) -> list[list[Span]]:
+    """The activities of each training step: a step begins when a gradient is handed over for another time."""
+    found: list[list[Span]] = []
+    seen: set[str] = set()
+    for span in spans:
+        if span.activity == NEGOTIATE:
+            if not found or span.tensor in seen:
+                found.append([])
+                seen = set()
+            seen.add(span.tensor)
+        if found:
+            found[-1].append(span)
+    return found
+
+
+def write_trace(spans: Sequence[Span], path: str | Path, process: str = "Horovod, rank 0") -> None:
+    """Write `spans` in Chrome's trace format, which https://ui.perfetto.dev opens: one track for each gradient.
+
+    Raises:
+        ValueError: if there is nothing to write.
+    """
+    if not spans:
+        raise ValueError("there are no activities to write; was anything recorded?")
+    tracks = {tensor: number for number, tensor in enumerate(dict.fromkeys(span.tensor for span in spans), 1)}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": 0, "args": {"name": process}}
+    ]
+    events += [
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "ts": 0, "args": {"name": tensor}}
+        for tensor, number in tracks.items()
+    ]
+    events += [
+        {
+            "ph": "X",
+            "name": span.activity,
+            "cat": "horovod",
+            "pid": 0,
+            "tid": tracks[span.tensor],
+            "ts": round(span.start * 1e6, 3),
+            "dur": round(span.seconds * 1e6, 3),
+        }
+        for span in spans
+    ]
+    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")
