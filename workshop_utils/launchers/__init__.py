@@ -1,0 +1,1 @@
+"""Places where a job can run, one module each; all have `render(job)` and `launch(job)`."""

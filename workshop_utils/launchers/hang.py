@@ -1,0 +1,111 @@
+"""Who hangs? What is said of a run that met its timeout."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+
+from workshop_utils.runs import Run
+
+# A frame as Python's faulthandler prints it, the innermost first.
+FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
+
+
+def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
+    """Name the workers that did not answer, or that stand elsewhere than the others, and where those wait.
+
+    `process_states` are the kernel's words by process id ("S (sleeping)", "T (stopped)"), taken just before each
+    worker was asked for its stack. A worker that has called `place.here` prints it; where it stands is the
+    innermost line of the training script.
+    """
+    pids = {start["worker"]: start["pid"] for start in run.starts}
+    steps: dict[str, int] = {}
+    for record in run.records:
+        steps[record["worker"]] = record["step"]
+    standing: dict[str, list[str]] = defaultdict(list)
+    sentences, ended = [], []
+    for worker in run.workers:
+        position = _position(run, worker)
+        if worker not in pids:
+            sentences.append(f"{worker} never said that it had started (`place.here()`).")
+        elif position is not None:
+            standing[position].append(worker)
+        elif process_states.get(pids[worker], "Z").startswith("Z"):  # gone, or a zombie that is about to be
+            ended.append(worker)
+        else:
+            state = process_states[pids[worker]]
+            last = f"; its last report was of step {steps[worker]}" if worker in steps else ""
+            sentences.append(f"{worker} did not answer: its process is {_in_words(state)}{last}.")
+    for position, workers in sorted(standing.items(), key=lambda item: len(item[1])):
+        verb = "waits" if len(workers) == 1 else "wait"
+        reached = {steps[worker] for worker in workers if worker in steps}
+        last = f" after step {max(reached)}" if reached else ""
+        sentences.append(f"{', '.join(workers)} {verb} at {position}{last}.")
+    if ended:
+        sentences.append(f"{', '.join(ended)} had ended before.")
+    return " ".join(sentences)
+
+
+def stacks(run: Run) -> dict[str, list[str]]:
+    """The last stack that each worker printed when it was asked for it, by worker, the innermost call first.
+
+    A call is named as `all_reduce (torch/distributed/distributed_c10d.py, line 3252)`; workers that did not answer are
+    left out.
+    """
+    answers = {worker: _last_stack(run, worker) for worker in run.workers}
+    return {
+        worker: [f"{frame['function']} ({_short(frame['file'])}, line {frame['line']})" for frame in frames]
+        for worker, frames in answers.items()
+        if frames
+    }
+
+
+def shown_stacks(run: Run) -> str:
+    """The stacks in lines, one for all workers that stand at the same place; empty if nobody answered."""
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for worker, calls in stacks(run).items():
+        alike[tuple(calls)].append(worker)
+    return "".join(
+        f"\nThe stack of {', '.join(workers)}, the innermost call first:\n  " + "\n  ".join(calls)
+        for calls, workers in sorted(alike.items(), key=lambda item: len(item[1]))
+    )
+
+
+def _short(file: str) -> str:
+    """A path without the folders that say more of the machine than of the program."""
+    for folder in ("/site-packages/", "/dist-packages/"):
+        if folder in file:
+            return file.rpartition(folder)[2]
+    library = re.search(r"/lib/python[\d.]+/(.+)", file)
+    return library[1] if library else file.rpartition("/")[2]
+
+
+def _in_words(state: str) -> str:
+    match = re.search(r"\((.+)\)", state)
+    return match[1] if match else state
+
+
+def _last_stack(run: Run, worker: str) -> list[re.Match[str]]:
+    """The frames of the last stack that `worker` printed, the innermost first."""
+    frames: list[re.Match[str]] = []
+    for line in run.logs(worker=worker):
+        if line.stream == "stderr" and line.text.startswith(
+            ("Current thread", "Thread", "Stack (most recent")
+        ):
+            frames = []
+        elif match := FRAME.match(line.text):
+            frames.append(match)
+    # What lies below the script is how it was started: from a warm server, by runpy.
+    script = [place for place, frame in enumerate(frames) if frame["function"] == "<module>"]
+    return frames[: script[0] + 1] if script else frames
+
+
+def _position(run: Run, worker: str) -> str | None:
+    """The innermost line outside installed packages in the last stack that `worker` printed."""
+    frames = _last_stack(run, worker)
+    for frame in frames:
+        if "site-packages" not in frame["file"] and "/lib/python" not in frame["file"]:
+            called = frames[0]["function"] if frames[0] is not frame else frame["function"]
+            return f"{frame['file'].rpartition('/')[2]}, line {frame['line']} (in {called})"
+    return None

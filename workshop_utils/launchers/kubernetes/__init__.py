@@ -1,0 +1,28 @@
+"""Kubernetes: the job as a custom resource, which an operator turns into pods.
+
+    from workshop_utils.launchers.kubernetes import Kubernetes, StandIn
+
+    place = Kubernetes(namespace="team-a", image="ghcr.io/me/workshop-pytorch:cpu")
+    print(place.render(job))                  # YAML for kubectl; sends nothing, needs no cluster
+    with play(job) as run:                    # the same pods as processes of this machine
+        run.wait()
+    with place.launch(job) as run:            # on the cluster; what was made is deleted on leaving
+        run.wait()
+
+| module | concept |
+| --- | --- |
+| `settings` | what is said of the place, and which kind carries out which strategy |
+| `pods`, `files` | what every pod looks like, and what travels to it |
+| `tfjob`, `pytorchjob`, `mpijob`, `trainjob`, `indexed_job` | one kind each |
+| `manifest`, `rendered` | the objects of a job and their YAML; the files that are kept beside the jobs |
+| `tables`, `check`, `quantity` | which fields there are, and what is wrong with an object |
+| `rules` | what the operators ask for beyond that |
+| `operators`, `play` | what an operator makes of a manifest, and the pods as local processes |
+| `calls`, `cluster` | a call to a cluster, with errors for people; what is asked of it |
+| `launcher`, `run` | the launcher, and the run that it gives |
+"""
+
+from workshop_utils.launchers.kubernetes.launcher import Kubernetes, StandIn
+from workshop_utils.launchers.kubernetes.play import play
+
+__all__ = ["Kubernetes", "StandIn", "play"]

@@ -1,0 +1,160 @@
+"""What is asked of a cluster: make the objects of a job, look at them, delete them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kubernetes import client, watch
+
+from workshop_utils.launchers.kubernetes.calls import KubernetesError, call
+from workshop_utils.launchers.kubernetes.manifest import Manifest
+
+PLURALS = {
+    "TFJob": "tfjobs",
+    "PyTorchJob": "pytorchjobs",
+    "MPIJob": "mpijobs",
+    "TrainJob": "trainjobs",
+    "TrainingRuntime": "trainingruntimes",
+    "Job": "jobs",
+}
+# By which label the pods of a job of a kind are found; the others have the training operators'.
+POD_LABELS = {"TrainJob": "jobset.sigs.k8s.io/jobset-name", "Job": "batch.kubernetes.io/job-name"}
+OPERATORS_LABEL = "training.kubeflow.org/job-name"
+WATCH_SECONDS = 300
+GONE_SECONDS = 60.0
+POLL_SECONDS = 0.5
+
+
+class Cluster:
+    """The objects of one manifest on a cluster. `config_maps` hold what its pods mount."""
+
+    def __init__(self, api: client.ApiClient, manifest: Manifest, config_maps: list[dict[str, Any]]) -> None:
+        metadata = manifest.resource["metadata"]
+        self.name: str = metadata["name"]
+        self.namespace: str = metadata["namespace"]
+        self.kind: str = manifest.resource["kind"]
+        self._api, self._manifest, self._config_maps = api, manifest, config_maps
+        self._custom, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
+
+    def create(self) -> None:
+        """Make everything; where something cannot be made, what was made before is deleted again.
+
+        The ConfigMaps come last, and belong to the job: whoever deletes it, or if it is deleted because nobody did in
+        time, they go with it. Its pods wait for them.
+
+        Raises:
+            KubernetesError: where the cluster refuses.
+        """
+        made: list[Mapping[str, Any]] = []
+        try:
+            for described in self._manifest.objects:
+                answer = self._create(described)
+                made.append(described)
+            owner = {key: self._manifest.resource[key] for key in ("apiVersion", "kind")}
+            owner |= {"name": self.name, "uid": answer["metadata"]["uid"]}
+            for described in self._config_maps:
+                owned = {**described["metadata"], "ownerReferences": [owner]}
+                self._create({**described, "metadata": owned})
+                made.append(described)
+        except BaseException:
+            for described in reversed(made):
+                self._delete(described)
+            raise
+
+    def _create(self, described: Mapping[str, Any]) -> Any:
+        asked = f"creating {described['kind']} {described['metadata']['name']}"
+        if described["kind"] == "ConfigMap":
+            function = self._core.create_namespaced_config_map
+            return call(asked, function, self.namespace, described, creates=True)
+        where = (*_group(described), self.namespace, PLURALS[described["kind"]])
+        function = self._custom.create_namespaced_custom_object
+        return call(asked, function, *where, described, field_validation="Strict", creates=True)
+
+    def delete(self) -> None:
+        """Delete everything; returns once the job and its pods are gone. What is gone already does no harm.
+
+        Raises:
+            KubernetesError: where the cluster refuses, or something is still there after a minute.
+        """
+        for described in (self._manifest.resource, *self._manifest.before, *self._config_maps):
+            self._delete(described)
+        deadline = time.monotonic() + GONE_SECONDS
+        while self.pods():
+            if time.monotonic() > deadline:
+                raise KubernetesError(
+                    f"deleting {self.kind} {self.name}: its pods are still there after a minute; look at them with "
+                    f"kubectl get pods --namespace {self.namespace}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _delete(self, described: Mapping[str, Any]) -> None:
+        name = described["metadata"]["name"]
+        asked = f"deleting {described['kind']} {name}"
+        try:
+            if described["kind"] == "ConfigMap":
+                call(asked, self._core.delete_namespaced_config_map, name, self.namespace)
+            else:
+                where = (*_group(described), self.namespace, PLURALS[described["kind"]], name)
+                function = self._custom.delete_namespaced_custom_object
+                call(asked, function, *where, propagation_policy="Background")
+        except KubernetesError as error:
+            if error.status != 404:
+                raise
+
+    def job(self) -> dict[str, Any]:
+        """The job as the cluster has it. Raises KubernetesError."""
+        where = (*_group(self._manifest.resource), self.namespace, PLURALS[self.kind], self.name)
+        found: dict[str, Any] = call(
+            f"looking at {self.kind} {self.name}", self._custom.get_namespaced_custom_object, *where
+        )
+        return found
+
+    def changes(self, version: str) -> Iterator[dict[str, Any]]:
+        """The job, each time that it changes after `version`; ends by itself now and then.
+
+        Raises what the client raises: ApiException, with status 410 where `version` is too old to be known; and
+        urllib3's errors where the connection is lost.
+        """
+        where = (*_group(self._manifest.resource), self.namespace, PLURALS[self.kind])
+        for event in watch.Watch().stream(
+            self._custom.list_namespaced_custom_object,
+            *where,
+            field_selector=f"metadata.name={self.name}",
+            resource_version=version,
+            timeout_seconds=WATCH_SECONDS,
+            _request_timeout=(10, WATCH_SECONDS + 30),
+        ):
+            if event["type"] == "DELETED":
+                raise client.ApiException(status=404, reason="it was deleted")
+            yield event["object"]
+
+    def pods(self) -> list[Any]:
+        """The job's pods. Raises KubernetesError."""
+        label = POD_LABELS.get(self.kind, OPERATORS_LABEL)
+        function = self._core.list_namespaced_pod
+        asked = f"looking at the pods of {self.name}"
+        return list(call(asked, function, self.namespace, label_selector=f"{label}={self.name}").items)
+
+    def warnings(self, pod: str) -> list[str]:
+        """What the cluster warns of about `pod`: why it cannot be scheduled, or its image not be had."""
+        found = call(
+            f"looking at the events of {pod}",
+            self._core.list_namespaced_event,
+            self.namespace,
+            field_selector=f"involvedObject.name={pod},type=Warning",
+        )
+        return [f"{event.reason}: {event.message}" for event in found.items]
+
+    def log(self, pod: str, container: str, since_seconds: int | None) -> Any:
+        """An answer whose lines are those of the container's log, with their times, as they come."""
+        return self._core.read_namespaced_pod_log(
+            pod, self.namespace, container=container, follow=True, timestamps=True, _preload_content=False,
+            **({"since_seconds": since_seconds} if since_seconds else {}),
+        )  # fmt: skip
+
+
+def _group(described: Mapping[str, Any]) -> tuple[str, str]:
+    group, _, version = str(described["apiVersion"]).partition("/")
+    return group, version

@@ -1,0 +1,125 @@
+"""The objects of one job, and the YAML in which people write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.kubernetes import (
+    check,
+    files,
+    indexed_job,
+    mpijob,
+    pytorchjob,
+    rules,
+    tfjob,
+    trainjob,
+)
+from workshop_utils.launchers.kubernetes.settings import Kind, Settings
+from workshop_utils.launchers.source import PACKAGE
+
+RENDERERS: dict[Kind, Callable[[TrainingJob, Settings], dict[str, Any]]] = {
+    "TFJob": tfjob.render,
+    "PyTorchJob": pytorchjob.render,
+    "MPIJob": mpijob.render,
+    "TrainJob": trainjob.render,
+    "Job": indexed_job.render,
+}
+PREPARED = "$(python -c 'from workshop_utils import data; print(data.prepare(\"{source}\"))')"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is sent: `resource` is the job itself, `before` what it refers to; printed, it is YAML for kubectl."""
+
+    resource: dict[str, Any]
+    before: tuple[dict[str, Any], ...] = ()
+    comment: str = ""
+
+    @property
+    def objects(self) -> tuple[dict[str, Any], ...]:
+        """All of it, in the order in which it is made."""
+        return (*self.before, self.resource)
+
+    def __str__(self) -> str:
+        return self.comment + yaml_of(self.objects)
+
+    __repr__ = __str__
+
+
+def build(job: TrainingJob, settings: Settings) -> Manifest:
+    """The manifest of `job`.
+
+    Raises:
+        JobError: for what Kubernetes, or an operator, would refuse.
+    """
+    kind = settings.kind_for(job)
+    before = (trainjob.runtime(job, settings),) if kind == "TrainJob" else ()
+    manifest = Manifest(RENDERERS[kind](job, settings), before, _how_to(job, settings))
+    for described in manifest.objects:
+        check.body(described)
+        rules.body(described)
+    return manifest
+
+
+def _how_to(job: TrainingJob, settings: Settings) -> str:
+    """By hand, the same with kubectl, from the repository's root."""
+    folder = job.folder.absolute()
+    if folder.is_relative_to(PACKAGE.parent):
+        folder = folder.relative_to(PACKAGE.parent)
+    modules = [path for path in files.sources(job) if path.startswith("workshop_utils/")]
+    own = [(folder / path).as_posix() for path in files.sources(job) if path not in modules]
+    space = f" --namespace {settings.namespace}" if settings.namespace != "default" else ""
+    lines = [
+        f"kubectl create{space} configmap {job.name} \\",
+        *(f"  --from-file={path} \\" for path in [*own, *modules][:-1]),
+        f"  --from-file={[*own, *modules][-1]}",
+    ]
+    if settings.data_claim is None:
+        source = PREPARED.format(source=job.data)
+        lines += [f"kubectl create{space} configmap {files.data_name(job)} \\", f'  --from-file="{source}"']
+    lines.append(f"kubectl create -f {(folder / files.RENDERED).as_posix()}")
+    return "".join(f"# {line}\n" for line in lines)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Short lists on one line; the same object written twice, not by reference."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
+    flow = all(not isinstance(value, dict | list) for value in values)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=flow)
+
+
+_Dumper.add_representer(list, _represent_list)
+
+
+def yaml_of(objects: Iterable[dict[str, Any]]) -> str:
+    """`objects` as YAML, each a document of its own."""
+    texts = [yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=100) for each in objects]
+    return "---\n".join(texts)
+
+
+def read(text: str) -> Manifest:
+    """The manifest that `text`, YAML for kubectl, holds; the job is its last object.
+
+    Raises:
+        JobError: if it is not YAML, or holds something else than objects that a cluster would take.
+    """
+    try:
+        found = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        raise JobError(f"the manifest is not readable as YAML: {' '.join(str(error).split())}") from None
+    if not found or not all(isinstance(each, dict) for each in found):
+        raise JobError("the manifest holds no objects; each must have an apiVersion, a kind and a spec")
+    for each in found:
+        check.body(each)
+        rules.body(each)
+    return Manifest(found[-1], tuple(found[:-1]))

@@ -1,0 +1,203 @@
+"""What an operator makes of a manifest: its pods, and the variables by which they find each other.
+
+Sources: training-operator v1.9.4, pkg/controller.v1/pytorch/envvar.go and elastic.go, pkg/controller.v1/tensorflow;
+mpi-operator v0.8, pkg/controller/mpi_job_controller.go; trainer v2.3.0, pkg/runtime/framework/plugins/torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workshop_utils.launchers.kubernetes import indexed_job, pytorchjob, tfjob, trainjob
+from workshop_utils.launchers.kubernetes.manifest import Manifest
+
+# Where a service called so, with this port, can be reached: on a cluster by its own name.
+Reach = Callable[[str, int], tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod: `worker` is how its lines are called, `spec` is that of the manifest.
+
+    `variables` are those that the operator adds; the job has succeeded once every `awaited` pod has. An MPI launcher
+    has `slots`: how many ranks its hostfile has room for.
+    """
+
+    name: str
+    worker: str
+    spec: Mapping[str, Any]
+    container: Mapping[str, Any]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    awaited: bool = True
+    slots: int = 0
+
+
+def pods_of(manifest: Manifest, reach: Reach = lambda host, port: (host, port)) -> tuple[Pod, ...]:
+    """The pods of `manifest`, which has been checked; those that only run sshd for mpirun are left out."""
+    return _PODS[manifest.resource["kind"]](manifest, reach)
+
+
+def _tfjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
+    name, space, specs = _replicas(manifest, "tfReplicaSpecs")
+    places = [(role, index) for role in specs for index in range(specs[role].get("replicas", 1))]
+    cluster: dict[str, list[str]] = {}
+    for role, index in places:
+        port = _port(specs[role], tfjob.CONTAINER, "tfjob-port", tfjob.PORT)
+        host, port = reach(f"{name}-{role.lower()}-{index}.{space}.svc", port)
+        cluster.setdefault(role.lower(), []).append(f"{host}:{port}")
+    has_chief = bool({"Chief", "Master"} & specs.keys())
+    by_all = manifest.resource["spec"].get("successPolicy") == "AllWorkers"
+    found = []
+    for role, index in places:
+        task = {"type": role.lower(), "index": index}
+        config = {"cluster": cluster, "task": task, "environment": "cloud"}
+        decides = role in ("Chief", "Master") or (role == "Worker" and (by_all or not (has_chief or index)))
+        # A job of one replica is told of no cluster.
+        variables = {"TF_CONFIG": json.dumps(config)} if len(places) > 1 else {}
+        spec = specs[role]["template"]["spec"]
+        pod, worker = f"{name}-{role.lower()}-{index}", f"{role.lower()}-{index}"
+        found.append(Pod(pod, worker, spec, _container(spec, tfjob.CONTAINER), variables, decides))
+    return tuple(found)
+
+
+def _pytorchjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
+    name, _, specs = _replicas(manifest, "pytorchReplicaSpecs")
+    elastic = manifest.resource["spec"].get("elasticPolicy")
+    size = sum(replica.get("replicas", 1) for replica in specs.values())
+    first = "Master" if "Master" in specs else "Worker"
+    port = _port(specs[first], pytorchjob.CONTAINER, "pytorchjob-port", pytorchjob.PORT)
+    if elastic is not None:
+        host = elastic.get("rdzvHost", f"{name}-worker-0")
+        host, port = reach(host, elastic.get("rdzvPort", port))
+        shared = _elastic_variables(elastic, specs["Worker"].get("replicas", 1), f"{host}:{port}")
+    else:
+        host, port = reach(f"{name}-master-0", port)
+        shared = {}
+    found = []
+    for role, replica in specs.items():
+        for index in range(replica.get("replicas", 1)):
+            rank = index + (1 if role == "Worker" and "Master" in specs else 0)
+            variables = {"PYTHONUNBUFFERED": "1", **shared}
+            if "Master" in specs:
+                variables |= {
+                    "MASTER_ADDR": host,
+                    "MASTER_PORT": str(port),
+                    "WORLD_SIZE": str(size),
+                    "RANK": str(rank),
+                }
+            spec = replica["template"]["spec"]
+            container = _container(spec, pytorchjob.CONTAINER)
+            # The master alone decides, where there is one.
+            awaited = role == "Master" or "Master" not in specs
+            pod = f"{name}-{role.lower()}-{index}"
+            found.append(Pod(pod, f"worker-{rank}", spec, container, variables, awaited))
+    return tuple(found)
+
+
+def _elastic_variables(policy: Mapping[str, Any], workers: int, endpoint: str) -> dict[str, str]:
+    bounded = "minReplicas" in policy or "maxReplicas" in policy
+    nodes = (
+        f"{policy.get('minReplicas', 1)}:{policy.get('maxReplicas', workers)}" if bounded else str(workers)
+    )
+    optional = {
+        "PET_MAX_RESTARTS": "maxRestarts",
+        "PET_NPROC_PER_NODE": "nProcPerNode",
+        "PET_RDZV_ID": "rdzvId",
+    }
+    return {
+        "PET_RDZV_ENDPOINT": endpoint,
+        "PET_RDZV_BACKEND": policy.get("rdzvBackend", "c10d"),
+        "PET_NNODES": nodes,
+        **{name: str(policy[key]) for name, key in optional.items() if key in policy},
+    }
+
+
+def _mpijob(manifest: Manifest, _reach: Reach) -> tuple[Pod, ...]:
+    name, _, specs = _replicas(manifest, "mpiReplicaSpecs")
+    slots = manifest.resource["spec"].get("slotsPerWorker", 1)
+    hosts = specs.get("Worker", {}).get("replicas", 0)
+    variables = {
+        "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+        "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
+        "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+    }
+    spec = specs["Launcher"]["template"]["spec"]
+    container = spec["containers"][0]
+    launcher = f"{name}-launcher"
+    return (Pod(launcher, "mpirun", spec, container, variables, slots=hosts * slots),)
+
+
+def _trainjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
+    name = manifest.resource["metadata"]["name"]
+    wanted = manifest.resource["spec"]["runtimeRef"]["name"]
+    trainer = manifest.resource["spec"].get("trainer", {})
+    runtime = next(each for each in manifest.before if each["metadata"]["name"] == wanted)
+    replicated = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    spec = next(
+        each["template"]["spec"]["template"]["spec"]
+        for each in replicated
+        if trainjob.ANCESTOR.items() <= each["template"].get("metadata", {}).get("labels", {}).items()
+    )
+    nodes = trainer.get("numNodes", runtime["spec"].get("mlPolicy", {}).get("numNodes", 1))
+    host, port = reach(f"{name}-{trainjob.CONTAINER}-0-0.{name}", trainjob.PORT)
+    own = {key: trainer[key] for key in ("command", "args", "image") if key in trainer}
+    container = {**_container(spec, trainjob.CONTAINER), **own}
+    container["env"] = [*container.get("env", []), *trainer.get("env", [])]
+    shared = {
+        "PET_NNODES": str(nodes),
+        "PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", "auto")),
+        "PET_MASTER_ADDR": host,
+        "PET_MASTER_PORT": str(port),
+    }
+    return tuple(
+        Pod(
+            f"{name}-{trainjob.CONTAINER}-0-{node}",
+            f"worker-{node}",
+            spec,
+            container,
+            {**shared, "PET_NODE_RANK": str(node)},
+        )
+        for node in range(nodes)
+    )
+
+
+def _job(manifest: Manifest, _reach: Reach) -> tuple[Pod, ...]:
+    name, wanted = manifest.resource["metadata"]["name"], manifest.resource["spec"]
+    spec = wanted["template"]["spec"]
+    return tuple(
+        Pod(
+            f"{name}-{index}",
+            f"{indexed_job.CONTAINER}-{index}",
+            spec,
+            spec["containers"][0],
+            {"JOB_COMPLETION_INDEX": str(index)},
+        )
+        for index in range(wanted.get("completions", 1))
+    )
+
+
+_PODS: dict[str, Callable[[Manifest, Reach], tuple[Pod, ...]]] = {
+    "TFJob": _tfjob,
+    "PyTorchJob": _pytorchjob,
+    "MPIJob": _mpijob,
+    "TrainJob": _trainjob,
+    "Job": _job,
+}
+
+
+def _replicas(manifest: Manifest, field: str) -> tuple[str, str, Mapping[str, Any]]:
+    metadata = manifest.resource["metadata"]
+    return metadata["name"], metadata.get("namespace", "default"), manifest.resource["spec"][field]
+
+
+def _container(spec: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(each for each in spec["containers"] if each["name"] == name)
+    return found
+
+
+def _port(replica: Mapping[str, Any], container: str, name: str, otherwise: int) -> int:
+    ports = _container(replica["template"]["spec"], container).get("ports", [])
+    return next((each["containerPort"] for each in ports if each.get("name") == name), otherwise)

@@ -1,0 +1,347 @@
+"""Real processes on this machine, one for each member of the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shlex
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from workshop_utils import data, wiring
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers import hang, mpirun
+from workshop_utils.launchers.source import shipped
+from workshop_utils.network import INTERFACE, Emulation, Network, availability
+from workshop_utils.processes import warm
+from workshop_utils.processes.group import Cable, Event, Process, ProcessGroup, Switch
+from workshop_utils.processes.ports import PortReservation
+from workshop_utils.runs import Run, RunState
+from workshop_utils.strategies import Addresses, Member, Strategy, strategy_of
+
+RENDEZVOUS = Path(__file__).with_name("horovod_rendezvous.py")
+ELASTIC = Path(__file__).with_name("horovod_elastic.py")
+# What that driver writes before each line of a worker.
+ELASTIC_TAG = re.compile(r"\[(worker-\d+)\]<(stdout|stderr)>: (.*)")
+LAST_LINES = 12  # of a worker that failed, in the message
+
+# A job must not believe that it is part of the run from which it was launched, nor plot into a notebook.
+FOREIGN_VARIABLES = re.compile(
+    r"(OMPI_|PMIX_|PMI_|PRTE_|HOROVOD_|SM_|TORCHELASTIC_|WORKSHOP_(DATA|MODEL|CHECKPOINTS|SERVERS|SECRET|LINK|INDEX)$"
+    r"|(TF_CONFIG|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|MPLBACKEND)$)"
+)
+
+
+@dataclass(frozen=True)
+class LocalRequest:
+    """What `launch` would start: the exact processes, with the variables that are added to this environment's."""
+
+    processes: tuple[Process, ...]
+    added: tuple[dict[str, str], ...]
+    switch: Switch | None = None
+    network: str | None = None  # what is emulated, and how
+    emulation: Emulation | None = None
+
+    def __str__(self) -> str:
+        network = f"# network: {self.network}\n\n" if self.network else ""
+        return network + "\n\n".join(
+            f"# {process.name}\n"
+            + "".join(f"{name}={_shown(name, value)} \\\n" for name, value in added.items())
+            + shlex.join(process.argv)
+            for process, added in zip(self.processes, self.added, strict=True)
+        )
+
+    __repr__ = __str__
+
+
+def _shown(name: str, value: str) -> str:
+    return "****" if "SECRET" in name else shlex.quote(value)
+
+
+class Local:
+    """Launches jobs as processes of this machine.
+
+    With a `network`, the processes are joined by slow links (see `workshop_utils.network`); the run says how. With
+    `warm`, ranks of scripts that use PyTorch or NumPy fork from a server that has imported it already (see
+    `processes.warm`); other scripts start cold all the same. `output` is the folder in which a job's model
+    stays; without it, models are gone when the run ends.
+    """
+
+    def __init__(
+        self, network: Network | None = None, warm: bool = False, output: str | Path | None = None
+    ) -> None:
+        self.network = network
+        self.warm = warm
+        self.output = Path(output).absolute() if output is not None else None
+
+    def render(self, job: TrainingJob) -> LocalRequest:
+        """The processes that `launch` would start, with ports that were free just now. Starts nothing.
+
+        Raises:
+            JobError: if the job asks for what its strategy, or this machine, does not have.
+        """
+        with PortReservation(_listeners(job)) as reservation:
+            return self._request(job, reservation.ports, Path(tempfile.gettempdir()) / "workshop-...")
+
+    def launch(self, job: TrainingJob) -> LocalRun:
+        """Start the job.
+
+        Raises:
+            JobError: as `render` does; nothing has been started then.
+        """
+        reservation = PortReservation(_listeners(job))
+        try:
+            if self.output is not None:
+                self.output.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.gettempdir()) / f"workshop-{uuid.uuid4().hex}"
+            request = self._request(job, reservation.ports, scratch)
+            return LocalRun(job, request, scratch, reservation, self._warm_start(job))
+        except BaseException:
+            reservation.release()
+            raise
+
+    def _warm_start(self, job: TrainingJob) -> Callable[[int, int], None] | None:
+        framework = warm.framework_of(job.script_path) if self.warm else None
+        if framework is None or strategy_of(job).started_by_mpirun or not warm.can_be_forked(job.environment):
+            return None
+        if job.resources.cpu >= 2:  # the server's libraries were told to use one thread
+            return None
+        return warm.server_for(framework).start
+
+    def _request(self, job: TrainingJob, ports: list[int], scratch: Path) -> LocalRequest:
+        strategy = strategy_of(job)
+        members = strategy.members(job)
+        listening = [member.name for member in members if member.listens]
+        # mpirun is no member of the job, and yet a host of its own in the network.
+        names = [*([mpirun.NAME] if strategy.started_by_mpirun else []), *(member.name for member in members)]
+        if self.network is not None and any(member.started_by for member in members):
+            raise JobError(
+                f"network: the workers of strategy {strategy.name!r} are started by its driver, inside one namespace; "
+                "leave the network out, or use another strategy"
+            )
+        emulation = self._emulation(strategy, names)
+        in_namespaces = self.network is not None and emulation == "network namespaces"
+        hosts = {
+            name: self.network.address(index) if self.network and in_namespaces else "127.0.0.1"
+            for index, name in enumerate(names)
+        }
+        addresses = Addresses(
+            {name: f"{hosts[name]}:{port}" for name, port in zip(listening, ports, strict=True)},
+            interface=INTERFACE if in_namespaces else "lo",
+            secret=secrets.token_hex(16),
+        )
+        shared = self._shared_variables(job, scratch)
+        if emulation == "stamped links":
+            shared["WORKSHOP_LINK"] = self._link(members)
+        inherited = {name: value for name, value in os.environ.items() if not FOREIGN_VARIABLES.match(name)}
+        apart = {member.name: hosts[member.name] for member in members} if in_namespaces else {}
+        commands = _commands(job, strategy, addresses, scratch, apart)
+        added = tuple({**shared, **command.variables} for command in commands.values())
+        switch: Switch | None = None
+        cables: Sequence[Cable | None] = [None] * len(commands)
+        if self.network and in_namespaces:
+            switch, cables = wiring.wire(self.network, names, as_user=availability() != "root")
+        processes = tuple(
+            Process(
+                name,
+                command.argv,
+                {**inherited, **variables},
+                str(job.folder.absolute()),
+                awaited=command.awaited,
+                network=cable,
+                leaves=command.leaves,
+            )
+            for (name, command), variables, cable in zip(commands.items(), added, cables, strict=True)
+        )
+        said = self.network.describe(emulation) if self.network and emulation else None
+        return LocalRequest(processes, added, switch, said, emulation)
+
+    def _emulation(self, strategy: Strategy, names: Sequence[str]) -> Emulation | None:
+        """How the network is emulated for this job; None where there is none. Raises JobError where it cannot be."""
+        if self.network is None:
+            return None
+        self.network.check(names)
+        return self.network.emulation(strategy)
+
+    def _link(self, members: Sequence[Member]) -> str:
+        """The links of all ranks, as `place.link` reads them."""
+        network = self.network
+        assert network is not None
+        bandwidths = [network.bandwidth_of(member.name) for member in members]
+        return json.dumps({"bandwidths": bandwidths, "latency_seconds": network.latency_seconds})
+
+    def _shared_variables(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
+        threads = str(max(1, int(job.resources.cpu)))
+        return {
+            # The script finds `workshop_utils.place` here and nothing else of this package, as on other platforms.
+            "PYTHONPATH": os.pathsep.join(
+                [str(scratch / "source"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            ),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": threads,
+            "TF_NUM_INTRAOP_THREADS": threads,  # not INTEROP: with one, a parameter server's steps deadlock
+            "WORKSHOP_DATA": str(data.prepare(job.data)),
+            "WORKSHOP_MODEL": str(self.output or scratch / "model"),
+            **job.environment,
+        }
+
+
+def _listeners(job: TrainingJob) -> int:
+    return sum(member.listens for member in strategy_of(job).members(job))
+
+
+class _Command(NamedTuple):
+    argv: tuple[str, ...]
+    variables: dict[str, str]
+    awaited: bool
+    leaves: bool = True
+
+
+def _commands(
+    job: TrainingJob, strategy: Strategy, addresses: Addresses, scratch: Path, apart: Mapping[str, str]
+) -> dict[str, _Command]:
+    """The processes to start, by name; `apart` are the addresses of workers with hosts of their own."""
+    if strategy.started_by_mpirun:
+        found = mpirun.commands(job, _script(job), scratch, apart, addresses.secret)
+        return {
+            name: _Command(argv, variables, awaited=name == mpirun.NAME)
+            for name, (argv, variables) in found.items()
+        }
+    return {
+        member.name: _Command(
+            _command(job, member, addresses),
+            strategy.environment(job, member, addresses),
+            member.awaited,
+            member.awaited or member.leaves,
+        )
+        for member in strategy.members(job)
+        if member.started_by is None
+    }
+
+
+def _command(job: TrainingJob, member: Member, addresses: Addresses) -> tuple[str, ...]:
+    if member.role == "rendezvous":
+        return (sys.executable, "-I", "-S", str(RENDEZVOUS), *addresses.split(member.name))
+    if member.role == "driver":
+        place = (*addresses.split(member.name), addresses.interface, str(job.workers))
+        return (sys.executable, "-I", str(ELASTIC), "drive", *place, *_script(job))
+    return (sys.executable, *_script(job))
+
+
+def _script(job: TrainingJob) -> tuple[str, ...]:
+    return (str(job.script_path.absolute()), *job.command_line_arguments)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+class LocalRun(Run):
+    """A run of local processes.
+
+    `process_ids` are those of its members, by name. `network` says what network is emulated, and how, and `emulation`
+    only how; both are None where there is none.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        request: LocalRequest,
+        scratch: Path,
+        reservation: PortReservation,
+        start_warm: Callable[[int, int], None] | None,
+    ) -> None:
+        strategy = strategy_of(job)
+        members = [member for member in strategy.members(job) if member.role not in ("rendezvous", "driver")]
+        super().__init__(job.name, tuple(member.name for member in members))
+        self.warm = start_warm is not None
+        self.network, self.emulation = request.network, request.emulation
+        self.process_ids: dict[str, int] = {}
+        self._job, self._strategy = job, strategy
+        self._reservation = reservation
+        self._exits: dict[str, int] = {}
+        self._process_states: dict[int, str] = {}
+        model = Path(request.added[0]["WORKSHOP_MODEL"])
+        self._group = ProcessGroup(
+            request.processes,
+            self._on_event,
+            timeout_seconds=job.timeout_seconds,
+            scratch=scratch,
+            files={
+                **{f"source/{name}": text for name, text in shipped(strategy).items()},
+                **({"model/.keep": ""} if model.is_relative_to(scratch) else {}),
+                **(mpirun.files() if strategy.started_by_mpirun and request.switch else {}),
+            },
+            start_warm=start_warm,
+            network=request.switch,
+        )
+
+    def _request_stop(self) -> None:
+        self._group.stop()
+
+    def _on_event(self, event: Event) -> None:
+        kind = event["event"]
+        if kind == "line":
+            name, stream, text = event["name"], event["stream"], event["text"]
+            if name == "driver-0" and (tagged := ELASTIC_TAG.match(text)):
+                name, stream, text = tagged[1], tagged[2], tagged[3]
+            said = [(name, text, stream)]
+            for line in mpirun.lines(*said[0]) if self._strategy.started_by_mpirun else said:
+                self._receive_line(*line)
+        elif kind == "started":
+            self.process_ids[event["name"]] = event["pid"]
+        elif kind == "exited":
+            self._exits[event["name"]] = event["code"]
+        elif kind == "silent":
+            self._process_states = {int(pid): state for pid, state in event["processes"].items()}
+        elif kind == "ended":
+            self._reservation.release()
+            self._finish(*self._verdict(event))
+
+    def _verdict(self, event: Event) -> tuple[RunState, str]:
+        if event["outcome"] == "succeeded":
+            return RunState.SUCCEEDED, ""
+        if event["outcome"] == "stopped":
+            return RunState.STOPPED, ""
+        if event["outcome"] == "timeout":
+            diagnosis = hang.diagnosis(self, self._process_states)
+            return (
+                RunState.FAILED,
+                f"{self.name} did not end within its timeout of {self._job.timeout}. {diagnosis}"
+                f"{hang.shown_stacks(self)}",
+            )
+        return RunState.FAILED, self._blame(event["name"], event["code"], event.get("reason"))
+
+    def _blame(self, name: str, code: int | None, reason: str | None) -> str:
+        """Who failed, how, and what it printed last."""
+        if reason is not None:
+            return f"{self.name} could not be started: {reason}"
+        if code is None:
+            return f"{self.name} failed: the process that watches over it was killed; its workers were ended with it"
+        lines = list(self.logs())
+        if name == mpirun.NAME:
+            said = "\n".join(line.text for line in lines if line.worker == mpirun.NAME)
+            blamed = mpirun.BLAME.search(said)
+            if blamed:
+                name = f"worker-{blamed[1] or blamed[2]}"
+            if killed := mpirun.KILLED.search(said):
+                code = -int(killed[1])
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        said = mpirun.NOTICE.sub("", "".join(f"{line.text}\n" for line in lines if line.worker == name))
+        own = said.splitlines()[-LAST_LINES:]
+        printed = "Its last lines:\n  " + "\n  ".join(own) if own else "It had printed nothing."
+        others = "; the others were stopped" if len(self.workers) > 1 else ""
+        rank = next((start["rank"] for start in self.starts if start["worker"] == name), None)
+        who = f"{name} (rank {rank})" if rank is not None else name
+        return f"{self.name} failed: {who} {how}{others}. {printed}"

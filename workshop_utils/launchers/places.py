@@ -1,0 +1,83 @@
+"""The places that a command line can name, and the launcher for each.
+
+    place("sagemaker", config="place.yaml")
+
+`sagemaker-stand-in` is SageMaker with an account that exists on this machine alone; `kubernetes-stand-in` plays the
+pods of the manifest as processes of this machine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.network import Network
+from workshop_utils.runs import Run
+
+PLACES = ("local", "sagemaker", "sagemaker-stand-in", "kubernetes", "kubernetes-stand-in")
+
+
+class Launcher(Protocol):
+    """What all places have in common."""
+
+    def render(self, job: TrainingJob) -> Any:
+        """The exact request that `launch` would send, which prints as such. Sends nothing."""
+
+    def launch(self, job: TrainingJob) -> Run:
+        """Start the job."""
+
+
+def place(
+    name: str,
+    config: Path | None = None,
+    network: Network | None = None,
+    output: Path | None = None,
+    rendering: bool = False,
+) -> Launcher:
+    """The launcher for the place called so. With `rendering`, nothing is started for it beforehand, either.
+
+    Raises:
+        JobError: if there is no such place, or it has no use for what was given.
+    """
+    if name not in PLACES:
+        raise JobError(f"--on is {name!r}; it must be one of {', '.join(PLACES)}")
+    if name == "local":
+        if config is not None:
+            raise JobError("--config is for other places; a local run has none")
+        from workshop_utils.launchers.local import Local
+
+        return Local(network=network, output=output)
+    if network is not None:
+        raise JobError(f"--network is for local runs; {name} has a network of its own")
+    if name.startswith("kubernetes"):
+        if output is not None:
+            raise JobError(f"--output is for local runs; on {name} the model goes with its pod")
+        return _kubernetes(name, config)
+    if output is not None:
+        raise JobError(f"--output is for local runs; on {name} the model is stored in the bucket")
+    if config is None:
+        raise JobError(
+            f"--config is missing; {name} needs a place.yaml with a role, as in jobs/clusters/sagemaker/"
+        )
+    return _sagemaker(name, config, rendering)
+
+
+def _kubernetes(name: str, config: Path | None) -> Launcher:
+    # Here, since the cluster's client takes longer to import than a local launch may take.
+    from workshop_utils.launchers.kubernetes import Kubernetes, StandIn
+
+    kind = Kubernetes if name == "kubernetes" else StandIn
+    return kind.load(config) if config is not None else kind()
+
+
+def _sagemaker(name: str, config: Path, rendering: bool) -> Launcher:
+    # Here, since boto3 takes longer to import than a local launch may take.
+    from workshop_utils.launchers.sagemaker import SageMaker, account
+
+    described = SageMaker.load(config)
+    if rendering or name == "sagemaker":
+        return described
+    aws = account.connect_to_stand_in(described.region_name)
+    account.ensure_role(described.role, aws)
+    return described.within(aws)

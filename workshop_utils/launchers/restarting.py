@@ -1,0 +1,151 @@
+"""Start a job that failed anew, from its last checkpoint: what `torchrun --max-restarts` does, in any place.
+
+    launcher = Restarting(Local(warm=True), restarts=2)
+    with launcher.launch(job) as run:
+        run.wait()
+    run.attempts        # one Run for each start
+
+All ranks are started again, not only the one that failed: the others' collectives are broken, and they have made
+steps that the new one would not know of. Horovod's elastic mode (`horovod_elastic`) keeps the survivors instead.
+
+The script finds what it needs through `place`: `checkpoint_folder()`, which lasts from one start to the next, and
+`restart_count()`, under the name that torchrun has for it. Platforms restart by themselves: SageMaker has a
+RetryStrategy, a PyTorchJob a backoffLimit.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.places import Launcher
+from workshop_utils.runs import Run, RunState
+
+
+class Restarting:
+    """Launches jobs with `launcher`, and again whenever they fail, at most `restarts` times.
+
+    A hang counts as a failure once the job's timeout has ended it. `checkpoints` is the folder in which a job keeps
+    its checkpoints; without it they are gone when the run ends.
+
+    Raises:
+        JobError: if `restarts` is less than 0.
+    """
+
+    def __init__(self, launcher: Launcher, restarts: int, checkpoints: str | Path | None = None) -> None:
+        if restarts < 0:
+            raise JobError(f"restarts is {restarts}; it must be at least 0")
+        self.launcher, self.restarts = launcher, restarts
+        self.checkpoints = Path(checkpoints).absolute() if checkpoints is not None else None
+
+    def render(self, job: TrainingJob) -> Any:
+        """The request of the first start. Starts nothing. Raises as the launcher does."""
+        folder = self.checkpoints or Path(tempfile.gettempdir()) / "workshop-checkpoints-..."
+        return self.launcher.render(attempt_of(job, 0, folder))
+
+    def launch(self, job: TrainingJob) -> RestartedRun:
+        """Start the job. Raises as the launcher does; nothing has been started then."""
+        return RestartedRun(job, self)
+
+
+def attempt_of(job: TrainingJob, restarts: int, checkpoints: Path) -> TrainingJob:
+    """`job` as it is started after so many restarts."""
+    variables = {"TORCHELASTIC_RESTART_COUNT": str(restarts), "WORKSHOP_CHECKPOINTS": str(checkpoints)}
+    return job.replace(environment=variables)
+
+
+class RestartedRun(Run):
+    """A job from its first start to its last. `attempts` are the runs so far, one a start.
+
+    Records and metrics carry the number of their `attempt`, from 0.
+    """
+
+    def __init__(self, job: TrainingJob, launcher: Restarting) -> None:
+        self._job, self._launcher = job, launcher
+        self._own_folder = launcher.checkpoints is None
+        self._folder = launcher.checkpoints or Path(tempfile.mkdtemp(prefix="workshop-checkpoints-"))
+        self._stopping = False
+        self._starting = threading.Lock()  # between a new start and a stop
+        self.attempts: list[Run] = []
+        try:
+            first = self._start()
+        except BaseException:
+            self._clean_up()
+            raise
+        super().__init__(job.name, first.workers)
+        self._thread = threading.Thread(target=self._see_through, name="workshop-run", daemon=True)
+        self._thread.start()
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return self._of_attempts("records")
+
+    @property
+    def starts(self) -> list[dict[str, Any]]:
+        return self._of_attempts("starts")
+
+    @property
+    def network(self) -> str | None:
+        """What network is emulated, and how; None where there is none, or the place has its own."""
+        said: str | None = getattr(self.attempts[0], "network", None)
+        return said
+
+    def _of_attempts(self, kind: str) -> list[dict[str, Any]]:
+        return [
+            {**record, "attempt": number}
+            for number, run in enumerate(self.attempts)
+            for record in getattr(run, kind)
+        ]
+
+    def _request_stop(self) -> None:
+        with self._starting:
+            self._stopping = True
+            self.attempts[-1].stop()
+
+    def _start(self) -> Run:
+        run = self._launcher.launcher.launch(attempt_of(self._job, len(self.attempts), self._folder))
+        self.attempts.append(run)
+        return run
+
+    def _see_through(self) -> None:
+        """Follow one attempt after the other; on a thread of its own."""
+        state, reason = RunState.FAILED, f"{self.name} could not be followed"
+        try:
+            state, reason = self._until_decided()
+        except (OSError, ValueError) as error:  # of a later start, since the first one's goes to the caller
+            reason = f"{self.name} could not be started again: {error}"
+        finally:
+            self._clean_up()
+            self._finish(state, reason)
+
+    def _until_decided(self) -> tuple[RunState, str]:
+        while True:
+            run = self.attempts[-1]
+            for line in run.logs(follow=True):
+                with self._changed:
+                    seconds = line.seconds + run.launched_at - self.launched_at
+                    self._lines.append(replace(line, seconds=seconds))
+                    self._changed.notify_all()
+            if run.state is not RunState.FAILED:
+                return run.state, ""
+            with self._starting:
+                if self._stopping:
+                    return RunState.STOPPED, ""
+                if len(self.attempts) > self._launcher.restarts:
+                    return RunState.FAILED, self._reason_of_all(run.reason)
+                self._start()
+
+    def _reason_of_all(self, last: str) -> str:
+        count = len(self.attempts) - 1
+        if not count:
+            return last
+        return f"{last}\n{self.name} had been restarted {'once' if count == 1 else f'{count} times'} before."
+
+    def _clean_up(self) -> None:
+        if self._own_folder:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,137 @@
+"""What a learner says of the place: role, instances, network, limits. Nothing here talks to AWS.
+
+Settings(role="arn:aws:iam::123456789012:role/workshop", instance_type="ml.c5.xlarge")
+Settings.load("place.yaml")
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from workshop_utils.jobs import Description, Duration, JobError
+from workshop_utils.quantities import seconds_of
+
+WARM_POOL_SECONDS = 21_600  # the longest KeepAlivePeriodInSeconds that the service model allows
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/[\w+=,.@/-]+")
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
+
+Subnet = Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")]
+SecurityGroup = Annotated[str, Field(pattern=r"^sg-[0-9a-f]+$")]
+
+
+class Settings(Description):
+    """How and where training jobs run on SageMaker.
+
+    Attributes:
+        role: ARN of the role that the instances act as; its account is the one that pays.
+        instance_type: one of SageMaker's training instance types, such as `"ml.c5.xlarge"`.
+        processes_per_host: how many workers share an instance (strategies `horovod`, `mpi`, `torch_ddp` and those
+            that own drivers start).
+        mode: `"toolkit"` sends the hyperparameters by which the toolkit inside AWS's images starts a strategy
+            (classic script mode); `"drivers"` brings an entry point of its own, which needs no toolkit;
+            `"model_trainer"` has the Python SDK's ModelTrainer send the job with that entry point as its driver.
+        region: such as `"us-east-1"`; by default that of `AWS_REGION` or `AWS_DEFAULT_REGION`.
+        bucket: for source, data and models; by default `sagemaker-workshop-REGION-ACCOUNT`, made where it is missing.
+        subnets, security_groups: the VPC in which the instances meet; both or none.
+        encrypt_traffic: encrypt what the instances say to each other, which costs bandwidth.
+        input_mode: `"File"` copies the data before the start, `"FastFile"` streams what is read.
+        volume_gb: disk of each instance, in GB.
+        max_runtime: the service ends the job after so long, whatever it does; the job's own timeout by default.
+        spot: use spare capacity, which is cheaper and may be taken away; checkpoints are then kept in the bucket.
+        max_wait: with `spot`, how long waiting and running may take together; twice `max_runtime` by default.
+        retries: how often SageMaker starts the job anew where a fault of its own, not the script's, has ended it.
+        keep_alive: keep the instances warm for the next job for so long after this one. Warm instances are paid for.
+        tags: are put on every job, beside the workshop's own by which the clean-up finds it.
+        confirm: start without asking, though it costs money.
+    """
+
+    role: str
+    instance_type: str = "ml.c5.xlarge"
+    processes_per_host: int = Field(default=1, ge=1, strict=True)
+    mode: Literal["toolkit", "drivers", "model_trainer"] = "toolkit"
+    region: str | None = None
+    bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
+    subnets: tuple[Subnet, ...] = ()
+    security_groups: tuple[SecurityGroup, ...] = ()
+    encrypt_traffic: bool = False
+    input_mode: Literal["File", "FastFile"] = "File"
+    volume_gb: int = Field(default=30, ge=1, le=16_384, strict=True)
+    max_runtime: Duration | None = None
+    spot: bool = False
+    max_wait: Duration | None = None
+    retries: int = Field(default=0, ge=0, le=30, strict=True)
+    keep_alive: Duration | None = None
+    tags: dict[str, str] = Field(default={})
+    confirm: bool = False
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if not _ROLE.fullmatch(self.role):
+            raise ValueError(
+                f"role is {self.role!r}; it must be a role's ARN, such as arn:aws:iam::123456789012:role/workshop"
+            )
+        if self.region is not None and not _REGION.fullmatch(self.region):
+            raise ValueError(f"region is {self.region!r}; it must be a region's code, such as us-east-1")
+        if bool(self.subnets) != bool(self.security_groups):
+            given, missing = (
+                ("subnets", "security_groups") if self.subnets else ("security_groups", "subnets")
+            )
+            raise ValueError(f"{given} is given without {missing}; instances in a VPC need both")
+        if self.max_wait is not None and not self.spot:
+            raise ValueError("max_wait is for spot instances; set spot too, or leave it out")
+        if self.keep_alive is not None:
+            if self.spot:
+                raise ValueError("keep_alive and spot exclude each other: spot instances are never kept warm")
+            if seconds_of(self.keep_alive) > WARM_POOL_SECONDS:
+                raise ValueError(f"keep_alive is {self.keep_alive!r}; it may be at most 6h")
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The settings in a YAML file. Raises JobError where there is none, or a field is wrong."""
+        file = Path(path)
+        if not file.is_file():
+            raise JobError(f"there is no file {file}; it must hold settings such as 'role: arn:aws:iam::...'")
+        try:
+            values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, ValueError) as error:
+            raise JobError(f"{file} is not readable as YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(values, dict):
+            raise JobError(f"{file} must hold settings such as 'role: arn:aws:iam::...'")
+        try:
+            return cls(**_named(values))
+        except JobError as error:
+            raise JobError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None
+
+    @property
+    def account(self) -> str:
+        """The twelve digits of the account that the role belongs to."""
+        match = _ROLE.fullmatch(self.role)
+        assert match is not None  # validated above
+        return match[1]
+
+    @property
+    def region_name(self) -> str:
+        """The region. Raises JobError where neither these settings nor the environment name one."""
+        region = self.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        if not region:
+            raise JobError("region is missing; set it, or AWS_DEFAULT_REGION, to a code such as us-east-1")
+        return region
+
+    @property
+    def bucket_name(self) -> str:
+        """The bucket, which is `bucket` or follows from region and account."""
+        return self.bucket or f"sagemaker-workshop-{self.region_name}-{self.account}"
+
+
+def _named(values: dict[Any, Any]) -> dict[str, Any]:
+    odd = [key for key in values if not isinstance(key, str)]
+    if odd:
+        raise JobError(f"{odd[0]!r} is no field's name")
+    return values

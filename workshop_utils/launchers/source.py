@@ -1,0 +1,23 @@
+"""What travels with a job's script to any place, so that it finds there what it imports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workshop_utils.strategies import Strategy
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def shipped(strategy: Strategy) -> dict[str, str]:
+    """The modules of this package that a script of `strategy` may import: text by path below `workshop_utils/`.
+
+    For every script `place`, which needs the standard library alone, and `checkpoints`, which needs NumPy; for the
+    workshop's own strategies also its message passing, which needs NumPy, and what splits a model with it, which
+    needs PyTorch.
+    """
+    files = [PACKAGE / "place.py", PACKAGE / "checkpoints.py"]
+    if strategy.uses_comm:
+        files += sorted(path for folder in ("comm", "parallel") for path in (PACKAGE / folder).glob("*.py"))
+    text = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    return {f"workshop_utils/{name}": content for name, content in {"__init__.py": "", **text}.items()}
