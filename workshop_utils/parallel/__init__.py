@@ -1,0 +1,14 @@
+"""Ways to split the training of a `torch.nn.Module` among ranks, written to be read: each equals one process.
+
+| module | what is split |
+| --- | --- |
+| `data` | the batch: gradients travel, naively, then in buckets, then during the backward pass |
+| `sharded` | the batch, and the optimizer's state, the gradients, the parameters: ZeRO-1, -2, -3 |
+| `tensor` | every layer, between ranks that work on the same batch: Megatron's cuts, sequence parallelism |
+| `schedule`, `pipeline` | the layers, into stages that microbatches go through: GPipe, 1F1B, interleaved |
+| `mesh` | all of these at once: data × tensor × pipeline |
+| `batch_norm` | the batch, over which the statistics of batch normalisation are taken: each rank's own, or all ranks' |
+| `ensemble` | the batch, for several seeds and learning rates side by side: one all-reduce carries them all |
+
+All of them speak through a `comm.Communicator`, so every byte is counted.
+"""

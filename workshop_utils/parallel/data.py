@@ -1,0 +1,382 @@
+"""Data parallelism: every rank has the whole module and a part of the batch, and gradients are averaged.
+
+    with tcp.connect(*place.rendezvous()) as communicator:
+        model = OverlappedDataParallel(module, communicator)     # rank 0's parameters are now everybody's
+        optimizer = torch.optim.AdamW(model.parameters())
+        for inputs, labels in batches:
+            optimizer.zero_grad()
+            cross_entropy(model(inputs), labels).backward()
+            model.synchronise()                                  # .grad is now the mean of all ranks
+            optimizer.step()
+
+Three forms, each better than the one before it, and all with the same result:
+
+| class | what travels | when |
+| --- | --- | --- |
+| `NaiveDataParallel` | each parameter's gradient by itself | after the backward pass |
+| `BucketedDataParallel` | buckets of gradients, so fewer and larger messages | after the backward pass |
+| `OverlappedDataParallel` | the same buckets | during the backward pass, each as soon as it is full |
+
+Source: Li et al. (2020), "PyTorch Distributed: experiences on accelerating data parallel training", section 3.2.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from workshop_utils.comm.adapters import as_array
+from workshop_utils.comm.communicator import CommunicationError, Communicator
+from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.comm.tree import tree_broadcast
+
+MEBIBYTE = 1024 * 1024
+
+
+class UnevenInputs(ValueError):
+    """Ranks do not have equally many batches, so some would wait for ever for the others."""
+
+
+class UnusedParameters(ValueError):
+    """Parameters that had no part in a step; the message names them."""
+
+
+class Span(NamedTuple):
+    """One all-reduce: of what (a parameter's name, or "bucket 2"), its bytes, from when until when.
+
+    Times are in seconds of the communicator's clock.
+    """
+
+    of: str
+    nbytes: int
+    start: float
+    end: float
+
+
+class NaiveDataParallel(nn.Module):
+    """After the backward pass, one all-reduce for each parameter.
+
+    Parameters that are frozen (`requires_grad` is False) when this is made take no part. A tied parameter is one
+    parameter, and travels once. Buffers, such as the statistics of a batch normalisation, are rank 0's at the start
+    and then each rank's own.
+
+    A parameter that had no part in a step has no gradient. By default that is an error, for it is most often a
+    mistake. With `find_unused` the ranks tell each other which parameters they have used, one byte a parameter: what
+    some ranks did not use counts as zero there, and what nobody used keeps no gradient, as in one process.
+
+    Args:
+        module: on the CPU; of the same structure on all ranks.
+        communicator: of these ranks. While a step is under way, nobody else may use it.
+        find_unused: whether parameters may have no part in a step.
+
+    Attributes:
+        spans: set to [] to have every all-reduce recorded.
+    """
+
+    def __init__(self, module: nn.Module, communicator: Communicator, find_unused: bool = False) -> None:
+        super().__init__()
+        self.module = module
+        self.spans: list[Span] | None = None
+        self.communicator, self._find_unused = communicator, find_unused
+        self._synchronising = True
+        broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
+        # named_parameters leaves out the second name of a tied parameter.
+        self._trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward pass."""
+        return self.module(*args, **kwargs)
+
+    @property
+    def gradient_nbytes(self) -> int:
+        """Bytes of all gradients: the K of the formulas."""
+        return sum(parameter.nbytes for parameter in self._trainable.values())
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in this block add to this rank's own gradients; nothing travels.
+
+        To accumulate several batches, leave the last one outside the block, and divide each loss by their number.
+        """
+        before, self._synchronising = self._synchronising, False
+        try:
+            yield
+        finally:
+            self._synchronising = before
+
+    def synchronise(self) -> None:
+        """Replace every gradient by its mean over the ranks. Every rank calls it once a step, after backward.
+
+        Raises:
+            UnusedParameters: if a parameter has no gradient, and `find_unused` was not asked for.
+            CommunicationError: if the others cannot be reached, or do something else.
+        """
+        used = self._used_by_anybody()
+        for name, parameter in self._trainable.items():
+            if name not in used:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            with contiguous(parameter.grad) as gradient:
+                self._all_reduce(name, as_array(gradient))
+
+    def close(self) -> None:
+        """Let go of hooks and threads. Safe to call twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _all_reduce(self, of: str, gradient: np.ndarray) -> None:
+        start = self.communicator.now()
+        ring_all_reduce(self.communicator, gradient, "mean")
+        if self.spans is not None:
+            self.spans.append(Span(of, gradient.nbytes, start, self.communicator.now()))
+
+    def _used_by_anybody(self) -> set[str]:
+        """The names of parameters that have a gradient on this rank or, with `find_unused`, on any."""
+        unused = [name for name, parameter in self._trainable.items() if parameter.grad is None]
+        if self._find_unused:
+            flags = np.array([parameter.grad is not None for parameter in self._trainable.values()], np.uint8)
+            ring_all_reduce(self.communicator, flags, "max")
+            return {name for name, flag in zip(self._trainable, flags, strict=True) if flag}
+        if unused:
+            raise UnusedParameters(
+                f"{listed(unused)} had no part in this step on rank {self.communicator.rank}; every parameter must "
+                "have a gradient: freeze it, or ask for find_unused=True"
+            )
+        return set(self._trainable)
+
+
+class Bucket:
+    """Gradients that travel together, end to end in one array, of which each parameter's `.grad` is a view."""
+
+    def __init__(self, names: Iterable[str], parameters: Iterable[nn.Parameter], memory: np.ndarray) -> None:
+        self.names, self.parameters, self.memory = list(names), list(parameters), memory
+        self.held: set[nn.Parameter] = set()  # whose gradients of this step are in
+        whole, start = torch.from_numpy(memory), 0
+        self._views: dict[nn.Parameter, Tensor] = {}
+        for parameter in self.parameters:
+            self._views[parameter] = whole[start : start + parameter.numel()].view(parameter.shape)
+            start += parameter.numel()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all its gradients are in."""
+        return len(self.held) == len(self.parameters)
+
+    def hold(self, parameter: nn.Parameter) -> None:
+        """Take the parameter's gradient in, and let `.grad` be its place here; zeros where there is none."""
+        view = self._views[parameter]
+        if parameter.grad is None:
+            view.zero_()
+        elif parameter.grad.data_ptr() != view.data_ptr():  # otherwise autograd has added to it in place
+            view.copy_(parameter.grad)
+            parameter.grad = view
+        self.held.add(parameter)
+
+    def give(self, parameter: nn.Parameter) -> None:
+        """Let a parameter that this rank did not use have the mean of those that did."""
+        parameter.grad = self._views[parameter]
+
+
+class BucketedDataParallel(NaiveDataParallel):
+    """After the backward pass, one all-reduce for each bucket of about `bucket_bytes`.
+
+    Buckets are filled with parameters in the reverse of the order in which the module names them, which is about the
+    order in which a backward pass gives their gradients; a bucket has one dtype. A gradient larger than
+    `bucket_bytes` has a bucket of its own. (PyTorch's DDP makes its first bucket smaller, 1 MB, and puts buckets in
+    the order of gradients that it has seen in the first step.)
+
+    The rest is as in NaiveDataParallel.
+
+    Raises:
+        ValueError: if `bucket_bytes` is not above zero.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        communicator: Communicator,
+        bucket_bytes: int = 25 * MEBIBYTE,
+        find_unused: bool = False,
+    ) -> None:
+        super().__init__(module, communicator, find_unused)
+        self.buckets = [
+            Bucket(names, parameters, _room(communicator, parameters))
+            for names, parameters in buckets_of(self._trainable, bucket_bytes)
+        ]
+        self._bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
+
+    def synchronise(self) -> None:
+        """Replace every gradient by its mean over the ranks; as in NaiveDataParallel."""
+        used = self._used_by_anybody()
+        for index, bucket in enumerate(self.buckets):
+            for parameter in bucket.parameters:
+                bucket.hold(parameter)
+            self._all_reduce(f"bucket {index}", bucket.memory)
+        self._finish_step(used)
+
+    def _finish_step(self, used: set[str]) -> None:
+        for bucket in self.buckets:
+            for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
+                if name in used and parameter.grad is None:
+                    bucket.give(parameter)
+            bucket.held.clear()
+
+
+class OverlappedDataParallel(BucketedDataParallel):
+    """During the backward pass, each bucket is all-reduced on a second thread as soon as it is full.
+
+    All ranks send the buckets in their order, also where a later one is full first: otherwise two ranks might each
+    wait for a bucket that the other has not begun. Arguments, attributes and errors are those of
+    BucketedDataParallel. With `no_sync`, backward passes in the block send nothing; the next one outside it sends
+    what all have added up.
+
+    Use it as a context manager, or call `close` in the end, which ends the thread.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        communicator: Communicator,
+        bucket_bytes: int = 25 * MEBIBYTE,
+        find_unused: bool = False,
+    ) -> None:
+        super().__init__(module, communicator, bucket_bytes, find_unused)
+        self._sent: list[Future[None]] = []  # one a bucket that has been handed over
+        self._failure: CommunicationError | None = None
+        self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workshop-all-reduce")
+        # Called once a backward pass for each parameter, however often the module has used it.
+        self._hooks = [p.register_post_accumulate_grad_hook(self._on_gradient) for p in self._bucket_of]
+
+    def _on_gradient(self, parameter: Any) -> None:
+        if not self._synchronising:
+            return
+        bucket = self._bucket_of[parameter]
+        if parameter in bucket.held:
+            raise RuntimeError(
+                "a second backward pass has begun before synchronise(); to accumulate gradients, put all but the "
+                "last backward pass into no_sync()"
+            )
+        bucket.hold(parameter)
+        while len(self._sent) < len(self.buckets) and self.buckets[len(self._sent)].is_full:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        self._sent.append(self._sender.submit(self._reduce, len(self._sent)))
+
+    def _reduce(self, index: int) -> None:
+        """On the second thread: all-reduce a bucket, unless one before it has failed."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._all_reduce(f"bucket {index}", self.buckets[index].memory)
+        except CommunicationError as failure:
+            self._failure = failure
+            raise
+
+    def synchronise(self) -> None:
+        """Wait until every gradient is its mean over the ranks; as in NaiveDataParallel."""
+        try:
+            if not self._find_unused:
+                used = self._used_by_anybody()
+            for bucket in self.buckets[len(self._sent) :]:
+                for parameter in set(bucket.parameters) - bucket.held:
+                    bucket.hold(parameter)
+                self._send_next()
+            for sent in self._sent:
+                sent.result()
+            if self._find_unused:  # after the buckets, since it travels by the same communicator
+                used = self._used_by_anybody()
+            self._finish_step(used)
+        finally:
+            self._sent.clear()
+
+    def close(self) -> None:
+        """Let go of hooks and thread. Safe to call twice."""
+        for hook in self._hooks:
+            hook.remove()
+        self._sender.shutdown(cancel_futures=True)
+
+
+def buckets_of(
+    parameters: dict[str, nn.Parameter], bucket_bytes: int
+) -> list[tuple[list[str], list[nn.Parameter]]]:
+    """Names and parameters of each bucket: in reverse order, one dtype each, closed before `bucket_bytes` is passed.
+
+    Raises:
+        ValueError: if `bucket_bytes` is not above zero.
+    """
+    if bucket_bytes <= 0:
+        raise ValueError(f"bucket_bytes is {bucket_bytes}; it must be above zero")
+    buckets: list[tuple[list[str], list[nn.Parameter]]] = []
+    room = 0
+    for name, parameter in reversed(parameters.items()):
+        fits = parameter.nbytes <= room and parameter.dtype == buckets[-1][1][0].dtype
+        if not fits:
+            buckets.append(([], []))
+            room = bucket_bytes
+        buckets[-1][0].append(name)
+        buckets[-1][1].append(parameter)
+        room -= parameter.nbytes
+    return buckets
+
+
+def broadcast_from_first(communicator: Communicator, tensors: Iterable[Tensor]) -> None:
+    """Replace `tensors`, in place on every rank, by those of rank 0."""
+    for tensor in tensors:
+        with contiguous(tensor) as whole:
+            tree_broadcast(communicator, whole)
+
+
+def check_even_inputs(communicator: Communicator, batches: int) -> None:
+    """Return if every rank has as many `batches` as this one; all ranks call it, before training.
+
+    A rank that has run out of batches takes part in no further all-reduce, and the others wait for it. PyTorch's
+    DDP can let it take part with zeros (`torch.distributed.algorithms.join`); here it is refused.
+
+    Raises:
+        UnevenInputs: if they differ; the message names the ranks with the most and the fewest.
+    """
+    counts = np.zeros(communicator.size, np.int64)
+    counts[communicator.rank] = batches
+    ring_all_reduce(communicator, counts)
+    most, fewest = int(counts.argmax()), int(counts.argmin())
+    if counts[most] != counts[fewest]:
+        raise UnevenInputs(
+            f"rank {most} has {counts[most]} batches, rank {fewest} has {counts[fewest]}; every rank must have as "
+            "many, since each step needs them all: drop the remainder, or give the shorter ones more"
+        )
+
+
+@contextmanager
+def contiguous(tensor: Tensor) -> Iterator[Tensor]:
+    """`tensor` in row order, without its history: itself, or a copy whose contents become the tensor's own."""
+    detached = tensor.detach()
+    whole = detached.contiguous()
+    yield whole
+    if whole.data_ptr() != detached.data_ptr():
+        detached.copy_(whole)
+
+
+def listed(names: list[str], most: int = 3) -> str:
+    """The first of `names`, and how many more there are."""
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def _room(communicator: Communicator, parameters: list[nn.Parameter]) -> np.ndarray:
+    """Memory for the gradients of `parameters`, which have one dtype."""
+    dtype = as_array(torch.empty(0, dtype=parameters[0].dtype)).dtype
+    room: np.ndarray = communicator.allocate(sum(parameter.numel() for parameter in parameters), dtype)
+    return room

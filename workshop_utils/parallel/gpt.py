@@ -1,0 +1,263 @@
+"""A small GPT that reads bytes, in parts that can be put on different ranks.
+
+The blocks are those of GPT-2 (Radford et al. 2019): layer normalisation before attention and before the MLP, learned
+positions. Input and output embeddings are not tied, so that no parameter belongs to two stages of a pipeline.
+
+    model = GPT(GPTSizes(), seed=0)
+    loss = cross_entropy(model(tokens), targets)            # tokens, targets: (batch, sequence) of bytes
+    first, second = model.stages(2)                         # the same modules, as two parts of a pipeline
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+BYTES = 256
+
+
+@dataclass(frozen=True)
+class GPTSizes:
+    """How large a GPT is; as it stands, 140,064 parameters.
+
+    Raises:
+        ValueError: for a number that is not positive, or a width that heads do not divide.
+    """
+
+    layers: int = 4
+    width: int = 48
+    heads: int = 12
+    sequence: int = 48
+    vocabulary: int = BYTES
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.width % self.heads:
+            raise ValueError(f"width is {self.width}; it must be a multiple of the {self.heads} heads")
+
+    @property
+    def head_width(self) -> int:
+        """Units of one attention head."""
+        return self.width // self.heads
+
+    def check_cut(self, tensor: int = 1, stages: int = 1, sequence_parallel: bool = False) -> None:
+        """Whether the model can be cut so: every layer between `tensor` ranks, the layers into `stages`.
+
+        Raises:
+            ValueError: if it cannot; the message names the size that is too small, or does not divide.
+        """
+        if stages > self.layers:
+            raise ValueError(f"layers is {self.layers}; {stages} stages need at least one each")
+        if tensor > self.heads:
+            raise ValueError(f"heads is {self.heads}; {tensor} tensor-parallel ranks need at least one each")
+        if sequence_parallel and self.sequence % tensor:
+            raise ValueError(
+                f"sequence is {self.sequence}; sequence parallelism cuts it into equal shares, and {tensor} "
+                "tensor-parallel ranks do not divide it"
+            )
+
+
+class Embedding(nn.Module):
+    """Tokens (batch, sequence) to activations (batch, sequence, width)."""
+
+    def __init__(self, sizes: GPTSizes) -> None:
+        super().__init__()
+        self.token = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.position = nn.Embedding(sizes.sequence, sizes.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.token(tokens) + self.position.weight[: tokens.shape[1]]
+
+
+class Attention(nn.Module):
+    """Causal self-attention (Vaswani et al. 2017, section 3.2).
+
+    The rows of `qkv` are ordered by heads: query, key and value of the first head, of the second, and so on. Any heads'
+    rows, with the same heads' columns of `out`, are therefore an Attention too.
+    """
+
+    def __init__(self, sizes: GPTSizes) -> None:
+        super().__init__()
+        self.head_width = sizes.head_width
+        self.qkv = nn.Linear(sizes.width, 3 * sizes.width)
+        self.out = nn.Linear(sizes.width, sizes.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(x)
+        batch, sequence, _ = qkv.shape
+        query, key, value = (
+            qkv.view(batch, sequence, -1, 3 * self.head_width).transpose(1, 2).chunk(3, dim=-1)
+        )
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(batch, sequence, -1))
+
+
+class MLP(nn.Module):
+    """Two linear layers, the hidden one four times as wide, with GELU between them."""
+
+    def __init__(self, sizes: GPTSizes) -> None:
+        super().__init__()
+        self.up = nn.Linear(sizes.width, 4 * sizes.width)
+        self.down = nn.Linear(4 * sizes.width, sizes.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(functional.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each added to what came in."""
+
+    def __init__(self, sizes: GPTSizes) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(sizes.width), Attention(sizes)
+        self.norm2, self.mlp = nn.LayerNorm(sizes.width), MLP(sizes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Head(nn.Module):
+    """Activations to logits (batch, sequence, vocabulary)."""
+
+    def __init__(self, sizes: GPTSizes) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(sizes.width)
+        self.vocabulary = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.vocabulary(self.norm(x))
+
+
+class GPT(nn.Module):
+    """The whole model; the same `seed` gives the same weights on every rank."""
+
+    def __init__(self, sizes: GPTSizes, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.sizes = sizes
+        blocks = [Block(sizes) for _ in range(sizes.layers)]
+        self.layers = nn.Sequential(Embedding(sizes), *blocks, Head(sizes))
+        generator = torch.Generator().manual_seed(seed)
+        for name, parameter in self.named_parameters():
+            if "norm" not in name and parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02, generator=generator)  # as GPT-2 begins
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+        self.to(dtype)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (batch, sequence, vocabulary) of the byte that follows each of `tokens`."""
+        logits: Tensor = self.layers(tokens)
+        return logits
+
+    def gradients(self) -> GPT:
+        """A model whose parameters are this one's gradients, so that they can be cut as the model is.
+
+        Raises:
+            ValueError: if there was no backward pass yet.
+        """
+        model = copy.deepcopy(self)
+        for gradient, (name, parameter) in zip(model.parameters(), self.named_parameters(), strict=True):
+            if parameter.grad is None:
+                raise ValueError(f"{name} has no gradient; gradients come from a backward pass")
+            gradient.data = parameter.grad.clone()
+        return model
+
+    def stages(self, count: int) -> list[nn.Sequential]:
+        """The model cut into `count` stages of blocks; embedding with the first, head with the last.
+
+        Raises:
+            ValueError: if there are fewer blocks than stages.
+        """
+        self.sizes.check_cut(stages=count)
+        blocks = self.sizes.layers
+        ends = [1 + index * blocks // count for index in range(count + 1)]
+        ends[0], ends[-1] = 0, blocks + 2
+        layers = list(self.layers)
+        return [nn.Sequential(*layers[first:last]) for first, last in pairwise(ends)]
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean loss in nats a byte, over batch and sequence."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def gradient_error(part: nn.Module, expected: nn.Module) -> float:
+    """The largest difference between the gradients of `part` and the parameters of `expected`, which hold gradients.
+
+    Raises:
+        ValueError: if a parameter has no gradient, or the two are not cut alike.
+    """
+    pairs = zip(part.named_parameters(), expected.parameters(), strict=True)
+    largest = 0.0
+    for (name, parameter), gradient in pairs:
+        if parameter.grad is None or parameter.shape != gradient.shape:
+            raise ValueError(f"{name} has no gradient of shape {tuple(gradient.shape)}")
+        largest = max(largest, (parameter.grad - gradient).abs().max().item())
+    return largest
+
+
+class OneProcess:
+    """The whole model, trained by itself: what a parallel model is held against.
+
+    Args:
+        sizes, seed: as in GPT.
+        learning_rate: of Adam.
+    """
+
+    def __init__(self, sizes: GPTSizes, seed: int, learning_rate: float) -> None:
+        self.model = GPT(sizes, seed)
+        self._optimizer = torch.optim.Adam(self.model.parameters(), learning_rate)
+
+    def step(self, tokens: Tensor, targets: Tensor) -> tuple[float, GPT]:
+        """Take one step; returns the loss before it, and its gradients as a model."""
+        self._optimizer.zero_grad()
+        loss = cross_entropy(self.model(tokens), targets)
+        loss.backward()
+        self._optimizer.step()
+        return loss.item(), self.model.gradients()
+
+
+def kept_for_backward(module: nn.Module, x: Tensor) -> int:
+    """Bytes of activations that `module(x)` keeps until its backward pass; parameters are not among them."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        given = module(x)  # held, so that no memory is used twice
+    del given
+    return sum(kept.values())
+
+
+def manual() -> bytes:
+    """About 460,000 bytes of English that every Python brings along: its own manual."""
+    from pydoc_data.topics import topics
+
+    return "\n".join(topics[name] for name in sorted(topics)).encode()
+
+
+def batch_of(text: bytes, step: int, batch: int, sequence: int) -> tuple[Tensor, Tensor]:
+    """The tokens and targets of a step, (batch, sequence): the same on every rank, drawn from all of `text`.
+
+    Raises:
+        ValueError: if the text is shorter than a sequence and its last target.
+    """
+    if len(text) < sequence + 1:
+        raise ValueError(f"the text has {len(text)} bytes; a sequence of {sequence} needs {sequence + 1}")
+    generator = torch.Generator().manual_seed(1_000_003 * step + 1)
+    starts = torch.randint(len(text) - sequence, (batch,), generator=generator).tolist()
+    rows = torch.tensor([list(text[start : start + sequence + 1]) for start in starts])
+    return rows[:, :-1], rows[:, 1:]

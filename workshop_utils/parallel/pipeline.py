@@ -1,0 +1,244 @@
+"""Runs any pipeline schedule between real ranks, or in virtual time: passes, and the messages between them.
+
+    stages = {rank: ModuleStage(parts[rank], inputs=tokens_of, loss=loss_of)}
+    timeline = run(one_f_one_b(communicator.size, 8), stages, communicator, (4, 48, 64))
+
+`program` turns a schedule into what one rank does, step after step; `run` does it. A stage is anything with `forward`
+and `backward`: `ModuleStage` holds a part of a PyTorch model, `EmulatedStage` only spends the time that one would take.
+
+**Why this cannot deadlock**, although every message is sent and received by calls that wait. Each transfer has a
+moment, from when `schedule.predict` has its contents ready to when it has them due. All transfers and passes, of all
+ranks, are thereby in one order, and each rank keeps to it: so the first of them that is not done can always be done.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from workshop_utils.comm.communicator import Array, Communicator
+from workshop_utils.parallel.schedule import Pass, Schedule, Timed, predict
+
+
+class Exchange(NamedTuple):
+    """Results that cross at once: of `sent` to rank `to`, of `received` from rank `source`; or one of them."""
+
+    to: int | None = None
+    sent: Pass | None = None
+    source: int | None = None
+    received: Pass | None = None
+
+
+@functools.lru_cache(64)  # a step of training runs the same program as the one before
+def program(schedule: Schedule, rank: int) -> tuple[Pass | Exchange, ...]:
+    """What `rank` does, in order: its passes, and the transfers that bring and take their results.
+
+    Raises:
+        ScheduleError: if passes wait for each other for ever.
+    """
+    timeline = predict(schedule, schedule.chunks, 2 * schedule.chunks)  # whole numbers, so that ties are ties
+    due = {timed.each: timed.start for timed in timeline}
+    starts = [
+        sorted(timed.start for timed in timeline if timed.rank == each) for each in range(schedule.ranks)
+    ]
+    steps: list[tuple[tuple[float, bool, Pass], Pass | Exchange]] = []
+    for timed in timeline:
+        if timed.rank == rank:
+            steps.append(((timed.start, True, timed.each), timed.each))
+        consumer = schedule.consumer(timed.each)
+        here, there = timed.rank, rank if consumer is None else consumer.stage % schedule.ranks
+        if consumer is None or here == there or rank not in (here, there):
+            continue
+        moment = _moment(timed.end, due[consumer], starts[here], starts[there])
+        crossing = Exchange(there, timed.each) if rank == here else Exchange(source=here, received=timed.each)
+        steps.append(((moment, False, timed.each), crossing))  # before passes of the same time
+    return tuple(_at_once([step for _, step in sorted(steps, key=lambda entry: entry[0])]))
+
+
+def _moment(ready: float, due: float, sender: Sequence[float], receiver: Sequence[float]) -> float:
+    """When a result crosses that is `ready` at one time and `due` at another; passes begin at the times given.
+
+    Of the sender's pauses from `ready` to `due` it is the first after which the receiver begins no other pass until
+    `due`, so that it need not wait for what it does not need yet; where there is none, the last.
+    """
+    other_passes = receiver[: bisect_left(receiver, due)]
+    pauses = [ready, *sender[bisect_right(sender, ready) : bisect_right(sender, due)]]
+    return next((pause for pause in pauses if not other_passes or pause > other_passes[-1]), pauses[-1])
+
+
+def _at_once(steps: Sequence[Pass | Exchange]) -> list[Pass | Exchange]:
+    """A transfer out and one in that stand side by side become one, so that both directions carry at once."""
+    merged: list[Pass | Exchange] = []
+    for step in steps:
+        last = merged[-1] if merged else None
+        if isinstance(step, Exchange) and isinstance(last, Exchange):
+            if step.sent is None and last.received is None:
+                merged[-1] = last._replace(source=step.source, received=step.received)
+                continue
+            if step.received is None and last.sent is None:
+                merged[-1] = last._replace(to=step.to, sent=step.sent)
+                continue
+        merged.append(step)
+    return merged
+
+
+class Stage(Protocol):
+    """A part of a model. Arrays that go in and out have the shape of `run`'s messages."""
+
+    def forward(self, microbatch: int, incoming: Array | None) -> Array | None:
+        """The activations for the next stage; None in and out at the ends of the pipeline."""
+
+    def backward(self, microbatch: int, incoming: Array | None) -> Array | None:
+        """The gradient for the stage before, from that of this stage's activations."""
+
+
+def run(
+    schedule: Schedule,
+    stages: Mapping[int, Stage],
+    communicator: Communicator,
+    shape: tuple[int, ...],
+    dtype: Any = np.float32,
+    allocate: Callable[..., Array] = np.empty,
+) -> list[Timed]:
+    """Run this rank's part of `schedule`; all ranks of `communicator` call it.
+
+    Args:
+        schedule: for as many ranks as `communicator` has.
+        stages: this rank's stages by number.
+        communicator: whose ranks are the pipeline; its clock is the timeline's.
+        shape, dtype: of every message: the activations of one microbatch between two stages, or their gradient.
+        allocate: makes the arrays that messages are received into.
+
+    Returns:
+        When each pass of this rank began and ended.
+
+    Raises:
+        ValueError: if schedule and communicator differ in size, or `stages` are not those of this rank.
+    """
+    _check(schedule, stages, communicator)
+    results: dict[Pass, Any] = {}
+    timeline: list[Timed] = []
+    for step in program(schedule, communicator.rank):
+        if isinstance(step, Exchange):
+            _exchange(communicator, step, results, shape, dtype, allocate)
+            continue
+        source = schedule.source(step)
+        incoming = None if source is None else results.pop(source)
+        start = communicator.now()
+        stage = stages[step.stage]
+        act = stage.forward if step.kind == "forward" else stage.backward
+        results[step] = act(step.microbatch, incoming)
+        timeline.append(Timed(communicator.rank, step, start, communicator.now()))
+    return timeline
+
+
+def _exchange(
+    communicator: Communicator,
+    step: Exchange,
+    results: dict[Pass, Any],
+    shape: tuple[int, ...],
+    dtype: Any,
+    allocate: Callable[..., Array],
+) -> None:
+    outgoing = None if step.sent is None else results.pop(step.sent).reshape(-1)
+    incoming = None if step.received is None else allocate(shape, dtype)
+    flat = None if incoming is None else incoming.reshape(-1)
+    communicator.send_recv(step.to, outgoing, step.source, flat)
+    if step.received is not None:
+        results[step.received] = incoming
+
+
+def _check(schedule: Schedule, stages: Mapping[int, Stage], communicator: Communicator) -> None:
+    if schedule.ranks != communicator.size:
+        raise ValueError(
+            f"schedule {schedule.name!r} is for {schedule.ranks} ranks; the communicator has {communicator.size}"
+        )
+    due = schedule.stages_of(communicator.rank)
+    if set(stages) != set(due):
+        raise ValueError(
+            f"stages is {sorted(stages)}; rank {communicator.rank} must have stages {list(due)} of {schedule.stages}"
+        )
+
+
+class ModuleStage:
+    """A part of a PyTorch model. Gradients of parameters add up in `.grad` until the caller clears them.
+
+    Args:
+        module: takes and gives one tensor.
+        inputs: the model's input for a microbatch; for the first stage.
+        loss: what is differentiated, from the last stage's output and the microbatch's number. To train on the mean
+            over a batch of equal microbatches, divide by their number.
+        losses: by microbatch, in the last stage; left out elsewhere.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Callable[[int], Tensor] | None = None,
+        loss: Callable[[Tensor, int], Tensor] | None = None,
+    ) -> None:
+        self.module, self.inputs, self.loss = module, inputs, loss
+        self.losses: dict[int, float] = {}
+        self._held: dict[int, tuple[Tensor, Tensor]] = {}  # input and output, until the backward pass
+
+    def forward(self, microbatch: int, incoming: Array | None) -> Array | None:
+        if incoming is None:
+            if self.inputs is None:
+                raise ValueError("inputs is None; the first stage of a pipeline needs them")
+            taken = self.inputs(microbatch)
+        else:
+            taken = torch.from_numpy(incoming).requires_grad_()
+        given = self.module(taken)
+        if self.loss is not None:
+            given = self.loss(given, microbatch)
+            self.losses[microbatch] = given.item()
+        self._held[microbatch] = taken, given
+        return None if self.loss is not None else given.detach().contiguous().numpy()
+
+    def backward(self, microbatch: int, incoming: Array | None) -> Array | None:
+        taken, given = self._held.pop(microbatch)
+        torch.autograd.backward(given, None if incoming is None else torch.from_numpy(incoming))
+        return None if taken.grad is None else taken.grad.contiguous().numpy()
+
+
+class EmulatedStage:
+    """Takes as long as it is told and computes nothing: a core each for ranks that have none.
+
+    Args:
+        communicator: on a simulated clock its time passes, otherwise this process sleeps.
+        forward_seconds, backward_seconds: of one microbatch through this stage.
+        message: what goes out of each pass, of the shape of `run`'s messages.
+    """
+
+    def __init__(
+        self, communicator: Communicator, forward_seconds: float, backward_seconds: float, message: Array
+    ) -> None:
+        self._compute: Callable[[float], None] = getattr(communicator, "compute", time.sleep)
+        self._seconds = forward_seconds, backward_seconds
+        self._message = message
+
+    def forward(self, microbatch: int, incoming: Array | None) -> Array | None:
+        self._compute(self._seconds[0])
+        return self._message
+
+    def backward(self, microbatch: int, incoming: Array | None) -> Array | None:
+        self._compute(self._seconds[1])
+        return self._message
+
+
+def pipeline_bytes_sent(rank: int, ranks: int, microbatches: int, nbytes: int, chunks: int = 1) -> int:
+    """Bytes that `rank` sends in one run of a schedule, with messages of `nbytes`.
+
+    For each microbatch every stage but the last sends activations on, and every stage but the first a gradient back:
+    (2 v − [first rank] − [last rank]) · m messages. One rank alone sends nothing.
+    """
+    if ranks == 1:
+        return 0
+    return (2 * chunks - (rank == 0) - (rank == ranks - 1)) * microbatches * nbytes

@@ -1,0 +1,335 @@
+"""Pipeline schedules as data: which pass each rank runs after which.
+
+A model is cut into *stages*, one after the other, and a batch into *microbatches*. Stage s is on rank s mod p, so with
+p ranks and one *chunk* a rank there are p stages, with v chunks v · p. A pass is one microbatch, forward or backward,
+through one stage. A schedule is no more than the order of passes on every rank:
+
+    schedule = one_f_one_b(ranks=4, microbatches=8)
+    print(timetable(schedule))                    # the schedule as text
+    bubble(predict(schedule, 1.0, 2.0))           # the share of time in which ranks wait: 3/11
+
+| schedule | from | idle share | activations held, in microbatches |
+| --- | --- | --- | --- |
+| `naive` | | (p − 1)/p | 1 |
+| `gpipe` | Huang et al. (2019) | (p − 1)/(m + p − 1) | m |
+| `one_f_one_b` | PipeDream-Flush, Narayanan et al. (2021a) | (p − 1)/(m + p − 1) | p − rank, at most m |
+| `interleaved` | Narayanan et al. (2021b), section 2.2 | (p − 1)/(v · m + p − 1) | up to p (1 + (p − 1)/(p · v)) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["forward", "backward"]
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be: passes are missing, or wait for each other; the message names one."""
+
+
+class Pass(NamedTuple):
+    """One microbatch through one stage, forward or backward."""
+
+    kind: Kind
+    microbatch: int
+    stage: int
+
+    def __str__(self) -> str:
+        return f"{self.kind[0].upper()}{self.microbatch}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The order of passes on every rank: `passes[rank]`.
+
+    Raises:
+        ScheduleError: if a rank lacks a pass of one of its stages, has it twice, has one of another rank, or goes
+            backward before forward.
+    """
+
+    name: str
+    passes: tuple[tuple[Pass, ...], ...]
+    microbatches: int
+    chunks: int = 1
+
+    def __post_init__(self) -> None:
+        for rank, passes in enumerate(self.passes):
+            due = {
+                Pass(kind, microbatch, stage)
+                for kind in ("forward", "backward")
+                for microbatch in range(self.microbatches)
+                for stage in self.stages_of(rank)
+            }
+            wrong = due.symmetric_difference(passes) or {each for each in passes if passes.count(each) > 1}
+            if wrong:
+                kind, microbatch, stage = min(wrong)
+                raise ScheduleError(
+                    f"schedule {self.name!r}: rank {rank} must run every pass of its stages exactly once; look at "
+                    f"{kind} of microbatch {microbatch} through stage {stage}"
+                )
+            for each in passes:
+                if each.kind == "backward" and passes.index(each) < passes.index(
+                    each._replace(kind="forward")
+                ):
+                    raise ScheduleError(
+                        f"schedule {self.name!r}: rank {rank} runs backward of microbatch {each.microbatch} through "
+                        f"stage {each.stage} before its forward"
+                    )
+
+    @property
+    def ranks(self) -> int:
+        """p, the number of ranks."""
+        return len(self.passes)
+
+    @property
+    def stages(self) -> int:
+        """How many stages the model is cut into."""
+        return self.ranks * self.chunks
+
+    def stages_of(self, rank: int) -> range:
+        """The stages on `rank`."""
+        return range(rank, self.stages, self.ranks)
+
+    def source(self, each: Pass) -> Pass | None:
+        """The pass whose result `each` takes in; None for the first forward and, behind the loss, the last stage."""
+        stage = each.stage - 1 if each.kind == "forward" else each.stage + 1
+        return each._replace(stage=stage) if 0 <= stage < self.stages else None
+
+    def consumer(self, each: Pass) -> Pass | None:
+        """The pass that takes in the result of `each`."""
+        stage = each.stage + 1 if each.kind == "forward" else each.stage - 1
+        return each._replace(stage=stage) if 0 <= stage < self.stages else None
+
+
+class Timed(NamedTuple):
+    """One pass as it was predicted, or measured, in seconds of one clock: processes of a machine share theirs."""
+
+    rank: int
+    each: Pass
+    start: float
+    end: float
+
+    def record(self) -> dict[str, float]:
+        """What a script reports: backward (0 or 1), microbatch, stage, start and end."""
+        kind, microbatch, stage = self.each
+        return {
+            "backward": kind == "backward",
+            "microbatch": microbatch,
+            "stage": stage,
+            "start": self.start,
+            "end": self.end,
+        }
+
+
+def timeline_of(records: Iterable[Mapping[str, Any]]) -> list[Timed]:
+    """The passes among a run's `records`, the first of them at 0; records that have no stage are left out."""
+    found = [each for each in records if each.get("stage") is not None]
+    zero = min((each["start"] for each in found), default=0.0)
+    return [
+        Timed(
+            int(each["rank"]),
+            Pass("backward" if each["backward"] else "forward", int(each["microbatch"]), int(each["stage"])),
+            each["start"] - zero,
+            each["end"] - zero,
+        )
+        for each in found
+    ]
+
+
+Timeline = Sequence[Timed]
+
+
+def naive(ranks: int, microbatches: int) -> Schedule:
+    """One microbatch after the other goes through all stages and back: only one rank works at a time."""
+
+    def order(rank: int) -> Iterator[Pass]:
+        for microbatch in range(microbatches):
+            yield Pass("forward", microbatch, rank)
+            yield Pass("backward", microbatch, rank)
+
+    return _schedule("naive", ranks, microbatches, order)
+
+
+def gpipe(ranks: int, microbatches: int) -> Schedule:
+    """All forward passes, then all backward passes (Huang et al. 2019, "GPipe", figure 2c)."""
+
+    def order(rank: int) -> Iterator[Pass]:
+        yield from (Pass("forward", microbatch, rank) for microbatch in range(microbatches))
+        yield from (Pass("backward", microbatch, rank) for microbatch in range(microbatches))
+
+    return _schedule("gpipe", ranks, microbatches, order)
+
+
+def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
+    """Forward passes until the first gradient can come, then one backward after each forward, then the rest.
+
+    Narayanan et al. (2021a), "Memory-Efficient Pipeline-Parallel DNN Training", figure 2: PipeDream-Flush.
+    """
+
+    def order(rank: int) -> Iterator[Pass]:
+        ahead = min(microbatches, ranks - rank - 1)
+        forward = [Pass("forward", microbatch, rank) for microbatch in range(microbatches)]
+        backward = [Pass("backward", microbatch, rank) for microbatch in range(microbatches)]
+        return _ahead_then_in_turn(forward, backward, ahead)
+
+    return _schedule("one_f_one_b", ranks, microbatches, order)
+
+
+def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
+    """1F1B with several smaller stages a rank: a bubble `chunks` times smaller, `chunks` times as many messages.
+
+    Narayanan et al. (2021b), "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
+    figure 4; the order of passes is that of Megatron-LM.
+
+    Raises:
+        ValueError: if `ranks` does not divide `microbatches`, as microbatches go round in groups of p.
+    """
+    if microbatches % ranks:
+        raise ValueError(
+            f"microbatches is {microbatches}; with schedule 'interleaved' it must be a multiple of the {ranks} ranks"
+        )
+
+    def passes(kind: Kind, rank: int) -> list[Pass]:
+        chunk_order = range(chunks) if kind == "forward" else range(chunks - 1, -1, -1)
+        return [
+            Pass(kind, first + place, chunk * ranks + rank)
+            for first in range(0, microbatches, ranks)
+            for chunk in chunk_order
+            for place in range(ranks)
+        ]
+
+    def order(rank: int) -> Iterator[Pass]:
+        ahead = min(microbatches * chunks, 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
+        return _ahead_then_in_turn(passes("forward", rank), passes("backward", rank), ahead)
+
+    return _schedule("interleaved", ranks, microbatches, order, chunks)
+
+
+def _ahead_then_in_turn(forward: list[Pass], backward: list[Pass], ahead: int) -> Iterator[Pass]:
+    yield from forward[:ahead]
+    for one_forward, one_backward in zip(forward[ahead:], backward, strict=False):
+        yield one_forward
+        yield one_backward
+    yield from backward[len(forward) - ahead :]
+
+
+def _schedule(
+    name: str, ranks: int, microbatches: int, order: Callable[[int], Iterable[Pass]], chunks: int = 1
+) -> Schedule:
+    for field, value in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
+        if value < 1:
+            raise ValueError(f"{field} is {value}; it must be at least 1")
+    return Schedule(name, tuple(tuple(order(rank)) for rank in range(ranks)), microbatches, chunks)
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "naive": naive,
+    "gpipe": gpipe,
+    "one_f_one_b": one_f_one_b,
+    "interleaved": interleaved,
+}
+
+
+def schedule_of(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
+    """The schedule called `name`; only `interleaved` has more than one chunk a rank.
+
+    Raises:
+        ValueError: for a name, or numbers, that cannot be; the message names the field.
+    """
+    if name not in SCHEDULES:
+        raise ValueError(f"schedule is {name!r}; it must be one of {', '.join(SCHEDULES)}")
+    if name == "interleaved":
+        return interleaved(ranks, microbatches, chunks)
+    if chunks != 1:
+        raise ValueError(f"chunks is {chunks}; schedule {name!r} has one a rank: use 'interleaved' for more")
+    return SCHEDULES[name](ranks, microbatches)
+
+
+def predict(
+    schedule: Schedule, forward_seconds: float, backward_seconds: float, message_seconds: float = 0.0
+) -> list[Timed]:
+    """When each pass runs: as soon as its rank is free and what it takes in is there.
+
+        start = max(end of the pass before it on its rank, end of its source + message_seconds)
+
+    Args:
+        schedule: the order of passes.
+        forward_seconds, backward_seconds: of one microbatch through all chunks of a rank.
+        message_seconds: from one rank to another.
+
+    Raises:
+        ScheduleError: if passes wait for each other for ever.
+    """
+    seconds = {
+        "forward": forward_seconds / schedule.chunks,
+        "backward": backward_seconds / schedule.chunks,
+    }
+    ends: dict[Pass, float] = {}
+    timeline: list[Timed] = []
+    waiting = [list(reversed(passes)) for passes in schedule.passes]
+    free = [0.0] * schedule.ranks
+    while any(waiting):
+        before = len(timeline)
+        for rank, passes in enumerate(waiting):
+            while passes and ((source := schedule.source(passes[-1])) is None or source in ends):
+                each = passes.pop()
+                crosses = source is not None and source.stage % schedule.ranks != rank
+                ready = 0.0 if source is None else ends[source] + message_seconds * crosses
+                start = max(free[rank], ready)
+                free[rank] = ends[each] = start + seconds[each.kind]
+                timeline.append(Timed(rank, each, start, free[rank]))
+        if len(timeline) == before:
+            kind, microbatch, stage = next(passes[-1] for passes in waiting if passes)
+            raise ScheduleError(
+                f"schedule {schedule.name!r} never ends: {kind} of microbatch {microbatch} through stage {stage} "
+                "waits for a pass that comes after it"
+            )
+    return timeline
+
+
+def bubble(timeline: Timeline) -> float:
+    """The share of the ranks' time, from the first start to the last end, in which they run no pass."""
+    ranks = len({timed.rank for timed in timeline})
+    whole = max(timed.end for timed in timeline) - min(timed.start for timed in timeline)
+    return 1 - sum(timed.end - timed.start for timed in timeline) / (ranks * whole)
+
+
+def bubble_fraction(ranks: int, microbatches: float, chunks: int = 1) -> float:
+    """(p − 1)/(v · m + p − 1): the idle share of GPipe, 1F1B and, with v chunks, the interleaved schedule.
+
+    Of v · m + p − 1 slots each rank works in v · m. Exact where all stages take equally long and messages no time.
+    Source: Huang et al. (2019), section 2.3; Narayanan et al. (2021b), section 2.2.2, who give bubble over work,
+    (p − 1)/(v · m).
+    """
+    return (ranks - 1) / (chunks * microbatches + ranks - 1)
+
+
+def held(passes: Sequence[Pass]) -> int:
+    """The most passes whose forward is done and whose backward is not: activations that a rank keeps at once."""
+    most = now = 0
+    for each in passes:
+        now += 1 if each.kind == "forward" else -1
+        most = max(most, now)
+    return most
+
+
+def timetable(schedule: Schedule, backward_slots: int = 2) -> str:
+    """The schedule as text: a row a rank, a column for the time of one forward pass; dots are the bubble.
+
+    Passes through a rank's second chunk and those after it are in small letters.
+    """
+    rows = [f"schedule {schedule.name}: {schedule.ranks} ranks, {schedule.microbatches} microbatches"]
+    timeline = predict(schedule, schedule.chunks, backward_slots * schedule.chunks)
+    slots = round(max(timed.end for timed in timeline))
+    width = len(str(schedule.microbatches - 1)) + 2
+    for rank in range(schedule.ranks):
+        cells = ["." * (width - 1)] * slots
+        for timed in timeline:
+            if timed.rank == rank:
+                first, last = round(timed.start), round(timed.end)
+                name = str(timed.each) if timed.each.stage == rank else str(timed.each).lower()
+                cells[first:last] = [name.ljust(width - 1)] + ["–" * (width - 1)] * (last - first - 1)
+        rows.append(f"rank {rank} | " + " ".join(cells))
+    return "\n".join(rows)

@@ -1,0 +1,341 @@
+"""Sharded data parallelism: what N ranks would all hold, each holds an N-th of (ZeRO).
+
+Plain data parallelism keeps everything N times. The three stages of ZeRO cut away one kind of copy each. With K bytes
+of parameters and an optimizer that keeps s numbers a parameter (Adam: 2), a rank holds between two steps, and sends in
+a step, on the mean of the ranks:
+
+| | parameters | gradients | optimizer | sent |
+| --- | --- | --- | --- | --- |
+| `data.NaiveDataParallel` and its successors | K | K | s·K | 2 (N − 1)/N · K |
+| ZeRO-1: `ShardedOptimizer`, on top of them | K | K | s·K/N | 3 (N − 1)/N · K |
+| ZeRO-2: `ShardedGradients` | K | K/N | s·K/N | 2 (N − 1)/N · K |
+| ZeRO-3: `FullySharded` | K/N | K/N | s·K/N | 3 (N − 1)/N · K |
+
+Stage 1 all-reduces gradients and then broadcasts what each owner has updated. Stage 2 needs only a reduce-scatter of
+gradients and an all-gather of parameters, which together are what an all-reduce is. Stage 3 gathers parameters twice,
+for the forward and for the backward pass, and keeps neither.
+
+    model = FullySharded(module, communicator, units=module.blocks)
+    optimizer = model.optimizer(torch.optim.AdamW, lr=1e-3)
+
+Source: Rajbhandari et al. (2020), "ZeRO: memory optimizations toward training trillion parameter models", sections 5
+and 7; for stage 3 also Zhao et al. (2023), "PyTorch FSDP: experiences on scaling fully sharded data parallel".
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim import Optimizer
+
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.tree import tree_broadcast
+from workshop_utils.parallel.data import (
+    MEBIBYTE,
+    UnusedParameters,
+    broadcast_from_first,
+    buckets_of,
+    contiguous,
+    listed,
+)
+from workshop_utils.parallel.flat import Flat
+from workshop_utils.parallel.separable import treats_alone
+from workshop_utils.parallel.units import divide, of_one_kind
+
+
+def zero_bytes_sent(size: int, nbytes: int, stage: int) -> float:
+    """Bytes that a rank sends in a step, on the mean of `size` ranks, for parameters of `nbytes`: see the module.
+
+    Stage 0 is data parallelism without sharding. In stage 3 it is an upper bound: a unit whose parameters the
+    backward pass does not ask for, such as a first layer, is gathered once only.
+
+    Raises:
+        ValueError: if there is no such stage.
+    """
+    # In units of a reduce-scatter, an all-gather, or a broadcast of every parameter: (N − 1)/N · K each.
+    passes = {0: 2, 1: 3, 2: 2, 3: 3}
+    if stage not in passes:
+        raise ValueError(f"stage is {stage}; it must be 0, 1, 2 or 3")
+    return passes[stage] * (size - 1) / size * nbytes
+
+
+# Stage 1.
+
+
+class ShardedOptimizer(Optimizer):
+    """ZeRO-1: each parameter has an owner, the rank that keeps its optimizer state, updates it, and tells the others.
+
+    Gradients are averaged beforehand, by one of the classes of `data`. Owners have whole parameters, so the optimizer
+    may do with a parameter what it likes, as Muon and Adafactor do with a matrix; it may not mix parameters, as LBFGS
+    does. `param_groups` are those of the whole model, so that learning rate schedulers do as ever.
+
+    Args:
+        parameters: as any optimizer takes them, groups too; the same on all ranks.
+        communicator: of these ranks.
+        optimizer: the class of the optimizer; `options` are its arguments.
+
+    Raises:
+        ValueError: if the optimizer mixes parameters.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Any],
+        communicator: Communicator,
+        optimizer: Callable[..., Optimizer],
+        **options: Any,
+    ) -> None:
+        if not treats_alone([(2, 3), (4, 2)], [[(2, 3)], [(4, 2)]], optimizer, options):
+            raise ValueError(
+                f"optimizer is {_name(optimizer)}, which mixes parameters; sharded by parameters it would compute "
+                "something else: use one that treats each by itself, such as AdamW"
+            )
+        given = list(parameters)
+        groups = given if given and isinstance(given[0], dict) else [{"params": given}]
+        groups = [{**group, "params": list(group["params"])} for group in groups]
+        self.communicator = communicator
+        self._owner = owners([p for group in groups for p in group["params"]], communicator.size)
+        own = [{**group, "params": [p for p in group["params"] if self._is_own(p)]} for group in groups]
+        self._own = optimizer(own, **options)
+        super().__init__(groups, self._own.defaults)
+        self._has_owners = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Take a group of parameters; only while this is made, for then owners are chosen.
+
+        Raises:
+            ValueError: later.
+        """
+        if getattr(self, "_has_owners", False):
+            raise ValueError(
+                "param_group is new; a ShardedOptimizer has its owners already: make another one"
+            )
+        super().add_param_group(param_group)
+
+    def _is_own(self, parameter: Tensor) -> bool:
+        return self._owner[parameter] == self.communicator.rank
+
+    def step(self, closure: Any = None) -> Any:
+        """Update the own parameters, then give every parameter from its owner to all."""
+        for own, whole in zip(self._own.param_groups, self.param_groups, strict=True):
+            own.update({name: value for name, value in whole.items() if name != "params"})
+        loss = self._own.step(closure)
+        for parameter, owner in self._owner.items():
+            with contiguous(parameter) as whole_parameter:
+                tree_broadcast(self.communicator, whole_parameter, root=owner)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the own parameters; each rank saves its own."""
+        return self._own.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up what the same rank of as many has saved."""
+        self._own.load_state_dict(state_dict)
+        for own, whole in zip(self._own.param_groups, self.param_groups, strict=True):
+            whole.update({name: value for name, value in own.items() if name != "params"})
+
+
+def owners(parameters: Sequence[Tensor], size: int) -> dict[Tensor, int]:
+    """The owner of each parameter: the largest first, always to the rank that has least so far."""
+    load = [0] * size
+    owner = {}
+    for parameter in sorted(parameters, key=lambda each: -each.nbytes):  # stable, so the same on all ranks
+        rank = load.index(min(load))
+        owner[parameter] = rank
+        load[rank] += parameter.nbytes
+    return owner
+
+
+# Stages 2 and 3.
+
+
+class _Sharded(nn.Module):
+    """What stages 2 and 3 share: flats, whose gradients are reduced as the backward pass gives them.
+
+    It communicates in the order in which the passes go, so all ranks must go through the same layers.
+    """
+
+    def __init__(self, module: nn.Module, communicator: Communicator) -> None:
+        super().__init__()
+        self.module = module
+        self.flats: list[Flat] = []
+        self.communicator = communicator
+
+    def _watch(self, flat: Flat) -> None:
+        """Let `flat` take gradients as they come."""
+        self.flats.append(flat)
+        for parameter in flat.parameters:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(lambda p, flat=flat: self._on_gradient(flat, p))
+
+    def _on_gradient(self, flat: Flat, parameter: Any) -> None:
+        flat.take(parameter)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward pass."""
+        return self.module(*args, **kwargs)
+
+    def optimizer(self, kind: Callable[..., Optimizer], **options: Any) -> Optimizer:
+        """An optimizer of this kind for the shards: its `step`, `zero_grad`, `state_dict` are those of any other.
+
+        A shard is a piece of several parameters, end to end. So the optimizer must treat every number by itself, as
+        SGD, Adam and most others do; and all parameters have the same options.
+
+        Raises:
+            ValueError: if it does not, as Muon, Adafactor and LBFGS, which look at whole matrices or at everything.
+        """
+        if not treats_alone([(4, 4)], [[(3,)], [(13,)]], kind, options):
+            raise ValueError(
+                f"optimizer is {_name(kind)}, which does not treat every number by itself; on shards it would "
+                "compute something else: use one that does, such as AdamW, or ShardedOptimizer, which shards by "
+                "whole parameters"
+            )
+        made = kind([flat.shard for flat in self.flats if flat.shard.requires_grad], **options)
+        made.register_step_pre_hook(self._before_step)
+        made.register_step_post_hook(self._after_step)
+        return made
+
+    def _before_step(self, *_: Any) -> None:
+        missing = [name for flat in self.flats for name in flat.missing()]
+        if missing:
+            raise UnusedParameters(
+                f"{listed(missing)} had no part in this step on rank {self.communicator.rank}; every parameter must "
+                "have a gradient, since it is reduced with others: freeze it before the module is sharded"
+            )
+
+    def _after_step(self, *_: Any) -> None:
+        for flat in self.flats:
+            flat.end_step()
+
+
+class ShardedGradients(_Sharded):
+    """ZeRO-2: every rank has all parameters, but only its chunk of the gradients and of the optimizer's state.
+
+    During the backward pass, a bucket of gradients is reduced as soon as it is full, and all but this rank's chunk of
+    it is let go. After the optimizer's step, parameters are gathered. A second backward pass before the step adds to
+    the gradients, and sends as much again.
+
+    Frozen and tied parameters, buffers: as in `data`. A parameter without a gradient is refused, and all ranks must
+    go through the same layers, for that is the order in which they send.
+
+    Args:
+        module: on the CPU; of the same structure on all ranks.
+        communicator: of these ranks. While a step is under way, nobody else may use it.
+        bucket_bytes: of gradients that are reduced together, and so the most that is held beside the chunks.
+
+    Raises:
+        ValueError: if `bucket_bytes` is not above zero.
+    """
+
+    def __init__(
+        self, module: nn.Module, communicator: Communicator, bucket_bytes: int = 25 * MEBIBYTE
+    ) -> None:
+        super().__init__(module, communicator)
+        broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
+        trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        for names, parameters in buckets_of(trainable, bucket_bytes):
+            self._watch(Flat(communicator, names, parameters, keep=True))
+
+    def _after_step(self, *_: Any) -> None:
+        super()._after_step()
+        for flat in self.flats:
+            flat.gather()
+
+
+class FullySharded(_Sharded):
+    """ZeRO-3: of parameters, gradients and optimizer state every rank has its chunk alone.
+
+    The module is divided into units. A unit's parameters are gathered when its forward pass begins, and let go when it
+    ends; autograd keeps a note in their place. When the backward pass asks for one, the unit is gathered again, and
+    let go once all its gradients have come and have been reduced.
+
+    A module made on the device "meta" has no memory yet: it is given some, and its initial values by each layer's
+    `reset_parameters`, unit by unit, so that no rank ever holds all of it.
+
+    Frozen and tied parameters as in `data`; a parameter that two units share belongs to the rest. A parameter without
+    a gradient is refused, and all ranks must go through the same layers, for that is the order in which they send.
+
+    Args:
+        module: on the CPU or on "meta"; of the same structure on all ranks.
+        communicator: of these ranks. While a step is under way, nobody else may use it.
+        units: submodules of `module`, for example its blocks; what is in none of them is a unit too. None makes the
+            children of `module` units.
+
+    Raises:
+        ValueError: if a unit is not a submodule, or a layer on "meta" has no `reset_parameters`.
+    """
+
+    def __init__(
+        self, module: nn.Module, communicator: Communicator, units: Iterable[nn.Module] | None = None
+    ) -> None:
+        super().__init__(module, communicator)
+        self._unit_of: dict[Flat, list[Flat]] = {}  # the flats of a unit, by each of them
+        for unit in divide(module, list(module.children() if units is None else units)):
+            unit.materialise()
+            parameters = unit.parameters()
+            broadcast_from_first(communicator, itertools.chain(parameters.values(), unit.buffers()))
+            flats = [
+                Flat(communicator, list(group), list(group.values()), keep=False)
+                for group in of_one_kind(parameters)
+            ]
+            for flat in flats:
+                self._watch(flat)
+                self._unit_of[flat] = flats
+            self._gather_around(unit.module, flats)
+
+    def _gather_around(self, module: nn.Module, flats: list[Flat]) -> None:
+        """Have `flats` whole while `module` is in its forward pass."""
+        module.register_forward_pre_hook(lambda *_: _each(flats, Flat.gather))
+        module.register_forward_hook(lambda *_: _each(flats, Flat.free), always_call=True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward pass."""
+        with saved_tensors_hooks(self._note, self._look_up):
+            return self.module(*args, **kwargs)
+
+    def _note(self, tensor: Tensor) -> Any:
+        """What autograd is to keep for the backward pass instead of `tensor`: of a parameter, where it was."""
+        flat = next((flat for flat in self.flats if flat.holds(tensor)), None)
+        if flat is None:
+            return tensor
+        return flat, tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def _look_up(self, noted: Any) -> Tensor:
+        """What autograd kept, or the parameter that it took a note of, gathered again if need be."""
+        if isinstance(noted, Tensor):
+            return noted
+        flat, *where = noted
+        flat.gather()
+        return flat.whole.as_strided(*where)
+
+    def _on_gradient(self, flat: Flat, parameter: Any) -> None:
+        if flat.take(parameter):
+            _each(self._unit_of[flat], Flat.free)
+
+    def _after_step(self, *_: Any) -> None:
+        super()._after_step()
+        _each(self.flats, Flat.free)  # frozen units may still be whole
+
+    @contextmanager
+    def gathered(self) -> Iterator[nn.Module]:
+        """The module with all its parameters, to be looked at or saved; all ranks enter the block together."""
+        _each(self.flats, Flat.gather)
+        try:
+            yield self.module
+        finally:
+            _each(self.flats, Flat.free)
+
+
+def _each(flats: Iterable[Flat], do: Callable[[Flat], None]) -> None:
+    for flat in flats:
+        do(flat)
+
+
+def _name(optimizer: Callable[..., Optimizer]) -> str:
+    return getattr(optimizer, "__name__", repr(optimizer))

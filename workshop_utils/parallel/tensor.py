@@ -1,0 +1,367 @@
+"""Tensor parallelism: every rank has a part of each layer, and all ranks work on the same microbatch.
+
+Shoeybi et al. (2019), "Megatron-LM", section 3. A pair of linear layers is cut so that only its end must be summed:
+
+    Y = gelu(X A), Z = Y B        A by its columns, B by its rows: Z = Σ over ranks of gelu(X Aᵣ) Bᵣ
+
+The two places where ranks meet are the paper's conjugate operators f, where X comes in, and g, where Z comes out. With
+sequence parallelism (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section
+4.2) they are g and ḡ, and what lies between the pairs, norms and residuals, is cut along the sequence:
+
+| | forward | backward | here |
+| --- | --- | --- | --- |
+| f | nothing | all-reduce | `Region.copy` |
+| g | all-reduce | nothing | `Region.sum_up` |
+| g, sequence parallel | all-gather | reduce-scatter, and X gathered once more | `Region.gathered_linear` |
+| ḡ, sequence parallel | reduce-scatter | all-gather | `Region.sum_up` |
+
+An all-reduce is a reduce-scatter and an all-gather, so both forms send as much, but for X: to keep only its own share
+of X until the backward pass, a rank has it gathered again there.
+
+PyTorch's `nn.Linear` keeps A transposed, so that a cut by columns is one by the rows of `weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workshop_utils.comm.communicator import Communicator, Operation
+from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_bytes_sent, ring_reduce_scatter
+from workshop_utils.comm.subset import Subset
+from workshop_utils.parallel.gpt import Attention, Block, Embedding, Head
+
+
+class Region:
+    """The ranks that hold one layer together, and how activations come in and go out.
+
+    Args:
+        communicator: those ranks.
+        sequence_parallel: whether activations outside are cut along the sequence; they are (batch, sequence, width).
+    """
+
+    def __init__(self, communicator: Communicator, sequence_parallel: bool = False) -> None:
+        self.communicator, self.sequence_parallel = communicator, sequence_parallel
+        # A ring leaves the rank in place r with chunk r + 1. Seen from one place further, that is its own.
+        self.ring = Subset(communicator, [*range(1, communicator.size), 0])
+
+    def copy(self, x: Tensor) -> Tensor:
+        """f: every part of a layer takes in the same `x`."""
+        copied: Tensor = _Copy.apply(x, self)
+        return copied
+
+    def gathered_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Sequence-parallel g and the linear layer behind it: of `x` each rank has, and keeps, its share only."""
+        given: Tensor = _GatheredLinear.apply(x, weight, bias, self)
+        return given
+
+    def sum_up(self, partial: Tensor) -> Tensor:
+        """The sum over all ranks of what their parts gave: g, or of its sequence this rank's share: ḡ."""
+        total: Tensor = (_ScatterSum if self.sequence_parallel else _Sum).apply(partial, self)
+        return total
+
+    def own(self, length: int) -> slice:
+        """This rank's share of `length` equal things: shares differ by one at most."""
+        rank, size = self.communicator.rank, self.communicator.size
+        return slice(rank * length // size, (rank + 1) * length // size)
+
+    def sum(self, x: Tensor, operation: Operation = "sum") -> Tensor:
+        """The all-reduced `x`, as a tensor of its own."""
+        total = x.detach().clone(memory_format=torch.contiguous_format)
+        ring_all_reduce(self.communicator, total.numpy(), operation)
+        return total
+
+    def gather_sequence(self, x: Tensor) -> Tensor:
+        """All ranks' shares (batch, sequence/N, width), one after the other: (batch, sequence, width)."""
+        batch, share, width = x.shape
+        size, rank = self.communicator.size, self.communicator.rank
+        whole = x.new_empty(size, share, batch, width)  # a rank's share in one piece
+        whole[rank] = x.detach().transpose(0, 1)
+        ring_all_gather(self.ring, whole.numpy())
+        return whole.view(size * share, batch, width).transpose(0, 1)
+
+    def scatter_sum(self, x: Tensor) -> Tensor:
+        """This rank's share, along the sequence, of the sum of all ranks' `x`.
+
+        Raises:
+            ValueError: if the sequence has no equal shares.
+        """
+        size = self.communicator.size
+        if x.shape[1] % size:
+            raise ValueError(
+                f"the sequence has {x.shape[1]} tokens; sequence parallelism cuts it into {size} equal shares: "
+                f"choose a multiple of {size}"
+            )
+        whole = x.detach().transpose(0, 1).clone(memory_format=torch.contiguous_format)
+        ring_reduce_scatter(self.ring, whole.numpy())
+        return whole[self.own(x.shape[1])].transpose(0, 1)
+
+
+class _Copy(torch.autograd.Function):
+    """f: the input is there already; its gradient is the sum of what all parts contribute."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, region: Region) -> Tensor:
+        ctx.region = region
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return ctx.region.sum(gradients[0]), None
+
+
+class _Sum(torch.autograd.Function):
+    """g: the output is the sum of all parts'; each part's gradient is that of the sum."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor, region: Region) -> Tensor:
+        return region.sum(x)
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Any:
+        return gradients[0], None
+
+
+class _GatheredLinear(torch.autograd.Function):
+    """g of sequence parallelism with the linear layer, so that the gathered input need not be kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, region: Region) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.region, ctx.has_bias = region, bias is not None
+        return functional.linear(region.gather_sequence(x), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x, weight), region = ctx.saved_tensors, ctx.region
+        rows = gradients[0].flatten(0, -2)
+        whole = region.gather_sequence(x).flatten(0, -2)
+        own = region.scatter_sum(gradients[0] @ weight)
+        return own, rows.t() @ whole, rows.sum(dim=0) if ctx.has_bias else None, None
+
+
+class _ScatterSum(torch.autograd.Function):
+    """ḡ of sequence parallelism."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, region: Region) -> Tensor:
+        ctx.region = region
+        return region.scatter_sum(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return ctx.region.gather_sequence(gradients[0]), None
+
+
+class Cut(nn.Module):
+    """A layer of which this rank has a part. `cut` names the parameters that are parts; all others are whole."""
+
+    cut: tuple[str, ...] = ("weight",)
+
+    def __init__(self, region: Region) -> None:
+        super().__init__()
+        self.region = region
+
+
+def _part(whole: Tensor) -> nn.Parameter:
+    return nn.Parameter(whole.detach().clone())
+
+
+class ColumnParallelLinear(Cut):
+    """Some of a linear layer's outputs: input (…, all inputs), output (…, own outputs).
+
+    Args:
+        linear: the whole layer, of which the own part is copied.
+        region: the ranks that share it.
+        unit: how many outputs must stay together: those of an attention head.
+    """
+
+    cut = ("weight", "bias")
+
+    def __init__(self, linear: nn.Linear, region: Region, unit: int = 1) -> None:
+        super().__init__(region)
+        own = _share(region, linear.out_features, unit)
+        self.weight = _part(linear.weight[own])
+        self.bias = None if linear.bias is None else _part(linear.bias[own])
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.region.sequence_parallel:
+            return self.region.gathered_linear(x, self.weight, self.bias)
+        return functional.linear(self.region.copy(x), self.weight, self.bias)
+
+
+class RowParallelLinear(Cut):
+    """A linear layer fed with some of its inputs: input (…, own inputs), output (…, all outputs), summed."""
+
+    def __init__(self, linear: nn.Linear, region: Region, unit: int = 1) -> None:
+        super().__init__(region)
+        self.weight = _part(linear.weight[:, _share(region, linear.in_features, unit)])
+        self.bias = None if linear.bias is None else _part(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.region.sum_up(functional.linear(x, self.weight))
+        return total if self.bias is None else total + self.bias  # once, behind the sum
+
+
+def _share(region: Region, features: int, unit: int) -> slice:
+    units = features // unit
+    if units < region.communicator.size:
+        raise ValueError(f"{region.communicator.size} ranks cannot share {units} units of {unit} features")
+    own = region.own(units)
+    return slice(own.start * unit, own.stop * unit)
+
+
+class VocabularyParallelEmbedding(Cut):
+    """Each rank knows some of the tokens; those of others count as zero before the sum."""
+
+    cut = ("token",)
+
+    def __init__(self, embedding: Embedding, region: Region) -> None:
+        super().__init__(region)
+        self.tokens = region.own(embedding.token.num_embeddings)
+        self.token = _part(embedding.token.weight[self.tokens])
+        self.position = _part(embedding.position.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        foreign = (tokens < self.tokens.start) | (tokens >= self.tokens.stop)
+        local = (tokens - self.tokens.start).masked_fill(foreign, 0)
+        own = functional.embedding(local, self.token).masked_fill(foreign.unsqueeze(-1), 0.0)
+        sequence = tokens.shape[1]
+        places = self.region.own(sequence) if self.region.sequence_parallel else slice(sequence)
+        return self.region.sum_up(own) + self.position[places]
+
+
+def vocabulary_parallel_cross_entropy(
+    logits: Tensor, targets: Tensor, region: Region, vocabulary: int
+) -> Tensor:
+    """Mean loss in nats, on every rank, from each rank's logits for its part of the vocabulary.
+
+    Instead of all logits, three numbers a token cross: the largest logit, the sum of exponentials, and the target's
+    logit (Shoeybi et al. 2019, section 3).
+
+    Args:
+        logits: (batch, sequence, own part of the vocabulary).
+        targets: (batch, sequence) tokens of the whole vocabulary; the same on every rank.
+        region: the ranks whose parts, in their order, make the vocabulary.
+        vocabulary: how many tokens there are.
+    """
+    loss: Tensor = _VocabularyParallelCrossEntropy.apply(
+        logits, targets, region, region.own(vocabulary).start
+    )
+    return loss
+
+
+class _VocabularyParallelCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, region: Region, first: int) -> Tensor:
+        shape = logits.shape
+        logits, targets = logits.flatten(0, -2), targets.flatten()
+        local, rows = targets - first, torch.arange(len(targets))
+        own = (local >= 0) & (local < logits.shape[1])
+
+        shifted = logits - region.sum(logits.max(dim=1).values, "max").unsqueeze(1)
+        exponentials = shifted.exp()
+        at_target = torch.where(own, shifted[rows, local.clamp(0, logits.shape[1] - 1)], 0.0)
+        total, target = region.sum(torch.stack([exponentials.sum(dim=1), at_target]))
+
+        gradient = exponentials / total.unsqueeze(1)
+        gradient[rows[own], local[own]] -= 1
+        ctx.save_for_backward(gradient / len(targets))
+        ctx.shape = shape
+        return (total.log() - target).mean()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (gradient,) = ctx.saved_tensors
+        return (gradients[0] * gradient).view(ctx.shape), None, None, None
+
+
+def parallelize(module: nn.Module, region: Region) -> nn.Module:
+    """`module` with the layers of every Block, Embedding and Head in it replaced by this rank's parts, in place.
+
+    Every rank must hand over the same whole weights. Behind a Head there are then logits for a part of the vocabulary:
+    use `vocabulary_parallel_cross_entropy`.
+
+    Returns:
+        `module`, or what replaces it if it is an Embedding itself.
+
+    Raises:
+        ValueError: if there are more ranks than attention heads, hidden units or tokens to share.
+    """
+    if isinstance(module, Embedding):
+        return VocabularyParallelEmbedding(module, region)
+    if isinstance(module, Block):
+        _parallelize_block(module, region)
+    elif isinstance(module, Head):
+        module.vocabulary = ColumnParallelLinear(module.vocabulary, region)  # type: ignore[assignment]
+    else:
+        for name, child in module.named_children():
+            setattr(module, name, parallelize(child, region))
+    return module
+
+
+def _parallelize_block(block: Block, region: Region) -> None:
+    attention: Attention = block.attention
+    unit = attention.head_width
+    attention.qkv = ColumnParallelLinear(attention.qkv, region, 3 * unit)  # type: ignore[assignment]
+    attention.out = RowParallelLinear(attention.out, region, unit)  # type: ignore[assignment]
+    block.mlp.up = ColumnParallelLinear(block.mlp.up, region)  # type: ignore[assignment]
+    block.mlp.down = RowParallelLinear(block.mlp.down, region)  # type: ignore[assignment]
+
+
+def whole_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that every rank has whole: norms, positions, biases behind a sum."""
+    parts = {
+        id(getattr(layer, name)) for layer in module.modules() if isinstance(layer, Cut) for name in layer.cut
+    }
+    return [parameter for parameter in module.parameters() if id(parameter) not in parts]
+
+
+def finish_gradients(module: nn.Module, region: Region) -> None:
+    """Sum the gradients of whole parameters, where each rank has seen its share of the sequence only.
+
+    To be called after the last backward pass of a step; without sequence parallelism there is nothing to do.
+    """
+    if region.sequence_parallel:
+        all_reduce_gradients(whole_parameters(module), region.communicator, "sum")
+
+
+def all_reduce_gradients(
+    parameters: Iterable[nn.Parameter], communicator: Communicator, operation: Operation
+) -> None:
+    """Reduce the gradients over all ranks, as one array. Parameters without a gradient are left out."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients or communicator.size == 1:
+        return
+    together = torch.cat([gradient.flatten() for gradient in gradients])
+    ring_all_reduce(communicator, together.numpy(), operation)
+    for gradient, reduced in zip(
+        gradients, together.split([each.numel() for each in gradients]), strict=True
+    ):
+        gradient.copy_(reduced.view_as(gradient))
+
+
+def block_bytes_sent(ranks: int, nbytes: int, sequence_parallel: bool = False) -> float:
+    """Bytes that a rank sends for one Block, forward and backward: 4 all-reduces of `nbytes`.
+
+    `nbytes` is the size of a microbatch's activations between blocks, batch · sequence · width · itemsize. Two
+    all-reduces are forward, two backward (Shoeybi et al. 2019, section 3). With sequence parallelism each is an
+    all-gather and a reduce-scatter instead, and 2 all-gathers more are backward.
+    """
+    return (5 if sequence_parallel else 4) * ring_bytes_sent(ranks, nbytes)
+
+
+def ends_bytes_sent(
+    ranks: int, nbytes: int, tokens: int, sequence_parallel: bool = False, itemsize: int = 4
+) -> float:
+    """Bytes that a rank sends for Embedding, Head and loss: 2 all-reduces of `nbytes`, and 3 numbers a token.
+
+    The embedding is summed forward and the gradient of the head's input backward. With sequence parallelism an
+    all-gather, half an all-reduce, is added for the head.
+    """
+    all_reduces = 2.5 if sequence_parallel else 2
+    return all_reduces * ring_bytes_sent(ranks, nbytes) + ring_bytes_sent(ranks, 3 * tokens * itemsize)

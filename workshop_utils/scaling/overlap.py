@@ -1,0 +1,75 @@
+"""What the ranks of a data parallel step did when: how much of the communication hid behind the backward pass."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+from workshop_utils.runs import Run
+
+MARKS = ("forward_start", "forward_end", "backward_end", "synchronised")
+
+
+class Phase(NamedTuple):
+    """What a rank did from `start` to `end`, in seconds since the first rank began the step.
+
+    `kind` is "forward", "backward", "wait" (for gradients, once the backward pass has ended) or "all-reduce", which
+    has the `nbytes` of its array.
+    """
+
+    kind: str
+    start: float
+    end: float
+    nbytes: int = 0
+
+
+def timeline(run: Run) -> dict[int, list[Phase]]:
+    """The phases of the last step of each rank, from a run of jobs/digits_buckets or jobs/digits_torch_ddp.
+
+    PyTorch's DDP waits within its backward pass. There "wait" begins when the last bucket is handed over, for then the
+    last gradient has been computed.
+
+    Raises:
+        ValueError: if the run has reported no timeline.
+    """
+    phases: dict[int, list[Phase]] = {}
+    marks: dict[int, dict[str, float]] = {}
+    for record in run.records:
+        if "backward_end" in record:
+            marks[record["rank"]] = {name: record[name] for name in MARKS if name in record}
+        elif "all_reduce" in record:
+            phase = Phase("all-reduce", record["start"], record["end"], int(record["nbytes"]))
+            phases.setdefault(record["rank"], []).append(phase)
+    for rank, of_rank in marks.items():
+        travelled = phases.setdefault(rank, [])
+        if "synchronised" not in of_rank and travelled:
+            of_rank["synchronised"] = of_rank["backward_end"]
+            of_rank["backward_end"] = max(phase.start for phase in travelled)
+        spans = itertools.pairwise(of_rank[name] for name in MARKS if name in of_rank)
+        travelled[:0] = [
+            Phase(kind, *span) for kind, span in zip(("forward", "backward", "wait"), spans, strict=False)
+        ]
+    if not phases:
+        raise ValueError(
+            f"{run.name} has reported no timeline; it must be jobs/digits_buckets or digits_torch_ddp"
+        )
+    return dict(sorted(phases.items()))
+
+
+def exposed_seconds(run: Run) -> list[float]:
+    """How long the ranks of jobs/digits_buckets waited for gradients after their backward pass, a value a step.
+
+    The mean of the ranks; the first step, in which connections open up, is left out.
+
+    Raises:
+        ValueError: if fewer than two steps were reported.
+    """
+    seconds: dict[int, list[float]] = {}
+    for record in run.records:
+        if record.get("exposed_seconds") is not None:
+            seconds.setdefault(int(record["step"]), []).append(record["exposed_seconds"])
+    if len(seconds) < 2:
+        raise ValueError(
+            f"{run.name} has reported exposed_seconds of {len(seconds)} steps; there must be at least 2"
+        )
+    return [sum(of_step) / len(of_step) for _, of_step in sorted(seconds.items())][1:]

@@ -1,0 +1,71 @@
+"""How often to save: what failures cost a run that goes back to its last checkpoint.
+
+Failures come at random, on average one every M seconds: with N workers that each fail once in M₁ seconds, M = M₁ / N.
+Who saves every τ seconds loses δ for each checkpoint, and after each failure a restart of R and what was done since.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.float64]
+
+
+def failure_interval(worker_failure_seconds: float, workers: int) -> float:
+    """Mean seconds between failures of any of `workers`, each of which fails once in `worker_failure_seconds`.
+
+    Raises:
+        ValueError: if there is no worker.
+    """
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; it must be at least 1")
+    return worker_failure_seconds / workers
+
+
+def best_interval(save_seconds: float, failure_seconds: float) -> float:
+    """Seconds of work between checkpoints that lose the least time: √(2 δ M), for δ much shorter than M.
+
+    Source: Young (1974), "A first order approximation to the optimum checkpoint interval", CACM 17(9).
+    """
+    return math.sqrt(2 * save_seconds * failure_seconds)
+
+
+@overload
+def lost_share(interval: float, save: float, failure: float, restart: float = 0.0) -> float: ...
+@overload
+def lost_share(interval: Numbers, save: float, failure: float, restart: float = 0.0) -> Numbers: ...
+def lost_share(
+    interval: float | Numbers, save: float, failure: float, restart: float = 0.0
+) -> float | Numbers:
+    """Which share of the time is not spent on steps that last: 1 − τ / (M e^(R/M) (e^((τ+δ)/M) − 1)).
+
+    Exact for failures that come independently of each other, also during saves and restarts. All are in seconds:
+    `interval` is τ, a number or an array, `save` δ, `failure` M, `restart` R.
+
+    Source: Daly (2006), "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
+    Generation Computer Systems 22(3).
+    """
+    wall = failure * np.exp(restart / failure) * np.expm1((np.asarray(interval) + save) / failure)
+    share = 1 - np.asarray(interval) / wall
+    return float(share) if np.ndim(interval) == 0 else share
+
+
+def simulated_lost_share(
+    interval: float, save: float, failure: float, restart: float = 0.0, intervals: int = 1000, seed: int = 0
+) -> float:
+    """The same, of one run of so many `intervals` whose failures were drawn at random."""
+    random = np.random.default_rng(seed)
+
+    def attempts(needed: float) -> float:
+        """Seconds that pass, with failures among them, until `needed` have gone by without one."""
+        total = 0.0
+        while (until_failure := random.exponential(failure)) < needed:
+            total += until_failure + (attempts(restart) if restart else 0.0)
+        return total + needed
+
+    wall = sum(attempts(interval + save) for _ in range(intervals))
+    return 1 - intervals * interval / wall
