@@ -1,0 +1,208 @@
+"""The `workshop` command: launch jobs, run lessons, look at the machine, measure."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# Heavy modules (pandas, matplotlib, papermill) are imported by the commands that need them: a launch from the
+# command line must not be slower than torchrun's.
+
+app = typer.Typer(
+    name="workshop",
+    help="Watch distributed training happen: real processes that train one model together.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def launch(
+    job: Annotated[Path, typer.Argument(help="A job's folder, or its job.yaml.")],
+    on: Annotated[
+        str,
+        typer.Option(
+            help="The place: local, sagemaker, kubernetes; sagemaker-stand-in, kubernetes-stand-in (nothing needed)."
+        ),
+    ] = "local",
+    config: Annotated[
+        Path | None, typer.Option(help="A place.yaml: what the place needs to know, such as a role.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="How many workers, in place of the job's own.")] = None,
+    argument: Annotated[
+        list[str] | None, typer.Option("--argument", "-a", help="NAME=VALUE for the script; may be repeated.")
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="A slow link for each process: 100Mbit, or bandwidth=100Mbit,worker-1=10Mbit."),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="digits, mnist, a folder, a URL or an s3:// path.")] = None,
+    timeout: Annotated[str | None, typer.Option(help="When a hanging run is ended, such as 10min.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Keep the trained model in this folder.")] = None,
+    restarts: Annotated[
+        int, typer.Option(help="How often to start it anew, from its last checkpoint, when it fails.")
+    ] = 0,
+    render: Annotated[bool, typer.Option("--render", help="Show what would be sent; start nothing.")] = False,
+) -> None:
+    """Launch a job and show one line a worker, live."""
+    from workshop_utils.jobs import JobError, TrainingJob
+    from workshop_utils.launchers.places import place
+    from workshop_utils.network import Network
+
+    changes = {"workers": workers, "data": data, "timeout": timeout, "arguments": _arguments(argument or [])}
+    given = {name: value for name, value in changes.items() if value is not None}
+    described = TrainingJob.load(job).replace(**given)
+    launcher = place(on, config, Network.parse(network) if network else None, output, rendering=render)
+    if restarts:
+        if on != "local":
+            raise JobError(
+                f"--restarts is for local runs; {on} restarts jobs by itself, where its config says so"
+            )
+        from workshop_utils.launchers.restarting import Restarting
+
+        launcher = Restarting(launcher, restarts)
+    if render:
+        typer.echo(launcher.render(described))
+        return
+    run = launcher.launch(described)
+    for known in ("network", "answered_by"):  # what some places' runs can tell
+        if getattr(run, known, None):
+            typer.echo(f"{known.replace('_', ' ')}: {getattr(run, known)}")
+    from workshop_utils import live  # only now: the ranks start while the display is imported
+
+    live.show(run)
+
+
+def _arguments(pairs: list[str]) -> dict[str, str]:
+    from workshop_utils.jobs import JobError
+
+    arguments = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise JobError(f"--argument is {pair!r}; it must be NAME=VALUE, such as epochs=5")
+        arguments[name] = value
+    return arguments
+
+
+@app.command()
+def run(
+    notebooks: Annotated[
+        list[Path] | None, typer.Argument(help="Notebooks to execute; all of notebooks/ when none is named.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Where executed notebooks and the report go.")] = Path("build"),
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option("--parameter", "-p", help="NAME=VALUE for the notebooks that have it; may be repeated."),
+    ] = None,
+    sweep: Annotated[bool, typer.Option(help="Measure how the strategies scale.")] = True,
+    strategies: Annotated[
+        str, typer.Option(help="Which of them, with commas between; all that have a mnist_ job by default.")
+    ] = "",
+) -> None:
+    """Execute notebooks in order and write one HTML report; the exit code says whether all succeeded."""
+    from workshop_utils import batch
+
+    raise typer.Exit(batch.run(notebooks or [], output, parameter or [], sweep, strategies))
+
+
+@app.command()
+def refresh(
+    notebooks: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Notebooks to execute in place; the stale ones when none is named."),
+    ] = None,
+) -> None:
+    """Execute notebooks in place, for committing them with outputs that belong to their code."""
+    from workshop_utils import freshness
+
+    stale = [path for path in sorted(Path("notebooks").glob("*.ipynb")) if not freshness.is_fresh(path)]
+    for path in notebooks or stale:
+        typer.echo(f"executing {path}")
+        freshness.refresh(path)
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has, and what that means for the lessons."""
+    from workshop_utils import doctor as machine
+
+    machine.show(machine.examine())
+
+
+@app.command()
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Which benchmarks; all when none is named.")
+    ] = None,
+) -> None:
+    """Measure, and print each table beside its bar; the exit code says whether all were met."""
+    from workshop_utils import benchmarks
+
+    raise typer.Exit(benchmarks.run(names or None))
+
+
+@app.command()
+def clean_up(
+    region: Annotated[str | None, typer.Option(help="The AWS region; by default the profile's.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+) -> None:
+    """List what the workshop has left in your AWS account, found by its tag, and remove it once you agree."""
+    from workshop_utils.launchers.sagemaker import account, cleanup
+    from workshop_utils.launchers.sagemaker.calls import AwsError
+
+    aws = account.profile(region)
+    typer.echo(f"looking at {aws}")
+    remains = cleanup.find(aws)
+    for thing in remains:
+        typer.echo(f"  {thing}")
+    if not remains:
+        typer.echo("nothing of the workshop is left")
+        return
+    if not yes and not typer.confirm("Remove all of this for good?"):
+        typer.echo("nothing was removed")
+        return
+    refused = 0
+    for thing in remains:
+        try:
+            cleanup.remove(thing, aws)
+        except AwsError as error:  # one that is not ours to remove must not keep the rest
+            refused += 1
+            typer.echo(f"could not remove {thing.kind} {thing.name}: {error}", err=True)
+        else:
+            typer.echo(f"removed {thing.kind} {thing.name}")
+    if refused:
+        raise typer.Exit(1)
+
+
+@app.command()
+def install_sagemaker_sdk() -> None:
+    """Install the SageMaker Python SDK in an environment of its own, for `mode: model_trainer`."""
+    from workshop_utils.launchers.sagemaker import sdk
+
+    sdk.install()
+    typer.echo(f"installed in {sdk.environment_folder()}")
+
+
+@app.command()
+def install_horovod() -> None:
+    """Build Horovod against the installed TensorFlow and PyTorch, once, and install it."""
+    from workshop_utils import horovod_build
+
+    raise typer.Exit(horovod_build.main([]))
+
+
+def main() -> None:
+    """The command's entry point: mistakes that can be foreseen end in one sentence and exit code 2."""
+    try:
+        app()
+    except ValueError as error:  # JobError, DataError and their like; a bug of ours would be another kind
+        if type(error) is ValueError:
+            raise
+        print(f"workshop: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,152 @@
+"""Checks of the lessons' exercises and predictions: each says what is wrong, not only that it is.
+
+A learner hands over what they wrote and reads a sentence. Nothing is raised, so a notebook whose exercises are
+unsolved still runs to its end:
+
+    exercises.prediction(None, 19.6, "times")     # Not yet: write down what you expect, then run this again.
+    one_worker.amdahl(my_speedup)                 # Wrong: speed-up with 1 worker gave 20; it must be 1 ...
+
+Here is what all lessons share; each lesson's own checks have a module beside this one.
+
+A new check is a function decorated with `exercise`. It gets the learner's answer, raises Wrong with a sentence
+for the first thing that is wrong, and returns what to say when all is right:
+
+    @exercise
+    def double(answer: Callable[[float], float]) -> str:
+        '''`answer(x)` is 2 · x.'''
+        expect(answer(3), 6, "double(3)", "it is 3 + 3")
+        return "It doubles."
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+State = Literal["not yet", "wrong", "right"]
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """What is to be said of an answer; shown as one line of text at the end of a notebook's cell."""
+
+    state: State
+    text: str
+
+    def __repr__(self) -> str:
+        return f"{self.state.capitalize()}: {self.text}"
+
+
+class Wrong(Exception):
+    """What is wrong with an answer, in a sentence for the learner."""
+
+
+class NotYet(Exception):
+    """There is no answer to look at; the message says what to do."""
+
+
+def exercise(examine: Callable[[Any], str]) -> Callable[[Any], Verdict]:
+    """Turn `examine` into a check that never raises and returns a Verdict.
+
+    An answer of None or `...`, or a function that returns one of them or raises NotImplementedError, counts as
+    not yet written.
+    """
+
+    @functools.wraps(examine)
+    def check(answer: Any = None) -> Verdict:
+        try:
+            if is_missing(answer):
+                raise NotYet("put your answer in place of the dots, then run this again.")
+            return Verdict("right", examine(answer))
+        except Wrong as wrong:
+            return Verdict("wrong", str(wrong))
+        except NotYet as missing:
+            return Verdict("not yet", str(missing))
+        except NotImplementedError:
+            return Verdict("not yet", "write the function, then run this again.")
+        except Exception as error:
+            return Verdict(
+                "wrong", f"it stopped with {type(error).__name__}: {error}{line_of(error, answer)}"
+            )
+
+    return check
+
+
+def expect(
+    got: Any, expected: float | np.ndarray, what: str, because: str = "", tolerance: float = 1e-6
+) -> None:
+    """Raise Wrong unless `got` is `expected` to a relative `tolerance`; `what` names it, `because` explains.
+
+    Raises:
+        NotYet: if `got` is None or `...`, that is, what a function gives that is not written yet.
+        Wrong: if it has another type, shape or value; the message holds both values.
+    """
+    if is_missing(got):
+        raise NotYet(f"{what} gave nothing: write the function, then run this again.")
+    reason = f"; {because}" if because else ""
+    try:
+        values = np.asarray(got, dtype=float)
+    except (TypeError, ValueError):
+        raise Wrong(f"{what} gave {got!r}, which is no number{reason}.") from None
+    target = np.asarray(expected, dtype=float)
+    if values.shape != target.shape:
+        raise Wrong(f"{what} has shape {values.shape}; it must be {target.shape}{reason}.")
+    if not np.allclose(values, target, rtol=tolerance, atol=tolerance * float(np.abs(target).max(initial=0))):
+        raise Wrong(f"{what} gave {shown(values)}; it must be {shown(target)}{reason}.")
+
+
+def prediction(predicted: float | None, actual: float, unit: str = "", within: float = 0.1) -> Verdict:
+    """How far `predicted` lies from `actual`; "not yet" for None. A relative error of `within` counts as right."""
+    if is_missing(predicted):
+        return Verdict("not yet", "write down what you expect, then run this again.")
+    try:
+        guess = float(predicted)  # type: ignore[arg-type]  # None has left above
+    except (TypeError, ValueError):
+        return Verdict("wrong", f"{predicted!r} is no number.")
+    said = f"you predicted {guess:,g} {unit}".rstrip()
+    found = f"it is {actual:,.3g} {unit}".rstrip()
+    if math.isclose(guess, actual, rel_tol=within):
+        return Verdict("right", f"{said}, {found}.")
+    if guess <= 0 or actual <= 0 or max(guess / actual, actual / guess) < 1.5:
+        return Verdict("wrong", f"{said}, {found}.")
+    factor = max(guess / actual, actual / guess)
+    return Verdict("wrong", f"{said}, {found}: {factor:,.2g} times {'less' if guess > actual else 'more'}.")
+
+
+def is_missing(answer: object) -> bool:
+    return answer is None or answer is ...
+
+
+def shown(values: np.ndarray) -> str:
+    return f"{float(values):.6g}" if values.ndim == 0 else np.array2string(values, precision=4, threshold=20)
+
+
+def line_of(error: Exception, answer: object) -> str:
+    """Where in the learner's own function it stopped."""
+    code = getattr(answer, "__code__", None)
+    if code is None:
+        return ""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == code.co_filename]
+    return (
+        f" (line {own[-1].lineno - code.co_firstlineno + 1} of your function)"
+        if own and own[-1].lineno
+        else ""
+    )
+
+
+def number(expected: float, unit: str, because: str) -> Callable[[Any], Verdict]:
+    """A check of one number: exact where it counts things, rounded to a twentieth at most where it does not."""
+
+    @exercise
+    def check(answer: float) -> str:
+        counts = isinstance(expected, int)
+        expect(answer, expected, "your answer", because, tolerance=1e-6 if counts else 0.05)
+        return f"{expected if counts else f'{expected:.3g}'} {unit}: {because}."
+
+    return check

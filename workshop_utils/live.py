@@ -1,0 +1,93 @@
+"""A run as it happens, in a terminal: one line a worker."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from workshop_utils.runs import Run, RunState
+
+COLUMNS = {"step": "{:.0f}", "loss": "{:.4f}", "accuracy": "{:.3f}", "samples_per_second": "{:,.0f}"}
+REFRESH_SECONDS = 0.25
+
+
+def show(run: Run) -> None:
+    """Follow `run` to its end. Raises typer.Exit with 1 where it failed; an interrupt stops it."""
+    console = Console(stderr=False)
+    try:
+        if sys.stdout.isatty():  # a notebook forces colours, but it cannot redraw a table
+            _draw(run, console)
+        else:
+            _print(run)
+    except KeyboardInterrupt:
+        run.stop()
+        typer.echo(f"{run.name}: stopped, nothing is left running", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        run.stop()
+    if run.state is RunState.FAILED:
+        typer.echo(f"workshop: {run.reason}", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"{run.name}: {run.state} in {run.seconds:.1f} s")
+
+
+def _draw(run: Run, console: Console) -> None:
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            running = run.state is RunState.RUNNING
+            live.update(_table(run), refresh=True)
+            if not running:
+                return
+            time.sleep(REFRESH_SECONDS)
+
+
+def _table(run: Run) -> Table:
+    table = Table(title=f"{run.name}: {run.state}, {run.seconds:.1f} s", title_justify="left")
+    table.add_column("worker")
+    table.add_column("state")
+    for name in COLUMNS:
+        table.add_column(name.replace("samples_per_second", "samples/s"), justify="right")
+    latest = _latest(run)
+    started = {start["worker"] for start in run.starts}
+    for worker in run.workers:
+        values = latest.get(worker, {})
+        state = "training" if values else "started" if worker in started else "starting"
+        state = state if run.state is RunState.RUNNING else str(run.state)
+        cells = [form.format(values[name]) if name in values else "" for name, form in COLUMNS.items()]
+        table.add_row(worker, state, *cells)
+    return table
+
+
+def _latest(run: Run) -> dict[str, dict[str, Any]]:
+    """The newest value of each metric, by worker."""
+    latest: dict[str, dict[str, Any]] = {}
+    for record in run.records:
+        known = {name: value for name, value in record.items() if value is not None}
+        latest.setdefault(record["worker"], {}).update(known)
+    return latest
+
+
+def _print(run: Run) -> None:
+    """Without a terminal: each report as a line of text, as it comes."""
+    printed = 0
+    while True:
+        running = run.state is RunState.RUNNING
+        records = run.records[printed:]
+        for record in records:
+            values = [
+                f"{name} {form.format(record[name])}"
+                for name, form in COLUMNS.items()
+                if record.get(name) is not None
+            ]
+            print(f"[{record['worker']}] {', '.join(values)}")
+        printed += len(records)
+        sys.stdout.flush()
+        if not running:
+            return
+        time.sleep(REFRESH_SECONDS)

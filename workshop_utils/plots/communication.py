@@ -1,0 +1,322 @@
+"""Figures of collectives: chunks that move, who sends what when, and time against workers and against size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator
+
+from workshop_utils.comm import threads
+from workshop_utils.comm.communicator import Communicator, Event
+from workshop_utils.plots import style
+
+AllReduce = Callable[[Communicator, Any], None]
+
+
+class Moment(NamedTuple):
+    """What a rank holds: `has[c, r]` is how often rank r's contribution is in chunk c; `came` has just changed."""
+
+    has: np.ndarray
+    came: int | None
+
+
+class _Witness(list[Event]):
+    """A trace that also keeps what the array held after each event: exact sums of powers of 16, one a rank."""
+
+    def __init__(self, array: np.ndarray, ranks: int) -> None:
+        super().__init__()
+        self._array, self._ranks = array, ranks
+        self.held = [self._contributions()]
+
+    def append(self, event: Event) -> None:
+        if event.kind == "send":
+            self.held.append(self.held[-1])
+        self.held[-1] = self._contributions()
+        super().append(event)
+
+    def _contributions(self) -> np.ndarray:
+        return self._array[:, None] // 16 ** np.arange(self._ranks) % 16
+
+
+def moments(all_reduce: AllReduce, size: int) -> list[list[Moment]]:
+    """Run `all_reduce` on `size` threads over one element a chunk; what each rank holds after each of its sends.
+
+    The first entry of each rank is the start. Meant for algorithms that send and receive in every step, such as
+    the ring, where entry k of all ranks is step k.
+    """
+
+    def program(communicator: Communicator) -> list[Moment]:
+        array = np.full(size, 16**communicator.rank, np.int64)
+        witness = _Witness(array, size)
+        communicator.trace = witness
+        all_reduce(communicator, array)
+        found = [Moment(witness.held[0], None)]
+        for before, after in zip(witness.held, witness.held[1:], strict=False):
+            changed = np.flatnonzero((before != after).any(axis=1))
+            found.append(Moment(after, int(changed[0]) if len(changed) else None))
+        return found
+
+    return threads.run(size, program)
+
+
+def ring_steps(all_reduce: AllReduce, size: int = 4) -> Figure:
+    """The chunks of a ring all-reduce moving, step by step, as they did when it was run on threads.
+
+    A panel a step, a row a rank, a column a chunk; each cell holds the contributions of the ranks in their colours.
+    """
+    history = moments(all_reduce, size)
+    panels = len(history[0])
+    columns = (panels + 1) // 2 if panels > 5 else panels
+    rows = -(-panels // columns)
+    figure, grid = style.figure(2.35 * columns, 2.3 * rows + 0.65, columns=columns, rows=rows, squeeze=False)
+    for panel, axes in enumerate(grid.flat):
+        axes.axis("off")
+        if panel < panels:
+            _panel(axes, [held[panel] for held in history], _step_name(panel, size))
+    style.headline(
+        figure,
+        "Every chunk goes round the ring twice: once to be added up, once to be known",
+        "a row: a rank; a column: a chunk; colours: whose gradients are in it; framed: just came from the rank above",
+    )
+    return figure
+
+
+def _step_name(panel: int, size: int) -> str:
+    if panel == 0:
+        return "start"
+    phase, step = ("reduce-scatter", panel) if panel < size else ("all-gather", panel - size + 1)
+    return f"{phase} {step}"
+
+
+def _panel(axes: Axes, ranks: Sequence[Moment], name: str) -> None:
+    size = len(ranks)
+    axes.set(xlim=(-0.55, size + 0.1), ylim=(size + 0.05, -0.35), aspect="equal")
+    axes.set_title(name, fontsize=10, fontweight="normal", pad=2)
+    for rank, moment in enumerate(ranks):
+        axes.text(-0.12, rank + 0.5, f"{rank}", ha="right", va="center", fontsize=9, color=style.QUIET)
+        for chunk, counts in enumerate(moment.has):
+            _cell(axes, (chunk, rank), counts)
+            if moment.came == chunk:
+                frame = Rectangle((chunk + 0.03, rank + 0.03), 0.94, 0.94, fill=False, linewidth=2.2)
+                frame.set(edgecolor=style.INK, zorder=4)
+                axes.add_patch(frame)
+
+
+def _cell(axes: Axes, corner: tuple[float, float], counts: np.ndarray) -> None:
+    """A square with a stripe for each rank, coloured if its contribution is in."""
+    size, (x, y) = len(counts), corner
+    width = 0.86 / size
+    for rank, count in enumerate(counts):
+        colour = style.colour_of(f"worker {rank}") if count else "#F2F2F2"
+        axes.add_patch(
+            Rectangle((x + 0.07 + rank * width, y + 0.07), width, 0.86, facecolor=colour, linewidth=0)
+        )
+
+
+Traces = Mapping[str, Sequence[Sequence[Event]]]  # by algorithm, of each rank
+
+
+def timelines(columns: Mapping[str, Traces], detail: str = "") -> Figure:
+    """Who sent what when: a row an algorithm, a column for each way in which they ran, all on one time axis.
+
+    The bars are the sends of each rank (from `communicator.trace`), pale from when the sender was done with it until it
+    had been received. A dashed line is where the last rank was ready.
+    """
+    ranks = [each for traces in columns.values() for each in traces.values()]
+    size = max(map(len, ranks))
+    longest = max(event.end for each in ranks for events in each for event in events)
+    names = list(next(iter(columns.values())))
+    wide, high = 9.6 if len(columns) == 1 else 11.5, 0.75 + (0.25 * size + 0.5) * len(names)
+    shape = {"columns": len(columns), "rows": len(names)}
+    figure, grid = style.figure(wide, high, sharex=True, sharey=True, squeeze=False, **shape)
+    for column, (way, traces) in enumerate(columns.items()):
+        for row, name in enumerate(names):
+            _timeline(grid[row, column], traces[name], f"{_shown_name(name)}, {way}", longest)
+        grid[-1, column].set_xlim(0, longest * 1.02)
+        grid[-1, column].set_xlabel("time")
+        style.unit_axis(grid[-1, column].xaxis, "s")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("rank")
+    style.headline(figure, "A ring keeps all links busy; a central rank makes the others wait", detail)
+    return figure
+
+
+def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: float) -> None:
+    for rank, event, received in _sends(ranks):
+        _message(axes, rank, event, longest)
+        if received - event.end > 1e-3 * longest:
+            colour = style.tint(f"worker {event.peer}", 0.3)
+            axes.barh(rank, received - event.end, 0.74, left=event.end, color=colour, linewidth=0, zorder=0.5)
+    finish = max(event.end for events in ranks for event in events)
+    axes.axvline(finish, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
+    axes.set_title(f"{name}: {_shown_seconds(finish)}", fontsize=10, loc="left", pad=3)
+    axes.set_yticks(range(len(ranks)))
+    axes.set_ylim(len(ranks) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+
+
+def _sends(ranks: Sequence[Sequence[Event]]) -> Iterator[tuple[int, Event, float]]:
+    """Each send with its rank, and when it had been received: messages from one rank to another keep their order."""
+    received: dict[tuple[int | None, int], list[float]] = {}
+    for rank, events in enumerate(ranks):
+        for event in events:
+            if event.kind == "recv":
+                received.setdefault((event.peer, rank), []).append(event.end)
+    for rank, events in enumerate(ranks):
+        for event in events:
+            if event.kind == "send":
+                ends = received.get((rank, event.peer or 0), [])
+                end = ends.pop(0) if ends else event.end
+                if event.nbytes:
+                    yield rank, event, end
+
+
+def _message(axes: Axes, rank: int, event: Event, whole: float) -> None:
+    colour = style.colour_of(f"worker {event.peer}")
+    duration = event.end - event.start
+    axes.barh(rank, duration, 0.74, left=event.start, color=colour, edgecolor="white", linewidth=0.6)
+    if duration > 0.022 * whole:
+        middle = event.start + duration / 2
+        axes.text(
+            middle, rank, f"→{event.peer}", ha="center", va="center", fontsize=8, color=style.ink_on(colour)
+        )
+
+
+def _shown_name(algorithm: str) -> str:
+    return algorithm.replace("_", "-")
+
+
+def _shown_seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
+
+
+class Series(NamedTuple):
+    """Measurements by number of workers, with the theory that they are held against."""
+
+    workers: Sequence[int]
+    seconds: Sequence[float]
+    theory: Sequence[float]
+    colour: str = "worker 0"
+    marker: str = "o"
+
+
+def against_workers(series: Mapping[str, Series], finding: str, detail: str = "") -> Figure:
+    """Seconds by number of workers: points measured, lines theory. On the right, measured over theory."""
+    figure, (left, right) = style.figure(10.0, 4.2, columns=2, width_ratios=(1.75, 1))
+    for name, each in series.items():
+        style.theory(left, each.workers, each.theory, name, colour=each.colour)
+        style.measured(left, each.workers, each.seconds, colour=each.colour, marker=each.marker)
+        ratio = np.asarray(each.seconds) / np.asarray(each.theory)
+        style.measured(right, each.workers, ratio, colour=each.colour, marker=each.marker)
+    ticks = sorted({count for each in series.values() for count in each.workers})
+    for axes in (left, right):
+        axes.set_xlabel("workers")
+        axes.set_xticks(ticks)
+    left.set_ylabel("seconds")
+    left.set_ylim(0, None)
+    right.axhline(1, color=style.colour_of("theory"), linewidth=1.4)
+    ratios = [m / t for each in series.values() for m, t in zip(each.seconds, each.theory, strict=True)]
+    right.set_ylim(min(0.5, *ratios) if ratios else 0.5, max(1.5, *ratios) if ratios else 1.5)
+    right.set_ylabel("measured over theory")
+    style.headline(left, finding, detail)
+    style.headline(right, "Held against theory", "1: as predicted")
+    style.label_ends(left)
+    return figure
+
+
+def bytes_a_rank(counted: Mapping[int, float], formula: Callable[[int], float]) -> Figure:
+    """Bytes that a rank sends in a ring, as multiples of the array, by number of ranks: counted, and by `formula`."""
+    figure, axes = style.figure(7.8, 3.7)
+    sizes = np.unique(np.round(np.geomspace(2, max(128, *counted), 80)).astype(int))
+    style.theory(axes, sizes, [formula(int(size)) for size in sizes], "2(N − 1)/N", colour="ring")
+    style.measured(axes, list(counted), list(counted.values()), colour="ring")
+    axes.axhline(2, color=style.colour_of("ideal"), linewidth=1.2, linestyle=(0, (4, 2)))
+    axes.annotate(
+        "never above 2", (2, 2), (0, 5), textcoords="offset points", fontsize=9.5, color=style.QUIET
+    )
+    style.power_axis(axes, [2, 4, 8, 16, 32, 64, 128])
+    axes.set(xlabel="ranks N", ylabel="bytes sent / bytes of the array", ylim=(0.8, 2.2))
+    style.headline(
+        axes,
+        "Bounded, not constant: from K at two ranks towards 2K",
+        "points: counted by communicator.traffic",
+    )
+    style.label_ends(axes)
+    return figure
+
+
+def against_size(
+    nbytes: Sequence[int],
+    series: Mapping[str, Sequence[float]],
+    lines: Mapping[str, npt.ArrayLike],
+    crossover: float | None,
+    headline: tuple[str, str],
+    axes: Axes | None = None,
+) -> Axes:
+    """Seconds by size on logarithmic axes: points of `series`, `lines` of the same names; where two cross."""
+    if axes is None:
+        _, axes = style.figure(7.2, 4.0)
+    for index, (name, seconds) in enumerate(series.items()):
+        colour = style.colour_of("ring") if name == "ring" else SHADES[index % len(SHADES)]
+        line = np.asarray(lines.get(name, seconds), dtype=float)
+        style.theory(
+            axes,
+            nbytes,
+            line,
+            _shown_name(name),
+            colour=colour,
+            linestyle="solid" if name in lines else (0, (1.5, 1.5)),
+        )
+        style.measured(axes, nbytes, seconds, colour=colour, marker=style.MARKERS[index % 8])
+    axes.set(xscale="log", yscale="log", xlabel="size of the array", ylabel="time of one all-reduce")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    style.unit_axis(axes.xaxis, "B")
+    style.unit_axis(axes.yaxis, "s")
+    axes.minorticks_off()
+    if crossover:
+        axes.axvline(crossover, color=style.QUIET, linewidth=1.1, linestyle=(0, (4, 2)))
+    style.headline(axes, *headline)
+    style.label_ends(axes)
+    return axes
+
+
+SHADES = ("#0072B2", "#CC6677", "#117733", "#999933")
+
+
+def fusion(seconds: Mapping[int, Sequence[float]], nbytes: int) -> Figure:
+    """Time to all-reduce `nbytes` in so many messages: every measurement as a point, medians as bars."""
+    figure, axes = style.figure(7.2, 3.4)
+    counts = list(seconds)
+    medians = [float(np.median(seconds[count])) for count in counts]
+    axes.barh(range(len(counts)), medians, 0.62, color=style.tint("ring", 0.55))
+    for row, count in enumerate(counts):
+        style.measured(axes, list(seconds[count]), [row] * len(seconds[count]), colour="ring")
+        label = f" {medians[row] / min(medians):.1f}×"
+        right = max(seconds[count])
+        axes.annotate(label, (right, row), (6, 0), textcoords="offset points", va="center", fontsize=9.5)
+    each = [f"{count:,} × {_shown_nbytes(nbytes / count)}" for count in counts]
+    axes.set_yticks(range(len(counts)), each)
+    axes.invert_yaxis()
+    axes.set_xlabel("time")
+    axes.set_xlim(0, 1.12 * max(max(values) for values in seconds.values()))
+    style.unit_axis(axes.xaxis, "s")
+    axes.grid(visible=False, axis="y")
+    style.headline(
+        axes,
+        "One large message beats many small ones",
+        f"{_shown_nbytes(nbytes)} of gradients, cut into so many arrays; bars: medians, points: measurements",
+    )
+    return figure
+
+
+def _shown_nbytes(nbytes: float) -> str:
+    for unit, factor in (("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.3g} {unit}"
+    return f"{nbytes:.3g} B"

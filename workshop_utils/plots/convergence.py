@@ -1,0 +1,244 @@
+"""Figures of lesson 09: what batch, learning rate, silence and old gradients do to convergence.
+
+In all of them a point is the mean of several seeds and the bar through it goes from the best to the worst of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from workshop_utils.plots import style
+from workshop_utils.scaling.convergence import CriticalBatch, stable_learning_rate, staleness_at_most
+
+# Tol's muted, as for other things that are neither workers nor strategies.
+HUES = ("#332288", "#CC6677", "#117733", "#999933")
+WIDTHS = (7.0, 2.0, 4.0, 1.5)  # so that curves that lie on each other can be told apart
+GIVEN_UP = 2.3  # nats, ln 10: what a guess among ten digits costs; a loss above it is drawn here
+
+
+def curves(runs: Mapping[str, pd.DataFrame], finding: str, detail: str) -> Figure:
+    """The mean loss of each run's seeds against epochs: columns epoch, seed and loss."""
+    figure, axes = style.figure(8.2, 3.9)
+    for index, (name, table) in enumerate(runs.items()):
+        mean = table.groupby("epoch")["loss"].mean()
+        style.theory(
+            axes, mean.index.to_numpy(), mean.to_numpy(), name, colour=HUES[index % 4], linewidth=WIDTHS[index % 4],
+        )  # fmt: skip
+    axes.set(xlabel="epochs", ylabel="loss on the training images (nats)", ylim=(0, None))
+    style.headline(axes, finding, detail)
+    style.label_ends(axes)
+    return figure
+
+
+def against_batch(table: pd.DataFrame) -> Figure:
+    """Final loss after equally many epochs against the batch, for each rule: columns rule, batch, loss."""
+    figure, axes = style.figure(8.2, 4.1)
+    for index, (rule, rows) in enumerate(table.groupby("rule", sort=False)):
+        _spread(axes, rows, "batch", "loss", str(rule), index)
+    batches = sorted(table["batch"].unique())
+    style.power_axis(axes, batches)
+    axes.set(xlabel="images in a batch, all workers together", ylabel="final loss (nats)", ylim=(0, 2.6))
+    linear = table[table["rule"].str.startswith("linear")].groupby("batch")["loss"].max()
+    good = list(takewhile(lambda batch: linear[batch] < 1.5 * linear[batches[0]], batches))
+    style.headline(
+        axes,
+        f"Linear scaling holds up to a batch of {good[-1] if good else batches[0]}",
+        f"equally many epochs, so fewer steps with larger batches; {_seeds(table)}",
+    )
+    style.label_ends(axes)
+    return figure
+
+
+def warm_up(table: pd.DataFrame) -> Figure:
+    """Final losses without and with a warm-up, for each kind of start: columns start, warmup (steps), loss."""
+    starts = list(dict.fromkeys(table["start"]))
+    figure, grid = style.figure(8.2, 3.7, columns=len(starts), sharey=True)
+    for axes, start in zip(np.atleast_1d(grid), starts, strict=True):
+        rows = table[table["start"] == start]
+        lengths = sorted(rows["warmup"].unique())
+        for x, length in enumerate(lengths):
+            losses = _drawable(rows.loc[rows["warmup"] == length, "loss"])
+            spots = x + np.linspace(-0.12, 0.12, len(losses))
+            style.measured(axes, spots, losses, colour=HUES[0], alpha=0.75)
+            axes.hlines(losses.mean(), x - 0.25, x + 0.25, color=style.INK, linewidth=2)
+        axes.set_xticks(range(len(lengths)), ["none" if not n else f"{n} steps" for n in lengths])
+        axes.set_xlim(-0.6, len(lengths) - 0.4)
+        axes.set_title(start, fontsize=10, loc="left", pad=3)
+        axes.set_xlabel("warm-up")
+    np.atleast_1d(grid)[0].set(ylabel="final loss (nats)", ylim=(0, 2.5))
+    style.headline(
+        figure,
+        "What a warm-up does depends on the start",
+        "a point: one seed; a line: their mean; same steps in all",
+    )
+    return figure
+
+
+def critical(steps: Mapping[int, Sequence[float]], rates: Mapping[int, float], law: CriticalBatch) -> Figure:
+    """Steps to the target (for each seed) and best learning rate, for each batch; `law` as lines."""
+    figure, (left, right) = style.figure(9.6, 4.2, columns=2)
+    batches = sorted(steps)
+    fine = np.geomspace(batches[0], batches[-1], 100)
+    table = pd.DataFrame(
+        [(batch, each) for batch in batches for each in steps[batch]], columns=["batch", "steps"]
+    )
+    style.theory(left, fine, np.asarray(law.steps(fine)))
+    ideal = law.minimum_steps * law.critical_batch / fine
+    style.theory(left, fine, ideal, colour="ideal", linestyle=(0, (1.5, 1.5)))
+    _spread(left, table, "batch", "steps", "_measured", 0, joined=False)
+    left.set(yscale="log", xlabel="images in a batch", ylabel="steps to the target loss")
+    left.set_ylim(law.minimum_steps / 2.5, 1.6 * table["steps"].max())
+    beside = law.critical_batch / 2
+    left.annotate("twice the batch,\nhalf the steps", (beside, 2 * law.minimum_steps), (-6, -8),
+                  textcoords="offset points", ha="right", va="top", fontsize=9, color=style.QUIET)  # fmt: skip
+    left.axvline(law.critical_batch, color=style.QUIET, linestyle=(0, (4, 2)), linewidth=1.2)
+    left.annotate(f"critical batch {law.critical_batch:.0f}", (law.critical_batch, 0.97), (5, 0), fontsize=9.5,
+                  xycoords=("data", "axes fraction"), textcoords="offset points", va="top")  # fmt: skip
+    largest = max(rates.values())
+    style.theory(right, fine, np.asarray(law.learning_rate(fine, largest)))
+    style.measured(right, batches, [rates[batch] for batch in batches], colour=HUES[1], marker="s")
+    right.set(yscale="log", xlabel="images in a batch", ylabel="best learning rate of those tried")
+    _plain_ticks(
+        left.yaxis, [10 * 2**power for power in range(8) if 10 * 2**power < 1.6 * table["steps"].max()]
+    )
+    _plain_ticks(right.yaxis, sorted(set(rates.values())))
+    for axes in (left, right):
+        style.power_axis(axes, batches)
+    style.headline(
+        figure,
+        f"Beyond a batch of about {law.critical_batch:.0f}, more workers save few steps",
+        "points: measured; solid: one law fitted to the left, its learning rate on the right",
+    )
+    return figure
+
+
+def local_sgd(table: pd.DataFrame) -> Figure:
+    """Final loss against steps between meetings: columns shards, optimizer, local_steps, loss."""
+    kinds = list(dict.fromkeys(table["shards"]))
+    figure, grid = style.figure(9.6, 4.0, columns=len(kinds), sharey=True)
+    for axes, kind in zip(np.atleast_1d(grid), kinds, strict=True):
+        rows = table[table["shards"] == kind]
+        for index, (optimizer, of_optimizer) in enumerate(rows.groupby("optimizer", sort=False)):
+            _spread(axes, of_optimizer, "local_steps", "loss", str(optimizer), index)
+        style.power_axis(axes, sorted(rows["local_steps"].unique()))
+        axes.set_xlabel("local steps between two meetings")
+        axes.set_title(f"{kind} shards", fontsize=10, loc="left", pad=3)
+    np.atleast_1d(grid)[0].set(ylabel="final loss (nats)", ylim=(0, None))  # once all is drawn on both
+    most = int(table["local_steps"].max())
+    style.headline(
+        figure,
+        f"Meeting in one step of {most}: cheap if all see the same kind of data",
+        f"final loss after equally many steps; {_seeds(table)}",
+    )
+    for axes in np.atleast_1d(grid):
+        style.label_ends(axes)
+    return figure
+
+
+def staleness(table: pd.DataFrame, workers: int) -> Figure:
+    """Measured staleness against the bound: columns bound, mean, most; the largest possible one as a line."""
+    figure, axes = style.figure(7.4, 3.8)
+    bounds = table["bound"].to_numpy(int)
+    style.theory(axes, bounds, [staleness_at_most(workers, int(b)) for b in bounds], "cannot be more")
+    style.measured(axes, bounds, table["most"].to_numpy(), "most", colour=HUES[1], marker="s")
+    style.measured(axes, bounds, table["mean"].to_numpy(), "mean", colour=HUES[0])
+    axes.set(xlabel="bound (steps that a worker may be ahead)", ylabel="staleness (updates)", ylim=(0, None))
+    axes.set_xticks(bounds)
+    style.headline(
+        axes,
+        f"No gradient is staler than ({workers} − 1)(2 · bound + 1)",
+        f"{workers} workers, one of them slow; counted by the server",
+    )
+    style.label_ends(axes)
+    return figure
+
+
+def stale_rates(table: pd.DataFrame, stable: pd.DataFrame) -> Figure:
+    """Loss against the learning rate for each staleness, and the largest learning rate that still trains.
+
+    Args:
+        table: columns workers, learning_rate, loss (one row a seed).
+        stable: columns staleness and learning_rate, the largest that trained, a row for each number of workers.
+    """
+    figure, (left, right) = style.figure(10.0, 4.1, columns=2)
+    for index, workers in enumerate(sorted(table["workers"].unique())):
+        rows = table[table["workers"] == workers]
+        _spread(left, rows, "learning_rate", "loss", f"{workers} worker{'s' if workers > 1 else ''}", index)
+    rates = sorted(table["learning_rate"].unique())
+    left.set_xscale("log")
+    _plain_ticks(left.xaxis, rates[::2])
+    left.set(xlabel="learning rate", ylabel="final loss (nats)", ylim=(0, 2.6))
+    fine = np.linspace(0, 1.15 * max(stable["staleness"]), 100)
+    fresh = float(stable.sort_values("staleness")["learning_rate"].iloc[0])
+    style.theory(right, fine, [fresh * stable_learning_rate(delay) for delay in fine])
+    style.measured(right, *stable[["staleness", "learning_rate"]].to_numpy().T, colour=HUES[1], marker="s")
+    right.set(yscale="log", xlabel="mean staleness (updates)", ylabel="largest learning rate that trains")
+    _plain_ticks(right.yaxis, rates[::2])
+    right.set_ylim(rates[0] / 1.5, rates[-1] * 1.5)
+    style.headline(
+        figure,
+        "The older the gradients, the smaller the step must be",
+        "squares: the largest that trained all seeds; line: theory from the fresh one on, sin(π / (4τ + 2))",
+    )
+    style.label_ends(left)
+    return figure
+
+
+def batch_norm(table: pd.DataFrame) -> Figure:
+    """Accuracy against each worker's part of the batch: columns cut, statistics, part, accuracy."""
+    cuts = list(dict.fromkeys(table["cut"]))
+    figure, grid = style.figure(9.6, 3.9, columns=len(cuts), sharey=True)
+    for axes, cut in zip(np.atleast_1d(grid), cuts, strict=True):
+        rows = table[table["cut"] == cut]
+        for index, (statistics, of_these) in enumerate(rows.groupby("statistics", sort=False)):
+            _spread(axes, of_these, "part", "accuracy", str(statistics), index)
+        style.power_axis(axes, sorted(rows["part"].unique()))
+        axes.set_xlabel("images of each worker in a step")
+        axes.set_title(cut, fontsize=10, loc="left", pad=3)
+        style.percent_axis(axes.yaxis)
+    np.atleast_1d(grid)[0].set_ylabel("accuracy on the test images")
+    style.headline(
+        figure,
+        "Batch normalisation is the layer that notices how the batch is cut",
+        f"bars: from the worst to the best of all workers and seeds; {_seeds(table)}",
+    )
+    for axes in np.atleast_1d(grid):
+        style.label_ends(axes)
+    return figure
+
+
+def _spread(
+    axes: Axes, rows: pd.DataFrame, x: str, y: str, label: str, index: int, joined: bool = True
+) -> None:
+    """Means as points, joined by a thin line that carries the label, and bars from the least to the most."""
+    grouped = rows.assign(drawn=_drawable(rows[y]) if y == "loss" else rows[y]).groupby(x)["drawn"]
+    positions = np.array(sorted(rows[x].unique()), float)
+    mean, low, high = (values.to_numpy() for values in (grouped.mean(), grouped.min(), grouped.max()))
+    hue = HUES[index % 4]
+    axes.vlines(positions, low, high, color=hue, linewidth=1.4, alpha=0.55)
+    if joined:
+        style.theory(axes, positions, mean, label, colour=hue, linewidth=1, linestyle=style.DASHES[index % 4])
+    style.measured(axes, positions, mean, colour=hue, marker=style.MARKERS[index % 8])
+
+
+def _plain_ticks(axis: Axis, values: Sequence[float]) -> None:
+    """On a logarithmic axis these ticks alone, as people write numbers."""
+    axis.set_ticks(list(values), [f"{value:g}" for value in values])
+    axis.set_minor_locator(NullLocator())
+
+
+def _drawable(losses: pd.Series) -> np.ndarray:
+    """Losses as they can be drawn: what has diverged lies at that of a guess."""
+    return np.minimum(losses.fillna(GIVEN_UP).to_numpy(float), GIVEN_UP)
+
+
+def _seeds(table: pd.DataFrame) -> str:
+    return f"{table['seed'].nunique()} seeds"

@@ -1,0 +1,247 @@
+"""Figures of lesson 05: three front ends, fusion and cycle time, the timeline, Adasum, and an elastic run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator
+
+from workshop_utils import timeline
+from workshop_utils.plots import style
+from workshop_utils.timeline import Span
+
+# A front end is no worker and no strategy: colours of Tol's muted scheme that neither has.
+FRONT_ENDS = ("#882255", "#117733", "#DDAA33")
+PHASES = {
+    timeline.NEGOTIATE: ("wait until every rank has it", style.COLOURS["wait"]),
+    timeline.COPY_IN: ("copy in and out", style.COLOURS["load"]),
+    timeline.COPY_OUT: ("copy in and out", style.COLOURS["load"]),
+    **dict.fromkeys(timeline.MESSAGES, ("all-reduce", style.COLOURS["send"])),
+}
+SHORTEST_BAR = 0.004  # of a panel's width: a shorter one could not be seen
+
+
+def front_ends(runs: Mapping[str, pd.DataFrame], schedule: Callable[[np.ndarray], np.ndarray]) -> Figure:
+    """The learning rate and the mean loss of all ranks, by step, of runs that should do the same.
+
+    Args:
+        runs: by name, a run's metrics, with learning_rate and mean_loss.
+        schedule: the learning rate that is asked for, from steps counted from 0.
+    """
+    figure, (left, right) = style.figure(11.0, 3.9, columns=2)
+    last = max(int(table["step"].max()) for table in runs.values())
+    steps = np.arange(last + 1)
+    style.theory(left, steps + 1, schedule(steps), "asked for")
+    sizes = np.linspace(11, 5, len(runs))  # one inside the other, since they cover each other
+    for (name, table), colour, size, marker in zip(
+        runs.items(), FRONT_ENDS, sizes, style.MARKERS, strict=False
+    ):
+        rates = table.dropna(subset=["learning_rate"])
+        rates = rates[rates["rank"] == 0]
+        style.measured(
+            left,
+            rates["step"].to_numpy(),
+            rates["learning_rate"].to_numpy(),
+            colour=colour,
+            marker=marker,
+            markersize=size,
+        )
+        losses = table.dropna(subset=["mean_loss"])
+        style.measured(
+            right,
+            losses["step"].to_numpy(),
+            losses["mean_loss"].to_numpy(),
+            name,
+            colour=colour,
+            marker=marker,
+            markersize=size,
+            linestyle="solid",
+            linewidth=1.0,
+        )
+    left.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
+    right.set(xlabel="step", ylabel="mean loss of all ranks (nats)", ylim=(0, None))
+    style.headline(left, "The learning rate warms up to N times its size", "line: the rule; points: reported")
+    style.headline(right, "All front ends take the same steps", "the last batch of each epoch")
+    style.label_ends(left)
+    right.legend(loc="upper right")
+    return figure
+
+
+def tuning(
+    thresholds: Mapping[str, Sequence[float]], cycles: Mapping[float, Sequence[float]], tensors: int
+) -> Figure:
+    """How long a step's gradients take, by fusion threshold and by cycle time.
+
+    Args:
+        thresholds: seconds of each repeat by threshold, as it was written.
+        cycles: seconds of each repeat by cycle time in seconds.
+        tensors: how many gradients there are.
+    """
+    figure, (left, right) = style.figure(11.0, 3.9, columns=2)
+    places = np.arange(len(thresholds))
+    _repeats(left, places, list(thresholds.values()))
+    left.set_xticks(places, ["off" if name == "0" else name for name in thresholds])
+    left.set(xlabel="fusion threshold", yscale="log", xlim=(-0.5, len(thresholds) - 0.5))
+    _repeats(right, list(cycles), list(cycles.values()))
+    ends = np.array([min(cycles), max(cycles)])
+    style.theory(right, ends, ends, "one cycle")
+    right.set(xlabel="cycle time", xscale="log", yscale="log")
+    style.unit_axis(right.xaxis, "s")
+    right.set_xticks(list(cycles))
+    for axes in (left, right):
+        axes.set_ylabel("time until all gradients are back")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        style.unit_axis(axes.yaxis, "s")
+        axes.minorticks_off()
+    found = (
+        "One large message beats many small ones",
+        f"{tensors} gradients; faint: each repeat; bold: lower quartile",
+    )
+    style.headline(left, *found)
+    style.headline(right, "A long cycle makes everybody wait", "the same gradients, with the largest buffer")
+    style.label_ends(right)
+    return figure
+
+
+def _repeats(axes: Axes, x: Sequence[float] | np.ndarray, samples: Sequence[Sequence[float]]) -> None:
+    for place, seconds in zip(x, samples, strict=True):
+        axes.plot(
+            np.full(len(seconds), place), seconds, "o", color=style.colour_of("horovod"), alpha=0.25, markersize=4,
+            markeredgewidth=0,
+        )  # fmt: skip
+    # Other work on the machine only ever adds, so the faster repeats say more of Horovod.
+    quartiles = [float(np.percentile(seconds, 25)) for seconds in samples]
+    style.measured(axes, x, quartiles, colour="horovod", markersize=9)
+
+
+def timelines(recorded: Mapping[str, Sequence[Span]]) -> Figure:
+    """What became of each gradient of one step, as rank 0 recorded it; a panel for each run, with its own scale.
+
+    Of each run the fastest step is shown, the one that other work on the machine disturbed least.
+    """
+    shown = {name: _fastest(timeline.steps(spans)) for name, spans in recorded.items()}
+    tensors = max(len({span.tensor for span in spans}) for spans in shown.values())
+    figure, grid = style.figure(
+        9.6, 1.0 + len(shown) * (0.75 + 0.16 * tensors), rows=len(shown), squeeze=False
+    )
+    for axes, (name, spans) in zip(grid[:, 0], shown.items(), strict=True):
+        _gradients(axes, spans)
+        count = len(timeline.messages(spans))
+        title = f"{name}: {count} message{'s' * (count > 1)} for {tensors} gradients"
+        axes.set_title(title, fontsize=10, loc="left", pad=3)
+    grid[-1, 0].set_xlabel("milliseconds since the first gradient was handed over (mind the scales)")
+    shares = dict(PHASES.values())
+    handles = [Patch(color=colour, label=label) for label, colour in shares.items()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=9)
+    style.headline(
+        figure,
+        "Packed together, gradients travel at once; alone, one after the other",
+        "a row: a gradient, in the order in which the backward pass gives them; the fastest step of each run",
+    )
+    return figure
+
+
+def _fastest(steps: Sequence[list[Span]]) -> list[Span]:
+    if not steps:
+        raise ValueError("the timeline holds no step; was anything recorded?")
+    return min(steps, key=lambda spans: max(span.end for span in spans) - spans[0].start)
+
+
+def _gradients(axes: Axes, spans: Sequence[Span]) -> None:
+    rows = {tensor: number for number, tensor in enumerate(dict.fromkeys(span.tensor for span in spans))}
+    first = spans[0].start
+    shortest = SHORTEST_BAR * (max(span.end for span in spans) - first) * 1e3
+    for span in spans:
+        if span.activity in PHASES:
+            length = max(span.seconds * 1e3, shortest)
+            colour = PHASES[span.activity][1]
+            axes.barh(rows[span.tensor], length, 0.72, (span.start - first) * 1e3, color=colour)
+    names = [tensor.removeprefix("allreduce.") for tensor in rows]
+    axes.set_yticks(list(rows.values()), names, fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+
+
+def adasum(table: pd.DataFrame, rule: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Figure:
+    """Two gradients at several angles, and what becomes of them: `rule` as arrows, Horovod's results as points.
+
+    Args:
+        table: a row an angle, with angle, adasum_x, adasum_y, mean_x and mean_y, from two ranks.
+        rule: the combination of two vectors that Horovod's is held against.
+    """
+    figure, grid = style.figure(2.35 * len(table), 2.9, columns=len(table), squeeze=False, sharey=True)
+    for axes, row in zip(grid[0], table.itertuples(), strict=True):
+        angle = np.radians(float(row.angle))  # type: ignore[arg-type]  # pandas knows no types of columns
+        first, second = np.array([1.0, 0.0]), np.array([np.cos(angle), np.sin(angle)])
+        for vector, colour in ((first, "worker 0"), (second, "worker 1")):
+            _arrow(axes, vector, style.colour_of(colour))
+        _arrow(axes, (first + second) / 2, style.colour_of("theory"))
+        _arrow(axes, rule(first, second), style.colour_of("horovod"))
+        axes.plot(row.mean_x, row.mean_y, "o", color=style.colour_of("theory"), markersize=6)
+        axes.plot(row.adasum_x, row.adasum_y, "D", color=style.colour_of("horovod"), markersize=7)
+        axes.set(xlim=(-1.15, 1.35), ylim=(-0.35, 1.25), aspect="equal")
+        axes.set_title(f"{row.angle:g}°", fontsize=10, loc="left", pad=3)
+        axes.tick_params(labelsize=8)
+    names = {
+        "gradient of rank 0": "worker 0",
+        "of rank 1": "worker 1",
+        "their mean": "theory",
+        "Adasum": "horovod",
+    }
+    handles = [Patch(color=style.colour_of(colour), label=name) for name, colour in names.items()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=9)
+    style.headline(
+        figure,
+        "The same direction: their mean. Different directions: nearly their sum.",
+        "arrows: the rule; points: what Horovod gave",
+    )
+    return figure
+
+
+def _arrow(axes: Axes, vector: np.ndarray, colour: str) -> None:
+    if float(np.hypot(*vector)) > 1e-6:
+        axes.annotate(
+            "",
+            tuple(vector),
+            (0, 0),
+            arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.8, "shrinkA": 0},
+        )
+
+
+def elastic(metrics: pd.DataFrame, killed_seconds: float, joined_seconds: float | None = None) -> Figure:
+    """The loss of every worker by the clock, and how many workers there were.
+
+    Args:
+        metrics: a run's metrics, with seconds, worker, loss and world_size.
+        killed_seconds: when a worker was killed, on the same clock.
+        joined_seconds: when another said that it had started; None if none did.
+    """
+    reports = metrics.dropna(subset=["loss"]).sort_values("seconds")
+    figure, (upper, lower) = style.figure(9.6, 4.9, rows=2, sharex=True, height_ratios=[3, 1])
+    for worker, table in reports.groupby("worker"):
+        seconds, loss = table["seconds"].to_numpy(), table["loss"].to_numpy()
+        style.measured(upper, seconds, loss, str(worker), colour=str(worker), markersize=5)
+    upper.set(ylabel="loss of a worker's batch (nats)", ylim=(0, None))
+    sizes = reports[["seconds", "world_size"]]
+    lower.plot(sizes["seconds"], sizes["world_size"], color=style.INK, drawstyle="steps-post")
+    most = int(sizes["world_size"].max())
+    lower.set(
+        xlabel="seconds since the launch", ylabel="workers", ylim=(0, most + 0.6), yticks=range(most + 1)
+    )
+    moments = {"a worker is killed": killed_seconds, "another has started": joined_seconds}
+    for words, moment in moments.items():
+        if moment is not None:
+            for axes in (upper, lower):
+                axes.axvline(moment, color=style.QUIET, linewidth=1.2, linestyle=(0, (4, 2)))
+            upper.annotate(
+                words, (moment, 1), (4, -4), xycoords=("data", "axes fraction"), textcoords="offset points",
+                fontsize=9.5, color=style.QUIET, va="top",
+            )  # fmt: skip
+    style.headline(upper, "The loss goes on where it was", "points: reports of each worker")
+    style.label_ends(upper)
+    return figure

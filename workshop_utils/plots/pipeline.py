@@ -1,0 +1,154 @@
+"""Figures of pipelines: timelines beside their prediction, idle shares, microbatches held, and training curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from workshop_utils.parallel.schedule import Timeline, bubble, bubble_fraction
+from workshop_utils.plots import style
+
+FORWARD, BACKWARD = "#5B8DB8", "#E0A75E"
+SHOWN_NAMES = {
+    "naive": "naive",
+    "gpipe": "GPipe",
+    "one_f_one_b": "1F1B",
+    "interleaved": "interleaved 1F1B",
+}
+COLOURS = {"naive": "#3B3B3B", "gpipe": "#882255", "one_f_one_b": "#0072B2", "interleaved": "#117733"}
+MARKERS = {"naive": "X", "gpipe": "s", "one_f_one_b": "o", "interleaved": "^"}
+
+
+def timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
+    """What each rank did when: as predicted on the left, as measured on the right.
+
+    Args:
+        runs: by schedule, the predicted and the measured timeline, in seconds.
+    """
+    ranks = max(len({timed.rank for timed in predicted}) for predicted, _ in runs.values())
+    figure, grid = style.figure(
+        11.4, 0.9 + (0.23 * ranks + 0.42) * len(runs), rows=len(runs), columns=2, sharex="row", squeeze=False
+    )
+    for row, (name, pair) in zip(grid, runs.items(), strict=True):
+        for axes, timeline, what in zip(row, pair, ("predicted", "measured"), strict=True):
+            _timeline(axes, timeline, ranks)
+            axes.set_xlim(0, 1.01 * max(timed.end for each in pair for timed in each))
+            idle = f"{100 * bubble(timeline):.0f} % idle"
+            axes.set_title(f"{SHOWN_NAMES.get(name, name)}, {what}: {idle}", fontsize=10, loc="left", pad=3)
+    for axes in grid[-1]:
+        axes.set_xlabel("time")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("rank")
+    style.headline(
+        figure,
+        "Where nothing is drawn, a rank waits",
+        "blue: forward, orange: backward; the number is the microbatch's, a rank's second stage is darker",
+    )
+    return figure
+
+
+def _timeline(axes: Axes, timeline: Timeline, ranks: int) -> None:
+    end = max(timed.end for timed in timeline)
+    for timed in timeline:
+        seconds = timed.end - timed.start
+        chunk = timed.each.stage // ranks
+        colour = style.tint(
+            FORWARD if timed.each.kind == "forward" else BACKWARD, 0.65 if chunk == 0 else 1.0
+        )
+        axes.barh(timed.rank, seconds, 0.8, left=timed.start, color=colour, edgecolor="white", linewidth=0.6)
+        if seconds > 0.014 * end:
+            axes.text(
+                timed.start + seconds / 2, timed.rank, str(timed.each.microbatch), ha="center", va="center",
+                fontsize=6, color=style.INK, clip_on=True,
+            )  # fmt: skip
+    axes.set_yticks(range(ranks))
+    axes.set_ylim(ranks - 0.5, -0.5)
+    style.unit_axis(axes.xaxis, "s")
+    axes.grid(visible=False, axis="y")
+
+
+def idle_shares(
+    measured: Mapping[str, Mapping[int, Sequence[float]]], ranks: int, chunks: Mapping[str, int]
+) -> Figure:
+    """Idle share by number of microbatches: points measured, lines (p − 1)/(v · m + p − 1).
+
+    Args:
+        measured: by schedule and number of microbatches, the idle share of every run.
+        ranks: p.
+        chunks: v by schedule; 1 where it is not named.
+    """
+    figure, axes = style.figure(7.8, 4.1)
+    most = max(count for series in measured.values() for count in series)
+    drawn: set[int] = set()
+    for place, (name, series) in enumerate(measured.items()):
+        aside = 1.03 ** (place - (len(measured) - 1) / 2)  # so that equal points do not hide each other
+        each = chunks.get(name, 1)
+        if each not in drawn:
+            label = "formula" if each == 1 else f"formula, v = {each}"
+            counts = np.geomspace(min(series), most, 60)
+            line = [bubble_fraction(ranks, count, each) for count in counts]
+            style.theory(axes, counts, line, label, colour="theory" if each == 1 else COLOURS[name])
+            drawn.add(each)
+        for count, shares in series.items():
+            style.measured(
+                axes,
+                [aside * count] * len(shares),
+                list(shares),
+                colour=COLOURS[name],
+                marker=MARKERS[name],
+                markersize=7,
+            )
+    handles = [
+        axes.plot([], [], MARKERS[name], color=COLOURS[name], linestyle="none")[0] for name in measured
+    ]
+    axes.legend(handles, [SHOWN_NAMES[name] for name in measured], loc="upper right")
+    style.power_axis(axes, [2**power for power in range(int(np.log2(most)) + 1)])
+    axes.set(xlabel="microbatches m", ylabel="idle share of the ranks' time", ylim=(0, None))
+    style.percent_axis(axes.yaxis)
+    style.headline(
+        axes,
+        "More microbatches, less waiting",
+        f"{ranks} real processes whose passes sleep; points: measured, lines: (p − 1)/(v · m + p − 1)",
+    )
+    style.label_ends(axes)
+    return figure
+
+
+def held_microbatches(held: Mapping[str, Sequence[float]]) -> Figure:
+    """The most microbatches whose activations each rank kept at once, by schedule."""
+    figure, axes = style.figure(7.8, 3.6)
+    for name, counts in held.items():
+        axes.plot(
+            range(len(counts)), list(counts), marker=MARKERS[name], color=COLOURS[name], linewidth=1.4,
+            label=SHOWN_NAMES[name],
+        )  # fmt: skip
+    ranks = max(len(counts) for counts in held.values())
+    axes.set_xticks(range(ranks))
+    axes.set(xlabel="rank", ylabel="microbatches held at once", ylim=(0, None), xlim=(-0.2, ranks - 0.8))
+    style.headline(
+        axes,
+        "Same bubble, but 1F1B keeps fewer activations than GPipe",
+        "counted from the measured timelines; a stage of half the size counts half",
+    )
+    style.label_ends(axes)
+    return figure
+
+
+def training(losses: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Loss by step: the first series as a line, the others as points on it."""
+    figure, axes = style.figure(8.0, 3.9)
+    (first, reference), *others = losses.items()
+    style.theory(axes, list(reference), list(reference.values()), first, colour="one process")
+    for index, (name, series) in enumerate(others):
+        every = slice(index, None, max(1, len(others)))  # in turn, so that none hides another
+        steps, values = list(series)[every], list(series.values())[every]
+        style.measured(axes, steps, values, name, colour=f"worker {index}", marker=style.MARKERS[index])
+    axes.set(xlabel="step", ylabel="loss (nats a byte)")
+    axes.legend(loc="upper right", fontsize=9)
+    style.headline(
+        axes, "One curve, however the model is cut", "a GPT of 140,064 parameters learns Python's manual"
+    )
+    return figure

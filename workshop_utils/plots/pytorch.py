@@ -1,0 +1,143 @@
+"""Figures of the lesson on PyTorch: what hides behind the backward pass, and what each rank holds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from workshop_utils.plots import style
+from workshop_utils.scaling.memory import TrainingMemory
+from workshop_utils.scaling.overlap import Phase
+
+Timeline = Mapping[int, Sequence[Phase]]
+
+PHASES = {"forward": style.tint("compute", 0.45), "backward": "compute", "wait": "wait", "all-reduce": "send"}
+
+
+def steps_with_communication(timelines: Mapping[str, Timeline], finding: str, detail: str = "") -> Figure:
+    """Two lanes a rank, what it computes and what it sends, in one step of each of `timelines`, on one time axis."""
+    ranks = max(len(timeline) for timeline in timelines.values())
+    figure, grid = style.figure(
+        9.6, 0.95 + (0.5 * ranks + 0.5) * len(timelines), rows=len(timelines), sharex=True
+    )
+    last = max(
+        phase.end for timeline in timelines.values() for phases in timeline.values() for phase in phases
+    )
+    for axes, (name, timeline) in zip(np.atleast_1d(grid), timelines.items(), strict=True):
+        for row, phases in enumerate(timeline.values()):
+            _row(axes, row, phases, last)
+        end = max(phase.end for phases in timeline.values() for phase in phases)
+        axes.axvline(end, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
+        axes.set_title(f"{name}{_waited(timeline)}", fontsize=10, loc="left", pad=3)
+        axes.set_yticks(range(len(timeline)), [f"rank {rank}" for rank in timeline])
+        axes.set_ylim(len(timeline) - 0.45, -0.55)
+        axes.grid(visible=False, axis="y")
+    axes.set(xlim=(0, 1.03 * last), xlabel="time since the step began")
+    style.unit_axis(axes.xaxis, "s")
+    style.headline(figure, finding, detail)
+    return figure
+
+
+def _waited(timeline: Timeline) -> str:
+    """How long the ranks waited on the mean, for a title; nothing where that was not reported."""
+    waits = [
+        phase.end - phase.start for phases in timeline.values() for phase in phases if phase.kind == "wait"
+    ]
+    return f": waited {1000 * np.mean(waits):.0f} ms for gradients" if waits else ""
+
+
+def _row(axes: Axes, row: int, phases: Sequence[Phase], last: float) -> None:
+    """The upper lane computes or waits; the lower one communicates, in lanes of its own where all-reduces overlap."""
+    free: list[float] = []  # when each of the lower lanes is free again
+    lanes = []
+    for phase in phases:
+        if phase.kind == "all-reduce":
+            lane = next((lane for lane, until in enumerate(free) if until <= phase.start), len(free))
+            free[lane : lane + 1] = [phase.end]
+            lanes.append((lane, phase))
+            continue
+        colour, width = style.colour_of(PHASES[phase.kind]), phase.end - phase.start
+        _bar(axes, phase, row - 0.37, 0.36, colour)
+        if row == 0 and width > 0.07 * last:
+            place = phase.start + width / 2, row - 0.19
+            axes.text(*place, phase.kind, ha="center", va="center", fontsize=8.5, color=style.ink_on(colour))
+    height = 0.36 / max(1, len(free))
+    for lane, phase in lanes:
+        _bar(axes, phase, row + 0.01 + lane * height, height, style.colour_of(PHASES["all-reduce"]))
+
+
+def _bar(axes: Axes, phase: Phase, top: float, height: float, colour: str) -> None:
+    left, width = phase.start, phase.end - phase.start
+    axes.barh(top, width, height, left, align="edge", color=colour, edgecolor="white", linewidth=0.8)
+
+
+def exposed_communication(seconds: Mapping[str, Sequence[float]], alone: float, detail: str = "") -> Figure:
+    """How long ranks waited for gradients after the backward pass: a point a step, medians as bars.
+
+    `alone` are the seconds that the bytes need on the link when nothing hides them.
+    """
+    figure, axes = style.figure(7.6, 0.55 * len(seconds) + 1.7)
+    names = list(seconds)
+    medians = [float(np.median(seconds[name])) for name in names]
+    axes.barh(range(len(names)), medians, 0.6, color=style.tint("send", 0.5))
+    for row, name in enumerate(names):
+        style.measured(axes, list(seconds[name]), [row] * len(seconds[name]), colour="send")
+    axes.axvline(alone, color=style.colour_of("theory"), linewidth=1.6, zorder=2)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.85)
+    axes.text(alone, -0.6, " bytes / bandwidth", fontsize=9.5, color=style.QUIET, va="center")
+    axes.set(
+        xlabel="waiting for gradients after the backward pass",
+        xlim=(0, 1.08 * max(1.3 * alone, *itertools.chain(*seconds.values()))),
+    )
+    style.unit_axis(axes.xaxis, "s")
+    axes.grid(visible=False, axis="y")
+    first, last = 1000 * medians[0], 1000 * medians[-1]
+    found = f"{names[-1].capitalize()}, {last:.0f} ms of waiting are left of {first:.0f} ms"
+    if last >= first:
+        found = f"{names[-1].capitalize()}, ranks waited no less here: {last:.0f} ms, not {first:.0f} ms"
+    style.headline(axes, found, detail)
+    return figure
+
+
+class Held(NamedTuple):
+    """What a rank was measured to hold, in bytes, and what it should by a formula."""
+
+    measured: float
+    expected: TrainingMemory
+    ours: bool = True
+
+
+def memory_per_rank(ways: Mapping[str, Held], workers: int, parameters: int) -> Figure:
+    """What each rank holds between two steps: bars of the formula, in its parts, and diamonds of what was measured."""
+    figure, axes = style.figure(8.2, 0.52 * len(ways) + 1.9)
+    parts = {"parameters": "compute", "gradients": "send", "optimizer": "#9DB0BF"}
+    for row, held in enumerate(ways.values()):
+        left = 0.0
+        for part, colour in parts.items():
+            width = getattr(held.expected, part) / 1e6
+            filled = style.colour_of(colour)
+            axes.barh(row, width, left=left, height=0.6, color=filled, edgecolor="white")
+            if row == 0:
+                place = left + width / 2, row
+                axes.text(*place, part, ha="center", va="center", fontsize=9, color=style.ink_on(filled))
+            left += width
+        own = "one process" if held.ours else "torch_ddp"
+        style.measured(axes, [held.measured / 1e6], [row], colour=own, marker="D", markersize=8)
+    axes.set_yticks(range(len(ways)), list(ways))
+    axes.invert_yaxis()
+    largest = max(max(held.measured, held.expected.total) for held in ways.values()) / 1e6
+    axes.set(xlabel="held by one rank, in MB", xlim=(0, 1.08 * largest))
+    axes.grid(visible=False, axis="y")
+    totals = [held.expected.total for held in ways.values()]
+    style.headline(
+        axes,
+        f"Sharding all three, a rank holds 1/{max(totals) / min(totals):.2g} of what it held",
+        f"Adam, {parameters / 1e6:.1f} million parameters, N = {workers}; bars: ZeRO's formulas, diamonds: measured",
+    )
+    return figure

@@ -1,0 +1,293 @@
+"""How every figure of the workshop looks: colours, headlines, direct labels, and theory beside measurement.
+
+    from workshop_utils.plots import style
+
+    style.use()                                          # once, at the top of a notebook
+    figure, axes = style.figure()
+    style.theory(axes, sizes, predicted, "2(N − 1)/N · K")
+    style.measured(axes, sizes, seconds, "ring", colour="worker 0")
+    style.headline(axes, "A ring stays flat", "16 MB of gradients, median of 5 steps")
+    style.label_ends(axes)                               # names at the lines' ends, no legend
+
+Workers wear the colours of Okabe and Ito (2008, "Color Universal Design"), strategies those of P. Tol (2021,
+"Colour Schemes", muted); both survive colour-blindness. Neighbours differ in lightness too, for grey print,
+and no figure tells two things apart by colour alone: markers, dashes or labels say the same.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+from cycler import cycler
+from matplotlib import colors as mcolors
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter, NullLocator
+
+INK = "#222222"  # text and axes
+QUIET = "#6B6B6B"  # second lines of text, ticks
+FAINT = "#E3E3E3"  # grid
+
+WORKERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7A5C1E", "#999999")
+
+COLOURS = {
+    "server": "#3B3B3B",
+    "chief": "#7A5C1E",
+    # What a worker does with its time.
+    "compute": "#5B7083",
+    "send": "#D55E00",
+    "wait": "#D9D9D9",
+    "load": "#B9A44C",
+    # What was computed beforehand, and what it is held against.
+    "theory": "#6B6B6B",
+    "ideal": "#9A9A9A",
+    "one process": INK,
+    "data parallel": "#332288",
+    "model parallel": "#CC6677",
+    # Strategies of a job.
+    "single": INK,
+    "ring": "#0072B2",
+    "workshop_parameter_server": "#DDAA33",
+    "horovod": "#882255",
+    "parameter_server": "#999933",
+    "multi_worker_mirrored": "#117733",
+    "torch_ddp": "#332288",
+    "mpi": "#44AA99",
+    "spark": "#AA4499",
+}
+
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "h")
+DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+
+RC: dict[Any, Any] = {
+    "figure.figsize": (7.2, 4.0),
+    "figure.dpi": 100,
+    "figure.constrained_layout.use": True,
+    # A solid white page: readable as it is in JupyterLab's dark theme.
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "savefig.dpi": 200,
+    "axes.facecolor": "white",
+    "axes.edgecolor": QUIET,
+    "axes.linewidth": 0.8,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 12.5,
+    "axes.titleweight": "bold",
+    "axes.titlecolor": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.prop_cycle": cycler(color=list(WORKERS)),
+    "grid.color": FAINT,
+    "grid.linewidth": 0.8,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
+    "text.color": INK,
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so a figure is the same on every machine
+    "font.size": 10,
+    "lines.linewidth": 2.0,
+    "lines.markersize": 6,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "svg.hashsalt": "workshop",  # the same drawing gives the same file
+}
+
+
+def use() -> None:
+    """Draw every later figure of this process in the house's style; in a notebook as PNG of twice the dpi."""
+    matplotlib.rcParams.update(RC)
+    if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+        set_matplotlib_formats("retina")
+
+
+def colour_of(thing: str) -> str:
+    """The colour that `thing` has in every lesson, as `#rrggbb`.
+
+    `thing` is a worker ("worker 0", or "worker-0" as `place` names it; "ps-0" and "chief-0" too), one of
+    COLOURS, or already a colour.
+
+    Raises:
+        ValueError: if it is none of these; the message lists them.
+    """
+    match = re.fullmatch(r"(worker|rank|server|ps|chief)[ -](\d+)", thing)
+    if match:
+        role, index = match[1], int(match[2])
+        if role in ("worker", "rank"):
+            return WORKERS[index % len(WORKERS)]
+        return COLOURS["chief" if role == "chief" else "server"]
+    if thing in COLOURS:
+        return COLOURS[thing]
+    if mcolors.is_color_like(thing):
+        return mcolors.to_hex(thing)
+    raise ValueError(f"{thing!r} has no colour; known are 'worker 0', 'server 0' … and {', '.join(COLOURS)}")
+
+
+def tint(colour: str, strength: float = 0.2) -> str:
+    """`colour_of(colour)` mixed with white: 0 is white, 1 the full colour."""
+    full = np.array(mcolors.to_rgb(colour_of(colour)))
+    return mcolors.to_hex(tuple(1 - strength * (1 - full)))
+
+
+def ink_on(background: str) -> str:
+    """Black or white, whichever can be read on `background` (WCAG 2.1's relative luminance)."""
+    channels = np.array(mcolors.to_rgb(colour_of(background)))
+    linear = np.where(channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    luminance = float(linear @ [0.2126, 0.7152, 0.0722])
+    return INK if (luminance + 0.05) / 0.05 > 1.05 / (luminance + 0.05) else "white"
+
+
+def figure(
+    width: float = 7.2, height: float = 4.0, columns: int = 1, rows: int = 1, **options: Any
+) -> tuple[Figure, Any]:
+    """A figure in the house's style and its axes; sizes in inches, `options` go to `plt.subplots`."""
+    with matplotlib.rc_context(RC):
+        return plt.subplots(rows, columns, figsize=(width, height), **options)
+
+
+def headline(on: Axes | Figure, finding: str, detail: str = "") -> None:
+    """Write what the reader is to see, in bold, and below it the conditions under which it was found."""
+    if isinstance(on, Axes):
+        on.set_title(finding, loc="left", pad=24 if detail else 10)
+        if detail:
+            on.annotate(
+                detail, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points",
+                fontsize=9.5, color=QUIET, va="bottom",
+            )  # fmt: skip
+        return
+    # A line of figure text each; constrained layout knows only the suptitle, so both are in its box.
+    on.suptitle(finding + ("\n" if detail else ""), x=0.01, ha="left", fontsize=12.5, fontweight="bold")
+    if detail:
+        inches_below_top = 0.30 + 0.23 * finding.count("\n")
+        height = on.get_size_inches()[1]
+        on.text(0.01, 1 - inches_below_top / height, detail, fontsize=9.5, color=QUIET, va="top")
+
+
+def measured(
+    axes: Axes,
+    x: Sequence[float] | np.ndarray,
+    y: Sequence[float] | np.ndarray,
+    label: str = "_measured",
+    *,
+    colour: str = "worker 0",
+    marker: str = "o",
+    **options: Any,
+) -> Any:
+    """Draw measurements as points, in the colour of `colour`."""
+    defaults: dict[str, Any] = {
+        "linestyle": "none",
+        "markeredgecolor": "white",
+        "markeredgewidth": 0.8,
+        "zorder": 3,
+    }
+    (line,) = axes.plot(x, y, marker=marker, color=colour_of(colour), label=label, **(defaults | options))
+    return line
+
+
+def theory(
+    axes: Axes,
+    x: Sequence[float] | np.ndarray,
+    y: Sequence[float] | np.ndarray,
+    label: str = "_theory",
+    *,
+    colour: str = "theory",
+    **options: Any,
+) -> Any:
+    """Draw a prediction as a line without markers."""
+    options = {"linewidth": 1.6, "zorder": 2} | options
+    (line,) = axes.plot(x, y, color=colour_of(colour), label=label, **options)
+    return line
+
+
+def label_ends(axes: Axes, *, gap_points: float = 12.0, fontsize: float = 9.5) -> None:
+    """Name each labelled line of `axes` at its right end, in its colour, instead of a legend.
+
+    Labels that would overlap are moved apart until `gap_points` lie between their middles. Call it when all
+    is drawn and the limits and scales are set.
+    """
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    if not lines:
+        return
+    ends = [np.asarray(line.get_xydata())[-1] for line in lines]
+    whole = axes.get_figure(root=True)
+    assert whole is not None  # axes that were drawn on have a figure
+    whole.draw_without_rendering()  # the layout has to be settled before distances can be measured
+    pixels_per_point = whole.dpi / 72
+    heights = axes.transData.transform(ends)[:, 1] / pixels_per_point
+    for line, end, shift in zip(lines, ends, spread(heights, gap_points) - heights, strict=True):
+        axes.annotate(
+            str(line.get_label()), tuple(end), (8, float(shift)), textcoords="offset points",
+            color=_readable(str(line.get_color())), fontsize=fontsize, va="center", annotation_clip=False,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+        )  # fmt: skip
+
+
+def spread(positions: Sequence[float] | np.ndarray, gap: float) -> np.ndarray:
+    """`positions`, moved as little as needed (in the least-squares sense) to lie at least `gap` apart.
+
+    Their order is kept. This is isotonic regression on positions less the room that the lower ones take,
+    solved by pooling adjacent violators (Barlow et al. 1972).
+    """
+    order = np.argsort(positions, kind="stable")
+    room = gap * np.arange(len(order))
+    pools: list[list[float]] = []  # each: sum, number of members
+    for value in np.asarray(positions, dtype=float)[order] - room:
+        pools.append([value, 1])
+        while len(pools) > 1 and pools[-2][0] / pools[-2][1] > pools[-1][0] / pools[-1][1]:
+            total, members = pools.pop()
+            pools[-1][0] += total
+            pools[-1][1] += members
+    result = np.empty(len(order))
+    result[order] = np.concatenate([[s / n] * int(n) for s, n in pools] or [[]]) + room
+    return result
+
+
+def _readable(colour: str) -> str:
+    """`colour` darkened, where needed, until small text in it can be read on white."""
+    channels = np.array(mcolors.to_rgb(colour))
+    while float(channels @ [0.2126, 0.7152, 0.0722]) > 0.5:
+        channels = channels * 0.94
+    return mcolors.to_hex(tuple(channels))
+
+
+def unit_axis(axis: Axis, unit: Literal["B", "s", "B/s"] | str, places: int | None = None) -> None:
+    """Ticks with SI prefixes: 4 kB, 20 ms, 200 MB/s."""
+    axis.set_major_formatter(EngFormatter(unit=unit, places=places))
+
+
+def percent_axis(axis: Axis) -> None:
+    """Ticks of fractions as per cent."""
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+
+
+def power_axis(axes: Axes, values: Sequence[int], which: Literal["x", "y"] = "x") -> None:
+    """A logarithmic axis of base 2 whose ticks are exactly `values`, such as 1, 2, 4, 8 workers."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=2)
+    axis.set_ticks(list(values), [f"{value:,}" for value in values])
+    axis.set_minor_locator(NullLocator())
+    axis.set_minor_formatter(NullFormatter())
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write `figure` as SVG or PNG, by the name's ending; the same figure gives the same bytes again."""
+    with matplotlib.rc_context(RC):
+        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+        figure.savefig(path, metadata=metadata)
+    plt.close(figure)
