@@ -1,0 +1,45 @@
+"""Let Horovod combine gradients that point in different directions, by Adasum and by the mean. Trains nothing.
+
+Rank r has a gradient of length 1 at r times an angle. Reports for each of the angles, from rank 0: `angle` in
+degrees, and the result's two components, `adasum_x`, `adasum_y`, `mean_x` and `mean_y`.
+"""
+
+import argparse
+import math
+import sys
+
+import horovod.torch as hvd
+import torch
+
+from workshop_utils import place
+
+
+def main() -> None:
+    place.here()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--angles", default="0,45,90,135,180", help="in degrees, separated by commas")
+    options = parser.parse_args()
+    try:
+        angles = [float(text) for text in options.angles.split(",")]
+    except ValueError:
+        sys.exit(f"angles is {options.angles!r}; it must be numbers with commas between, such as 0,90")
+    hvd.init()
+    if not hvd.mpi_enabled():
+        sys.exit("Horovod computes Adasum over MPI alone: launch with strategy 'mpi'")
+    if hvd.size() & (hvd.size() - 1):
+        sys.exit(f"Adasum takes 2, 4, 8 … workers; there are {hvd.size()}")
+
+    for step, angle in enumerate(angles):
+        own = math.radians(angle * hvd.rank())
+        gradient = torch.tensor([math.cos(own), math.sin(own)])
+        adasum = hvd.allreduce(gradient, op=hvd.Adasum, name=f"adasum {step}").tolist()
+        mean = hvd.allreduce(gradient, op=hvd.Average, name=f"mean {step}").tolist()
+        if hvd.rank() == 0:
+            place.report(
+                step, angle=angle, adasum_x=adasum[0], adasum_y=adasum[1], mean_x=mean[0], mean_y=mean[1]
+            )
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()
