@@ -1,0 +1,528 @@
+"""A rank that dies, is silent, disagrees or does not belong: every other rank says so, in time, by name."""
+
+import hmac
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from real_ranks import TRANSPORTS
+
+from workshop_utils.comm import frames, rendezvous, tcp
+from workshop_utils.comm.communicator import CommunicationError, FrameError, Mismatch, PeerDied, PeerSilent
+from workshop_utils.comm.direct import direct_all_reduce
+from workshop_utils.comm.one_sided import one_sided_all_reduce
+from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.processes.ports import PortReservation
+
+TIMEOUT_SECONDS = 20.0  # of the runs in which a rank dies: the others must not need it
+PROCESSES = tuple(TRANSPORTS)
+TUNED = tuple(name for name in TRANSPORTS if not name.startswith("plain"))
+
+
+@pytest.fixture
+def port():
+    with PortReservation(1) as reservation:
+        yield reservation.ports[0]
+
+
+# Programs, which run in processes of their own.
+
+
+def reduce_until_killed(communicator, size, doomed):
+    array = communicator.allocate(size)
+    for step in range(1_000_000):
+        if communicator.rank == doomed and step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        ring_all_reduce(communicator, array, "mean")
+
+
+def die_in_the_middle_of_a_message(communicator, size, doomed):
+    """The doomed rank is killed by a thread of its own, while the ring is never without a message under way."""
+    if communicator.rank == doomed:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    array = communicator.allocate(size)
+    while True:
+        ring_all_reduce(communicator, array, "mean")
+
+
+def die_while_all_read_from_all(communicator, size, doomed):
+    if communicator.rank == doomed:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    small, large = np.zeros(5), communicator.allocate(size)
+    while True:
+        direct_all_reduce(communicator, small)
+        one_sided_all_reduce(communicator, large)
+
+
+def raise_of_its_own(communicator, size, doomed):
+    array = np.zeros(size)
+    while True:
+        ring_all_reduce(communicator, array)
+        if communicator.rank == doomed:
+            raise ZeroDivisionError("the learner's own mistake")
+
+
+def outcome_of(transport, rank, size, coordinator, secret, timeout_seconds, program, args, answers):
+    connect, options = TRANSPORTS[transport]
+    try:
+        with connect(
+            rank, size, coordinator, secret, timeout_seconds=timeout_seconds, **options
+        ) as communicator:
+            program(communicator, *args)
+    except Exception as error:
+        answers.put((rank, error, time.monotonic()))
+
+
+def run_to_the_bitter_end(transport, size, port, program, *args):
+    """Each surviving rank's error and how long after the death it came; rank → (error, seconds)."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    run = (size, f"127.0.0.1:{port}", secrets.token_bytes(16), TIMEOUT_SECONDS, program, args, answers)
+    processes = [context.Process(target=outcome_of, args=(transport, rank, *run)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    try:
+        sentinels = {process.sentinel: rank for rank, process in enumerate(processes)}
+        multiprocessing.connection.wait(sentinels, timeout=60)
+        died = time.monotonic()
+        outcomes = {}
+        expected = size - (1 if program is not raise_of_its_own else 0)
+        for _ in range(expected):
+            rank, error, when = answers.get(timeout=60)
+            outcomes[rank] = (error, when - died)
+        return outcomes
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+@pytest.mark.parametrize("size", [1, 100_003])
+def test_every_rank_names_the_one_that_was_killed(transport, size, port):
+    outcomes = run_to_the_bitter_end(transport, 5, port, reduce_until_killed, size, 3)
+    assert sorted(outcomes) == [0, 1, 2, 4]  # 1 is no neighbour of 3
+    for error, seconds in outcomes.values():
+        assert isinstance(error, PeerDied), error
+        assert error.rank == 3
+        assert "rank 3 has died during ring_all_reduce" in str(error)
+        assert seconds < TIMEOUT_SECONDS + 5
+
+
+@pytest.mark.parametrize("transport", TUNED)
+def test_a_death_in_the_middle_of_a_message_is_heard_of_well_before_the_time_out(transport, port):
+    outcomes = run_to_the_bitter_end(transport, 4, port, die_in_the_middle_of_a_message, 3_000_001, 2)
+    assert sorted(outcomes) == [0, 1, 3]
+    for error, seconds in outcomes.values():
+        assert isinstance(error, PeerDied), error
+        assert error.rank == 2
+        assert seconds < TIMEOUT_SECONDS / 2
+
+
+def test_a_death_is_heard_of_where_ranks_read_from_all_others(port):
+    outcomes = run_to_the_bitter_end("shared memory", 4, port, die_while_all_read_from_all, 1_000_001, 2)
+    assert sorted(outcomes) == [0, 1, 3]
+    for error, seconds in outcomes.values():
+        assert isinstance(error, PeerDied), error
+        assert error.rank == 2
+        assert seconds < TIMEOUT_SECONDS / 2
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shared memory"])
+def test_a_rank_that_raises_ends_the_others(transport, port):
+    outcomes = run_to_the_bitter_end(transport, 3, port, raise_of_its_own, 5, 1)
+    assert isinstance(outcomes[1][0], ZeroDivisionError)
+    for rank in (0, 2):
+        assert isinstance(outcomes[rank][0], PeerDied)
+        assert outcomes[rank][0].rank == 1
+
+
+# Programs for ranks that stay alive; each returns what its rank saw.
+
+
+def what_it_raises(communicator, program, timeout_seconds=TIMEOUT_SECONDS):
+    communicator.timeout_seconds = timeout_seconds
+    try:
+        program(communicator)
+    except CommunicationError as error:
+        return type(error), str(error)
+    return None
+
+
+def of_other_sizes(communicator):
+    ring_all_reduce(communicator, np.zeros(12 if communicator.rank == 1 else 9))
+
+
+def of_other_dtypes(communicator):
+    ring_all_reduce(communicator, np.zeros(9, "float32" if communicator.rank == 1 else "int32"))
+
+
+def of_other_collectives(communicator):
+    if communicator.rank == 1:
+        communicator.barrier()
+    else:
+        ring_all_reduce(communicator, np.zeros(9, np.uint8))
+
+
+def with_a_silent_rank(communicator):
+    if communicator.rank == 1:
+        time.sleep(4)
+    else:
+        ring_all_reduce(communicator, np.zeros(9))
+
+
+# The same where ranks show arrays to all others.
+
+
+def shown_in_other_sizes(communicator):
+    direct_all_reduce(communicator, np.zeros(12 if communicator.rank == 1 else 9))
+
+
+def shown_in_sizes_for_other_ways(communicator):
+    direct_all_reduce(communicator, np.zeros(300_000 if communicator.rank == 1 else 9, np.uint8))
+
+
+def read_in_other_dtypes(communicator):
+    array = communicator.allocate(9, "float32" if communicator.rank == 1 else "int32")
+    one_sided_all_reduce(communicator, array)
+
+
+def none_to_read(communicator):
+    one_sided_all_reduce(communicator, np.zeros(0 if communicator.rank == 1 else 9))
+
+
+def shown_in_other_collectives(communicator):
+    algorithm = one_sided_all_reduce if communicator.rank == 1 else direct_all_reduce
+    algorithm(communicator, np.zeros(9))
+
+
+def sent_while_others_show(communicator):
+    if communicator.rank == 1:
+        communicator.barrier()
+    else:
+        direct_all_reduce(communicator, np.zeros(9))
+
+
+def shown_while_others_send(communicator):
+    if communicator.rank == 1:
+        direct_all_reduce(communicator, np.zeros(9))
+    else:
+        ring_all_reduce(communicator, communicator.allocate(300_000))
+
+
+def with_a_rank_that_does_not_show(communicator):
+    if communicator.rank == 1:
+        time.sleep(4)
+    else:
+        direct_all_reduce(communicator, np.zeros(9))
+
+
+def in_a_circle(communicator):
+    communicator.recv((communicator.rank + 1) % communicator.size, np.zeros(1))
+
+
+def after_a_failure(communicator):
+    try:
+        of_other_sizes(communicator)
+    except Mismatch:
+        communicator.barrier()
+
+
+@pytest.mark.parametrize("transport", PROCESSES)
+@pytest.mark.parametrize(
+    ("program", "named"),
+    [
+        (of_other_sizes, ["3 × float64", "4 × float64", "ring_all_reduce"]),
+        (of_other_dtypes, ["3 × float32", "3 × int32", "ring_all_reduce"]),
+        (of_other_collectives, ["barrier", "ring_all_reduce"]),
+        (after_a_failure, ["3 × float64", "4 × float64"]),
+    ],
+)
+def test_ranks_that_disagree_are_told_about_what(ranks, transport, program, named):
+    seconds = 3.0 if transport.startswith("plain") else TIMEOUT_SECONDS
+    for kind, text in ranks.run(transport, 3, what_it_raises, program, seconds):
+        assert kind is Mismatch, text
+        assert "rank 1" in text
+        assert all(name in text for name in named), text
+
+
+@pytest.mark.parametrize(
+    ("program", "named"),
+    [
+        (shown_in_other_sizes, ["9 × float64", "12 × float64", "direct_all_reduce"]),
+        (shown_in_sizes_for_other_ways, ["9 × uint8", "300000 × uint8", "direct_all_reduce"]),
+        (read_in_other_dtypes, ["9 × float32", "9 × int32", "one_sided_all_reduce"]),
+        (none_to_read, ["0 × float64", "9 × float64", "one_sided_all_reduce"]),
+        (shown_in_other_collectives, ["direct_all_reduce", "one_sided_all_reduce"]),
+        (sent_while_others_show, ["barrier", "direct_all_reduce"]),
+        (shown_while_others_send, ["ring_all_reduce", "direct_all_reduce"]),
+    ],
+)
+def test_ranks_that_disagree_in_what_they_show_are_told_about_what(ranks, program, named):
+    for kind, text in ranks.run("shared memory", 3, what_it_raises, program):
+        assert kind is Mismatch, text
+        assert "rank 1" in text
+        assert all(name in text for name in named), text
+
+
+def test_a_rank_that_shows_nothing_is_named(ranks):
+    outcomes = ranks.run("shared memory", 4, what_it_raises, with_a_rank_that_does_not_show, 1.0)
+    for rank in (0, 2, 3):
+        kind, text = outcomes[rank]
+        assert kind is PeerSilent
+        assert "for rank 1 in direct_all_reduce" in text or "rank 1 is silent" in text, text
+
+
+@pytest.mark.parametrize("transport", TUNED)
+def test_the_silent_rank_is_named_on_all_others(ranks, transport):
+    outcomes = ranks.run(transport, 4, what_it_raises, with_a_silent_rank, 1.0)
+    for rank in (0, 2, 3):
+        kind, text = outcomes[rank]
+        assert kind is PeerSilent
+        assert "for rank 1 in ring_all_reduce" in text or "rank 1 is silent" in text, text
+
+
+@pytest.mark.parametrize("transport", TUNED)
+def test_ranks_that_wait_for_each_other_are_told_so(ranks, transport):
+    for kind, text in ranks.run(transport, 3, what_it_raises, in_a_circle, 1.0):
+        assert kind is PeerSilent
+        assert "they wait for each other" in text
+
+
+# Who does not belong to the run.
+
+
+def in_threads(size, rank_main):
+    """What `rank_main(rank)` returned or raised, on a thread each."""
+    results = [None] * size
+
+    def main(rank):
+        try:
+            results[rank] = rank_main(rank)
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=main, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    return results
+
+
+def connected_sum(rank, size, port, family="tcp"):
+    with tcp.connect(rank, size, f"127.0.0.1:{port}", b"secret", family, timeout_seconds=30) as communicator:
+        array = np.full(5, rank + 1.0)
+        ring_all_reduce(communicator, array)
+        return array.tolist()
+
+
+@pytest.mark.parametrize("family", ["tcp", "unix"])
+def test_strangers_are_refused_and_the_run_goes_on(port, family):
+    """Garbage, silence, and somebody with another secret call at the coordinator's while the run comes together."""
+
+    def main(rank):
+        if rank == 0:
+            return connected_sum(0, 3, port, family)
+        time.sleep(0.3)
+        if rank < 3:
+            time.sleep(0.5)
+            return connected_sum(rank, 3, port, family)
+        if rank == 3:
+            with pytest.raises(FrameError, match="does not know this run's secret"):
+                tcp.connect(1, 3, f"127.0.0.1:{port}", b"guessed", family, timeout_seconds=30)
+            return "refused"
+        stranger = socket.create_connection(("127.0.0.1", port))
+        stranger.sendall([b"GET / HTTP/1.1\r\n\r\n" + b"x" * 5000, b"", rendezvous._MAGIC][rank - 4])
+        return stranger
+
+    results = in_threads(7, main)
+    assert results[:4] == [[6.0] * 5] * 3 + ["refused"]
+    for stranger in results[4:]:
+        stranger.settimeout(10)
+        received = 0
+        try:
+            while part := stranger.recv(100):  # a nonce and a proof at most, then the end
+                received += len(part)
+        except ConnectionResetError:
+            pass
+        assert received <= rendezvous._NONCE + rendezvous._PROOF
+        stranger.close()
+
+
+def test_an_answer_to_a_challenge_cannot_be_used_again(port):
+    """Who sends the called side's own proof back at it is not let in."""
+    run = rendezvous.Run.starting(0, 2, b"secret", 10)
+    with rendezvous.Door(run, "tcp", f"127.0.0.1:{port}") as door:
+        stranger = socket.create_connection(("127.0.0.1", port))
+        stranger.sendall(rendezvous._MAGIC + bytes(32))
+        answer = rendezvous.receive(stranger, 64, run.deadline)
+        claim = rendezvous._CLAIM.pack(1, 2, b"join", b"127.0.0.1:1")
+        stranger.sendall(claim + answer[32:])
+        assert stranger.recv(1) == b""
+        assert not door._callers
+        stranger.close()
+    assert hmac.compare_digest(answer[32:], rendezvous._proof(b"secret", b"called", bytes(32), answer[:32]))
+
+
+def test_two_processes_cannot_be_the_same_rank_and_sizes_must_agree(port):
+    def main(index):
+        rank, size = [(0, 3), (1, 3), (1, 3), (1, 4), (2, 3)][index]
+        time.sleep(0.2 * index)
+        return connected_sum(rank, size, port)
+
+    results = in_threads(5, main)
+    assert results[0] == results[1] == results[4] == [6.0] * 5
+    assert "another process has joined as this rank" in str(results[2])
+    assert "do not agree on how many they are" in str(results[3])
+
+
+def test_a_rank_that_never_joins_is_named(port):
+    with pytest.raises(PeerSilent, match="for rank 1, 2 to join"):
+        tcp.connect(0, 3, f"127.0.0.1:{port}", b"secret", timeout_seconds=0.5)
+    with pytest.raises(PeerSilent, match="has rank 0 been started"):
+        tcp.connect(1, 3, f"127.0.0.1:{port}", b"secret", timeout_seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "family", "named"),
+    [
+        ("0.0.0.0:4000", "tcp", "loopback"),
+        ("192.168.1.1:4000", "tcp", "loopback"),
+        ("nowhere", "tcp", "address and a port"),
+        ("127.0.0.1:http", "tcp", "address and a port"),
+        ("10.77.0.1:4000", "unix", "must be 'tcp'"),
+    ],
+)
+def test_a_coordinator_that_others_could_reach_is_refused(coordinator, family, named):
+    with pytest.raises(ValueError, match=named):
+        tcp.connect(0, 2, coordinator, b"secret", family)
+
+
+def test_the_emulated_network_is_within_reach():
+    from workshop_utils.network import SUBNET
+
+    assert rendezvous.endpoint(f"{SUBNET}.1:4000") == (f"{SUBNET}.1", 4000)
+
+
+def test_ranks_on_several_machines_may_meet_in_the_private_subnet_that_is_named(monkeypatch):
+    monkeypatch.setenv("WORKSHOP_SUBNET", "10.0.0.0/16")
+    assert rendezvous.endpoint("10.0.3.7:4000") == ("10.0.3.7", 4000)
+    with pytest.raises(ValueError, match="must be on loopback"):
+        rendezvous.endpoint("10.1.3.7:4000")
+    for subnet, why in (
+        ("0.0.0.0/0", "must be private"),
+        ("8.8.0.0/16", "must be private"),
+        ("here", "must be a subnet"),
+    ):
+        monkeypatch.setenv("WORKSHOP_SUBNET", subnet)
+        with pytest.raises(ValueError, match=why):
+            rendezvous.endpoint("10.0.3.7:4000")
+
+
+# Frames that are none.
+
+
+def pair():
+    """A communicator of rank 0 of 2, and the other ends of its links."""
+    (control, control_end), (data, data_end) = socket.socketpair(), socket.socketpair()
+    return tcp.TcpCommunicator(0, 2, {1: control}, {1: data}, 5.0), control_end, data_end
+
+
+GOOD = frames.message("", np.dtype(np.float32), 1, 40)
+
+
+@pytest.mark.parametrize("at", range(len(GOOD)))
+def test_a_header_with_one_corrupt_byte_is_an_error_wherever_it_is(at):
+    corrupt = bytes(byte ^ (0x55 if index == at else 0) for index, byte in enumerate(GOOD))
+    communicator, _, data = pair()
+    with communicator:
+        data.sendall(corrupt + bytes(40))
+        with pytest.raises((FrameError, Mismatch), match="rank 1"):
+            communicator.recv(1, np.empty(10, np.float32))
+
+
+@pytest.mark.parametrize("garbage", [b"HTTP/1.1 200 OK\r\n\r\n" * 9, bytes(200), os.urandom(200)])
+def test_garbage_in_place_of_a_message_is_a_frame_error(garbage):
+    communicator, _, data = pair()
+    with communicator:
+        data.sendall(garbage)
+        with pytest.raises(FrameError, match="from rank 1 is not a message"):
+            communicator.recv(1, np.empty(10, np.float32))
+
+
+def test_a_claim_of_a_huge_message_allocates_nothing():
+    import tracemalloc
+
+    communicator, _, data = pair()
+    with communicator:
+        data.sendall(frames.message("", np.dtype(np.float32), 1, 2**60) + bytes(1000))
+        into = np.empty(10, np.float32)
+        tracemalloc.start()
+        with pytest.raises(Mismatch, match="rank 1 sent"):
+            communicator.recv(1, into)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_a_huge_claim_on_a_control_link_is_an_error():
+    communicator, control, _ = pair()
+    with communicator:
+        control.sendall(frames.control(frames.ABORT, 1, 0, 2**60))
+        with pytest.raises(FrameError):
+            communicator.recv(1, np.empty(10, np.float32))
+
+
+def test_garbage_on_a_control_link_is_an_error():
+    communicator, control, _ = pair()
+    with communicator:
+        control.sendall(os.urandom(frames.HEADER.size))
+        with pytest.raises(FrameError):
+            communicator.recv(1, np.empty(10, np.float32))
+
+
+# Nothing is left.
+
+
+def names():
+    """Of shared memory, and of the workshop's sockets to which one could connect."""
+    shared = {path.name for path in Path("/dev/shm").iterdir()}
+    listening = "00010000"  # accepted connections show their listener's name too
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines() if "workshop-" in line]
+    return shared, {words[-1] for words in lines if words[3] == listening}
+
+
+def reduce_and_look(communicator):
+    array = communicator.allocate(100_003)
+    ring_all_reduce(communicator, array)
+    communicator.barrier()
+    return names()
+
+
+@pytest.mark.skipif(not Path("/proc/net/unix").exists(), reason="read from /proc")
+@pytest.mark.parametrize("transport", ["shared memory", "unix"])
+def test_neither_memory_nor_sockets_have_names_while_the_ranks_run_or_after(ranks, transport):
+    before = names()
+    during = ranks.run(transport, 3, reduce_and_look)
+    for shared, sockets in (*during, names()):
+        assert shared <= before[0]
+        assert sockets <= before[1]
+
+
+def test_a_communicator_leaves_no_open_files_and_no_threads():
+    def descriptors():
+        return len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
+
+    before = descriptors()
+    with PortReservation(1) as reservation:
+        assert in_threads(3, lambda rank: connected_sum(rank, 3, reservation.ports[0])) == [[6.0] * 5] * 3
+    assert descriptors() <= before
+    assert not [thread for thread in threading.enumerate() if thread.name == "workshop-door"]

@@ -1,0 +1,150 @@
+"""Times by formula, beside the simulated clock: equal where the formula says exact, never above where it is a bound."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workshop_utils.comm.central import central_all_reduce, central_seconds
+from workshop_utils.comm.communicator import chunk, chunk_nbytes
+from workshop_utils.comm.crossover import crossover_nbytes, tree_ring_crossover_nbytes
+from workshop_utils.comm.direct import direct_all_reduce, direct_seconds
+from workshop_utils.comm.double_tree import double_tree_all_reduce, double_tree_seconds
+from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
+from workshop_utils.comm.hierarchical import hierarchical_all_reduce, hierarchical_seconds
+from workshop_utils.comm.ring import ring_all_reduce, ring_bytes_sent, ring_seconds
+from workshop_utils.comm.simulated import Cluster, Link, Shape, Simulation, simulate
+from workshop_utils.comm.tree import (
+    chain_broadcast,
+    chain_reduce,
+    chain_seconds,
+    tree_all_reduce,
+    tree_all_reduce_seconds,
+    tree_broadcast,
+    tree_broadcast_seconds,
+    tree_children,
+)
+
+LATENCY, BANDWIDTH = 50e-6, 125e6
+LINK = Link(LATENCY, BANDWIDTH)
+ELEMENTS = 5040 * 16  # every N up to 10 divides it, and so do the powers of two up to 256
+
+RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16]
+
+
+def simulated(algorithm: Callable[..., Any], size: int, link: Link | Cluster = LINK) -> Simulation[Any]:
+    return simulate(size, lambda communicator: algorithm(communicator, Shape(ELEMENTS, np.float64)), link)
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize(
+    ("algorithm", "seconds"),
+    [
+        (ring_all_reduce, ring_seconds),
+        (central_all_reduce, central_seconds),
+        (direct_all_reduce, direct_seconds),
+        (halving_doubling_all_reduce, halving_doubling_seconds),
+        (tree_broadcast, tree_broadcast_seconds),
+        (chain_broadcast, chain_seconds),
+        (chain_reduce, chain_seconds),
+    ],
+)
+def test_the_simulated_clock_equals_the_closed_form(
+    algorithm: Callable[..., Any], seconds: Callable[..., float], size: int
+) -> None:
+    expected = seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH)
+    assert simulated(algorithm, size).seconds == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 16, 64])
+def test_a_tree_all_reduce_equals_its_closed_form_for_powers_of_two(size: int) -> None:
+    expected = tree_all_reduce_seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH)
+    assert simulated(tree_all_reduce, size).seconds == pytest.approx(expected, rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_the_bound_of_a_tree_all_reduce_is_not_passed_and_near(size: int) -> None:
+    bound = tree_all_reduce_seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH)
+    assert 0.9 * bound <= simulated(tree_all_reduce, size).seconds <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 6, 8, 9, 16, 100])
+def test_the_estimate_of_a_double_tree_is_a_third_off_at_most(size: int) -> None:
+    estimate = double_tree_seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH)
+    assert simulated(double_tree_all_reduce, size).seconds == pytest.approx(estimate, rel=1 / 3)
+
+
+@pytest.mark.parametrize(("size", "group_size"), [(8, 2), (8, 4), (9, 3), (6, 3), (5, 1), (5, 5), (3, 8)])
+def test_a_hierarchical_all_reduce_equals_its_closed_form(size: int, group_size: int) -> None:
+    algorithm = functools.partial(hierarchical_all_reduce, group_size=group_size)
+    expected = hierarchical_seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH, group_size)
+    assert simulated(algorithm, size).seconds == pytest.approx(expected, rel=1e-9)
+
+
+def test_left_over_ranks_cost_a_hierarchical_all_reduce_at_least_a_whole_array_each_way() -> None:
+    algorithm = functools.partial(hierarchical_all_reduce, group_size=3)
+    least = hierarchical_seconds(8, 8 * ELEMENTS, LATENCY, BANDWIDTH, 3)
+    assert least <= simulated(algorithm, 8).seconds * (1 + 1e-9) <= 1.5 * least
+
+
+def test_a_hierarchical_all_reduce_on_shared_nics_is_near_its_closed_form() -> None:
+    cluster = Cluster(LINK, ranks_per_machine=4, inside=Link(1e-6, 10e9))
+    expected = hierarchical_seconds(16, 8 * ELEMENTS, LATENCY, BANDWIDTH / 4, 4, 1e-6, 10e9)
+    algorithm = functools.partial(hierarchical_all_reduce, group_size=4)
+    assert simulated(algorithm, 16, cluster).seconds == pytest.approx(expected, rel=0.05)
+
+
+def test_a_double_tree_is_nearly_as_fast_as_a_ring_on_large_arrays_and_faster_on_small_ones() -> None:
+    def seconds(algorithm: Callable[..., Any], elements: int) -> float:
+        return simulate(32, lambda communicator: algorithm(communicator, Shape(elements)), LINK).seconds
+
+    many_segments = functools.partial(double_tree_all_reduce, segments=200)
+    assert seconds(many_segments, 50_000_000) < 1.3 * seconds(ring_all_reduce, 50_000_000)
+    assert seconds(double_tree_all_reduce, 100) < 0.5 * seconds(ring_all_reduce, 100)
+
+
+@pytest.mark.parametrize("size", [4, 8, 16, 64])
+def test_tree_and_ring_cross_where_the_formula_and_the_clock_both_say(size: int) -> None:
+    by_formula = tree_ring_crossover_nbytes(size, LATENCY, BANDWIDTH)
+    by_clock = crossover_nbytes(tree_all_reduce, ring_all_reduce, size, LINK)
+    assert by_clock == pytest.approx(by_formula, rel=0.02)
+    for nbytes, faster in ((by_formula / 2, tree_all_reduce_seconds), (by_formula * 2, ring_seconds)):
+        times = {
+            seconds: seconds(size, int(nbytes), LATENCY, BANDWIDTH)
+            for seconds in (tree_all_reduce_seconds, ring_seconds)
+        }
+        assert min(times, key=lambda seconds: times[seconds]) is faster
+
+
+def test_up_to_three_ranks_a_ring_is_never_slower_than_a_tree() -> None:
+    assert [tree_ring_crossover_nbytes(size, LATENCY, BANDWIDTH) for size in (2, 3)] == [0, 0]
+
+
+def test_a_crossover_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="most_nbytes is 1000; even there"):
+        crossover_nbytes(tree_all_reduce, ring_all_reduce, 16, LINK, most_nbytes=1000)
+    with pytest.raises(ValueError, match="size is 1"):
+        tree_ring_crossover_nbytes(1, LATENCY, BANDWIDTH)
+
+
+def test_rings_bytes_rise_towards_twice_the_array_and_central_ones_without_end() -> None:
+    sent = [ring_bytes_sent(size, 1000) for size in (1, 2, 10, 1000)]
+    assert sent == [0, 1000, 1800, 1998]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13])
+def test_a_binomial_trees_children_are_all_ranks_but_the_root(size: int) -> None:
+    assert sum(tree_children(size, place) for place in range(size)) == size - 1
+    assert tree_children(size, 0) == (size - 1).bit_length()
+
+
+@pytest.mark.parametrize("elements", [0, 1, 2, 7, 1003])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_bytes_of_a_chunk_are_those_of_the_chunk(elements: int, count: int) -> None:
+    array = np.zeros(elements, np.float32)
+    for index in range(-1, count + 2):
+        assert chunk_nbytes(array.nbytes, 4, index, count) == chunk(array, index, count).nbytes

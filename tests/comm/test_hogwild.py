@@ -1,0 +1,197 @@
+"""Parameters in shared memory: what a lock guarantees, and what must hold without one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from workshop_utils.comm import hogwild, threads
+from workshop_utils.comm.communicator import CommunicationError, Communicator, PeerSilent
+from workshop_utils.comm.hogwild import HogwildLog, Locking, SharedPart
+from workshop_utils.comm.parameter_server import Arrangement
+
+ELEMENTS = 1003
+
+
+def add_ones(communicator: Communicator, arrangement: Arrangement, locking: Locking) -> Any:
+    """Every push adds one to every element: the rank's parameters at the end, its log, its open descriptors."""
+    parameters = np.zeros(ELEMENTS, np.float32)
+    ones = np.ones_like(parameters)
+
+    def update(part: np.ndarray, gradient: np.ndarray) -> None:
+        part += gradient
+
+    before = psutil.Process().num_fds()
+    log = hogwild.train(communicator, arrangement, parameters, lambda *_: ones, update, locking)
+    return parameters, log, psutil.Process().num_fds() - before
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_with_a_lock_every_update_of_every_process_counts_exactly(ranks, servers: int) -> None:
+    arrangement = Arrangement(servers, 3, 1000, "asynchronous")
+    results = ranks.run("tcp", arrangement.size, add_ones, arrangement, "lock")
+    for parameters, _, _ in results[servers:]:
+        assert (parameters == 3000).all()  # on workers too, whoever was ready first
+    for server, (parameters, log, _) in enumerate(results[:servers]):
+        assert (arrangement.part(parameters, server) == 3000).all()
+        assert log.version == len(log.worker) == 3000
+        assert not any(log.overlapped)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_without_a_lock_no_element_has_more_than_was_added_and_every_push_is_in_the_log(
+    ranks, servers: int
+) -> None:
+    arrangement = Arrangement(servers, 3, 1000, "asynchronous")
+    results = ranks.run("tcp", arrangement.size, add_ones, arrangement, "none")
+    for server, (parameters, log, _) in enumerate(results[:servers]):
+        part = arrangement.part(parameters, server)
+        assert part.min() >= 1
+        assert part.max() <= 3000
+        assert log.version == 3000  # counters of their own, which cannot be lost
+        assert [log.worker.count(rank) for rank in arrangement.worker_ranks] == [1000] * 3
+        assert log.seconds == sorted(log.seconds)
+        assert 0 <= min(log.staleness) <= max(log.staleness) <= 2000
+
+
+def test_nothing_stays_open_and_no_memory_has_a_name(ranks) -> None:
+    blocks = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are all that is asked
+    for _, _, left_open in ranks.run("tcp", 3, add_ones, Arrangement(1, 2, 5, "asynchronous"), "none"):
+        assert left_open == 0
+    assert not {name for name in set(os.listdir("/dev/shm")) - blocks if "workshop" in name}  # noqa: PTH208
+
+
+def descend(communicator: Communicator, arrangement: Arrangement, locking: Locking) -> np.ndarray:
+    """Least squares by gradient descent, each worker on its own rows; the distance from the solution at the end."""
+    random = np.random.default_rng(0)
+    inputs, solution = random.normal(size=(60, 8)), random.normal(size=8)
+    mine = slice(communicator.rank - arrangement.servers, None, arrangement.workers)
+    x, y = inputs[mine], inputs[mine] @ solution
+    parameters = np.zeros(8)
+
+    def update(part: np.ndarray, gradient: np.ndarray) -> None:
+        part -= 0.05 * gradient
+
+    hogwild.train(
+        communicator, arrangement, parameters, lambda p, _: x.T @ (x @ p - y) / len(x), update, locking
+    )
+    return np.abs(parameters - solution).max()
+
+
+@pytest.mark.parametrize("locking", ["lock", "none"])
+def test_a_convex_problem_is_solved_with_and_without_a_lock(ranks, locking: Locking) -> None:
+    errors = ranks.run("tcp", 4, descend, Arrangement(1, 3, 600, "asynchronous"), locking)
+    assert (
+        max(errors[1:]) < 1e-3
+    )  # the solution fits every worker's rows, so a lost step only takes another one
+
+
+def test_an_overlapped_pull_is_seen_and_staleness_counts_the_others_updates() -> None:
+    arrangement = Arrangement(1, 2, 1, "asynchronous")
+
+    def program(communicator: Communicator) -> tuple[int, bool, int, bool] | None:
+        part = np.zeros(5)
+        if communicator.rank == 0:
+            shared = SharedPart.create(communicator, arrangement, part, "none")
+            communicator.barrier()
+            shared.close()
+            return None
+        shared = SharedPart.open(communicator, arrangement, 0, part, "none")
+        communicator.barrier()
+        seen = None
+        if communicator.rank == 1:
+            before, calm = shared.pull(part)
+            during: list[tuple[int, bool]] = []
+
+            def update(parameters: np.ndarray, gradient: np.ndarray) -> None:
+                during.append(shared.pull(part))  # as another worker might, in the middle
+                parameters += gradient
+
+            shared.push(1, np.ones(5), update, 0)
+            seen = before, calm, shared.push(0, np.ones(5), update, before), during[0][1]
+        shared.close()
+        return seen
+
+    assert threads.run(3, program)[1] == (0, False, 1, True)
+
+
+def test_no_steps_leave_the_parameters_as_they_were() -> None:
+    arrangement = Arrangement(1, 2, 0, "asynchronous")
+    (_, log, _), *workers = threads.run(3, lambda c: add_ones(c, arrangement, "lock"))
+    assert isinstance(log, HogwildLog)
+    assert log.version == 0
+    for parameters, _, _ in workers:
+        assert not parameters.any()
+
+
+def test_a_long_training_reports_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hogwild, "REPORT_SECONDS", 0.0)
+    arrangement = Arrangement(1, 2, 20, "asynchronous")
+
+    def program(communicator: Communicator) -> Any:
+        return add_ones(communicator, arrangement, "lock")[1], communicator.traffic
+
+    (log, traffic), *_ = threads.run(3, program)
+    assert log.version == len(log.worker) == 40
+    assert traffic.messages_received.tolist() == [0, 40, 40]  # a count and a report for each push
+
+
+def test_a_worker_does_not_wait_for_ever_for_one_that_makes_no_update() -> None:
+    arrangement = Arrangement(1, 2, 1, "asynchronous")
+    released = threading.Event()
+
+    def program(communicator: Communicator) -> None:
+        def gradient_of(parameters: np.ndarray, _: int) -> np.ndarray:
+            if communicator.rank == 2:
+                released.wait(20)
+            return parameters
+
+        communicator.timeout_seconds = 20.0 if communicator.rank == 0 else 0.2
+        try:
+            hogwild.train(communicator, arrangement, np.zeros(3), gradient_of, lambda *_: None, "none")
+        finally:
+            released.set()
+
+    with pytest.raises(PeerSilent, match=r"1 of 2 updates have been made, and none in the last 0\.2 s"):
+        threads.run(3, program)
+
+
+@pytest.mark.parametrize("consistency", ["synchronous", "stale_synchronous"])
+def test_only_asynchronous_workers_share_memory(consistency: Any) -> None:
+    with pytest.raises(ValueError, match=f"consistency is '{consistency}'"):
+        threads.run(2, lambda c: add_ones(c, Arrangement(1, 1, 1, consistency), "none"))
+
+
+@pytest.mark.parametrize("place", ["/nowhere", "another"])
+def test_memory_that_is_not_the_servers_is_refused_by_name(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrangement = Arrangement(1, 1, 1, "asynchronous")
+    other = os.memfd_create("other")
+    if place == "another":  # as large as the server's, with other contents
+        os.ftruncate(other, 3 * 64 + 4 * ELEMENTS)
+
+    def program(communicator: Communicator) -> None:
+        part = np.zeros(ELEMENTS, np.float32)
+        if communicator.rank == 0:
+            descriptor = other if place == "another" else 10**6
+            communicator.send(1, np.array([os.getpid(), descriptor, 12345], np.int64))
+        else:
+            SharedPart.open(communicator, arrangement, 0, part, "none").close()
+
+    try:
+        with pytest.raises(CommunicationError, match=r"the memory of server 0 cannot be mapped .*same user"):
+            threads.run(2, program)
+    finally:
+        os.close(other)
+
+
+def test_a_system_without_nameless_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with pytest.raises(CommunicationError, match="need Linux"):
+        threads.run(2, lambda c: add_ones(c, Arrangement(1, 1, 1, "asynchronous"), "none"))

@@ -1,0 +1,113 @@
+"""The parameter server on threads: consistency, staleness, backup workers, bytes."""
+
+import time
+
+import numpy as np
+import pytest
+
+from workshop_utils.comm import parameter_server, threads
+from workshop_utils.comm.parameter_server import Arrangement
+
+TARGET = np.arange(7.0)
+
+
+def descend(arrangement, delays=None, rate=0.3):
+    """Each worker pulls, computes the gradient of |p - target|²/2 after a delay, pushes. Returns rank → results."""
+
+    def program(communicator):
+        parameters = np.zeros(TARGET.size)
+
+        def gradient_of(current, step):
+            if delays:
+                time.sleep(delays[communicator.rank - arrangement.servers])
+            return current - TARGET
+
+        def update(part, gradient):
+            part -= rate * gradient
+
+        log = parameter_server.train(communicator, arrangement, parameters, gradient_of, update)
+        return parameters, log, communicator.traffic
+
+    return threads.run(arrangement.size, program)
+
+
+@pytest.mark.parametrize("servers", [1, 2, 3, 9])
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_synchronous_training_equals_one_process_whatever_the_numbers(servers, workers):
+    steps = 5
+    expected = np.zeros(TARGET.size)
+    for _ in range(steps):
+        expected -= 0.3 * (expected - TARGET)
+    results = descend(Arrangement(servers, workers, steps))
+    for parameters, _, _ in results[servers:]:
+        np.testing.assert_allclose(parameters, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("servers", [1, 7])
+def test_each_server_receives_w_times_its_part_and_sends_as_much_and_the_versions(servers):
+    workers, steps = 3, 4
+    results = descend(Arrangement(servers, workers, steps))
+    for _, _, traffic in results[:servers]:
+        received = parameter_server.server_bytes_received(workers, TARGET.nbytes, servers)
+        sent = parameter_server.server_bytes_sent(workers, TARGET.nbytes, servers)
+        assert traffic.bytes_received.sum() == steps * received
+        assert (
+            traffic.bytes_sent.sum() == (steps + 1) * sent
+        )  # the initial parameters, then one answer a step
+
+
+def test_asynchronous_workers_do_not_wait_for_a_straggler_and_their_staleness_is_logged():
+    arrangement = Arrangement(1, 3, steps=10, consistency="asynchronous")
+    log = descend(arrangement, delays=[0.0, 0.0, 0.02], rate=0.1)[0][1]
+    assert log.version == 30
+    assert len(log.staleness) == 30
+    first_of_straggler = log.worker.index(3)
+    assert log.staleness[first_of_straggler] == first_of_straggler  # all that came before it
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_stale_synchronous_keeps_the_fastest_within_the_bound(bound):
+    arrangement = Arrangement(1, 3, steps=12, consistency="stale_synchronous", bound=bound)
+    log = descend(arrangement, delays=[0.0, 0.0, 0.005], rate=0.1)[0][1]
+    made = dict.fromkeys(arrangement.worker_ranks, 0)
+    for worker in log.worker:
+        # Whoever pushes had been let go on: it was then at most `bound` ahead of the slowest unfinished worker.
+        assert made[worker] - min(made.values()) <= bound
+        made[worker] += 1
+    assert set(made.values()) == {12}
+
+
+def test_backup_workers_let_the_others_go_on_and_drop_what_comes_late():
+    arrangement = Arrangement(1, 3, steps=10, backup_workers=1)
+    parameters, log, _ = descend(arrangement, delays=[0.0, 0.0, 0.05])[0]
+    assert log.version == 10
+    assert any(log.dropped)
+    assert all(worker == 3 for worker, dropped in zip(log.worker, log.dropped, strict=True) if dropped)
+    expected = np.zeros(TARGET.size)
+    for _ in range(10):
+        expected -= 0.3 * (expected - TARGET)
+    np.testing.assert_allclose(parameters, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"servers": 0}, "servers"),
+        ({"workers": 0}, "workers"),
+        ({"backup_workers": 2}, "backup_workers"),
+        ({"bound": -1}, "bound"),
+    ],
+)
+def test_numbers_that_do_not_go_together_are_named(fields, named):
+    with pytest.raises(ValueError, match=named):
+        Arrangement(**{"servers": 1, "workers": 2, "steps": 1, **fields})
+
+
+def test_a_communicator_of_another_size_is_refused():
+    with pytest.raises(ValueError, match="3 ranks"):
+        threads.run(
+            3,
+            lambda c: parameter_server.train(
+                c, Arrangement(1, 1, 1), np.zeros(3), lambda p, _: p, lambda p, g: None
+            ),
+        )

@@ -1,0 +1,467 @@
+"""Virtual time: that it computes what the transports compute, and takes as long as it should."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workshop_utils.comm import threads
+from workshop_utils.comm.central import central_all_reduce
+from workshop_utils.comm.communicator import Communicator, Event, Mismatch
+from workshop_utils.comm.double_tree import double_tree_all_reduce
+from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
+from workshop_utils.comm.hierarchical import hierarchical_all_reduce
+from workshop_utils.comm.parameter_server import Arrangement, train
+from workshop_utils.comm.recurrence import ring_finish_seconds
+from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.comm.simulated import (
+    Cluster,
+    Deadlock,
+    Link,
+    Shape,
+    SimulatedCommunicator,
+    simulate,
+)
+from workshop_utils.comm.subset import Subset
+from workshop_utils.comm.tree import chain_broadcast, tree_all_reduce
+
+ALL_REDUCES = [
+    ring_all_reduce,
+    central_all_reduce,
+    tree_all_reduce,
+    halving_doubling_all_reduce,
+    double_tree_all_reduce,
+    hierarchical_all_reduce,
+]
+LINK = Link(latency_seconds=1e-3, bandwidth_bytes_per_second=1e6)
+
+
+def of(communicator: Communicator) -> SimulatedCommunicator:
+    assert isinstance(communicator, SimulatedCommunicator)
+    return communicator
+
+
+# What it computes.
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("all_reduce", ALL_REDUCES)
+def test_arrays_are_reduced_and_bytes_are_counted_as_between_threads(
+    all_reduce: Callable[..., None], size: int
+) -> None:
+    def program(communicator: Communicator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        array = np.arange(103.0) * (communicator.rank + 1)
+        all_reduce(communicator, array, "mean")
+        traffic = communicator.traffic
+        return array, {name: getattr(traffic, name) for name in ("messages_sent", "bytes_received")} | {
+            "bytes_sent": traffic.bytes_sent,
+            "messages_received": traffic.messages_received,
+        }
+
+    simulation, real = simulate(size, program, LINK), threads.run(size, program)
+    for rank in range(size):
+        np.testing.assert_array_equal(simulation.results[rank][0], real[rank][0])
+        for name, counts in real[rank][1].items():
+            np.testing.assert_array_equal(simulation.results[rank][1][name], counts)
+            assert getattr(simulation, name)[rank] == counts.sum()
+
+
+@pytest.mark.parametrize("all_reduce", ALL_REDUCES)
+def test_a_shape_takes_the_same_time_and_bytes_as_an_array(all_reduce: Callable[..., None]) -> None:
+    with_shapes = simulate(5, lambda communicator: all_reduce(communicator, Shape((2, 501))), LINK)
+    with_arrays = simulate(
+        5, lambda communicator: all_reduce(communicator, np.zeros((2, 501), np.float32)), LINK
+    )
+    np.testing.assert_array_equal(with_shapes.finish_seconds, with_arrays.finish_seconds)
+    np.testing.assert_array_equal(with_shapes.bytes_sent, with_arrays.bytes_sent)
+
+
+def test_a_shape_has_no_contents_whatever_its_size() -> None:
+    shape = Shape((1 << 20, 1 << 10), np.float64)
+    assert (shape.nbytes, shape.reshape(-1).size, shape.dtype) == (1 << 33, 1 << 30, np.float64)
+    part = shape.reshape(-1)[10:20]
+    part[:] = 7
+    part += 1
+    assert isinstance(part * 2, Shape)
+    assert isinstance(np.zeros_like(part), Shape)
+    assert repr(part) == "Shape((10,), float64)"
+    for needs_contents in (np.sum, np.sort):
+        with pytest.raises(TypeError, match="needs contents"):
+            needs_contents(part)
+
+
+def test_counting_can_start_again() -> None:
+    def program(communicator: Communicator) -> list[int]:
+        ring_all_reduce(communicator, np.zeros(30))
+        communicator.traffic.reset()
+        ring_all_reduce(communicator, np.zeros(300))
+        return [int(communicator.traffic.bytes_sent.sum()), int(communicator.traffic.bytes_received.sum())]
+
+    assert simulate(3, program).results == [[3200, 3200]] * 3
+
+
+def test_a_barrier_holds_everybody_until_the_last() -> None:
+    def program(communicator: Communicator) -> float:
+        of(communicator).compute(communicator.rank * 1.0)
+        communicator.barrier()
+        return communicator.now()
+
+    assert min(simulate(5, program, LINK).results) >= 4.0
+
+
+@pytest.mark.parametrize("consistency", ["synchronous", "asynchronous", "stale_synchronous"])
+def test_parameter_servers_own_text_runs_in_virtual_time(consistency: Any) -> None:
+    arrangement = Arrangement(servers=2, workers=3, steps=4, consistency=consistency, bound=1)
+
+    def program(communicator: Communicator) -> Any:
+        def gradient_of(parameters: np.ndarray, step: int) -> np.ndarray:
+            if isinstance(communicator, SimulatedCommunicator):
+                communicator.compute(0.1 * (communicator.rank - 1))
+            return np.ones_like(parameters)
+
+        def update(part: np.ndarray, gradient: np.ndarray) -> None:
+            part -= gradient
+
+        parameters = np.zeros(7)
+        log = train(communicator, arrangement, parameters, gradient_of, update)
+        return (log.worker, log.seconds) if log else parameters
+
+    simulation, real = simulate(5, program, LINK), threads.run(5, program)
+    workers, seconds = simulation.results[0]
+    assert sorted(workers) == sorted(real[0][0])
+    assert seconds == sorted(seconds)
+    if consistency == "asynchronous":
+        assert workers[:3] == [2, 3, 2]  # the fastest worker pushes twice before the slowest does once
+    assert simulation.seconds == pytest.approx(4 * 0.3, rel=0.1)
+
+
+def test_whose_message_comes_first_is_heard_first() -> None:
+    def program(communicator: Communicator) -> list[tuple[int, float]]:
+        word = np.zeros(1)
+        if communicator.rank:
+            of(communicator).compute({1: 0.3, 2: 0.1, 3: 0.2}[communicator.rank])
+            communicator.send(0, word)
+            return []
+        heard, silent = [], [1, 2, 3]
+        while silent:
+            source = communicator.wait_any(silent)
+            heard.append((source, communicator.now()))
+            communicator.recv(source, word)
+            silent.remove(source)
+        return heard
+
+    heard = simulate(4, program, Link(0.01)).results[0]
+    assert [source for source, _ in heard] == [2, 3, 1]
+    assert [seconds for _, seconds in heard] == pytest.approx([0.11, 0.21, 0.31])
+
+
+# How long it takes.
+
+
+def send_one(nbytes: int, to: int = 1) -> Callable[[Communicator], None]:
+    def program(communicator: Communicator) -> None:
+        if communicator.rank == 0:
+            communicator.send(to, Shape(nbytes, np.uint8))
+        elif communicator.rank == to:
+            communicator.recv(0, Shape(nbytes, np.uint8))
+
+    return program
+
+
+def test_a_message_takes_overhead_latency_and_its_size_over_the_bandwidth() -> None:
+    simulation = simulate(2, send_one(500), Link(0.25, 1000, 0.125))
+    assert simulation.finish_seconds.tolist() == [0.125 + 0.5, 0.125 + 0.25 + 0.5]
+
+
+def test_two_messages_to_one_rank_take_turns_on_its_link() -> None:
+    def program(communicator: Communicator) -> None:
+        if communicator.rank:
+            communicator.send(0, Shape(1000, np.uint8))
+        else:
+            communicator.recv(2, Shape(1000, np.uint8))
+            communicator.recv(1, Shape(1000, np.uint8))
+
+    assert simulate(3, program, Link(0.5, 1000)).finish_seconds.tolist() == [2.5, 1.0, 1.0]
+
+
+def test_ranks_of_one_machine_share_its_nic_and_reach_each_other_without_it() -> None:
+    def program(communicator: Communicator) -> None:
+        peer = (communicator.rank + 2) % 4
+        communicator.send_recv(peer, Shape(1000, np.uint8), peer, Shape(1000, np.uint8))
+
+    cluster = Cluster(Link(0.5, 1000), ranks_per_machine=2)
+    assert simulate(4, program, cluster).seconds == 2.5
+    assert simulate(4, send_one(1000), cluster).seconds == 0
+    assert simulate(4, send_one(1000), Cluster(cluster.link, 2, inside=Link(0.25, 2000))).seconds == 0.75
+
+
+def test_racks_share_their_way_to_the_spine() -> None:
+    def program(communicator: Communicator) -> None:
+        peer = (communicator.rank + 3) % 6
+        communicator.send_recv(peer, Shape(1000, np.uint8), peer, Shape(1000, np.uint8))
+
+    cluster = Cluster(Link(0.5, 1000), machines_per_rack=3, spine=Link(0.25, 500))
+    assert simulate(6, send_one(1000, to=1), cluster).seconds == 1.5  # within the rack
+    assert simulate(6, send_one(1000, to=3), cluster).seconds == 0.75 + 2.0  # the slower link decides
+    assert simulate(6, program, cluster).seconds == 0.75 + 3 * 2.0
+
+
+def test_a_ring_in_the_order_of_racks_crosses_the_spine_once_in_each_direction() -> None:
+    cluster = Cluster(Link(1e-3, 25e6), machines_per_rack=4, spine=Link(0, 25e6))
+
+    def program(order: list[int]) -> Callable[[Communicator], None]:
+        return lambda communicator: ring_all_reduce(Subset(communicator, order), Shape(1 << 20))
+
+    in_order = simulate(8, program([0, 1, 2, 3, 4, 5, 6, 7]), cluster).seconds
+    interleaved = simulate(8, program([0, 4, 1, 5, 2, 6, 3, 7]), cluster).seconds
+    assert 3 < interleaved / in_order < 4.5
+
+
+def test_one_slow_nic_slows_a_whole_ring() -> None:
+    slow = Cluster(Link(0, 1e6), exceptions={2: Link(0, 1e5)})
+
+    def program(communicator: Communicator) -> None:
+        ring_all_reduce(communicator, Shape(8000))
+
+    assert simulate(8, program, slow).seconds == pytest.approx(10 * simulate(8, program, slow.link).seconds)
+
+
+def test_a_slow_worker_computes_and_combines_slower() -> None:
+    def program(communicator: Communicator) -> float:
+        of(communicator).compute(1.0)
+        communicator.combine(Shape(1000, np.uint8), Shape(1000, np.uint8))
+        return communicator.now()
+
+    assert simulate(2, program, slowness=[1, 3], combine_bytes_per_second=1000).results == [2.0, 6.0]
+
+
+def test_jitter_depends_on_the_seed_alone_and_lengthens_a_ring() -> None:
+    def program(communicator: Communicator) -> None:
+        ring_all_reduce(communicator, Shape(1000))
+
+    def finish(seed: int) -> list[float]:
+        return simulate(16, program, LINK, jitter=0.5, seed=seed).finish_seconds.tolist()
+
+    assert finish(1) == finish(1) != finish(2)
+    assert min(finish(1)) > simulate(16, program, LINK).seconds
+
+
+def test_messages_of_one_rank_to_another_do_not_overtake_each_other() -> None:
+    def program(communicator: Communicator) -> list[float]:
+        words = [np.array([float(number)]) for number in range(50)]
+        for word in words:
+            if communicator.rank:
+                communicator.recv(0, word)
+            else:
+                communicator.send(1, word)
+                word[:] = -1  # what was sent is what it was then
+        return [float(word[0]) for word in words]
+
+    assert simulate(2, program, LINK, jitter=2.0).results[1] == list(range(50))
+
+
+def test_a_trace_says_what_each_rank_did_when() -> None:
+    def program(communicator: Communicator) -> None:
+        of(communicator).compute(1.0)
+        ring_all_reduce(communicator, Shape(2, np.uint8))
+
+    traces = simulate(2, program, Link(1.0, 1.0), combine_bytes_per_second=1.0, trace=True).traces
+    assert traces is not None
+    assert traces[0][:4] == [
+        Event("compute", None, 0, 0.0, 1.0, ""),
+        Event("send", 1, 1, 1.0, 2.0, "ring_all_reduce"),
+        Event("recv", 1, 1, 1.0, 3.0, "ring_all_reduce"),
+        Event("combine", None, 1, 3.0, 4.0, "ring_all_reduce"),
+    ]
+    assert simulate(2, program).traces is None
+
+
+# What goes wrong.
+
+
+def test_a_deadlock_names_who_waits_for_whom() -> None:
+    def program(communicator: Communicator) -> None:
+        if communicator.rank == 3:
+            return
+        communicator.recv((communicator.rank + 1) % 4, np.zeros(1))
+
+    with pytest.raises(Deadlock) as raised:
+        simulate(4, program)
+    assert str(raised.value) == (
+        "3 of 4 ranks wait for ever: rank 0 waits for rank 1, in recv; rank 1 waits for rank 2, in recv; "
+        "rank 2 waits for rank 3, which has finished, in recv"
+    )
+
+
+def test_a_deadlock_of_many_names_the_first_and_counts_the_rest() -> None:
+    with pytest.raises(Deadlock, match=r"100 of 100 ranks wait .* rank 7 waits for rank 0, .*; and 92 more"):
+        simulate(100, lambda communicator: communicator.recv((communicator.rank == 0) * 1, np.zeros(1)))
+
+
+def test_a_rank_that_listens_to_nobody_who_sends_is_named() -> None:
+    with pytest.raises(Deadlock, match=r"rank 0 waits for any of the ranks \[1, 2\]"):
+        simulate(3, lambda communicator: communicator.rank == 0 and communicator.wait_any([2, 1]))
+
+
+def test_other_sizes_dtypes_and_collectives_are_told() -> None:
+    def sizes(communicator: Communicator) -> None:
+        tree_all_reduce(communicator, np.zeros(3 + communicator.rank))
+
+    def dtypes(communicator: Communicator) -> None:
+        chain_broadcast(communicator, Shape(3, (np.int32, np.float32)[communicator.rank]))
+
+    def collectives(communicator: Communicator) -> None:
+        (ring_all_reduce, tree_all_reduce)[communicator.rank](communicator, np.zeros(2))
+
+    with pytest.raises(Mismatch, match="rank 1 sent 4 × float64 where rank 0 expects 3 × float64, in tree"):
+        simulate(2, sizes)
+    with pytest.raises(Mismatch, match="int32 where rank 1 expects"):
+        simulate(2, dtypes)
+    with pytest.raises(
+        Mismatch, match=r"in (ring|tree)_all_reduce while rank . is in (ring|tree)_all_reduce"
+    ):
+        simulate(2, collectives)
+    with pytest.raises(Mismatch, match="sent a Shape, which has no contents"):
+        simulate(
+            2,
+            lambda communicator: tree_all_reduce(
+                communicator, (np.zeros(1), Shape(1, "f8"))[communicator.rank]
+            ),
+        )
+
+
+def test_what_a_rank_raises_comes_out_with_its_number_and_the_others_are_let_go() -> None:
+    let_go = []
+
+    def program(communicator: Communicator) -> None:
+        try:
+            ring_all_reduce(communicator, np.zeros(4))
+            if communicator.rank == 2:
+                raise RuntimeError("out of gradients")
+            communicator.recv(2, np.zeros(1))
+        finally:
+            let_go.append(communicator.rank)
+
+    with pytest.raises(RuntimeError, match="out of gradients") as raised:
+        simulate(4, program)
+    assert raised.value.__notes__ == ["raised on simulated rank 2 of 4"]
+    assert sorted(let_go) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("peer", [-1, 2, 3])
+def test_a_peer_that_is_not_there_is_refused(peer: int) -> None:
+    def program(communicator: Communicator) -> None:
+        if communicator.rank == 2:
+            communicator.send(peer, np.zeros(1))
+
+    with pytest.raises(ValueError, match=f"peer is {peer}"):
+        simulate(3, program)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Link(-1), "latency_seconds is -1"),
+        (lambda: Link(0, 0), "bandwidth_bytes_per_second is 0"),
+        (lambda: Link(0, 1, float("inf")), "overhead_seconds is inf"),
+        (lambda: Link.of("1GB"), "a rate in bits"),
+        (lambda: Cluster(Link(), ranks_per_machine=0), "ranks_per_machine is 0"),
+        (lambda: Cluster(Link(), machines_per_rack=-1), "machines_per_rack is -1"),
+        (lambda: simulate(0, print), "size is 0"),
+        (lambda: simulate(3, print, slowness=[1.0]), "slowness has 1 entries"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_by_name(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_links_are_read_as_people_write_them() -> None:
+    assert Link.of("100Mbit", "1ms") == Link(1e-3, 12.5e6)
+
+
+# Against what else is known.
+
+
+@pytest.mark.parametrize("elements", [64 * 100, 64 * 100 + 3, 10])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"jitter": 0.4, "seed": 3},
+        {"slowness": np.linspace(1, 3, 64), "combine_bytes_per_second": 1e7, "jitter": 0.4},
+    ],
+    ids=["plain", "jitter", "stragglers"],
+)
+def test_the_rings_recurrence_is_the_simulated_clock(elements: int, options: dict[str, Any]) -> None:
+    link = Link(1e-4, 1e8, 1e-5)
+    simulation = simulate(
+        64, lambda communicator: ring_all_reduce(communicator, Shape(elements)), link, **options
+    )
+    np.testing.assert_allclose(
+        ring_finish_seconds(64, 4 * elements, link, **options), simulation.finish_seconds, rtol=1e-12
+    )
+
+
+def test_the_recurrence_of_one_rank_takes_no_time() -> None:
+    assert ring_finish_seconds(1, 1000, LINK).tolist() == [0.0]
+
+
+def turns(trace: list[Event]) -> list[tuple[int | None, int, int | None]]:
+    """A trace as (to, bytes sent, source) for each call of send_recv."""
+    found: list[tuple[int | None, int, int | None]] = []
+    before: Event | None = None
+    for event in trace:
+        if event.kind == "send":
+            found.append((event.peer, event.nbytes, None))
+        elif event.kind == "recv" and before and before.kind == "send" and before.start == event.start:
+            found[-1] = (*found[-1][:2], event.peer)
+        elif event.kind == "recv":
+            found.append((None, 0, event.peer))
+        before = event
+    return found
+
+
+@pytest.mark.parametrize(
+    ("all_reduce", "size"),
+    [
+        (ring_all_reduce, 8),
+        (ring_all_reduce, 5),
+        (tree_all_reduce, 8),
+        (halving_doubling_all_reduce, 8),
+        (halving_doubling_all_reduce, 6),
+        (hierarchical_all_reduce, 8),
+    ],
+)
+def test_simgrid_takes_the_same_time_for_the_same_messages(
+    all_reduce: Callable[..., None], size: int
+) -> None:
+    python = "/usr/bin/python3"
+    try:
+        subprocess.run([python, "-c", "import simgrid"], check=True, capture_output=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("SimGrid is not installed (Debian: apt-get install libsimgrid-dev python3-simgrid)")
+    link = Link(1e-4, 1e7)
+    simulation = simulate(
+        size, lambda communicator: all_reduce(communicator, Shape(8400, np.float64)), link, trace=True
+    )
+    given = {
+        "latency_seconds": link.latency_seconds,
+        "bandwidth_bytes_per_second": link.bandwidth_bytes_per_second,
+        "ranks": [turns(trace) for trace in simulation.traces or []],
+    }
+    replayed = subprocess.run(
+        [python, str(Path(__file__).with_name("simgrid_replay.py"))],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert simulation.seconds == pytest.approx(float(replayed.stdout), rel=1e-3)

@@ -1,0 +1,213 @@
+"""A stamped link delivers what was sent, not before a link of its bandwidth and latency would have."""
+
+import time
+
+import numpy as np
+import pytest
+
+from workshop_utils.comm import threads
+from workshop_utils.comm.central import central_all_reduce
+from workshop_utils.comm.cluster import Cluster, Link
+from workshop_utils.comm.communicator import CommunicationError, Mismatch, PeerDied
+from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
+from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.comm.shape import Shape
+from workshop_utils.comm.simulated import simulate
+from workshop_utils.comm.stamped import StampedCommunicator, StampedLink, behind
+from workshop_utils.comm.tree import tree_all_reduce
+
+SLACK = 2.0  # a busy machine is late, never early
+ALL_REDUCES = (ring_all_reduce, central_all_reduce, tree_all_reduce, halving_doubling_all_reduce)
+FAST = 1e12
+
+
+def run(size, program, bandwidths=None, latency_seconds=0.0):
+    """What `program` returns on each rank behind a link, by default a fast one."""
+    link = StampedLink(bandwidths or (FAST,) * size, latency_seconds)
+    return threads.run(size, lambda communicator: program(StampedCommunicator(communicator, link)))
+
+
+def timed(program):
+    """A program that returns how long the given one takes, from when all ranks are there."""
+
+    def measured(communicator):
+        communicator.barrier()
+        start = time.monotonic()
+        program(communicator)
+        return time.monotonic() - start
+
+    return measured
+
+
+@pytest.mark.parametrize("size", range(1, 6))
+@pytest.mark.parametrize("all_reduce", ALL_REDUCES)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128", "int8"])
+def test_every_all_reduce_gives_the_same_result_and_traffic_as_without_a_link(size, all_reduce, dtype):
+    def program(communicator):
+        array = (np.arange(7) + communicator.rank).astype(dtype)
+        all_reduce(communicator, array)
+        return (
+            array.tolist(),
+            communicator.traffic.bytes_sent.tolist(),
+            communicator.traffic.messages_sent.tolist(),
+        )
+
+    assert run(size, program) == threads.run(size, program)
+
+
+def test_a_message_takes_latency_and_size_over_bandwidth():
+    def program(communicator):
+        array = np.zeros(250_000, np.uint8)
+        if communicator.rank == 0:
+            communicator.send(1, array)
+        else:
+            communicator.recv(0, array)
+
+    sender, receiver = run(2, timed(program), (1e6, 1e6), 0.1)
+    assert 0.249 <= sender < SLACK * 0.25  # its last byte has left, and need not have come
+    assert 0.349 - 0.1 <= receiver < SLACK * 0.35  # the barrier before ends up to a latency later here
+
+
+def test_the_slower_of_two_links_decides():
+    def program(communicator):
+        array = np.zeros(100_000, np.uint8)
+        if communicator.rank == 0:
+            communicator.recv(1, array)
+            communicator.recv(2, array)
+        else:
+            communicator.send(0, array)
+
+    seconds = run(3, timed(program), (1e6, FAST, 0.25e6))
+    assert 0.399 <= max(seconds) < SLACK * 0.4  # rank 2's own link, while rank 0's has room beside it
+
+
+def test_a_link_carries_both_directions_at_once_but_each_one_message_at_a_time():
+    def both(communicator):
+        peer = 1 - communicator.rank
+        communicator.send_recv(peer, np.zeros(200_000, np.uint8), peer, np.empty(200_000, np.uint8))
+
+    assert 0.199 <= max(run(2, timed(both), (1e6, 1e6))) < 0.39
+
+    def incast(communicator):
+        array = np.zeros(100_000, np.uint8)
+        if communicator.rank:
+            communicator.send(0, array)
+        else:
+            for source in range(1, communicator.size):
+                communicator.recv(source, array)
+
+    assert 0.299 <= max(run(4, timed(incast), (1e6,) * 4)) < SLACK * 0.3
+
+
+def test_a_message_that_has_waited_long_enough_is_not_delayed_again():
+    def program(communicator):
+        array = np.zeros(1, np.uint8)
+        if communicator.rank == 0:
+            communicator.send(1, array)
+            return 0.0
+        time.sleep(0.5)
+        start = time.monotonic()
+        communicator.recv(0, array)
+        return time.monotonic() - start
+
+    assert run(2, program, latency_seconds=0.3)[1] < 0.25
+
+
+@pytest.mark.parametrize(
+    ("all_reduce", "bandwidths"),
+    [*((all_reduce, (2e6,) * 4) for all_reduce in ALL_REDUCES), (ring_all_reduce, (4e6, 4e6, 1e6, 4e6))],
+)
+def test_an_all_reduce_takes_as_long_as_on_the_simulated_clock(all_reduce, bandwidths):
+    latency = 0.005
+    nodes = {rank: Link(latency, bandwidth) for rank, bandwidth in enumerate(bandwidths)}
+    expected = simulate(4, lambda c: all_reduce(c, Shape(30_000)), Cluster(exceptions=nodes)).seconds
+
+    seconds = run(4, timed(lambda c: all_reduce(c, np.zeros(30_000, np.float32))), bandwidths, latency)
+    # The barrier before lets some begin a latency or two before others.
+    assert expected - 3 * latency <= max(seconds) < SLACK * expected
+
+
+def test_wait_any_names_who_has_sent():
+    def program(communicator):
+        token = np.zeros(1, np.uint8)
+        if communicator.rank == 2:
+            communicator.send(0, token)
+        elif communicator.rank == 0:
+            assert communicator.wait_any([1, 2]) == 2
+            communicator.recv(2, token)
+        return True
+
+    assert run(3, program) == [True] * 3
+
+
+def test_what_does_not_fit_together_is_a_mismatch():
+    def dtypes(communicator):
+        array = np.zeros(4, np.float32 if communicator.rank else np.int32)
+        ring_all_reduce(communicator, array)
+
+    with pytest.raises(Mismatch, match=r"sent (float32|int32) where rank \d expects (float32|int32)"):
+        run(2, dtypes)
+
+    def sizes(communicator):
+        ring_all_reduce(communicator, np.zeros(8 + 2 * communicator.rank, np.float32))
+
+    with pytest.raises(Mismatch):
+        run(2, sizes)
+
+    def collectives(communicator):
+        (tree_all_reduce if communicator.rank else ring_all_reduce)(communicator, np.zeros(2, np.float32))
+
+    with pytest.raises(Mismatch, match=r"tree_all_reduce|ring_all_reduce"):
+        run(2, collectives)
+
+
+@pytest.mark.parametrize(
+    ("bandwidths", "latency_seconds", "named"),
+    [
+        ((1.0, 0.0), 0.0, "bandwidths"),
+        ((1.0, 1.0), -1.0, "latency_seconds"),
+        ((1.0,), 0.0, "bandwidths has 1"),
+    ],
+)
+def test_a_link_that_cannot_be_is_refused_by_name(bandwidths, latency_seconds, named):
+    with pytest.raises(ValueError, match=named):
+        threads.run(2, lambda c: StampedCommunicator(c, StampedLink(bandwidths, latency_seconds)))
+
+
+def test_without_a_description_there_is_no_link():
+    (communicator,) = threads.run(1, lambda communicator: communicator)
+    assert behind(communicator, None) is communicator
+    wrapped = behind(communicator, {"bandwidths": [1.0], "latency_seconds": 0.5})
+    assert isinstance(wrapped, StampedCommunicator)
+
+
+def all_reduce_a_large_array(communicator, bandwidth):
+    """More than any buffer of the transport below holds, in a ring where all send at once."""
+    with StampedCommunicator(communicator, StampedLink((bandwidth,) * communicator.size, 0.001)) as stamped:
+        array = np.full(300_007, stamped.rank, np.float64)
+        ring_all_reduce(stamped, array, "mean")
+        return float(array.max()), float(array.min())
+
+
+@pytest.mark.parametrize("transport", ["tcp", "plain tcp", "shared memory"])
+def test_it_wraps_transports_between_processes(ranks, transport):
+    assert ranks.run(transport, 3, all_reduce_a_large_array, 100e6) == [(1.0, 1.0)] * 3
+
+
+def fail_on_rank_1(communicator):
+    with StampedCommunicator(communicator, StampedLink((FAST,) * communicator.size)) as stamped:
+        try:
+            if stamped.rank == 1:
+                raise ZeroDivisionError
+            ring_all_reduce(stamped, np.zeros(10))
+        except CommunicationError as error:
+            return type(error), getattr(error, "rank", None)
+        except ZeroDivisionError as error:
+            communicator.abort(error)
+            return None
+    return "not reached"
+
+
+def test_the_failure_of_a_rank_reaches_the_others_through_the_link(ranks):
+    told = ranks.run("tcp", 3, fail_on_rank_1)
+    assert told[0] == told[2] == (PeerDied, 1)

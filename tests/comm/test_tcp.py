@@ -1,0 +1,156 @@
+"""Sockets: messages of every size and dtype arrive whole, in order, and are counted."""
+
+import numpy as np
+import pytest
+
+from workshop_utils.comm import tcp
+from workshop_utils.comm.communicator import CommunicationError
+
+SOCKETS = ("tcp", "unix", "plain tcp")
+ALL = (*SOCKETS, "shared memory", "shared memory with tokens")
+
+
+def random_exchanges(communicator):
+    """Shifts by random distances with arrays of random sizes; how many came wrong."""
+    shared = np.random.default_rng(7)  # the same numbers on every rank
+    rank, size, wrong = communicator.rank, communicator.size, 0
+    for _ in range(60):
+        distance, length = int(shared.integers(1, size)), int(shared.choice([0, 1, 3, 1000, 20_001, 300_007]))
+        dtype = str(shared.choice(["u1", "<f4", ">i8", "S3", "g", "M8[s]"]))
+        seed = shared.integers(1 << 30)
+
+        def contents(of, length=length, dtype=dtype, seed=seed):
+            bytes_of = np.random.default_rng([seed, of])
+            return np.frombuffer(bytes_of.bytes(length * np.dtype(dtype).itemsize), dtype)
+
+        source = (rank - distance) % size
+        incoming = np.empty(length, dtype)
+        communicator.send_recv((rank + distance) % size, contents(rank).copy(), source, incoming)
+        wrong += incoming.tobytes() != contents(source).tobytes()
+    return wrong
+
+
+@pytest.mark.parametrize("transport", ALL)
+@pytest.mark.parametrize("size", [2, 5])
+def test_random_messages_arrive_whole_and_in_order(ranks, transport, size):
+    assert ranks.run(transport, size, random_exchanges) == [0] * size
+
+
+def reduce_odd_dtypes(communicator):
+    """Long doubles and large arrays, where blocks and slots do not end where elements do."""
+    results = []
+    for dtype, length in (("g", 100_003), ("G", 50_001), ("?", 700_001)):
+        array = np.ones(length, dtype)
+        other = np.full(length, communicator.rank, dtype)
+        peer = 1 - communicator.rank
+        communicator.send_recv_combine(peer, other, peer, array)
+        results.append((array == np.add(np.ones(1, dtype), np.full(1, peer, dtype))[0]).all())
+    return results
+
+
+@pytest.mark.parametrize("transport", ALL)
+def test_reducing_while_receiving_is_right_for_every_size_of_element(ranks, transport):
+    assert ranks.run(transport, 2, reduce_odd_dtypes) == [[True] * 3] * 2
+
+
+def first_comes_first(communicator):
+    if communicator.rank == 0:
+        order = []
+        into = np.empty(3)
+        for awaited in ([1, 2], [2]):
+            source = communicator.wait_any(awaited)
+            communicator.recv(source, into)
+            order.append((source, into[0]))
+            communicator.send(2, into)  # which rank 2 has waited for
+        return order
+    mine = np.full(3, communicator.rank * 10.0)
+    if communicator.rank == 2:
+        communicator.recv(0, np.empty(3))
+    communicator.send(0, mine)
+    if communicator.rank == 2:
+        communicator.recv(0, np.empty(3))
+    return None
+
+
+@pytest.mark.parametrize("transport", ALL)
+def test_wait_any_names_the_rank_whose_message_is_there(ranks, transport):
+    assert ranks.run(transport, 3, first_comes_first)[0] == [(1, 10.0), (2, 20.0)]
+
+
+def three_each(communicator):
+    """Ranks 1 to 3 have sent three messages each before rank 0, told so by rank 4, hears the first: in which order."""
+    word = np.zeros(1)
+    if communicator.rank == 4:
+        for source in (1, 2, 3):
+            communicator.recv(source, word)
+        communicator.send(0, word)
+        return None
+    if communicator.rank:
+        for to in (0, 0, 0, 4):
+            communicator.send(to, word)
+        return None
+    communicator.recv(4, word)
+    heard = []
+    while to_come := [source for source in (1, 2, 3) if heard.count(source) < 3]:
+        heard.append(communicator.wait_any(to_come))
+        communicator.recv(heard[-1], word)
+    return heard
+
+
+@pytest.mark.parametrize("transport", [*SOCKETS, "shared memory"])  # tokens may be seen in another order
+def test_wait_any_lets_no_high_rank_starve_behind_low_ones_that_send_again_and_again(ranks, transport):
+    heard = ranks.run(transport, 5, three_each)[0]
+    assert [sorted(heard[turn : turn + 3]) for turn in (0, 3, 6)] == [[1, 2, 3]] * 3
+
+
+def count_and_trace(communicator):
+    peer = 1 - communicator.rank
+    communicator.trace = []
+    communicator.send_recv_combine(peer, np.ones(10), peer, np.ones(10))
+    if communicator.rank == 0:
+        communicator.send(1, np.ones(4, np.int8))
+    else:
+        communicator.recv(0, np.empty(4, np.int8))
+    traffic = communicator.traffic
+    return (
+        [event.kind for event in communicator.trace],
+        all(event.start <= event.end for event in communicator.trace),
+        traffic.bytes_sent.tolist(),
+        traffic.messages_received.tolist(),
+    )
+
+
+@pytest.mark.parametrize("transport", ALL)
+def test_messages_are_counted_by_peer_and_traced_one_by_one(ranks, transport):
+    zero, one = ranks.run(transport, 2, count_and_trace)
+    assert zero == (["send", "recv", "combine", "send"], True, [0, 84], [0, 1])
+    assert one == (["send", "recv", "combine", "recv"], True, [80, 0], [2, 0])
+
+
+def use_after_close(communicator):
+    communicator.close()
+    communicator.close()
+    try:
+        communicator.barrier()
+    except CommunicationError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("transport", ALL)
+def test_a_closed_communicator_says_so(ranks, transport):
+    for rank, text in enumerate(ranks.run(transport, 2, use_after_close)):
+        assert f"rank {rank} has closed" in text
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "secret", "named"),
+    [(2, 2, b"s", "rank is 2"), (-1, 2, b"s", "rank"), (0, 1, b"", "secret")],
+)
+def test_a_rank_that_cannot_be_is_refused(rank, size, secret, named):
+    with pytest.raises(ValueError, match=named):
+        tcp.connect(rank, size, "127.0.0.1:4000", secret)
+
+
+def test_one_rank_needs_nobody():
+    with tcp.connect(0, 1, "127.0.0.1:4000", b"secret") as communicator:
+        communicator.barrier()

@@ -1,0 +1,181 @@
+"""What tests share: tiny jobs, and the proof that nothing of a run is left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import psutil
+import pytest
+from real_ranks import MOST_RANKS, Ranks
+
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.processes import warm
+
+# Every process that a test starts inherits this variable, so even a daemon that has left its session is found.
+MARK = "WORKSHOP_TESTS"
+
+# A shell starts what runs in the background with interrupts ignored, nohup ignores hang-ups, and a child inherits
+# both: give them back, so that the tests of signals mean the same wherever they run.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+os.environ[MARK] = uuid.uuid4().hex
+
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile("workshop", deadline=None)
+hypothesis.settings.load_profile("workshop")
+
+PATIENCE_SECONDS = 10.0
+
+MakeJob = Callable[..., TrainingJob]
+
+
+def write_idx(path: Path, shape: tuple[int, ...], content: bytes) -> None:
+    """An idx file of unsigned bytes, written by hand so that reading is tested against the format itself."""
+    header = b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+    path.write_bytes(header + content)
+
+
+@pytest.fixture(scope="session")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three training and two test images of 2 × 2 pixels: data for scripts that do not look at it."""
+    folder = tmp_path_factory.mktemp("data")
+    for prefix, count in (("train", 3), ("t10k", 2)):
+        write_idx(folder / f"{prefix}-images-idx3-ubyte", (count, 2, 2), bytes(range(4 * count)))
+        write_idx(folder / f"{prefix}-labels-idx1-ubyte", (count,), bytes(range(count)))
+    return folder
+
+
+@pytest.fixture
+def make_job(tmp_path: Path, data_folder: Path) -> MakeJob:
+    """`make_job(script, ..., **fields)` is a job of strategy `single` in a folder of its own.
+
+    The script may come in several pieces, each indented as its test is.
+    """
+    count = 0
+
+    def make(*script: str, **fields: Any) -> TrainingJob:
+        nonlocal count
+        count += 1
+        folder = tmp_path / f"job-{count}"
+        folder.mkdir()
+        (folder / "train.py").write_text("\n".join(map(textwrap.dedent, script)), encoding="utf-8")
+        values = {"name": f"job-{count}", "folder": folder, "data": str(data_folder), "timeout": "1min"}
+        return TrainingJob(**{**values, **fields})
+
+    return make
+
+
+def marked_processes() -> dict[int, str]:
+    """The command by process id of everything alive that the tests of this process have started.
+
+    Warm servers and Python's own resource tracker are not among them: they stay from one test to the next.
+    """
+    mark = f"{MARK}={os.environ[MARK]}".encode()
+    staying = {server._process.pid for server in warm._servers().values()}
+    staying.add(resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]  # no public name for it
+    found = {}
+    for process in psutil.process_iter():
+        if process.pid in staying:
+            continue
+        try:
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                found[process.pid] = " ".join(process.cmdline())
+        except (OSError, psutil.Error):
+            continue  # it has just ended, or belongs to somebody else
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether process `pid` runs; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def eventually(condition: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> bool:
+    """Whether `condition` becomes true within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def reserved_ports() -> list[int]:
+    """The UDP ports on loopback that this process holds."""
+    return [
+        connection.laddr.port
+        for connection in psutil.Process().net_connections("udp4")
+        if connection.laddr and connection.laddr.ip == "127.0.0.1"
+    ]
+
+
+@pytest.fixture
+def nothing_is_left(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """After the test there is no process, no scratch folder, no port and no thread of any run; the scratch root."""
+    if sys.platform != "linux":
+        pytest.skip("process tables are read from /proc")
+    tmp_path_factory.getbasetemp()  # pytest's own folder is made before its place is changed
+    root = Path(tempfile.mkdtemp(prefix="test-"))  # short, since Open MPI puts sockets below it
+    monkeypatch.setattr(tempfile, "tempdir", str(root))
+    monkeypatch.setenv("TMPDIR", str(root))
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # whoever runs the tests may have set it
+    before, reserved = set(marked_processes()), set(reserved_ports())
+
+    def left() -> dict[int, str]:
+        return {pid: words for pid, words in marked_processes().items() if pid not in before}
+
+    yield root
+    try:
+        eventually(lambda: not left())
+        processes = left()
+        for pid in processes:
+            psutil.Process(pid).kill()
+        assert not processes
+        assert eventually(lambda: not list(root.glob("workshop-*"))), list(root.iterdir())
+        assert eventually(lambda: set(reserved_ports()) <= reserved)
+        assert eventually(lambda: not [t for t in threading.enumerate() if t.name == "workshop-run"])
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+class Watch:
+    """The looks at the process table that tests of launching need."""
+
+    alive = staticmethod(alive)
+    eventually = staticmethod(eventually)
+    marked_processes = staticmethod(marked_processes)
+    reserved_ports = staticmethod(reserved_ports)
+
+
+@pytest.fixture
+def watch() -> Watch:
+    """Whether processes live, and whether something becomes true."""
+    return Watch()
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    """Nine processes; each program runs in as many of them as it asks for."""
+    with ProcessPoolExecutor(MOST_RANKS, multiprocessing.get_context("spawn")) as pool:
+        yield Ranks(pool)

@@ -1,0 +1,179 @@
+"""The jobs of lesson 05 with real Horovod, held against one process in NumPy."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from workshop_utils import adasum, data, models, timeline
+from workshop_utils.horovod_tuning import Tuning
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.local import Local, LocalRun
+from workshop_utils.runs import RunFailed
+
+JOBS = Path(__file__).parents[2] / "jobs"
+EPOCHS, BATCH, RATE, HIDDEN = 2, 16, 0.2, 64
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
+
+
+def launched(name: str, folder: Path | None = None, **changes: Any) -> LocalRun:
+    job = TrainingJob.load(JOBS / name).replace(timeout="3min", **changes)
+    with Local(warm=True, output=folder).launch(job) as run:
+        return run.wait(200)
+
+
+def trained_by_one_process(workers: int) -> tuple[dict[int, float], models.MLP]:
+    """The loss of the whole batch by step, and the weights, from the batches of all workers taken as one."""
+    digits = data.arrays(data.prepare("digits"))
+    images, labels = digits.train_images.astype(np.float64), digits.train_labels
+    mlp = models.MLP.initialise(images.shape[1], HIDDEN, data.CLASSES, seed=0)
+    steps = len(images) // workers // BATCH
+    losses = {}
+    for epoch in range(EPOCHS):
+        order = list(range(len(images)))
+        random.Random(epoch + 1).shuffle(order)
+        for batch in range(steps):
+            rows = order[batch * BATCH * workers : (batch + 1) * BATCH * workers]
+            step = epoch * steps + batch
+            losses[step + 1], gradients = mlp.gradients(images[rows], labels[rows])
+            mlp = mlp.step(gradients, RATE * (1 + (workers - 1) * min(1.0, step / steps)))
+    return losses, mlp
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("front_end", ["torch", "tensorflow", "keras"])
+def test_every_front_end_takes_the_steps_that_one_process_would(
+    front_end: str, workers: int, tmp_path: Path
+) -> None:
+    run = launched(f"digits_horovod_{front_end}", tmp_path, workers=workers, arguments={"epochs": EPOCHS})
+    assert run.warm is (
+        front_end == "torch"
+    )  # Horovod is loaded in the fork; TensorFlow starts threads, and so cold
+    expected, mlp = trained_by_one_process(workers)
+    reports = run.metrics.dropna(subset=["loss"])
+    assert set(reports["rank"]) == set(range(workers))
+    for step, ranks in reports.groupby("step"):
+        assert len(ranks) == workers
+        assert ranks["loss"].mean() == pytest.approx(expected[int(step)], rel=2e-3)
+    epochs = run.metrics.dropna(subset=["accuracy"])
+    assert list(epochs["rank"]) == [0] * EPOCHS
+    for row in epochs.itertuples():  # metric averaging: what rank 0 reports is the mean of all ranks' own
+        own = reports[reports["step"] == row.step]["loss"]
+        assert row.mean_loss == pytest.approx(own.mean(), rel=1e-5)
+    digits = data.arrays(data.prepare("digits"))
+    assert epochs["accuracy"].iloc[-1] == pytest.approx(
+        mlp.accuracy(digits.test_images, digits.test_labels), abs=2.5 / len(digits.test_labels)
+    )
+    rates = reports.groupby("step")["learning_rate"].first()
+    assert rates.iloc[0] == pytest.approx(RATE)
+    assert rates.iloc[-1] == pytest.approx(RATE * workers)
+    if front_end == "torch":
+        weights = torch.load(tmp_path / "model.pt")
+        assert pytest.approx(mlp.hidden.weights, abs=1e-3) == weights["0.weight"].numpy().T
+
+
+def test_over_mpi_the_same_script_takes_the_same_steps() -> None:
+    table = launched("digits_horovod_torch", strategy="mpi", arguments={"epochs": EPOCHS}).metrics
+    expected, _ = trained_by_one_process(2)
+    for step, ranks in table.dropna(subset=["loss"]).groupby("step"):
+        assert len(ranks) == 2
+        assert ranks["loss"].mean() == pytest.approx(expected[int(step)], rel=2e-3)
+
+
+def test_without_a_broadcast_the_ranks_never_agree_and_with_it_they_always_do() -> None:
+    apart = (
+        launched("digits_horovod_torch", arguments={"epochs": 2, "broadcast": 0}).metrics["spread"].dropna()
+    )
+    agreed = launched("digits_horovod_torch", arguments={"epochs": 2}).metrics["spread"].dropna()
+    assert list(agreed) == [0.0, 0.0]
+    assert (apart > 0.1).all()
+
+
+def test_half_precision_rounds_and_still_learns_and_leaves_the_ranks_equal() -> None:
+    table = launched("digits_horovod_torch", arguments={"epochs": 3, "compression": "fp16"}).metrics
+    exact = launched("digits_horovod_torch", arguments={"epochs": 3}).metrics
+    losses, exact_losses = table["mean_loss"].dropna(), exact["mean_loss"].dropna()
+    assert list(losses) != list(exact_losses)
+    assert list(losses) == pytest.approx(list(exact_losses), rel=0.05)
+    assert list(table["spread"].dropna()) == [0.0] * 3
+
+
+@pytest.mark.parametrize(("threshold", "least", "most"), [("128MiB", 1, 3), ("0", 10, 10)])
+def test_the_timeline_shows_fused_gradients_in_few_messages_and_others_in_one_each(
+    threshold: str, least: int, most: int, tmp_path: Path
+) -> None:
+    run = launched(
+        "digits_horovod_torch",
+        tmp_path,
+        arguments={"epochs": 2, "layers": 4, "timeline-steps": 3},
+        environment=Tuning(fusion_threshold=threshold).environment,
+    )
+    steps = timeline.steps(timeline.read(tmp_path / "timeline.json"))
+    assert len(steps) == 3
+    counts = []
+    for spans in steps:
+        messages = timeline.messages(spans)
+        assert sorted(name for message in messages for name in message.tensors) == sorted(
+            f"allreduce.{layer}.{part}" for layer in (0, 2, 4, 6, 8) for part in ("weight", "bias")
+        )
+        counts.append(len(messages))
+    assert least <= min(counts) <= most  # a busy machine may spread a step over several cycles
+    assert list(run.metrics["spread"].dropna()) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_many_gradients_come_back_as_their_mean_however_they_are_packed(
+    workers: int, compression: str
+) -> None:
+    run = launched(
+        "horovod_fusion",
+        workers=workers,
+        arguments={"tensors": 7, "nbytes": 4004, "repeats": 2, "compression": compression},
+        environment=Tuning(fusion_threshold="8KiB", cycle_time="2ms").environment,
+    )
+    assert sorted(run.metrics["rank"]) == sorted([*range(workers)] * 2)
+    assert (run.metrics["all_reduce_seconds"] > 0).all()
+
+
+def test_horovods_adasum_is_the_one_that_is_taught() -> None:
+    workers = 4  # of pairs, and of a pair of pairs
+    run = launched("horovod_adasum", workers=workers, arguments={"angles": "0,30,90,135"})
+    for row in run.metrics.itertuples():
+        ranks = np.radians(row.angle) * np.arange(workers)
+        gradients = [np.array([np.cos(angle), np.sin(angle)]) for angle in ranks]
+        assert (row.adasum_x, row.adasum_y) == pytest.approx(tuple(adasum.reduce(gradients)), abs=1e-5)
+        assert (row.mean_x, row.mean_y) == pytest.approx(tuple(np.mean(gradients, axis=0)), abs=1e-5)
+
+
+def test_training_with_adasum_over_mpi_needs_no_scaled_learning_rate() -> None:
+    table = launched(
+        "digits_horovod_torch", strategy="mpi", arguments={"epochs": 4, "reduction": "adasum"}
+    ).metrics
+    assert set(table["learning_rate"].dropna()) == {RATE}
+    assert table["accuracy"].dropna().iloc[-1] > 0.85
+    assert table["spread"].dropna().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("digits_horovod_torch", {"arguments": {"reduction": "adasum"}}, "launch with strategy 'mpi'"),
+        (
+            "digits_horovod_torch",
+            {"arguments": {"batch-size": 1000}},
+            "each of 2 workers has only 750 images",
+        ),
+        ("horovod_fusion", {"arguments": {"nbytes": 3}}, "nbytes is 3; it must be a multiple of 4"),
+        ("horovod_adasum", {"workers": 3}, "Adasum takes 2, 4, 8 … workers; there are 3"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_sentence(name: str, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(RunFailed) as caught:
+        launched(name, **changes)
+    assert sentence in str(caught.value)
+    assert "Traceback" not in str(caught.value)

@@ -1,0 +1,89 @@
+"""The workshop's own ring and parameter servers train the digits between real processes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workshop_utils.comm.ring import ring_bytes_sent
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.local import Local
+
+JOBS = Path(__file__).parents[2] / "jobs"
+
+pytestmark = pytest.mark.slow
+
+
+def trained(name: str, folder: Path, **changes):
+    """The run, and the weights that it saved as one array."""
+    job = TrainingJob.load(JOBS / name).replace(**changes)
+    run = Local(warm=True, output=folder).launch(job).wait(120)
+    with np.load(folder / "model.npz") as model:
+        return run, np.concatenate([model[name].ravel() for name in ("w1", "b1", "w2", "b2")])
+
+
+def accuracy(run) -> float:
+    return float(run.metrics["accuracy"].dropna().iloc[-1])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_the_ring_learns_and_sends_what_the_formula_says(workers, tmp_path):
+    run, weights = trained("digits_ring", tmp_path, workers=workers, arguments={"epochs": 10})
+    assert accuracy(run) > 0.9
+    reports = run.metrics.dropna(subset=["bytes_sent"])
+    mean_of_ranks = (reports["bytes_sent"] / reports["step"]).mean()
+    assert mean_of_ranks == pytest.approx(ring_bytes_sent(workers, weights.nbytes), rel=1e-3)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_synchronous_servers_and_the_ring_come_to_the_same_weights(workers, tmp_path):
+    arguments = {"epochs": 3}
+    _, by_ring = trained("digits_ring", tmp_path / "ring", workers=workers, arguments=arguments)
+    for servers in (1, 2):
+        changes = {"workers": workers, "parameter_servers": servers, "arguments": arguments}
+        _, by_server = trained("digits_parameter_server", tmp_path / f"{servers}-servers", **changes)
+        np.testing.assert_allclose(by_server, by_ring, rtol=0, atol=1e-5)  # float32, another order of adding
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"consistency": "synchronous"},
+        {"consistency": "stale_synchronous", "bound": 2},
+        {"consistency": "asynchronous"},
+    ],
+    ids=lambda arguments: arguments["consistency"],
+)
+def test_servers_learn_with_every_consistency(workers, servers, arguments, tmp_path):
+    run, _ = trained(
+        "digits_parameter_server",
+        tmp_path,
+        workers=workers,
+        parameter_servers=servers,
+        arguments={"epochs": 8, **arguments},
+    )
+    assert accuracy(run) > 0.85
+    ends = run.metrics.dropna(subset=["staleness_mean"])
+    assert sorted(ends["worker"]) == [f"server-{index}" for index in range(servers)]
+    if arguments["consistency"] == "synchronous":
+        assert ends["staleness_max"].max() == 0
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_backup_worker_lets_the_others_go_on_without_the_slow_one(servers, tmp_path):
+    arguments = {
+        "epochs": 3,
+        "backup-workers": 1,
+        "slow-worker": 0,
+        "slow-seconds": 0.05,
+        "log-pushes": 1,
+    }
+    run, _ = trained(
+        "digits_parameter_server", tmp_path, workers=3, parameter_servers=servers, arguments=arguments
+    )
+    pushes = run.metrics.dropna(subset=["pusher"])
+    applied = pushes[pushes["late"] == 0].groupby("pusher").size()
+    assert applied.get(0.0, 0) < applied[1.0]
+    assert applied.sum() == 2 * 3 * (500 // 32)  # two of three gradients in each of the model's steps

@@ -1,0 +1,195 @@
+"""Elastic Horovod: workers die and come, the job goes on, and nothing of it is left."""
+
+import importlib.util
+import io
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import MakeJob, Watch
+
+from workshop_utils import place
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.local import Local, LocalRun
+from workshop_utils.network import Network
+from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.strategies import STRATEGIES
+
+JOB = Path(__file__).parents[2] / "jobs" / "digits_horovod_elastic"
+PATIENCE_SECONDS = 120.0
+
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None,
+    reason="Horovod is not installed: `workshop install-horovod` builds it",
+)
+
+
+# What is decided without starting anything
+
+
+def test_the_launcher_starts_the_driver_and_the_driver_the_workers(make_job: MakeJob) -> None:
+    job = make_job("", strategy="horovod_elastic", workers=3, arguments={"steps": 5})
+    members = STRATEGIES["horovod_elastic"].members(job)
+    assert [(member.name, member.rank, member.started_by) for member in members] == [
+        ("driver-0", None, None),
+        *((f"worker-{rank}", rank, "driver-0") for rank in range(3)),
+    ]
+    (driver,) = Local().render(job).processes
+    host, port, interface, count, script, *words = driver.argv[driver.argv.index("drive") + 1 :]
+    assert (host, interface, count) == ("127.0.0.1", "lo", "3")
+    assert port.isdecimal()
+    assert (Path(script).name, words) == ("train.py", ["--steps", "5"])
+
+
+def test_a_network_is_refused_since_the_workers_could_not_have_links_of_their_own(make_job: MakeJob) -> None:
+    job = make_job("", strategy="horovod_elastic", workers=2)
+    with pytest.raises(
+        JobError, match="network: the workers of strategy 'horovod_elastic' are started by its driver"
+    ):
+        Local(network=Network(bandwidth="100Mbit")).render(job)
+
+
+def test_a_worker_keeps_its_index_when_its_rank_changes() -> None:
+    variables = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2", "WORKSHOP_INDEX": "1"}
+    here = place.from_environment(variables)
+    assert (here.name, here.rank, here.world_size) == ("worker-1", 0, 2)
+    with pytest.raises(ValueError, match="WORKSHOP_INDEX is 'one'"):
+        place.from_environment({**variables, "WORKSHOP_INDEX": "one"})
+
+
+@needs_horovod
+def test_those_who_stay_keep_the_lower_ranks_and_new_ones_come_by_name() -> None:
+    from workshop_utils.launchers.horovod_elastic import in_order
+
+    assert in_order({"worker-0", "worker-1", "worker-2"}, []) == ["worker-0", "worker-1", "worker-2"]
+    assert in_order({"worker-0", "worker-1", "worker-2"}, ["worker-2", "worker-1"]) == [
+        "worker-2",
+        "worker-1",
+        "worker-0",
+    ]
+    assert in_order({"worker-1"}, ["worker-0", "worker-1"]) == ["worker-1"]
+
+
+@needs_horovod
+def test_an_address_is_read_and_code_in_its_place_is_not_run(tmp_path: Path) -> None:
+    from workshop_utils.launchers.horovod_elastic import PlainUnpickler
+
+    address = ({"lo": [("127.0.0.1", 1234)]}, b"secret")
+    assert PlainUnpickler(io.BytesIO(pickle.dumps(address))).load() == address
+
+    class Trap:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "sprung",)
+
+    with pytest.raises(pickle.UnpicklingError, match="has no place in an address"):
+        PlainUnpickler(io.BytesIO(pickle.dumps(Trap()))).load()
+    assert not (tmp_path / "sprung").exists()
+
+
+# Real runs
+
+
+def until(run: LocalRun, condition: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert run.state is RunState.RUNNING, run.reason
+        assert time.monotonic() < deadline, [str(line) for line in run.logs()]
+        time.sleep(0.05)
+
+
+def steps_of(run: LocalRun, size: int) -> list[int]:
+    """The steps that were reported by a group of `size`, in the order in which they came."""
+    return [record["step"] for record in run.records if record["world_size"] == size]
+
+
+def pids_of(run: LocalRun, worker: str) -> list[int]:
+    return [start["pid"] for start in run.starts if start["worker"] == worker]
+
+
+def listening_addresses(watch: Watch) -> set[str]:
+    found = set()
+    for pid in watch.marked_processes():
+        try:
+            connections = psutil.Process(pid).net_connections("tcp")
+        except psutil.Error:
+            continue
+        found |= {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN and c.laddr}
+    return found
+
+
+@needs_horovod
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch: Watch, tmp_path: Path) -> None:
+    job = TrainingJob.load(JOB).replace(
+        workers=3, timeout="4min", arguments={"steps": 1000, "step-seconds": 0.02}
+    )
+    with Local(warm=True, output=tmp_path).launch(job) as run:
+        assert run.workers == ("worker-0", "worker-1", "worker-2")
+        until(run, lambda: max(steps_of(run, 3), default=0) >= 20)
+        assert listening_addresses(watch) == {"127.0.0.1"}
+        (killed,) = pids_of(run, "worker-1")
+        os.kill(killed, signal.SIGKILL)
+        until(run, lambda: len(set(steps_of(run, 2))) >= 3)
+        before, after = max(steps_of(run, 3)), min(steps_of(run, 2))
+        # From the last commit on, which is at most five steps back; nothing is lost, nothing begins anew.
+        assert before - 5 <= after <= before + 5
+        until(run, lambda: len(pids_of(run, "worker-1")) == 2)
+        alone = max(steps_of(run, 2))
+        until(run, lambda: max(steps_of(run, 3)) > alone + 10)
+        joined = [
+            record for record in run.records if record["worker"] == "worker-1" and record["step"] > before + 5
+        ]
+        assert min(record["step"] for record in joined) > alone  # it got the state of those who had gone on
+        assert {record["rank"] for record in joined} == {2}
+        losses = run.metrics.dropna(subset=["loss"])
+        assert losses["loss"].iloc[-20:].mean() < losses["loss"].iloc[:20].mean()
+        run.stop()
+    assert run.state is RunState.STOPPED
+
+
+@needs_horovod
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path: Path) -> None:
+    job = TrainingJob.load(JOB).replace(timeout="4min", arguments={"steps": 80, "step-seconds": 0.02})
+    with Local(output=tmp_path).launch(job) as run:
+        until(run, lambda: max(steps_of(run, 2), default=0) >= 10)
+        os.kill(pids_of(run, "worker-0")[0], signal.SIGKILL)
+        run.wait(PATIENCE_SECONDS)
+    taken_over = [
+        record for record in run.records if record["worker"] == "worker-1" and record["world_size"] == 1
+    ]
+    assert {record["rank"] for record in taken_over} == {0}
+    assert max(record["step"] for record in run.records) == 80
+    assert run.metrics["accuracy"].dropna().iloc[-1] > 0.6
+    assert (tmp_path / "model.pt").is_file()
+
+
+@needs_horovod
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_when_every_worker_fails_the_run_does_and_shows_the_scripts_own_mistake(make_job: MakeJob) -> None:
+    job = make_job(
+        """
+        from workshop_utils import place
+        place.here()
+        import horovod.torch as hvd
+        hvd.init()
+        raise RuntimeError("the learner's mistake")
+        """,
+        strategy="horovod_elastic",
+        workers=2,
+        timeout="2min",
+    )
+    with pytest.raises(RunFailed) as caught:
+        Local().launch(job).wait(PATIENCE_SECONDS)
+    said = str(caught.value)
+    assert "no worker is left" in said
+    assert "RuntimeError: the learner's mistake" in said
+    assert "runpy" not in said

@@ -1,0 +1,144 @@
+import http.client
+import importlib.util
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from conftest import MakeJob, Watch
+
+from workshop_utils.launchers import horovod_rendezvous
+from workshop_utils.launchers.local import Local
+from workshop_utils.processes.ports import PortReservation
+from workshop_utils.runs import RunFailed
+
+Answer = tuple[int, bytes]
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """The port of a server that runs as a launcher runs it."""
+    with PortReservation(1) as reservation:
+        (number,) = reservation.ports
+        command = [sys.executable, "-I", "-S", horovod_rendezvous.__file__, "127.0.0.1", str(number)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
+            assert Watch.eventually(lambda: ask(number, "GET", "/up")[0] == 404)
+            yield number
+            server.terminate()
+            said, _ = server.communicate(timeout=30)
+        assert said.decode() == ""
+        assert server.returncode == -signal.SIGTERM
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read()
+    except ConnectionRefusedError:
+        return 0, b""
+    finally:
+        connection.close()
+
+
+def test_a_value_is_not_there_until_it_is_put_and_then_is_the_same_bytes(port: int) -> None:
+    value = bytes(range(256))
+    assert ask(port, "GET", "/global/0") == (404, b"")
+    assert ask(port, "PUT", "/global/0", value) == (200, b"")
+    assert ask(port, "GET", "/global/0") == (200, value)
+    assert ask(port, "GET", "/local/0") == (404, b"")
+    assert ask(port, "PUT", "/global/0", b"") == (200, b"")
+    assert ask(port, "GET", "/global/0") == (200, b"")
+
+
+def test_a_value_stays_for_slower_ranks_when_a_rank_leaves(port: int) -> None:
+    ask(port, "PUT", "/global/1", b"address")
+    assert ask(port, "DELETE", "/global/1") == (200, b"")
+    assert ask(port, "GET", "/global/1") == (200, b"address")
+
+
+@pytest.mark.parametrize("length", ["", "-1", "many", str(2 << 20)])
+def test_a_value_of_unknown_or_absurd_length_is_refused(length: str, port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(f"PUT /global/2 HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
+        assert connection.recv(100).split()[1] == b"400"
+    assert ask(port, "GET", "/global/2")[0] == 404
+
+
+def test_many_ranks_may_ask_at_once(port: int) -> None:
+    answers: dict[int, Answer] = {}
+
+    def put_and_get(rank: int) -> None:
+        ask(port, "PUT", f"/many/{rank}", str(rank).encode())
+        answers[rank] = ask(port, "GET", f"/many/{rank}")
+
+    ranks = [threading.Thread(target=put_and_get, args=(rank,)) for rank in range(20)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    assert answers == {rank: (200, str(rank).encode()) for rank in range(20)}
+
+
+def test_it_is_reached_through_loopback_alone(port: int) -> None:
+    listening = [line.split() for line in open("/proc/net/tcp").readlines()[1:]]  # noqa: SIM115, PTH123
+    addresses = {words[1] for words in listening if words[1].endswith(f":{port:04X}") and words[3] == "0A"}
+    assert addresses == {f"0100007F:{port:04X}"}
+
+
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None,
+    reason="Horovod is not installed: `workshop install-horovod` builds it",
+)
+
+SCRIPT = """
+    import os
+    import torch
+    import horovod.torch as hvd
+    from workshop_utils import place
+    here = place.here()
+    hvd.init()
+    assert (hvd.rank(), hvd.size(), hvd.local_rank()) == (here.rank, here.world_size, here.local_rank)
+    total = hvd.allreduce(torch.arange(5.0) + here.rank, op=hvd.Sum, name="total")
+    print(total.tolist())
+"""
+
+
+@needs_horovod
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_ranks_of_horovod_meet_there_and_reduce(make_job: MakeJob) -> None:
+    run = Local().launch(make_job(SCRIPT, strategy="horovod", workers=2, timeout="2min")).wait(150)
+    assert run.workers == ("worker-0", "worker-1")
+    for worker in run.workers:
+        assert [
+            number
+            for line in run.logs(worker=worker)
+            if line.text.startswith("[")
+            for number in map(float, line.text.strip("[]").split(", "))
+        ] == [1.0, 3.0, 5.0, 7.0, 9.0]
+
+
+@needs_horovod
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_rank_of_horovod_that_dies_is_named(make_job: MakeJob) -> None:
+    job = make_job(
+        SCRIPT,
+        """
+        if here.rank == 1:
+            os._exit(5)
+        hvd.allreduce(torch.ones(1), name="never")
+        """,
+        strategy="horovod",
+        workers=2,
+        timeout="2min",
+    )
+    with pytest.raises(
+        RunFailed, match=r"worker-1 \(rank 1\) ended with exit code 5; the others were stopped"
+    ):
+        Local().launch(job).wait(150)

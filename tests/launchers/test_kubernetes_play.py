@@ -1,0 +1,204 @@
+"""Manifests played without a cluster: real processes, with the variables that an operator would set."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeJob
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.kubernetes import Kubernetes, play
+from workshop_utils.launchers.kubernetes.manifest import Manifest
+from workshop_utils.launchers.kubernetes.settings import Elastic, Settings
+from workshop_utils.launchers.places import place
+from workshop_utils.runs import RunFailed, RunState
+
+TELL = """
+import json, os, sys
+from workshop_utils import place
+here = place.here()
+names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "TF_CONFIG", "JOB_COMPLETION_INDEX", "PET_NNODES")
+print("told " + json.dumps({name: os.environ[name] for name in names if name in os.environ}))
+place.report(step=place.load("train").count, words=len(sys.argv))
+"""
+
+
+@pytest.fixture
+def told(make_job: MakeJob) -> Callable[..., dict[str, Any]]:
+    """What the workers of a job are told, by name, when it is played."""
+
+    def carry_out(settings: Settings | None = None, **fields: Any) -> dict[str, Any]:
+        job = make_job(TELL, arguments={"epochs": 3}, **fields)
+        with play(job, settings=settings) as run:
+            run.wait(timeout_seconds=100)
+            # The three images of the data, and `--epochs 3`.
+            assert {(record["step"], record["words"]) for record in run.records} == {(3, 3.0)}
+            lines = [line for line in run.logs() if line.text.startswith("told ")]
+        return {line.worker: json.loads(line.text.removeprefix("told ")) for line in lines}
+
+    return carry_out
+
+
+def broken(job: TrainingJob, change: Callable[[dict[str, Any]], object]) -> Manifest:
+    """The manifest of `job`, a single one, with its pod's spec changed."""
+    resource = copy.deepcopy(Kubernetes().render(job).resource)
+    change(resource["spec"]["template"]["spec"])
+    return Manifest(resource)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_pytorchjob_is_played_with_rank_and_master(told: Callable[..., dict[str, Any]]) -> None:
+    found = told(strategy="torch_ddp", workers=3)
+    assert {name: each["RANK"] for name, each in found.items()} == {
+        "worker-0": "0",
+        "worker-1": "1",
+        "worker-2": "2",
+    }
+    assert {each["WORLD_SIZE"] for each in found.values()} == {"3"}
+    assert {each["MASTER_ADDR"] for each in found.values()} == {"127.0.0.1"}
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_tfjob_is_played_with_a_cluster_on_loopback(told: Callable[..., dict[str, Any]]) -> None:
+    found = told(strategy="multi_worker_mirrored", workers=2)
+    clusters = [json.loads(each["TF_CONFIG"])["cluster"]["worker"] for each in found.values()]
+    assert clusters[0] == clusters[1]
+    assert len(set(clusters[0])) == 2
+    assert all(address.startswith("127.0.0.1:") for address in clusters[0])
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_plain_job_is_played_with_its_index(told: Callable[..., dict[str, Any]]) -> None:
+    assert told() == {"worker-0": {"JOB_COMPLETION_INDEX": "0"}}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_an_mpijob_is_played_by_mpirun_and_its_ranks_are_told_apart(make_job: MakeJob) -> None:
+    job = make_job(
+        TELL, "from mpi4py import MPI\nassert MPI.COMM_WORLD.size == 2\n", strategy="mpi", workers=2
+    )
+    with play(job) as run:
+        run.wait(timeout_seconds=100)
+        assert run.workers == ("worker-0", "worker-1")
+        assert {record["worker"] for record in run.records} == {"worker-0", "worker-1"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.parametrize(
+    "settings", [Settings(kind="TrainJob"), Settings(elastic=Elastic(min_workers=2, max_workers=2))]
+)
+def test_what_torchrun_starts_gets_its_ranks_from_torchrun(
+    told: Callable[..., dict[str, Any]], settings: Settings
+) -> None:
+    found = told(settings, strategy="torch_ddp", workers=2)
+    assert sorted(each["RANK"] for each in found.values()) == ["0", "1"]
+
+
+# A mistake in the manifest
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_mistaken_script_path_fails_as_it_would_in_a_pod(make_job: MakeJob) -> None:
+    job = make_job(TELL)
+
+    def misspell(spec: dict[str, Any]) -> None:
+        spec["containers"][0]["command"][1] = "/workshop/job/trian.py"
+
+    with (
+        play(job, broken(job, misspell)) as run,
+        pytest.raises(RunFailed, match=r"(?s)pod job-1-0 failed.*trian\.py"),
+    ):
+        run.wait(timeout_seconds=100)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_missing_variable_fails_as_it_would_in_a_pod(make_job: MakeJob) -> None:
+    job = make_job(TELL)
+
+    def forget(spec: dict[str, Any]) -> None:
+        variables = spec["containers"][0]["env"]
+        spec["containers"][0]["env"] = [each for each in variables if each["name"] != "WORKSHOP_DATA"]
+
+    with play(job, broken(job, forget)) as run, pytest.raises(RunFailed, match="train-images-idx3-ubyte"):
+        run.wait(timeout_seconds=100)
+
+
+def _unmount(spec: dict[str, Any]) -> None:
+    spec["volumes"] = [volume for volume in spec["volumes"] if volume["name"] != "data"]
+
+
+def _other_map(spec: dict[str, Any]) -> None:
+    spec["volumes"][0]["configMap"]["name"] = "other"
+
+
+def _other_key(spec: dict[str, Any]) -> None:
+    spec["volumes"][0]["configMap"]["items"][0]["key"] = "trian.py"
+
+
+def _no_command(spec: dict[str, Any]) -> None:
+    del spec["containers"][0]["command"]
+
+
+def _other_program(spec: dict[str, Any]) -> None:
+    spec["containers"][0]["command"] = ["bash", "-c", "true"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_unmount, "volumeMounts has 'data', and there is no volume of that name"),
+        (_other_map, "volume 'job' is of 'other'; there is 'job-1' and 'job-1-data'"),
+        (_other_key, "ConfigMap job-1 has no key 'trian.py'"),
+        (_no_command, "its container has no command"),
+        (_other_program, "its command is 'bash'; played can be python, python3, torchrun, mpirun"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_is_left")
+def test_what_no_pod_could_start_with_is_refused_before_anything_starts(
+    make_job: MakeJob, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    job = make_job(TELL)
+    with pytest.raises(JobError) as refused:
+        play(job, broken(job, change))
+    assert message in str(refused.value)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_the_deadline_of_the_manifest_ends_a_job_that_hangs(make_job: MakeJob) -> None:
+    job = make_job("import time\ntime.sleep(600)\n", timeout="1s")
+    with play(job) as run, pytest.raises(RunFailed, match="was active longer than its activeDeadlineSeconds"):
+        run.wait(timeout_seconds=60)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_leaving_the_block_ends_every_pod(make_job: MakeJob) -> None:
+    job = make_job("import time\ntime.sleep(600)\n", strategy="torch_ddp", workers=2)
+    with play(job) as run:
+        assert run.state is RunState.RUNNING
+    assert run.state is RunState.STOPPED
+
+
+# The command line's names for it
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_the_stand_in_is_a_place_like_others(make_job: MakeJob, tmp_path: Path) -> None:
+    config = tmp_path / "place.yaml"
+    config.write_text("namespace: team-a\n")
+    job = make_job(TELL)
+    launcher = place("kubernetes-stand-in", config)
+    assert "namespace: team-a" in str(launcher.render(job))
+    assert str(launcher.render(job)) == str(place("kubernetes", config).render(job))
+    with launcher.launch(job) as run:
+        run.wait(timeout_seconds=100)
+    with pytest.raises(
+        JobError, match="--output is for local runs; on kubernetes the model goes with its pod"
+    ):
+        place("kubernetes", output=tmp_path)

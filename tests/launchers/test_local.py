@@ -1,0 +1,717 @@
+"""Real processes, started and ended. The scripts are plain Python, so that a test takes a fraction of a second."""
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import MakeJob, Watch
+from jupyter_client.manager import KernelManager
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.local import Local, LocalRun
+from workshop_utils.runs import RunFailed, RunState
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+# Says who it is, and then does what its command line asks of the rank that is meant.
+SAY = """
+    import os, signal, subprocess, sys, time
+    from workshop_utils import place
+    here = place.here()
+"""
+SLEEP = (
+    SAY
+    + """
+    print("ready", flush=True)
+    time.sleep(1000)
+"""
+)
+
+
+def until_ready(run: LocalRun, workers: int = 1) -> None:
+    """Wait until so many workers have printed `ready`."""
+    lines = run.logs(follow=True)
+    for _ in range(workers):
+        # Somewhere in a line, since an orphan may print into the same pipe.
+        assert any("ready" in line.text for line in lines), run.reason
+
+
+# What a worker is, and what comes back
+
+
+def test_a_job_succeeds_and_its_lines_and_metrics_come_back(make_job: MakeJob, watch: Watch) -> None:
+    job = make_job(
+        SAY,
+        """
+    print("hello from", here.name, "of", here.world_size)
+    print("a warning", file=sys.stderr)
+    place.report(step=1, loss=0.5 + here.rank, accuracy=0.1)
+    place.report(step=2, loss=0.25 + here.rank, samples_per_second=100)
+    """,
+        strategy="torch_ddp",
+        workers=3,
+    )
+    run = Local().launch(job)
+    assert run.wait(60) is run
+    assert run.state is RunState.SUCCEEDED
+    assert run.workers == ("worker-0", "worker-1", "worker-2")
+    assert sorted(line.text for line in run.logs() if line.stream == "stdout") == [
+        f"hello from worker-{rank} of 3" for rank in range(3)
+    ]
+    assert [line.text for line in run.logs(worker="worker-2") if line.stream == "stderr"] == ["a warning"]
+    table = run.metrics
+    assert len(table) == 6
+    assert list(table[table["worker"] == "worker-2"]["loss"]) == [2.5, 2.25]
+    assert sorted(table["rank"].unique()) == [0, 1, 2]
+    assert table["seconds"].between(0, run.seconds).all()
+    assert {start["pid"] for start in run.starts} == set(run.process_ids.values())
+    # At once, not eventually: a run that has ended has left nothing.
+    assert not any(map(watch.alive, run.process_ids.values()))
+    assert watch.reserved_ports() == []
+
+
+def test_a_worker_finds_arguments_variables_data_model_folder_and_its_own_folder(
+    make_job: MakeJob, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "7")  # as if launched from inside another job
+    monkeypatch.setenv("TF_CONFIG", "not for the job")
+    monkeypatch.setenv("FROM_OUTSIDE", "kept")
+    job = make_job(
+        """
+    import json, os, sys
+    from pathlib import Path
+    from workshop_utils import place
+    here = place.here()
+    names = ["COLOUR", "FROM_OUTSIDE", "RANK", "TF_CONFIG", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"]
+    print(json.dumps({
+        "arguments": sys.argv[1:], "folder": os.getcwd(), "images": place.load("test").count,
+        "data": str(here.data_folder), "model": here.model_folder.is_dir(),
+        "variables": {name: os.environ.get(name) for name in names},
+        "package": sorted(file.name for file in Path(place.__file__).parent.glob("*.py")),
+    }))
+    """,
+        arguments={"epochs": 3, "batch-size": 32},
+        environment={"COLOUR": "red"},
+    )
+    run = Local().launch(job).wait(60)
+    (line,) = run.logs()
+    assert json.loads(line.text) == {
+        "arguments": ["--batch-size", "32", "--epochs", "3"],
+        "folder": str(job.folder),
+        "images": 2,
+        "data": str(data_folder),
+        "model": True,
+        "variables": {
+            "COLOUR": "red",
+            "FROM_OUTSIDE": "kept",
+            "RANK": None,
+            "TF_CONFIG": None,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        },
+        "package": ["__init__.py", "checkpoints.py", "place.py"],
+    }
+
+
+def test_a_model_stays_in_the_output_folder_and_nowhere_else(make_job: MakeJob, tmp_path: Path) -> None:
+    script = (
+        SAY
+        + """
+    (here.model_folder / "model.npz").write_text("weights")
+    """
+    )
+    Local(output=tmp_path / "models" / "first").launch(make_job(script)).wait(60)
+    assert (tmp_path / "models" / "first" / "model.npz").read_text() == "weights"
+    Local().launch(make_job(script)).wait(60)
+
+
+def test_lines_come_while_the_worker_still_runs(make_job: MakeJob) -> None:
+    with Local().launch(make_job(SLEEP)) as run:
+        lines = run.logs(follow=True)
+        assert next(lines).text == "ready"
+        assert run.state is RunState.RUNNING
+
+
+def test_long_lines_odd_bytes_and_a_last_line_without_its_end_come_whole(make_job: MakeJob) -> None:
+    job = make_job(
+        """
+    import os
+    os.write(1, b"x" * 300_000 + b"\\n")
+    os.write(1, b"caf\\xc3\\xa9 \\xff\\r\\n\\n")
+    os.write(1, b"no end")
+    """
+    )
+    run = Local().launch(job).wait(60)
+    assert [line.text for line in run.logs()] == ["x" * 300_000, "café \ufffd", "", "no end"]
+
+
+def test_ten_thousand_lines_arrive_in_order(make_job: MakeJob) -> None:
+    run = Local().launch(make_job("for n in range(10_000): print(n)")).wait(60)
+    assert [int(line.text) for line in run.logs()] == list(range(10_000))
+
+
+# Bad ends
+
+
+def test_a_run_fails_when_a_worker_does_and_says_who_how_and_its_last_lines(
+    make_job: MakeJob, watch: Watch
+) -> None:
+    job = make_job(
+        SAY,
+        """
+    print("ready", flush=True)
+    if here.rank == 1:
+        raise RuntimeError("the gradient is gone")
+    time.sleep(1000)
+    """,
+        strategy="torch_ddp",
+        workers=3,
+    )
+    run = Local().launch(job)
+    with pytest.raises(RunFailed) as failure:
+        run.wait(60)
+    message = str(failure.value)
+    assert message.startswith(
+        f"{job.name} failed: worker-1 (rank 1) ended with exit code 1; the others were stopped."
+    )
+    assert "\n  ready\n" in message
+    assert message.endswith("RuntimeError: the gradient is gone")
+    assert run.state is RunState.FAILED
+    assert run.reason == message
+    assert not any(map(watch.alive, run.process_ids.values()))
+
+
+@pytest.mark.parametrize(
+    ("ending", "how"),
+    [
+        ("sys.exit(3)", "ended with exit code 3"),
+        ("sys.exit('no data')", "ended with exit code 1"),
+        ("os._exit(255)", "ended with exit code 255"),
+        ("os.abort()", "was killed by SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("os.kill(os.getpid(), 40)", "was killed by signal 40"),
+        ("this is no Python", "ended with exit code 1"),
+    ],
+)
+def test_every_bad_end_has_its_words(ending: str, how: str, make_job: MakeJob) -> None:
+    run = Local().launch(make_job(f"import os, signal, sys\n{ending}"))
+    with pytest.raises(RunFailed, match=f"failed: worker-0 {how}"):
+        run.wait(60)
+
+
+def test_a_worker_that_printed_nothing_is_said_to(make_job: MakeJob) -> None:
+    with pytest.raises(
+        RunFailed, match=r"failed: worker-0 ended with exit code 3\. It had printed nothing\.$"
+    ):
+        Local().launch(make_job("import os; os._exit(3)")).wait(60)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_worker_makes_the_run_fail_within_seconds_though_the_others_ignore_sigterm(
+    rank: int, make_job: MakeJob, watch: Watch
+) -> None:
+    job = make_job(
+        SAY,
+        """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", flush=True)
+    time.sleep(1000)
+    """,
+        strategy="torch_ddp",
+        workers=3,
+    )
+    run = Local().launch(job)
+    until_ready(run, 3)
+    os.kill(run.process_ids[f"worker-{rank}"], signal.SIGKILL)
+    killed_at = time.monotonic()
+    with pytest.raises(RunFailed, match=rf"worker-{rank} \(rank {rank}\) was killed by SIGKILL"):
+        run.wait(60)
+    assert time.monotonic() - killed_at < 10
+    assert not any(map(watch.alive, run.process_ids.values()))
+
+
+def test_a_script_that_python_cannot_find_any_more_fails_in_words(make_job: MakeJob) -> None:
+    job = make_job("")
+    job.script_path.unlink()
+    with pytest.raises(RunFailed, match="No such file"):
+        Local().launch(job).wait(60)
+
+
+def test_a_folder_that_has_gone_is_named(make_job: MakeJob) -> None:
+    job = make_job("")
+    job.script_path.unlink()
+    job.folder.rmdir()
+    with pytest.raises(RunFailed, match=f"cannot be started in {job.folder}: No such file or directory"):
+        Local().launch(job).wait(60)
+
+
+# Stopping
+
+
+def test_stopping_ends_a_run_at_once_and_may_be_asked_twice(make_job: MakeJob, watch: Watch) -> None:
+    run = Local().launch(make_job(SLEEP, strategy="torch_ddp", workers=2))
+    until_ready(run, 2)
+    assert all(map(watch.alive, run.process_ids.values()))
+    run.stop()
+    assert run.state is RunState.STOPPED
+    assert not any(map(watch.alive, run.process_ids.values()))
+    run.stop()
+    assert run.wait(1).state is RunState.STOPPED
+    assert run.reason == ""
+
+
+def test_stopping_right_after_the_launch_leaves_nothing(make_job: MakeJob) -> None:
+    for _ in range(5):
+        run = Local().launch(make_job(SLEEP, strategy="torch_ddp", workers=2))
+        run.stop()
+        assert run.state is RunState.STOPPED
+
+
+def test_leaving_the_block_stops_the_run_even_by_an_exception(make_job: MakeJob) -> None:
+    run = Local().launch(make_job(SLEEP))
+    until_ready(run)
+    with pytest.raises(ZeroDivisionError), run:
+        _ = 1 / 0
+    assert run.state is RunState.STOPPED
+
+
+def test_a_worker_that_is_stopped_may_clean_up(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job(
+        SAY,
+        f"""
+    def clean_up(*_):
+        open({str(tmp_path / "cleaned")!r}, "w").close()
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, clean_up)
+    print("ready", flush=True)
+    time.sleep(1000)
+    """,
+    )
+    with Local().launch(job) as run:
+        until_ready(run)
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_a_worker_that_was_stopped_by_a_signal_or_ignores_sigterm_is_ended_all_the_same(
+    make_job: MakeJob, watch: Watch
+) -> None:
+    job = make_job(
+        SAY,
+        """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", flush=True)
+    while True:
+        time.sleep(1)
+    """,
+        strategy="torch_ddp",
+        workers=2,
+    )
+    with Local().launch(job) as run:
+        until_ready(run, 2)
+        os.kill(run.process_ids["worker-0"], signal.SIGSTOP)
+        asked_at = time.monotonic()
+    assert time.monotonic() - asked_at < 10
+    assert not any(map(watch.alive, run.process_ids.values()))
+
+
+# What a worker leaves behind
+
+ORPHANS = {
+    "in the background": "subprocess.Popen(['sleep', '1000'])",
+    "in a session of its own": "subprocess.Popen(['sleep', '1000'], start_new_session=True)",
+    "as a daemon": "subprocess.run(['sh', '-c', '(setsid sleep 1000 >/dev/null 2>&1 &) &'])",
+    "that ignores signals": "subprocess.Popen(['sh', '-c', 'trap \"\" TERM HUP INT; sleep 1000; sleep 1000'])",
+    "that never stops printing": "subprocess.Popen(['yes'])",
+}
+
+
+@pytest.mark.parametrize("orphan", ORPHANS.values(), ids=ORPHANS.keys())
+@pytest.mark.parametrize("ending", ["pass", "sys.exit(3)", "time.sleep(1000)"])
+def test_what_a_worker_started_ends_with_the_run(orphan: str, ending: str, make_job: MakeJob) -> None:
+    job = make_job(
+        SAY,
+        f"""
+    {orphan}
+    print("ready", flush=True)
+    {ending}
+    """,
+    )
+    with Local().launch(job) as run:
+        if "sleep" in ending:
+            until_ready(run)
+            run.stop()
+            expected = RunState.STOPPED
+        elif "exit" in ending:
+            with pytest.raises(RunFailed, match="exit code 3"):
+                run.wait(30)
+            expected = RunState.FAILED
+        else:
+            run.wait(30)
+            expected = RunState.SUCCEEDED
+        assert run.state is expected
+
+
+@pytest.mark.parametrize("orphan", ORPHANS.values(), ids=ORPHANS.keys())
+def test_a_killed_supervisor_takes_everything_with_it_and_the_run_says_so(
+    orphan: str, make_job: MakeJob, watch: Watch, nothing_is_left: Path
+) -> None:
+    job = make_job(SAY, f"""
+    {orphan}
+    print("ready", flush=True)
+    time.sleep(1000)
+    """, strategy="torch_ddp", workers=2)  # fmt: skip
+    run = Local().launch(job)
+    until_ready(run, 2)
+    supervisor = psutil.Process(run.process_ids["worker-0"]).ppid()
+    os.kill(supervisor, signal.SIGKILL)
+    with pytest.raises(
+        RunFailed, match="the process that watches over it was killed; its workers were ended with it"
+    ):
+        run.wait(30)
+    assert run.state is RunState.FAILED
+    assert watch.eventually(lambda: not any(map(watch.alive, run.process_ids.values())))
+    assert list(nothing_is_left.glob("workshop-*")) == []
+
+
+# The owner's end
+
+
+def owner(job: TrainingJob, body: str, **options: Any) -> subprocess.Popen[str]:
+    """A Python process that launches `job` as `run`, does `body`, and prints the workers' process ids in between."""
+    script = textwrap.dedent("""
+        import os, signal, sys, threading, time
+        from workshop_utils.jobs import TrainingJob
+        from workshop_utils.launchers.local import Local
+        run = Local().launch(TrainingJob.load(sys.argv[1]))
+        lines = run.logs(follow=True)
+        for _ in run.workers:
+            assert any(line.text == "ready" for line in lines)
+        print(*run.process_ids.values(), flush=True)
+    """) + textwrap.dedent(body)
+    job.save(job.folder)
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(job.folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[int]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.communicate()
+    return [int(word) for word in line.split()]
+
+
+def scratch_is_gone(root: Path) -> bool:
+    return not list(root.glob("workshop-*"))
+
+
+def test_a_killed_owner_leaves_neither_processes_nor_folders(
+    make_job: MakeJob, watch: Watch, nothing_is_left: Path
+) -> None:
+    job = make_job(
+        SLEEP.replace("print", ORPHANS["as a daemon"] + "\n    print"), strategy="torch_ddp", workers=2
+    )
+    with owner(job, "time.sleep(1000)") as process:
+        workers = workers_of(process)
+        assert len(workers) == 2
+        assert not scratch_is_gone(nothing_is_left)
+        process.kill()
+    assert watch.eventually(lambda: not watch.marked_processes())
+    assert watch.eventually(lambda: scratch_is_gone(nothing_is_left))
+
+
+@pytest.mark.parametrize("chatty", [False, True])
+def test_a_killed_owner_leaves_nothing_though_a_child_that_it_forked_still_holds_its_pipes(
+    chatty: bool, make_job: MakeJob, watch: Watch, nothing_is_left: Path
+) -> None:
+    job = make_job(SLEEP.replace("time.sleep(1000)", "while True: print('x' * 1000)") if chatty else SLEEP)
+    body = """
+        child = os.fork()
+        if child == 0:
+            os.close(1)
+            os.close(2)
+            time.sleep(1000)
+            os._exit(0)
+        print(child, flush=True)
+        time.sleep(1000)
+    """
+    with owner(job, body) as process:
+        workers = workers_of(process)
+        (child,) = workers_of(process)
+        process.kill()
+    try:
+        assert watch.eventually(lambda: not any(map(watch.alive, workers)))
+        assert watch.eventually(lambda: scratch_is_gone(nothing_is_left))
+        assert watch.alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("body", ["run.wait()", "for line in lines: print(line)"], ids=["wait", "logs"])
+@pytest.mark.parametrize("group", [False, True], ids=["to the owner", "to the terminal's group"])
+def test_ctrl_c_ends_the_run_and_leaves_nothing(
+    body: str, group: bool, make_job: MakeJob, watch: Watch, nothing_is_left: Path
+) -> None:
+    job = make_job(SLEEP, strategy="torch_ddp", workers=2)
+    with owner(job, body, start_new_session=True) as process:
+        workers_of(process)
+        time.sleep(0.2)
+        if group:
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    # At once: the interrupt was passed on only when everything had ended.
+    assert watch.marked_processes() == {}
+    assert scratch_is_gone(nothing_is_left)
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_an_owner_that_just_ends_leaves_nothing(
+    make_job: MakeJob, watch: Watch, nothing_is_left: Path
+) -> None:
+    with owner(make_job(SLEEP), "") as process:
+        workers_of(process)
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert watch.eventually(lambda: not watch.marked_processes())
+    assert watch.eventually(lambda: scratch_is_gone(nothing_is_left))
+
+
+# In a notebook
+
+
+class Kernel:
+    """A real Jupyter kernel, and what its cells print."""
+
+    def __init__(self) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def run(self, code: str, when_it_prints: dict[str, Callable[[], None]] | None = None) -> tuple[str, str]:
+        """Run a cell; answer what it printed and the name of the error that it ended with, if any."""
+        said, error = "", ""
+        request = self.client.execute(textwrap.dedent(code))
+        waiting = dict(when_it_prints or {})
+        while True:
+            message = self.client.get_iopub_msg(timeout=60)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                said += content["text"]
+            elif message["msg_type"] == "error":
+                error = content["ename"]
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return said, error
+            for word in [word for word in waiting if word in said]:
+                waiting.pop(word)()
+
+    def process_id(self) -> int:
+        return int(self.run("import os; print(os.getpid())")[0])
+
+
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    kernel = Kernel()
+    yield kernel
+    kernel.client.stop_channels()
+    kernel.manager.shutdown_kernel(now=True)
+
+
+IMPORTS = """
+    from workshop_utils.jobs import TrainingJob
+    from workshop_utils.launchers.local import Local
+"""
+
+
+@pytest.mark.parametrize("waiting", ["for line in run.logs(follow=True): pass", "run.wait()"])
+def test_interrupting_a_cell_ends_its_run_and_the_next_cell_works(
+    waiting: str, kernel: Kernel, make_job: MakeJob, watch: Watch
+) -> None:
+    job, quick = make_job(SLEEP, strategy="torch_ddp", workers=2), make_job(SAY)
+    job.save(job.folder)
+    quick.save(quick.folder)
+    kernel.run(IMPORTS)
+    before = set(watch.marked_processes())
+    cell = f"""
+        run = Local().launch(TrainingJob.load({str(job.folder)!r}))
+        lines = run.logs(follow=True)
+        print([next(lines).text for _ in run.workers], flush=True)
+        {waiting}
+    """
+
+    def interrupt() -> None:
+        time.sleep(0.5)  # until the cell waits
+        kernel.manager.interrupt_kernel()
+
+    said, error = kernel.run(cell, {"'ready', 'ready'": interrupt})
+    assert error == "KeyboardInterrupt", said
+    assert set(watch.marked_processes()) == before
+    assert kernel.run("print(run.state)") == ("stopped\n", "")
+    said, error = kernel.run(f"print(Local().launch(TrainingJob.load({str(quick.folder)!r})).wait().state)")
+    assert (said, error) == ("succeeded\n", "")
+
+
+def test_a_cell_that_fails_shows_the_reason(kernel: Kernel, make_job: MakeJob) -> None:
+    job = make_job(SAY, "sys.exit(3)")
+    job.save(job.folder)
+    kernel.run(IMPORTS)
+    said, error = kernel.run(f"Local().launch(TrainingJob.load({str(job.folder)!r})).wait()")
+    assert (said, error) == ("", "RunFailed")
+
+
+def test_a_killed_kernel_leaves_nothing(
+    kernel: Kernel, make_job: MakeJob, watch: Watch, nothing_is_left: Path
+) -> None:
+    job = make_job(SLEEP, strategy="torch_ddp", workers=2)
+    job.save(job.folder)
+    kernel.run(IMPORTS)
+    process_id = kernel.process_id()
+    kill = functools.partial(os.kill, process_id, signal.SIGKILL)
+    cell = f"""
+        run = Local().launch(TrainingJob.load({str(job.folder)!r}))
+        lines = run.logs(follow=True)
+        print([next(lines).text for _ in run.workers], flush=True)
+        print(run.process_ids)
+    """
+    said, _ = kernel.run(cell)
+    assert "'ready', 'ready'" in said
+    workers = [pid for pid in watch.marked_processes() if pid != process_id]
+    assert len(workers) >= 3  # and the supervisor
+    kill()
+    assert watch.eventually(lambda: not any(map(watch.alive, workers)))
+    assert watch.eventually(lambda: scratch_is_gone(nothing_is_left))
+
+
+# Many
+
+
+def test_launching_again_and_again_keeps_no_descriptors_and_no_threads(
+    make_job: MakeJob, watch: Watch
+) -> None:
+    job = make_job("print('hello')", strategy="torch_ddp", workers=2)
+    Local().launch(job).wait(60)
+    this = psutil.Process()
+    before = this.num_fds(), this.num_threads()
+    for _ in range(10):
+        Local().launch(job).wait(60)
+    assert watch.eventually(lambda: this.num_fds() <= before[0] and this.num_threads() <= before[1])
+
+
+def test_a_launch_that_is_refused_keeps_no_port(make_job: MakeJob, watch: Watch) -> None:
+    job = make_job("", strategy="torch_ddp", workers=2, data="/nowhere")
+    with pytest.raises(ValueError, match="data is '/nowhere'"):
+        Local().launch(job)
+    with pytest.raises(JobError, match="workers is 2"):
+        Local().launch(job.replace(strategy="single"))
+    assert watch.reserved_ports() == []
+
+
+# Ranks that mpirun starts
+
+RANK_OF_MPI = """
+    import os, signal, subprocess, sys, time
+    from workshop_utils import place
+    here = place.here()
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+"""
+
+
+@pytest.mark.slow
+def test_ranks_of_mpi_reduce_and_their_lines_and_metrics_are_told_apart(make_job: MakeJob) -> None:
+    job = make_job(
+        RANK_OF_MPI,
+        """
+    assert (world.rank, world.size) == (here.rank, here.world_size)
+    print("sum", world.allreduce(here.rank + 1))
+    print("a warning", file=sys.stderr)
+    place.report(1, loss=here.rank)
+    """,
+        strategy="mpi",
+        workers=3,
+    )
+    run = Local().launch(job).wait(60)
+    for worker in run.workers:
+        assert {(line.stream, line.text) for line in run.logs(worker=worker)} == {
+            ("stdout", "sum 6"),
+            ("stderr", "a warning"),
+        }
+    assert sorted(zip(run.metrics["worker"], run.metrics["loss"], strict=True)) == [
+        ("worker-0", 0.0),
+        ("worker-1", 1.0),
+        ("worker-2", 2.0),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "how", "last"),
+    [
+        ("sys.exit(3)", "ended with exit code 3", "my last words"),
+        ("raise ValueError('the gradient is gone')", "ended with exit code 1", "ValueError: the gradient is gone"),
+        ("os._exit(137)", "ended with exit code 137", "my last words"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL", "my last words"),
+    ],
+    ids=["exit", "exception", "quick exit", "kill"],
+)  # fmt: skip
+def test_a_rank_of_mpi_that_ends_badly_is_named(
+    ending: str, how: str, last: str, make_job: MakeJob, nothing_is_left: Path
+) -> None:
+    job = make_job(RANK_OF_MPI, f"""
+    if here.rank == 1:
+        print("my last words", flush=True)
+        time.sleep(0.5)
+        {ending}
+    world.Barrier()
+    """, strategy="mpi", workers=3)  # fmt: skip
+    run = Local().launch(job)
+    with pytest.raises(RunFailed) as failure:
+        run.wait(60)
+    message = str(failure.value)
+    assert message.startswith(
+        f"{job.name} failed: worker-1 (rank 1) {how}; the others were stopped. Its last lines:"
+    )
+    assert message.endswith(last)
+    assert list(nothing_is_left.iterdir()) == []  # Open MPI keeps its session there
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["nobody", "mpirun", "supervisor"])
+def test_ranks_of_mpi_end_with_mpirun_with_the_supervisor_and_with_the_run(
+    victim: str, make_job: MakeJob, watch: Watch, nothing_is_left: Path
+) -> None:
+    job = make_job(RANK_OF_MPI, ORPHANS["as a daemon"], "print('ready', flush=True)\ntime.sleep(1000)",
+                   strategy="mpi", workers=2)  # fmt: skip
+    with Local().launch(job) as run:
+        until_ready(run, 2)
+        ranks = [start["pid"] for start in run.starts]
+        assert len(ranks) == 2
+        mpirun = run.process_ids["mpirun"]
+        if victim == "mpirun":
+            os.kill(mpirun, signal.SIGKILL)
+        elif victim == "supervisor":
+            os.kill(psutil.Process(mpirun).ppid(), signal.SIGKILL)
+        if victim != "nobody":
+            with pytest.raises(RunFailed):
+                run.wait(60)
+    assert not any(map(watch.alive, ranks))
+    assert list(nothing_is_left.iterdir()) == []

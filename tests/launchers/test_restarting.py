@@ -1,0 +1,117 @@
+"""A job that fails is started again with its checkpoints, so many times and not more, and nothing of it is left."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import MakeJob, Watch
+
+from workshop_utils.jobs import JobError
+from workshop_utils.launchers.local import Local
+from workshop_utils.launchers.restarting import Restarting
+from workshop_utils.runs import RunFailed, RunState
+
+COUNT = """
+    import os, signal, sys, time
+    from workshop_utils import place
+    here = place.here()
+    folder = place.checkpoint_folder()
+    lives = folder / f"lives-{here.rank}"
+    folder.mkdir(parents=True, exist_ok=True)
+    before = int(lives.read_text()) if lives.exists() else 0
+    lives.write_text(str(before + 1))
+    place.report(before, restarts=place.restart_count())
+    print("life", before)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing(nothing_is_left: None) -> None:
+    pass
+
+
+def test_a_job_goes_on_with_what_it_had_saved(make_job: MakeJob) -> None:
+    job = make_job(
+        COUNT,
+        "if here.rank == 1 and before < 2: os.kill(os.getpid(), signal.SIGKILL)",
+        "time.sleep(0.3)",
+        strategy="torch_ddp",
+        workers=2,
+    )
+    with Restarting(Local(), restarts=3).launch(job) as run:
+        run.wait(60)
+    assert [attempt.state for attempt in run.attempts] == ["failed", "failed", "succeeded"]
+    assert "worker-1 (rank 1) was killed by SIGKILL" in run.attempts[0].reason
+    metrics = run.metrics
+    killed = metrics[metrics["worker"] == "worker-1"]
+    assert list(killed["step"]) == list(killed["restarts"]) == list(killed["attempt"]) == [0, 1, 2]
+    assert killed["seconds"].is_monotonic_increasing  # on the clock of the whole run
+    lines = [line for line in run.logs(worker="worker-1") if line.text.startswith("life")]
+    assert [line.text for line in lines] == ["life 0", "life 1", "life 2"]
+    assert lines[0].seconds < lines[2].seconds < run.seconds
+    assert len(run.starts) >= 5
+
+
+def test_a_job_that_fails_every_time_is_given_up(make_job: MakeJob) -> None:
+    job = make_job(COUNT, "sys.exit('no')")
+    with Restarting(Local(), restarts=2).launch(job) as run, pytest.raises(RunFailed) as failure:
+        run.wait(60)
+    assert len(run.attempts) == 3
+    assert "ended with exit code 1" in str(failure.value)
+    assert str(failure.value).endswith(f"{job.name} had been restarted 2 times before.")
+
+
+def test_without_restarts_the_reason_is_the_launchers_own(make_job: MakeJob) -> None:
+    with Restarting(Local(), restarts=0).launch(make_job("raise SystemExit(3)")) as run:
+        with pytest.raises(RunFailed):
+            run.wait(60)
+        assert run.reason == run.attempts[0].reason
+
+
+def test_a_hang_counts_as_a_failure_once_it_has_met_its_timeout(make_job: MakeJob) -> None:
+    job = make_job(COUNT, "if not before: time.sleep(1000)", timeout="2s")
+    with Restarting(Local(), restarts=1).launch(job) as run:
+        run.wait(60)
+    assert "did not end within its timeout of 2s" in run.attempts[0].reason
+    assert run.state is RunState.SUCCEEDED
+
+
+def test_a_run_that_is_stopped_is_not_started_again(make_job: MakeJob, watch: Watch) -> None:
+    with Restarting(Local(), restarts=5).launch(make_job(COUNT, "time.sleep(1000)")) as run:
+        assert watch.eventually(lambda: run.starts)
+    assert run.state is RunState.STOPPED
+    assert len(run.attempts) == 1
+
+
+def test_a_second_start_that_cannot_be_made_ends_the_run(make_job: MakeJob, watch: Watch) -> None:
+    job = make_job(COUNT, "time.sleep(1000)")
+    with Restarting(Local(), restarts=1).launch(job) as run:
+        assert watch.eventually(lambda: run.starts)
+        job.script_path.unlink()
+        os.kill(run.starts[0]["pid"], signal.SIGKILL)
+        with pytest.raises(RunFailed, match=r"could not be started again: script is 'train\.py'"):
+            run.wait(60)
+
+
+def test_checkpoints_stay_where_a_folder_was_named_and_go_where_not(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    folder = tmp_path / "kept"
+    for lives in ("1", "2"):
+        with Restarting(Local(), restarts=0, checkpoints=folder).launch(make_job(COUNT)) as run:
+            run.wait(60)
+        assert (folder / "lives-0").read_text() == lives
+
+
+def test_a_mistake_in_the_job_is_raised_before_anything_starts(make_job: MakeJob) -> None:
+    with pytest.raises(JobError, match="strategy 'single' has one worker"):
+        Restarting(Local(), restarts=1).launch(make_job("", workers=2))
+    with pytest.raises(JobError, match="restarts is -1; it must be at least 0"):
+        Restarting(Local(), restarts=-1)
+
+
+def test_what_would_be_started_is_shown_with_the_two_variables(make_job: MakeJob) -> None:
+    shown = str(Restarting(Local(), restarts=1, checkpoints="/somewhere").render(make_job("")))
+    assert "TORCHELASTIC_RESTART_COUNT=0" in shown
+    assert "WORKSHOP_CHECKPOINTS=/somewhere" in shown

@@ -1,0 +1,410 @@
+"""The stand-in for instances, field by field against what SageMaker documents, and the exceptions from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeJob, Watch
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.sagemaker import contract
+from workshop_utils.launchers.sagemaker.instances import Instances
+from workshop_utils.network import Network, availability
+from workshop_utils.runs import RunFailed, RunState
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+# What a script finds: arguments, variables, folders, configuration.
+LOOK = """
+    import json, os, sys
+    from pathlib import Path
+    from workshop_utils import place
+    here = place.here()
+    root = Path(os.environ["SM_MODEL_DIR"]).parent
+    names = ("SM_", "TF_CONFIG", "TRAINING_JOB_NAME", "CURRENT_HOST", "MASTER_", "RANK", "WORLD_SIZE")
+    config = root / "input" / "config"
+    found = {
+        "arguments": sys.argv[1:],
+        "folder": os.getcwd(),
+        "root": str(root),
+        "variables": {name: value for name, value in os.environ.items() if name.startswith(names)},
+        "config": {path.name: json.loads(path.read_text()) for path in config.iterdir()},
+        "folders": sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_dir()),
+        "code": sorted(str(path.relative_to(root / "code")) for path in (root / "code").rglob("*.py")),
+        "images": place.load("test").count,
+        "place": [here.role, here.index, here.rank, here.world_size],
+    }
+    print("FOUND " + json.dumps(found), flush=True)
+"""
+
+# A master that listens, as TensorFlow's does, until its workers have come and gone.
+MASTER = """
+    import socket, time
+    config = json.loads(os.environ["TF_CONFIG"])
+    host, port = config["cluster"]["master"][0].split(":")
+    if config["task"]["type"] == "master":
+        with socket.create_server((host, int(port))) as listener:
+            for host in config["cluster"]["ps"]:
+                while True:
+                    try:
+                        socket.create_connection((host.split(":")[0], int(host.split(":")[1]))).close()
+                        break
+                    except OSError:
+                        time.sleep(0.1)
+            listener.accept()
+"""
+
+
+def looked(job: TrainingJob, **options: Any) -> dict[str, dict[str, Any]]:
+    """What the script found, by host; MPI ranks by worker."""
+    run = Instances(**options).launch(job).wait(120)
+    return {
+        line.worker: json.loads(line.text.removeprefix("FOUND "))
+        for line in run.logs()
+        if line.text.startswith("FOUND ")
+    }
+
+
+def as_documented(found: dict[str, Any]) -> dict[str, Any]:
+    """`found` with the exceptions "root" and "processors" taken out of it."""
+    text = json.dumps(found).replace(found["root"], contract.OPT_ML)
+    cores = os.cpu_count()
+    processors = {
+        f'"SM_NUM_CPUS": "{cores}"': '"SM_NUM_CPUS": "4"',
+        f'\\"num_cpus\\":{cores},': '\\"num_cpus\\":4,',
+    }
+    for here, there in processors.items():
+        assert here in text
+        text = text.replace(here, there)
+    value: dict[str, Any] = json.loads(text)
+    return value
+
+
+def test_every_variable_file_folder_and_argument_is_the_documented_one(make_job: MakeJob) -> None:
+    job = make_job(
+        LOOK,
+        strategy="multi_worker_mirrored",
+        workers=2,
+        arguments={"epochs": 3, "batch-size": 8, "mode": "fast", "x": True},
+    )
+    found = as_documented(looked(job, instance_type="ml.m5.xlarge")["algo-2"])
+
+    group = {
+        "instance_group_name": "homogeneousCluster",
+        "instance_type": "ml.m5.xlarge",
+        "hosts": ["algo-1", "algo-2"],
+    }
+    resources = {
+        "current_host": "algo-2",
+        "current_instance_type": "ml.m5.xlarge",
+        "current_group_name": "homogeneousCluster",
+        "hosts": ["algo-1", "algo-2"],
+        "instance_groups": [group],
+        "network_interface_name": "lo",  # the exception "interface"
+    }
+    inputs = {
+        "training": {
+            "TrainingInputMode": "File",
+            "S3DistributionType": "FullyReplicated",
+            "RecordWrapperType": "None",
+        }
+    }
+    assert found["config"]["resourceconfig.json"] == resources
+    assert found["config"]["inputdataconfig.json"] == inputs
+    hyperparameters = found["config"]["hyperparameters.json"]
+    assert hyperparameters["epochs"] == "3"
+    assert hyperparameters["sagemaker_program"] == '"train.py"'
+    assert found["arguments"] == ["--batch-size", "8", "--epochs", "3", "--mode", "fast", "-x", "True"]
+    assert found["folder"] == "/opt/ml/code"
+    assert found["code"] == [
+        "train.py",
+        "workshop_utils/__init__.py",
+        "workshop_utils/checkpoints.py",
+        "workshop_utils/place.py",
+    ]
+    assert set(found["folders"]) >= {
+        "input",
+        "input/config",
+        "input/data",
+        "input/data/training",
+        "model",
+        "output",
+        "output/data",
+    }
+
+    variables = found["variables"]
+    name = variables["TRAINING_JOB_NAME"]
+    own = {"batch-size": 8, "epochs": 3, "mode": "fast", "x": True}
+    flag = {"sagemaker_multi_worker_mirrored_strategy_enabled": True}
+    source = json.loads(hyperparameters["sagemaker_submit_directory"])
+    plain = {
+        "TRAINING_JOB_NAME": name,
+        "CURRENT_HOST": "algo-2",
+        "SM_CURRENT_HOST": "algo-2",
+        "SM_CURRENT_INSTANCE_TYPE": "ml.m5.xlarge",
+        "SM_CURRENT_INSTANCE_GROUP": "homogeneousCluster",
+        "SM_NETWORK_INTERFACE_NAME": "lo",
+        "SM_NUM_CPUS": "4",
+        "SM_NUM_GPUS": "0",
+        "SM_NUM_NEURONS": "0",
+        "SM_CHANNEL_TRAINING": "/opt/ml/input/data/training",
+        "SM_MODEL_DIR": "/opt/ml/model",
+        "SM_INPUT_DIR": "/opt/ml/input",
+        "SM_INPUT_CONFIG_DIR": "/opt/ml/input/config",
+        "SM_OUTPUT_DIR": "/opt/ml/output",
+        "SM_OUTPUT_DATA_DIR": "/opt/ml/output/data",
+        "SM_OUTPUT_INTERMEDIATE_DIR": "/opt/ml/output/intermediate",
+        "SM_LOG_LEVEL": "20",
+        "SM_MODULE_NAME": "train",
+        "SM_MODULE_DIR": source,
+        "SM_USER_ENTRY_POINT": "train.py",
+        "SM_FRAMEWORK_MODULE": "",
+        "SM_HP_BATCH-SIZE": "8",
+        "SM_HP_EPOCHS": "3",
+        "SM_HP_MODE": "fast",
+        "SM_HP_X": "true",
+        "SM_IS_HETERO": "false",
+    }
+    encoded: dict[str, Any] = {
+        "SM_HOSTS": ["algo-1", "algo-2"],
+        "SM_CURRENT_INSTANCE_GROUP_HOSTS": ["algo-1", "algo-2"],
+        "SM_INSTANCE_GROUPS": ["homogeneousCluster"],
+        "SM_INSTANCE_GROUPS_DICT": {"homogeneousCluster": group},
+        "SM_DISTRIBUTION_INSTANCE_GROUPS": ["homogeneousCluster"],
+        "SM_CHANNELS": ["training"],
+        "SM_HPS": own,
+        "SM_FRAMEWORK_PARAMS": flag,
+        "SM_RESOURCE_CONFIG": resources,
+        "SM_INPUT_DATA_CONFIG": inputs,
+        "SM_USER_ARGS": found["arguments"],
+    }
+    encoded["SM_TRAINING_ENV"] = {
+        "additional_framework_parameters": flag,
+        "channel_input_dirs": {"training": "/opt/ml/input/data/training"},
+        "current_host": "algo-2",
+        "current_instance_group": "homogeneousCluster",
+        "current_instance_group_hosts": ["algo-1", "algo-2"],
+        "current_instance_type": "ml.m5.xlarge",
+        "distribution_hosts": ["algo-1", "algo-2"],
+        "distribution_instance_groups": ["homogeneousCluster"],
+        "framework_module": None,
+        "hosts": ["algo-1", "algo-2"],
+        "hyperparameters": own,
+        "input_config_dir": "/opt/ml/input/config",
+        "input_data_config": inputs,
+        "input_dir": "/opt/ml/input",
+        "instance_groups": ["homogeneousCluster"],
+        "instance_groups_dict": {"homogeneousCluster": group},
+        "is_hetero": False,
+        "is_master": False,
+        "is_modelparallel_enabled": None,
+        "is_smddpmprun_installed": False,
+        "is_smddprun_installed": False,
+        "job_name": name,
+        "log_level": 20,
+        "master_hostname": "algo-1",
+        "model_dir": "/opt/ml/model",
+        "module_dir": source,
+        "module_name": "train",
+        "network_interface_name": "lo",
+        "num_cpus": 4,
+        "num_gpus": 0,
+        "num_neurons": 0,
+        "output_data_dir": "/opt/ml/output/data",
+        "output_dir": "/opt/ml/output",
+        "output_intermediate_dir": "/opt/ml/output/intermediate",
+        "resource_config": resources,
+        "topology": [],
+        "user_entry_point": "train.py",
+    }
+    config = json.loads(variables.pop("TF_CONFIG"))
+    assert {key: value for key, value in variables.items() if key not in encoded} == plain
+    assert {key: json.loads(variables[key]) for key in encoded} == encoded
+    # As SageMaker writes it: without spaces, sorted.
+    assert all(
+        variables[key] == json.dumps(json.loads(variables[key]), sort_keys=True, separators=(",", ":"))
+        for key in encoded
+    )
+    # The exception "addresses": each a loopback port of its own, in the place of algo-N:8890.
+    addresses = config["cluster"].pop("worker")
+    assert config == {"cluster": {}, "environment": "cloud", "task": {"index": 1, "type": "worker"}}
+    assert all(address.startswith("127.0.0.1:") for address in addresses)
+    assert len(set(addresses)) == 2
+    assert found["place"] == ["worker", 1, 1, 2]
+    assert found["images"] == 2
+
+
+def test_the_exceptions_are_these_and_no_others() -> None:
+    assert set(contract.EXCEPTIONS) == {"root", "addresses", "interface", "processors", "mpi", "python"}
+
+
+def test_three_hosts_are_three_servers_two_workers_and_a_master_in_the_toolkit_s_own_words() -> None:
+    # The TF_CONFIG that sagemaker-tensorflow-training-toolkit builds for three hosts.
+    documented = {
+        "cluster": {
+            "master": ["algo-1:2222"],
+            "ps": ["algo-1:2223", "algo-2:2223", "algo-3:2223"],
+            "worker": ["algo-2:2222", "algo-3:2222"],
+        },
+        "environment": "cloud",
+        "task": {"index": 0, "type": "master"},
+    }
+    hosts = ["algo-1", "algo-2", "algo-3"]
+    assert contract.parameter_server_config(hosts, "algo-1") == documented
+    assert contract.parameter_server_config(hosts, "algo-3")["task"] == {"index": 1, "type": "worker"}
+    assert contract.parameter_server_config(hosts, "algo-3", server=True)["task"] == {
+        "index": 2,
+        "type": "ps",
+    }
+
+
+@pytest.mark.slow
+def test_the_classic_mode_runs_a_server_beside_the_script_on_every_host(make_job: MakeJob) -> None:
+    found = looked(make_job(LOOK, MASTER, strategy="parameter_server", workers=2))
+    configs = {host: json.loads(each["variables"]["TF_CONFIG"]) for host, each in found.items()}
+    # The script sees itself as master or worker; the servers are the toolkit's, and the master could reach both.
+    assert {host: config["task"] for host, config in configs.items()} == {
+        "algo-1": {"index": 0, "type": "master"},
+        "algo-2": {"index": 0, "type": "worker"},
+        "algo-3": {"index": 1, "type": "worker"},
+    }
+    cluster = configs["algo-1"]["cluster"]
+    assert {role: len(addresses) for role, addresses in cluster.items()} == {
+        "master": 1,
+        "ps": 3,
+        "worker": 2,
+    }
+    # `place` knows the classic mode's master for what TensorFlow 2 calls a chief.
+    assert found["algo-1"]["place"] == ["chief", 0, 0, 3]
+    assert found["algo-3"]["place"] == ["worker", 1, 2, 3]
+
+
+def test_eleven_hosts_are_numbered_in_the_order_of_their_names_as_text(make_job: MakeJob) -> None:
+    found = looked(make_job(LOOK, strategy="multi_worker_mirrored", workers=11))
+    indices = {
+        host: json.loads(each["variables"]["TF_CONFIG"])["task"]["index"] for host, each in found.items()
+    }
+    assert [indices[host] for host in ("algo-1", "algo-10", "algo-11", "algo-2", "algo-9")] == [
+        0,
+        1,
+        2,
+        3,
+        10,
+    ]
+
+
+def test_every_mpi_rank_believes_that_it_is_on_the_first_host(make_job: MakeJob) -> None:
+    found = looked(make_job(LOOK, strategy="mpi", workers=4), processes_per_host=2)
+    assert set(found) == {f"worker-{rank}" for rank in range(4)}
+    assert {each["variables"]["SM_CURRENT_HOST"] for each in found.values()} == {"algo-1"}
+    # Only MPI's own variables tell them apart, and `place` reads them first.
+    assert [found[f"worker-{rank}"]["place"] for rank in range(4)] == [
+        ["worker", rank, rank, 4] for rank in range(4)
+    ]
+
+
+def test_mpirun_is_called_as_the_toolkit_calls_it() -> None:
+    words = contract.mpirun(["algo-1", "algo-2", "algo-3"], 4, "eth0", ["SM_HOSTS"])
+    assert " ".join(words) == (
+        "mpirun --host algo-1:4,algo-2:4,algo-3:4 -np 12 --allow-run-as-root --tag-output -bind-to none -map-by slot "
+        "-mca btl_tcp_if_include eth0 -mca oob_tcp_if_include eth0 -mca plm_rsh_no_tree_spawn 1 -mca pml ob1 "
+        "-mca btl ^openib -mca orte_abort_on_non_zero_status 1 -mca btl_vader_single_copy_mechanism none -x SM_HOSTS"
+    )
+
+
+def test_torchrun_is_called_as_the_toolkit_calls_it() -> None:
+    assert contract.torchrun(["algo-1"], "algo-1", 2) == ["--nnodes", "1", "--nproc_per_node", "2"]
+    words = contract.torchrun(["algo-1", "algo-2"], "algo-2", 1)
+    assert " ".join(words) == (
+        "--nnodes 2 --nproc_per_node 1 --master_addr algo-1 --master_port 7777 --node_rank 1"
+    )
+
+
+def test_own_drivers_start_the_members_with_the_variables_of_their_strategy(make_job: MakeJob) -> None:
+    job = make_job(LOOK, strategy="ring", workers=3)
+    found = looked(job, mode="drivers")
+    assert {host: each["variables"]["RANK"] for host, each in found.items()} == {
+        "algo-1": "0",
+        "algo-2": "1",
+        "algo-3": "2",
+    }
+    ports = {each["variables"]["MASTER_PORT"] for each in found.values()}
+    assert len(ports) == 1
+    assert {each["variables"]["MASTER_ADDR"] for each in found.values()} == {"127.0.0.1"}
+    assert found["algo-2"]["arguments"] == []
+
+
+def test_a_script_that_fails_is_reported_with_its_host_its_exit_code_and_its_last_lines(
+    make_job: MakeJob,
+) -> None:
+    job = make_job(
+        LOOK, """
+    if here.rank == 1:
+        print("out of patience", file=sys.stderr)
+        sys.exit(3)
+    import time
+    time.sleep(1000)
+    """, strategy="multi_worker_mirrored", workers=2,
+    )  # fmt: skip
+    with pytest.raises(
+        RunFailed, match=r"AlgorithmError: ExecuteUserScriptError on algo-2, exit code: 3"
+    ) as failed:
+        Instances().launch(job).wait(60)
+    assert "out of patience" in str(failed.value)
+
+
+def test_a_job_that_meets_its_time_limit_fails_as_sagemaker_says_it(make_job: MakeJob) -> None:
+    with pytest.raises(RunFailed, match="MaxRuntimeExceeded"):
+        Instances().launch(make_job("import time\ntime.sleep(1000)", timeout="2s")).wait(60)
+
+
+def test_leaving_ends_all_processes_of_all_hosts(make_job: MakeJob, watch: Watch) -> None:
+    script = "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
+    job = make_job(
+        script + "print('up', flush=True)\ntime.sleep(1000)", strategy="multi_worker_mirrored", workers=2
+    )
+    with Instances().launch(job) as run:
+        lines = run.logs(follow=True)
+        assert [next(lines).text for _ in range(2)] == ["up", "up"]
+    assert run.state is RunState.STOPPED
+
+
+def test_a_model_outlives_the_run_where_it_is_asked_for(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job(
+        "from workshop_utils import place\n(place.here().model_folder / 'weights').write_text('1')"
+    )
+    Instances(output=tmp_path / "models").launch(job).wait(60)
+    assert (tmp_path / "models" / "weights").read_text() == "1"
+
+
+# In network namespaces
+
+
+@pytest.mark.skipif(availability() == "none", reason="this machine makes no network namespaces")
+def test_in_namespaces_names_and_ports_are_sagemaker_s_own_and_the_names_are_known(make_job: MakeJob) -> None:
+    resolve = """
+    import socket
+    print("KNOWN " + json.dumps([socket.gethostbyname(name) for name in json.loads(os.environ["SM_HOSTS"])]))
+    """
+    job = make_job(LOOK, resolve, strategy="multi_worker_mirrored", workers=2)
+    run = Instances(network=Network(bandwidth="1Gbit")).launch(job).wait(60)
+    assert run.network is not None
+    assert "network namespaces" in run.network
+    found = {line.worker: line.text for line in run.logs() if line.text.startswith("FOUND")}
+    first = json.loads(found["algo-1"].removeprefix("FOUND "))
+    config = json.loads(first["variables"]["TF_CONFIG"])
+    assert config["cluster"]["worker"] == ["algo-1:8890", "algo-2:8890"]
+    assert first["variables"]["SM_NETWORK_INTERFACE_NAME"] == "eth0"
+    known = [line.text for line in run.logs() if line.text.startswith("KNOWN")]
+    assert known == ['KNOWN ["10.77.0.1", "10.77.0.2"]'] * 2
+    # Outside, nothing of it is seen.
+    assert "algo-1" not in Path("/etc/hosts").read_text()
+
+
+def test_a_network_that_cannot_be_is_refused(make_job: MakeJob) -> None:
+    with pytest.raises(JobError, match=r"no algo-3 in this job|no network namespaces"):
+        Instances(network=Network(bandwidth="1Gbit", exceptions={"algo-3": "1Mbit"})).launch(make_job("1"))

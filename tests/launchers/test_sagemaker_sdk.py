@@ -1,0 +1,133 @@
+"""The Python SDK's ModelTrainer sends what we send, but for how it wraps drivers; and it tells nobody."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeJob
+
+from workshop_utils.jobs import JobError
+from workshop_utils.launchers.sagemaker import SageMaker, account, images, sdk
+from workshop_utils.launchers.sagemaker.account import StandInAccount
+from workshop_utils.runs import RunState
+
+ROLE = "arn:aws:iam::123456789012:role/workshop"
+NETWORK = {"subnets": ("subnet-0a1",), "security_groups": ("sg-0b2",)}
+
+installed = pytest.mark.skipif(
+    not (sdk.environment_folder() / ".ready").is_file(),
+    reason="the SageMaker SDK is not installed: `workshop install-sagemaker-sdk`",
+)
+
+
+def place(**settings: Any) -> SageMaker:
+    return SageMaker(**{"role": ROLE, "region": "us-east-1", "mode": "model_trainer", **settings})
+
+
+def test_without_the_sdk_the_message_says_how_it_is_installed(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path))
+    with pytest.raises(JobError, match="`workshop install-sagemaker-sdk` does it"):
+        place().render(make_job("import torch"))
+
+
+@installed
+def test_model_trainer_sends_what_we_send_but_for_its_own_wrapping(make_job: MakeJob) -> None:
+    options = {**NETWORK, "spot": True, "encrypt_traffic": True, "tags": {"team": "red"}, "retries": 2}
+    job = make_job("import torch", strategy="ring", workers=2, arguments={"epochs": 3, "mode": "fast"})
+    theirs, ours = place(**options).render(job).body, place(**options, mode="drivers").render(job).body
+    # Its own names; its own folders in the bucket; sm_train.sh, which runs our container.py as its driver.
+    for body in (theirs, ours):
+        body.pop("TrainingJobName")
+    assert theirs["AlgorithmSpecification"].pop("ContainerEntrypoint") == ["/bin/bash"]
+    assert "sm_train.sh" in theirs["AlgorithmSpecification"].pop("ContainerArguments")[1]
+    for name in ("ContainerEntrypoint", "ContainerArguments"):
+        ours["AlgorithmSpecification"].pop(name)
+    channels = [
+        {each["ChannelName"]: each for each in body.pop("InputDataConfig")} for body in (theirs, ours)
+    ]
+    assert [sorted(listed) for listed in channels] == [
+        ["code", "sm_drivers", "training"],
+        ["code", "drivers", "training"],
+    ]
+    assert channels[0]["training"] == channels[1]["training"]
+    # Texts without quotation marks; the container reads both forms.
+    decoded = {name: json.loads(text) for name, text in ours.pop("HyperParameters").items()}
+    assert theirs.pop("HyperParameters") == {name: str(value) for name, value in decoded.items()}
+    assert theirs == ours
+
+
+@installed
+def test_a_job_that_model_trainer_sends_runs_on_the_stand_in_and_no_telemetry_leaves(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as proxy, StandInAccount() as server:
+        # Whatever is not for this machine would go through here.
+        threading.Thread(target=_record, args=(proxy, calls), daemon=True).start()
+        for name in ("HTTPS_PROXY", "HTTP_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+        aws = server.aws()
+        account.ensure_role(ROLE, aws)
+        script = (
+            "from workshop_utils import place\nhere = place.here()\nplace.report(step=1, loss=here.rank)\n"
+        )
+        job = make_job(script, strategy="ring", workers=2)
+        run = SageMaker(aws, role=ROLE, region="us-east-1", mode="model_trainer").launch(job).wait(120)
+        assert run.state is RunState.SUCCEEDED
+        assert sorted(run.metrics["loss"]) == [0, 1]
+    assert calls == []
+
+
+def _record(proxy: socket.socket, calls: list[bytes]) -> None:
+    while True:
+        try:
+            connection, _ = proxy.accept()
+        except OSError:
+            return  # the test is over
+        with connection:
+            calls.append(connection.recv(4096))
+
+
+@installed
+def test_the_table_of_images_is_what_the_sdk_answers() -> None:
+    frameworks = (images.TENSORFLOW, images.TENSORFLOW_WITH_HOROVOD, images.PYTORCH)
+    cases = [
+        (framework, region, kind)
+        for framework in frameworks
+        for region in ("us-east-1", *images.REGISTRIES)
+        for kind in ("ml.c5.xlarge", "ml.g5.xlarge")
+    ]
+    program = """
+import json, sys
+from sagemaker.core import image_uris
+answers = []
+for name, version, python, region, kind in json.load(sys.stdin):
+    options = {"version": version, "py_version": python, "instance_type": kind, "image_scope": "training"}
+    try:
+        answers.append(image_uris.retrieve(name, region, **options))
+    except ValueError:
+        answers.append(None)  # this framework is not in this region
+print("RESULT " + json.dumps(answers))
+"""
+    asked = [(each.name, each.version, each.python, region, kind) for each, region, kind in cases]
+    answered = subprocess.run(
+        [str(sdk.interpreter()), "-c", program],
+        input=json.dumps(asked),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    line = next(line for line in answered.stdout.splitlines() if line.startswith("RESULT "))
+    theirs = json.loads(line.removeprefix("RESULT "))
+    known = [(case, uri) for case, uri in zip(cases, theirs, strict=True) if uri is not None]
+    assert len(known) > 60
+    assert [images.uri(*case) for case, _ in known] == [uri for _, uri in known]

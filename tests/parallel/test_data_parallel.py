@@ -1,0 +1,310 @@
+"""Our data parallelism, naive, bucketed and overlapped, equals training in one process, and sends what it must."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from parallel_training import MODULES, OPTIMIZERS, batches, by_one_process, flat, made, share
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from workshop_utils.comm import threads
+from workshop_utils.comm.communicator import Communicator, PeerDied
+from workshop_utils.comm.ring import ring_bytes_sent
+from workshop_utils.parallel.data import (
+    BucketedDataParallel,
+    NaiveDataParallel,
+    OverlappedDataParallel,
+    UnevenInputs,
+    UnusedParameters,
+    buckets_of,
+    check_even_inputs,
+)
+
+SMALL = 400  # bytes of a bucket: several buckets, and some parameters that are larger than one
+
+FORMS: dict[str, tuple[type[NaiveDataParallel], dict[str, Any]]] = {
+    "naive": (NaiveDataParallel, {}),
+    "bucketed": (BucketedDataParallel, {"bucket_bytes": SMALL}),
+    "overlapped": (OverlappedDataParallel, {"bucket_bytes": SMALL}),
+    "overlapped, one bucket": (OverlappedDataParallel, {}),
+}
+
+
+def trained(
+    communicator: Communicator, form: str, name: str, optimizer: str, accumulate: bool = False
+) -> Tensor:
+    """The parameters after training by this rank and the others. Only rank 0 starts with those of seed 0."""
+    kind, options = FORMS[form]
+    with kind(made(name, seed=communicator.rank), communicator, **options) as model:
+        make, given = OPTIMIZERS[optimizer]
+        optimize = make([p for p in model.parameters() if p.requires_grad], **given)
+        for inputs, targets in batches(communicator.size):
+            optimize.zero_grad()
+            inputs, targets = (share(tensor, communicator.rank) for tensor in (inputs, targets))
+            if accumulate:
+                with model.no_sync():
+                    (mse_loss(model(inputs[:2]), targets[:2]) / 2).backward()
+                (mse_loss(model(inputs[2:]), targets[2:]) / 2).backward()
+            else:
+                mse_loss(model(inputs), targets).backward()
+            model.synchronise()
+            optimize.step()
+        return flat(model.module)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("form", FORMS)
+def test_parallel_equals_serial_from_rank_0s_parameters(form: str, name: str, size: int) -> None:
+    expected = by_one_process(made(name), "momentum", size)
+    for found in threads.run(size, lambda communicator: trained(communicator, form, name, "momentum")):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_parallel_equals_serial_for_any_optimizer(optimizer: str) -> None:
+    expected = by_one_process(made("tied"), optimizer, 2)
+    for found in threads.run(2, lambda communicator: trained(communicator, "overlapped", "tied", optimizer)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("form", FORMS)
+def test_accumulated_gradients_equal_those_of_one_large_batch(form: str, size: int) -> None:
+    expected = by_one_process(made("tied"), "AdamW", size)
+    found = threads.run(
+        size, lambda communicator: trained(communicator, form, "tied", "AdamW", accumulate=True)
+    )
+    for parameters in found:
+        torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
+
+
+def one_step(communicator: Communicator, form: str, module: nn.Module, **more: Any) -> NaiveDataParallel:
+    """A model whose traffic is that of one step alone."""
+    kind, options = FORMS[form]
+    with kind(module, communicator, **options, **more) as model:
+        ((inputs, _),) = batches(communicator.size, steps=1)
+        communicator.traffic.reset()
+        model(share(inputs, communicator.rank)).sum().backward()
+        model.synchronise()
+        return model
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_sends_what_a_ring_sends_and_buckets_make_fewer_messages(form: str, size: int) -> None:
+    def program(communicator: Communicator) -> tuple[int, int, int]:
+        module = nn.Sequential(
+            nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        ).double()  # all divisible by 4
+        model = one_step(communicator, form, module)
+        buckets = len(getattr(model, "buckets", range(6)))
+        traffic = communicator.traffic
+        assert traffic.messages_sent.sum() == 2 * (size - 1) * buckets
+        return int(traffic.bytes_sent.sum()), model.gradient_nbytes, buckets
+
+    for sent, nbytes, buckets in threads.run(size, program):
+        assert nbytes == 8 * (5 * 8 + 8 + 8 * 8 + 8 + 8 * 4 + 4)
+        assert sent == ring_bytes_sent(size, nbytes)
+        assert buckets == {"naive": 6, "overlapped, one bucket": 1}.get(form, 3)
+
+
+def test_a_tied_parameter_travels_once_and_a_frozen_one_never() -> None:
+    def sent(name: str) -> tuple[int, int]:
+        def program(communicator: Communicator) -> tuple[int, int]:
+            module = made(name)
+            one_step(communicator, "naive", module)
+            trainable = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+            return int(communicator.traffic.bytes_sent.sum()), trainable
+
+        totals = [sum(column) for column in zip(*threads.run(2, program), strict=True)]
+        return totals[0], totals[1]
+
+    for name in ("tied", "frozen"):
+        found, trainable = sent(name)
+        assert found == trainable  # (N - 1)/N · 2 is 1 for two ranks
+
+
+def test_frozen_parameters_and_buffers_are_rank_0s_at_the_start() -> None:
+    def program(communicator: Communicator) -> Tensor:
+        module = nn.BatchNorm1d(3).double()
+        module.running_mean += communicator.rank + 5
+        module.weight.requires_grad = False
+        with torch.no_grad():
+            module.weight += communicator.rank + 1
+        NaiveDataParallel(module, communicator)
+        return torch.cat([module.running_mean, module.weight.detach()])
+
+    for found in threads.run(3, program):
+        assert found.tolist() == [5, 5, 5, 2, 2, 2]
+
+
+def test_a_parameter_that_is_not_contiguous_is_broadcast_and_reduced() -> None:
+    def program(communicator: Communicator) -> Tensor:
+        module = nn.Linear(5, 3, bias=False).double()
+        module.weight.data = torch.arange(15.0).double().view(5, 3).t() * (1 + communicator.rank)
+        model = one_step(communicator, "naive", module)
+        assert module.weight.data.tolist() == torch.arange(15.0).view(5, 3).t().tolist()
+        return model.module.weight.grad
+
+    first, second = threads.run(2, program)
+    assert torch.equal(first, second)
+    assert first.abs().sum() > 0
+
+
+class Branches(nn.Module):
+    """Which of two layers is used depends on the rank; a third is used by nobody."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.left, self.right, self.idle = (nn.Linear(5, 3).double() for _ in range(3))
+        self.rank = rank
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Outputs of shape (batch, 3)."""
+        return (self.left if self.rank == 0 else self.right)(inputs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_unused_parameter_is_an_error_that_names_it_and_the_other_ranks_hear_of_it(form: str) -> None:
+    def program(communicator: Communicator) -> None:
+        one_step(communicator, form, Branches(communicator.rank))
+
+    with pytest.raises(UnusedParameters, match=r"(left|right)\.weight, .*on rank \d; .*find_unused=True"):
+        threads.run(2, program)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_some_rank_has_not_used_counts_as_zero_and_what_nobody_used_keeps_no_gradient(form: str) -> None:
+    def program(communicator: Communicator) -> Branches:
+        module = Branches(communicator.rank)
+        one_step(communicator, form, module, find_unused=True)
+        return module
+
+    for module in threads.run(2, program):
+        assert module.idle.weight.grad is None
+        assert torch.equal(module.left.bias.grad, torch.full((3,), 2.0).double())  # (4 + 0) / 2
+        assert torch.equal(module.right.bias.grad, torch.full((3,), 2.0).double())
+
+
+def test_flags_of_unused_parameters_cost_a_byte_each() -> None:
+    def program(communicator: Communicator) -> int:
+        one_step(communicator, "overlapped", Branches(communicator.rank), find_unused=True)
+        return int(communicator.traffic.bytes_sent.sum())
+
+    gradients = 3 * (5 * 3 + 3) * 8
+    assert sum(threads.run(2, program)) == 2 * ring_bytes_sent(2, gradients + 6)
+
+
+def test_a_second_backward_pass_without_no_sync_is_refused() -> None:
+    def program(communicator: Communicator) -> None:
+        with OverlappedDataParallel(made("plain"), communicator) as model:
+            for _ in range(2):
+                model(torch.ones(2, 5).double()).sum().backward()
+
+    with pytest.raises(RuntimeError, match=r"before synchronise\(\).*no_sync\(\)"):
+        threads.run(1, program)
+
+
+def test_gradients_are_views_of_the_buckets_also_after_zero_grad() -> None:
+    def program(communicator: Communicator) -> None:
+        with OverlappedDataParallel(made("plain"), communicator, bucket_bytes=SMALL) as model:
+            for to_none in (True, False, True):
+                model.zero_grad(set_to_none=to_none)
+                model(torch.ones(2, 5).double()).sum().backward()
+                model.synchronise()
+                for bucket in model.buckets:
+                    for parameter in bucket.parameters:
+                        assert np.shares_memory(parameter.grad.numpy(), bucket.memory)
+
+    threads.run(2, program)
+
+
+def test_spans_say_when_each_bucket_travelled() -> None:
+    def program(communicator: Communicator) -> tuple[list[Any], int]:
+        with OverlappedDataParallel(made("plain"), communicator, bucket_bytes=SMALL) as model:
+            model.spans = []
+            model(torch.ones(2, 5).double()).sum().backward()
+            model.synchronise()
+            return model.spans, model.gradient_nbytes
+
+    for spans, nbytes in threads.run(2, program):
+        assert [span.of for span in spans] == [f"bucket {index}" for index in range(len(spans))]
+        assert sum(span.nbytes for span in spans) == nbytes
+        assert all(before.end <= after.start for before, after in itertools.pairwise(spans))
+
+
+def test_the_second_thread_is_gone_after_the_block() -> None:
+    def program(communicator: Communicator) -> None:
+        one_step(communicator, "overlapped", made("plain"))
+
+    threads.run(2, program)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("workshop-all-reduce")]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_rank_that_fails_is_named_by_the_others_and_leaves_no_thread(form: str) -> None:
+    heard: list[PeerDied] = []
+
+    def program(communicator: Communicator) -> None:
+        kind, options = FORMS[form]
+        with kind(made("plain"), communicator, **options) as model:
+            if communicator.rank == 1:
+                raise ValueError("made up")
+            model(torch.ones(2, 5).double()).sum().backward()
+            try:
+                model.synchronise()
+            except PeerDied as death:
+                heard.append(death)
+                raise
+
+    with pytest.raises((ValueError, PeerDied)):
+        threads.run(3, program)
+    assert [death.rank for death in heard] == [1, 1]
+    assert "ring_all_reduce" in str(heard[0])
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("workshop-all-reduce")]
+
+
+def test_a_bucket_is_closed_before_it_is_too_large_and_has_one_dtype() -> None:
+    parameters = {
+        "a": nn.Parameter(torch.zeros(10)),
+        "b": nn.Parameter(torch.zeros(5)),
+        "c": nn.Parameter(torch.zeros(5)),
+        "d": nn.Parameter(torch.zeros(1, dtype=torch.float64)),
+        "e": nn.Parameter(torch.zeros(100)),
+    }
+    assert [names for names, _ in buckets_of(parameters, 40)] == [["e"], ["d"], ["c", "b"], ["a"]]
+    assert [names for names, _ in buckets_of(parameters, 80)] == [["e"], ["d"], ["c", "b", "a"]]
+    assert buckets_of({}, 40) == []
+    with pytest.raises(ValueError, match="bucket_bytes is 0; it must be above zero"):
+        buckets_of(parameters, 0)
+
+
+def test_mixed_dtypes_are_trained_together() -> None:
+    def program(communicator: Communicator) -> Tensor:
+        module = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 3))  # rank 0's are everybody's
+        module[1].double()
+        module.forward = lambda inputs: module[1](module[0](inputs.float()).double())  # type: ignore[method-assign]
+        model = one_step(communicator, "overlapped", module)
+        return torch.cat([p.grad.double().reshape(-1) for p in model.parameters()])
+
+    torch.testing.assert_close(*threads.run(2, program), rtol=0, atol=0)
+
+
+def test_bfloat16_is_refused_with_what_to_do() -> None:
+    with pytest.raises(TypeError, match=r"bfloat16.*tensor\.float\(\)"):
+        threads.run(1, lambda communicator: BucketedDataParallel(nn.Linear(2, 2).bfloat16(), communicator))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_even_inputs_pass_and_uneven_ones_are_named(size: int) -> None:
+    threads.run(size, lambda communicator: check_even_inputs(communicator, 7))
+    if size > 1:
+        with pytest.raises(UnevenInputs, match="rank 1 has 8 batches, rank 0 has 7"):
+            threads.run(size, lambda communicator: check_even_inputs(communicator, 7 + communicator.rank % 2))

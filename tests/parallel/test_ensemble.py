@@ -1,0 +1,90 @@
+"""Networks that are trained side by side are the ones that would be trained alone."""
+
+import numpy as np
+import pytest
+
+from workshop_utils.models import MLP, Dense
+from workshop_utils.parallel.ensemble import Ensemble
+
+
+def examples(networks: int, batch: int, seed: int = 0):
+    random = np.random.default_rng(seed)
+    return random.uniform(size=(networks, batch, 7)), random.integers(0, 10, (networks, batch))
+
+
+def as_mlp(ensemble: Ensemble, flat: np.ndarray, network: int) -> MLP:
+    w1, b1, w2, b2 = (layer[network] for layer in ensemble.layers(flat))
+    return MLP(Dense(w1, b1[0]), Dense(w2, b2[0]))
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_each_network_has_the_loss_and_the_gradients_that_it_has_alone(batch):
+    ensemble = Ensemble([3, 4, 4], inputs=7, hidden=5)
+    weights = ensemble.initialise(np.float64)
+    gradients = np.full_like(weights, np.nan)
+    x, y = examples(3, batch)
+    losses = ensemble.loss_and_gradients(weights, x, y, gradients)
+    for network in range(3):
+        loss, expected = as_mlp(ensemble, weights, network).gradients(x[network], y[network])
+        assert losses[network] == pytest.approx(loss, abs=1e-12)
+        np.testing.assert_allclose(as_mlp(ensemble, gradients, network).flat(), expected.flat(), atol=1e-12)
+
+
+def test_loss_and_accuracy_are_those_of_each_network():
+    ensemble = Ensemble([0, 1], inputs=7, hidden=5)
+    weights = ensemble.initialise(np.float64)
+    x, y = (array[0] for array in examples(1, 20))
+    losses, accuracies = ensemble.loss_and_accuracy(weights, x, y)
+    for network in range(2):
+        alone = as_mlp(ensemble, weights, network)
+        assert losses[network] == pytest.approx(alone.loss(x, y))
+        assert accuracies[network] == alone.accuracy(x, y)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_others():
+    weights = Ensemble([1, 1, 2], inputs=7, hidden=5).initialise()
+    assert weights.shape == (3, 7 * 5 + 5 + 5 * 10 + 10)
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert np.abs(weights[0] - weights[2]).max() > 0.1
+
+
+def test_a_network_that_diverges_leaves_the_others_alone():
+    ensemble = Ensemble([0, 0], inputs=7, hidden=5)
+    weights = ensemble.initialise(np.float64)
+    x, y = examples(1, 4)
+    x, y = np.repeat(x, 2, axis=0), np.repeat(y, 2, axis=0)
+    gradients = np.empty_like(weights)
+    expected = ensemble.loss_and_gradients(weights, x, y, gradients)[1]
+    of_second = gradients[1].copy()
+    weights[0] = np.nan
+    losses = ensemble.loss_and_gradients(weights, x, y, gradients)
+    assert np.isnan(losses[0])
+    assert losses[1] == expected
+    np.testing.assert_array_equal(gradients[1], of_second)
+
+
+def test_an_epoch_holds_each_example_once_and_leaves_out_what_fills_no_batch():
+    shard = np.arange(100, 111)
+    batches = list(Ensemble([0, 5], inputs=7, hidden=5).batches(shard, size=3, steps=6))
+    assert [batch.shape for batch in batches] == [(2, 3)] * 6
+    for epoch in (batches[:3], batches[3:]):
+        for network in range(2):
+            seen = np.concatenate([batch[network] for batch in epoch])
+            assert len(set(seen)) == 9
+            assert set(seen) <= set(shard)
+    assert not np.array_equal(batches[0], batches[3]), "the next epoch has another order"
+    assert not np.array_equal(batches[0][0], batches[0][1]), "each seed has its own order"
+
+
+def test_a_batch_larger_than_the_shard_is_refused_in_words():
+    with pytest.raises(ValueError, match="the batch is 5; this shard has only 4 examples"):
+        next(Ensemble([0], inputs=7, hidden=5).batches(np.arange(4), size=5, steps=1))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "hidden", "said"),
+    [([], 5, "there are no seeds"), ([0], 0, "hidden is 0; it must be at least 1")],
+)
+def test_what_cannot_be_is_refused_in_words(seeds, hidden, said):
+    with pytest.raises(ValueError, match=said):
+        Ensemble(seeds, inputs=7, hidden=hidden)

@@ -1,0 +1,114 @@
+"""The small GPT, and the mesh that it is spread over."""
+
+import pytest
+import torch
+from torch import nn
+
+from workshop_utils.comm import threads
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.parallel import mesh
+from workshop_utils.parallel.gpt import (
+    GPT,
+    GPTSizes,
+    OneProcess,
+    batch_of,
+    cross_entropy,
+    gradient_error,
+    manual,
+)
+
+SIZES = GPTSizes(layers=3, width=12, heads=3, sequence=8)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_stages_one_after_the_other_are_the_model(count: int) -> None:
+    model, (tokens, _) = GPT(SIZES), batch_of(manual(), 1, 2, SIZES.sequence)
+    stages = model.stages(count)
+    assert len(stages) == count
+    assert torch.equal(nn.Sequential(*stages)(tokens), model(tokens))
+    own = [parameter for stage in stages for parameter in stage.parameters()]
+    assert [id(parameter) for parameter in own] == [id(parameter) for parameter in model.parameters()]
+
+
+def test_a_byte_is_predicted_from_those_before_it_only() -> None:
+    model, (tokens, _) = GPT(SIZES), batch_of(manual(), 1, 1, SIZES.sequence)
+    changed = tokens.clone()
+    changed[0, -1] = (changed[0, -1] + 1) % 256
+    assert torch.equal(model(tokens)[0, :-1], model(changed)[0, :-1])
+    assert not torch.equal(model(tokens)[0, -1], model(changed)[0, -1])
+
+
+def test_batches_are_the_same_everywhere_and_targets_are_the_next_bytes() -> None:
+    text = manual()
+    tokens, targets = batch_of(text, 5, 3, 20)
+    assert torch.equal(tokens, batch_of(text, 5, 3, 20)[0])
+    assert not torch.equal(tokens, batch_of(text, 6, 3, 20)[0])
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+    assert bytes(tokens[0].tolist()) in text
+    with pytest.raises(ValueError, match="the text has 20 bytes; a sequence of 20 needs 21"):
+        batch_of(text[:20], 1, 1, 20)
+
+
+def test_it_learns_in_one_process() -> None:
+    one, text = OneProcess(SIZES, seed=0, learning_rate=0.01), manual()
+    losses = [one.step(*batch_of(text, step, 8, SIZES.sequence))[0] for step in range(30)]
+    assert losses[0] == pytest.approx(torch.tensor(256.0).log().item(), abs=0.2)  # it knows nothing
+    assert sum(losses[-5:]) / 5 < 4.5
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: GPTSizes(layers=0), "layers is 0; it must be at least 1"),
+        (lambda: GPTSizes(width=50, heads=12), "width is 50; it must be a multiple of the 12 heads"),
+        (lambda: GPT(SIZES).stages(4), "layers is 3; 4 stages need at least one each"),
+        (lambda: SIZES.check_cut(tensor=4), "heads is 3; 4 tensor-parallel ranks need at least one each"),
+        (
+            lambda: SIZES.check_cut(tensor=3, sequence_parallel=True),
+            "sequence is 8; .* 3 tensor-parallel ranks",
+        ),
+        (lambda: GPT(SIZES).gradients(), "token.weight has no gradient; gradients come from a backward pass"),
+        (lambda: gradient_error(GPT(SIZES), GPT(SIZES)), "token.weight has no gradient of shape"),
+    ],
+)
+def test_what_cannot_be_is_named(call, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def test_a_wrong_gradient_is_seen_by_the_comparison() -> None:
+    model, (tokens, targets) = GPT(SIZES), batch_of(manual(), 1, 2, SIZES.sequence)
+    cross_entropy(model(tokens), targets).backward()
+    expected = model.gradients()
+    assert gradient_error(model, expected) == 0
+    model.layers[2].mlp.up.bias.grad[3] += 1e-3
+    assert gradient_error(model, expected) == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2), (3, 1, 2), (1, 4, 3), (2, 3, 1)])
+def test_every_group_of_a_mesh_has_ranks_that_differ_in_its_direction_only(
+    sizes: tuple[int, int, int],
+) -> None:
+    shape = mesh.Place(*sizes)
+    ranks = shape.data * shape.tensor * shape.pipeline
+    places = [mesh.place_of(rank, shape) for rank in range(ranks)]
+    assert len(set(places)) == ranks
+    assert [mesh.rank_of(place, shape) for place in places] == list(range(ranks))
+
+    def rank_main(communicator: Communicator) -> None:
+        groups = mesh.Mesh(communicator, *shape)
+        for direction in mesh.Place._fields:
+            group = getattr(groups, direction)
+            assert (group.rank, group.size) == (getattr(groups.place, direction), getattr(shape, direction))
+            group.barrier()
+
+    threads.run(ranks, rank_main)
+    if shape.tensor > 1:  # who talks most are neighbours
+        assert places[1] == places[0]._replace(tensor=1)
+
+
+def test_a_mesh_that_is_not_as_large_as_the_run_is_refused() -> None:
+    with pytest.raises(ValueError, match="2 × 2 × 3; it must make 8, the number of workers"):
+        mesh.check(mesh.Place(2, 2, 3), 8)
+    with pytest.raises(ValueError, match="-1 × -1 × 1; it must make 1"):
+        mesh.check(mesh.Place(-1, -1, 1), 1)

@@ -1,0 +1,148 @@
+"""Pipelines: equal to one process whatever the schedule, with as many bytes as the formula says."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workshop_utils.comm import threads
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.shape import Shape
+from workshop_utils.comm.simulated import Link, simulate
+from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, gradient_error
+from workshop_utils.parallel.pipeline import EmulatedStage, ModuleStage, pipeline_bytes_sent, run
+from workshop_utils.parallel.schedule import Schedule, bubble, held, predict, schedule_of
+
+SIZES = GPTSizes(layers=5, width=12, heads=3, sequence=7, vocabulary=256)
+TEXT = bytes(range(256)) * 3
+
+CASES = [(name, ranks, 1) for name in ("naive", "gpipe", "one_f_one_b") for ranks in (1, 2, 3, 4)]
+CASES += [("interleaved", 1, 2), ("interleaved", 2, 2)]
+
+
+class Watched(ModuleStage):
+    """A stage that counts for how many microbatches it keeps activations."""
+
+    most = 0
+
+    def forward(self, microbatch: int, incoming: np.ndarray | None) -> np.ndarray | None:
+        outgoing = super().forward(microbatch, incoming)
+        self.most = max(self.most, len(self._held))
+        return outgoing
+
+
+def stages_of_rank(schedule: Schedule, rank: int, tokens: Tensor, targets: Tensor) -> dict[int, Watched]:
+    parts, count = GPT(SIZES).stages(schedule.stages), schedule.microbatches
+
+    def inputs(microbatch: int) -> Tensor:
+        return tokens.chunk(count)[microbatch]
+
+    def loss_of(logits: Tensor, microbatch: int) -> Tensor:
+        return cross_entropy(logits, targets.chunk(count)[microbatch]) / count
+
+    last = schedule.stages - 1
+    return {
+        stage: Watched(parts[stage], None if stage else inputs, loss_of if stage == last else None)
+        for stage in schedule.stages_of(rank)
+    }
+
+
+@pytest.mark.parametrize(("name", "ranks", "chunks"), CASES)
+def test_gradients_loss_and_bytes_are_those_of_one_process_and_of_the_formula(
+    name: str, ranks: int, chunks: int
+) -> None:
+    microbatches = 4 if name == "interleaved" else 3
+    schedule = schedule_of(name, ranks, microbatches, chunks)
+    tokens, targets = batch_of(TEXT, step=1, batch=2 * microbatches, sequence=SIZES.sequence)
+    whole = GPT(SIZES)
+    whole_loss = cross_entropy(whole(tokens), targets)
+    whole_loss.backward()
+    gradients = whole.gradients().stages(schedule.stages)
+    shape = (2, SIZES.sequence, SIZES.width)
+
+    def rank_main(communicator: Communicator) -> None:
+        stages = stages_of_rank(schedule, communicator.rank, tokens, targets)
+        run(schedule, stages, communicator, shape)
+        for stage, each in stages.items():
+            assert gradient_error(each.module, gradients[stage]) < 1e-6
+            assert not each._held, "activations are let go of after their backward pass"
+        if schedule.stages - 1 in stages:
+            assert sum(stages[schedule.stages - 1].losses.values()) == pytest.approx(
+                whole_loss.item(), abs=1e-6
+            )
+        sent = pipeline_bytes_sent(communicator.rank, ranks, microbatches, 4 * int(np.prod(shape)), chunks)
+        assert communicator.traffic.bytes_sent.sum() == sent
+        if chunks == 1:
+            assert next(iter(stages.values())).most == held(schedule.passes[communicator.rank])
+
+    threads.run(ranks, rank_main)
+
+
+def test_gradients_add_up_over_runs_until_they_are_cleared() -> None:
+    schedule = schedule_of("gpipe", 2, 1)
+    tokens, targets = batch_of(TEXT, step=1, batch=1, sequence=SIZES.sequence)
+
+    def rank_main(communicator: Communicator) -> list[tuple[Tensor, Tensor]]:
+        stages = stages_of_rank(schedule, communicator.rank, tokens, targets)
+        module = nn.ModuleList(stage.module for stage in stages.values())
+        seen = []
+        for _ in range(2):
+            run(schedule, stages, communicator, (1, SIZES.sequence, SIZES.width))
+            seen.append([parameter.grad.clone() for parameter in module.parameters()])
+        return list(zip(*seen, strict=True))
+
+    for pairs in threads.run(2, rank_main):
+        assert all(torch.allclose(2 * once, twice) for once, twice in pairs)
+
+
+@pytest.mark.parametrize("latency", ["0us", "300us"])
+@pytest.mark.parametrize(
+    ("name", "ranks", "chunks"),
+    [("naive", 3, 1), ("gpipe", 4, 1), ("one_f_one_b", 4, 1), ("interleaved", 3, 2)],
+)
+def test_in_virtual_time_the_pipeline_takes_as_long_as_predicted(
+    name: str, ranks: int, chunks: int, latency: str
+) -> None:
+    schedule = schedule_of(name, ranks, 6, chunks)
+
+    def rank_main(communicator: Communicator) -> list:
+        stages = {
+            stage: EmulatedStage(communicator, 0.01 / chunks, 0.02 / chunks, Shape(25))
+            for stage in schedule.stages_of(communicator.rank)
+        }
+        return run(schedule, stages, communicator, (25,), allocate=Shape)
+
+    simulation = simulate(ranks, rank_main, Link.of("100Gbit", latency))
+    measured = [timed for timeline in simulation.results for timed in timeline]
+    seconds = Link.of("100Gbit", latency).latency_seconds
+    ideal, late = predict(schedule, 0.01, 0.02), predict(schedule, 0.01, 0.02, seconds)
+    lengths = [max(timed.end for timed in timeline) for timeline in (ideal, measured, late)]
+    if latency == "0us":
+        assert bubble(measured) == pytest.approx(bubble(ideal), rel=1e-3)
+    # Transfers come in a fixed order, so that a rank may wait for a message that it does not need yet.
+    assert lengths[0] - 1e-9 <= lengths[1] <= 1.03 * lengths[2] + 1e-4
+
+
+def test_a_schedule_for_other_ranks_or_stages_is_refused() -> None:
+    def program(communicator: Communicator) -> None:
+        message = np.zeros(1, np.float32)
+        stages = {communicator.rank: EmulatedStage(communicator, 0, 0, message)}
+        with pytest.raises(ValueError, match="'gpipe' is for 3 ranks; the communicator has 2"):
+            run(schedule_of("gpipe", 3, 1), stages, communicator, (1,))
+        with pytest.raises(ValueError, match=r"stages is \[7\]; rank . must have stages"):
+            run(schedule_of("gpipe", 2, 1), {7: stages[communicator.rank]}, communicator, (1,))
+
+    threads.run(2, program)
+
+
+def test_a_first_stage_without_inputs_is_refused() -> None:
+    def program(communicator: Communicator) -> None:
+        with pytest.raises(ValueError, match="inputs is None; the first stage of a pipeline needs them"):
+            run(schedule_of("gpipe", 1, 1), {0: ModuleStage(nn.Identity())}, communicator, (1,))
+
+    threads.run(1, program)
+
+
+def test_one_rank_alone_sends_nothing() -> None:
+    assert pipeline_bytes_sent(0, 1, 8, 1000, chunks=3) == 0
+    assert [pipeline_bytes_sent(rank, 3, 8, 1000) for rank in range(3)] == [8000, 16000, 8000]

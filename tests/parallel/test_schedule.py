@@ -1,0 +1,213 @@
+"""Schedules as data: complete, free of deadlock, and as idle as their formulas say."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workshop_utils.parallel import schedule as schedules
+from workshop_utils.parallel.pipeline import Exchange, program
+from workshop_utils.parallel.schedule import (
+    Pass,
+    Schedule,
+    ScheduleError,
+    bubble,
+    bubble_fraction,
+    held,
+    predict,
+    schedule_of,
+    timeline_of,
+    timetable,
+)
+
+SIZES = [(1, 1), (1, 5), (2, 1), (2, 3), (3, 2), (3, 7), (4, 4), (4, 9), (5, 11), (8, 64)]
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b"])
+def test_the_predicted_bubble_is_that_of_the_formula(name: str, ranks: int, microbatches: int) -> None:
+    schedule = schedule_of(name, ranks, microbatches)
+    expected = bubble_fraction(ranks, microbatches)
+    for forward, backward in ((1.0, 1.0), (1.0, 2.0), (0.3, 0.7)):
+        assert bubble(predict(schedule, forward, backward)) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
+def test_the_naive_schedule_lets_one_rank_work_at_a_time(ranks: int, microbatches: int) -> None:
+    timeline = predict(schedule_of("naive", ranks, microbatches), 1.0, 2.0)
+    assert bubble(timeline) == pytest.approx((ranks - 1) / ranks)
+    in_order = sorted(timeline, key=lambda timed: timed.start)
+    assert all(after.start >= before.end - 1e-9 for before, after in pairwise(in_order))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "groups", "chunks"), [(1, 3, 2), (2, 1, 2), (2, 3, 3), (3, 2, 2), (4, 4, 4)]
+)
+def test_more_chunks_make_the_bubble_smaller_by_their_number(ranks: int, groups: int, chunks: int) -> None:
+    schedule = schedule_of("interleaved", ranks, groups * ranks, chunks)
+    assert schedule.stages == ranks * chunks
+    expected = (ranks - 1) / (chunks * groups * ranks + ranks - 1)
+    assert bubble(predict(schedule, 1.0, 2.0)) == pytest.approx(expected)
+    assert bubble_fraction(ranks, groups * ranks, chunks) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
+def test_1f1b_holds_no_more_microbatches_than_there_are_ranks_behind_and_gpipe_holds_all(
+    ranks: int, microbatches: int
+) -> None:
+    by_1f1b = [held(passes) for passes in schedule_of("one_f_one_b", ranks, microbatches).passes]
+    assert by_1f1b == [min(microbatches, ranks - rank) for rank in range(ranks)]
+    assert [held(p) for p in schedule_of("gpipe", ranks, microbatches).passes] == [microbatches] * ranks
+    assert [held(p) for p in schedule_of("naive", ranks, microbatches).passes] == [1] * ranks
+
+
+def test_messages_make_every_step_of_the_pipeline_longer() -> None:
+    schedule = schedule_of("gpipe", 3, 4)
+    without, with_messages = (predict(schedule, 1.0, 2.0, seconds) for seconds in (0.0, 0.25))
+    ends = [max(timed.end for timed in timeline) for timeline in (without, with_messages)]
+    assert ends == pytest.approx([(4 + 2) * 3, (4 + 2) * 3 + 4 * 0.25])
+
+
+def test_a_timetable_shows_passes_and_bubble() -> None:
+    assert timetable(schedule_of("one_f_one_b", 2, 2)).splitlines()[1:] == [
+        "rank 0 | F0 F1 .. .. B0 –– .. B1 ––",
+        "rank 1 | .. F0 B0 –– F1 B1 –– .. ..",
+    ]
+    assert "f1" in timetable(schedule_of("interleaved", 2, 2, 2))
+
+
+def test_reported_passes_come_back_as_a_timeline_that_begins_at_zero() -> None:
+    predicted = predict(schedule_of("interleaved", 2, 4, 2), 1.0, 2.0)
+    records = [
+        {"rank": timed.rank, **timed._replace(start=timed.start + 7, end=timed.end + 7).record()}
+        for timed in predicted
+    ]
+    assert timeline_of([*records, {"rank": 0, "loss": 1.0}]) == predicted
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: schedule_of("gpipes", 2, 2), "schedule is 'gpipes'; it must be one of naive, gpipe"),
+        (lambda: schedule_of("gpipe", 2, 2, 2), "chunks is 2; schedule 'gpipe' has one a rank"),
+        (lambda: schedule_of("interleaved", 3, 4, 2), "microbatches is 4; .* multiple of the 3 ranks"),
+        (lambda: schedule_of("one_f_one_b", 2, 0), "microbatches is 0; it must be at least 1"),
+        (lambda: schedule_of("naive", 0, 2), "ranks is 0; it must be at least 1"),
+        (lambda: schedules.interleaved(2, 2, 0), "chunks is 0; it must be at least 1"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_by_name(call, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def test_a_missing_a_foreign_and_a_repeated_pass_are_named() -> None:
+    forward, backward = Pass("forward", 0, 0), Pass("backward", 0, 0)
+    for passes in ((forward,), (forward, backward, backward), (forward, backward, Pass("forward", 0, 1))):
+        with pytest.raises(
+            ScheduleError, match="rank 0 must run every pass of its stages exactly once; look at"
+        ):
+            Schedule("mine", (passes,), microbatches=1)
+
+
+def test_a_backward_pass_before_its_forward_is_named() -> None:
+    passes = (Pass("backward", 0, 0), Pass("forward", 0, 0))
+    with pytest.raises(
+        ScheduleError, match="rank 0 runs backward of microbatch 0 through stage 0 before its forward"
+    ):
+        Schedule("mine", (passes,), microbatches=1)
+
+
+def test_passes_that_wait_for_each_other_are_named() -> None:
+    def order(stage: int, numbers: tuple[int, int]) -> tuple[Pass, ...]:
+        return tuple(Pass(kind, number, stage) for number in numbers for kind in ("forward", "backward"))
+
+    with pytest.raises(ScheduleError, match="backward of microbatch 0 through stage 0 waits"):
+        predict(Schedule("mine", (order(0, (0, 1)), order(1, (1, 0))), microbatches=2), 1.0, 2.0)
+
+
+@st.composite
+def any_schedule(draw: st.DrawFn) -> Schedule:
+    """Any order of passes in which each finds what it takes in: built by running a random pass that can run."""
+    ranks, chunks, microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 2)), draw(st.integers(1, 4))
+    stages = ranks * chunks
+    passes: list[list[Pass]] = [[] for _ in range(ranks)]
+    done: set[Pass] = set()
+
+    def needs(each: Pass) -> list[Pass]:
+        kind, _, stage = each
+        if kind == "forward":
+            return [each._replace(stage=stage - 1)] if stage else []
+        after = [each._replace(stage=stage + 1)] if stage + 1 < stages else []
+        return [each._replace(kind="forward"), *after]
+
+    left = [
+        Pass(k, m, s) for k in ("forward", "backward") for m in range(microbatches) for s in range(stages)
+    ]
+    while left:
+        ready = [each for each in left if done.issuperset(needs(each))]
+        each = draw(st.sampled_from(ready))
+        left.remove(each)
+        done.add(each)
+        passes[each.stage % ranks].append(each)
+    return Schedule("any", tuple(map(tuple, passes)), microbatches, chunks)
+
+
+def ends_where_every_message_waits_for_its_receiver(schedule: Schedule) -> bool:
+    """Run all ranks' programs where a send ends only when it is received: no buffers at all."""
+    programs = [program(schedule, rank) for rank in range(schedule.ranks)]
+    at, crossed, done = [0] * schedule.ranks, set(), set()
+
+    def may_pass(rank: int) -> bool:
+        step = programs[rank][at[rank]]
+        if isinstance(step, Exchange):
+            for sent, other, field in (
+                (step.sent, step.to, "received"),
+                (step.received, step.source, "sent"),
+            ):
+                if sent is not None and sent not in crossed:
+                    there = programs[other][at[other]] if at[other] < len(programs[other]) else None
+                    if isinstance(there, Exchange) and getattr(there, field) == sent:
+                        assert step.sent is not sent or sent in done
+                        crossed.add(sent)
+            return {step.sent, step.received} - {None} <= crossed
+        source = schedule.source(step)
+        here = source is not None and source.stage % schedule.ranks == rank
+        assert source is None or source in (done if here else crossed), (
+            "a pass runs before its input is there"
+        )
+        done.add(step)
+        return True
+
+    while any(place < len(programs[rank]) for rank, place in enumerate(at)):
+        moved = [r for r in range(schedule.ranks) if at[r] < len(programs[r]) and may_pass(r)]
+        for rank in moved:
+            at[rank] += 1
+        if not moved:
+            return False
+    return True
+
+
+@settings(max_examples=150)
+@given(any_schedule())
+def test_no_schedule_can_deadlock_even_where_nothing_buffers_a_message(schedule: Schedule) -> None:
+    assert ends_where_every_message_waits_for_its_receiver(schedule)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", ["naive", "gpipe", "one_f_one_b", "interleaved"])
+def test_the_known_schedules_cannot_deadlock(name: str, ranks: int) -> None:
+    schedule = schedule_of(name, ranks, 2 * ranks, 2 if name == "interleaved" else 1)
+    assert ends_where_every_message_waits_for_its_receiver(schedule)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("name", ["naive", "gpipe", "one_f_one_b"])
+def test_a_message_is_received_just_before_the_pass_that_needs_it(name: str, ranks: int) -> None:
+    schedule = schedule_of(name, ranks, 7)
+    for rank in range(ranks):
+        steps = program(schedule, rank)
+        for step, following in pairwise(steps):
+            if isinstance(step, Exchange) and step.received is not None:
+                assert following == schedule.consumer(step.received)

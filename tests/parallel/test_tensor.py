@@ -1,0 +1,193 @@
+"""Tensor parallelism: equal to one process with any number of ranks, odd sizes, and counted bytes."""
+
+import pytest
+import torch
+from torch import nn
+
+from workshop_utils.comm import threads
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.parallel.gpt import (
+    GPT,
+    Block,
+    Embedding,
+    GPTSizes,
+    batch_of,
+    cross_entropy,
+    gradient_error,
+    kept_for_backward,
+)
+from workshop_utils.parallel.tensor import (
+    ColumnParallelLinear,
+    Region,
+    RowParallelLinear,
+    block_bytes_sent,
+    ends_bytes_sent,
+    finish_gradients,
+    parallelize,
+    vocabulary_parallel_cross_entropy,
+    whole_parameters,
+)
+
+# 7 heads, 28 hidden units to a quarter of 112, and 256 tokens: few of them divide by 2, 3, 4 or 5.
+ODD = GPTSizes(layers=2, width=28, heads=7, sequence=9)
+EVEN = GPTSizes(layers=2, width=24, heads=12, sequence=12)
+TEXT = bytes(range(256)) * 3
+
+
+def check_against_one_process(sizes: GPTSizes, ranks: int, sequence_parallel: bool, batch: int) -> list[int]:
+    """Loss and every gradient to 1e-6, on every rank; returns the bytes that each has sent for the passes."""
+    tokens, targets = batch_of(TEXT, 1, batch, sizes.sequence)
+    whole = GPT(sizes)
+    whole_loss = cross_entropy(whole(tokens), targets)
+    whole_loss.backward()
+
+    def rank_main(communicator: Communicator) -> int:
+        region = Region(communicator, sequence_parallel)
+        model = parallelize(GPT(sizes), region)
+        communicator.traffic.reset()
+        loss = vocabulary_parallel_cross_entropy(model(tokens), targets, region, sizes.vocabulary)
+        loss.backward()
+        sent = int(communicator.traffic.bytes_sent.sum())
+        finish_gradients(model, region)
+        assert loss.item() == pytest.approx(whole_loss.item(), abs=1e-6)
+        assert gradient_error(model, parallelize(whole.gradients(), region)) < 1e-6
+        return sent
+
+    return threads.run(ranks, rank_main)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7])
+def test_a_gpt_equals_one_process_where_heads_units_and_tokens_do_not_divide(ranks: int) -> None:
+    check_against_one_process(ODD, ranks, sequence_parallel=False, batch=1)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_both_forms_equal_one_process_and_send_the_bytes_of_the_formula(
+    ranks: int, sequence_parallel: bool
+) -> None:
+    sent = check_against_one_process(EVEN, ranks, sequence_parallel, batch=2)
+    tokens = 2 * EVEN.sequence
+    nbytes = tokens * EVEN.width * 4
+    expected = EVEN.layers * block_bytes_sent(ranks, nbytes, sequence_parallel)
+    expected += ends_bytes_sent(ranks, nbytes, tokens, sequence_parallel)
+    assert sent == [round(expected)] * ranks
+
+
+def test_a_pair_of_linear_layers_meets_once_in_each_pass() -> None:
+    torch.manual_seed(0)
+    up, down, x = nn.Linear(5, 11), nn.Linear(11, 3), torch.randn(4, 5)
+    expected = down(up(x).relu())
+
+    def rank_main(communicator: Communicator) -> tuple[int, int]:
+        region = Region(communicator)
+        own_up, own_down = ColumnParallelLinear(up, region), RowParallelLinear(down, region)
+        leaf = x.clone().requires_grad_()
+        given = own_down(own_up(leaf).relu())
+        assert torch.allclose(given, expected, atol=1e-6)
+        forward = communicator.traffic.messages_sent.sum()
+        given.sum().backward()
+        return int(forward), int(communicator.traffic.messages_sent.sum() - forward)
+
+    assert threads.run(3, rank_main) == [(4, 4)] * 3  # 2 (N − 1) messages are one ring all-reduce
+
+
+def test_the_parts_of_a_layer_are_all_of_it_and_none_twice() -> None:
+    linear = nn.Linear(6, 10)
+
+    def rank_main(communicator: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
+        region = Region(communicator)
+        return (
+            ColumnParallelLinear(linear, region, unit=2).weight.detach(),
+            RowParallelLinear(linear, region, unit=3).weight.detach(),
+        )
+
+    columns, rows = zip(*threads.run(2, rank_main), strict=True)
+    assert torch.equal(torch.cat(columns), linear.weight)
+    assert torch.equal(torch.cat(rows, dim=1), linear.weight)
+    assert [len(part) for part in columns] == [4, 6]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_the_loss_over_a_cut_vocabulary_is_stable_for_large_logits(scale: float) -> None:
+    torch.manual_seed(1)
+    logits, targets = scale * torch.randn(2, 3, 10), torch.randint(10, (2, 3))
+    leaf = logits.clone().requires_grad_()
+    expected = cross_entropy(leaf, targets)
+    expected.backward()
+
+    def rank_main(communicator: Communicator) -> None:
+        region = Region(communicator)
+        own = logits[..., region.own(10)].clone().requires_grad_()
+        loss = vocabulary_parallel_cross_entropy(own, targets, region, 10)
+        (2 * loss).backward()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+        assert torch.allclose(own.grad, 2 * leaf.grad[..., region.own(10)], atol=1e-6)
+
+    threads.run(3, rank_main)
+
+
+def test_an_embedding_alone_can_be_cut_by_its_tokens() -> None:
+    embedding = Embedding(EVEN)
+    tokens, _ = batch_of(TEXT, 1, 2, EVEN.sequence)
+    expected = embedding(tokens)
+
+    def rank_main(communicator: Communicator) -> None:
+        cut = parallelize(embedding, Region(communicator))
+        assert torch.allclose(cut(tokens), expected, atol=1e-6)
+        share = 256 // communicator.size
+        assert share <= len(cut.token) <= share + 1
+
+    threads.run(3, rank_main)
+
+
+def test_a_rank_keeps_its_share_of_the_parameters_and_norms_whole() -> None:
+    whole = GPT(EVEN)
+
+    def rank_main(communicator: Communicator) -> tuple[int, int]:
+        model = parallelize(GPT(EVEN), Region(communicator))
+        kept = whole_parameters(model)
+        return sum(p.numel() for p in model.parameters()), sum(p.numel() for p in kept)
+
+    total = sum(parameter.numel() for parameter in whole.parameters())
+    for own, kept in threads.run(2, rank_main):
+        # Per block two norms (weight and bias) and two biases behind sums; positions; the last norm.
+        assert kept == EVEN.layers * 6 * EVEN.width + EVEN.sequence * EVEN.width + 2 * EVEN.width
+        assert own == (total - kept) // 2 + kept
+
+
+def test_sequence_parallelism_keeps_a_share_of_all_activations_tensor_parallelism_of_some() -> None:
+    ranks, shape = 4, (2, EVEN.sequence, EVEN.width)
+    whole = kept_for_backward(Block(EVEN), torch.randn(shape, requires_grad=True))
+
+    def rank_main(communicator: Communicator) -> list[float]:
+        kept = []
+        for sequence_parallel in (False, True):
+            region = Region(communicator, sequence_parallel)
+            block = parallelize(Block(EVEN), region)
+            own = region.own(EVEN.sequence) if sequence_parallel else slice(None)
+            kept.append(kept_for_backward(block, torch.randn(shape)[:, own].clone().requires_grad_()))
+        return [nbytes / whole for nbytes in kept]
+
+    for plain, cut in threads.run(ranks, rank_main):
+        assert cut == pytest.approx(1 / ranks, rel=0.02)
+        assert 1.5 / ranks < plain < 0.9
+
+
+def test_a_sequence_without_equal_shares_is_refused() -> None:
+    tokens, _ = batch_of(TEXT, 1, 1, ODD.sequence)
+
+    def rank_main(communicator: Communicator) -> None:
+        model = parallelize(GPT(ODD), Region(communicator, sequence_parallel=True))
+        with pytest.raises(ValueError, match=r"the sequence has 9 tokens; .* choose a multiple of 2"):
+            model(tokens)
+
+    threads.run(2, rank_main)
+
+
+def test_more_ranks_than_heads_are_refused() -> None:
+    def rank_main(communicator: Communicator) -> None:
+        with pytest.raises(ValueError, match="3 ranks cannot share 2 units of 12 features"):
+            parallelize(GPT(GPTSizes(layers=1, width=8, heads=2, sequence=4)), Region(communicator))
+
+    threads.run(3, rank_main)

@@ -1,0 +1,181 @@
+import functools
+import multiprocessing
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import MakeJob
+
+from workshop_utils.jobs import StrategyName
+from workshop_utils.processes import ports
+from workshop_utils.processes.ports import PortReservation
+
+
+def test_reserved_ports_are_distinct_and_can_be_bound_by_whoever_they_are_for() -> None:
+    with PortReservation(5) as reservation:
+        assert len(set(reservation.ports)) == 5
+        for port in reservation.ports:
+            with socket.create_server(("127.0.0.1", port)):
+                pass
+
+
+def test_reserved_ports_lie_below_those_that_the_kernel_gives_to_everybody() -> None:
+    lowest_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    with PortReservation(20) as reservation:
+        assert all(ports.LOWEST <= port < lowest_ephemeral for port in reservation.ports)
+
+
+def only(monkeypatch: pytest.MonkeyPatch, count: int) -> list[int]:
+    """Leave so many candidates, which are free just now."""
+    with PortReservation(1) as probe:
+        first = probe.ports[0]
+    while True:
+        monkeypatch.setattr(ports, "LOWEST", first)
+        monkeypatch.setattr(ports, "_first_ephemeral_port", functools.partial(int, first + count))
+        try:
+            PortReservation(count).release()
+        except OSError:
+            first += count
+        else:
+            return list(range(first, first + count))
+
+
+def test_two_reservations_never_share_a_port_until_one_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = only(monkeypatch, 3)
+    with PortReservation(2) as first:
+        with PortReservation(1) as second:
+            assert sorted(first.ports + second.ports) == candidates
+        with pytest.raises(OSError, match="there are not 2 free ports"):
+            PortReservation(2)
+        PortReservation(1).release()  # the attempt that failed has kept none
+    PortReservation(3).release()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_on_which_somebody_listens_is_not_reserved(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates = only(monkeypatch, 2)
+    with socket.create_server((host, candidates[0])), PortReservation(1) as reservation:
+        assert reservation.ports == [candidates[1]]
+
+
+def test_a_port_whose_last_connection_is_still_closing_can_be_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (port,) = only(monkeypatch, 1)
+    with socket.create_server(("127.0.0.1", port)) as server:
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = server.accept()
+        accepted.close()  # the server's side closes first, and so waits in TIME_WAIT
+        client.close()
+    assert any(
+        connection.status == psutil.CONN_TIME_WAIT and connection.laddr[1:] == (port,)
+        for connection in psutil.net_connections("tcp4")
+    )
+    PortReservation(1).release()
+
+
+def test_a_reservation_ends_with_the_process_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = only(monkeypatch, 1)
+
+    def hold(ready: "multiprocessing.synchronize.Event") -> None:
+        _ = PortReservation(1)
+        ready.set()
+        time.sleep(1000)
+
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    holder = context.Process(target=hold, args=(ready,), daemon=True)
+    holder.start()
+    assert ready.wait(30)
+    with pytest.raises(OSError, match="there are not 1 free ports"):
+        PortReservation(1)
+    holder.kill()
+    holder.join()
+    with PortReservation(1) as reservation:
+        assert reservation.ports == [port]
+
+
+# Every launcher says how its runs ended; all of them run at the same time, until the last has bound its ports.
+LAUNCHER = """
+    import sys
+    from workshop_utils.jobs import TrainingJob
+    from workshop_utils.launchers.local import Local
+    job = TrainingJob.load(sys.argv[1])
+    runs = [Local(warm=number % 4 != 0).launch(job) for number in range(int(sys.argv[2]))]
+    for run in runs:
+        try:
+            run.wait()
+        except Exception as error:
+            print(error)
+    print([str(run.state) for run in runs].count("succeeded"))
+"""
+
+BINDER = """
+    import json, os, socket, time
+    from pathlib import Path
+    config = json.loads(os.environ["TF_CONFIG"])
+    own = config["cluster"]["worker"][config["task"]["index"]]
+    host, port = own.split(":")
+    listener = socket.create_server((host, int(port)))
+    (Path({folder!r}) / f"bound-{{port}}").touch()
+    while not (Path({folder!r}) / "go").exists():
+        time.sleep(0.2)
+"""
+
+RING_OF_TORCH = """
+    import torch
+    import torch.distributed as dist
+    from workshop_utils import place
+    here = place.here()
+    dist.init_process_group("gloo")
+    total = torch.full((1001,), here.rank + 1.0)
+    dist.all_reduce(total)
+    assert total[0] == sum(range(1, here.world_size + 1)), total
+    dist.destroy_process_group()
+"""
+
+
+def launchers(folder: Path, processes: int, launches: int) -> "list[subprocess.Popen[str]]":
+    command = [sys.executable, "-c", textwrap.dedent(LAUNCHER), str(folder), str(launches)]
+    return [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(processes)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_two_hundred_launches_at_once_bind_four_hundred_ports_without_a_clash(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    strategy: StrategyName = "multi_worker_mirrored"
+    bound = tmp_path / "bound"
+    bound.mkdir()
+    job = make_job(BINDER.format(folder=str(bound)), strategy=strategy, workers=2, timeout="3min")
+    job.save(job.folder)
+    running = launchers(job.folder, processes=8, launches=25)
+    deadline = time.monotonic() + 150
+    while len(list(bound.iterdir())) < 400 and time.monotonic() < deadline:
+        if any(process.poll() is not None for process in running):
+            break
+        time.sleep(0.2)
+    at_once = len(list(bound.iterdir()))
+    (bound / "go").touch()
+    said = [process.communicate(timeout=120)[0] for process in running]
+    assert said == ["25\n"] * 8
+    assert at_once == 400
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_eight_torch_jobs_at_once_meet_each_its_own_ranks(make_job: MakeJob) -> None:
+    job = make_job(RING_OF_TORCH, strategy="torch_ddp", workers=2, timeout="3min")
+    job.save(job.folder)
+    running = launchers(job.folder, processes=2, launches=4)  # of each four, one starts cold
+    said = [process.communicate(timeout=180)[0] for process in running]
+    assert said == ["4\n"] * 2

@@ -1,0 +1,246 @@
+"""The supervisor itself: groups of small processes, and the events that it tells."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import Watch
+
+from workshop_utils.processes.group import SUPERVISOR, Event, Process, ProcessGroup
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+def python(name: str, script: str, **fields: Any) -> Process:
+    """A process that runs `script` with nothing but the standard library."""
+    command = (sys.executable, "-S", "-c", f"import os, signal, sys, time\n{script}")
+    return Process(name, command, dict(os.environ), "/", **fields)
+
+
+class Group(ProcessGroup):
+    """A group that keeps what it is told."""
+
+    def __init__(self, *processes: Process, timeout_seconds: float = 60, **options: Any) -> None:
+        self.events: list[Event] = []
+        super().__init__(processes, self.events.append, timeout_seconds, **options)
+
+    @property
+    def ended(self) -> Event | None:
+        return self.events[-1] if self.events and self.events[-1]["event"] == "ended" else None
+
+    def end(self) -> Event:
+        """Wait for the end; the last event."""
+        assert Watch.eventually(lambda: self.ended, 60), self.events
+        assert self.ended is not None
+        return self.ended
+
+    def said(self, name: str) -> list[str]:
+        return [event["text"] for event in self.events if event["event"] == "line" and event["name"] == name]
+
+    def pid(self, name: str) -> int:
+        def started() -> list[int]:
+            return [e["pid"] for e in self.events if e["event"] == "started" and e["name"] == name]
+
+        assert Watch.eventually(started)
+        return started()[0]
+
+
+def test_the_events_of_a_group_come_in_their_order() -> None:
+    group = Group(python("one", "print('out'); print('err', file=sys.stderr); sys.exit(0)"))
+    assert group.end() == {"event": "ended", "outcome": "succeeded"}
+    kinds = [event["event"] for event in group.events]
+    assert kinds == ["started", "line", "line", "exited", "ended"]
+    assert {(e["stream"], e["text"]) for e in group.events if e["event"] == "line"} == {
+        ("stdout", "out"),
+        ("stderr", "err"),
+    }
+    assert group.events[3] == {"event": "exited", "name": "one", "code": 0}
+
+
+def test_a_group_succeeds_when_the_awaited_have_ended_and_the_services_are_told_to() -> None:
+    started_at = time.monotonic()
+    group = Group(
+        python("chief", "time.sleep(0.2)"),
+        python("service", "time.sleep(1000)", awaited=False, leaves=False),
+    )
+    assert group.end()["outcome"] == "succeeded"
+    assert time.monotonic() - started_at < 10
+    assert {"event": "exited", "name": "service", "code": -signal.SIGTERM} in group.events
+
+
+def test_a_service_that_leaves_by_itself_is_given_the_time_for_it() -> None:
+    group = Group(
+        python("chief", "pass"),
+        python("service", "time.sleep(1); print('goodbye')", awaited=False),
+    )
+    assert group.end()["outcome"] == "succeeded"
+    assert group.said("service") == ["goodbye"]
+    assert {"event": "exited", "name": "service", "code": 0} in group.events
+
+
+def test_a_service_that_fails_fails_the_group() -> None:
+    group = Group(python("chief", "time.sleep(1000)"), python("service", "sys.exit(7)", awaited=False))
+    assert group.end() == {"event": "ended", "outcome": "failed", "name": "service", "code": 7}
+
+
+def test_a_service_that_ends_well_before_its_time_does_not() -> None:
+    group = Group(python("chief", "time.sleep(0.5)"), python("service", "pass", awaited=False))
+    assert group.end()["outcome"] == "succeeded"
+
+
+def test_of_two_that_end_badly_at_once_the_one_that_was_killed_is_blamed() -> None:
+    group = Group(python("slow", "time.sleep(1000)"), python("killed", "time.sleep(1000)"))
+    supervisor = psutil.Process(group.pid("slow")).ppid()
+    killed, slow = group.pid("killed"), group.pid("slow")
+    os.kill(supervisor, signal.SIGSTOP)  # so that it hears of both ends at the same time
+    os.kill(slow, signal.SIGHUP)
+    os.kill(killed, signal.SIGKILL)
+    Watch.eventually(lambda: not Watch.alive(slow) and not Watch.alive(killed))
+    os.kill(supervisor, signal.SIGCONT)
+    ended = group.end()
+    assert (ended["name"], ended["code"]) == ("killed", -signal.SIGKILL)
+
+
+def test_a_command_that_does_not_exist_is_named() -> None:
+    group = Group(Process("one", ("/no/such/program",), {}, "/"))
+    assert group.end() == {"event": "ended", "outcome": "failed", "name": "one", "code": 127}
+    assert group.said("one") == ["/no/such/program cannot be started in /: No such file or directory"]
+
+
+def test_a_scratch_folder_holds_its_files_and_is_for_its_owner_alone(nothing_is_left: Path) -> None:
+    scratch = nothing_is_left / "workshop-scratch"
+    script = f"print(open({str(scratch / 'a/b.txt')!r}).read(), oct(os.stat({str(scratch)!r}).st_mode)[-3:])"
+    group = Group(python("one", script), scratch=scratch, files={"a/b.txt": "hällo"})
+    group.end()
+    assert group.said("one") == ["hällo 700"]
+    assert not scratch.exists()
+
+
+def test_a_scratch_folder_that_cannot_be_made_is_a_reason(nothing_is_left: Path) -> None:
+    (nothing_is_left / "file").touch()
+    group = Group(python("one", "pass"), scratch=nothing_is_left / "file" / "workshop-x", files={})
+    ended = group.end()
+    assert ended["outcome"] == "failed"
+    assert "Not a directory" in ended["reason"]
+    assert [event["event"] for event in group.events] == ["ended"]
+
+
+def test_a_timeout_ends_the_group_and_tells_the_states_of_its_processes() -> None:
+    group = Group(python("one", "time.sleep(1000)"), timeout_seconds=0.5)
+    assert group.end() == {"event": "ended", "outcome": "timeout"}
+    (silent,) = [event for event in group.events if event["event"] == "silent"]
+    assert silent["processes"][str(group.pid("one"))] == "S (sleeping)"
+
+
+def test_a_timeout_of_many_years_is_no_error() -> None:
+    assert Group(python("one", "pass"), timeout_seconds=1e300).end()["outcome"] == "succeeded"
+
+
+def test_a_process_that_asked_to_hear_sigusr1_is_asked_at_the_timeout_and_no_other() -> None:
+    hear = "signal.signal(signal.SIGUSR1, lambda *_: print('asked', flush=True))\n"
+    group = Group(
+        python("hears", hear + "while True: time.sleep(0.1)"),
+        python("does not", "while True: time.sleep(0.1)"),
+        timeout_seconds=1,
+    )
+    assert group.end()["outcome"] == "timeout"
+    assert group.said("hears") == ["asked"]
+    codes = {event["name"]: event["code"] for event in group.events if event["event"] == "exited"}
+    assert codes == {"hears": -signal.SIGTERM, "does not": -signal.SIGTERM}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_supervisor_that_is_told_to_end_ends_the_group(number: signal.Signals) -> None:
+    group = Group(python("one", "time.sleep(1000)"))
+    os.kill(psutil.Process(group.pid("one")).ppid(), number)
+    assert group.end() == {"event": "ended", "outcome": "stopped"}
+
+
+def test_a_group_that_is_stopped_while_it_starts_ends_by_sigterm_and_needs_no_sigkill() -> None:
+    for _ in range(10):
+        group = Group(*(python(name, "time.sleep(1000)") for name in "abcd"))
+        group.stop()
+        assert group.end()["outcome"] == "stopped"
+        codes = {event["code"] for event in group.events if event["event"] == "exited"}
+        assert codes == {-signal.SIGTERM}
+
+
+def test_a_killed_supervisor_takes_its_processes_with_it() -> None:
+    group = Group(python("one", "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"))
+    pid = group.pid("one")
+    os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
+    assert group.end() == {"event": "ended", "outcome": "failed", "name": "supervisor", "code": None}
+    assert Watch.eventually(lambda: not Watch.alive(pid))
+
+
+def test_a_process_that_stands_still_may_clean_up_when_it_is_told_to_end() -> None:
+    group = Group(
+        python(
+            "one",
+            "signal.signal(signal.SIGTERM, lambda *_: (print('cleaned up'), sys.exit(0)))\n"
+            "print('ready', flush=True)\n"
+            "time.sleep(1000)",
+        )
+    )
+    assert Watch.eventually(lambda: group.said("one"))
+    os.kill(group.pid("one"), signal.SIGSTOP)
+    group.stop()
+    group.end()
+    assert group.said("one") == ["ready", "cleaned up"]
+
+
+def test_processes_are_in_sessions_of_their_own_with_nothing_to_read_and_signals_as_usual() -> None:
+    script = """
+print(os.getsid(0) == os.getpid(), repr(sys.stdin.read()), sorted(map(int, os.listdir("/proc/self/fd")))[:4])
+print([str(signal.getsignal(getattr(signal, n))) for n in ("SIGTERM", "SIGHUP", "SIGCHLD", "SIGPIPE")])
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+    direct = subprocess.run(
+        [sys.executable, "-S", "-c", "import os, signal, sys\n" + script],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, start_new_session=True,
+    )  # fmt: skip
+    group = Group(python("one", script), python("two", script))
+    group.end()
+    assert group.said("one") == group.said("two") == direct.stdout.splitlines()
+
+
+def test_processes_with_odd_names_are_no_obstacle() -> None:
+    script = (
+        "open('/proc/self/comm', 'wb').write(b'a) \\xff (b'); print('ready', flush=True); time.sleep(1000)"
+    )
+    group = Group(python("odd", script), python("one", "time.sleep(1)"), timeout_seconds=1.5)
+    assert group.end() == {"event": "ended", "outcome": "timeout"}
+    assert group.said("odd") == ["ready"]
+
+
+def test_hundreds_of_processes_are_one_group() -> None:
+    group = Group(*(python(f"p{n}", f"print({n}); time.sleep(0.2)") for n in range(100)))
+    assert group.end()["outcome"] == "succeeded"
+    assert [group.said(f"p{n}") for n in range(100)] == [[str(n)] for n in range(100)]
+
+
+def test_the_supervisor_needs_the_standard_library_alone_and_ends_without_a_specification() -> None:
+    command = [sys.executable, "-E", "-s", "-S", str(SUPERVISOR)]
+    for text in (b"", b'{"owner": '):
+        done = subprocess.run(command, input=text, capture_output=True, check=True, timeout=60)
+        assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_an_owner_that_has_died_before_the_start_is_noticed(nothing_is_left: Path) -> None:
+    script = f"""
+import os, sys
+from workshop_utils.processes.group import Process, ProcessGroup
+from pathlib import Path
+scratch = Path({str(nothing_is_left / "workshop-x")!r})
+ProcessGroup([Process("one", ("sleep", "1000"), dict(os.environ), "/")], print, 60, scratch, {{}})
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+    assert Watch.eventually(lambda: not Watch.marked_processes())
+    assert Watch.eventually(lambda: not (nothing_is_left / "workshop-x").exists())

@@ -1,0 +1,46 @@
+"""Real processes to be ranks; the fixture `ranks` starts them once for a file of tests."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from workshop_utils.comm import shared_memory, tcp
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.processes.ports import PortReservation
+
+MOST_RANKS = 9
+
+# Name of a transport → what connects it, called with rank, size, coordinator, secret.
+TRANSPORTS: dict[str, tuple[Callable[..., Communicator], dict[str, Any]]] = {
+    "tcp": (tcp.connect, {}),
+    "unix": (tcp.connect, {"family": "unix"}),
+    "plain tcp": (tcp.connect, {"plain": True}),
+    "shared memory": (shared_memory.connect, {}),
+    "shared memory with tokens": (shared_memory.connect, {"flags": False}),
+}
+
+
+def rank_main(
+    transport: str, rank: int, size: int, coordinator: str, secret: bytes, program: Any, *args: Any
+) -> Any:
+    """One rank: connect, run `program(communicator, *args)`, disconnect."""
+    connect, options = TRANSPORTS[transport]
+    with connect(rank, size, coordinator, secret, timeout_seconds=60.0, **options) as communicator:
+        return program(communicator, *args)
+
+
+class Ranks:
+    """Processes that wait to be ranks."""
+
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self._pool = pool
+
+    def run(self, transport: str, size: int, program: Callable[..., Any], *args: Any) -> list[Any]:
+        """What each of `size` ranks returns from `program(communicator, *args)`."""
+        with PortReservation(1) as port:
+            run = (size, f"127.0.0.1:{port.ports[0]}", secrets.token_bytes(16), program, *args)
+            futures = [self._pool.submit(rank_main, transport, rank, *run) for rank in range(size)]
+            return [future.result(timeout=120) for future in futures]

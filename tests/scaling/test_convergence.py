@@ -1,0 +1,134 @@
+"""Steps to a target, the critical batch, and how old a gradient may be."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workshop_utils.comm import parameter_server, threads
+from workshop_utils.comm.parameter_server import Arrangement
+from workshop_utils.scaling.convergence import (
+    CriticalBatch,
+    fastest,
+    largest_stable,
+    stable_learning_rate,
+    staleness_at_most,
+    steps_to,
+)
+
+
+def metrics(*curves: tuple[float, int, list[float]]) -> pd.DataFrame:
+    rows = [
+        (rate, seed, 10 * index, loss)
+        for rate, seed, losses in curves
+        for index, loss in enumerate(losses, 1)
+    ]
+    return pd.DataFrame(rows, columns=["learning_rate", "seed", "step", "loss"])
+
+
+def test_steps_are_counted_to_where_the_logarithm_of_the_loss_crosses_the_target():
+    found = steps_to(metrics((0.1, 0, [1.0, 0.25, 0.01])), target=0.5)
+    assert found["steps"].tolist() == [pytest.approx(15)]
+
+
+def test_a_network_that_never_comes_there_has_no_steps():
+    found = steps_to(metrics((0.1, 0, [1.0, 0.9]), (0.1, 1, [1.0, math.nan]), (0.2, 0, [0.4])), target=0.5)
+    assert found["steps"].isna().tolist() == [True, True, False]
+    assert found["steps"].iloc[2] == 10
+
+
+def test_a_target_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="target is 0; a loss must be more than 0"):
+        steps_to(metrics((0.1, 0, [1.0])), target=0)
+
+
+def test_the_fastest_learning_rate_is_one_with_which_all_seeds_arrive():
+    table = pd.DataFrame(
+        [(0.1, 0, 40.0), (0.1, 1, 50.0), (0.2, 0, 30.0), (0.2, 1, 32.0), (0.4, 0, 5.0), (0.4, 1, math.nan)],
+        columns=["learning_rate", "seed", "steps"],
+    )
+    rate, steps = fastest(table)
+    assert rate == 0.2
+    assert steps.tolist() == [30, 32]
+    with pytest.raises(ValueError, match=r"none of the learning rates 0\.4 did all seeds reach"):
+        fastest(table[table["learning_rate"] == 0.4])
+
+
+@given(st.floats(5, 500), st.floats(2, 2000))
+def test_the_law_is_found_again_in_what_follows_it(minimum, critical):
+    law = CriticalBatch(minimum, critical)
+    batches = np.array([1, 4, 16, 64, 256, 1024])
+    found = CriticalBatch.fit(batches, law.steps(batches))
+    assert found.minimum_steps == pytest.approx(minimum, rel=1e-6)
+    assert found.critical_batch == pytest.approx(critical, rel=1e-6)
+
+
+def test_at_the_critical_batch_steps_and_samples_are_twice_their_least_and_the_rate_is_half():
+    law = CriticalBatch(100, 32)
+    assert law.steps(32) == 200
+    assert law.samples(32) == pytest.approx(2 * law.samples(1e-9))
+    assert law.learning_rate(32, largest=0.8) == 0.4
+    # The trade-off of McCandlish et al.: (S / S_min − 1)(E / E_min − 1) = 1, whatever the batch.
+    for batch in (1, 10, 1000):
+        assert (law.steps(batch) / 100 - 1) * (law.samples(batch) / 3200 - 1) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("batches", "steps", "said"),
+    [([8], [10], "at least 2"), ([1, 2, 4], [10, 20, 40], "do not fall towards a minimum")],
+)
+def test_what_no_law_fits_is_refused_in_words(batches, steps, said):
+    with pytest.raises(ValueError, match=said):
+        CriticalBatch.fit(batches, steps)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 3, 8])
+def test_the_stable_rate_is_where_the_delayed_recurrence_stops_shrinking(delay):
+    limit = 2 * stable_learning_rate(delay)  # for curvature 1; fresh gradients may take 2
+
+    def growth(rate: float) -> float:  # wₜ₊₁ = wₜ − rate · wₜ₋τ, by the roots of zᵗ⁺¹ − zᵗ + rate
+        return float(np.abs(np.roots([1, -1, *[0] * (delay - 1), rate] if delay else [1, rate - 1])).max())
+
+    assert growth(0.99 * limit) < 1
+    assert growth(1.01 * limit) > 1
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_no_gradient_is_staler_than_the_bound_says(workers, bound):
+    arrangement = Arrangement(1, workers, 30, "stale_synchronous", bound)
+
+    def program(communicator):
+        ones = np.ones(3, np.float32)
+        return parameter_server.train(
+            communicator, arrangement, ones.copy(), lambda *_: ones, lambda *_: None
+        )
+
+    log = threads.run(workers + 1, program)[0]
+    assert max(log.staleness) <= staleness_at_most(workers, bound)
+    assert len(log.staleness) == 30 * workers
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: staleness_at_most(0, 1), "workers is 0"),
+        (lambda: staleness_at_most(2, -1), "bound -1"),
+        (lambda: stable_learning_rate(-1), "delay is -1"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+def test_the_largest_stable_rate_lies_below_the_first_that_fails():
+    def table(*losses: float) -> pd.DataFrame:
+        return pd.DataFrame({"learning_rate": [0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 0.8, 0.8], "loss": losses})
+
+    assert largest_stable(table(1, 1, 0.5, 0.5, 0.4, 2.5, 0.1, 0.1)) == 0.2
+    assert largest_stable(table(1, 1, 0.5, math.nan, 0.4, 0.4, 0.1, 0.1)) == 0.1
+    assert largest_stable(table(1, 1, 0.5, 0.5, 0.4, 0.4, 0.1, 0.1)) == 0.8

@@ -1,0 +1,73 @@
+"""The stopwatch, the memory meter, and the throughput of a whole run."""
+
+import time
+
+import numpy as np
+import pytest
+
+from workshop_utils.runs import Run, RunState
+from workshop_utils.scaling.measure import MemoryMeter, Stopwatch, samples_per_second
+
+
+def test_the_stopwatch_keeps_each_visit_and_its_median_leaves_out_the_first_ones():
+    clock = Stopwatch()
+    for _ in range(3):
+        with clock("sleep"):
+            time.sleep(0.01)
+        with clock("nothing"):
+            pass
+    assert len(clock.seconds["sleep"]) == 3
+    clock.seconds["sleep"] = [9.0, 1.0, 3.0]
+    assert clock.medians(skip=1)["sleep"] == 2.0
+    assert clock.medians()["nothing"] < 0.01
+
+
+def test_a_median_of_nothing_is_refused():
+    clock = Stopwatch()
+    with clock("once"):
+        pass
+    with pytest.raises(ValueError, match="once was visited 1 times; there must be more than skip=1"):
+        clock.medians(skip=1)
+
+
+def test_the_meter_sees_memory_come_and_go():
+    meter = MemoryMeter()
+    block = np.ones(64 * 2**20, dtype=np.uint8)  # large enough for the system to hand out by itself
+    held = meter.read("held")
+    del block
+    gone = meter.read("gone")
+    assert 60 * 2**20 < held < 80 * 2**20
+    assert gone < 16 * 2**20
+    assert list(meter.nbytes) == ["held", "gone"]
+
+
+class Finished(Run):
+    """A run that only has metrics."""
+
+    def __init__(self, lines: list[tuple[int, int, float | None]]) -> None:
+        super().__init__("finished", ("worker-0", "worker-1"))
+        for rank, step, speed in lines:
+            record = {
+                "workshop": "metric",
+                "worker": f"worker-{rank}",
+                "rank": rank,
+                "time": 0.0,
+                "step": step,
+            }
+            self._records.append(record | ({"samples_per_second": speed} if speed is not None else {}))
+        self._finish(RunState.SUCCEEDED)
+
+    def _request_stop(self) -> None:
+        return
+
+
+def test_throughput_is_the_sum_over_workers_at_each_step_that_all_reported():
+    run = Finished(
+        [(0, 1, None), (1, 1, None), (0, 2, 100.0), (1, 2, 50.0), (1, 4, 70.0), (0, 4, 80.0), (0, 6, 9.0)]
+    )
+    np.testing.assert_array_equal(samples_per_second(run), [150, 150])
+
+
+def test_throughput_of_a_run_without_reports_is_refused():
+    with pytest.raises(ValueError, match="finished has reported no samples_per_second yet"):
+        samples_per_second(Finished([(0, 1, None)]))

@@ -1,0 +1,89 @@
+"""What every committed notebook must hold to, beside running (which nbval checks)."""
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from workshop_utils import freshness
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+MACHINE_PATH = re.compile(r"(/(home|root|tmp|Users|work)/|site-packages)")
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def notebook(request):
+    return nbformat.read(str(request.param), as_version=4)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_those_of_the_code_that_stands_there(path):
+    assert freshness.is_fresh(path), f"{path.name} is stale: run `workshop refresh notebooks/{path.name}`"
+
+
+def test_every_code_cell_was_executed_in_order(notebook):
+    counts = [cell.execution_count for cell in code_cells(notebook)]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+def test_outputs_hold_no_errors_no_warnings_and_no_paths_of_a_machine(notebook):
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            assert output.output_type != "error", cell.source
+            assert output.get("name") != "stderr", output.get("text")
+            shown = {
+                kind: text for kind, text in output.get("data", {}).items() if not kind.startswith("image/")
+            }
+            text = json.dumps([output.get("text", ""), shown])
+            assert not MACHINE_PATH.search(text), MACHINE_PATH.search(text)
+
+
+def test_there_is_one_cell_of_parameters_that_reads_the_size(notebook):
+    tagged = [cell for cell in code_cells(notebook) if "parameters" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1
+    assert "WORKSHOP_SIZE" in tagged[0].source
+
+
+def test_code_cells_fit_a_glance(notebook):
+    longest = max(code_cells(notebook), key=lambda cell: len(cell.source.splitlines()))
+    assert len(longest.source.splitlines()) <= 18, longest.source
+
+
+def test_it_begins_and_ends_with_words(notebook):
+    assert notebook.cells[0].cell_type == "markdown"
+    assert notebook.cells[-1].cell_type == "markdown"
+
+
+def test_no_state_of_widgets_is_kept(notebook):
+    assert "widgets" not in notebook.metadata
+
+
+def test_every_picture_says_in_words_what_it_shows(notebook):
+    for cell in notebook.cells:
+        for alternative in re.findall(r"!\[(.*?)\]\(", cell.source if cell.cell_type == "markdown" else ""):
+            assert len(alternative) > 15, f"a picture needs alternative text: {cell.source[:80]}"
+
+
+def test_a_changed_cell_makes_a_notebook_stale_and_a_comment_does_not():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 1")])
+    before = freshness.fingerprint(notebook)
+    notebook.cells[0].source = "x = 1  # one"
+    assert freshness.fingerprint(notebook) == before
+    notebook.cells[0].source = "x = 2"
+    assert freshness.fingerprint(notebook) != before
+
+
+def test_the_modules_and_jobs_that_a_notebook_uses_count():
+    source = "from workshop_utils import place\nfrom workshop_utils.jobs import TrainingJob\njob = 'jobs/mnist_single'"
+    found = {path.name for path in freshness._dependencies(source)}
+    assert {"place.py", "jobs.py", "train.py", "job.yaml"} <= found

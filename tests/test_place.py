@@ -1,0 +1,383 @@
+import gzip
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import write_idx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workshop_utils import place
+
+# What the SageMaker toolkit sets for three hosts with parameter servers.
+SAGEMAKER_TF_CONFIG = json.dumps(
+    {
+        "cluster": {
+            "master": ["algo-1:2222"],
+            "ps": ["algo-1:2223", "algo-2:2223", "algo-3:2223"],
+            "worker": ["algo-2:2222", "algo-3:2222"],
+        },
+        "environment": "cloud",
+        "task": {"index": 0, "type": "master"},
+    }
+)
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
+HOROVOD = {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "0"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
+MPICH = {"PMI_RANK": "5", "PMI_SIZE": "6", "MPI_LOCALRANKID": "2"}
+SAGEMAKER_HOSTS = {"SM_HOSTS": '["algo-1", "algo-10", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+WORKER_OF_TENSORFLOW = {
+    "TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": "1"}})
+}
+
+
+@pytest.fixture
+def no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*sum(place.RANK_VARIABLES, ()), "TF_CONFIG", "SM_HOSTS", "SM_CURRENT_HOST"]:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "world_size", "local_rank"),
+    [
+        ({}, 0, 1, 0),
+        (TORCHRUN, 3, 8, 1),
+        (HOROVOD, 2, 4, 0),
+        (OPEN_MPI, 1, 2, 1),
+        (MPICH, 5, 6, 2),
+        (WORKER_OF_TENSORFLOW, 1, 2, 0),
+        (SAGEMAKER_HOSTS, 2, 3, 0),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, 1, 2, 0),
+    ],
+)
+def test_each_platform_says_who_a_worker_is(
+    environment: dict[str, str], rank: int, world_size: int, local_rank: int
+) -> None:
+    found = place.from_environment(environment)
+    assert (found.role, found.name) == ("worker", f"worker-{rank}")
+    assert (found.rank, found.world_size, found.local_rank) == (rank, world_size, local_rank)
+
+
+def test_what_starts_the_ranks_is_believed_before_the_platform_around_it() -> None:
+    everything = {
+        **SAGEMAKER_HOSTS, "TF_CONFIG": SAGEMAKER_TF_CONFIG, **TORCHRUN, **HOROVOD, **MPICH, **OPEN_MPI,
+    }  # fmt: skip
+    sizes = []
+    for names in place.RANK_VARIABLES:
+        sizes.append(place.from_environment(everything).world_size)
+        everything = {name: value for name, value in everything.items() if name not in names}
+    sizes.append(place.from_environment(everything).world_size)
+    del everything["TF_CONFIG"]
+    sizes.append(place.from_environment(everything).world_size)
+    assert sizes == [2, 6, 4, 8, 3, 3]
+    assert place.from_environment(everything).rank == 2
+
+
+def test_hosts_of_sagemaker_are_numbered_in_the_order_of_strings_as_it_sends_them() -> None:
+    hosts = sorted(f"algo-{number}" for number in range(1, 13))
+    assert hosts[1] == "algo-10"
+    ranks = {
+        host: place.from_environment({"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host}).rank
+        for host in hosts
+    }
+    assert (ranks["algo-1"], ranks["algo-10"], ranks["algo-2"], ranks["algo-9"]) == (0, 1, 4, 11)
+
+
+def test_the_master_of_sagemaker_is_the_chief_of_tensorflow() -> None:
+    environment = {"TF_CONFIG": SAGEMAKER_TF_CONFIG}
+    assert place.tf_config(environment) == {
+        "cluster": {
+            "chief": ["algo-1:2222"],
+            "ps": ["algo-1:2223", "algo-2:2223", "algo-3:2223"],
+            "worker": ["algo-2:2222", "algo-3:2222"],
+        },
+        "task": {"type": "chief", "index": 0},
+    }
+    chief = place.from_environment(environment)
+    assert (chief.name, chief.rank, chief.world_size) == ("chief-0", 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "rank"), [("worker", 0, 1), ("worker", 1, 2), ("ps", 2, None), ("evaluator", 0, None)]
+)
+def test_chief_and_workers_have_ranks_and_the_others_have_none(
+    kind: str, index: int, rank: int | None
+) -> None:
+    config = {**json.loads(SAGEMAKER_TF_CONFIG), "task": {"type": kind, "index": index}}
+    found = place.from_environment({"TF_CONFIG": json.dumps(config)})
+    assert (found.name, found.rank, found.world_size) == (f"{kind}-{index}", rank, 3)
+
+
+@pytest.mark.usefixtures("no_platform")
+def test_the_mended_cluster_is_what_tensorflow_then_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", SAGEMAKER_TF_CONFIG)
+    assert place.tf_config() == json.loads(os.environ["TF_CONFIG"])
+    assert "master" not in os.environ["TF_CONFIG"]
+    assert "environment" not in os.environ["TF_CONFIG"]
+    assert place.tf_config() == json.loads(os.environ["TF_CONFIG"])
+
+
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK is 'one'"),
+        ({"RANK": "0"}, "WORLD_SIZE is ''"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK is '-1'"),
+        ({"TF_CONFIG": "{"}, "TF_CONFIG is '{'"),
+        ({"TF_CONFIG": "[]"}, "TF_CONFIG is '[]'"),
+        ({"TF_CONFIG": '{"cluster": {}}'}, 'TF_CONFIG is \'{"cluster"'),
+        ({"TF_CONFIG": '{"cluster": [], "task": {"type": "ps", "index": 0}}'}, "TF_CONFIG is '{"),
+        ({"TF_CONFIG": '{"task": {"type": "ps", "index": "first"}}'}, "TF_CONFIG is '{"),
+        ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "SM_HOSTS is 'algo-1'"),
+        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST is 'algo-2'"),
+        ({"SM_HOSTS": '["algo-1"]'}, "SM_CURRENT_HOST is None"),
+    ],
+)
+def test_a_place_that_cannot_be_read_is_answered_with_the_variable(
+    environment: dict[str, str], named: str
+) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the start of the message is compared below)
+        place.from_environment(environment)
+    assert str(caught.value).startswith(named)
+
+
+def test_folders_are_sagemakers_where_it_sets_them_and_the_launchers_otherwise() -> None:
+    own = {"WORKSHOP_DATA": "/d", "WORKSHOP_MODEL": "/m"}
+    sagemaker = {"SM_CHANNEL_TRAINING": "/opt/ml/input/data/training", "SM_MODEL_DIR": "/opt/ml/model"}
+    folders = [
+        (str(found.data_folder), str(found.model_folder))
+        for found in map(place.from_environment, ({}, own, {**own, **sagemaker}))
+    ]
+    assert folders == [
+        ("data", "model"),
+        ("/d", "/m"),
+        ("/opt/ml/input/data/training", "/opt/ml/model"),
+    ]
+
+
+# Reports
+
+
+@pytest.mark.usefixtures("no_platform")
+def test_a_report_is_one_line_of_strict_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    before = time.time()
+    place.report(10, loss=0.5, accuracy=math.nan, samples_per_second=math.inf, epoch=2)
+    line = capsys.readouterr().out
+    assert line.count("\n") == 1
+    record = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert before - 1 < record.pop("time") < time.time() + 1
+    assert record == {
+        "workshop": "metric",
+        "worker": "worker-1",
+        "rank": 1,
+        "step": 10,
+        "loss": 0.5,
+        "accuracy": None,
+        "samples_per_second": None,
+        "epoch": 2,
+    }
+
+
+def test_a_script_that_asks_for_its_place_says_once_that_it_started_and_answers_where_it_stands() -> None:
+    script = "from workshop_utils import place; place.here(); place.here(); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "RANK": "1", "WORLD_SIZE": "2"},
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        start = json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGUSR1)
+        assert process.stderr is not None
+        stack = list(iter(process.stderr.readline, '  File "<string>", line 1 in <module>\n'))
+        rest, _ = process.communicate("\n", timeout=30)
+    del start["time"]
+    assert start == {"workshop": "start", "worker": "worker-1", "rank": 1, "pid": process.pid}
+    assert stack[0].startswith("Stack (most recent call first)")
+    assert rest == ""
+    assert process.returncode == 0
+
+
+def test_place_needs_the_standard_library_alone() -> None:
+    script = f"import sys; sys.path.insert(0, {str(Path(place.__file__).parent)!r}); import place"
+    subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True, timeout=60)
+
+
+# Data
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_images_and_labels_are_read_plain_or_gzipped(packed: bool, data_folder: Path, tmp_path: Path) -> None:
+    folder = data_folder
+    if packed:
+        folder = tmp_path
+        for file in data_folder.iterdir():
+            (folder / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+    train, test = place.load("train", folder), place.load("test", folder)
+    assert (train.count, train.height, train.width) == (3, 2, 2)
+    assert (train.images, train.labels) == (bytes(range(12)), bytes(range(3)))
+    assert (test.count, test.labels) == (2, bytes(range(2)))
+
+
+def test_a_split_that_does_not_exist_is_refused(data_folder: Path) -> None:
+    with pytest.raises(ValueError, match="split is 'validation'; it must be 'train' or 'test'"):
+        place.load("validation", data_folder)
+
+
+def test_a_missing_file_is_named_with_its_folder_and_the_variable_that_says_it(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=rf"train-images-idx3-ubyte is not in {tmp_path} .*WORKSHOP_DATA"
+    ):
+        place.load("train", tmp_path)
+
+
+def test_images_without_as_many_labels_are_refused(tmp_path: Path) -> None:
+    write_idx(tmp_path / "train-images-idx3-ubyte", (3, 1, 1), bytes(3))
+    write_idx(tmp_path / "train-labels-idx1-ubyte", (2,), bytes(2))
+    with pytest.raises(ValueError, match="holds 3 train images but 2 labels"):
+        place.load("train", tmp_path)
+
+
+def test_labels_in_the_place_of_images_are_refused(tmp_path: Path) -> None:
+    write_idx(tmp_path / "train-images-idx3-ubyte", (3,), bytes(3))
+    write_idx(tmp_path / "train-labels-idx1-ubyte", (3,), bytes(3))
+    with pytest.raises(
+        ValueError, match=r"train-images-idx3-ubyte has shape \(3,\); it must have 3 dimensions"
+    ):
+        place.load("train", tmp_path)
+
+
+WHOLE = b"\0\0\x08\x02" + b"\0\0\0\x02" + b"\0\0\0\x03" + bytes(range(6))
+
+
+def test_an_idx_file_is_read_with_its_shape(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(WHOLE)
+    assert place.read_idx(tmp_path / "file") == ((2, 3), bytes(range(6)))
+
+
+@pytest.mark.parametrize("length", range(len(WHOLE)))
+def test_an_idx_file_that_is_cut_short_anywhere_is_refused(length: int, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(WHOLE[:length])
+    with pytest.raises(ValueError, match=r"file (is not an idx file|ends inside its header|claims 6 bytes)"):
+        place.read_idx(file)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [WHOLE + b"\0", b"\0\0\x0d" + WHOLE[3:], b"<html>not found</html>", b"\0\0\x08\xff" + bytes(20)],
+    ids=["longer", "floats", "a web page", "255 dimensions"],
+)
+def test_what_is_not_an_idx_file_of_bytes_is_refused(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="file "):
+        place.read_idx(file)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 5, 12, 20, -1])
+def test_a_gzipped_idx_file_that_is_cut_short_is_refused(keep: int, tmp_path: Path) -> None:
+    file = tmp_path / "file.gz"
+    file.write_bytes(gzip.compress(WHOLE)[:keep])
+    with pytest.raises(ValueError, match=r"file\.gz "):
+        place.read_idx(file)
+
+
+@given(st.binary(max_size=60) | st.binary(max_size=20).map(lambda tail: WHOLE[:4] + tail), st.booleans())
+def test_any_bytes_are_an_idx_file_or_a_value_error(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, packed: bool
+) -> None:
+    file = tmp_path_factory.getbasetemp() / ("any.gz" if packed else "any")
+    file.write_bytes(content)
+    try:
+        shape, values = place.read_idx(file)
+    except ValueError:
+        return
+    assert math.prod(shape) == len(values)
+
+
+# Waiting for the chief
+
+
+def chief_at(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = {"chief": [f"127.0.0.1:{port}"], "ps": ["127.0.0.1:1"]}
+    config = {"cluster": cluster, "task": {"type": "ps", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+
+
+def test_a_server_serves_until_the_chief_that_it_has_seen_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as chief:
+        chief.bind(("127.0.0.1", 0))
+        chief_at(chief.getsockname()[1], monkeypatch)
+        serving = threading.Thread(target=place.serve_until_chief_leaves, args=(0.02, 30), daemon=True)
+        serving.start()
+        serving.join(0.2)
+        assert serving.is_alive(), "it left before the chief had come"
+        chief.listen()
+        chief.accept()[0].close()
+        serving.join(0.2)
+        assert serving.is_alive(), "it left while the chief was there"
+    serving.join(10)
+    assert not serving.is_alive()
+
+
+def test_a_chief_that_never_comes_is_waited_for_with_patience_and_then_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound, but not listening: connections are refused
+        port = nobody.getsockname()[1]
+        chief_at(port, monkeypatch)
+        with pytest.raises(
+            TimeoutError, match=rf"the chief at 127\.0\.0\.1:{port} did not answer within 0 s"
+        ):
+            place.serve_until_chief_leaves(0.01, 0.1)
+
+
+@pytest.mark.usefixtures("no_platform")
+def test_without_a_chief_there_is_nobody_to_wait_for() -> None:
+    with pytest.raises(ValueError, match="TF_CONFIG names no chief"):
+        place.serve_until_chief_leaves()
+
+
+# Failures and what outlives them
+
+
+def test_a_job_learns_how_often_it_was_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    assert place.restart_count() == 0
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    assert place.restart_count() == 2
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "twice")
+    with pytest.raises(ValueError, match="TORCHELASTIC_RESTART_COUNT is 'twice'"):
+        place.restart_count()
+
+
+@pytest.mark.usefixtures("no_platform")
+def test_checkpoints_are_where_the_platform_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORKSHOP_CHECKPOINTS", raising=False)
+    monkeypatch.setenv("WORKSHOP_MODEL", "/somewhere/model")
+    assert place.checkpoint_folder() == Path("/somewhere/model/checkpoints")
+    monkeypatch.setenv("SM_MODEL_DIR", "/opt/ml/model")
+    assert place.checkpoint_folder() == Path("/opt/ml/checkpoints")
+    monkeypatch.setenv("WORKSHOP_CHECKPOINTS", "/kept")
+    assert place.checkpoint_folder() == Path("/kept")

@@ -1,0 +1,228 @@
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workshop_utils.runs import METRIC_COLUMNS, Run, RunFailed, RunState
+
+
+class RunByHand(Run):
+    """A run in which the test plays the place."""
+
+    def __init__(self) -> None:
+        super().__init__("job", ("worker-0", "worker-1"))
+        self.stops = 0
+
+    def _request_stop(self) -> None:
+        self.stops += 1
+        self._finish(RunState.STOPPED)
+
+    print = Run._receive_line
+    end = Run._finish
+
+
+def metric(worker: int, step: int, **values: Any) -> str:
+    return json.dumps(
+        {
+            "workshop": "metric",
+            "worker": f"worker-{worker}",
+            "rank": worker,
+            "time": time.time(),
+            "step": step,
+            **values,
+        }
+    )
+
+
+def interrupted(run: Run, call: Any) -> Any:
+    """What `call` does when Ctrl-C comes while it waits."""
+    wait, main = run._changed.wait, threading.current_thread()
+
+    def wait_or_be_interrupted(timeout: float | None = None) -> bool:
+        if threading.current_thread() is main and run.state is RunState.RUNNING:
+            raise KeyboardInterrupt
+        return wait(timeout)
+
+    run._changed.wait = wait_or_be_interrupted  # type: ignore[method-assign]
+    return call()
+
+
+def test_a_run_runs_until_it_ends_and_then_its_state_and_time_stand_still() -> None:
+    run = RunByHand()
+    assert run.state == "running"
+    run.end(RunState.SUCCEEDED)
+    seconds = run.seconds
+    time.sleep(0.02)
+    run.end(RunState.FAILED, "too late")
+    assert (run.state, run.reason, run.seconds) == ("succeeded", "", seconds)
+    assert run.wait() is run
+
+
+def test_waiting_for_a_run_that_fails_raises_its_reason() -> None:
+    run = RunByHand()
+    threading.Timer(0.05, run.end, (RunState.FAILED, "worker-1 (rank 1) ended with exit code 3")).start()
+    with pytest.raises(RunFailed, match=r"^worker-1 \(rank 1\) ended with exit code 3$"):
+        run.wait()
+
+
+def test_a_notebook_shows_the_reason_of_a_failure_without_a_traceback() -> None:
+    assert RunFailed("worker-1 died")._render_traceback_() == ["RunFailed: worker-1 died"]
+
+
+def test_waiting_has_an_end_and_the_run_goes_on() -> None:
+    run = RunByHand()
+    with pytest.raises(TimeoutError, match=r"job still runs after 0\.01 s"):
+        run.wait(0.01)
+    assert run.state is RunState.RUNNING
+
+
+def test_an_interrupt_while_waiting_stops_the_run() -> None:
+    run = RunByHand()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(run, run.wait)
+    assert (run.state, run.stops) == (RunState.STOPPED, 1)
+
+
+def test_an_interrupt_while_following_the_log_stops_the_run() -> None:
+    run = RunByHand()
+    run.print("worker-0", "hello")
+    lines = run.logs(follow=True)
+    assert next(lines).text == "hello"
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(run, lambda: next(lines))
+    assert run.state is RunState.STOPPED
+
+
+def test_leaving_the_block_stops_a_run_that_still_runs_and_no_other() -> None:
+    with RunByHand() as run:
+        pass
+    assert (run.state, run.stops) == (RunState.STOPPED, 1)
+    with RunByHand() as run:
+        run.end(RunState.SUCCEEDED)
+    assert (run.state, run.stops) == (RunState.SUCCEEDED, 0)
+    with pytest.raises(ZeroDivisionError), RunByHand() as run:
+        _ = 1 / 0
+    assert run.state is RunState.STOPPED
+
+
+def test_following_the_log_gives_every_line_once_as_it_comes_and_ends_with_the_run() -> None:
+    run = RunByHand()
+    heard: list[str] = []
+    listener = threading.Thread(target=lambda: heard.extend(line.text for line in run.logs(follow=True)))
+    listener.start()
+    for number in range(100):
+        run.print(f"worker-{number % 2}", str(number))
+    assert listener.is_alive()
+    run.end(RunState.SUCCEEDED)
+    listener.join(10)
+    assert not listener.is_alive()
+    assert heard == [str(number) for number in range(100)]
+
+
+def test_the_log_without_following_is_what_was_printed_so_far() -> None:
+    run = RunByHand()
+    run.print("worker-0", "one")
+    run.print("worker-1", "two", "stderr")
+    assert [str(line) for line in run.logs()] == ["[worker-0] one", "[worker-1] two"]
+    assert [(line.text, line.stream) for line in run.logs(worker="worker-1")] == [("two", "stderr")]
+
+
+def test_metrics_are_a_table_with_a_row_a_report_and_no_lines_of_the_log() -> None:
+    run = RunByHand()
+    run.print("worker-0", metric(0, 1, loss=0.5))
+    run.print("worker-1", metric(1, 1, loss=None, staleness=2))
+    run.print("worker-0", metric(0, 2, accuracy=0.9))
+    table = run.metrics
+    assert list(table.columns) == [*METRIC_COLUMNS, "staleness"]
+    assert list(table["worker"]) == ["worker-0", "worker-1", "worker-0"]
+    assert list(table["step"]) == [1, 1, 2]
+    assert table["loss"].iloc[0] == 0.5
+    assert table["loss"].isna().tolist() == [False, True, True]
+    assert table["staleness"].iloc[1] == 2
+    assert table["seconds"].between(0, 60).all()
+    assert list(run.logs()) == []
+
+
+def test_a_run_without_reports_has_an_empty_table_with_the_usual_columns() -> None:
+    assert list(RunByHand().metrics.columns) == list(METRIC_COLUMNS)
+    assert RunByHand().metrics.empty
+
+
+def test_metrics_can_be_read_while_the_run_goes_on() -> None:
+    run = RunByHand()
+    sizes = []
+    for step in range(3):
+        run.print("worker-0", metric(0, step))
+        sizes.append(len(run.metrics))
+    assert sizes == [1, 2, 3]
+
+
+def test_a_start_is_no_metric() -> None:
+    run = RunByHand()
+    start = {"workshop": "start", "worker": "worker-0", "rank": 0, "time": 1.0, "pid": 7}
+    run.print("worker-0", json.dumps(start))
+    assert run.starts == [start]
+    assert run.metrics.empty
+
+
+def test_a_record_on_standard_error_is_only_a_line() -> None:
+    run = RunByHand()
+    run.print("worker-0", metric(0, 1), "stderr")
+    assert run.metrics.empty
+    assert len(list(run.logs())) == 1
+
+
+def almost_records() -> Iterator[str]:
+    yield '{"workshop": "metric"}'
+    yield '{"workshop": "metric", "worker": "worker-0"}'
+    yield '{"workshop": "metric", "worker": "worker-0", "rank": 0, "time": "noon", "step": 1}'
+    yield '{"workshop": "metric", "worker": "worker-0", "rank": 0, "time": 1.0, "step": [1]}'
+    yield '{"workshop": "start", "worker": "worker-0"}'
+    yield '{"workshop": ["metric"], "worker": "worker-0"}'
+    yield '{"workshop": {}, "worker": 1}'
+    yield '{"workshop": "metric", "worker": '
+    yield '{"workshop": ' + "[" * 100_000
+    yield '{"workshop": ' + "9" * 10_000 + "}"
+
+
+@pytest.mark.parametrize("text", list(almost_records()), ids=lambda text: text[:60])
+def test_what_only_looks_like_a_record_is_a_line_of_the_log(text: str) -> None:
+    run = RunByHand()
+    run.print("worker-0", text)
+    assert [line.text for line in run.logs()] == [text]
+    assert run.metrics.empty
+    assert run.starts == []
+
+
+WHOLE = {"workshop": "metric", "worker": "worker-0", "rank": 0, "time": 1.0, "step": 1, "pid": 1}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(METRIC_COLUMNS), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {"workshop": st.sampled_from(["metric", "start", "x"])},
+            optional=dict.fromkeys(("worker", "rank", "time", "step", "loss", "pid", "mine"), JSON),
+        ).map(lambda changes: {**WHOLE, **changes}),
+        max_size=4,
+    )
+)
+def test_whatever_a_script_prints_the_table_can_be_made(records: list[dict[str, Any]]) -> None:
+    run = RunByHand()
+    for record in records:
+        run.print("worker-0", json.dumps(record))
+    table = run.metrics
+    assert len(run.starts) + len(table) + len(list(run.logs())) == len(records)
+    assert all(isinstance(seconds, float) and not math.isnan(seconds) for seconds in table["seconds"])

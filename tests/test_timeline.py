@@ -1,0 +1,152 @@
+"""Horovod's timeline, from a file as Horovod writes it."""
+
+import json
+
+import pytest
+
+from workshop_utils import timeline
+from workshop_utils.timeline import Message, Span, TimelineError
+
+
+def named(pid, name):
+    return {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}}
+
+
+def begin(pid, name, ts):
+    return {"ph": "B", "name": name, "ts": ts, "pid": pid}
+
+
+def end(pid, ts):
+    return {"ph": "E", "ts": ts, "pid": pid}
+
+
+def fused(first, pids, sent=100):
+    """The events of gradients that wait 10 µs, are copied in, sent and copied out together."""
+    events = [begin(pid, "NEGOTIATE_ALLREDUCE", first + pid) for pid in pids]
+    events += [end(pid, first + 10 + pid) for pid in pids]
+    events += [begin(pid, "ALLREDUCE", first + 20) for pid in pids]
+    now = first + 20
+    for name, length in (
+        ("MEMCPY_IN_FUSION_BUFFER", 5),
+        ("GLOO_ALLREDUCE", sent),
+        ("MEMCPY_OUT_FUSION_BUFFER", 5),
+    ):
+        events += [begin(pid, name, now + pid) for pid in pids]
+        now += length
+        events += [end(pid, now + pid) for pid in pids]
+    return [*events, *(end(pid, now + 9) for pid in pids)]
+
+
+HEAD = [
+    {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 17}},
+    named(1, "allreduce.2.bias"),
+    named(2, "allreduce.2.weight"),
+    named(3, "allreduce.0.bias"),
+]
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(events):
+        path = tmp_path / "timeline.json"
+        path.write_text(json.dumps([*HEAD, *events]))
+        return path
+
+    return write
+
+
+def test_activities_have_their_gradient_their_times_and_their_depth(written):
+    spans = timeline.read(written([*fused(1000, [1])]))
+    assert spans[0] == Span("allreduce.2.bias", "NEGOTIATE_ALLREDUCE", 0.0, pytest.approx(10e-6), 0)
+    assert [(span.activity, span.depth) for span in spans[1:]] == [
+        ("ALLREDUCE", 0),
+        ("MEMCPY_IN_FUSION_BUFFER", 1),
+        ("GLOO_ALLREDUCE", 1),
+        ("MEMCPY_OUT_FUSION_BUFFER", 1),
+    ]
+    assert spans[3].seconds == pytest.approx(100e-6)
+
+
+def test_gradients_that_were_packed_together_are_one_message(written):
+    together, alone = fused(1000, [1, 2]), fused(1400, [3])
+    (first, second) = timeline.messages(timeline.read(written([*together, *alone])))
+    assert first == Message(
+        ("allreduce.2.bias", "allreduce.2.weight"), pytest.approx(25e-6), pytest.approx(126e-6)
+    )
+    assert second.tensors == ("allreduce.0.bias",)
+
+
+def test_messages_one_straight_after_the_other_are_two(written):
+    events = [begin(1, "GLOO_ALLREDUCE", 10), end(1, 20), begin(2, "GLOO_ALLREDUCE", 20), end(2, 30)]
+    assert [message.tensors for message in timeline.messages(timeline.read(written(events)))] == [
+        ("allreduce.2.bias",),
+        ("allreduce.2.weight",),
+    ]
+
+
+def test_a_step_begins_when_a_gradient_comes_again(written):
+    spans = timeline.read(
+        written([*fused(1000, [1, 2, 3]), *fused(2000, [3, 1, 2]), *fused(3000, [1, 2, 3])])
+    )
+    steps = timeline.steps(spans)
+    assert [len(step) for step in steps] == [15, 15, 15]
+    assert [{span.tensor for span in step} for step in steps] == [{span.tensor for span in spans}] * 3
+
+
+def test_what_was_under_way_when_recording_began_or_ended_is_left_out(written):
+    events = [end(1, 5), *fused(10, [1]), begin(2, "NEGOTIATE_ALLREDUCE", 500)]
+    assert {span.tensor for span in timeline.read(written(events))} == {"allreduce.2.bias"}
+
+
+def test_nothing_recorded_is_an_empty_timeline_and_no_trace(written, tmp_path):
+    assert timeline.read(written([])) == []
+    assert timeline.messages([]) == []
+    assert timeline.steps([]) == []
+    with pytest.raises(ValueError, match="no activities to write"):
+        timeline.write_trace([], tmp_path / "trace.json")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "{}", '{"a": 1}', "[1]", '[{"ph": "B", "ts": 1}]', '[{"no": "phase"}]']
+)
+def test_a_file_that_is_no_timeline_is_named(text, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(TimelineError, match=r"other\.json is not a timeline of Horovod"):
+        timeline.read(path)
+
+
+def test_a_timeline_that_was_never_recorded_is_asked_for(tmp_path):
+    with pytest.raises(TimelineError, match="was the job asked to record one"):
+        timeline.read(tmp_path / "timeline.json")
+
+
+def assert_is_a_trace(path):
+    """Chrome's trace format: each event has a phase, a process and a track; complete ones a time and a length."""
+    trace = json.loads(path.read_text())
+    assert set(trace) == {"traceEvents", "displayTimeUnit"}
+    tracks = {}
+    for event in trace["traceEvents"]:
+        assert event["ph"] in ("M", "X")
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert isinstance(event["ts"], int | float)
+        assert event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            assert isinstance(event["name"], str)
+            assert event["tid"] in tracks, "a track has its name before its events"
+        elif event["name"] == "thread_name":
+            tracks[event["tid"]] = event["args"]["name"]
+    return trace["traceEvents"], tracks
+
+
+def test_a_trace_for_perfetto_has_a_track_for_each_gradient_and_an_event_for_each_activity(written, tmp_path):
+    spans = timeline.read(written(fused(1000, [1, 2, 3])))
+    timeline.write_trace(spans, tmp_path / "trace.json")
+    events, tracks = assert_is_a_trace(tmp_path / "trace.json")
+    assert list(tracks.values()) == ["allreduce.2.bias", "allreduce.2.weight", "allreduce.0.bias"]
+    complete = [event for event in events if event["ph"] == "X"]
+    assert len(complete) == len(spans)
+    sent = [event for event in complete if event["name"] == "GLOO_ALLREDUCE"]
+    assert [event["dur"] for event in sent] == pytest.approx([100, 100, 100])
