@@ -114,7 +114,8 @@ def test_an_interrupted_run_ends_with_the_same_bits_as_an_uninterrupted_one(
     assert f"worker-{workers - 1} (rank {workers - 1}) was killed by SIGKILL" in run.attempts[0].reason
     steps = run.metrics.dropna(subset=["loss"])
     steps = steps[steps["rank"] == 0]
-    assert steps["step"].tolist() == [*range(1, 38), *range(31, 61)]
+    # Rank 0 may be stopped before it reports the step in which the other one was killed.
+    assert steps["step"].tolist() in ([*range(1, last + 1), *range(31, 61)] for last in (36, 37))
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
 
 

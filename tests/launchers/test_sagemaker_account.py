@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import MakeJob, Watch
+from conftest import MakeJob, Watch, eventually
 from typer.testing import CliRunner
 
 from workshop_utils import cli
@@ -119,7 +119,7 @@ def test_lines_come_while_the_job_runs_and_leaving_stops_it(
     with place(aws).launch(job) as run:
         assert next(run.logs(follow=True)).text == "hello from worker-0 of 1"
         assert run.state is RunState.RUNNING
-        assert run.stage == "Training"
+        assert eventually(lambda: run.stage == "Training")  # the line may be read before the next look at it
         assert run.model_uri is None
     assert run.state is RunState.STOPPED
     described = aws.call("sagemaker", "describe_training_job", TrainingJobName=run.name)
