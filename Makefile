@@ -30,8 +30,9 @@ run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=sma
 	$(if $(SIZE),WORKSHOP_SIZE=$(SIZE)) $(BIN)/workshop run $(NOTEBOOKS) --output build \
 	  $(if $(WORKERS),-p workers=$(WORKERS)) $(if $(STRATEGIES),--strategies $(STRATEGIES))
 
-lab: setup ## open JupyterLab on notebooks/
-	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --LabApp.default_url=/lab/tree/notebooks \
+lab: setup ## open JupyterLab on your own copy of the lessons, my_lessons/, which is never overwritten
+	@$(BIN)/workshop copy-lessons my_lessons
+	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --LabApp.default_url=/lab/tree/my_lessons \
 	  $(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: setup ## everything below that checks: lint, types, unit tests, notebooks

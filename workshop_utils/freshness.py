@@ -15,15 +15,19 @@ import hashlib
 import importlib.util
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
 
+from workshop_utils.exercises.choice import WIDGET_VIEW
+
 ROOT = Path(__file__).parents[1]
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CELL_TIMEOUT_SECONDS = 600
+SOLUTION = "solution"  # the tag of a cell that holds an exercise's solution
 
 
 def fingerprint(notebook: Any) -> str:
@@ -63,19 +67,38 @@ def refresh(path: Path) -> None:
         timeout=CELL_TIMEOUT_SECONDS,
         kernel_name="python3",
         resources={"metadata": {"path": str(path.parent)}},
-        record_timing=False,
     ).execute()
+    seconds = _seconds(notebook)
     clean(notebook)
-    notebook.metadata["workshop"] = {"fingerprint": fingerprint(notebook)}
+    notebook.metadata["workshop"] = {"fingerprint": fingerprint(notebook), "seconds": seconds}
     nbformat.write(notebook, str(path))
 
 
 def clean(notebook: Any) -> None:
-    """Remove what differs from run to run and says nothing: timings, widgets' state, papermill's notes."""
+    """Remove what differs from run to run and says nothing: timings, widgets and their state, papermill's notes.
+
+    A widget without its kernel is dead; what stays is the static form beside it. Solutions are folded.
+    """
     notebook.metadata = nbformat.NotebookNode({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     for cell in notebook.cells:
         tags = cell.metadata.get("tags")
         cell.metadata = nbformat.NotebookNode({"tags": tags} if tags else {})
+        if SOLUTION in (tags or ()):
+            cell.metadata["jupyter"] = {"source_hidden": True}
+        for output in cell.get("outputs", []):
+            output.get("data", {}).pop(WIDGET_VIEW, None)
+
+
+def _seconds(notebook: Any) -> list[float]:
+    """How long each code cell took, in order, from the times that its execution noted."""
+    found = []
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            noted = cell.metadata.get("execution", {})
+            begun, ended = noted.get("iopub.execute_input"), noted.get("shell.execute_reply")
+            known = datetime.fromisoformat(ended) - datetime.fromisoformat(begun) if begun and ended else None
+            found.append(round(known.total_seconds(), 1) if known is not None else 0.0)
+    return found
 
 
 def _normal(source: str) -> str:

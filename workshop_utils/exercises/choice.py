@@ -1,0 +1,133 @@
+"""A lesson's question, asked before the run that answers it, and compared after.
+
+    prediction = Choice(1.14, 8, 125, 1000, unit="times")
+    prediction                      # the answers to choose from: buttons where widgets run, a list where not
+    prediction.choose("b")          # what a button does, in words
+    prediction.compare(1.142)       # Wrong: you chose b) 8 times; it is 1.14 times, that is a).
+
+Nothing is raised where nothing was chosen, so a notebook that nobody answered still runs to its end.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import string
+from typing import Any
+
+from workshop_utils.exercises import Verdict
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class Choice:
+    """Answers to choose from, either all numbers (of one `unit`) or all words; they are lettered a, b, c ...
+
+    Raises:
+        ValueError: if there are fewer than two answers, or two that are the same.
+    """
+
+    def __init__(self, *answers: float | str, unit: str = "") -> None:
+        if len(answers) < 2 or len(set(answers)) < len(answers):
+            raise ValueError(f"answers are {answers}; there must be at least two, all different")
+        self.answers = dict(zip(string.ascii_lowercase, answers, strict=False))
+        self.unit = unit
+        self.chosen: str | None = None
+
+    def choose(self, letter: str | None) -> Choice:
+        """Take the answer of this letter; None takes it back.
+
+        Raises:
+            ValueError: if no answer has the letter; the choice stays as it was.
+        """
+        if letter is not None:
+            letter = str(letter).strip().lower().removesuffix(")")
+            if letter not in self.answers:
+                raise AnswerError(f"there is no answer {letter!r}; choose one of {', '.join(self.answers)}")
+        self.chosen = letter
+        return self
+
+    def compare(self, actual: float | str) -> Verdict:
+        """What was chosen beside what came out.
+
+        Right is the answer that lies nearest to `actual`: by ratio where all are positive, else by difference;
+        or, where answers are words, the one that `actual` is.
+
+        Raises:
+            ValueError: if answers are words and `actual` is none of them.
+        """
+        right = self._right(actual)
+        found = f"it is {self._value(actual)}"
+        if self.chosen is None:
+            return Verdict(
+                "not yet",
+                f"{found}, that is {right}). Next time choose first: a wrong prediction teaches more than none.",
+            )
+        said = f"you chose {self._label(self.chosen)}"
+        if self.chosen == right:
+            return Verdict("right", f"{said}; {found}.")
+        return Verdict("wrong", f"{said}; {found}, that is {right}).")
+
+    def _right(self, actual: float | str) -> str:
+        values = list(self.answers.values())
+        if any(isinstance(value, str) for value in values):
+            for letter, value in self.answers.items():
+                if value == actual:
+                    return letter
+            raise ValueError(f"what came out is {actual!r}, which is none of the answers {values}")
+        numbers = {letter: float(value) for letter, value in self.answers.items()}
+        target = float(actual)
+        if target > 0 and min(numbers.values()) > 0:
+            return min(numbers, key=lambda letter: abs(math.log(numbers[letter] / target)))
+        return min(numbers, key=lambda letter: abs(numbers[letter] - target))
+
+    def _value(self, value: float | str) -> str:
+        if isinstance(value, str):
+            return value
+        return (
+            f"{value:,.10g} {self.unit}".rstrip() if value in self.answers.values() else self._rounded(value)
+        )
+
+    def _rounded(self, value: float) -> str:
+        shown = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        return f"{shown} {self.unit}".rstrip()
+
+    def _label(self, letter: str) -> str:
+        return f"{letter}) {self._value(self.answers[letter])}"
+
+    # How a notebook shows it.
+
+    def __repr__(self) -> str:
+        labels = "   ".join(self._label(letter) for letter in self.answers)
+        first = self._label(self.chosen) if self.chosen else f"nothing yet; choose with .choose({'b'!r})"
+        return f"{labels}\nchosen: {first}"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        items = "".join(f"<li>{html.escape(self._value(value))}</li>" for value in self.answers.values())
+        static = f'<ol type="a" style="margin:0">{items}</ol>'
+        bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": static}
+        buttons = self._buttons()
+        if buttons is not None:
+            # A front end shows the richest form that it can: buttons while a kernel answers, the list anywhere else.
+            bundle[WIDGET_VIEW] = buttons._repr_mimebundle_()[WIDGET_VIEW]
+        return bundle
+
+    def _buttons(self) -> Any:
+        try:
+            import ipywidgets
+        except ModuleNotFoundError:
+            return None
+        buttons = ipywidgets.RadioButtons(
+            options=[(self._label(letter), letter) for letter in self.answers],
+            value=self.chosen,
+            layout={"width": "max-content"},
+        )
+        buttons.observe(lambda change: self.choose(change["new"]), names="value")
+        return buttons
+
+
+class AnswerError(ValueError):
+    """An answer that is none of those to choose from; a notebook shows it as one sentence."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
