@@ -1,6 +1,6 @@
 # Every target sets the workshop up first where that is still to do; once done, it costs a tenth of a second.
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab test lint types unit notebooks bench clean
+.PHONY: help setup run lab test lint types unit notebooks fuzz soak bench clean
 MAKEFLAGS += --no-print-directory
 
 # The one that starts the set-up; it looks for a supported version itself.
@@ -55,6 +55,12 @@ unit: setup ## unit tests
 notebooks: export WORKSHOP_SIZE := small
 notebooks: setup ## run the notebooks and compare the marked cells
 	$(call step,notebooks,$(BIN)/pytest --nbval-lax notebooks -n 2 --dist loadfile --nbval-cell-timeout 300 --timeout 600)
+
+fuzz: setup ## any job.yaml, any bytes on a link: ten minutes, or FUZZ_MINUTES
+	$(call step,fuzz,$(BIN)/pytest tests/fuzz.py -q --timeout 7200)
+
+soak: setup ## a thousand launches, or LAUNCHES, with kills and interrupts; nothing may be left
+	$(call step,soak,$(BIN)/python tests/soak.py --launches $(or $(LAUNCHES),1000))
 
 bench: setup ## measure, and print the tables
 	$(BIN)/workshop bench

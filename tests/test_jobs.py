@@ -252,3 +252,8 @@ def test_rendering_starts_nothing_and_shows_commands_and_variables(make_job: Mak
     assert all(process.argv[-2:] == ("--epochs", "3") for process in request.processes)
     assert "RANK=1 \\\n" in str(request)
     assert "MASTER_ADDR=127.0.0.1 \\\n" in str(request)
+
+
+def test_resources_whose_fields_have_no_names_are_refused():
+    with pytest.raises(JobError, match=r"resources.*its fields must have names"):
+        TrainingJob(name="j", folder=".", resources={None: 1})

@@ -39,6 +39,7 @@ StrategyName = Literal[
     "multi_worker_mirrored",
     "parameter_server",
     "mpi",
+    "spark",
 ]
 
 
@@ -65,6 +66,12 @@ def _number_to_text(value: object) -> object:
 def _is_scalar(value: object) -> object:
     if not isinstance(value, str | int | float):
         raise ValueError("it must be a text, a number or true or false")
+    return value
+
+
+def _has_names(value: object) -> object:
+    if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
+        raise ValueError("its fields must have names")  # YAML also takes a number or null for a key
     return value
 
 
@@ -115,7 +122,7 @@ class TrainingJob(Description):
     parameter_servers: int = Field(default=1, ge=1, strict=True)
     arguments: dict[str, Argument] = {}
     data: str = "digits"
-    resources: Resources = Resources()
+    resources: Annotated[Resources, BeforeValidator(_has_names)] = Resources()
     image: str | None = None
     timeout: Duration = "10min"
     environment: dict[str, str] = {}
