@@ -3,19 +3,19 @@
     place("sagemaker", config="place.yaml")
 
 `sagemaker-stand-in` is SageMaker with an account that exists on this machine alone; `kubernetes-stand-in` plays the
-pods of the manifest as processes of this machine.
+pods of the manifest as processes of this machine. `torchx` is either, as its place.yaml has it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.network import Network
 from workshop_utils.runs import Run
 
-PLACES = ("local", "sagemaker", "sagemaker-stand-in", "kubernetes", "kubernetes-stand-in")
+PLACES = ("local", "sagemaker", "sagemaker-stand-in", "kubernetes", "kubernetes-stand-in", "torchx", "spark")
 
 
 class Launcher(Protocol):
@@ -26,6 +26,14 @@ class Launcher(Protocol):
 
     def launch(self, job: TrainingJob) -> Run:
         """Start the job."""
+
+
+@runtime_checkable
+class ChecksOnServer(Launcher, Protocol):
+    """A place whose server can say what it would make of a job, and make nothing."""
+
+    def dry_run(self, job: TrainingJob) -> Any:
+        """The server's answer to what `launch` would send, which prints as such."""
 
 
 def place(
@@ -50,10 +58,20 @@ def place(
         return Local(network=network, output=output)
     if network is not None:
         raise JobError(f"--network is for local runs; {name} has a network of its own")
+    if name == "spark":
+        from workshop_utils.launchers.spark import Spark
+
+        return Spark.load(config, output) if config is not None else Spark(output=output)
     if name.startswith("kubernetes"):
         if output is not None:
             raise JobError(f"--output is for local runs; on {name} the model goes with its pod")
         return _kubernetes(name, config)
+    if name == "torchx":
+        if output is not None:
+            raise JobError(f"--output is for local runs; on {name} the model goes with its node")
+        from workshop_utils.launchers.torchx import TorchX
+
+        return TorchX.load(config) if config is not None else TorchX()
     if output is not None:
         raise JobError(f"--output is for local runs; on {name} the model is stored in the bucket")
     if config is None:

@@ -6,13 +6,12 @@ Settings.load("place.yaml")
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-import yaml
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import Description, Duration, JobError, StrategyName, TrainingJob
+from workshop_utils.launchers.settings import PlaceSettings
 from workshop_utils.quantities import seconds_of
 from workshop_utils.strategies import strategy_of
 
@@ -33,6 +32,7 @@ KINDS: dict[StrategyName, tuple[Kind, ...]] = {
 WITHOUT_KIND: dict[StrategyName, str] = {
     "ring": "its message passing listens on one machine alone",
     "workshop_parameter_server": "its message passing listens on one machine alone",
+    "spark": "Spark makes its pods itself (--on spark with master: k8s://...)",
     "horovod_elastic": "its driver starts the workers itself, on its own machine",
 }
 # As jobs/images/ calls them. That for Horovod holds every framework.
@@ -56,7 +56,7 @@ class Elastic(Description):
         return self
 
 
-class Settings(Description):
+class Settings(PlaceSettings):
     """How and where jobs run on a cluster.
 
     Attributes:
@@ -72,6 +72,8 @@ class Settings(Description):
         context: of the kubeconfig; by default the current one.
     """
 
+    EXAMPLE: ClassVar[str] = "namespace: default"
+
     namespace: Name = "default"
     image: str | None = Field(default=None, min_length=1)
     kind: Kind | None = None
@@ -80,23 +82,6 @@ class Settings(Description):
     node_selector: dict[str, str] = Field(default={})
     keep: Duration = "1h"
     context: str | None = None
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """The settings in a YAML file. Raises JobError where there is none, or a field is wrong."""
-        file = Path(path)
-        if not file.is_file():
-            raise JobError(f"there is no file {file}; it must hold settings such as 'namespace: default'")
-        try:
-            values = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, ValueError) as error:
-            raise JobError(f"{file} is not readable as YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-            raise JobError(f"{file} must hold settings such as 'namespace: default'")
-        try:
-            return cls(**values)
-        except JobError as error:
-            raise JobError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None
 
     def kind_for(self, job: TrainingJob) -> Kind:
         """The kind of resource that carries out `job`. Raises JobError where Kubernetes has none."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-import yaml
 from pydantic import Field, model_validator
 
-from workshop_utils.jobs import Description, Duration, JobError
+from workshop_utils.jobs import Duration, JobError
+from workshop_utils.launchers.settings import PlaceSettings
 from workshop_utils.quantities import seconds_of
 
 WARM_POOL_SECONDS = 21_600  # the longest KeepAlivePeriodInSeconds that the service model allows
@@ -25,7 +24,7 @@ Subnet = Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")]
 SecurityGroup = Annotated[str, Field(pattern=r"^sg-[0-9a-f]+$")]
 
 
-class Settings(Description):
+class Settings(PlaceSettings):
     """How and where training jobs run on SageMaker.
 
     Attributes:
@@ -50,6 +49,8 @@ class Settings(Description):
         tags: are put on every job, beside the workshop's own by which the clean-up finds it.
         confirm: start without asking, though it costs money.
     """
+
+    EXAMPLE: ClassVar[str] = "role: arn:aws:iam::..."
 
     role: str
     instance_type: str = "ml.c5.xlarge"
@@ -92,23 +93,6 @@ class Settings(Description):
                 raise ValueError(f"keep_alive is {self.keep_alive!r}; it may be at most 6h")
         return self
 
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """The settings in a YAML file. Raises JobError where there is none, or a field is wrong."""
-        file = Path(path)
-        if not file.is_file():
-            raise JobError(f"there is no file {file}; it must hold settings such as 'role: arn:aws:iam::...'")
-        try:
-            values = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, ValueError) as error:
-            raise JobError(f"{file} is not readable as YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(values, dict):
-            raise JobError(f"{file} must hold settings such as 'role: arn:aws:iam::...'")
-        try:
-            return cls(**_named(values))
-        except JobError as error:
-            raise JobError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None
-
     @property
     def account(self) -> str:
         """The twelve digits of the account that the role belongs to."""
@@ -128,10 +112,3 @@ class Settings(Description):
     def bucket_name(self) -> str:
         """The bucket, which is `bucket` or follows from region and account."""
         return self.bucket or f"sagemaker-workshop-{self.region_name}-{self.account}"
-
-
-def _named(values: dict[Any, Any]) -> dict[str, Any]:
-    odd = [key for key in values if not isinstance(key, str)]
-    if odd:
-        raise JobError(f"{odd[0]!r} is no field's name")
-    return values

@@ -1,0 +1,151 @@
+"""TorchX components for the workshop's jobs: from a few arguments, the description of an application.
+
+They run in TorchX's own environment, called by this package's `driver` or by hand:
+
+    torchx run --dryrun -s local_cwd workshop_utils/launchers/torchx/components.py:ddp --script train.py --nodes 2
+
+TorchX's own `dist.ddp` has no choice of rendezvous endpoint, no restarts by torchrun, and a Trainium instance whose
+device Neuron has dropped; what is different here is that.
+"""
+
+import shlex
+from typing import Dict, List, Optional  # noqa: UP035  TorchX reads these annotations, and knows no others
+
+from torchx import specs
+
+EFA = "vpc.amazonaws.com/efa"
+NEURON = "aws.amazon.com/neuron"  # Neuron 2.20 dropped the older name, neurondevice
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+
+
+# Of an instance, what a pod can have: the node's own pods, the kubelet and the system need the rest.
+SHARE = 15 / 16
+
+
+def _trainium(name: str, cpu: int, memory_gib: int, chips: int, interfaces: int) -> specs.Resource:
+    return specs.Resource(
+        cpu=int(cpu * SHARE),
+        gpu=0,
+        memMB=int(memory_gib * 1024 * SHARE),
+        devices={NEURON: chips} | ({EFA: interfaces} if interfaces else {}),
+        capabilities={INSTANCE_TYPE: name},
+    )
+
+
+# Whole instances: processors, memory, Trainium chips, Elastic Fabric Adapter interfaces.
+# Source: AWS, "Amazon EC2 accelerated computing instances".
+INSTANCES = {
+    resource.capabilities[INSTANCE_TYPE]: resource
+    for resource in (
+        _trainium("trn1.2xlarge", cpu=8, memory_gib=32, chips=1, interfaces=0),
+        _trainium("trn1.32xlarge", cpu=128, memory_gib=512, chips=16, interfaces=8),
+        _trainium("trn1n.32xlarge", cpu=128, memory_gib=512, chips=16, interfaces=16),
+        _trainium("trn2.48xlarge", cpu=192, memory_gib=2048, chips=16, interfaces=16),
+    )
+}
+# What makes the collectives go through the Elastic Fabric Adapter. Source: AWS Neuron, "Distributed training".
+OVER_EFA = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+# The same for the sockets by which the ranks first meet, and chips that a killed run has left busy.
+ON_TRAINIUM = {"CCOM_SOCKET_IFNAME": "eth0", "NEURON_RT_RESET_CORES": "1"}
+
+# How a line of a rank starts in the log of its node, so that whoever reads it can tell the ranks apart.
+LINE_PREFIX = "[worker-${rank}]: "
+
+
+def ddp(
+    *script_args: str,
+    script: str,
+    name: str = "ddp",
+    image: str = "workshop-pytorch:cpu",
+    nodes: int = 1,
+    processes_per_node: int = 1,
+    cpu: int = 1,
+    gpu: int = 0,
+    memMB: int = 2048,  # noqa: N803  TorchX's own name
+    instance_type: Optional[str] = None,  # noqa: UP045
+    rendezvous: str = "c10d",
+    rendezvous_endpoint: Optional[str] = None,  # noqa: UP045
+    port: int = 29500,
+    local_address: Optional[str] = None,  # noqa: UP045
+    max_restarts: int = 0,
+    wrapper: Optional[str] = None,  # noqa: UP045
+    env: Optional[Dict[str, str]] = None,  # noqa: UP006, UP045
+    mounts: Optional[List[str]] = None,  # noqa: UP006, UP045
+) -> specs.AppDef:
+    """Data parallel training with PyTorch: on each node a torchrun, which starts the ranks there.
+
+    Args:
+        script_args: arguments of the script
+        script: the script, as a path in the image or, locally, on this machine
+        name: what the application is called
+        image: the container image, which a local run has no use for
+        nodes: how many nodes, each with a torchrun of its own
+        processes_per_node: how many ranks a torchrun starts
+        cpu: processors of a node
+        gpu: GPUs of a node
+        memMB: memory of a node, in MB
+        instance_type: a whole Trainium instance in place of cpu, gpu and memMB, such as trn1.32xlarge
+        rendezvous: how the nodes find each other: c10d, etcd or etcd-v2
+        rendezvous_endpoint: host:port where they meet; with c10d by default the first node
+        port: where the first node listens, with c10d
+        local_address: the address at which this node's ranks are found; by default what its host name stands for
+        max_restarts: how often torchrun starts the ranks anew where one fails
+        wrapper: a program, with its arguments, that runs torchrun, such as neuron_parallel_compile
+        env: variables of the ranks
+        mounts: what is mounted into the container, in TorchX's notation
+    """
+    if rendezvous_endpoint is None:
+        if rendezvous != "c10d":
+            raise ValueError(
+                f"rendezvous is {rendezvous!r}; it needs a rendezvous_endpoint, such as etcd:2379"
+            )
+        # Only the shell of each node knows where the first one is. Alone, a node takes any free port.
+        first = f"$${{{specs.macros.rank0_env}:=localhost}}:{port}"
+        endpoint = first if nodes > 1 else "localhost:0"
+    else:
+        endpoint = shlex.quote(rendezvous_endpoint)
+    torchrun = [
+        "torchrun",
+        f"--nnodes={nodes}",
+        f"--nproc-per-node={processes_per_node}",
+        f"--rdzv-backend={rendezvous}",
+        f"--rdzv-endpoint={endpoint}",
+        f"--rdzv-id={specs.macros.app_id}",
+        f"--max-restarts={max_restarts}",
+        "--role=worker",
+        "--tee=3",
+    ]
+    if local_address is not None:
+        torchrun.append(f"--local-addr={local_address}")
+    variables = {
+        # Where ranks are started anew, the store of the first start is gone with its rank.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": LINE_PREFIX,
+        "LOGLEVEL": "WARNING",
+    }
+    resource = specs.Resource(cpu=cpu, gpu=gpu, memMB=memMB)
+    if instance_type is not None:
+        if instance_type not in INSTANCES:
+            raise ValueError(f"instance_type is {instance_type!r}; it must be one of {', '.join(INSTANCES)}")
+        resource = INSTANCES[instance_type]
+        variables |= ON_TRAINIUM | (OVER_EFA if EFA in resource.devices else {})
+    # Without `exec` the shell would stand between a signal and torchrun.
+    command = " ".join(
+        ["exec", *shlex.split(wrapper or ""), *torchrun, *map(shlex.quote, (script, *script_args))]
+    )
+    return specs.AppDef(
+        name=name,
+        roles=[
+            specs.Role(
+                name="worker",
+                image=image,
+                entrypoint="bash",
+                args=["-c", command],
+                env={**variables, **(env or {})},
+                num_replicas=nodes,
+                resource=resource,
+                port_map={"c10d": port},
+                mounts=specs.parse_mounts(mounts) if mounts else [],
+            )
+        ],
+    )
