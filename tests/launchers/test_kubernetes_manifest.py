@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import jsonschema
 import pytest
 import yaml
 from conftest import MakeJob, write_idx
+from resource_schemas import needs_schemas, schema_of
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.kubernetes import Kubernetes, check, files, manifest, rendered, rules
@@ -22,7 +22,6 @@ from workshop_utils.launchers.kubernetes.settings import KINDS, Elastic, Setting
 
 ROOT = Path(__file__).parents[2]
 JOBS = ROOT / "jobs"
-SCHEMAS = os.environ.get("WORKSHOP_SCHEMAS")
 ELASTIC = Elastic(min_workers=1, max_workers=3)
 POD = "spec.tfReplicaSpecs.Worker.template.spec"
 
@@ -93,6 +92,7 @@ def test_settings_come_from_a_file_whose_name_stands_in_every_complaint(tmp_path
     ("name", "why"),
     [
         ("digits_horovod_elastic", "its driver starts the workers itself, on its own machine"),
+        ("spark_sgd", "Spark makes its pods itself"),
         ("digits_ring", "its message passing listens on one machine alone"),
         ("digits_parameter_server", "its message passing listens on one machine alone"),
     ],
@@ -406,38 +406,6 @@ def test_an_elastic_job_is_told_where_to_meet_and_how_few_suffice() -> None:
 # The resources' own schemas
 
 
-def closed(schema: dict[str, Any], is_root: bool = True) -> dict[str, Any]:
-    """`schema` without room for unknown fields, and with Kubernetes's own keywords turned into JSON Schema's."""
-    made = {key: value for key, value in schema.items() if not key.startswith("x-kubernetes")}
-    if schema.get("x-kubernetes-int-or-string"):
-        return {"type": ["integer", "number", "string"]}
-    if schema.get("x-kubernetes-preserve-unknown-fields"):
-        return {}
-    if "properties" in schema:
-        made["properties"] = {name: closed(each, False) for name, each in schema["properties"].items()}
-        if is_root:  # of it a resource's schema says nothing: core does
-            made["properties"]["metadata"] = {"type": "object"}
-        made["additionalProperties"] = False
-    elif isinstance(schema.get("additionalProperties"), dict):
-        made["additionalProperties"] = closed(schema["additionalProperties"], False)
-    if "items" in schema:
-        made["items"] = closed(schema["items"], False)
-    return made
-
-
-def schema_of(described: dict[str, Any]) -> dict[str, Any] | None:
-    if described["apiVersion"] == "batch/v1":
-        return None  # Kubernetes's own, for which there is no resource definition
-    name = f"{described['apiVersion'].replace('/', '_')}_{described['kind']}.json"
-    assert SCHEMAS is not None
-    return closed(json.loads((Path(SCHEMAS) / name).read_text())["openAPIV3Schema"])
-
-
-needs_schemas = pytest.mark.skipif(
-    not SCHEMAS, reason="WORKSHOP_SCHEMAS names no folder with the resources' schemas"
-)
-
-
 @needs_schemas
 @pytest.mark.parametrize(("job", "settings"), list(each_manifest()))
 def test_the_resources_own_schemas_accept_what_is_rendered(job: TrainingJob, settings: Settings) -> None:
@@ -445,43 +413,3 @@ def test_the_resources_own_schemas_accept_what_is_rendered(job: TrainingJob, set
         schema = schema_of(described)
         if schema is not None:
             jsonschema.Draft202012Validator(schema).validate(described)
-
-
-@needs_schemas
-@pytest.mark.parametrize(
-    "path",
-    [
-        "spec.slots",
-        "spec.runPolicy.clean",
-        "spec.mpiReplicaSpecs.Worker.size",
-        "spec.runPolicy.schedulingPolicy.q",
-    ],
-)
-def test_the_schemas_and_the_own_table_of_mpijob_refuse_the_same_field(path: str) -> None:
-    described = resource_of("mnist_mpi")
-    described["spec"]["runPolicy"]["schedulingPolicy"] = {"queue": "one"}
-    validator = jsonschema.Draft202012Validator(schema_of(described))
-    assert validator.is_valid(described)
-    assert list(check.problems_of(described)) == []
-    at = described
-    *parents, last = path.split(".")
-    for part in parents:
-        at = at[part]
-    at[last] = 1
-    assert not validator.is_valid(described)
-    assert list(check.problems_of(described))
-
-
-@needs_schemas
-def test_the_own_table_of_mpijob_has_the_fields_of_the_schema() -> None:
-    from workshop_utils.launchers.kubernetes import tables
-
-    schema = schema_of(resource_of("mnist_mpi"))
-    assert schema is not None
-    spec = schema["properties"]["spec"]["properties"]
-    policy = spec["runPolicy"]["properties"]
-    assert set(tables.MPIJobSpec.openapi_types) == set(spec)
-    assert set(tables.MPIRunPolicy.openapi_types) == set(policy)
-    assert set(tables.MPISchedulingPolicy.openapi_types) == set(policy["schedulingPolicy"]["properties"])
-    replica = spec["mpiReplicaSpecs"]["additionalProperties"]["properties"]
-    assert set(tables.MPIReplicaSpec.openapi_types) == set(replica)

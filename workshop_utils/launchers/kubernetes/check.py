@@ -7,22 +7,42 @@ A cluster drops a field that it does not know, in silence, unless it is asked to
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from workshop_utils.jobs import JobError
-from workshop_utils.launchers.kubernetes.quantity import is_quantity
-from workshop_utils.launchers.kubernetes.tables import KINDS, Type, fields_of, required_of
+import kubeflow.training as training
+import kubeflow_trainer_api.models as trainer
+import kubernetes.client as core
 
-_WANTED: dict[str, tuple[Any, str]] = {
-    "text": (str, "a text; put it in quotes"),
-    "integer": (int, "a whole number"),
-    "number": (int | float, "a number"),
-    "boolean": (bool, "true or false"),
-    "list": (list, "a list"),
-    "map": (dict, "a map of names to values"),
-    "object": (dict, "an object with fields of its own"),
+from workshop_utils.jobs import JobError
+from workshop_utils.launchers.kubernetes.compare import problems_in
+from workshop_utils.launchers.kubernetes.kinds import cluster_config, mpijob, volcano
+from workshop_utils.launchers.kubernetes.kinds.strict import Strict
+
+KINDS: dict[tuple[str, str], type] = {
+    # What jobs are made of.
+    ("batch/v1", "Job"): core.V1Job,
+    ("v1", "ConfigMap"): core.V1ConfigMap,
+    ("kubeflow.org/v1", "TFJob"): training.KubeflowOrgV1TFJob,
+    ("kubeflow.org/v1", "PyTorchJob"): training.KubeflowOrgV1PyTorchJob,
+    ("kubeflow.org/v2beta1", "MPIJob"): mpijob.MPIJob,
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): trainer.TrainerV1alpha1TrainJob,
+    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"): trainer.TrainerV1alpha1TrainingRuntime,
+    ("batch.volcano.sh/v1alpha1", "Job"): volcano.Job,
+    # What a cluster is made of.
+    ("eksctl.io/v1alpha5", "ClusterConfig"): cluster_config.ClusterConfig,
+    ("scheduling.volcano.sh/v1beta1", "Queue"): volcano.Queue,
+    ("v1", "Namespace"): core.V1Namespace,
+    ("v1", "PersistentVolumeClaim"): core.V1PersistentVolumeClaim,
+    ("v1", "Service"): core.V1Service,
+    ("v1", "ServiceAccount"): core.V1ServiceAccount,
+    ("apps/v1", "DaemonSet"): core.V1DaemonSet,
+    ("apps/v1", "Deployment"): core.V1Deployment,
+    ("storage.k8s.io/v1", "StorageClass"): core.V1StorageClass,
+    ("rbac.authorization.k8s.io/v1", "ClusterRole"): core.V1ClusterRole,
+    ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding"): core.V1ClusterRoleBinding,
+    ("rbac.authorization.k8s.io/v1", "Role"): core.V1Role,
+    ("rbac.authorization.k8s.io/v1", "RoleBinding"): core.V1RoleBinding,
 }
 
 
@@ -40,47 +60,7 @@ def problems_of(described: Mapping[str, Any]) -> Iterator[str]:
     if found is None:
         known = ", ".join(f"{kind} of {version}" for version, kind in KINDS)
         yield f"apiVersion and kind are {version!r} and {kind!r}; they must be one of: {known}"
-        return
-    yield from _object(described, found, "")
-
-
-def _object(values: Mapping[str, Any], kind: type, path: str) -> Iterator[str]:
-    fields = fields_of(kind)
-    for name in required_of(kind):
-        if name not in values:
-            yield f"{_below(path, name)} is missing"
-    for name, value in values.items():
-        here = _below(path, str(name))
-        if name in fields:
-            yield from _value(value, fields[name], here)
-            continue
-        close = difflib.get_close_matches(str(name), fields, n=1)
-        known = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(sorted(fields))}"
-        yield f"{here}: unknown field; {known}"
-
-
-def _value(value: Any, wanted: Type, path: str) -> Iterator[str]:
-    if value is None:
-        yield f"{path} has no value; give it one, or leave the field out"
-        return
-    if wanted.form == "anything":
-        return
-    if wanted.form == "quantity":
-        if not is_quantity(value):
-            yield f"{path} is {value!r}; it must be an amount such as 500m, 2 or 2Gi"
-        return
-    right, words = _WANTED[wanted.form]
-    if not isinstance(value, right) or (isinstance(value, bool) and wanted.form != "boolean"):
-        yield f"{path} is {value!r}; it must be {words}"
-    elif wanted.form == "list" and wanted.of is not None:
-        for index, element in enumerate(value):
-            yield from _value(element, wanted.of, f"{path}[{index}]")
-    elif wanted.form == "map" and wanted.of is not None:
-        for name, element in value.items():
-            yield from _value(element, wanted.of, _below(path, str(name)))
-    elif wanted.kind is not None:
-        yield from _object(value, wanted.kind, path)
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+    elif issubclass(found, Strict):
+        yield from found.problems_of(described)
+    else:
+        yield from problems_in(described, found)

@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workshop_utils.launchers.kubernetes import indexed_job, pytorchjob, tfjob, trainjob
+from workshop_utils.jobs import JobError
+from workshop_utils.launchers.kubernetes import indexed_job, mpijob, pytorchjob, tfjob, trainjob
 from workshop_utils.launchers.kubernetes.manifest import Manifest
+
+POD_COLUMNS = ("pod", "worker", "phase")  # of the tables of pods that runs give
 
 # Where a service called so, with this port, can be reached: on a cluster by its own name.
 Reach = Callable[[str, int], tuple[str, int]]
@@ -36,8 +39,16 @@ class Pod:
 
 
 def pods_of(manifest: Manifest, reach: Reach = lambda host, port: (host, port)) -> tuple[Pod, ...]:
-    """The pods of `manifest`, which has been checked; those that only run sshd for mpirun are left out."""
-    return _PODS[manifest.resource["kind"]](manifest, reach)
+    """The pods of `manifest`, which has been checked; those that only run sshd for mpirun are left out.
+
+    Raises:
+        JobError: if its last object is none that an operator known here makes pods of.
+    """
+    found = (manifest.resource["apiVersion"], manifest.resource["kind"])
+    if found not in _PODS:
+        kinds = ", ".join(kind for _, kind in _PODS)
+        raise JobError(f"the manifest's last object is a {found[1]} of {found[0]}; it must be a job: {kinds}")
+    return _PODS[found](manifest, reach)
 
 
 def _tfjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
@@ -126,7 +137,7 @@ def _mpijob(manifest: Manifest, _reach: Reach) -> tuple[Pod, ...]:
     }
     spec = specs["Launcher"]["template"]["spec"]
     container = spec["containers"][0]
-    launcher = f"{name}-launcher"
+    launcher = f"{name}-{mpijob.LAUNCHER}"
     return (Pod(launcher, "mpirun", spec, container, variables, slots=hosts * slots),)
 
 
@@ -179,12 +190,12 @@ def _job(manifest: Manifest, _reach: Reach) -> tuple[Pod, ...]:
     )
 
 
-_PODS: dict[str, Callable[[Manifest, Reach], tuple[Pod, ...]]] = {
-    "TFJob": _tfjob,
-    "PyTorchJob": _pytorchjob,
-    "MPIJob": _mpijob,
-    "TrainJob": _trainjob,
-    "Job": _job,
+_PODS: dict[tuple[str, str], Callable[[Manifest, Reach], tuple[Pod, ...]]] = {
+    ("kubeflow.org/v1", "TFJob"): _tfjob,
+    ("kubeflow.org/v1", "PyTorchJob"): _pytorchjob,
+    ("kubeflow.org/v2beta1", "MPIJob"): _mpijob,
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): _trainjob,
+    ("batch/v1", "Job"): _job,
 }
 
 

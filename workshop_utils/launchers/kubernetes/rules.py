@@ -1,7 +1,8 @@
 """What the operators ask for in their own code, so that no schema says it.
 
 Sources: training-operator v1.9.4, pkg/webhooks; mpi-operator v0.8, pkg/apis/kubeflow/validation; trainer v2.3.0, the
-rules of the TrainJob's resource definition.
+rules of the TrainJob's resource definition; volcano, pkg/webhooks/admission/jobs/validate; eksctl,
+pkg/apis/eksctl.io/v1alpha5/validation.go.
 """
 
 from __future__ import annotations
@@ -16,6 +17,18 @@ from workshop_utils.launchers.kubernetes import pytorchjob, tfjob, trainjob
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1035
 RESTART = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN = ("None", "Running", "All")
+# Of Volcano's jobs: what may be done when something happens, and what prepares the pods.
+ACTIONS = (
+    "AbortJob",
+    "RestartJob",
+    "RestartTask",
+    "RestartPod",
+    "RestartPartition",
+    "TerminateJob",
+    "CompleteJob",
+    "ResumeJob",
+)
+PLUGINS = ("env", "hcclrank", "mpi", "pytorch", "ray", "ssh", "svc", "tensorflow")
 TORCHRUN_SETS = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
@@ -34,7 +47,7 @@ def problems_of(described: Mapping[str, Any]) -> Iterator[str]:
             f"metadata.name is {name!r}; it must be lower-case letters, digits and '-', start with a letter, and be "
             "at most 63 long"
         )
-    rule = _RULES.get(described["kind"])
+    rule = _RULES.get((described["apiVersion"], described["kind"]))
     if rule is not None:
         yield from rule(described)
 
@@ -106,12 +119,94 @@ def _runtime(described: Mapping[str, Any]) -> Iterator[str]:
             yield f"{path}[{index}]: no container is named {trainjob.CONTAINER!r}"
 
 
-_RULES: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
-    "TFJob": _tfjob,
-    "PyTorchJob": _pytorchjob,
-    "MPIJob": _mpijob,
-    "TrainJob": _trainjob,
-    "TrainingRuntime": _runtime,
+def _volcano_job(described: Mapping[str, Any]) -> Iterator[str]:
+    job, spec = described["metadata"].get("name", ""), described["spec"]
+    tasks = spec.get("tasks", [])
+    if not tasks:
+        yield "spec.tasks is missing or empty; there must be at least one task"
+    # A task without a name is given this one by Volcano's webhook.
+    names = [task.get("name", f"default{index}") for index, task in enumerate(tasks)]
+    for index, (name, task) in enumerate(zip(names, tasks, strict=True)):
+        path, replicas = f"spec.tasks[{index}]", task.get("replicas", 0)
+        if name in names[:index]:
+            yield f"{path}.name is {name!r}; another task is called so already"
+        if task.get("minAvailable", 0) > replicas:
+            yield f"{path}.minAvailable is {task['minAvailable']}; it may be at most replicas, {replicas}"
+        if len(last := f"{job}-{name}-{max(replicas - 1, 0)}") > 63:
+            yield f"metadata.name is too long: {last}, a pod's name, would have more than 63 characters"
+        for after in task.get("dependsOn", {}).get("name", []):
+            if after not in names:
+                yield f"{path}.dependsOn.name holds {after!r}; the tasks are {', '.join(names)}"
+        yield from _containers(task, path)
+        yield from _lifecycle(task, path)
+    total = sum(task.get("replicas", 0) for task in tasks)
+    if spec.get("minAvailable", 0) > total:
+        yield f"spec.minAvailable is {spec['minAvailable']}; it may be at most {total}, the replicas of all tasks"
+    yield from _lifecycle(spec, "spec")
+    for name in spec.get("plugins", {}):
+        if name not in PLUGINS:
+            yield f"spec.plugins.{name}: unknown plugin; the plugins are {', '.join(PLUGINS)}"
+    for index, volume in enumerate(spec.get("volumes", [])):
+        if ("volumeClaim" in volume) == ("volumeClaimName" in volume):
+            yield f"spec.volumes[{index}] must have either volumeClaim or volumeClaimName"
+
+
+def _lifecycle(values: Mapping[str, Any], path: str) -> Iterator[str]:
+    for index, policy in enumerate(values.get("policies", [])):
+        here = f"{path}.policies[{index}]"
+        if ("event" in policy or "events" in policy) == ("exitCode" in policy):
+            yield f"{here} must have either event (or events) or exitCode"
+        if policy.get("exitCode") == 0:
+            yield f"{here}.exitCode is 0; success is no failure to react to"
+        yield from _one_of(policy, "action", ACTIONS, here)
+
+
+def _queue(described: Mapping[str, Any]) -> Iterator[str]:
+    if described["metadata"].get("name") == "root":
+        yield "metadata.name is 'root'; that is the queue that holds all others"
+
+
+def _cluster_config(described: Mapping[str, Any]) -> Iterator[str]:
+    groups = [
+        (f"{field}[{index}]", group)
+        for field in ("managedNodeGroups", "nodeGroups")
+        for index, group in enumerate(described.get(field, []))
+    ]
+    names = [group["name"] for _, group in groups]
+    for number, (path, group) in enumerate(groups):
+        if group["name"] in names[:number]:
+            yield f"{path}.name is {group['name']!r}; another node group is called so already"
+        sizes = [group[size] for size in ("minSize", "desiredCapacity", "maxSize") if size in group]
+        if sizes != sorted(sizes):
+            yield f"{path}: minSize, desiredCapacity and maxSize must be in that order, but are {sizes}"
+        zones, subnets = group.get("availabilityZones", []), group.get("subnets", [])
+        if zones and subnets:
+            yield f"{path}: only one of availabilityZones and subnets may be given"
+        if group.get("efaEnabled") and len(zones) + len(subnets) != 1:
+            yield f"{path}.efaEnabled needs one zone: availabilityZones (or subnets) must hold exactly one"
+        known = described.get("availabilityZones", [])
+        for zone in zones:
+            if known and zone not in known:
+                yield f"{path}.availabilityZones holds {zone!r}; the cluster's are {', '.join(known)}"
+        if "placement" in group and not group["placement"].get("groupName"):
+            yield f"{path}.placement.groupName is missing; leave placement out, and efaEnabled makes a group"
+    iam = described.get("iam", {})
+    if iam.get("serviceAccounts") and not iam.get("withOIDC"):
+        yield "iam.withOIDC must be true; service accounts get their roles through it"
+    zones = described.get("availabilityZones", [])
+    if len(zones) == 1:
+        yield f"availabilityZones is {zones}; the control plane of a cluster stands in at least two"
+
+
+_RULES: dict[tuple[str, str], Callable[[Mapping[str, Any]], Iterator[str]]] = {
+    ("kubeflow.org/v1", "TFJob"): _tfjob,
+    ("kubeflow.org/v1", "PyTorchJob"): _pytorchjob,
+    ("kubeflow.org/v2beta1", "MPIJob"): _mpijob,
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): _trainjob,
+    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"): _runtime,
+    ("batch.volcano.sh/v1alpha1", "Job"): _volcano_job,
+    ("scheduling.volcano.sh/v1beta1", "Queue"): _queue,
+    ("eksctl.io/v1alpha5", "ClusterConfig"): _cluster_config,
 }
 
 
@@ -129,15 +224,19 @@ def _replicas(
         if role not in roles:
             yield f"{here}: unknown role; the roles are {', '.join(roles)}"
         yield from _one_of(replica, "restartPolicy", restart, here)
-        containers = replica.get("template", {}).get("spec", {}).get("containers", [])
-        below = f"{here}.template.spec.containers"
-        if not containers:
-            yield f"{below} is missing or empty"
-        elif container is not None and container not in [each["name"] for each in containers]:
-            yield f"{below}: none is named {container!r}; the operator would not know which one trains"
-        for index, each in enumerate(containers):
-            if not each.get("image"):
-                yield f"{below}[{index}].image is missing"
+        yield from _containers(replica, here, container)
+
+
+def _containers(replica: Mapping[str, Any], path: str, wanted: str | None = None) -> Iterator[str]:
+    containers = replica.get("template", {}).get("spec", {}).get("containers", [])
+    below = f"{path}.template.spec.containers"
+    if not containers:
+        yield f"{below} is missing or empty"
+    elif wanted is not None and wanted not in [each["name"] for each in containers]:
+        yield f"{below}: none is named {wanted!r}; the operator would not know which one trains"
+    for index, each in enumerate(containers):
+        if not each.get("image"):
+            yield f"{below}[{index}].image is missing"
 
 
 def _policy(described: Mapping[str, Any]) -> Iterator[str]:

@@ -5,7 +5,7 @@
 | Job, ConfigMap, and every pod | `kubernetes` |
 | TFJob, PyTorchJob | `kubeflow-training` |
 | TrainJob, TrainingRuntime | `kubeflow-trainer-api` |
-| MPIJob | here, since no client has v2beta1 |
+| what no client knows: MPIJob v2beta1, Volcano, ClusterConfig | `kinds` |
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import re
 import types
 import typing
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import kubeflow.training as training
-import kubeflow_trainer_api.models as trainer
 import kubernetes.client as core
 import pydantic
 
@@ -51,78 +50,6 @@ _BY_NAME = {
 _QUANTITIES = {"limits", "requests", "size_limit", "min_resources"}  # which the clients call texts
 
 
-class MPIReplicaSpec:
-    """A replica of an MPIJob, in the notation of the clients' tables. Source: mpi-operator v0.8, v2beta1."""
-
-    openapi_types: ClassVar = {"replicas": "int", "restartPolicy": "str", "template": "V1PodTemplateSpec"}
-    required: ClassVar = ("replicas", "template")
-
-
-class MPISchedulingPolicy:
-    """How the pods of an MPIJob are scheduled together."""
-
-    openapi_types: ClassVar = {
-        "minAvailable": "int",
-        "minResources": "object",
-        "priorityClass": "str",
-        "queue": "str",
-        "scheduleTimeoutSeconds": "int",
-    }
-
-
-class MPIRunPolicy:
-    """When an MPIJob ends, and what stays."""
-
-    openapi_types: ClassVar = {
-        "activeDeadlineSeconds": "int",
-        "backoffLimit": "int",
-        "cleanPodPolicy": "str",
-        "managedBy": "str",
-        "schedulingPolicy": "MPISchedulingPolicy",
-        "suspend": "bool",
-        "ttlSecondsAfterFinished": "int",
-    }
-
-
-class MPIJobSpec:
-    """What an MPIJob asks for."""
-
-    openapi_types: ClassVar = {
-        "launcherCreationPolicy": "str",
-        "mpiImplementation": "str",
-        "mpiReplicaSpecs": "dict(str, MPIReplicaSpec)",
-        "runLauncherAsWorker": "bool",
-        "runPolicy": "MPIRunPolicy",
-        "slotsPerWorker": "int",
-        "sshAuthMountPath": "str",
-    }
-    required: ClassVar = ("mpiReplicaSpecs",)
-
-
-class MPIJob:
-    """An MPIJob v2beta1."""
-
-    openapi_types: ClassVar = {
-        "apiVersion": "str",
-        "kind": "str",
-        "metadata": "V1ObjectMeta",
-        "spec": "MPIJobSpec",
-        "status": "object",
-    }
-    required: ClassVar = ("spec",)
-
-
-KINDS: dict[tuple[str, str], type] = {
-    ("batch/v1", "Job"): core.V1Job,
-    ("v1", "ConfigMap"): core.V1ConfigMap,
-    ("kubeflow.org/v1", "TFJob"): training.KubeflowOrgV1TFJob,
-    ("kubeflow.org/v1", "PyTorchJob"): training.KubeflowOrgV1PyTorchJob,
-    ("kubeflow.org/v2beta1", "MPIJob"): MPIJob,
-    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): trainer.TrainerV1alpha1TrainJob,
-    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"): trainer.TrainerV1alpha1TrainingRuntime,
-}
-
-
 @functools.cache
 def fields_of(kind: type) -> dict[str, Type]:
     """The fields of an object of `kind`, by the names that stand in YAML."""
@@ -131,9 +58,8 @@ def fields_of(kind: type) -> dict[str, Type]:
             field.alias or name: _of_annotation(field.annotation) for name, field in kind.model_fields.items()
         }
     table: Any = kind
-    names = getattr(kind, "attribute_map", {})
     return {
-        names.get(name, name): _with_quantities(name, _of_text(written))
+        table.attribute_map[name]: _with_quantities(name, _of_text(written))
         for name, written in table.openapi_types.items()
     }
 
@@ -143,8 +69,6 @@ def required_of(kind: type) -> tuple[str, ...]:
     """The fields that an object of `kind` must have."""
     if issubclass(kind, pydantic.BaseModel):
         return tuple(field.alias or name for name, field in kind.model_fields.items() if field.is_required())
-    if "attribute_map" not in vars(kind):
-        return tuple(getattr(kind, "required", ()))
     names: dict[str, str] = vars(kind)["attribute_map"]
     return tuple(names[name] for name in _asked_for(kind))
 
@@ -179,7 +103,7 @@ def _of_text(written: str) -> Type:
         return Type("list", _of_text(listed[1]))
     if mapped := re.fullmatch(r"dict\(str, (.*)\)", written):
         return Type("map", _of_text(mapped[1]))
-    for place in (globals(), vars(core), vars(training)):
+    for place in (vars(core), vars(training)):
         if isinstance(place.get(written), type):
             return Type("object", kind=place[written])
     return ANYTHING
