@@ -1,8 +1,22 @@
-"""What others measured and published: training runs against which the workshop's arithmetic is held."""
+"""What others measured and published: training runs and curves against which the workshop's arithmetic is held.
+
+    for curve in all_reduce_curves() + training_curves():
+        curve.name, curve.varied, curve.values, curve.seconds, curve.source
+
+The figures stand in data/*.csv, each with its source; here they come in SI units. Nothing is fitted in this module: see
+`validation`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+DATA = Path(__file__).parent / "data"
 
 # Peak of dense bfloat16 products with float32 sums, in floating-point operations a second, as NVIDIA's data sheets
 # give them for the SXM modules.
@@ -33,3 +47,65 @@ TRAINING_RUNS = (
         "Llama 3.1 405B", 405e9, 15.6e12, "H100", 30.84e6, "Grattafiori et al. (2024); Meta's model card"
     ),
 )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How long one system took, over `varied`.
+
+    Attributes:
+        name: the system, and what it ran.
+        varied: "nbytes" of an all-reduce, or "workers" of a training run.
+        values: of what was varied, ascending.
+        seconds: of one all-reduce; or those in which every worker trains one image, so that they are the same for all
+            numbers of workers where scaling is perfect.
+        source: where it was published.
+        machines: that all-reduced, 0 for training.
+    """
+
+    name: str
+    varied: Literal["nbytes", "workers"]
+    values: tuple[float, ...]
+    seconds: tuple[float, ...]
+    source: str
+    machines: int = 0
+
+
+@cache
+def table(name: str) -> pd.DataFrame:
+    """data/NAME.csv as it stands: nccl_all_reduce, training_throughput, pipeline_speedups or gpt_steps."""
+    return pd.read_csv(DATA / f"{name}.csv")
+
+
+def all_reduce_curves() -> tuple[Curve, ...]:
+    """Times of NCCL's all-reduce by size, one curve a system."""
+    return tuple(
+        Curve(
+            str(system),
+            "nbytes",
+            tuple(rows["nbytes"].astype(float)),
+            tuple(rows["seconds"]),
+            _first(rows, "source"),
+            int(_first(rows, "machines")),
+        )
+        for system, rows in table("nccl_all_reduce").groupby("system", sort=False)
+    )
+
+
+def training_curves() -> tuple[Curve, ...]:
+    """Times of data parallel training by workers, of the runs whose images per second were published."""
+    measured = table("training_throughput").dropna(subset=["images_per_second"])
+    return tuple(
+        Curve(
+            f"{_first(rows, 'strategy').split(' (')[0]}, {model}, {system}",
+            "workers",
+            tuple(rows["workers"].astype(float)),
+            tuple(rows["workers"] / rows["images_per_second"]),
+            _first(rows, "source"),
+        )
+        for (system, model), rows in measured.groupby(["system", "model"], sort=False)
+    )
+
+
+def _first(rows: pd.DataFrame, column: str) -> Any:
+    return rows[column].iloc[0]

@@ -1,0 +1,162 @@
+"""Published figures as they were carried over, and how far predictions of them are off."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from workshop_utils.scaling import nccl, published, validation
+from workshop_utils.scaling.cost import Path, all_reduce_seconds
+from workshop_utils.scaling.fit import PIPELINE_NBYTES, path_terms, size_terms
+from workshop_utils.scaling.published import Curve
+
+
+def test_figures_are_those_that_were_published_and_name_their_source():
+    curves = {curve.name: curve for curve in published.all_reduce_curves()}
+    assert {name: len(curve.values) for name, curve in curves.items()} == {
+        "p4de.24xlarge": 29,
+        "p5.48xlarge": 32,
+        "dgx-a100-nvlink3": 20,
+    }
+    p5 = curves["p5.48xlarge"]
+    assert p5.machines == 2
+    assert p5.seconds[p5.values.index(2**20)] == pytest.approx(123.2e-6)
+    trainings = {curve.name: curve for curve in published.training_curves()}
+    inception = trainings["parameter server, InceptionV3, p2.8xlarge K80"]
+    assert inception.values == (1, 8, 16, 32, 64)
+    assert inception.seconds[-1] == pytest.approx(64 / 1783)
+    assert all(curve.source for curve in (*curves.values(), *trainings.values()))
+    for name in ("nccl_all_reduce", "training_throughput", "pipeline_speedups"):
+        assert published.table(name)["source"].notna().all()
+
+
+@pytest.mark.parametrize(
+    ("values", "three"),
+    [
+        ([1, 8, 16, 32, 64], [1, 8, 64]),
+        ([2.0**power for power in range(16, 35)], [2**16, 2**25, 2**34]),
+        (
+            [2.0**power for power in range(16, 32)],
+            [2**16, 2**23, 2**31],
+        ),  # of two in the middle the smaller one
+        ([1, 2, 1000], [1, 2, 1000]),
+    ],
+)
+def test_the_three_points_are_the_ends_and_the_middle_of_the_logarithms(values, three):
+    assert [values[index] for index in validation.chosen(values)] == three
+
+
+def test_what_was_left_out_does_not_change_what_is_predicted():
+    curve = published.all_reduce_curves()[0]
+    before = validation.predict_curve(curve)
+    wrong = list(curve.seconds)
+    for value in before.loc[~before["fitted"], "value"]:
+        wrong[curve.values.index(value)] *= 10
+    after = validation.predict_curve(dataclasses.replace(curve, seconds=tuple(wrong)))
+    assert after["predicted"].equals(before["predicted"])
+    assert (after.loc[~after["fitted"], "measured"] > before.loc[~before["fitted"], "measured"]).all()
+    assert before["fitted"].sum() == 3
+    assert before["value"].min() == 65536
+
+
+def test_published_curves_are_predicted_within_a_tenth_and_better_than_by_a_plain_line():
+    scores = validation.scores(validation.published_predictions())
+    line = validation.scores(validation.published_predictions(by_size=size_terms()[:2]))
+    assert scores["points"]["all"] == 51
+    assert len(scores) == 7  # six systems and all
+    assert scores["error"]["all"] <= 0.10
+    assert line["error"]["all"] > 1.5 * scores["error"]["all"]
+    assert all(validation.reason(system) for system in scores.index if system != "all")
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_the_result_does_not_hang_on_the_one_constant(factor):
+    terms = size_terms(factor * PIPELINE_NBYTES)
+    assert validation.scores(validation.published_predictions(by_size=terms))["error"]["all"] <= 0.10
+
+
+def test_hardware_facts_alone_predict_nccl_s_curves_within_a_quarter():
+    scores = validation.scores(validation.hardware_predictions())
+    assert scores["points"]["all"] == 54
+    assert scores["error"]["all"] <= 0.25
+    assert all(validation.reason(name, validation.HARDWARE_REASONS) for name in nccl.MACHINES)
+
+
+def test_an_error_is_the_same_for_twice_as_long_and_half_as_long():
+    assert validation.geometric_mean_error([2.0, 0.5], [1.0, 1.0]) == pytest.approx(1.0)
+    assert validation.geometric_mean_error([1.1, 1.0], [1.0, 1.0]) == pytest.approx(1.1**0.5 - 1)
+
+
+def test_a_system_with_too_few_points_is_shown_and_not_scored():
+    few = Curve("few", "workers", (1.0, 2.0, 4.0, 8.0), (1.0, 1.1, 1.2, 1.3), "made up")
+    many = Curve("many", "workers", (1.0, 2.0, 4.0, 8.0, 16.0), (1.0, 1.1, 1.2, 1.3, 1.4), "made up")
+    assert set(validation.published_predictions([few, many])["system"]) == {"many"}
+    others = validation.other_predictions()
+    assert len(others) == 10
+    assert (others["predicted_low"] <= others["predicted_high"] + 1e-12).all()
+    assert others["why"].str.len().gt(0).all()
+    missed = others[others["why"].str.startswith("missed")]
+    assert len(missed) == 5  # misses are in the table
+
+
+def test_the_worst_point_of_a_system_is_named():
+    predictions = pd.DataFrame(
+        {
+            "system": "made up",
+            "value": [1.0, 2.0, 3.0],
+            "measured": [1.0, 1.0, 1.0],
+            "predicted": [5.0, 1.1, 0.5],
+            "fitted": [True, False, False],
+        }
+    )
+    score = validation.scores(predictions).loc["made up"]
+    assert score["points"] == 2
+    assert score["largest"] == pytest.approx(-0.5)
+    assert score["at"] == 3.0
+
+
+def test_own_measurements_are_predicted_from_those_that_the_fit_may_see():
+    workers, nbytes = np.repeat([2, 3, 4], 3), np.tile([1e5, 1e6, 1e7], 3)
+
+    def ring(size, nbytes, path):
+        return all_reduce_seconds("ring", size, nbytes, path)
+
+    table = pd.DataFrame(
+        {"workers": workers, "nbytes": nbytes, "seconds": ring(workers, nbytes, Path(1e-3, 1e7))}
+    )
+    table.loc[table["workers"] == 3, "seconds"] *= 1.5  # not seen by the fit
+    found = validation.own_predictions(
+        table, path_terms(ring), ("workers", "nbytes"), lambda rows: rows["workers"] != 3
+    )
+    assert validation.median_error(found) == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="all 9 rows are fitted"):
+        validation.own_predictions(
+            table, path_terms(ring), ("workers", "nbytes"), lambda rows: rows["workers"] > 0
+        )
+
+
+@pytest.mark.parametrize("values", [[1, 2], [3, 2, 1], [1, 1, 2]])
+def test_three_ascending_values_are_needed(values):
+    with pytest.raises(ValueError, match="at least three, ascending"):
+        validation.chosen(values)
+
+
+def test_nccl_s_latency_is_that_of_the_best_tree_or_ring_that_the_machine_allows():
+    # Up and down a chain of 8 by LL128: 14 and 14 times 1.25 µs.
+    assert nccl.DGX_A100.latency_seconds(1) == pytest.approx(31.5e-6)
+    # Simple alone: 14 times 4 µs inside, up and down once between machines, at 14 and 75 µs.
+    assert nccl.P4DE.latency_seconds(2) == pytest.approx(234e-6)
+    assert nccl.P4DE.latency_seconds(4) == pytest.approx((234 + 2 * 89) * 1e-6)
+
+
+def test_nccl_s_bandwidth_is_that_of_the_nics_unless_gpus_are_slower():
+    assert nccl.DGX_A100.bandwidth(1) == pytest.approx(0.8 * 300e9 * 8 / 14)
+    assert nccl.P4DE.bandwidth(2) == pytest.approx(0.92 * 50e9)
+    assert nccl.P4DE.bandwidth(64) == pytest.approx(0.92 * 50e9 * 64 / 126)
+    assert nccl.P5.bandwidth(2) == pytest.approx(5 / 6 * 20.6 / 25 * 450e9)
+
+
+def test_small_arrays_take_the_latency_and_large_ones_the_bandwidth():
+    assert nccl.P5.seconds(2, 0.0) == pytest.approx(nccl.P5.latency_seconds(2))
+    assert nccl.P5.seconds(2, 1e13) == pytest.approx(1e13 / nccl.P5.bandwidth(2), rel=0.01)

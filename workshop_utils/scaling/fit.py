@@ -1,0 +1,246 @@
+"""Costs fitted to measurements by robust regression, with intervals: what they say, and what they predict.
+
+    terms = path_terms(lambda size, nbytes, path: all_reduce_seconds("ring", size, nbytes, path))
+    found = fit(terms, (workers, nbytes), seconds)
+    print(found)                                        # latency and bandwidth, each with its interval
+    found.predict(1000, 100e6), found.interval(1000, 100e6)
+    path_of(found)                                      # for the other functions of `cost`
+
+A cost is a sum of terms, each a known function of what was varied, times a coefficient of at least 0. All closed forms
+of `cost` are of that kind: linear in α, 1/B and 1/γ. What is minimised are relative errors, as logarithms, for a time
+of 1 ms deserves as much as one of 1 s; and by the soft L1 loss, so that a disturbed measurement does not pull by its
+square.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
+
+from workshop_utils.scaling.cost import Numbers, Path
+
+Array = npt.NDArray[np.float64]
+
+TOLERATED = 0.05  # of a time: beyond it, errors count by their size and no longer by its square
+STEPS = 50  # at most; a handful is enough
+DRAWS = 200  # of the bootstrap
+LEVEL = 0.95
+
+# Bytes with which NCCL's pipeline is full: 32 channels (MAXCHANNELS) of one slot each, an eighth (NCCL_STEPS) of a
+# buffer of 4 MiB (NCCL_BUFFSIZE). Source: NCCL 2, src/include/device.h, and src/init.cc for the buffer.
+PIPELINE_NBYTES = 32 * (4 << 20) / 8
+
+
+class Term(NamedTuple):
+    """A function of what was varied, with the name and unit of its coefficient; or of 1 / coefficient, if `inverse`."""
+
+    name: str
+    unit: str
+    of: Callable[..., Numbers]
+    inverse: bool = False
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A fitted number in `unit`; between `low` and `high` it lies in 95 of 100 cases, NaN where that is not known."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Fitted terms. `coefficients` has shape (terms,), `draws` (draws, terms): what repeated measurements would give.
+
+    `errors` are the relative errors, predicted over measured less 1, of the points that it was fitted to.
+    """
+
+    terms: tuple[Term, ...]
+    coefficients: Array
+    errors: Array
+    draws: Array = field(repr=False)
+
+    def predict(self, *varied: Numbers) -> Numbers:
+        """Seconds for these values of what was varied, broadcast together."""
+        return _plain(self._seconds(varied, self.coefficients))
+
+    def interval(self, *varied: Numbers, level: float = LEVEL) -> tuple[Numbers, Numbers]:
+        """Between which seconds the cost lies with such a probability, by the bootstrap; NaN without draws."""
+        if not len(self.draws):
+            nothing = np.full(np.broadcast(*varied).shape, math.nan)
+            return _plain(nothing), _plain(nothing)
+        seconds = np.stack([self._seconds(varied, draw) for draw in self.draws])
+        low, high = np.quantile(seconds, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        return _plain(low), _plain(high)
+
+    @property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """What was fitted, in the terms' units."""
+        return tuple(self._estimate(number) for number in range(len(self.terms)))
+
+    def __getitem__(self, name: str) -> float:
+        """The fitted number of that name. Raises KeyError if there is none."""
+        return {estimate.name: estimate.value for estimate in self.estimates}[name]
+
+    def __str__(self) -> str:
+        lines = [f"{'':28} {'fitted':>12} {'95 % interval':>27}"]
+        for each in self.estimates:
+            between = "–" if math.isnan(each.low) else f"{each.low:12.4g} … {each.high:.4g}"
+            lines.append(f"{each.name:28} {each.value:12.4g} {between:>27} {each.unit}")
+        typical = 100 * float(np.median(np.abs(self.errors)))
+        return "\n".join([*lines, f"{len(self.errors)} measurements, median error {typical:.1f} %"])
+
+    def _estimate(self, number: int) -> Estimate:
+        term, draws = self.terms[number], self.draws[:, number]
+        with np.errstate(divide="ignore"):
+            value, draws = (
+                (1 / self.coefficients[number], 1 / draws)
+                if term.inverse
+                else (self.coefficients[number], draws)
+            )
+        low, high = (
+            np.quantile(draws, [0.025, 0.975], method="nearest") if len(draws) else (math.nan, math.nan)
+        )
+        return Estimate(term.name, float(value), float(low), float(high), term.unit)
+
+    def _seconds(self, varied: Sequence[Numbers], coefficients: Array) -> Array:
+        columns = np.broadcast_arrays(*(np.asarray(term.of(*varied), dtype=float) for term in self.terms))
+        return np.tensordot(coefficients, np.stack(columns), axes=1)
+
+
+def fit(
+    terms: Sequence[Term],
+    varied: Sequence[npt.ArrayLike],
+    seconds: npt.ArrayLike,
+    draws: int = DRAWS,
+    seed: int = 0,
+) -> Fit:
+    """The coefficients, none below 0, with which the sum of `terms` comes closest to measured `seconds`.
+
+    Intervals are by bootstrap: relative errors are drawn anew, with random signs, scaled for the coefficients that
+    were fitted, and the fit is repeated. With as many coefficients as points there are no intervals. Source: Efron and
+    Tibshirani (1993), "An introduction to the bootstrap", section 9.4.
+
+    Args:
+        terms: of the cost.
+        varied: what each term is a function of, one value a measurement, such as (workers, nbytes).
+        seconds: measured.
+        draws: how often to repeat the fit for intervals; 0 for none.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: if there are fewer measurements than terms, lengths differ, or a time is not above 0.
+    """
+    measured = np.asarray(seconds, dtype=float)
+    values = [np.asarray(each, dtype=float) for each in varied]
+    if any(each.shape != measured.shape for each in values):
+        shapes = ", ".join(str(each.size) for each in values)
+        raise ValueError(
+            f"{measured.size} seconds go with {shapes} values; each measurement needs one of each"
+        )
+    if measured.size < len(terms):
+        raise ValueError(
+            f"{measured.size} measurements cannot tell {len(terms)} numbers apart; there must be at least as many"
+        )
+    if not (np.isfinite(measured) & (measured > 0)).all():
+        raise ValueError(f"seconds are {measured.tolist()}; each has to be above 0")
+    columns = np.stack([term.of(*values) * np.ones(measured.size) for term in terms], axis=1)
+    if not columns.any(axis=1).all():
+        idle = int(np.flatnonzero(~columns.any(axis=1))[0])
+        which = ", ".join(f"{each[idle]:g}" for each in values)
+        raise ValueError(
+            f"measurement {idle} ({which}) costs nothing by any term; it must be left out of the fit"
+        )
+    coefficients = _robust(columns, measured)
+    fitted = columns @ coefficients
+    logs, freedom = np.log(fitted / measured), measured.size - len(terms)
+    random, drawn = np.random.default_rng(seed), []
+    for _ in range(draws if freedom else 0):
+        # Errors of either sign are as likely: one disturbed measurement must not shift all draws.
+        noise = random.choice(logs, measured.size) * random.choice([-1, 1], measured.size)
+        drawn.append(_robust(columns, fitted * np.exp(noise * math.sqrt(measured.size / freedom))))
+    return Fit(tuple(terms), coefficients, np.expm1(logs), np.array(drawn).reshape(-1, len(terms)))
+
+
+def _robust(columns: Array, measured: Array) -> Array:
+    """Coefficients of at least 0 that minimise Σ 2 (√(1 + (e/t)²) − 1), with e the logarithms' errors, t TOLERATED.
+
+    By Gauss and Newton's steps, each a weighted non-negative least squares (iteratively reweighted; Huber and Ronchetti
+    2009, "Robust statistics", section 7.8).
+    """
+    scale = columns.max(axis=0)
+    scale[scale == 0] = 1.0  # a term that is nothing at these points stays at 0
+    scaled = columns / scale
+    found, _ = nnls(scaled / measured[:, None], np.ones(measured.size))
+    for _ in range(STEPS):
+        fitted = np.maximum(scaled @ found, 1e-12 * measured)
+        error = np.log(fitted / measured)
+        weight = (1 + (error / TOLERATED) ** 2) ** -0.25  # of an equation: the root of the loss's weight
+        step, _ = nnls(weight[:, None] * scaled / fitted[:, None], weight * (1 - error))
+        if np.allclose(step, found, rtol=1e-8, atol=0):
+            break
+        found = step
+    return np.asarray(found / scale)
+
+
+def path_terms(cost: Callable[..., Numbers], combining: bool = False) -> tuple[Term, ...]:
+    """α and B, and γ if `combining`, of any function of `cost` that takes a Path last and is linear in α, 1/B, 1/γ.
+
+    Where adding grows with bytes as sending does, measurements cannot tell γ from B: leave it out.
+    """
+    # One of the three at a time: without latency, without bytes, without adding.
+    alone = {"latency": Path(1.0), "bandwidth": Path(0.0, 1.0), "combining": Path(0.0, math.inf, 1.0)}
+
+    def term(name: str, unit: str) -> Term:
+        return Term(name, unit, lambda *varied: cost(*varied, alone[name]), inverse=name != "latency")
+
+    found = term("latency", "s"), term("bandwidth", "bytes/s"), term("combining", "bytes/s")
+    return found if combining else found[:2]
+
+
+def path_of(found: Fit) -> Path:
+    """The path that a fit of `path_terms` has found."""
+    values: Mapping[str, float] = {estimate.name: estimate.value for estimate in found.estimates}
+    return Path(values["latency"], values["bandwidth"], values.get("combining", math.inf))
+
+
+def size_terms(pipeline_nbytes: float = PIPELINE_NBYTES) -> tuple[Term, ...]:
+    """α + n/B + fill · n/(n + n_p): one collective among the same ranks, by size, as pipelining libraries run it.
+
+    An array goes through several links (inside a machine, between machines) in pieces, one piece a channel. Up to n_p
+    bytes there is one piece, which passes the links one after the other, so each byte costs more than 1/B. Above,
+    pieces follow each other, and only the first one's way is added to the slowest link's time: the pipeline's filling,
+    which no longer grows. `pipeline_nbytes` is n_p, by default NCCL's. Bandwidth, n/t, so grows with size long after α
+    has faded.
+    """
+    return (
+        Term("latency", "s", lambda nbytes: np.ones_like(nbytes, dtype=float)),
+        Term("bandwidth", "bytes/s", lambda nbytes: nbytes, inverse=True),
+        Term("filling", "s", lambda nbytes: nbytes / (nbytes + pipeline_nbytes)),
+    )
+
+
+def worker_terms() -> tuple[Term, ...]:
+    """c + d (N − 1)/N + e (N − 1): a step of data parallel training, by workers, where each keeps its batch.
+
+    Of a ring's 2 (N − 1)(α + K/NB), and of co-located parameter servers', d has the bytes and e the latencies (and
+    whatever else grows with every worker that is waited for); c is what one worker computes.
+    """
+    return (
+        Term("computing", "s", lambda workers: np.ones_like(workers, dtype=float)),
+        Term("bytes", "s", lambda workers: (workers - 1) / workers),
+        Term("each worker more", "s", lambda workers: workers - 1.0),
+    )
+
+
+def _plain(values: Any) -> Numbers:
+    return float(values) if np.ndim(values) == 0 else np.asarray(values)

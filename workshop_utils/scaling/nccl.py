@@ -1,0 +1,124 @@
+"""NCCL's all-reduce from hardware facts alone: what machines and their links are, and nothing that was measured.
+
+    P5.seconds(2, 100e6)                        # two p5.48xlarge, 100 MB
+
+Latency and bandwidth are those with which NCCL itself chooses its algorithm and protocol. Between them a message is cut
+into pieces that follow each other through p links. With s pieces that takes (p + s − 1)(α/p + n/sB), which the best s
+makes (√α + √(n/B))²: α for small arrays, n/B for large ones, and up to four times as much as the larger of both
+between. NCCL need not cut best, so this is no bound.
+
+Sources: NCCL 2.2x, src/graph/tuning.cc (latencies, shares) and src/graph/topo.h (NVLink); the plugin of AWS for EFA,
+aws-ofi-nccl, src/platform-aws.c (latency of EFA, protocols); van de Geijn and Watts (1997) for cutting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from workshop_utils.scaling.cost import Numbers
+
+
+class Latency(NamedTuple):
+    """Of an algorithm with a protocol, in seconds: at the start, for a step over NVLink, and over the network."""
+
+    start: float
+    inside: float
+    across: float
+
+
+# LL, the third protocol, sends a flag with every word; it is for arrays smaller than those that are looked at here.
+LATENCIES: Mapping[tuple[str, str], Latency] = {
+    ("ring", "LL128"): Latency(14.0e-6, 1.9e-6, 4.0e-6),
+    ("ring", "Simple"): Latency(8.4e-6, 3.4e-6, 14.0e-6),
+    ("tree", "LL128"): Latency(14.0e-6, 1.25e-6, 8.5e-6),
+    ("tree", "Simple"): Latency(0.0, 4.0e-6, 14.0e-6),
+}
+TREE_SHARE = 0.92  # of a link's bandwidth that a tree reaches
+SWITCH_SHARE = 5 / 6  # that NVLink SHARP reaches, where the switch adds
+
+
+@dataclass(frozen=True)
+class GpuMachine:
+    """A machine with GPUs, and its network.
+
+    Attributes:
+        gpus: how many.
+        nvlink_bytes_per_second: of one GPU, one way.
+        nvlink_share: what of it NCCL counts on: 20 of 25 GB/s a link, 20.6 on Hopper.
+        switch_adds: whether its NVSwitch reduces (NVLink SHARP).
+        nic_bytes_per_second: of the whole machine, one way.
+        nic_latency_seconds: one way.
+        protocols: that NCCL may choose there.
+    """
+
+    gpus: int
+    nvlink_bytes_per_second: float
+    nvlink_share: float = 0.8
+    switch_adds: bool = False
+    nic_bytes_per_second: float = math.inf
+    nic_latency_seconds: float = 0.0
+    protocols: tuple[str, ...] = ("LL128", "Simple")
+
+    def latency_seconds(self, machines: int) -> float:
+        """α of an all-reduce: the least of the algorithms and protocols that there are.
+
+        A ring has 2 (N − 1) steps, of which 2 (m − 1) are between machines; a tree goes up and down a chain of g GPUs
+        and log₂ m machines.
+        """
+        ring_across, tree_across = 2 * (machines - 1), 2 * math.log2(machines)
+        inside = {"ring": 2 * (machines * self.gpus - 1) - ring_across, "tree": 2 * (self.gpus - 1)}
+        across = {"ring": ring_across, "tree": tree_across}
+        return min(
+            each.start
+            + inside[algorithm] * each.inside
+            + across[algorithm] * (each.across + self.nic_latency_seconds)
+            for (algorithm, protocol), each in LATENCIES.items()
+            if protocol in self.protocols
+        )
+
+    def bandwidth(self, machines: int) -> float:
+        """B of an all-reduce in bytes of the array per second: of the best algorithm inside, or of the NICs if less.
+
+        Inside one machine a ring sends 2 (g − 1)/g of the array; with several machines a chain sends it up and down, if
+        the switch does not add. Between m machines each NIC sends 2 (m − 1)/m of it.
+        """
+        nvlink = self.nvlink_share * self.nvlink_bytes_per_second
+        if self.switch_adds:
+            inside = SWITCH_SHARE * nvlink
+        elif machines == 1:
+            inside = nvlink * self.gpus / (2 * (self.gpus - 1))
+        else:
+            inside = TREE_SHARE * nvlink / 2
+        if machines == 1:
+            return inside
+        return min(inside, TREE_SHARE * self.nic_bytes_per_second * machines / (2 * (machines - 1)))
+
+    def seconds(self, machines: int, nbytes: Numbers) -> Numbers:
+        """(√α + √(n/B))² to all-reduce `nbytes` among all GPUs of so many machines."""
+        bytes_seconds = nbytes / self.bandwidth(machines)
+        return (math.sqrt(self.latency_seconds(machines)) + np.sqrt(bytes_seconds)) ** 2
+
+
+DGX_A100 = GpuMachine(gpus=8, nvlink_bytes_per_second=300e9)
+P4DE = GpuMachine(
+    gpus=8,
+    nvlink_bytes_per_second=300e9,
+    nic_bytes_per_second=4 * 12.5e9,
+    nic_latency_seconds=75e-6,
+    protocols=("Simple",),
+)
+P5 = GpuMachine(
+    gpus=8,
+    nvlink_bytes_per_second=450e9,
+    nvlink_share=20.6 / 25,
+    switch_adds=True,
+    nic_bytes_per_second=32 * 12.5e9,
+    nic_latency_seconds=75e-6,
+)
+# By the names of the published curves.
+MACHINES: Mapping[str, GpuMachine] = {"p4de.24xlarge": P4DE, "p5.48xlarge": P5, "dgx-a100-nvlink3": DGX_A100}

@@ -1,0 +1,91 @@
+"""What waiting for the slowest costs: order statistics of the times that workers take.
+
+    seconds = Spread("lognormal", median=0.1, spread=0.2)
+    seconds.slowest(1000)                   # the mean step of 1,000 workers that wait for each other
+    seconds.slowest(1000, backup=20)        # ... and for all but the 20 slowest
+
+Workers' times are independent here, and anew at every step. What lasts (a slow machine) or travels along a ring from
+neighbour to neighbour is simulated: `comm.recurrence.ring_finish_seconds`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+# Trapezoids under a normal density: an integral over 0 … 1 whose ends are infinitely far away is smooth in these.
+NODES = np.linspace(-7.5, 7.5, 301)
+WEIGHTS = stats.norm.pdf(NODES) * (NODES[1] - NODES[0])
+
+Shape = Literal["normal", "exponential", "lognormal"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a worker's time for a step is distributed, in seconds.
+
+    Attributes:
+        shape: "normal"; "lognormal", median · exp(spread · z) with z normal, as `comm.asynchronous.compute_times` draws
+            them; or "exponential", a fixed time and a random one behind it, whose mean is spread · median.
+        median: in seconds; for "exponential" the fixed part.
+        spread: relative to the median; 0 for none.
+
+    Raises:
+        ValueError: for a number that cannot be, or an unknown shape; the message names the field.
+    """
+
+    shape: Shape = "lognormal"
+    median: float = 1.0
+    spread: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.shape not in ("normal", "exponential", "lognormal"):
+            raise ValueError(f"shape is {self.shape!r}; it must be normal, exponential or lognormal")
+        for name in ("median", "spread"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0, and finite")
+
+    @property
+    def mean(self) -> float:
+        """What a worker takes on average: what asynchronous training waits for."""
+        return self.slowest(1)
+
+    def slowest(self, workers: int, backup: int = 0) -> float:
+        """Mean time until all but `backup` of `workers` are done: the expected order statistic.
+
+        The k-th smallest of N uniform numbers follows Beta(k, N − k + 1); the quantile of the workers' distribution
+        there is integrated numerically. Source: David and Nagaraja (2003), "Order statistics", section 3.1; Chen et al.
+        (2016), "Revisiting distributed synchronous SGD", for backup workers.
+
+        Raises:
+            ValueError: for less than one worker, or as many backup workers as there are workers.
+        """
+        if workers < 1:
+            raise ValueError(f"workers is {workers}; there must be at least 1")
+        if not 0 <= backup < workers:
+            raise ValueError(f"backup is {backup}; it must be at least 0 and less than the {workers} workers")
+        if (
+            self.shape == "exponential"
+        ):  # Rényi's representation: 1/N + 1/(N − 1) + … for the first, the second, …
+            waits = 1 / np.arange(workers, backup, -1)
+            return self.median * (1 + self.spread * float(waits.sum()))
+        above = stats.beta(backup + 1, workers - backup)  # the share of workers' times that are longer
+        shares = np.clip(above.ppf(stats.norm.cdf(NODES)), 1e-300, 1 - 1e-16)
+        return float(self._quantile_above(shares) @ WEIGHTS)
+
+    def slowdown(self, workers: npt.ArrayLike, backup: int = 0) -> npt.NDArray[np.float64]:
+        """How many times longer than one worker's mean the step of so many workers is; shape that of `workers`."""
+        counts = np.atleast_1d(np.asarray(workers, dtype=int))
+        found = np.array([self.slowest(int(count), backup) for count in counts]) / self.mean
+        return found.reshape(np.shape(workers))
+
+    def _quantile_above(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The times that such shares of all times exceed."""
+        z = stats.norm.isf(shares)
+        times = np.exp(self.spread * z) if self.shape == "lognormal" else 1 + self.spread * z
+        return np.asarray(self.median * times)
