@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from workshop_utils.scaling.command import app as scaling
+
 # Heavy modules (pandas, matplotlib, papermill) are imported by the commands that need them: a launch from the
 # command line must not be slower than torchrun's.
 
@@ -27,7 +29,8 @@ def launch(
     on: Annotated[
         str,
         typer.Option(
-            help="The place: local, sagemaker, kubernetes; sagemaker-stand-in, kubernetes-stand-in (nothing needed)."
+            help="The place: local, spark, torchx, sagemaker, kubernetes; "
+            "sagemaker-stand-in, kubernetes-stand-in (nothing needed)."
         ),
     ] = "local",
     config: Annotated[
@@ -48,16 +51,32 @@ def launch(
         int, typer.Option(help="How often to start it anew, from its last checkpoint, when it fails.")
     ] = 0,
     render: Annotated[bool, typer.Option("--render", help="Show what would be sent; start nothing.")] = False,
+    dry_run: Annotated[
+        str | None,
+        typer.Option(
+            help="client: as --render. server: the cluster says what it would make of it; start nothing."
+        ),
+    ] = None,
 ) -> None:
     """Launch a job and show one line a worker, live."""
     from workshop_utils.jobs import JobError, TrainingJob
-    from workshop_utils.launchers.places import place
+    from workshop_utils.launchers.places import ChecksOnServer, place
     from workshop_utils.network import Network
 
     changes = {"workers": workers, "data": data, "timeout": timeout, "arguments": _arguments(argument or [])}
     given = {name: value for name, value in changes.items() if value is not None}
     described = TrainingJob.load(job).replace(**given)
-    launcher = place(on, config, Network.parse(network) if network else None, output, rendering=render)
+    if dry_run not in (None, "client", "server"):
+        raise JobError(f"--dry-run is {dry_run!r}; it must be client or server, as kubectl has it")
+    starts = not (render or dry_run)
+    launcher = place(on, config, Network.parse(network) if network else None, output, rendering=not starts)
+    if dry_run == "server":
+        if not isinstance(launcher, ChecksOnServer):
+            raise JobError(
+                f"--dry-run is 'server'; {on} has none that could be asked: use --dry-run=client, or --on kubernetes"
+            )
+        typer.echo(launcher.dry_run(described))
+        return
     if restarts:
         if on != "local":
             raise JobError(
@@ -66,7 +85,7 @@ def launch(
         from workshop_utils.launchers.restarting import Restarting
 
         launcher = Restarting(launcher, restarts)
-    if render:
+    if not starts:
         typer.echo(launcher.render(described))
         return
     run = launcher.launch(described)
@@ -128,6 +147,52 @@ def refresh(
 
 
 @app.command()
+def copy_lessons(
+    folder: Annotated[Path, typer.Argument(help="Where you work; beside notebooks/.")] = Path("my_lessons"),
+) -> None:
+    """Bring the learner's edition of all lessons into your folder; what you have changed there is left alone."""
+    from workshop_utils import editions
+
+    for copy in editions.copy_for_learner(folder):
+        if copy.state == "yours":
+            typer.echo(f"{copy.path}: left alone, since you have changed it")
+        elif copy.state != "unchanged":
+            typer.echo(f"{copy.path}: {copy.state}")
+
+
+@app.command()
+def release(
+    notebooks: Annotated[list[Path] | None, typer.Argument(help="Lessons; all when none is named.")] = None,
+    output: Annotated[Path, typer.Option(help="Where the two editions go.")] = Path("build/editions"),
+) -> None:
+    """Make the learner's edition (no solutions, no outputs) and the instructor's (both, times, talking points)."""
+    from workshop_utils import editions
+
+    written = editions.release(output, notebooks or [])
+    typer.echo(f"{len(written)} notebooks in {output / 'learner'} and {output / 'instructor'}")
+
+
+@app.command()
+def grade(
+    folder: Annotated[Path, typer.Argument(help="A folder for each learner, with their notebooks in it.")],
+    output: Annotated[Path, typer.Option(help="Where the table and the executed notebooks go.")] = Path(
+        "build/grades"
+    ),
+    seconds: Annotated[float, typer.Option(min=1, help="At most so long for one notebook.")] = 600,
+) -> None:
+    """Run what a class has handed in, each notebook by itself, and print a table of how the exercises went."""
+    from workshop_utils import grading
+
+    rows = []
+    for graded in grading.grade(folder, output, seconds):
+        rows += graded
+        right = sum(row["state"] == "right" for row in graded)
+        typer.echo(f"{graded[0]['learner']}, {graded[0]['lesson']}: {right} of {len(graded)} right")
+    typer.echo(f"\n{grading.table(rows).to_string(index=False)}")
+    typer.echo(f"\nwhat each check said is in {grading.write(rows, output)}")
+
+
+@app.command()
 def doctor() -> None:
     """Say what this machine has, and what that means for the lessons."""
     from workshop_utils import doctor as machine
@@ -145,6 +210,55 @@ def bench(
     from workshop_utils import benchmarks
 
     raise typer.Exit(benchmarks.run(names or None))
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model of the catalogue, such as llama-3.1-8b; or a config.json, or a YAML file."
+        ),
+    ],
+    tokens: Annotated[float, typer.Option(help="How many tokens to train on, such as 100e9.")],
+    deadline: Annotated[str | None, typer.Option(help="How long it may take, such as 14d or 36h.")] = None,
+    budget: Annotated[float | None, typer.Option(help="What it may cost, in dollars.")] = None,
+    instances: Annotated[
+        str | None,
+        typer.Option(
+            help="Which EC2 instances to look at, with commas between; a YAML file adds or replaces some."
+        ),
+    ] = None,
+    batch: Annotated[
+        float | None, typer.Option(help="Tokens in a step; by default the model's published batch.")
+    ] = None,
+    fastest: Annotated[
+        bool, typer.Option("--fastest", help="The least hours within the limits, not the least dollars.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for another program.")] = False,
+) -> None:
+    """Plan a training run: the layout, how many of which machines, how long and how much; starts nothing.
+
+    The exit code is 1 where nothing meets the limits; what would be enough is then said.
+    """
+    import json
+
+    from workshop_utils.scaling.plan import plan_run
+
+    found = plan_run(
+        model,
+        tokens,
+        deadline,
+        budget,
+        [name.strip() for name in instances.split(",")] if instances is not None else None,
+        batch_tokens=round(batch) if batch is not None else None,
+        objective="hours" if fastest else "dollars",
+    )
+    typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
+    raise typer.Exit(0 if found.best else 1)
+
+
+app.add_typer(scaling, name="scaling")
 
 
 @app.command()

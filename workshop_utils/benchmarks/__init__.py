@@ -23,6 +23,8 @@ from workshop_utils.benchmarks import (
     memory_per_rank,
     model_parallel,
     network,
+    plan,
+    prediction,
     recovery,
     simulation,
     throughput,
@@ -44,6 +46,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "memory_per_rank": memory_per_rank.measure,
     "model_parallel": model_parallel.measure,
     "recovery": recovery.measure,
+    "prediction": prediction.measure,
+    "plan": plan.measure,
 }
 
 WIDTH = 120  # of a table that goes to a file

@@ -1,0 +1,350 @@
+"""What there is to plan with: transformers by their sizes, and instances by what they can do and cost.
+
+    model("llama-3.1-8b").parameters                  # 8030261248, counted from its sizes
+    model("my-model/config.json")                     # as Hugging Face writes it; or a YAML file of our own fields
+    instance("p5.48xlarge").dollars_an_hour           # on demand, dated: see data/instances.yaml
+
+The instances' prices are EC2's. SageMaker asks others, which stand with its launcher.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from workshop_utils.quantities import bytes_of, bytes_per_second_of, seconds_of
+
+DATA = Path(__file__).parent / "data"
+AS_OF = "2026-07"  # the month of the price list that data/instances.yaml was copied from, by way of others' copies
+GUESS = "a guess by likeness"
+Dtype = Literal["bfloat16", "float32"]
+NUMBER_NBYTES: Mapping[Dtype, int] = {"bfloat16": 2, "float32": 4}
+MESSAGES = {  # pydantic's words for what people get wrong most, in ours
+    "missing": "it is missing",
+    "extra_forbidden": "there is no such field",
+}
+
+
+class CatalogueError(ValueError):
+    """A model or an instance that is unknown, or badly described; the message names it and what would be right."""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    source: str = ""
+
+
+class Transformer(_Entry):
+    """A transformer by its sizes, in the notation of a decoder; an encoder differs in `causal` and a few parameters.
+
+    Attributes:
+        layers, width, heads: l, h and a of Korthikanti et al. (2022).
+        kv_heads: heads of keys and values, fewer where queries share them; by default all.
+        mlp_width: units between an MLP's two linear layers; by default 4 h.
+        gated: whether the MLP has a third linear layer, for a gate (SwiGLU, Shazeer 2020).
+        biases: whether linear layers inside the blocks have them.
+        norm: layer normalisation with weight and bias, or RMS normalisation with a weight only.
+        last_norm: whether there is a norm behind the last block.
+        dropout: whether training keeps dropout's masks, after attention, its output and the MLP.
+        causal: whether a token sees only those before it.
+        sequence: s, the tokens of a training example.
+        vocabulary, positions: rows of the embeddings; 0 positions for rotary ones.
+        tied: whether the output layer is the token embedding.
+        extra_parameters: what all that does not count, such as BERT's head.
+        batch_tokens: tokens in a step of the published run.
+    """
+
+    layers: PositiveInt
+    width: PositiveInt
+    heads: PositiveInt
+    sequence: PositiveInt
+    vocabulary: PositiveInt
+    kv_heads: PositiveInt = 0
+    mlp_width: PositiveInt = 0
+    gated: bool = False
+    biases: bool = True
+    norm: Literal["layer", "rms"] = "layer"
+    last_norm: bool = True
+    dropout: bool = True
+    causal: bool = True
+    positions: int = Field(default=0, ge=0)
+    tied: bool = False
+    extra_parameters: int = Field(default=0, ge=0)
+    batch_tokens: PositiveInt = 524_288
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        return {"kv_heads": given.get("heads"), "mlp_width": 4 * _int(given.get("width")), **given}
+
+    @model_validator(mode="after")
+    def _divides(self) -> Transformer:
+        for name, divisor in (("width", "heads"), ("heads", "kv_heads")):
+            if getattr(self, name) % getattr(self, divisor):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; it must be a multiple of {divisor}, {getattr(self, divisor)}"
+                )
+        return self
+
+    @property
+    def kv_width(self) -> int:
+        """Units of all heads' keys, and as many of their values."""
+        return self.width // self.heads * self.kv_heads
+
+    @property
+    def norm_parameters(self) -> int:
+        """Of one norm."""
+        return self.width * (2 if self.norm == "layer" else 1)
+
+    @property
+    def block_matrix_parameters(self) -> int:
+        """Of one block, what takes part in products, and is cut by tensor parallelism."""
+        attention = 2 * self.width * (self.width + self.kv_width)
+        return attention + (3 if self.gated else 2) * self.width * self.mlp_width
+
+    @property
+    def block_cut_biases(self) -> int:
+        """Of one block, the biases of layers that are cut by columns."""
+        units = self.width + 2 * self.kv_width + (2 if self.gated else 1) * self.mlp_width
+        return units if self.biases else 0
+
+    @property
+    def block_whole_parameters(self) -> int:
+        """Of one block, what every tensor-parallel rank has: norms, and biases of layers that are cut by rows."""
+        return 2 * self.norm_parameters + (2 * self.width if self.biases else 0)
+
+    @property
+    def block_parameters(self) -> int:
+        """Of one block, all."""
+        return self.block_matrix_parameters + self.block_cut_biases + self.block_whole_parameters
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        embeddings = (self.vocabulary * (1 if self.tied else 2) + self.positions) * self.width
+        last_norm = self.norm_parameters if self.last_norm else 0
+        return self.layers * self.block_parameters + embeddings + last_norm + self.extra_parameters
+
+    @property
+    def flops_per_token(self) -> float:
+        """Floating-point operations to train on one token: 6 for each parameter of a product, and attention's own.
+
+        Attention's two products are 4 s h a layer forward, three times as much with the backward pass; half of it
+        where a token sees only those before it, since kernels skip the other half. Source: Chowdhery et al. (2022,
+        PaLM), appendix B, which counts that half too; Dao (2023), FlashAttention-2, section 4.1, which does not.
+        """
+        products = self.layers * self.block_matrix_parameters + self.vocabulary * self.width
+        seen = self.sequence / (2 if self.causal else 1)
+        return 6 * products + 12 * self.layers * self.width * seen
+
+
+def _int(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+Nbytes = Annotated[int, BeforeValidator(bytes_of)]
+BytesPerSecond = Annotated[float, BeforeValidator(bytes_per_second_of)]
+Seconds = Annotated[float, BeforeValidator(seconds_of)]
+
+
+def _fraction(value: float) -> float:
+    if value > 1:
+        raise ValueError("it must be at most 1")
+    return value
+
+
+class Instance(_Entry):
+    """A kind of machine; bandwidths are one way, written as "400Gbit" and read as bytes per second.
+
+    Attributes:
+        accelerators: how many processes train on one machine, each with its own `memory_nbytes`.
+        flops_per_second: the peak of one accelerator, by dtype.
+        kernel_efficiency: the part of the peak that a transformer's matrix products reach by themselves.
+        efficiency_from: where that number is from; a plan warns of guesses.
+        memory_bytes_per_second: of one accelerator's own memory.
+        inner_bytes_per_second: of one accelerator, to another of the same machine.
+        network_bytes_per_second: of the whole machine, to others.
+        dollars_an_hour: on demand; None where it is not known.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_alias=True, validate_by_name=True)
+
+    accelerator: str
+    accelerators: PositiveInt
+    memory_nbytes: Nbytes = Field(alias="memory", gt=0)
+    memory_bytes_per_second: Nbytes = Field(alias="memory_bandwidth", gt=0)
+    flops_per_second: dict[Dtype, PositiveFloat]
+    kernel_efficiency: Annotated[PositiveFloat, AfterValidator(_fraction)] = 0.4
+    efficiency_from: str = GUESS
+    inner_bytes_per_second: BytesPerSecond = Field(alias="inner")
+    inner_latency_seconds: Seconds = Field(default=5e-6, alias="inner_latency")
+    network_bytes_per_second: BytesPerSecond = Field(alias="network")
+    network_latency_seconds: Seconds = Field(default=20e-6, alias="network_latency")
+    dollars_an_hour: PositiveFloat | None = None
+    region: str = "us-east-1"
+
+
+E = TypeVar("E", bound=_Entry)
+
+
+@cache
+def models() -> Mapping[str, Transformer]:
+    """All transformers of the catalogue, by name."""
+    return _load(DATA / "models.yaml", Transformer)
+
+
+def model(name: str | Path | Transformer) -> Transformer:
+    """A transformer by its name, or from a file: YAML with Transformer's fields, or Hugging Face's config.json.
+
+    Raises:
+        CatalogueError: if there is none of that name, the file cannot be read, or a field in it is wrong.
+    """
+    if isinstance(name, Transformer):
+        return name
+    path = Path(name)
+    if path.suffix == ".json":
+        return _entry(Transformer, path.parent.name or path.stem, _from_hugging_face(path))
+    if path.suffix in (".yaml", ".yml"):
+        return _entry(Transformer, path.stem, _read(path))
+    return _pick("model", str(name), models(), "a YAML file or a config.json describes others")
+
+
+def instances(file: str | Path | None = None) -> Mapping[str, Instance]:
+    """All instances of the catalogue, by name; with `file`, which has the same form, those in it come on top.
+
+    An entry of `file` may leave fields out that the catalogue has, so that a price alone can be replaced.
+
+    Raises:
+        CatalogueError: if the file cannot be read, or a field in it is wrong.
+    """
+    return _shipped_instances() if file is None else _load(Path(file), Instance, DATA / "instances.yaml")
+
+
+@cache
+def _shipped_instances() -> Mapping[str, Instance]:
+    return _load(DATA / "instances.yaml", Instance)
+
+
+def instance(name: str | Instance, known: Mapping[str, Instance] | None = None) -> Instance:
+    """An instance by its name, of `known` or of the catalogue.
+
+    Raises:
+        CatalogueError: if there is none of that name.
+    """
+    if isinstance(name, Instance):
+        return name
+    return _pick("instance", name, known or instances(), "a file of yours may describe others")
+
+
+def _pick(kind: str, name: str, known: Mapping[str, E], otherwise: str) -> E:
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    advice = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}; {otherwise}"
+    raise CatalogueError(f"{kind} is {name!r}; {advice}")
+
+
+def _load(path: Path, kind: type[E], below: Path | None = None) -> dict[str, E]:
+    entries: dict[str, Any] = _read(below) if below else {}
+    for name, fields in _read(path).items():
+        if not isinstance(fields, Mapping):
+            raise CatalogueError(f"{path}: {name} must have fields, such as those of {kind.__name__}")
+        entries[name] = {**entries.get(name, {}), **fields}
+    return {name: _entry(kind, name, fields) for name, fields in entries.items()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise CatalogueError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict):
+        raise CatalogueError(f"{path} must have names and what belongs to them, as a YAML mapping")
+    return content
+
+
+def _entry(kind: type[E], name: str, fields: Mapping[str, Any]) -> E:
+    try:
+        return kind(**{"name": name, **fields})
+    except ValidationError as error:
+        raise CatalogueError("\n".join(_sentences(name, error.errors()))) from None
+
+
+def _sentences(name: str, errors: Iterable[Any]) -> list[str]:
+    lines = []
+    for error in errors:
+        where = ".".join([name, *map(str, error["loc"])])
+        what = MESSAGES.get(error["type"], error["msg"].removeprefix("Value error, "))
+        given = "" if error["type"] in MESSAGES or not error["loc"] else f" is {error['input']!r}"
+        lines.append(f"{where}{given}: {what}")
+    return lines
+
+
+# What Hugging Face calls our fields, by the kinds of models whose sizes say all that is needed here.
+HUGGING_FACE: Mapping[str, Mapping[str, str]] = {
+    "gpt2": {"layers": "n_layer", "width": "n_embd", "heads": "n_head", "positions": "n_positions"},
+    "bert": {
+        "layers": "num_hidden_layers",
+        "width": "hidden_size",
+        "heads": "num_attention_heads",
+        "mlp_width": "intermediate_size",
+        "positions": "max_position_embeddings",
+    },
+    "llama": {
+        "layers": "num_hidden_layers",
+        "width": "hidden_size",
+        "heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+        "mlp_width": "intermediate_size",
+    },
+}
+HUGGING_FACE_STYLE: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": {"tied": True},
+    "bert": {"tied": True, "causal": False, "last_norm": False},
+    "llama": {"gated": True, "biases": False, "norm": "rms", "dropout": False},
+}
+LONGEST_SEQUENCE = 8192  # a context of 131,072, such as Llama 3.1's, is trained at the very end only
+
+
+def _from_hugging_face(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CatalogueError(f"{path} cannot be read: {error}") from None
+    kind = str(config.get("model_type")) if isinstance(config, dict) else ""
+    if kind not in HUGGING_FACE:
+        known = ", ".join(HUGGING_FACE)
+        raise CatalogueError(
+            f"{path}: model_type is {kind!r}; it must be one of {known}. A YAML file can describe others"
+        )
+    names = {**HUGGING_FACE[kind], "vocabulary": "vocab_size"}
+    fields = {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
+    context = config.get("max_position_embeddings", config.get("n_positions", LONGEST_SEQUENCE))
+    fields |= {**HUGGING_FACE_STYLE[kind], "sequence": min(context, LONGEST_SEQUENCE), "source": str(path)}
+    if kind == "bert" and {"width", "vocabulary"} <= fields.keys():
+        width = fields["width"]
+        fields["extra_parameters"] = width * width + 7 * width + fields["vocabulary"]
+    if "tie_word_embeddings" in config:
+        fields["tied"] = config["tie_word_embeddings"]
+    return fields

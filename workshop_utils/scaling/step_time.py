@@ -1,0 +1,207 @@
+"""How long a step takes on given instances in a given layout, and where the time goes.
+
+    layout = Layout(data=64, tensor=8, pipeline=16, microbatches=16, recompute="selective")
+    time = step_time(model("llama-3.1-405b"), instance("p5.48xlarge"), layout)
+    time.seconds, time.mfu, time.bubble / time.seconds
+
+Arithmetic at the instance's kernel efficiency, plus what communication cannot hide; each cost is a closed form of
+`cost`. Numbers may be NumPy arrays, as in `worker_memory`. Left out: loading data, checkpoints, the optimizer's own
+arithmetic, and how small matrix products are slower than large ones. Collectives are rings, which makes latency count
+among thousands of data-parallel workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from workshop_utils.scaling.catalogue import NUMBER_NBYTES, Dtype, Instance, Transformer
+from workshop_utils.scaling.cost import (
+    Path,
+    all_gather_seconds,
+    data_parallel_step_seconds,
+    pipeline_step_seconds,
+    reduce_scatter_seconds,
+    tensor_parallel_seconds,
+)
+from workshop_utils.scaling.worker_memory import (
+    MASTER_NBYTES,
+    Layout,
+    Numbers,
+    blocks_of_stages,
+    outside_scores,
+    scores,
+    stage_parameters,
+)
+
+# The part of a link's bandwidth that a collective of large arrays gets: 234.9 of 300 GB/s, all-reduce of 16 GiB between
+# the 8 A100 of one machine. Source: Bekman, "Machine Learning Engineering", network benchmarks.
+COLLECTIVE_EFFICIENCY = 0.78
+
+FORWARD_PASSES, BACKWARD_PASSES = 2, 4  # through memory, of each array between matrix products
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Where the time of a step goes, in seconds of the busiest stage's workers.
+
+    Attributes:
+        compute: arithmetic, with what is computed anew, and reading and writing what lies between matrix products.
+        tensor: all-reduces inside layers.
+        bubble: waiting for other stages, and messages that fill and drain the pipeline.
+        data: what of data parallelism's communication does not hide behind arithmetic.
+        mfu: the part of all accelerators' peak that goes into the model's own arithmetic, anew not counted twice.
+            Source: Chowdhery et al. (2022, PaLM), appendix B.
+    """
+
+    compute: Numbers
+    tensor: Numbers
+    bubble: Numbers
+    data: Numbers
+    mfu: Numbers
+
+    @property
+    def seconds(self) -> Numbers:
+        """The whole step."""
+        return self.compute + self.tensor + self.bubble + self.data
+
+
+def step_time(
+    model: Transformer,
+    instance: Instance,
+    layout: Layout,
+    dtype: Dtype = "bfloat16",
+    fused_attention: bool = True,
+) -> StepTime:
+    """Of one step of `layout` on as many of `instance` as it needs.
+
+    With `fused_attention`, scores that are not kept do not leave the kernel (Dao et al. 2022, FlashAttention); before
+    there was such a kernel, they were written and read.
+
+    Workers are laid out as Megatron-LM does it: a tensor-parallel group inside a machine, then data-parallel ones, then
+    the stages (Narayanan et al. 2021b, section 3.3).
+
+    Raises:
+        ValueError: if the instance's peak for `dtype` is not known.
+    """
+    if dtype not in instance.flops_per_second:
+        known = ", ".join(instance.flops_per_second)
+        raise ValueError(f"dtype is {dtype!r}; of {instance.name} the peak is known for {known}")
+    peak = instance.flops_per_second[dtype]
+    tokens = layout.micro_batch * model.sequence
+    products = _stage_flops(model, layout) / (peak * instance.kernel_efficiency)
+    between = _stage_traffic(model, layout, dtype, fused_attention) / instance.memory_bytes_per_second
+    arithmetic = tokens * (products + between)
+    within = _tensor_seconds(model, instance, layout, dtype)
+    through = pipeline_step_seconds(
+        layout.pipeline,
+        layout.microbatches,
+        arithmetic + within,
+        _message_seconds(model, instance, layout, dtype),
+        layout.chunks,
+    )
+    exposed = _data_seconds(model, instance, layout, dtype, arithmetic)
+    busy = layout.microbatches * (arithmetic + within)
+    useful = model.flops_per_token * layout.sequences * model.sequence
+    return StepTime(
+        compute=layout.microbatches * arithmetic,
+        tensor=layout.microbatches * within,
+        bubble=through - busy,
+        data=exposed,
+        mfu=useful / (layout.workers * peak * (through + exposed)),
+    )
+
+
+def _stage_flops(model: Transformer, layout: Layout) -> Numbers:
+    """Operations a token on one worker of the busiest stage: forward, twice as many backward, and what is anew."""
+    attention = 12 * model.width * model.sequence / (2 if model.causal else 1)
+    products = 6 * model.block_matrix_parameters
+    recompute = np.asarray(layout.recompute)
+    anew = (
+        np.select([recompute == "none", recompute == "selective"], [0, attention], attention + products) / 3
+    )
+    block, head = products + attention + anew, 6 * model.vocabulary * model.width
+    most, rest = blocks_of_stages(model, layout.pipeline, layout.chunks)
+    return np.maximum(most * block, rest * block + head) / layout.tensor
+
+
+def _stage_traffic(model: Transformer, layout: Layout, dtype: Dtype, fused_attention: bool) -> Numbers:
+    """Bytes a token that one worker of a stage moves to and from memory for what is no matrix product.
+
+    Every array that a block makes is written and read once in the forward pass, and again where it is computed anew; in
+    the backward pass it is read, its gradient is read, and another written.
+    """
+    recompute = np.asarray(layout.recompute)
+    in_memory = (recompute == "none") | (not fused_attention)
+    made = outside_scores(model, layout, dtype) + np.where(in_memory, scores(model, layout, dtype), 0)
+    passes = FORWARD_PASSES * np.where(recompute == "full", 2, 1) + BACKWARD_PASSES
+    logits = (FORWARD_PASSES + BACKWARD_PASSES) * MASTER_NBYTES * model.vocabulary / layout.tensor
+    most, rest = blocks_of_stages(model, layout.pipeline, layout.chunks)
+    return np.maximum(most * made * passes, rest * made * passes + logits)
+
+
+def _tensor_seconds(model: Transformer, instance: Instance, layout: Layout, dtype: Dtype) -> Numbers:
+    """All-reduces of one micro-batch inside the layers of one stage."""
+    nbytes = NUMBER_NBYTES[dtype] * layout.micro_batch * model.sequence * model.width
+    path = Path(instance.inner_latency_seconds, COLLECTIVE_EFFICIENCY * instance.inner_bytes_per_second)
+    most, _ = blocks_of_stages(model, layout.pipeline, layout.chunks)
+    all_reduces = np.where(np.asarray(layout.recompute) == "full", 6, 4)
+    return tensor_parallel_seconds(layout.tensor, most, nbytes, path, all_reduces)
+
+
+def _message_seconds(model: Transformer, instance: Instance, layout: Layout, dtype: Dtype) -> Numbers:
+    """One micro-batch's activations from one stage to the next; tensor-parallel workers send a share each."""
+    nbytes = NUMBER_NBYTES[dtype] * layout.micro_batch * model.sequence * model.width / layout.tensor
+    return _across(instance, layout, 1).seconds(nbytes)
+
+
+def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> Path:
+    """The way of one worker to one on another machine, where `neighbours` of its group share its machine.
+
+    A ring leaves a machine once, so a group has the NIC's share of all its members there. Where one machine holds all
+    workers, it is the way inside.
+    """
+    inside = np.asarray(layout.workers) <= instance.accelerators
+    share = instance.network_bytes_per_second * neighbours / instance.accelerators
+    bandwidth = np.where(
+        inside, instance.inner_bytes_per_second, np.minimum(share, instance.inner_bytes_per_second)
+    )
+    hop = instance.network_latency_seconds - instance.inner_latency_seconds
+    latency = instance.inner_latency_seconds + np.where(inside, 0, hop / neighbours)
+    return Path(latency, COLLECTIVE_EFFICIENCY * bandwidth)
+
+
+def _data_seconds(
+    model: Transformer, instance: Instance, layout: Layout, dtype: Dtype, arithmetic: Numbers
+) -> Numbers:
+    """What of a step's gradients and parameters travels while nobody computes.
+
+    Gradients are reduced block by block behind the backward pass: of the last micro-batch for stages 0 and 1, of each
+    for stages 2 and 3, which do not keep them whole. Parameters are gathered at the end of a step for stages 1 and 2,
+    and block by block behind both passes of each micro-batch for stage 3. Source: Rajbhandari et al. (2020), section 7;
+    Zhao et al. (2023, FSDP), section 3.3.
+    """
+    data, zero, repeats = np.asarray(layout.data), np.asarray(layout.zero), layout.microbatches
+    neighbours = np.minimum(data, np.maximum(1, instance.accelerators // np.asarray(layout.tensor)))
+    path = _across(instance, layout, neighbours)
+    blocks, _ = blocks_of_stages(model, layout.pipeline, layout.chunks)
+    sizes = stage_parameters(model, layout.tensor, layout.pipeline, layout.chunks)
+    bucket = NUMBER_NBYTES[dtype] * np.maximum(*sizes) / blocks  # the ends' tables are spread over the blocks
+    scatter, gather = (form(data, bucket, path) for form in (reduce_scatter_seconds, all_gather_seconds))
+    forward, backward = arithmetic / 3, arithmetic * 2 / 3
+
+    def behind_backward(each: Numbers) -> Numbers:
+        return data_parallel_step_seconds(0.0, backward, each, blocks) - backward
+
+    stage3 = repeats * (np.maximum(0, blocks * gather - forward) + behind_backward(scatter + gather)) + gather
+    exposed = np.select(
+        [zero == 0, zero == 1, zero == 2],
+        [
+            behind_backward(scatter + gather),
+            behind_backward(scatter) + blocks * gather,
+            repeats * behind_backward(scatter) + blocks * gather,
+        ],
+        stage3,
+    )
+    return np.where(data > 1, exposed, 0.0)
