@@ -12,9 +12,9 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from workshop_utils import data, wiring
 from workshop_utils.jobs import JobError, TrainingJob
@@ -26,6 +26,9 @@ from workshop_utils.processes.group import Cable, Event, Process, ProcessGroup, 
 from workshop_utils.processes.ports import PortReservation
 from workshop_utils.runs import Run, RunState
 from workshop_utils.strategies import Addresses, Member, Strategy, strategy_of
+
+if TYPE_CHECKING:
+    from workshop_utils.launchers.spark import Spark
 
 RENDEZVOUS = Path(__file__).with_name("horovod_rendezvous.py")
 ELASTIC = Path(__file__).with_name("horovod_elastic.py")
@@ -49,6 +52,7 @@ class LocalRequest:
     switch: Switch | None = None
     network: str | None = None  # what is emulated, and how
     emulation: Emulation | None = None
+    files: Mapping[str, str] = field(default_factory=dict)  # by path below the run's folder, beside the modules
 
     def __str__(self) -> str:
         network = f"# network: {self.network}\n\n" if self.network else ""
@@ -88,6 +92,8 @@ class Local:
         Raises:
             JobError: if the job asks for what its strategy, or this machine, does not have.
         """
+        if job.strategy == "spark":
+            return self._spark().render(job)
         with PortReservation(_listeners(job)) as reservation:
             return self._request(job, reservation.ports, Path(tempfile.gettempdir()) / "workshop-...")
 
@@ -97,6 +103,8 @@ class Local:
         Raises:
             JobError: as `render` does; nothing has been started then.
         """
+        if job.strategy == "spark":
+            return self._spark().launch(job)
         reservation = PortReservation(_listeners(job))
         try:
             if self.output is not None:
@@ -107,6 +115,17 @@ class Local:
         except BaseException:
             reservation.release()
             raise
+
+    def _spark(self) -> Spark:
+        """Who starts a Spark job on this machine."""
+        from workshop_utils.launchers.spark import Spark  # here, since it stands on this module
+
+        if self.network is not None:
+            raise JobError(
+                "network: the workers of strategy 'spark' are started by its driver, inside one namespace; "
+                "leave the network out, or use another strategy"
+            )
+        return Spark(output=self.output)
 
     def _warm_start(self, job: TrainingJob) -> Callable[[int, int], None] | None:
         framework = warm.framework_of(job.script_path) if self.warm else None
@@ -138,7 +157,7 @@ class Local:
             interface=INTERFACE if in_namespaces else "lo",
             secret=secrets.token_hex(16),
         )
-        shared = self._shared_variables(job, scratch)
+        shared = shared_variables(job, scratch, self.output)
         if emulation == "stamped links":
             shared["WORKSHOP_LINK"] = self._link(members)
         inherited = {name: value for name, value in os.environ.items() if not FOREIGN_VARIABLES.match(name)}
@@ -178,20 +197,23 @@ class Local:
         bandwidths = [network.bandwidth_of(member.name) for member in members]
         return json.dumps({"bandwidths": bandwidths, "latency_seconds": network.latency_seconds})
 
-    def _shared_variables(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
-        threads = str(max(1, int(job.resources.cpu)))
-        return {
-            # The script finds `workshop_utils.place` here and nothing else of this package, as on other platforms.
-            "PYTHONPATH": os.pathsep.join(
-                [str(scratch / "source"), *filter(None, [os.environ.get("PYTHONPATH")])]
-            ),
-            "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": threads,
-            "TF_NUM_INTRAOP_THREADS": threads,  # not INTEROP: with one, a parameter server's steps deadlock
-            "WORKSHOP_DATA": str(data.prepare(job.data)),
-            "WORKSHOP_MODEL": str(self.output or scratch / "model"),
-            **job.environment,
-        }
+
+def shared_variables(job: TrainingJob, scratch: Path, output: Path | None) -> dict[str, str]:
+    """What every process of the job is told: where it finds its modules and data, and leaves its model."""
+    threads = str(max(1, int(job.resources.cpu)))
+    return {
+        # The script finds `workshop_utils.place` here and nothing else of this package, as on other platforms.
+        "PYTHONPATH": os.pathsep.join(
+            [str(scratch / "source"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(scratch),  # what a killed framework leaves there goes with the run
+        "OMP_NUM_THREADS": threads,
+        "TF_NUM_INTRAOP_THREADS": threads,  # not INTEROP: with one, a parameter server's steps deadlock
+        "WORKSHOP_DATA": str(data.prepare(job.data)),
+        "WORKSHOP_MODEL": str(output or scratch / "model"),
+        **job.environment,
+    }
 
 
 def _listeners(job: TrainingJob) -> int:
@@ -280,6 +302,7 @@ class LocalRun(Run):
             scratch=scratch,
             files={
                 **{f"source/{name}": text for name, text in shipped(strategy).items()},
+                **request.files,
                 **({"model/.keep": ""} if model.is_relative_to(scratch) else {}),
                 **(mpirun.files() if strategy.started_by_mpirun and request.switch else {}),
             },
