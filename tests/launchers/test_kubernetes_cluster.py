@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlparse
+from urllib.parse import parse_qs, unquote, urlparse
 
 import pytest
 import yaml
-from conftest import MakeJob
+from conftest import MakeJob, eventually
 from kubernetes import client
+from kubernetes_api import ApiServer, refused
 
+from workshop_utils import cli
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.kubernetes import Kubernetes, calls, run
+from workshop_utils.launchers.kubernetes import Kubernetes, calls, kubectl, run
 from workshop_utils.launchers.kubernetes.calls import KubernetesError, call
 from workshop_utils.runs import RunFailed, RunState
 
@@ -25,162 +25,14 @@ METRIC = json.dumps(
 )
 
 
-def refused(status: int, message: str) -> tuple[int, Any]:
-    return status, {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "status": "Failure",
-        "message": message,
-        "code": status,
-    }
-
-
-class ApiServer:
-    """Keeps what is created, and answers as a cluster would, but for what its script says.
-
-    `script` holds answers that come first, by method and the last part of the path. `job_status` and `pods` are what
-    is told of the job. `events` are the watch's: a list for each watch; None drops the connection.
-    """
-
-    def __init__(self) -> None:
-        self.objects: dict[str, Any] = {}
-        self.requests: list[tuple[str, str]] = []
-        self.script: dict[tuple[str, str], list[tuple[int, Any]]] = {}
-        self.job_status: dict[str, Any] = {}
-        self.pods: list[dict[str, Any]] = []
-        self.events: list[list[Any] | None] = []
-        self.logs: dict[str, list[str | None]] = {}
-        self.warnings: list[dict[str, Any]] = []
-        self.changed = threading.Condition()
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: Any) -> None:
-                return
-
-            def answer(self) -> None:
-                server.answer(self)
-
-            do_GET = do_POST = do_DELETE = answer  # noqa: N815 (http.server's names)
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.05})
-        self.thread.start()
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
-
-    def close(self) -> None:
-        self.http.shutdown()
-        self.http.server_close()
-        self.thread.join()
-
-    def answer(self, request: Any) -> None:
-        url, method = urlparse(request.path), request.command
-        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
-        query, last = parse_qs(url.query), url.path.rpartition("/")[2]
-        self.requests.append((method, request.path))
-        if answers := self.script.get((method, last)):
-            return self.send(request, *answers.pop(0))
-        if method == "POST":
-            described = json.loads(body)
-            path = f"{url.path}/{described['metadata']['name']}"
-            if path in self.objects:
-                return self.send(request, *refused(409, f"{last} already exists"))
-            described["metadata"]["uid"] = f"uid-{len(self.requests)}"
-            self.objects[path] = described
-            return self.send(request, 201, described)
-        if method == "DELETE":
-            found = self.objects.pop(url.path, None)
-            self.pods = []
-            with self.changed:
-                self.changed.notify_all()
-            return self.send(request, *((200, {"status": "Success"}) if found else refused(404, "not found")))
-        if last == "log":
-            return self.send_log(request, url.path.split("/")[-2])
-        if last == "pods":
-            return self.send(
-                request, 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self.pods}
-            )
-        if last == "events":
-            listed = {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": self.warnings}
-            return self.send(request, 200, listed)
-        if "watch" in query:
-            return self.send_events(request)
-        if url.path not in self.objects:
-            return self.send(request, *refused(404, f"{last} not found"))
-        return self.send(request, 200, self.told(self.objects[url.path]))
-
-    def told(self, described: dict[str, Any]) -> dict[str, Any]:
-        metadata = {**described["metadata"], "resourceVersion": "7"}
-        return {**described, "metadata": metadata, "status": self.job_status}
-
-    def send(self, request: Any, status: int, content: Any) -> None:
-        data = json.dumps(content).encode() if not isinstance(content, bytes) else content
-        request.send_response(status)
-        request.send_header("Content-Type", "application/json")
-        if status == 429:
-            request.send_header("Retry-After", "0")
-        request.send_header("Content-Length", str(len(data)))
-        request.end_headers()
-        request.wfile.write(data)
-
-    def send_events(self, request: Any) -> None:
-        """The next watch: its events, then the end; with none left it lasts until something is deleted."""
-        request.send_response(200)
-        request.send_header("Content-Type", "application/json")
-        if not self.events:
-            request.end_headers()
-            with self.changed:
-                self.changed.wait(timeout=20)
-            return
-        events = self.events.pop(0)
-        if events is None:  # more was promised than comes
-            request.send_header("Content-Length", "1000")
-            events = []
-        request.end_headers()
-        for event in events:
-            request.wfile.write((event if isinstance(event, str) else json.dumps(event) + "\n").encode())
-
-    def send_log(self, request: Any, pod: str) -> None:
-        """The pod's log so far, a line a chunk; where None stands among the lines, the connection breaks, once."""
-        lines = self.logs.get(pod, [])
-        request.send_response(200)
-        request.send_header("Transfer-Encoding", "chunked")
-        request.end_headers()
-        if None in lines:
-            self.logs[pod] = [line for line in lines if line is not None]
-        for line in lines:
-            if line is None:
-                return
-            data = f"{line}\n".encode()
-            request.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        request.wfile.write(b"0\r\n\r\n")
-
-    def made(self) -> list[str]:
-        return sorted(f"{each['kind']} {each['metadata']['name']}" for each in self.objects.values())
-
-
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
     made = ApiServer()
-    kubeconfig = tmp_path / "kubeconfig"
-    described = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "clusters": [{"name": "test", "cluster": {"server": made.url}}],
-        "users": [{"name": "me", "user": {"token": "secret"}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me"}}],
-    }
-    kubeconfig.write_text(yaml.safe_dump(described))
-    # The client reads the variable when it is imported.
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
+    monkeypatch.setenv("KUBECONFIG", str(made.write_kubeconfig(tmp_path)))
     monkeypatch.setattr(calls, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(run, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(run, "LOG_SECONDS", 5.0)
     yield made
-    with made.changed:
-        made.changed.notify_all()
     made.close()
 
 
@@ -261,6 +113,10 @@ def test_a_dropped_watch_and_one_that_is_too_old_are_taken_up_again(
 ) -> None:
     expired = {**refused(410, "too old resource version")[1], "reason": "Expired"}
     gone = {"type": "ERROR", "object": expired}
+    server.script["GET", "pytorchjobs"] = [
+        refused(410, "too old resource version"),
+        refused(429, "slow down"),
+    ]
     server.events = [
         None,
         [gone],
@@ -289,17 +145,26 @@ def test_a_log_that_breaks_off_goes_on_without_a_line_twice(server: ApiServer, j
         assert [line.text for line in started.logs(worker="worker-0")] == ["one", "two", "three"]
 
 
-def test_a_pod_that_cannot_be_scheduled_says_so_once(server: ApiServer, job: TrainingJob) -> None:
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu."),
+        ("Failed", 'Failed to pull image "workshop-pytroch:cpu": not found'),
+    ],
+)
+def test_a_pod_that_cannot_be_scheduled_or_whose_image_is_not_to_be_had_says_so_once(
+    server: ApiServer, job: TrainingJob, reason: str, message: str
+) -> None:
     server.pods = [pod("master", "Pending")]
-    said = {"reason": "FailedScheduling", "message": "0/1 nodes are available: 1 Insufficient cpu."}
-    about = {"metadata": {"name": "event"}, "involvedObject": {}, **said}
-    server.warnings = [about]
+    server.warnings = [
+        {"metadata": {"name": "event"}, "involvedObject": {}, "reason": reason, "message": message}
+    ]
     with Kubernetes().launch(job) as started:
         for line in started.logs(follow=True):
-            assert (
-                str(line) == "[ddp-master-0] FailedScheduling: 0/1 nodes are available: 1 Insufficient cpu."
-            )
+            assert str(line) == f"[ddp-master-0] {reason}: {message}"
             break
+        described = f"PyTorchJob ddp: running\npod ddp-master-0: Pending\n  {reason}: {message}"
+        assert started.describe() == described
         with pytest.raises(TimeoutError):
             started.wait(timeout_seconds=0.5)
         assert len(list(started.logs())) == 1
@@ -383,7 +248,7 @@ def test_a_cluster_that_does_not_answer_is_named_as_such(server: ApiServer) -> N
 def test_without_a_kubeconfig_the_way_without_a_cluster_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(KubernetesError, match="kubernetes-stand-in runs the same pods on this machine"):
         calls.connect()
@@ -408,3 +273,252 @@ def test_the_ranks_of_an_mpi_job_are_told_apart_and_sshd_is_not_heard(
         assert started.workers == ("worker-0", "worker-1")
         started.wait(timeout_seconds=20)
         assert {str(line) for line in started.logs()} == {"[worker-0] one", "[worker-1] two"}
+
+
+# The runtime of a TrainJob
+
+
+def test_the_runtime_that_a_trainjob_needs_goes_with_it(server: ApiServer, job: TrainingJob) -> None:
+    with Kubernetes(kind="TrainJob").launch(job):
+        objects = {each["kind"]: each for each in server.objects.values()}
+        owner = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "name": "ddp"}
+        owner["uid"] = objects["TrainJob"]["metadata"]["uid"]
+        assert objects["TrainingRuntime"]["metadata"]["ownerReferences"] == [owner]
+    assert server.made() == []
+
+
+def test_a_runtime_that_may_not_be_given_away_is_not_left_behind(server: ApiServer, job: TrainingJob) -> None:
+    server.script["PATCH", "ddp"] = [refused(403, "cannot patch trainingruntimes")]
+    with pytest.raises(
+        KubernetesError, match="giving TrainingRuntime ddp to TrainJob ddp: you may not do that"
+    ):
+        Kubernetes(kind="TrainJob").launch(job)
+    assert server.made() == []
+
+
+NO_RUNTIME = (
+    'admission webhook "validator.trainjob.trainer.kubeflow.org" denied the request: spec.runtimeRef: Invalid value: '
+    'TrainingRuntime "ddp" not found: specified trainingRuntime must be created before the TrainJob is created'
+)
+
+
+def test_a_trainer_that_does_not_know_the_runtime_yet_is_asked_again(
+    server: ApiServer, job: TrainingJob
+) -> None:
+    server.script["POST", "trainjobs"] = [refused(403, NO_RUNTIME)] * 2
+    with Kubernetes(kind="TrainJob").launch(job):
+        assert "TrainJob ddp" in server.made()
+    server.script["POST", "trainjobs"] = [refused(403, NO_RUNTIME)] * calls.TRIES
+    with pytest.raises(KubernetesError, match="must be created before the TrainJob"):
+        Kubernetes(kind="TrainJob").launch(job)
+    assert server.made() == []
+
+
+# A dry run on the server
+
+
+def test_a_dry_run_asks_for_every_object_and_makes_none(server: ApiServer, job: TrainingJob) -> None:
+    said = str(Kubernetes().dry_run(job))
+    assert server.made() == []
+    posts = [urlparse(path) for method, path in server.requests if method == "POST"]
+    assert [path.path.rpartition("/")[2] for path in posts] == ["pytorchjobs", "configmaps", "configmaps"]
+    for path in posts:
+        query = parse_qs(path.query)
+        assert (query["dryRun"], query["fieldValidation"]) == (["All"], ["Strict"])
+    head, _, body = said.partition("apiVersion")
+    assert head.splitlines() == [
+        f"# {each}: would be made" for each in ("PyTorchJob ddp", "ConfigMap ddp", "ConfigMap ddp-data")
+    ]
+    answered = yaml.safe_load("apiVersion" + body)
+    assert answered["metadata"]["uid"] == "none-yet"  # it is the server's answer, not ours
+    assert "managedFields" not in said
+    assert {**answered, "metadata": None} == {**Kubernetes().render(job).resource, "metadata": None}
+
+
+def test_a_dry_run_names_each_field_that_the_server_complains_of(server: ApiServer, job: TrainingJob) -> None:
+    causes = [
+        {"reason": "FieldValueRequired", "message": "Required value", "field": "spec.a"},
+        {"reason": "FieldValueInvalid", "message": "Invalid value: 3", "field": "spec.b[0]"},
+    ]
+    status, invalid = refused(422, "PyTorchJob ddp is invalid: several things")
+    server.script["POST", "pytorchjobs"] = [(status, {**invalid, "details": {"causes": causes}})]
+    strict = (
+        'ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: unknown field '
+    )
+    server.script["POST", "configmaps"] = [refused(400, strict + '"datta", unknown field "binary"')]
+    with pytest.raises(KubernetesError) as raised:
+        Kubernetes().dry_run(job)
+    assert str(raised.value).splitlines() == [
+        "trying PyTorchJob ddp: the cluster, or an operator, does not accept the object. Kubernetes says:",
+        "  spec.a: Required value",
+        "  spec.b[0]: Invalid value: 3",
+        "trying ConfigMap ddp: the cluster cannot read the object as one of its kind. Kubernetes says:",
+        "  datta: unknown field",
+        "  binary: unknown field",
+    ]
+
+
+def test_a_dry_run_ends_at_once_where_the_cluster_does_not_know_who_asks(
+    server: ApiServer, job: TrainingJob
+) -> None:
+    server.script["POST", "pytorchjobs"] = [refused(401, "Unauthorized")]
+    with pytest.raises(KubernetesError, match="log in again"):
+        Kubernetes().dry_run(job)
+    assert sum(method == "POST" for method, _ in server.requests) == 1
+
+
+def test_a_dry_run_says_that_the_trainer_could_not_see_the_runtime(
+    server: ApiServer, job: TrainingJob
+) -> None:
+    server.script["POST", "trainjobs"] = [refused(403, NO_RUNTIME)]
+    said = str(Kubernetes(kind="TrainJob").dry_run(job))
+    assert "# TrainingRuntime ddp: would be made" in said
+    assert "# TrainJob ddp: fits its schema; the trainer's own check needs its runtime" in said
+
+
+def test_the_command_line_asks_the_server_or_only_shows(
+    server: ApiServer, job: TrainingJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.save(job.folder)
+
+    def workshop(*options: str) -> str:
+        monkeypatch.setattr("sys.argv", ["workshop", "launch", str(job.folder), "--on", *options])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return said.out if ended.value.code == 0 else f"{ended.value.code} {said.err}"
+
+    assert "# PyTorchJob ddp: would be made" in workshop("kubernetes", "--dry-run=server")
+    asked = len(server.requests)
+    assert workshop("kubernetes", "--dry-run=client") == workshop("kubernetes", "--render")
+    assert len(server.requests) == asked
+    assert workshop("local", "--dry-run=server").startswith(
+        "2 workshop: --dry-run is 'server'; local has none"
+    )
+    assert "kubernetes-stand-in has none" in workshop("kubernetes-stand-in", "--dry-run=server")
+    assert "--dry-run is 'yes'; it must be client or server" in workshop("kubernetes", "--dry-run=yes")
+    server.script["POST", "pytorchjobs"] = [refused(409, 'pytorchjobs "ddp" already exists')]
+    assert workshop("kubernetes", "--dry-run=server").startswith(
+        "2 workshop: trying PyTorchJob ddp: something"
+    )
+
+
+# A cluster that goes and comes, and how it is found
+
+
+def test_an_api_server_that_restarts_does_not_end_the_run(server: ApiServer, job: TrainingJob) -> None:
+    server.pods = [pod("master")]
+    server.logs["ddp-master-0"] = ["2026-01-01T00:00:00.000000001Z hello"]
+    with Kubernetes().launch(job) as started:
+        assert eventually(lambda: list(started.logs()))
+        port = server.http.server_port
+        server.close()
+        with pytest.raises(TimeoutError):
+            started.wait(timeout_seconds=0.5)
+        asked = len(server.requests)
+        server.job_status = condition("Succeeded")
+        server.open(port)
+        started.wait(timeout_seconds=30)
+        assert len(server.requests) > asked
+        assert [line.text for line in started.logs(worker="worker-0")] == ["hello"]
+    assert server.made() == []
+
+
+def test_a_kubeconfig_that_is_named_after_the_client_was_imported_is_used(server: ApiServer) -> None:
+    api = client.CoreV1Api(calls.connect())
+    call("looking", api.list_namespaced_pod, "default")
+    assert server.authorizations == {"Bearer secret"}
+    with pytest.raises(KubernetesError, match=r"there is no cluster to talk to.*other"):
+        calls.connect(context="other")
+
+
+def test_in_a_pod_its_service_account_is_used(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    host, port = server.http.server_address[:2]
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", str(host))
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(port))
+    for name, content in (("TOKEN", "of the pod"), ("CERT", "a certificate")):
+        (tmp_path / name).write_text(content)
+        monkeypatch.setattr(
+            f"kubernetes.config.incluster_config.SERVICE_{name}_FILENAME", str(tmp_path / name)
+        )
+    configuration = calls.connect().configuration
+    assert configuration.host == f"https://{host}:{port}"
+    assert configuration.ssl_ca_cert == str(tmp_path / "CERT")
+    assert configuration.get_api_key_with_prefix("authorization") == "bearer of the pod"
+
+
+# The same by hand
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "plural"),
+    [
+        ("torch_ddp", "PyTorchJob", "pytorchjobs"),
+        ("torch_ddp", "TrainJob", "trainjobs"),
+        ("multi_worker_mirrored", "TFJob", "tfjobs"),
+        ("mpi", "MPIJob", "mpijobs"),
+        ("single", "Job", "jobs"),
+    ],
+)
+def test_kubectl_asks_for_what_python_asks_for(
+    server: ApiServer, make_job: MakeJob, strategy: Any, kind: Any, plural: str
+) -> None:
+    job = make_job("", name="ddp", strategy=strategy, workers=1 if strategy == "single" else 2)
+    place = Kubernetes(kind=kind, namespace="team-a")
+    steps = {step.what: step for step in kubectl.side_by_side(place.render(job), "jobs/ddp")}
+    assert list(steps) == ["try", "create", "get", "pods", "describe", "logs", "wait", "delete"]
+    assert all(step.kubectl.startswith("kubectl --namespace team-a ") for step in steps.values())
+    for what in ("get", "describe", "wait"):
+        assert steps[what].kubectl.endswith(f"{what} {plural} ddp".removeprefix("wait "))
+    with place.launch(job) as started:
+        started.pods()
+        asked = [unquote(path) for _, path in server.requests]
+        assert any(
+            path.startswith(f"/apis/{group_of(place, job)}/namespaces/team-a/{plural}") for path in asked
+        )
+        (selector,) = {path.partition("labelSelector=")[2] for path in asked if "labelSelector=" in path}
+    assert steps["pods"].kubectl.endswith(f" get pods -l {selector}")
+    for what in ("try", "create", "delete"):
+        assert steps[what].kubectl.endswith(" -f jobs/ddp/kubernetes.yaml")
+
+
+def group_of(place: Kubernetes, job: TrainingJob) -> str:
+    return str(place.render(job).resource["apiVersion"])
+
+
+def test_every_line_of_python_does_what_it_says(server: ApiServer, job: TrainingJob) -> None:
+    server.pods = [pod("master"), pod("worker", "Pending")]
+    server.logs["ddp-master-0"] = ["2026-01-01T00:00:00.000000001Z hello"]
+    server.job_status = condition("Succeeded", "all is well")
+    names: dict[str, Any] = {"place": Kubernetes(), "job": job}
+    found: dict[str, Any] = {}
+    for step in kubectl.side_by_side(Kubernetes().render(job)):
+        if step.python.startswith("run = "):
+            exec(step.python, names)
+        else:
+            expression = (
+                step.python.removeprefix("print(").removesuffix(")")
+                if "print(" in step.python
+                else step.python
+            )
+            found[step.what] = eval(expression, names)
+            if step.what == "logs":
+                found["logs"] = [line.text for line in found["logs"]]
+    assert found["pods"].to_dict("list") == {
+        "pod": ["ddp-master-0", "ddp-worker-0"],
+        "worker": ["worker-0", "worker-1"],
+        "phase": ["Running", "Pending"],
+    }
+    assert "  Succeeded: all is well" in found["describe"]
+    assert found["logs"] == ["hello"]
+    assert found["wait"].state is RunState.SUCCEEDED
+    assert server.made() == []
+
+
+def test_a_notebook_shows_the_lines_as_a_table(job: TrainingJob) -> None:
+    table = kubectl.side_by_side(Kubernetes().render(job))._repr_markdown_().splitlines()
+    assert table[0] == "| | kubectl | Python |"
+    assert "| get | `kubectl get pytorchjobs ddp` | `run.state` |" in table

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeJob
+from conftest import MakeJob, eventually
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.kubernetes import Kubernetes, play
@@ -113,9 +113,13 @@ def test_a_mistaken_script_path_fails_as_it_would_in_a_pod(make_job: MakeJob) ->
 
     with (
         play(job, broken(job, misspell)) as run,
-        pytest.raises(RunFailed, match=r"(?s)pod job-1-0 failed.*trian\.py"),
+        pytest.raises(
+            RunFailed, match=r"(?s)pod job-1-0 failed.*python: can't open file '/workshop/job/trian\.py'"
+        ),
     ):
         run.wait(timeout_seconds=100)
+    assert run.pods().to_dict("list") == {"pod": ["job-1-0"], "worker": ["worker-0"], "phase": ["Failed"]}
+    assert run.describe().splitlines()[:2] == ["Job job-1: failed", "pod job-1-0: Failed"]
 
 
 @pytest.mark.usefixtures("nothing_is_left")
@@ -182,6 +186,7 @@ def test_leaving_the_block_ends_every_pod(make_job: MakeJob) -> None:
     job = make_job("import time\ntime.sleep(600)\n", strategy="torch_ddp", workers=2)
     with play(job) as run:
         assert run.state is RunState.RUNNING
+        assert eventually(lambda: set(run.pods()["phase"]) == {"Running"})
     assert run.state is RunState.STOPPED
 
 

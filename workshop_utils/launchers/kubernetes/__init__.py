@@ -4,6 +4,7 @@
 
     place = Kubernetes(namespace="team-a", image="ghcr.io/me/workshop-pytorch:cpu")
     print(place.render(job))                  # YAML for kubectl; sends nothing, needs no cluster
+    print(place.dry_run(job))                 # what a cluster would make of it, or has against it, by field
     with play(job) as run:                    # the same pods as processes of this machine
         run.wait()
     with place.launch(job) as run:            # on the cluster; what was made is deleted on leaving
@@ -15,11 +16,14 @@
 | `pods`, `files` | what every pod looks like, and what travels to it |
 | `tfjob`, `pytorchjob`, `mpijob`, `trainjob`, `indexed_job` | one kind each |
 | `manifest`, `rendered` | the objects of a job and their YAML; the files that are kept beside the jobs |
-| `tables`, `check`, `quantity` | which fields there are, and what is wrong with an object |
+| `tables`, `compare`, `quantity` | which fields there are, by the clients' tables, and where an object differs |
+| `kinds` | models of the kinds that no client has: MPIJob v2beta1, Volcano's Job and Queue, eksctl's ClusterConfig |
+| `check` | what is wrong with an object, whatever its kind |
 | `rules` | what the operators ask for beyond that |
 | `operators`, `play` | what an operator makes of a manifest, and the pods as local processes |
 | `calls`, `cluster` | a call to a cluster, with errors for people; what is asked of it |
 | `launcher`, `run` | the launcher, and the run that it gives |
+| `kubectl` | the same by hand: kubectl's line for each step, beside that in Python |
 """
 
 from workshop_utils.launchers.kubernetes.launcher import Kubernetes, StandIn

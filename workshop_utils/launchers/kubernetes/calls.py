@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +17,7 @@ FIRST_PAUSE_SECONDS = 0.5  # doubled at each further try
 LONGEST_PAUSE_SECONDS = 30.0
 TIMEOUT_SECONDS = (10, 60)  # to connect, and for each part of an answer
 BUSY = {429, 500, 502, 503, 504}
+STRICT = re.compile(r"strict decoding error: (.*)", flags=re.DOTALL)
 REFUSED_UNDONE = {429, 503}  # a creation that was answered so has not happened
 
 
@@ -38,7 +41,9 @@ def connect(context: str | None = None) -> client.ApiClient:
     """
     configuration = client.Configuration()
     try:
-        config.load_kube_config(context=context, client_configuration=configuration)
+        # The client itself reads the variable once, when it is imported; a notebook may set it later.
+        file = os.environ.get("KUBECONFIG")
+        config.load_kube_config(file, context=context, client_configuration=configuration)
     except (config.ConfigException, OSError) as outside:
         try:
             config.load_incluster_config(client_configuration=configuration)
@@ -52,12 +57,13 @@ def connect(context: str | None = None) -> client.ApiClient:
 
 
 def call(
-    asked: str, function: Callable[..., Any], *arguments: Any, creates: bool = False,
+    asked: str, function: Callable[..., Any], *arguments: Any, creates: bool = False, passing: str = "",
     sleep: Callable[[float], None] = time.sleep, **named: Any,
 ) -> Any:  # fmt: skip
     """The answer of `function`. Tries again, more and more slowly, where the cluster is busy or was not reached.
 
-    `asked` says in words what for. One that `creates` is tried again only where it certainly has not happened.
+    `asked` says in words what for. One that `creates` is tried again only where it certainly has not happened. A
+    refusal that says `passing` is expected to pass.
 
     Raises:
         KubernetesError: where it is refused, or nobody answers.
@@ -68,7 +74,8 @@ def call(
             return function(*arguments, _request_timeout=TIMEOUT_SECONDS, **named)
         except client.ApiException as error:
             again = REFUSED_UNDONE if creates else BUSY
-            if error.status not in again or attempt == TRIES:
+            passes = error.status in again or (passing and passing in said_by(error))
+            if not passes or attempt == TRIES:
                 raise KubernetesError(explanation(asked, error), error.status) from None
             pause = _asked_to_wait(error) or pause
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -80,9 +87,10 @@ def call(
 
 
 def explanation(asked: str, error: client.ApiException) -> str:
-    """What an answer that says no means, and what to do about it."""
+    """What an answer that says no means, what to do about it, and each field that it complains of."""
     said = said_by(error)
     advice = {
+        400: "the cluster cannot read the object as one of its kind",
         401: "the cluster does not know you: log in again; your login has expired, or is another cluster's",
         403: "you may not do that; whoever runs the cluster grants it by a Role and a RoleBinding in the namespace",
         404: "there is no such thing; is the namespace right, and the operator for this kind installed?",
@@ -91,7 +99,25 @@ def explanation(asked: str, error: client.ApiException) -> str:
         429: f"the cluster still asks to slow down after {TRIES} tries; wait a minute and try again",
         500: f"the cluster still fails after {TRIES} tries; its log knows why",
     }
-    return f"{asked}: {advice.get(error.status, f'the cluster answered {error.status}')}. Kubernetes says: {said}"
+    found = complaints(error)
+    said = "".join(f"\n  {complaint}" for complaint in found) if found else f" {said}"
+    return (
+        f"{asked}: {advice.get(error.status, f'the cluster answered {error.status}')}. Kubernetes says:{said}"
+    )
+
+
+def complaints(error: client.ApiException) -> list[str]:
+    """What the cluster has against single fields, `path: what is wrong`; nothing where it complains of the whole."""
+    try:
+        causes = json.loads(error.body)["details"]["causes"]
+        found = [f"{each['field']}: {each['message']}" for each in causes if each.get("field")]
+    except (ValueError, KeyError, TypeError):  # no Status, or one without details
+        found = []
+    strict = STRICT.search(said_by(error))
+    if strict is not None:  # unknown field "spec.x", unknown field "spec.y"
+        named = re.findall(r'(\w+ field) "([^"]+)"', strict[1])
+        found += [f"{path}: {what}" for what, path in named]
+    return found
 
 
 def said_by(error: client.ApiException) -> str:

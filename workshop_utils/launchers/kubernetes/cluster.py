@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from kubernetes import client, watch
 
 from workshop_utils.launchers.kubernetes.calls import KubernetesError, call
-from workshop_utils.launchers.kubernetes.manifest import Manifest
+from workshop_utils.launchers.kubernetes.manifest import Manifest, yaml_of
 
 PLURALS = {
     "TFJob": "tfjobs",
@@ -22,9 +23,29 @@ PLURALS = {
 # By which label the pods of a job of a kind are found; the others have the training operators'.
 POD_LABELS = {"TrainJob": "jobset.sigs.k8s.io/jobset-name", "Job": "batch.kubernetes.io/job-name"}
 OPERATORS_LABEL = "training.kubeflow.org/job-name"
+# What the trainer answers while it does not know the runtime yet: at once after it was made, and at a dry run, always.
+# Source: trainer v2.3.0, pkg/runtime/core/trainingruntime.go, `ValidateObjects`.
+RUNTIME_UNKNOWN = "must be created before the TrainJob"
+REFUSALS = {400, 403, 404, 409, 422}  # of one object; others might be made all the same
 WATCH_SECONDS = 300
 GONE_SECONDS = 60.0
 POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a cluster would have made: its objects with the defaults that it filled in; and what it could not check."""
+
+    objects: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        said = [f"{_named(each)}: would be made" for each in self.objects] + list(self.notes)
+        # The files that travel are in the job's folder; nobody wants to read them here.
+        shown = [each for each in self.objects if each["kind"] != "ConfigMap"]
+        return "".join(f"# {line}\n" for line in said) + yaml_of(shown)
+
+    __repr__ = __str__
 
 
 class Cluster:
@@ -41,8 +62,8 @@ class Cluster:
     def create(self) -> None:
         """Make everything; where something cannot be made, what was made before is deleted again.
 
-        The ConfigMaps come last, and belong to the job: whoever deletes it, or if it is deleted because nobody did in
-        time, they go with it. Its pods wait for them.
+        The ConfigMaps come last, and belong to the job, as does what it refers to: whoever deletes it, or if it is
+        deleted because nobody did in time, they go with it. Its pods wait for them.
 
         Raises:
             KubernetesError: where the cluster refuses.
@@ -54,6 +75,8 @@ class Cluster:
                 made.append(described)
             owner = {key: self._manifest.resource[key] for key in ("apiVersion", "kind")}
             owner |= {"name": self.name, "uid": answer["metadata"]["uid"]}
+            for described in self._manifest.before:  # which had to be there first, and had no owner then
+                self._give(described, owner)
             for described in self._config_maps:
                 owned = {**described["metadata"], "ownerReferences": [owner]}
                 self._create({**described, "metadata": owned})
@@ -63,14 +86,54 @@ class Cluster:
                 self._delete(described)
             raise
 
-    def _create(self, described: Mapping[str, Any]) -> Any:
-        asked = f"creating {described['kind']} {described['metadata']['name']}"
+    def dry_run(self) -> DryRun:
+        """Have the cluster check everything, operators included, and make nothing.
+
+        Raises:
+            KubernetesError: with all that the cluster has against the objects, by field.
+        """
+        objects, refused, notes = [], [], []
+        for described in (*self._manifest.objects, *self._config_maps):
+            try:
+                answer = self._create(described, dry_run="All")
+            except KubernetesError as error:
+                if RUNTIME_UNKNOWN in str(error) and self._manifest.before:
+                    notes.append(
+                        f"{_named(described)}: fits its schema; the trainer's own check needs its runtime, which a dry "
+                        "run does not make"
+                    )
+                elif error.status in REFUSALS:
+                    refused.append(error)
+                else:
+                    raise
+            else:
+                answer["metadata"].pop("managedFields", None)  # who set which field; longer than the object
+                objects.append({"apiVersion": described["apiVersion"], "kind": described["kind"], **answer})
+        if refused:
+            raise KubernetesError("\n".join(map(str, refused)), refused[0].status)
+        return DryRun(tuple(objects), tuple(notes))
+
+    def _create(self, described: Mapping[str, Any], dry_run: str | None = None) -> Any:
+        verb = "trying" if dry_run else "creating"
+        asked = f"{verb} {described['kind']} {described['metadata']['name']}"
+        options: dict[str, Any] = {"field_validation": "Strict", "creates": dry_run is None}
+        if dry_run:
+            options["dry_run"] = dry_run
+        elif self._manifest.before:
+            options["passing"] = RUNTIME_UNKNOWN
         if described["kind"] == "ConfigMap":
-            function = self._core.create_namespaced_config_map
-            return call(asked, function, self.namespace, described, creates=True)
+            made = call(asked, self._core.create_namespaced_config_map, self.namespace, described, **options)
+            return self._api.sanitize_for_serialization(made)
         where = (*_group(described), self.namespace, PLURALS[described["kind"]])
-        function = self._custom.create_namespaced_custom_object
-        return call(asked, function, *where, described, field_validation="Strict", creates=True)
+        return call(asked, self._custom.create_namespaced_custom_object, *where, described, **options)
+
+    def _give(self, described: Mapping[str, Any], owner: Mapping[str, str]) -> None:
+        """Make `described`, which is there, belong to `owner`."""
+        name = described["metadata"]["name"]
+        where = (*_group(described), self.namespace, PLURALS[described["kind"]], name)
+        change = {"metadata": {"ownerReferences": [owner]}}
+        asked = f"giving {described['kind']} {name} to {owner['kind']} {owner['name']}"
+        call(asked, self._custom.patch_namespaced_custom_object, *where, change)
 
     def delete(self) -> None:
         """Delete everything; returns once the job and its pods are gone. What is gone already does no harm.
@@ -132,10 +195,11 @@ class Cluster:
 
     def pods(self) -> list[Any]:
         """The job's pods. Raises KubernetesError."""
-        label = POD_LABELS.get(self.kind, OPERATORS_LABEL)
         function = self._core.list_namespaced_pod
         asked = f"looking at the pods of {self.name}"
-        return list(call(asked, function, self.namespace, label_selector=f"{label}={self.name}").items)
+        return list(
+            call(asked, function, self.namespace, label_selector=f"{job_label(self.kind)}={self.name}").items
+        )
 
     def warnings(self, pod: str) -> list[str]:
         """What the cluster warns of about `pod`: why it cannot be scheduled, or its image not be had."""
@@ -153,6 +217,15 @@ class Cluster:
             pod, self.namespace, container=container, follow=True, timestamps=True, _preload_content=False,
             **({"since_seconds": since_seconds} if since_seconds else {}),
         )  # fmt: skip
+
+
+def job_label(kind: str) -> str:
+    """The label whose value, in the pods of a job of `kind`, is the job's name."""
+    return POD_LABELS.get(kind, OPERATORS_LABEL)
+
+
+def _named(described: Mapping[str, Any]) -> str:
+    return f"{described['kind']} {described['metadata']['name']}"
 
 
 def _group(described: Mapping[str, Any]) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.kubernetes import calls, files, manifest
-from workshop_utils.launchers.kubernetes.cluster import Cluster
+from workshop_utils.launchers.kubernetes.cluster import Cluster, DryRun
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import pods_of
 from workshop_utils.launchers.kubernetes.play import PlayedRun, play
@@ -23,6 +23,17 @@ class Kubernetes(Settings):
         """
         return manifest.build(job, self)
 
+    def dry_run(self, job: TrainingJob) -> DryRun:
+        """Have the cluster of KUBECONFIG check what `launch` would send, as kubectl's --dry-run=server does.
+
+        The cluster, and the operators on it, say what they would make of each object; nothing is made.
+
+        Raises:
+            JobError: as `launch` does; nothing has been sent then.
+            KubernetesError: with what the cluster has against the objects, by field.
+        """
+        return self._cluster(self.render(job), job).dry_run()
+
     def launch(self, job: TrainingJob) -> KubernetesRun:
         """Make the job's objects on the cluster of KUBECONFIG.
 
@@ -31,16 +42,22 @@ class Kubernetes(Settings):
             KubernetesError: where the cluster refuses; what was made before is deleted again.
         """
         described = self.render(job)
-        found = files.config_maps(job, with_data=self.data_claim is None)
-        cluster = Cluster(calls.connect(self.context), described, found)
-        pods = pods_of(described)
+        cluster = self._cluster(described, job)
         cluster.create()
-        return KubernetesRun(cluster, pods)
+        return KubernetesRun(cluster, pods_of(described))
+
+    def _cluster(self, described: Manifest, job: TrainingJob) -> Cluster:
+        found = files.config_maps(job, with_data=self.data_claim is None)
+        return Cluster(calls.connect(self.context), described, found)
 
 
-class StandIn(Kubernetes):
+class StandIn(Settings):
     """The same place without a cluster: the pods of the manifest are processes of this machine (see `play`)."""
 
-    def launch(self, job: TrainingJob) -> PlayedRun:  # type: ignore[override]
+    def render(self, job: TrainingJob) -> Manifest:
+        """The manifest that is played, which is the one that would be sent. Raises JobError as there."""
+        return manifest.build(job, self)
+
+    def launch(self, job: TrainingJob) -> PlayedRun:
         """Start the pods. Raises JobError as `render` does, and for what cannot be played."""
         return play(job, self.render(job))

@@ -68,7 +68,7 @@ def build(job: TrainingJob, settings: Settings) -> Manifest:
 
 def _how_to(job: TrainingJob, settings: Settings) -> str:
     """By hand, the same with kubectl, from the repository's root."""
-    folder = job.folder.absolute()
+    folder = job.folder.resolve()
     if folder.is_relative_to(PACKAGE.parent):
         folder = folder.relative_to(PACKAGE.parent)
     modules = [path for path in files.sources(job) if path.startswith("workshop_utils/")]

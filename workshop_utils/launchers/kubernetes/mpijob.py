@@ -13,6 +13,7 @@ from workshop_utils.launchers.kubernetes import pods
 from workshop_utils.launchers.kubernetes.settings import Settings
 
 CONTAINER = "mpi"
+LAUNCHER = "launcher"  # how the operator ends the name of the Job that runs mpirun
 # The key comes from a Secret, whose files' owner sshd would otherwise not trust.
 SSHD = ("/usr/sbin/sshd", "-De", "-o", "StrictModes=no")
 # Pods are strangers to each other; and a worker's name may not be known to the DNS in its first seconds.

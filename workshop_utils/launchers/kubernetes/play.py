@@ -24,7 +24,7 @@ import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workshop_utils import data
 from workshop_utils.jobs import JobError, TrainingJob
@@ -32,12 +32,15 @@ from workshop_utils.launchers import mpirun
 from workshop_utils.launchers.kubernetes import files
 from workshop_utils.launchers.kubernetes import manifest as manifests
 from workshop_utils.launchers.kubernetes.manifest import Manifest
-from workshop_utils.launchers.kubernetes.operators import Pod, pods_of
+from workshop_utils.launchers.kubernetes.operators import POD_COLUMNS, Pod, pods_of
 from workshop_utils.launchers.kubernetes.settings import Settings
 from workshop_utils.launchers.local import FOREIGN_VARIABLES
 from workshop_utils.processes.group import Event, Process, ProcessGroup
 from workshop_utils.processes.ports import PortReservation
 from workshop_utils.runs import Run, RunState
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LAST_LINES = 12  # of a pod that failed, in the message
 # torchrun's own variables, beside those that no job may inherit from another.
@@ -72,8 +75,14 @@ class PlayedRun(Run):
         )
         super().__init__(job.name, names)
         self._pods = {pod.worker: pod for pod in pods}
+        self._kind = manifest.resource["kind"]
+        self._phases = dict.fromkeys(self._pods, "Pending")
         scratch = Path(tempfile.gettempdir()) / f"workshop-{uuid.uuid4().hex}"
+        # Who reads a log is to see the paths of the manifest, not those that stand in for them.
+        self._in_pod = {sys.executable: "python"}
         try:
+            for pod in pods:
+                self._in_pod |= {here: there for there, here in _folders(pod, job, scratch).items()}
             self._group = ProcessGroup(
                 [_process(pod, job, scratch) for pod in pods],
                 self._on_event,
@@ -85,16 +94,42 @@ class PlayedRun(Run):
             self._reservation.release()
             raise
 
+    def pods(self) -> pd.DataFrame:
+        """The pods as they are now: pod, worker, phase."""
+        import pandas as pd  # here, since it takes longer to import than a launch may take
+
+        rows = [(self._pods[worker].name, worker, phase) for worker, phase in self._phases.items()]
+        return pd.DataFrame(rows, columns=list(POD_COLUMNS))
+
+    def describe(self) -> str:
+        """The job and its pods, a line each."""
+        lines = [f"{self._kind} {self.name}: {self.state}"]
+        lines += [f"pod {self._pods[worker].name}: {phase}" for worker, phase in self._phases.items()]
+        return "\n".join(lines + ([self.reason] if self.reason else []))
+
     def _request_stop(self) -> None:
         self._group.stop()
 
     def _on_event(self, event: Event) -> None:
         if event["event"] == "line":
-            for worker, text, stream in mpirun.lines(event["name"], event["text"], event["stream"]):
+            said = event["text"]
+            for here, there in self._in_pod.items():
+                said = said.replace(here, there)
+            for worker, text, stream in mpirun.lines(event["name"], said, event["stream"]):
                 self._receive_line(worker, text, stream)
+        elif event["event"] in ("started", "exited") and event["name"] in self._phases:
+            self._phases[event["name"]] = self._phase(event)
         elif event["event"] == "ended":
             self._reservation.release()
             self._finish(*self._verdict(event))
+
+    def _phase(self, event: Event) -> str:
+        if event["event"] == "started":
+            return "Running"
+        if event["code"] == 0:
+            return "Succeeded"
+        # Who still runs when the job has ended is deleted, by the cleanPodPolicy.
+        return "Deleted" if event["code"] < 0 and not self._pods[event["name"]].awaited else "Failed"
 
     def _verdict(self, event: Event) -> tuple[RunState, str]:
         if event["outcome"] in ("succeeded", "stopped"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import urllib3
 from kubernetes import client
@@ -14,8 +14,11 @@ from workshop_utils.launchers import mpirun
 from workshop_utils.launchers.kubernetes import mpijob
 from workshop_utils.launchers.kubernetes.calls import KubernetesError
 from workshop_utils.launchers.kubernetes.cluster import Cluster
-from workshop_utils.launchers.kubernetes.operators import Pod
+from workshop_utils.launchers.kubernetes.operators import POD_COLUMNS, Pod
 from workshop_utils.runs import Run, RunState
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 POLL_SECONDS = 1.0
 BLIND_SECONDS = 120.0  # so long may the cluster not answer, before the run is given up
@@ -38,6 +41,26 @@ class KubernetesRun(Run):
         self._warned: set[tuple[str, str]] = set()
         for target in (self._watch, self._look_after_pods):
             threading.Thread(target=target, name="workshop-run", daemon=True).start()
+
+    def pods(self) -> pd.DataFrame:
+        """The job's pods as they are now: pod, worker, phase. Raises KubernetesError."""
+        import pandas as pd  # here, since it takes longer to import than a launch may take
+
+        found = [(pod.metadata.name, pod.status.phase) for pod in self._cluster.pods()]
+        rows = [(name, self._worker_in(name), phase) for name, phase in found]
+        return pd.DataFrame(rows, columns=list(POD_COLUMNS))
+
+    def describe(self) -> str:
+        """The job's conditions, its pods, and what the cluster warns of, a line each. Raises KubernetesError."""
+        conditions = self._cluster.job().get("status", {}).get("conditions", [])
+        lines = [f"{self._cluster.kind} {self.name}: {self.state}"]
+        lines += [
+            f"  {each['type']}: {each.get('message', '')}" for each in conditions if each["status"] == "True"
+        ]
+        for pod in self._cluster.pods():
+            lines.append(f"pod {pod.metadata.name}: {pod.status.phase}")
+            lines += [f"  {warning}" for warning in self._cluster.warnings(pod.metadata.name)]
+        return "\n".join(lines)
 
     def stop(self) -> None:
         """Delete the job, whether it has ended or not, and all that was made for it.
@@ -152,8 +175,7 @@ class KubernetesRun(Run):
     def _follow(self, pod: Any) -> None:
         """Take in a pod's log; where the connection is lost, from the last line on."""
         name, container = pod.metadata.name, pod.spec.containers[0].name
-        # What a Job makes has five more letters; and an elastic job may have grown.
-        worker = self._called.get(name) or self._called.get(name.rpartition("-")[0], name)
+        worker = self._worker_in(name)
         last, lost = "", 0.0
         while not self._ended.is_set():
             known = last
@@ -173,6 +195,10 @@ class KubernetesRun(Run):
             except (urllib3.exceptions.HTTPError, OSError):
                 lost = lost or time.monotonic()
             self._ended.wait(self._poll_seconds)
+
+    def _worker_in(self, pod: str) -> str:
+        # What a Job makes has five more letters; and an elastic job may have grown.
+        return self._called.get(pod) or self._called.get(pod.rpartition("-")[0], pod)
 
 
 def _trains(pod: Any) -> bool:
