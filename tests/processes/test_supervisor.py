@@ -244,3 +244,17 @@ os.kill(os.getpid(), 9)
     subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
     assert Watch.eventually(lambda: not Watch.marked_processes())
     assert Watch.eventually(lambda: not (nothing_is_left / "workshop-x").exists())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_listener_that_fails_still_hears_the_end() -> None:
+    heard: list[str] = []
+
+    def listen(event: Event) -> None:
+        heard.append(event["event"])
+        if event["event"] != "ended":
+            raise ValueError("what I make of events is broken")
+
+    ProcessGroup([python("one", "print('word', flush=True)")], listen, 60)
+    assert Watch.eventually(lambda: heard and heard[-1] == "ended", 60), heard
+    assert len(heard) > 2

@@ -127,13 +127,17 @@ class ProcessGroup:
 
     def _listen(self, events: BinaryIO) -> None:
         last: Event = {}
+        raised: Exception | None = None
         with events:
             for line in events:
                 if not line.endswith(b"\n"):
                     break  # the supervisor was killed in the middle of a word
                 last = json.loads(line)
                 if last["event"] != "ended":
-                    self._on_event(last)
+                    try:
+                        self._on_event(last)
+                    except Exception as error:  # whoever waits for the end must still hear of it
+                        raised = raised or error
         with self._sending:
             self._control.close()
         if self._supervisor is not None:
@@ -142,6 +146,8 @@ class ProcessGroup:
             self._end_what_was_abandoned()
             last = {"event": "ended", "outcome": "failed", "name": "supervisor", "code": None}
         self._on_event(last)
+        if raised is not None:
+            raise raised
 
     def _end_what_was_abandoned(self) -> None:
         """Do what the supervisor would have done, had it not been killed.
