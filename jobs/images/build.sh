@@ -6,6 +6,7 @@ set -eu
 
 usage() {
     echo "usage: $0 [--dry-run] horovod|pytorch cpu|gpu REGION ACCOUNT" >&2
+    echo "       $0 [--dry-run] neuron trn1|trn2 REGION ACCOUNT" >&2
     exit 2
 }
 
@@ -16,14 +17,26 @@ if [ "${1:-}" = --dry-run ]; then
 fi
 [ $# -eq 4 ] || usage
 name=$1 variant=$2 region=$3 account=$4
-case $name in horovod | pytorch) ;; *) usage ;; esac
-case $variant in cpu | gpu) ;; *) usage ;; esac
+case $name-$variant in
+horovod-cpu | horovod-gpu | pytorch-cpu | pytorch-gpu | neuron-trn1 | neuron-trn2) ;;
+*) usage ;;
+esac
 [[ $region =~ ^[a-z]{2}(-[a-z]+)+-[0-9]$ ]] || usage
 [[ $account =~ ^[0-9]{12}$ ]] || usage
 
 registry=$account.dkr.ecr.$region.amazonaws.com
 image=$registry/workshop-$name:$variant
-arguments=(--build-arg "VARIANT=$variant")
+arguments=()
+if [ "$name" != neuron ]; then
+    arguments+=(--build-arg "VARIANT=$variant")
+fi
+if [ "$name-$variant" = neuron-trn2 ]; then
+    if [ -z "${BASE:-}" ]; then
+        echo "BASE is not set; for trn2 it must name AWS's image with TorchNeuron" >&2
+        exit 2
+    fi
+    arguments+=(--build-arg "BASE=$BASE")
+fi
 if [ "$name-$variant" = horovod-gpu ]; then
     arguments+=(--build-arg BASE=nvidia/cuda:12.9.1-cudnn-devel-ubuntu24.04)
 fi
@@ -47,6 +60,6 @@ else
     aws ecr get-login-password --region "$region" | docker login --username AWS --password-stdin "$registry"
 fi
 
-$run docker build --platform linux/amd64 -f "jobs/images/$name.Dockerfile" "${arguments[@]}" -t "$image" .
+$run docker build --platform linux/amd64 -f "jobs/images/$name.Dockerfile" ${arguments[@]+"${arguments[@]}"} -t "$image" .
 $run docker push "$image"
 echo "image: $image" # for the field of that name in a job.yaml

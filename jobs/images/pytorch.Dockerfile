@@ -1,4 +1,4 @@
-# PyTorch with the toolkit by which SageMaker starts scripts; torchrun needs nothing else. Build it from the
+# PyTorch, BERT's library, and the toolkit by which SageMaker starts scripts; torchrun needs nothing else. Build it from the
 # repository's root; build.sh does, and stores it in ECR. For processors:
 #     docker build -f jobs/images/pytorch.Dockerfile -t workshop-pytorch:cpu .
 # and for NVIDIA GPUs (PyTorch's own wheels bring CUDA):
@@ -16,7 +16,7 @@ COPY jobs/images/requirements.txt jobs/images/requirements-${VARIANT}.txt ./
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends gcc libc6-dev python3 python3-dev python3-venv \
     && python3 -m venv /opt/workshop \
-    && grep -E '^(numpy|sagemaker-training)' requirements.txt > chosen.txt \
+    && grep -E '^(numpy|transformers|sagemaker-training)' requirements.txt > chosen.txt \
     && grep -E '^torch' "requirements-${VARIANT}.txt" >> chosen.txt \
     && /opt/workshop/bin/pip install --no-cache-dir -r chosen.txt \
     && apt-get purge -y --auto-remove gcc libc6-dev python3-dev \

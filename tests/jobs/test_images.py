@@ -32,7 +32,7 @@ def build(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(not HADOLINT.is_file(), reason="hadolint's wheel is for Linux")
 def test_hadolint_finds_nothing() -> None:
-    assert len(DOCKERFILES) == 2
+    assert len(DOCKERFILES) == 3
     checked = subprocess.run(
         [str(HADOLINT), *map(str, DOCKERFILES)], capture_output=True, text=True, check=False
     )
@@ -47,6 +47,8 @@ def test_versions_are_those_of_the_workshop_s_own_environment() -> None:
         if name in ours:
             assert requirement.specifier == ours[name].specifier, name
     assert set(common) - set(ours) == {"sagemaker-training"}
+    neuron = requirements("requirements-neuron.txt")
+    assert neuron["transformers"].specifier == ours["transformers"].specifier
     gpu = requirements("requirements-gpu.txt")
     assert gpu["tensorflow"].extras == {"and-cuda"}
     assert gpu["tensorflow"].specifier == ours["tensorflow"].specifier
@@ -69,6 +71,7 @@ def test_every_file_that_an_image_copies_exists(path: Path) -> None:
         (("horovod", "cpu"), ["-f jobs/images/horovod.Dockerfile", "VARIANT=cpu"]),
         (("horovod", "gpu"), ["BASE=nvidia/cuda", "VARIANT=gpu"]),
         (("pytorch", "gpu"), ["-f jobs/images/pytorch.Dockerfile", "VARIANT=gpu"]),
+        (("neuron", "trn1"), ["-f jobs/images/neuron.Dockerfile", "--platform linux/amd64"]),
     ],
 )
 def test_a_dry_run_prints_create_log_in_build_and_push_and_runs_none(
@@ -99,6 +102,8 @@ def test_a_dry_run_prints_create_log_in_build_and_push_and_runs_none(
         ("horovod", "cpu", "eu-west-1"),
         ("mxnet", "cpu", "eu-west-1", "123456789012"),
         ("horovod", "tpu", "eu-west-1", "123456789012"),
+        ("horovod", "trn1", "eu-west-1", "123456789012"),
+        ("neuron", "gpu", "eu-west-1", "123456789012"),
         ("horovod", "cpu", "europe", "123456789012"),
         ("horovod", "cpu", "eu-west-1", "12345"),
     ],
@@ -108,6 +113,26 @@ def test_wrong_words_are_answered_with_the_usage(words: tuple[str, ...]) -> None
     assert answered.returncode == 2
     assert "usage:" in answered.stderr
     assert answered.stdout == ""
+
+
+def test_the_image_for_trainium_2_needs_a_base_and_is_built_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--dry-run", "neuron", "trn2", "us-west-2", "123456789012")
+    monkeypatch.delenv("BASE", raising=False)
+    refused = build(*words)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "BASE is not set; for trn2 it must name AWS's image with TorchNeuron" in refused.stderr
+    monkeypatch.setenv("BASE", "registry.example/torch-neuron:1")
+    assert "--build-arg BASE=registry.example/torch-neuron:1" in build(*words).stdout
+
+
+def test_the_image_for_trainium_holds_the_script_with_all_that_it_imports_of_the_workshop() -> None:
+    text = (IMAGES / "neuron.Dockerfile").read_text()
+    imported = re.findall(
+        r"^from workshop_utils import (.+)$", (ROOT / "jobs/bert_pretraining/train.py").read_text(), re.M
+    )
+    assert imported == ["checkpoints, place"]
+    for module in imported[0].split(", "):
+        assert f"workshop_utils/{module}.py" in text
 
 
 def test_the_images_build_horovod_by_the_workshop_s_own_script_and_for_gpus_through_nccl(

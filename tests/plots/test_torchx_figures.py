@@ -1,0 +1,52 @@
+"""Figures of lesson 13 show what was measured, and say only what that allows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from workshop_utils.plots import torchx as figures
+
+matplotlib.use("Agg")
+
+
+@pytest.fixture(autouse=True)
+def _no_figure_is_left() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def words(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
+
+
+def test_the_flow_has_each_step_once_and_the_first_rank_of_every_chip() -> None:
+    said = words(figures.flow())
+    ranks = [str(rank) for rank in range(0, 64, 2)]
+    found = Counter(text for text in said if text in ranks or text in {"1", "3", "5", "7", "6  8 × EFA"})
+    # Steps 2 and 4 stand beside arrows, as the others do, and 2 and 4 are ranks too.
+    assert found == Counter([*ranks, "1", "2", "3", "4", "5", "6  8 × EFA", "7"])
+
+
+@pytest.mark.parametrize(
+    ("end", "finding"),
+    [
+        (6.9, "So far the model guesses: it needs more steps"),
+        (np.log(200), "BERT hesitates among about 200 tokens, no longer 1,024"),
+    ],
+)
+def test_the_line_is_the_mean_of_the_ranks_and_the_title_says_what_was_learnt(
+    end: float, finding: str
+) -> None:
+    rows = [(rank, step, end + sign) for step in range(1, 21) for rank, sign in ((0, 0.1), (1, -0.1))]
+    figure = figures.losses(pd.DataFrame(rows, columns=["rank", "step", "loss"]), vocabulary=1024)
+    assert any(finding in text for text in words(figure))
+    (mean,) = [line for line in figure.axes[0].get_lines() if line.get_label() == "mean of the ranks"]
+    assert list(mean.get_ydata()) == pytest.approx([end] * 20)

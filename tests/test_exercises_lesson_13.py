@@ -1,0 +1,93 @@
+"""The checks of lesson 13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workshop_utils.exercises import torchx_and_trainium as exercises
+
+NEURON, EFA = "aws.amazon.com/neuron", "vpc.amazonaws.com/efa"
+
+
+def test_a_step_of_two_nodes_has_32768_sequences() -> None:
+    assert exercises.sequences_of_a_step(32768).state == "right"
+    assert exercises.sequences_of_a_step(1024).state == "wrong"
+    assert exercises.sequences_of_a_step(...).state == "not yet"
+
+
+def test_ranks_are_counted_node_by_node() -> None:
+    assert exercises.ranks_of_nodes(lambda node, local, per_node: node * per_node + local).state == "right"
+    added = exercises.ranks_of_nodes(lambda node, local, per_node: node + local)
+    assert (added.state, "process 0 of node 1" in added.text) == ("wrong", True)
+    assert "also the rank of another process" in added.text
+    dealt = exercises.ranks_of_nodes(lambda node, local, per_node: local * 2 + node)
+    assert (dealt.state, "process 31 of node 0" in dealt.text) == ("wrong", True)
+    assert exercises.ranks_of_nodes(lambda *_: ...).state == "not yet"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"aws.amazon.com/neurondevice": 16}, "dropped in 2.20"),
+        ({NEURON: 16}, f"{EFA} is missing"),
+        ({EFA: 16}, f"{NEURON} is missing"),
+        ({NEURON: 32, EFA: 16}, "it counts chips"),
+        ({NEURON: 16, EFA: 8}, "twice the eight"),
+        ({NEURON: 16, EFA: 16, "nvidia.com/gpu": 1}, "nvidia.com/gpu: no node"),
+        (16, "an amount for each resource"),
+    ],
+)
+def test_wrong_limits_are_told_what_they_would_do(limits: Any, said: str) -> None:
+    verdict = exercises.limits_of_a_pod(limits)
+    assert (verdict.state, said in verdict.text) == ("wrong", True)
+
+
+@pytest.mark.parametrize(
+    "limits", [{NEURON: 16, EFA: 16}, {NEURON: "16", EFA: "16", "cpu": 120, "memory": "480Gi"}]
+)
+def test_the_limits_of_a_whole_machine_are_right(limits: dict[str, Any]) -> None:
+    assert exercises.limits_of_a_pod(limits).state == "right"
+
+
+def hidden(tokens: np.ndarray, chosen: np.ndarray, luck: np.ndarray, others: np.ndarray) -> np.ndarray:
+    seen = tokens.copy()
+    seen[chosen] = np.where(luck < 0.8, 4, np.where(luck < 0.9, others, tokens[chosen]))
+    return seen
+
+
+def in_place(tokens: np.ndarray, chosen: np.ndarray, luck: np.ndarray, others: np.ndarray) -> np.ndarray:
+    tokens[chosen] = 4
+    return tokens
+
+
+def always(tokens: np.ndarray, chosen: np.ndarray, luck: np.ndarray, others: np.ndarray) -> np.ndarray:
+    seen = tokens.copy()
+    seen[chosen] = 4
+    return seen
+
+
+def everywhere(tokens: np.ndarray, chosen: np.ndarray, luck: np.ndarray, others: np.ndarray) -> np.ndarray:
+    return np.full_like(tokens, 4)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (in_place, "change a copy"),
+        (always, "position 3 has luck 0.85, so it must be the other token, 91; it gave 4"),
+        (everywhere, "position 0 was not chosen"),
+        (lambda tokens, *_: tokens[:2], "shape (2,)"),
+    ],
+)
+def test_wrong_masks_are_told_where(function: Callable[..., Any], said: str) -> None:
+    verdict = exercises.hide(function)
+    assert (verdict.state, said in verdict.text) == ("wrong", True)
+
+
+def test_the_paper_s_masks_are_right() -> None:
+    assert exercises.hide(hidden).state == "right"
+    assert exercises.hide(lambda *_: ...).state == "not yet"
