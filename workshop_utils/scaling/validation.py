@@ -9,9 +9,9 @@ The rule for the three points is fixed, and looks at no time: of the sizes from 
 smallest, the largest, and the one whose logarithm is nearest to the middle between theirs (the smaller one of two). The
 error of a point is |ln(predicted / measured)|; its mean over the points that were not fitted, as a factor less 1, is
 the geometric-mean error. The form of the model and its one constant, NCCL's pipeline, are the same for all systems: see
-`fit.size_terms`. The form was chosen among about ten with these curves in sight, so only other curves judge it fully. Half
-and twice the constant, and the other ways to say which point is in the middle, change the error over all points from
-8.5 % to 9.2 % at most.
+`fit.size_terms`. The form was chosen among about ten with these curves in sight, so only other curves judge it fully.
+Half and twice the constant, and the other ways to say which point is in the middle, change the error over all points
+from 8.5 % to 9.2 % at most.
 """
 
 from __future__ import annotations
