@@ -1,8 +1,9 @@
-"""One HTML page of a whole run of the workshop: lessons, times, figures, and how the strategies scaled."""
+"""HTML pages: a whole run of the workshop (lessons, times, figures), and how training scales."""
 
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import os
 import platform
@@ -18,7 +19,8 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, select_autoescape
 from matplotlib import pyplot as plt
 
-from workshop_utils.plots import scaling, style
+from workshop_utils.plots import prediction, scaling, style
+from workshop_utils.scaling import efficiency, validation
 
 if TYPE_CHECKING:
     from workshop_utils.batch import Lesson
@@ -39,6 +41,10 @@ HEADINGS = {
     "first_step_seconds": "first step, s",
     "seconds": "whole run, s",
 }
+RUN_COLUMNS = (
+    "strategy", "workers", "network", "scaling", "gradient_nbytes", "batch_size", "repeats", "outliers", "step_seconds",
+    "lowest", "highest", "speedup", "efficiency", "communication_share", "bytes_sent", "server_bytes_received",
+)  # fmt: skip
 
 
 class Figure(NamedTuple):
@@ -51,15 +57,18 @@ class Figure(NamedTuple):
 def write(
     output: Path, lessons: Sequence[Lesson], measured: pd.DataFrame | None, sweep_seconds: float
 ) -> Path:
-    """Write `output/report.html`, self-contained, and each executed lesson as HTML beside it."""
+    """Write `output/report.html`, self-contained, and each executed lesson as HTML beside it.
+
+    Where a sweep was `measured`, the page also says how well scaling is predicted, misses included.
+    """
     for lesson in lessons:
         if lesson.executed is not None:
             html, _ = nbconvert.HTMLExporter().from_notebook_node(lesson.executed)
             (output / f"{lesson.notebook.stem}.html").write_text(html, encoding="utf-8")
-    templates = Environment(
-        loader=PackageLoader("workshop_utils", "templates"), autoescape=select_autoescape(["html"])
-    )
-    page = templates.get_template("report.html").render(
+    path = output / "report.html"
+    return _render(
+        path,
+        title="The workshop, run through",
         lessons=[{"lesson": lesson, "figures": figures_of(lesson.executed)} for lesson in lessons],
         total_seconds=sum(lesson.seconds for lesson in lessons) + sweep_seconds,
         sweep_seconds=sweep_seconds,
@@ -67,13 +76,39 @@ def write(
         columns=[HEADINGS.get(name, name) for name in SHOWN],
         plot=None if measured is None or measured.empty else _plot(measured),
         failures=[] if measured is None else measured[measured["state"] != "succeeded"].to_dict("records"),
+        validation=None if measured is None else _validation(),
+    )
+
+
+def write_scaling(output: Path, runs: pd.DataFrame) -> Path:
+    """Write `output/scaling.html`, self-contained: what was measured, where time went, how far predictions are off.
+
+    `runs` is a table of `scaling.experiment.measure_all`.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    return _render(
+        output / "scaling.html",
+        title="How training scales",
+        lessons=[],
+        total_seconds=float(runs["run_seconds"].sum()),
+        rows=None,
+        runs=_runs(runs),
+        validation=_validation(),
+    )
+
+
+def _render(path: Path, **values: Any) -> Path:
+    templates = Environment(
+        loader=PackageLoader("workshop_utils", "templates"), autoescape=select_autoescape(["html"])
+    )
+    page = templates.get_template("report.html").render(
+        **values,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         versions=", ".join(
             f"{name} {version(name)}" for name in ("torch", "tensorflow-cpu", "numpy") if _has(name)
         ),
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
-    path = output / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
 
@@ -101,9 +136,78 @@ def _rows(measured: pd.DataFrame) -> list[list[str]]:
     ]
 
 
+def _runs(runs: pd.DataFrame) -> dict[str, Any]:
+    """Figures and the table of a sweep of training steps; of other jobs the rows as they are."""
+    figures: list[Figure] = []
+    shown = runs
+    if "step_seconds" in runs:
+        fine = runs[runs["state"] == "succeeded"]
+        rows = efficiency.scaling(runs)
+        shown = rows[[name for name in RUN_COLUMNS if name in rows]]
+        for _, alike in rows.groupby(
+            [name for name in ("network", "scaling", "gradient_nbytes") if name in rows]
+        ):
+            detail = _detail(alike)
+            curves = scaling.efficiency(alike, {}, "Efficiency against workers", detail).get_figure(root=True)
+            figures.append(Figure(_png(curves), f"Efficiency, {detail}"))
+            if "transfer_seconds" in alike:
+                parts = scaling.where_time_goes(alike, "Where a step's time goes", detail)
+                figures.append(Figure(_png(parts), f"Parts of a step, {detail}"))
+        marked = efficiency.mark_outliers(fine)
+        noise = scaling.noise(
+            marked, f"{marked['outlier'].sum()} of {len(marked)} runs are outliers", "crosses: outliers"
+        )
+        figures.append(Figure(_png(noise), "Noise: every run over the median of its setting"))
+    table = shown.round(4).astype(object).where(shown.notna(), "")
+    return {
+        "figures": figures,
+        "columns": [str(name).replace("_", " ") for name in table.columns],
+        "rows": table.astype(str).to_numpy().tolist(),
+        "failures": efficiency.failures(runs),
+    }
+
+
+def _detail(rows: pd.DataFrame) -> str:
+    first = rows.iloc[0]
+    size = f", {first['gradient_nbytes'] / 1e6:.2g} MB of gradients" if "gradient_nbytes" in rows else ""
+    return f"{first['network']}{size}, {first['scaling']} scaling"
+
+
+@functools.cache
+def _validation() -> dict[str, Any]:
+    """How far predictions are from published results, misses included, with a sentence on each."""
+    predictions = validation.published_predictions()
+    scores = validation.scores(predictions)
+    plain = validation.scores(validation.published_predictions(by_size=validation.size_terms()[:2]))["error"]
+    facts = validation.scores(validation.hardware_predictions())["error"]
+    style.use()
+    finding = f"Off by {scores['error'].to_dict()['all']:.1%} (geometric mean)"
+    axes = prediction.against_known(
+        predictions[~predictions["fitted"]], 0.1, finding, "points that were not fitted; grey: within 10 %"
+    )
+    rows = []
+    for row in scores.assign(plain=plain, facts=facts).reset_index().to_dict("records"):
+        errors = (row[name] for name in ("error", "largest", "plain", "facts"))
+        shown = ("" if pd.isna(error) else f"{error:.1%}" for error in errors)
+        rows.append([row["system"], str(row["points"]), *shown, validation.reason(row["system"])])
+    others = [
+        [
+            row["what"],
+            f"{row['measured']:.2f}",
+            f"{row['predicted_low']:.2f} … {row['predicted_high']:.2f}",
+            row["why"],
+        ]
+        for row in validation.other_predictions().to_dict("records")
+    ]
+    return {"plot": _png(axes.get_figure(root=True)), "rows": rows, "others": others}
+
+
 def _plot(measured: pd.DataFrame) -> str:
     style.use()
-    figure = scaling.throughput(measured, os.cpu_count() or 1)
+    return _png(scaling.throughput(measured, os.cpu_count() or 1))
+
+
+def _png(figure: Any) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160)
     plt.close(figure)

@@ -1,11 +1,30 @@
-"""How throughput grows with the number of workers."""
+"""How training scales: throughput and efficiency against workers, where the time goes, noise, and a roofline."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from workshop_utils.plots import style
+
+NAMES = {"workshop_parameter_server": "parameter server", "torch_ddp": "DDP (PyTorch)"}
+PARTS = {
+    "compute_seconds": ("computing", "compute"),
+    "transfer_seconds": ("sending, receiving", "send"),
+    "waiting_seconds": ("waiting for others", "#F2C49B"),
+    "other_seconds": ("other", "wait"),
+}
+
+
+def name_of(strategy: str) -> str:
+    """What a figure calls a strategy."""
+    return NAMES.get(strategy, strategy)
 
 
 def throughput(measured: pd.DataFrame, cores: int) -> Figure:
@@ -46,4 +65,176 @@ def throughput(measured: pd.DataFrame, cores: int) -> Figure:
     )
     style.headline(axes, finding, "the digits, the same network by every strategy, batch a worker fixed")
     style.label_ends(axes)
+    return figure
+
+
+def efficiency(
+    rows: pd.DataFrame,
+    theory: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]],
+    finding: str,
+    detail: str = "",
+    axes: Axes | None = None,
+) -> Axes:
+    """Efficiency against workers: points measured, with the range of their repeats; lines theory.
+
+    `rows` are those of `efficiency.scaling`; `theory` has workers and efficiency by strategy.
+    """
+    if axes is None:
+        _, axes = style.figure(7.2, 4.2)
+    axes.axhline(1, color=style.colour_of("ideal"), linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
+    for index, (strategy, own) in enumerate(rows.groupby("strategy", sort=False)):
+        colour, name = str(strategy), name_of(str(strategy))
+        own = own.sort_values("workers")
+        if strategy in theory:
+            line = [np.asarray(values, dtype=float) for values in theory[colour]]
+            style.theory(axes, line[0], line[1], name, colour=colour)
+        for _, row in own.iterrows():
+            between = row["efficiency"] * row["step_seconds"] / np.array([row["highest"], row["lowest"]])
+            axes.plot([row["workers"]] * 2, between, color=style.colour_of(colour), linewidth=1.2, zorder=2)
+        label = "_measured" if strategy in theory else name
+        style.measured(
+            axes,
+            own["workers"].to_numpy(float),
+            own["efficiency"].to_numpy(float),
+            label,
+            colour=colour,
+            marker=style.MARKERS[index % 8],
+        )
+    counts = {int(count) for count in rows["workers"]}
+    counts |= {int(count) for line in theory.values() for count in np.asarray(line[0]) if count in _POWERS}
+    style.power_axis(axes, sorted(counts))
+    axes.set(xlabel="workers", ylabel="efficiency", ylim=(0, 1.08))
+    style.percent_axis(axes.yaxis)
+    style.headline(axes, finding, detail)
+    style.label_ends(axes)
+    return axes
+
+
+_POWERS = {2**power for power in range(11)}
+
+
+def where_time_goes(rows: pd.DataFrame, finding: str, detail: str = "") -> Figure:
+    """One step as a stacked bar for each strategy and number of workers; on the right, communication's share.
+
+    `rows` are those of `efficiency.scaling`.
+    """
+    rows = rows.sort_values(
+        ["strategy", "workers"], key=lambda values: values.map(_order(rows)).fillna(values)
+    )
+    figure, axes = style.figure(8.6, 1.3 + 0.34 * len(rows))
+    left = np.zeros(len(rows))
+    places = np.arange(len(rows)) + 0.5 * rows["strategy"].ne(rows["strategy"].shift()).cumsum().to_numpy()
+    for part, (label, colour) in PARTS.items():
+        seconds = rows[part].clip(lower=0).to_numpy(float)
+        axes.barh(
+            places, seconds, 0.78, left=left, color=style.colour_of(colour), label=label, edgecolor="white"
+        )
+        left += seconds
+    for place, end, share in zip(places, left, rows["communication_share"], strict=True):
+        axes.annotate(
+            f"{share:.0%}", (end, place), (5, 0), textcoords="offset points", va="center", fontsize=9
+        )
+    labels = [
+        f"{name_of(strategy)}, {workers}"
+        for strategy, workers in zip(rows["strategy"], rows["workers"], strict=True)
+    ]
+    axes.set_yticks(places, labels)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 1.1 * left.max())
+    axes.set_xlabel("time of one step")
+    style.unit_axis(axes.xaxis, "s")
+    axes.legend(ncols=4, loc="upper right", bbox_to_anchor=(1, -0.9 / (0.34 * len(rows) + 0.6)), fontsize=9)
+    style.headline(axes, finding, detail)
+    return figure
+
+
+def _order(rows: pd.DataFrame) -> dict[str, int]:
+    """Strategies in the order in which they come."""
+    return {name: place for place, name in enumerate(dict.fromkeys(rows["strategy"]))}
+
+
+def noise(table: pd.DataFrame, finding: str, detail: str = "") -> Figure:
+    """Every run as a point, over the median of its setting; outliers as crosses.
+
+    `table` is that of `efficiency.mark_outliers`.
+    """
+    table = table.sort_values(["strategy", "workers"])
+    named = table["strategy"].map(name_of) + ", " + table["workers"].astype(str)
+    figure, axes = style.figure(7.6, 1.2 + 0.24 * named.nunique())
+    for place, (_, own) in enumerate(table.groupby(named, sort=False)):
+        ratios = (own["step_seconds"] / own["step_seconds"].median()).to_numpy(float)
+        colour = str(own["strategy"].iloc[0])
+        for marked, marker, size in ((False, "o", 6), (True, "x", 8)):
+            chosen = ratios[own["outlier"].to_numpy(bool) == marked]
+            edge = style.colour_of(colour) if marked else "white"
+            style.measured(
+                axes,
+                chosen,
+                [place] * len(chosen),
+                colour=colour,
+                marker=marker,
+                markersize=size,
+                markeredgecolor=edge,
+            )
+    axes.axvline(1, color=style.QUIET, linewidth=1)
+    axes.set_yticks(range(named.nunique()), list(dict.fromkeys(named)))
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    reach = max(0.12, 1.1 * float((axes.dataLim.intervalx - 1).__abs__().max()))
+    axes.set(xlim=(1 - reach, 1 + reach), xlabel="a run's step over the median of its setting")
+    style.percent_axis(axes.xaxis)
+    style.headline(axes, finding, detail)
+    return figure
+
+
+def roofline(
+    rows: pd.DataFrame, flops: pd.Series[float], peak: float, bandwidth: float, finding: str, detail: str = ""
+) -> Figure:
+    """Arithmetic a second of a worker against arithmetic a byte that it sends: below the roof that link and core make.
+
+    The roofline of Williams, Waterman and Patterson (2009), with the network in place of memory. `flops` are those of
+    one worker's step, for each of `rows`; `peak` is what a worker computes in a second by itself, `bandwidth` what its
+    link carries.
+    """
+    sent = rows["bytes_sent"].where(rows["bytes_sent"] > 0)
+    intensity = flops / sent
+    reached = flops / rows["step_seconds"]
+    figure, axes = style.figure(7.2, 4.2)
+    ends = np.geomspace(float(intensity.min()) / 3, max(float(intensity.max()), peak / bandwidth) * 4, 200)
+    style.theory(axes, ends, np.minimum(peak, ends * bandwidth), colour="theory")
+    ridge = peak / bandwidth
+    axes.axvline(ridge, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
+    for words, x, align in (
+        ("bound by the link", ridge / 1.15, "right"),
+        ("bound by computing", ridge * 1.15, "left"),
+    ):
+        axes.annotate(
+            words, (x, 0.03), xycoords=("data", "axes fraction"), ha=align, fontsize=9.5, color=style.QUIET
+        )
+    for index, (strategy, own) in enumerate(rows[sent.notna()].groupby("strategy", sort=False)):
+        colour, marker = str(strategy), style.MARKERS[index % 8]
+        across, up = intensity[own.index].to_numpy(float), reached[own.index].to_numpy(float)
+        style.measured(axes, across, up, colour=colour, marker=marker, markersize=8)
+        for point, workers in zip(zip(across, up, strict=True), own["workers"], strict=True):
+            text = f"{name_of(colour)}, {workers}"
+            axes.annotate(
+                text,
+                point,
+                (7, -11 if index else 5),
+                textcoords="offset points",
+                fontsize=8.5,
+                color=style.INK,
+            )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="arithmetic for each byte sent, FLOP/B",
+        ylabel="FLOP/s of a worker",
+    )
+    axes.set_ylim(float(reached.min()) / 4, 2 * peak)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    style.unit_axis(axes.yaxis, "FLOP/s")
+    axes.minorticks_off()
+    style.headline(axes, finding, detail)
     return figure

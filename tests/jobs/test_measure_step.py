@@ -1,0 +1,58 @@
+"""The job that measures training steps: three strategies, the very same steps, and counted bytes."""
+
+from pathlib import Path
+
+import pytest
+
+from workshop_utils.comm.ring import ring_bytes_sent
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.local import Local
+
+JOBS = Path(__file__).parents[2] / "jobs"
+WORKERS, STEPS = 3, 12
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def steps():
+    arguments = {"width": 16, "layers": 2, "batch-size": 32, "steps": STEPS, "learning-rate": 0.5}
+    job = TrainingJob.load(JOBS / "measure_step").replace(workers=WORKERS, arguments=arguments)
+    found = {}
+    for strategy in ("ring", "workshop_parameter_server", "torch_ddp"):
+        with Local(warm=True).launch(job.replace(strategy=strategy)) as run:
+            found[strategy] = run.wait(120).metrics
+    return found
+
+
+def test_all_strategies_take_the_very_same_steps(steps):
+    losses = {
+        name: table.dropna(subset=["loss"]).groupby("step")["loss"].mean().to_numpy()
+        for name, table in steps.items()
+    }
+    assert len(losses["ring"]) == STEPS
+    assert losses["ring"][-3:].mean() < losses["ring"][:3].mean()  # it learns
+    for other in ("workshop_parameter_server", "torch_ddp"):
+        assert losses[other] == pytest.approx(losses["ring"], rel=1e-5)
+
+
+def test_a_step_s_parts_are_within_it(steps):
+    for table in steps.values():
+        workers = table.dropna(subset=["step_seconds"])
+        assert len(workers) == WORKERS * STEPS
+        parts = workers["compute_seconds"] + workers["communication_seconds"]
+        assert (workers[["compute_seconds", "communication_seconds"]] >= 0).all(axis=None)
+        assert (parts <= workers["step_seconds"] * (1 + 1e-9)).all()
+
+
+def test_the_bytes_of_a_step_are_counted_on_each_worker(steps):
+    ring = steps["ring"]
+    nbytes = int(ring["gradient_nbytes"].iloc[0])
+    assert nbytes == 4 * ((64 + 1) * 16 + (16 + 1) * 16 + (16 + 1) * 10)
+    by_step = ring.groupby("step")["bytes_sent"].sum()
+    assert by_step.tolist() == pytest.approx([WORKERS * ring_bytes_sent(WORKERS, nbytes)] * STEPS)
+    workers = steps["workshop_parameter_server"].dropna(subset=["step_seconds"])
+    assert set(workers["bytes_sent"]) == {nbytes}
+    assert set(workers["bytes_received"]) == {nbytes + 8}  # and the version of the parameters
+    server = steps["workshop_parameter_server"].query("worker == 'server-0'")
+    assert server["bytes_received"].tolist() == [STEPS * WORKERS * nbytes]

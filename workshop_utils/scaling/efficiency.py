@@ -1,0 +1,125 @@
+"""What a table of measurements says: medians and outliers, speed-up, weak and strong efficiency, communication.
+
+Definitions, with t(N) the median step of N workers and N₁ the fewest that were measured, 1 where possible:
+
+- **strong scaling**: the batch of all stays as it is, each worker takes an N-th. Speed-up N₁ · t(N₁) / t(N) times, of N
+  at best; efficiency is speed-up over N (Amdahl's question).
+- **weak scaling**: each worker's batch stays as it is, so that of all grows. Efficiency t(N₁) / t(N), 1 at best; the
+  speed-up, in examples trained in a second, is N times that (Gustafson's question).
+
+t(N₁) is that of the fastest strategy: a strategy that is slow with one worker must not look good with two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from workshop_utils.jobs import JobError
+
+# Of the columns of `experiment.measure_all`, those that say what was run, and not how it went.
+MEASURED = {
+    "key", "repeat", "state", "reason", "run_seconds", "measured_at", "cached", "seconds", "step_seconds",
+    "step_seconds_low", "step_seconds_high", "compute_seconds", "transfer_seconds", "waiting_seconds",
+    "other_seconds", "bytes_sent", "bytes_received", "server_bytes_received", "samples_per_second", "loss", "outlier",
+}  # fmt: skip
+PARTS = ("compute_seconds", "transfer_seconds", "waiting_seconds", "other_seconds")
+
+OUTLIER_SCORE = 3.5
+LEAST_DEVIATION = 0.1  # of the median: three repeats that agree to a per cent make the fourth no outlier
+
+
+def settings_of(table: pd.DataFrame) -> list[str]:
+    """The columns of `table` that say what was run."""
+    return [name for name in table.columns if name not in MEASURED]
+
+
+def mark_outliers(table: pd.DataFrame, column: str = "step_seconds") -> pd.DataFrame:
+    """`table` with a column `outlier`: true where a repeat is unlike the others of its setting.
+
+    That is where its modified z-score 0.6745 |x − median| / MAD, with MAD the median absolute deviation, is above 3.5,
+    and it lies more than 10 % from the median. Nothing is removed: medians do not mind, and a figure shows it. Source:
+    Iglewicz and Hoaglin (1993), "How to detect and handle outliers"; where MAD is 0 their mean absolute deviation.
+    """
+    _succeeded(table, column)
+    values = table.groupby(settings_of(table), dropna=False)[column]
+    deviation = (table[column] - values.transform("median")).abs()
+    groups = deviation.groupby([table[name] for name in settings_of(table)], dropna=False)
+    mad, mean = groups.transform("median"), groups.transform("mean")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        score = np.where(mad > 0, 0.6745 * deviation / mad, deviation / (1.253314 * mean))
+    far = deviation > LEAST_DEVIATION * values.transform("median")
+    return table.assign(outlier=(score > OUTLIER_SCORE) & far)
+
+
+def summary(table: pd.DataFrame, column: str = "step_seconds") -> pd.DataFrame:
+    """A row a setting: medians over its repeats, their number, range and outliers; failed runs are left out.
+
+    Returns:
+        What was run; the medians; `repeats`; `lowest` and `highest` of `column`, in its unit; `outliers`, how many.
+
+    Raises:
+        JobError: if no run succeeded.
+    """
+    marked = mark_outliers(_succeeded(table, column), column)
+    groups = marked.groupby(settings_of(table), dropna=False, sort=False)
+    numbers = [name for name in MEASURED & set(table.columns) if pd.api.types.is_float_dtype(table[name])]
+    medians = groups[sorted(numbers)].median()
+    spread = groups.agg(
+        repeats=(column, "size"), lowest=(column, "min"), highest=(column, "max"), outliers=("outlier", "sum")
+    )
+    return medians.join(spread).reset_index()
+
+
+def _succeeded(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The runs that have a number in `column`; raises JobError where there is none, with what went wrong."""
+    if column in table:
+        fine = table[(table["state"] == "succeeded") & table[column].notna()]
+        if len(fine):
+            return fine
+    said = failures(table)
+    if said:
+        raise JobError(f"no run succeeded; the first of {len(said)} that failed: {said[0]}")
+    raise JobError(f"no run has reported {column}; the job's script must, through place.report")
+
+
+def scaling(table: pd.DataFrame) -> pd.DataFrame:
+    """`summary(table)` with `speedup`, `efficiency` and `communication_share`; weak and strong by the column `scaling`.
+
+    Rows whose t(N₁) was not measured for their own sizes and network have NaN.
+    """
+    rows = summary(table)
+    # What is compared is the same but for the strategy and the number of workers; with strong scaling each worker's
+    # batch shrinks, so that of all stands for it.
+    if "batch_size" in rows:
+        strong = rows["scaling"] == "strong"
+        rows["batch_size"] = rows["batch_size"].astype(int)
+        rows["whole_batch"] = np.where(strong, rows["batch_size"] * rows["workers"], rows["batch_size"])
+    apart = {"strategy", "workers", "servers", "emulation", "batch_size"}
+    alike = [name for name in settings_of(table) if name not in apart] + (
+        ["whole_batch"] if "batch_size" in rows else []
+    )
+    rows["fewest"] = rows.groupby(alike, dropna=False)["workers"].transform("min")
+    at_first = rows["step_seconds"].where(rows["workers"] == rows["fewest"])
+    first = at_first.groupby([rows[name] for name in alike], dropna=False).transform("min")
+    times_faster = first / rows["step_seconds"]
+    times_more = rows["workers"] / rows["fewest"]
+    rows["efficiency"] = np.where(rows["scaling"] == "strong", times_faster / times_more, times_faster)
+    rows["speedup"] = rows["efficiency"] * rows["workers"]
+    rows["communication_share"] = communication_share(rows)
+    return rows.drop(columns=["fewest", *(["whole_batch"] if "whole_batch" in rows else [])])
+
+
+def communication_share(rows: pd.DataFrame) -> pd.Series[float]:
+    """Which part of a step goes to sending, receiving and waiting, from counted seconds; NaN where unknown."""
+    if "transfer_seconds" not in rows:
+        return pd.Series(np.nan, index=rows.index)
+    return (rows["transfer_seconds"] + rows["waiting_seconds"]) / rows["step_seconds"]
+
+
+def failures(table: pd.DataFrame) -> Sequence[str]:
+    """A sentence for each run that failed."""
+    failed = table[table["state"] != "succeeded"]
+    return [f"{row['strategy']} with {row['workers']}: {row['reason']}" for _, row in failed.iterrows()]
