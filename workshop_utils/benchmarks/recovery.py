@@ -130,12 +130,14 @@ def with_workshop() -> Recovery:
 
 def with_torchrun(folder: Path) -> Recovery:
     """Raises BenchmarkError if torchrun fails."""
+    folder.mkdir(parents=True, exist_ok=True)
     logs = folder / "logs"
     words = ["--standalone", "--nproc-per-node", str(WORKERS), "--max-restarts", "1"]
     words += ["--redirects", "3", "--log-dir", str(logs), str(JOB / "train.py")]
     words += [word for name, value in ARGUMENTS.items() for word in (f"--{name}", str(value))]
     environment = {
         **os.environ,
+        "TMPDIR": str(folder),  # torchrun leaves a folder of logs there
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         # Sharing the store, as torchrun does by default, restarted ranks may find the addresses of dead ones there and

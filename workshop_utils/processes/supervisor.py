@@ -430,7 +430,7 @@ def _script(argv: list[str], environment: dict[str, str]) -> Script:
         os.environ.clear()
         os.environ.update(environment)
         if "tempfile" in sys.modules:  # what was imported before the fork may have asked for the place already
-            sys.modules["tempfile"].tempdir = None
+            vars(sys.modules["tempfile"])["tempdir"] = None
         sys.argv = [script, *arguments]
         search = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
         sys.path[:0] = [str(Path(script).parent), *search]

@@ -253,7 +253,7 @@ def _program(pod: Pod, words: list[str]) -> tuple[str, ...]:
 
 def _local_variables(pod: Pod, scratch: Path) -> dict[str, str]:
     """What one machine needs, and pods do not."""
-    variables = {"GLOO_SOCKET_IFNAME": "lo"}
+    variables = {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(scratch)}
     if pod.slots:
         hostfile = str(scratch / pod.name / "hostfile")
         variables |= {

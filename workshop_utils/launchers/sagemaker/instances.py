@@ -287,6 +287,7 @@ def _processes(
                 "TF_NUM_INTRAOP_THREADS": "1",
                 **body.get("Environment", {}),
                 "TRAINING_JOB_NAME": body["TrainingJobName"],
+                "TMPDIR": str(scratch),
                 "SAGEMAKER_BASE_DIR": str(scratch / host / "opt" / "ml"),
                 # In the place of /opt/ml/checkpoints, which is not below the root.
                 "WORKSHOP_CHECKPOINTS": str(
