@@ -13,6 +13,7 @@ the real platforms set, so a script cannot tell the difference:
 | `horovod` | workers | a rendezvous server's address and HOROVOD_RANK, as horovodrun sets them |
 | `horovod_elastic` | a driver, workers | the driver, which starts them, and others in place of those that die |
 | `mpi` | workers | mpirun, which starts them |
+| `spark` | a driver, workers | the driver, whose barrier stage starts them with MASTER_ADDR and RANK |
 | `multi_worker_mirrored` | workers | TF_CONFIG |
 | `parameter_server` | a chief, parameter servers, workers | TF_CONFIG |
 """
@@ -224,6 +225,26 @@ class MPI(Strategy):
         return {}
 
 
+class Spark(Strategy):
+    """PyTorch's process group, in the tasks of a Spark stage: TorchDistributor starts the ranks, all or none.
+
+    A script that imports pyspark is a Spark program: it runs as the driver, and the workers are threads or executors.
+    Source: PySpark 3.5, pyspark/ml/torch/distributor.py.
+    """
+
+    name = "spark"
+
+    def members(self, job: TrainingJob) -> tuple[Member, ...]:
+        driver = Member("driver", 0)
+        workers = (
+            Member("worker", rank, rank, awaited=False, started_by=driver.name) for rank in range(job.workers)
+        )
+        return (driver, *workers)
+
+    def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
+        return {"GLOO_SOCKET_IFNAME": addresses.interface}
+
+
 class MultiWorkerMirrored(Strategy):
     """TensorFlow's synchronous data parallelism: every worker holds all variables.
 
@@ -298,6 +319,7 @@ STRATEGIES: dict[StrategyName, Strategy] = {
         Horovod(),
         HorovodElastic(),
         MPI(),
+        Spark(),
         MultiWorkerMirrored(),
         ParameterServer(),
     )

@@ -149,7 +149,7 @@ def test_what_a_notebook_instance_runs_at_its_start_is_valid() -> None:
         "AWS::Region": "us-east-1",
         "Name": "n",
     }
-    for step in ("OnCreate", "OnStart"):
+    for step in ("OnStart",):
         script = properties[step][0]["Content"]["Fn::Base64"]["Fn::Sub"]
         for name, value in values.items():
             script = script.replace(f"${{{name}}}", value)

@@ -52,7 +52,7 @@ class LocalRequest:
     switch: Switch | None = None
     network: str | None = None  # what is emulated, and how
     emulation: Emulation | None = None
-    files: Mapping[str, str] = field(default_factory=dict)  # by path below the run's folder, beside the modules
+    files: Mapping[str, str] = field(default_factory=dict)  # of the run's folder, by path
 
     def __str__(self) -> str:
         network = f"# network: {self.network}\n\n" if self.network else ""

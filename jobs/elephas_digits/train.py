@@ -1,0 +1,143 @@
+"""Train a Keras model on Spark with Elephas, in each of its three modes.
+
+`synchronous`: every epoch each partition trains a copy, and the driver averages what they have changed. `asynchronous`
+and `hogwild`: a parameter server in a process beside the driver, which workers read from and write to over http as
+they please; with hogwild without locks. The driver reports `accuracy` on the test images, and `seconds_taken`.
+
+What Elephas 7.3 would let pass is refused here, or put right; each place says why.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from elephas.spark_model import AsynchronousSparkModel, SparkModel
+from elephas.utils.rdd_utils import to_simple_rdd
+from pyspark.sql import SparkSession
+from tensorflow import keras
+
+from workshop_utils import place
+
+CLASSES = 10
+LOOPBACK = "127.0.0.1"
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mode", choices=["synchronous", "asynchronous", "hogwild"], default="synchronous")
+    # Its other server, by plain sockets, leaves threads that spin, and now and then never ends.
+    parser.add_argument(
+        "--server", choices=["http"], default="http", help="of parameters, where there is one"
+    )
+    parser.add_argument(
+        "--frequency", choices=["epoch", "batch"], default="epoch", help="of visits to the server"
+    )
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument(
+        "--partitions", type=int, default=0, help="by default one for each core of the cluster"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    for name, least in (("epochs", 1), ("batch_size", 1), ("partitions", 0)):
+        if getattr(given, name) < least:
+            parser.error(f"{name.replace('_', '-')} is {getattr(given, name)}; it must be at least {least}")
+    return given
+
+
+def load(split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images in [0, 1], shape (count, pixels), and labels as rows with a one, shape (count, classes)."""
+    examples = place.load(split)
+    images = np.frombuffer(examples.images, np.uint8).reshape(examples.count, -1).astype(np.float32) / 255
+    return images, np.eye(CLASSES, dtype=np.float32)[np.frombuffer(examples.labels, np.uint8)]
+
+
+def network(pixels: int, given: argparse.Namespace) -> Any:
+    """A perceptron with one hidden layer."""
+    keras.utils.set_random_seed(given.seed)
+    layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(CLASSES, activation="softmax")]
+    model = keras.Sequential([keras.Input((pixels,)), *layers])
+    model.compile(keras.optimizers.SGD(given.learning_rate), "categorical_crossentropy", ["accuracy"])
+    return model
+
+
+def free_port() -> int:
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def distributed(model: Any, given: argparse.Namespace, partitions: int) -> Iterator[Any]:
+    """Elephas's model, such that nothing of it is left afterwards."""
+    if given.mode == "synchronous":
+        # SparkModel takes `mode` too, and forgets it: SparkModel(mode="asynchronous") trains synchronously.
+        yield SparkModel(model, num_workers=partitions, batch_size=given.batch_size)
+        return
+    # The server listens where SPARK_LOCAL_IP says; without it, on the address of the host's name. Who reaches its port
+    # can read and change the weights: nobody is asked for a password.
+    if os.environ.get("SPARK_LOCAL_IP") != LOOPBACK:
+        sys.exit(
+            f"SPARK_LOCAL_IP is {os.environ.get('SPARK_LOCAL_IP')!r}; it must be {LOOPBACK}, since the parameter "
+            f"server of mode {given.mode!r} lets everybody in: use a master on this machine, or mode synchronous"
+        )
+    elephas = AsynchronousSparkModel(
+        model,
+        num_workers=partitions,
+        batch_size=given.batch_size,
+        mode=given.mode,
+        frequency=given.frequency,
+        parameter_server_mode=given.server,
+        port=free_port(),
+    )
+    server = elephas.parameter_server
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # otherwise a line for every visit
+    server.debug = False  # on by default: a page that runs any Python it is sent
+    try:
+        yield elephas
+    finally:
+        # Elephas stops it only after a training that went well; otherwise it would stay, and the driver wait for it.
+        with contextlib.suppress(ValueError):  # it has been stopped, and closed
+            if server.server.is_alive():
+                server.stop()
+
+
+def main() -> None:
+    given = options()
+    here = place.here()
+    images, labels = load("train")
+    session = SparkSession.builder.getOrCreate()
+    context = session.sparkContext
+    partitions = given.partitions or context.defaultParallelism
+    if given.mode != "synchronous" and len(images) // partitions <= given.batch_size:
+        # Elephas would train nothing on such a partition, and report success.
+        sys.exit(
+            f"batch-size is {given.batch_size}; each of {partitions} partitions has {len(images) // partitions} "
+            "images, and must have more than a batch"
+        )
+    rdd = to_simple_rdd(context, images, labels)
+    model = network(images.shape[1], given)
+    started = time.perf_counter()
+    with distributed(model, given, partitions) as elephas:
+        elephas.fit(rdd, epochs=given.epochs, batch_size=given.batch_size, verbose=0, validation_split=0.0)
+        seconds = time.perf_counter() - started
+        trained = elephas.master_network
+    session.stop()
+    test_images, test_labels = load("test")
+    predicted = trained.predict(test_images, verbose=0).argmax(axis=1)
+    accuracy = float((predicted == test_labels.argmax(axis=1)).mean())
+    place.report(step=given.epochs, accuracy=accuracy, seconds_taken=seconds)
+    here.model_folder.mkdir(parents=True, exist_ok=True)
+    trained.save(here.model_folder / "model.keras")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Figures of lesson 14 show what was measured."""
+
+import matplotlib
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+
+from workshop_utils.exercises.spark import partial_sums
+from workshop_utils.plots import spark as figures
+
+matplotlib.use("Agg")
+
+
+@pytest.fixture(autouse=True)
+def _no_figure_is_left():
+    yield
+    plt.close("all")
+
+
+def words(figure):
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
+
+
+def test_every_step_is_a_point_and_the_headline_is_the_ratio_of_the_medians():
+    figure = figures.step_times({"spark": [0.1, 0.3, 0.2], "ring": [0.002, 0.001, 0.004]})
+    points = [line.get_xdata().tolist() for line in figure.axes[0].get_lines()]
+    assert points == [[0.1, 0.3, 0.2], [0.002, 0.001, 0.004]]
+    assert "A step by Spark takes 100 times as long as one by the ring" in words(figure)
+    assert {"200 ms", "2 ms"} <= set(words(figure))
+
+
+def test_the_mode_with_the_highest_accuracy_is_named():
+    table = pd.DataFrame(
+        {"mode": ["synchronous", "hogwild"], "seconds_taken": [3.0, 5.0], "accuracy": [0.95, 0.9]}
+    )
+    figure = figures.modes(table)
+    assert "Highest accuracy this time: synchronous" in words(figure)
+    assert [line.get_xydata().tolist() for line in figure.axes[0].get_lines()] == [
+        [[3.0, 0.95]],
+        [[5.0, 0.9]],
+    ]
+
+
+def test_the_drawing_has_six_partitions_on_their_way_out_and_back():
+    said = words(figures.sgd_step())
+    assert said.count("+") == partial_sums(6, 2)  # as Spark would make the tree
+    assert [said.count(f"part {number}") for number in range(6)] == [2] * 6

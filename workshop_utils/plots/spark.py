@@ -1,0 +1,95 @@
+"""Figures of lesson 14: what a step of SGD is in Spark, what it costs, and Elephas's modes side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from workshop_utils.plots import drawing, style
+
+
+def sgd_step() -> Figure:
+    """One step in Spark, left: the weights go out; right: gradients are added in a tree on their way back."""
+    figure, axes = drawing.canvas(9.6, 4.1)
+    drawing.title(
+        axes,
+        "In Spark the data stays where it is: weights go out, sums of gradients come back",
+        "a job of two stages, which the driver plans and schedules anew in every step",
+    )
+    headings = ("1  broadcast the weights", "2  mapPartitions to gradients, add them in a tree")
+    for half, heading in enumerate(headings):
+        left = 0.3 + 4.75 * half
+        drawing.text(axes, (left, 3.0), heading, weight="bold", align="left", size=9.5)
+        drawing.box(axes, (left + 1.35, 2.1), 1.55, 0.55, "driver", colour="spark")
+        for number in range(6):
+            x = left + 0.73 * number
+            drawing.box(axes, (x, 0.3), 0.66, 0.6, f"part {number}", colour=f"worker {number}", size=8)
+            if half == 0:
+                start = (left + 1.55 + 0.22 * number, 2.1)
+                drawing.arrow(axes, start, (x + 0.33, 0.9), colour="spark", dashed=True)
+            else:
+                middle = left + 1.06 + 2.19 * (number // 3)
+                drawing.arrow(axes, (x + 0.33, 0.9), (middle - 0.2 + 0.2 * (number % 3), 1.25), colour="send")
+    for pair in range(2):
+        middle = 0.3 + 4.75 + 1.06 + 2.19 * pair
+        drawing.box(axes, (middle - 0.3, 1.25), 0.6, 0.38, "+", colour="compute", size=11)
+        drawing.arrow(axes, (middle, 1.63), (6.9 + 0.55 * pair, 2.1), colour="send")
+    return figure
+
+
+def step_times(seconds: Mapping[str, Sequence[float]]) -> Figure:
+    """Each step's time as a point, on a logarithmic axis; `seconds` has `spark` and `ring`, without first steps."""
+    figure, axes = style.figure(8.4, 2.6)
+    medians = {name: float(np.median(values)) for name, values in seconds.items()}
+    for row, (name, values) in enumerate(seconds.items()):
+        heights = row + np.linspace(-0.18, 0.18, len(values))
+        style.measured(axes, list(values), heights, colour=name, marker="os"[row % 2], markersize=5)
+        axes.vlines(medians[name], row - 0.32, row + 0.32, color=style.INK, linewidth=1.5)
+        axes.annotate(
+            f"{1000 * medians[name]:.3g} ms", (medians[name], row - 0.34), (0, 4), textcoords="offset points",
+            fontsize=9.5, ha="center",
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(seconds)), list(seconds))
+    axes.set_ylim(len(seconds) - 0.45, -0.75)
+    axes.grid(visible=False, axis="y")
+    axes.set(xlabel="time of one step, logarithmic")
+    style.unit_axis(axes.xaxis, "s")
+    times = medians["spark"] / medians["ring"]
+    detail = "the same gradients, the same weights; a line is the median"
+    style.headline(axes, f"A step by Spark takes {times:,.0f} times as long as one by the ring", detail)
+    return figure
+
+
+def modes(table: pd.DataFrame) -> Figure:
+    """Accuracy against time of Elephas's modes: a row each, with `mode`, `seconds_taken` and `accuracy`."""
+    figure, axes = style.figure(7.2, 3.6)
+    points = zip(table["mode"], table["seconds_taken"], table["accuracy"], strict=True)
+    for number, (mode, seconds, accuracy) in enumerate(points):
+        style.measured(
+            axes, [seconds], [accuracy], colour=f"worker {number}", marker=style.MARKERS[number], markersize=9
+        )
+        # Right of the first, below the second, above the third: modes with a server often come to lie together.
+        shift, align = (((11, 0), "left"), ((0, -15), "center"), ((0, 14), "center"))[number % 3]
+        axes.annotate(
+            mode, (seconds, accuracy), shift, textcoords="offset points", fontsize=9.5, ha=align, va="center"
+        )
+    low, high = float(table["accuracy"].min()), float(table["accuracy"].max())
+    axes.set(
+        xlabel="time to train",
+        ylabel="accuracy on the test images",
+        xlim=(0, 1.35 * float(table["seconds_taken"].max())),
+        ylim=(max(0, low - 0.06), min(1, high + 0.06)),
+    )
+    style.unit_axis(axes.xaxis, "s")
+    style.percent_axis(axes.yaxis)
+    best = table["mode"].iloc[int(np.argmax(table["accuracy"]))]
+    detail = "one run each; asynchronous ones differ from run to run"
+    style.headline(axes, f"Highest accuracy this time: {best}", detail)
+    return figure
+
+
+DRAWINGS = {"14_sgd_step.svg": sgd_step}
