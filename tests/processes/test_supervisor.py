@@ -1,6 +1,7 @@
 """The supervisor itself: groups of small processes, and the events that it tells."""
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -258,3 +259,22 @@ def test_a_listener_that_fails_still_hears_the_end() -> None:
     ProcessGroup([python("one", "print('word', flush=True)")], listen, 60)
     assert Watch.eventually(lambda: heard and heard[-1] == "ended", 60), heard
     assert len(heard) > 2
+
+
+def test_a_process_whose_first_thread_has_ended_is_not_forgotten() -> None:
+    number = 60 if platform.machine() == "x86_64" else 93  # of the system call `exit`
+    script = (
+        "import threading, ctypes\n"
+        "def last():\n"
+        "    while True: time.sleep(1)\n"
+        "threading.Thread(target=last).start()\n"
+        "print('ready', flush=True)\n"
+        f"ctypes.CDLL(None).syscall({number}, 0)"  # this thread alone; the process stays, as a zombie
+    )
+    group = Group(python("one", script))
+    assert Watch.eventually(lambda: any(event["event"] == "line" for event in group.events), 60)
+    (pid,) = [event["pid"] for event in group.events if event["event"] == "started"]
+    assert Watch.eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 60)
+    group.stop()
+    assert group.end()["outcome"] == "stopped"
+    assert not psutil.pid_exists(pid)

@@ -395,19 +395,26 @@ def _status_of(pid: int) -> dict[str, str]:
 
 
 def _descendants() -> list[int]:
-    """Every process below this one that is not a zombie, children before grandchildren."""
+    """Every process below this one that has not ended, children before grandchildren.
+
+    One whose first thread has ended counts as ended when no other thread is left either; until then, as with a Java
+    machine that was just killed, it may still have children.
+    """
     children: dict[int, list[int]] = {}
+    ended = set()
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = entry.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue
-        if fields[0] != "Z":
-            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+        state, parent, threads = fields[0], int(fields[1]), int(fields[17])
+        children.setdefault(parent, []).append(int(entry.parent.name))
+        if state == "Z" and threads <= 1:
+            ended.add(int(entry.parent.name))
     found, frontier = [], [os.getpid()]
     while frontier:
         frontier = [child for parent in frontier for child in children.get(parent, [])]
-        found += frontier
+        found += [pid for pid in frontier if pid not in ended]
     return found
 
 
