@@ -1,5 +1,6 @@
 """The checks of exercises say what is wrong, never raise, and agree with the right answer."""
 
+import numpy as np
 import pytest
 
 from workshop_utils import exercises
@@ -29,12 +30,21 @@ def test_the_right_law_is_right():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda s, n: 1 / s if s else 1.0, "speed-up with 1 worker gave 20; it must be 1"),
         (
-            lambda s, n: n,
-            "speed-up with serial fraction 1 and 8 workers gave 8; it must be 1; nothing can be shared",
+            lambda s, n: n / 2,
+            "speed-up with 1 worker gave 0.5; it must be 1; one worker is as fast as itself",
         ),
-        (lambda s, n: s + (1 - s) * n, "speed-up with serial fraction 0.05 and 1,000 workers gave 950.05"),
+        (
+            lambda s, n: 1 / (s * s + (1 - s * s) / n),
+            "speed-up with serial fraction 0.05 and 1,000 workers gave 285.919",
+        ),
+        (lambda s, n: 1 / s if s else 1.0, "that is the ceiling"),
+        (lambda s, n: n, "that is the number of workers"),
+        (lambda s, n: s + (1 - s) * n, "that is Gustafson's law"),
+        (lambda s, n: s + (1 - s) / n, "that is the time"),
+        (lambda s, n: 1 / (1 - s + s / n), "the parts are swapped"),
+        (lambda s, n: 1 / (s or 1) + (1 - s) / n, "brackets: the whole sum"),
+        (lambda s, n: n / ((1 - s) or 1), "the serial part s has to be added"),
         (lambda s, n: "fast", "gave 'fast', which is no number"),
         (lambda s, n: [1, 2], "has shape (2,); it must be ()"),
     ],
@@ -99,13 +109,106 @@ def test_a_new_exercise_needs_only_to_say_what_is_wrong():
         (one_worker.ceiling, 50, 20),
         (one_worker.karp_flatt, 0.111, 0.25),
         (one_worker.adam_gigabytes, 112, 28),
-        (one_worker.days_on_one_gpu, 172, 86),
+        (one_worker.days_on_one_gpu, 170, 86),
+        (welcome.steps_of_an_epoch, 15, 17),
     ],
 )
 def test_questions_with_a_number_know_it(check, right, wrong):
     assert check(...).state == "not yet"
     assert check(right).state == "right"
     assert check(wrong).state == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("check", "answer", "said"),
+    [
+        (one_worker.ceiling, 2, "that is s in per cent"),
+        (one_worker.karp_flatt, 0.75, "0.75: that is the efficiency"),
+        (one_worker.karp_flatt, 1 / 12, "divide once more"),
+        (one_worker.adam_gigabytes, 28, "28 GB: those are the parameters alone"),
+        (one_worker.days_on_one_gpu, 56.7, "the forward pass alone"),
+        (one_worker.days_on_one_gpu, 14_700_000, "those are seconds"),
+        (welcome.steps_of_an_epoch, 46, "that is one worker alone"),
+        (welcome.steps_of_an_epoch, 16, "16 steps: the last one would have 20 images a worker"),
+    ],
+)
+def test_a_number_that_comes_from_a_typical_mistake_is_told_which(check, answer, said):
+    verdict = check(answer)
+    assert (verdict.state, said in verdict.text) == ("wrong", True), verdict
+    assert "it must be" not in verdict.text  # whoever knows the mistake may find the number
+
+
+def test_a_slip_of_the_unit_is_told_and_an_unknown_number_gets_the_reason():
+    gigabytes = exercises.number(112.0, "GB", "16 bytes each", {28: "parameters alone"})
+    assert "the digits are right, but it is 1,000 times too large" in gigabytes(112_000).text
+    assert "1,000,000,000 times too large" in gigabytes(112e9).text
+    assert "1,000 times too small" in gigabytes(np.float64(0.112)).text
+    assert gigabytes(77).text == "your answer gave 77; it must be 112; 16 bytes each."
+    assert gigabytes(115).state == "right"
+    assert "is no number" in gigabytes("many").text
+    assert "has shape (2,)" in gigabytes([28, 28]).text
+
+
+def test_a_mistake_is_recognised_by_all_cases_and_the_arguments_are_copies():
+    @exercises.exercise
+    def doubled(answer):
+        exercises.recognise(
+            answer, [([1.0],), ([2.0],)], {"that is the square.": lambda x: [x[0] ** 2], "that is it.": list}
+        )
+        return "neither."
+
+    assert doubled(lambda x: [x[0] * x[0]]).text == "that is the square."
+    assert doubled(lambda x: x).text == "that is it."
+    assert doubled(lambda x: [x.pop() * 2]).text == "neither."
+    assert doubled(lambda x: "two").text == "neither."
+    assert "it stopped with ZeroDivisionError" in doubled(lambda x: 1 / 0).text
+
+
+def dealt(environment, count):
+    return range(int(environment["RANK"]), count, int(environment["WORLD_SIZE"]))
+
+
+def blocks(environment, count):
+    rank, workers = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    return list(range(rank * count // workers, (rank + 1) * count // workers))
+
+
+def rounded_down(environment, count):
+    rank, share = int(environment["RANK"]), count // int(environment["WORLD_SIZE"])
+    return range(rank * share, (rank + 1) * share)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "said"),
+    [
+        (dealt, "right", "every image belongs to one worker"),
+        (blocks, "right", "every image belongs to one worker"),
+        (lambda environment, count: ..., "not yet", "your function gave nothing"),
+        (lambda environment, count: range(environment["RANK"], count), "wrong", "an environment holds text"),
+        (lambda environment, count: range(count), "wrong", "each worker gives all images"),
+        (rounded_down, "wrong", "with 3 workers and 10 images, image 9 belongs to nobody"),
+        (
+            lambda environment, count: range(int(environment["RANK"]), count, 2),
+            "wrong",
+            "with 3 workers and 10 images, image 2 belongs to rank 0 and rank 2",
+        ),
+        (
+            lambda environment, count: [index + 1 for index in dealt(environment, count)],
+            "wrong",
+            "with RANK=1, WORLD_SIZE=2 and 10 images it gave image 10",
+        ),
+        (
+            lambda environment, count: range(count) if environment["RANK"] == "0" else [],
+            "wrong",
+            "the ranks have [10, 0] images; so the others wait for rank 0",
+        ),
+        (lambda environment, count: 5, "wrong", "it gave 5"),
+        (lambda environment, count: environment["LOCAL"], "wrong", "KeyError: 'LOCAL' (line 1"),
+    ],
+)
+def test_images_are_shared_so_that_each_belongs_to_one_worker(answer, state, said):
+    verdict = welcome.my_images(answer)
+    assert (verdict.state, said in verdict.text) == (state, True), verdict
 
 
 class FakeRun(Run):

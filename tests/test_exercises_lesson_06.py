@@ -50,35 +50,52 @@ def test_the_rule_itself_is_right():
     assert exercises.packs(exercises.packed).state == "right"
 
 
-@pytest.mark.parametrize(
-    ("answer", "told"),
-    [
-        (lambda sizes, hint: [[size] for size in sizes], "0 means all in one"),
-        (lambda sizes, hint: [sizes], "fills a pack"),
-        (
-            lambda sizes, hint: [sizes[i : i + 2] for i in range(0, len(sizes), 2)] if hint else [sizes],
-            "fills a pack",
-        ),
-    ],
-)
-def test_a_wrong_rule_is_told_which_case_it_gets_wrong(answer, told):
-    verdict = exercises.packs(answer)
-    assert verdict.state == "wrong"
-    assert told in verdict.text
+def cut(is_full, zero_is_all=True):
+    """Packs of which a new one begins where `is_full(held, next, hint)`."""
 
-
-def test_a_pack_that_is_just_full_takes_one_more():
-    def at_least(sizes, hint):
+    def answer(sizes, hint):
         packs = [[]]
         for size in sizes:
-            if hint and packs[-1] and sum(packs[-1]) >= hint:
+            if packs[-1] and is_full(sum(packs[-1]), size, hint) and (hint or not zero_is_all):
                 packs.append([])
             packs[-1].append(size)
         return packs
 
-    verdict = exercises.packs(at_least)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (lambda sizes, hint: [[size] for size in sizes], "every tensor a pack of its own"),
+        (lambda sizes, hint: [sizes], "only 0 means that"),
+        (cut(lambda held, size, hint: held > hint, zero_is_all=False), "0 means one pack for all"),
+        (cut(lambda held, size, hint: held + size > hint), "that tensor still goes in"),
+        (cut(lambda held, size, hint: held >= hint), "is not full yet"),
+        (
+            lambda sizes, hint: [pack for pack in exercises.packed(sizes, hint) if sum(pack) > hint],
+            "the last one is lost",
+        ),
+        (
+            lambda sizes, hint: [sizes[i : i + 2] for i in range(0, len(sizes), 2)] if hint else [sizes],
+            "pack 1 is [4, 4], and must be [4]: each tensor alone is more than 1 byte",
+        ),
+        (lambda sizes, hint: exercises.packed(sizes[::-1], hint), "must stay in order"),
+        (lambda sizes, hint: [sizes, sizes[:1]], "in one pack, once"),
+        (lambda sizes, hint: sizes, "it gave [4, 4, 4]; it must be a list of lists"),
+        (lambda sizes, hint: 3, "it must be a list of lists"),
+        (lambda sizes, hint: [sizes[hint]] / 2, "line 1 of your function"),
+    ],
+)
+def test_a_wrong_rule_is_told_what_it_does_wrong(answer, told):
+    verdict = exercises.packs(answer)
     assert verdict.state == "wrong"
-    assert "not more than 8" in verdict.text
+    assert told in verdict.text, verdict
+
+
+@pytest.mark.parametrize("answer", [..., lambda sizes, hint: ..., lambda sizes, hint: None])
+def test_a_rule_that_is_not_written_is_not_wrong(answer):
+    assert exercises.packs(answer).state == "not yet"
 
 
 @pytest.mark.parametrize(
@@ -93,3 +110,18 @@ def test_numbers_are_checked_and_explained(check, right):
     assert check(right).state == "right"
     assert check(right + 1).state == "wrong"
     assert check(...).state == "not yet"
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong", "said"),
+    [
+        (exercises.synchronous_updates, 2000, "as in an asynchronous form"),
+        (exercises.asynchronous_updates, 500, "nobody waits"),
+        (exercises.collectives_a_step, 6, "a 13th goes in"),
+        (exercises.collectives_a_step, 256_000 / 50_000, "tensors are not cut"),
+        (exercises.collectives_a_step, 64, "as if the hint were 1"),
+    ],
+)
+def test_a_typical_wrong_number_is_told_where_it_comes_from(check, wrong, said):
+    verdict = check(wrong)
+    assert (verdict.state, said in verdict.text) == ("wrong", True), verdict

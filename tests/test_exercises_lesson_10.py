@@ -1,6 +1,7 @@
 """The checks of lesson 10."""
 
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,16 @@ def through_a_part(path: Path, content: bytes) -> None:
 def removing_first(path: Path, content: bytes) -> None:
     path.unlink(missing_ok=True)
     through_a_part(path, content)
+
+
+def copying(path: Path, content: bytes) -> None:
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    shutil.copy(part, path)
+
+
+def never_renaming(path: Path, content: bytes) -> None:
+    path.with_suffix(".part").write_bytes(content)
 
 
 def saying_nothing(path: Path, content: bytes) -> None:
@@ -38,9 +49,22 @@ def test_a_save_that_renames_is_right(save) -> None:
         (Path.write_bytes, "neither the old content nor the new"),
         (removing_first, "the old one is lost too"),
         (saying_nothing, "nobody was told"),
-        (lambda path, content: path.write_bytes(b"?"), "holds something else"),
+        (copying, "model.part lies beside model: *rename*"),
+        (never_renaming, "written model.part, but model is not there"),
+        (lambda path, content: path.write_bytes(b"?"), "the file holds other bytes"),
+        (lambda path, content: path.write_bytes(content[:9]), "the file holds only the first 9 of them"),
+        (lambda path, content: path.write_bytes(content / 2), "line 1 of your function"),
     ],
-    ids=["in place", "removing first", "saying nothing", "something else"],
+    ids=[
+        "in place",
+        "removing first",
+        "saying nothing",
+        "copying",
+        "never renaming",
+        "something else",
+        "a part",
+        "an exception",
+    ],
 )
 def test_a_save_that_loses_something_is_told_what(save, told: str) -> None:
     verdict = exercises.atomic_save(save)
@@ -71,3 +95,21 @@ def test_numbers_are_checked_and_explained(check, right: float) -> None:
     assert check(right).state == "right"
     assert check(1.2 * right).state == "wrong"
     assert check(...).state == "not yet"
+
+
+@pytest.mark.parametrize(
+    ("check", "wrong", "said"),
+    [
+        (exercises.steps_made_twice, 475, "without any checkpoint"),
+        (exercises.steps_made_twice, 100, "a whole interval"),
+        (exercises.failures_a_day, 0.1, "in days"),
+        (exercises.failures_a_day, 2.4, "in hours"),
+        (exercises.minutes_between_checkpoints, 1018, "those are seconds"),
+        (exercises.minutes_between_checkpoints, (60 * 8640) ** 0.5 / 60, "lacks the factor 2"),
+        (exercises.minutes_between_checkpoints, (2 * 60 * 8_640_000) ** 0.5 / 60, "one worker's M"),
+        (exercises.minutes_between_checkpoints, (2 * 60 * 144) ** 0.5, "mixed"),
+    ],
+)
+def test_a_typical_wrong_number_is_told_where_it_comes_from(check, wrong: float, said: str) -> None:
+    verdict = check(wrong)
+    assert (verdict.state, said in verdict.text) == ("wrong", True), verdict

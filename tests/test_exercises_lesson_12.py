@@ -26,9 +26,26 @@ def test_the_pods_that_are_counted_are_those_of_the_manifest() -> None:
     (launcher,) = pods_of(Kubernetes().render(TrainingJob.load(ROOT / "jobs/mnist_mpi").replace(workers=4)))
     assert launcher.awaited
     assert exercises.pods_made_and_awaited((made, 1)).state == "right"
-    assert "a chief, 2 parameter servers" in exercises.pods_made_and_awaited((6, 1)).text
-    assert "an sshd has nothing to wait for" in exercises.pods_made_and_awaited((made, 5)).text
     assert exercises.pods_made_and_awaited((made, ...)).state == "not yet"
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((4, 1), "the 4 workers alone"),
+        ((6, 1), "A chief, a third role"),
+        ((8, 1), "a TFJob has no launcher"),
+        ((12, 1), "a chief, 2 parameter servers and 4 workers"),
+        ((7, 0), "one of them runs a command that has an end"),
+        ((7, 4), "the workers, which run sshd"),
+        ((7, 5), "all of them; an sshd"),
+        ((7, 2), "an sshd has nothing to wait for"),
+    ],
+)
+def test_a_wrong_number_of_pods_is_told_how_one_comes_to_it(answer: tuple[int, int], message: str) -> None:
+    verdict = exercises.pods_made_and_awaited(answer)
+    assert verdict.state == "wrong"
+    assert message in verdict.text
 
 
 def by_the_operator(name: str, workers: int, index: int) -> dict[str, Any]:
@@ -39,6 +56,14 @@ def by_the_operator(name: str, workers: int, index: int) -> dict[str, Any]:
 
 def _other_index(config: dict[str, Any]) -> object:
     return config.update(task={"type": "worker", "index": "1"})
+
+
+def _from_one(config: dict[str, Any]) -> object:
+    return config.update(task={"type": "worker", "index": config["task"]["index"] + 1})
+
+
+def _one_address(config: dict[str, Any]) -> object:
+    return config.update(cluster={"worker": config["cluster"]["worker"][0]})
 
 
 def _short_names(config: dict[str, Any]) -> object:
@@ -54,6 +79,8 @@ def _sorted_as_text(config: dict[str, Any]) -> object:
     ("change", "message"),
     [
         (_other_index, "digits-worker-1, one of 2: task is {'type': 'worker', 'index': '1'}"),
+        (_from_one, "digits-worker-1, one of 2: task.index is 2; indices begin with 0"),
+        (_one_address, "cluster.worker is 'digits-worker-0.default.svc:2222'; it must be a list"),
         (
             _short_names,
             "cluster.worker[0] is 'digits-worker-0:2222'; it must be 'digits-worker-0.default.svc:2222'",
@@ -79,6 +106,16 @@ def test_the_operator_s_own_tf_config_is_right_and_a_text_is_not() -> None:
     assert exercises.tf_config(by_the_operator).state == "right"
     assert "is a text" in exercises.tf_config(lambda *asked: json.dumps(by_the_operator(*asked))).text
     assert exercises.tf_config(lambda *_: ...).state == "not yet"
+
+
+def test_an_exception_in_the_learner_s_function_is_named_with_its_line() -> None:
+    def broken(name: str, workers: int, index: int) -> dict[str, Any]:
+        addresses = [f"{name}-worker-{number}.default.svc:2222" for number in range(index)]
+        return {"cluster": {"worker": addresses[workers]}}
+
+    verdict = exercises.tf_config(broken)
+    assert verdict.state == "wrong"
+    assert "IndexError: list index out of range (line 3 of your function)" in verdict.text
 
 
 def mend(manifest: dict[str, Any], steps: int) -> dict[str, Any]:

@@ -15,8 +15,21 @@ NEURON, EFA = "aws.amazon.com/neuron", "vpc.amazonaws.com/efa"
 
 def test_a_step_of_two_nodes_has_32768_sequences() -> None:
     assert exercises.sequences_of_a_step(32768).state == "right"
-    assert exercises.sequences_of_a_step(1024).state == "wrong"
     assert exercises.sequences_of_a_step(...).state == "not yet"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (512, "one rank's part"),
+        (1024, "one forward pass of all ranks"),
+        (16384, "a chip has two ranks"),
+        (64, "2 nodes × 32 ranks × 16"),
+    ],
+)
+def test_a_step_of_another_size_is_told_what_it_counts(answer: int, said: str) -> None:
+    verdict = exercises.sequences_of_a_step(answer)
+    assert (verdict.state, said in verdict.text) == ("wrong", True)
 
 
 def test_ranks_are_counted_node_by_node() -> None:
@@ -26,13 +39,26 @@ def test_ranks_are_counted_node_by_node() -> None:
     assert "also the rank of another process" in added.text
     dealt = exercises.ranks_of_nodes(lambda node, local, per_node: local * 2 + node)
     assert (dealt.state, "process 31 of node 0" in dealt.text) == ("wrong", True)
+    in_turn = exercises.ranks_of_nodes(lambda node, local, per_node: local * per_node + node)
+    assert (in_turn.state, "A node's ranks follow each other" in in_turn.text) == ("wrong", True)
     assert exercises.ranks_of_nodes(lambda *_: ...).state == "not yet"
+
+
+def test_an_exception_in_the_learner_s_function_is_named_with_its_line() -> None:
+    def broken(node: int, local_rank: int, per_node: int) -> int:
+        nodes_before = list(range(node))
+        return nodes_before[node] * per_node + local_rank
+
+    verdict = exercises.ranks_of_nodes(broken)
+    assert verdict.state == "wrong"
+    assert "IndexError: list index out of range (line 3 of your function)" in verdict.text
 
 
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
         ({"aws.amazon.com/neurondevice": 16}, "dropped in 2.20"),
+        ({"aws.amazon.com/neuroncore": 32, EFA: 16}, "for several pods that share it"),
         ({NEURON: 16}, f"{EFA} is missing"),
         ({EFA: 16}, f"{NEURON} is missing"),
         ({NEURON: 32, EFA: 16}, "it counts chips"),

@@ -64,7 +64,8 @@ def test_a_ring_is_right_whatever_chunk_it_begins_with(right):
         (lambda c, a: ring_reduce_scatter(c, a, "mean"), "sends 3 messages; it must send 6"),
         (lambda c, a: ring_all_gather(c, a), "it must send"),
         (lambda c, a: c.recv((c.rank - 1) % c.size, a) if c.size > 1 else None, "waited 1 s for rank"),
-        (lambda c, a: a.no_such_thing, "it stopped with AttributeError"),
+        (lambda c, a: a.no_such_thing, "has no attribute 'no_such_thing' (line 1 of your function)"),
+        (lambda c, a: ring()(c, a.copy()), "the array that was handed over is as it was on every rank"),
     ],
 )
 def test_a_wrong_ring_is_told_which_step_goes_wrong(mistake, said):
@@ -109,3 +110,43 @@ def test_the_numbers_are_what_the_formulas_give(check, answer):
     assert check(answer).state == "right"
     assert check(2 * answer).state == "wrong"
     assert check(...).state == "not yet"
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (lambda pushes, worker, bound: True, "that is asynchronous"),
+        (lambda pushes, worker, bound: False, "nobody would ever go on"),
+        (lambda p, w, b: p[w] - min(p.values()) < b, "but that much is allowed"),
+        (lambda p, w, b: p[w] <= b, "the slowest tells"),
+        (lambda p, w, b: max(p.values()) - p[w] <= b, "how far behind the fastest"),
+        (lambda p, w, b: max(p.values()) - min(p.values()) <= b, "whether any two workers are too far apart"),
+        (lambda p, w, b: p[w] == min(p.values()), "as if the bound were 0"),
+        (lambda p, w, b: p[7] <= b, "KeyError: 7 (line 1 of your function)"),
+    ],
+)
+def test_a_well_known_wrong_rule_is_told_apart(rule, said):
+    verdict = parameter_server.stale_synchronous(rule)
+    assert (verdict.state, said in verdict.text) == ("wrong", True), verdict
+
+
+@pytest.mark.parametrize(
+    ("check", "answer", "said"),
+    [
+        (parameter_server.seconds_through_one_server, 5.12, "that is one way"),
+        (parameter_server.seconds_through_one_server, 1.28, "a byte has 8 bits"),
+        (parameter_server.servers_for_a_second, 10, "10 servers take 1.024 s"),
+        (parameter_server.staleness_of_equals, 16, "its own push does not make it stale"),
+        (parameter_server.staleness_of_equals, 0, "that is synchronous training"),
+        (parameter_server.workers_for_a_full_link, 8, "a worker's round includes its push and its pull"),
+        (parameter_server.workers_for_a_full_link, 23, "one goes round in 2.56 s"),
+        (ring_checks.ring_megabytes, 350, "that is the reduce-scatter alone"),
+        (ring_checks.ring_megabytes, 2800, "that is a parameter server's link"),
+        (ring_checks.ring_growth, 125, "a parameter server's link would, a ring's does not"),
+        (ring_checks.ring_growth, 1, "bounded, not constant"),
+        (ring_checks.central_over_ring, 7, "compare like with like"),
+    ],
+)
+def test_a_typical_wrong_number_is_told_where_it_comes_from(check, answer, said):
+    verdict = check(answer)
+    assert (verdict.state, said in verdict.text) == ("wrong", True), verdict

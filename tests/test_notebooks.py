@@ -1,5 +1,6 @@
 """What every committed notebook must hold to, beside running (which nbval checks)."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ import nbformat
 import pytest
 
 from workshop_utils import freshness
+from workshop_utils.exercises.choice import WIDGET_VIEW
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 MACHINE_PATH = re.compile(r"(/(home|root|tmp|Users|work)/|site-packages)")
@@ -66,6 +68,45 @@ def test_it_begins_and_ends_with_words(notebook):
 
 def test_no_state_of_widgets_is_kept(notebook):
     assert "widgets" not in notebook.metadata
+    for cell in code_cells(notebook):
+        assert not any(WIDGET_VIEW in output.get("data", {}) for output in cell.outputs), cell.source
+
+
+def test_each_exercise_ends_with_its_check_and_has_a_solution_that_is_right(notebook):
+    exercises = [cell for cell in code_cells(notebook) if "exercise" in tags(cell)]
+    solutions = [cell for cell in code_cells(notebook) if "solution" in tags(cell)]
+    assert 1 <= len(exercises) == len(solutions)
+    for cell in (*exercises, *solutions):
+        check = ast.parse(cell.source).body[-1]
+        assert isinstance(check, ast.Expr), cell.source
+        assert isinstance(check.value, ast.Call), cell.source
+    for cell in solutions:
+        assert any(said(output).startswith("Right: ") for output in cell.outputs), cell.source
+        assert cell.metadata.jupyter.source_hidden
+    for cell in exercises:
+        assert any(said(output).startswith("Not yet: ") for output in cell.outputs), cell.source
+
+
+def test_what_learners_keep_needs_nothing_of_the_solutions(notebook):
+    own, given = set(), set()
+    used = set()
+    for cell in code_cells(notebook):
+        names = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)]
+        bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        if "solution" in tags(cell):
+            given |= bound
+        else:
+            own |= bound
+            used |= {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    assert not used & (given - own)
+
+
+def tags(cell):
+    return cell.metadata.get("tags", [])
+
+
+def said(output):
+    return output.get("data", {}).get("text/plain", "")
 
 
 def test_every_picture_says_in_words_what_it_shows(notebook):

@@ -20,11 +20,13 @@ for the first thing that is wrong, and returns what to say when all is right:
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -128,7 +130,14 @@ def shown(values: np.ndarray) -> str:
 
 
 def line_of(error: Exception, answer: object) -> str:
-    """Where in the learner's own function it stopped."""
+    """Where in the learner's own function it stopped; of several functions, which one."""
+    if isinstance(answer, tuple):
+        for part in answer:
+            for frame, line in traceback.walk_tb(error.__traceback__):
+                if frame.f_code is getattr(part, "__code__", None):
+                    return (
+                        f" (line {line - frame.f_code.co_firstlineno + 1} of your `{frame.f_code.co_name}`)"
+                    )
     code = getattr(answer, "__code__", None)
     if code is None:
         return ""
@@ -140,13 +149,56 @@ def line_of(error: Exception, answer: object) -> str:
     )
 
 
-def number(expected: float, unit: str, because: str) -> Callable[[Any], Verdict]:
-    """A check of one number: exact where it counts things, rounded to a twentieth at most where it does not."""
+def number(
+    expected: float, unit: str, because: str, mistakes: Mapping[float, str] | None = None
+) -> Callable[[Any], Verdict]:
+    """A check of one number: exact where it counts things, rounded to a twentieth at most where it does not.
+
+    `mistakes` says of a typical wrong number how one comes to it; who gives it reads that instead of the right one.
+    """
 
     @exercise
     def check(answer: float) -> str:
         counts = isinstance(expected, int)
-        expect(answer, expected, "your answer", because, tolerance=1e-6 if counts else 0.05)
-        return f"{expected if counts else f'{expected:.3g}'} {unit}: {because}."
+        tolerance = 1e-6 if counts else 0.05
+        if isinstance(answer, Real) and not math.isclose(answer, expected, rel_tol=tolerance):
+            _explain(float(answer), expected, unit, mistakes or {}, tolerance)
+        expect(answer, expected, "your answer", because, tolerance=tolerance)
+        return f"{expected if counts else f'{expected:,.4g}'} {unit}".rstrip() + f": {because}."
 
     return check
+
+
+def _explain(
+    answer: float, expected: float, unit: str, mistakes: Mapping[float, str], tolerance: float
+) -> None:
+    """Raise Wrong if it can be told how one comes to `answer`: by a known mistake, or a slip of the unit."""
+    given = f"{answer:,.6g} {unit}".rstrip()
+    for value, comes_from in mistakes.items():
+        if math.isclose(answer, value, rel_tol=0.02):
+            raise Wrong(f"{given}: {comes_from}.")
+    for factor in (1e3, 1e6, 1e9) if unit else ():
+        if any(math.isclose(answer, expected * off, rel_tol=tolerance) for off in (factor, 1 / factor)):
+            size = "large" if answer > expected else "small"
+            raise Wrong(
+                f"{given}: the digits are right, but it is {factor:,.0f} times too {size}: a wrong unit?"
+            )
+
+
+def recognise(
+    answer: Callable[..., Any], cases: Sequence[tuple[Any, ...]], mistakes: Mapping[str, Callable[..., Any]]
+) -> None:
+    """Raise Wrong with the sentence of the typical mistake that `answer` makes: the one that agrees with it in all
+    `cases`, each the arguments of a call. What is not written yet, or gives no numbers, makes none."""
+    given = [answer(*copy.deepcopy(case)) for case in cases]
+    for sentence, wrong in mistakes.items():
+        if all(_same(got, wrong(*copy.deepcopy(case))) for got, case in zip(given, cases, strict=True)):
+            raise Wrong(sentence)
+
+
+def _same(got: Any, other: Any) -> bool:
+    try:
+        values, others = np.asarray(got, dtype=float), np.asarray(other, dtype=float)
+    except (TypeError, ValueError):
+        return False
+    return values.shape == others.shape and bool(np.allclose(values, others))

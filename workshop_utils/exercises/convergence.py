@@ -6,49 +6,143 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workshop_utils.exercises import NotYet, Wrong, exercise, expect, number
+from workshop_utils.exercises import NotYet, Wrong, exercise, expect, is_missing, number, recognise
 from workshop_utils.scaling.convergence import staleness_at_most
 
-scaled_rate = number(0.8, "", "linear scaling: 256 images are 8 times 32, so 8 times 0.1")
+scaled_rate = number(
+    0.8,
+    "",
+    "linear scaling: 256 images are 8 times 32, so 8 times 0.1",
+    {
+        0.1
+        * 8**0.5: "that is scaling by the root, as some do with Adam; linear scaling takes the factor itself",
+        0.1 / 8: "that is the other way round: a mean over more images deserves a longer step",
+        0.1: "that is the same rate; with 8 times fewer steps an epoch, training would get less far",
+        8: "that is how the batch grows; the learning rate, 0.1, grows by the same factor",
+        25.6: "256 times 0.1; but 0.1 is right for 32 images, not for one",
+    },
+)
 steps_at_four_times = number(
     250,
     "steps",
     "S_min (1 + B_crit / B) with B = 4 B_crit is 5/4 of S_min, and at B_crit it is 2 S_min = 400",
+    {
+        100: "a fourth, as if the batch were small; from B_crit on, larger batches hardly help",
+        200: "that is S_min, which only an endless batch comes down to",
+        500: "5/4 of 400; but 400 is 2 S_min, so S_min is 200",
+        1000: "that is B_crit / B the other way round: with 4 times the batch it is 1/4",
+        400: "the critical batch is not yet the floor: there it takes twice S_min",
+    },
 )
-meetings_of_diloco = number(0.2, "per cent", "one all-reduce in 500 steps instead of 500")
+meetings_of_diloco = number(
+    0.2,
+    "per cent",
+    "one all-reduce in 500 steps instead of 500",
+    {
+        0.002: "that is the share, 1/500; in per cent it is a hundred times that",
+        99.8: "that is what is spared; what is left is the other part",
+        500: "that is how many steps one meeting takes the place of",
+        5: "500 steps are not 5 per cent; how many meetings are there in 500 steps, instead of 500?",
+    },
+)
 largest_staleness = number(
     staleness_at_most(5, 2),
     "updates",
     "each of the other 4 comes from 2 behind to 2 ahead, and makes one more",
+    {
+        25: "5 · (2 · 2 + 1) counts the worker itself; its own updates do not make its gradient old",
+        2: "the bound counts one worker's lead in its own steps; staleness counts the updates of all the others",
+        8: "so it would be if all others began level with it; but they can come from 2 behind",
+        10: "W · bound; but of the others there are 4, and each can come from 2 behind to 2 ahead and make one more",
+        16: "from 2 behind to 2 ahead are 4 updates of each other worker; each makes one more before it must wait",
+        12: "others can come from behind too: 2 · bound + 1 of each, not bound + 1",
+        5: "that is one other worker, 2 · 2 + 1; there are 4",
+    },
 )
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def _stepped(
+    shared: np.ndarray,
+    way: np.ndarray,
+    momentum: np.ndarray,
+    rate: float,
+    decay: float,
+    look_ahead: bool = True,
+) -> Arrays:
+    """DiLoCo's outer step along `way`; Nesterov's looks ahead, plain momentum does not."""
+    after = decay * momentum + way
+    return shared - rate * (way + decay * after if look_ahead else after), after
+
+
+def _way(shared: np.ndarray, workers: list[np.ndarray]) -> np.ndarray:
+    return shared - np.mean(workers, axis=0)
+
+
+_MISTAKES: dict[str, Callable[..., Arrays]] = {
+    "it goes the wrong way: the way gone is shared − mean, and it is subtracted, as a gradient is; yours leads away "
+    "from where the workers went.": lambda shared, workers, m, rate, decay: _stepped(
+        shared, -_way(shared, workers), m, rate, decay
+    ),
+    "you sum what the workers have come to; take their mean.": lambda shared, workers, m, rate, decay: (
+        _stepped(shared, shared - np.sum(workers, axis=0), m, rate, decay)
+    ),
+    "you sum the workers' ways; take their mean, or the step grows with the number of workers.": (
+        lambda shared, workers, m, rate, decay: _stepped(
+            shared, len(workers) * _way(shared, workers), m, rate, decay
+        )
+    ),
+    "only worker 0's weights count in it; take the mean of all workers.": (
+        lambda shared, workers, m, rate, decay: _stepped(shared, shared - workers[0], m, rate, decay)
+    ),
+    "only the last worker's weights count in it; take the mean of all workers.": (
+        lambda shared, workers, m, rate, decay: _stepped(shared, shared - workers[-1], m, rate, decay)
+    ),
+    "that is plain momentum; Nesterov looks ahead: the weights go by way + decay · momentum, with the new momentum.": (
+        lambda shared, workers, m, rate, decay: _stepped(
+            shared, _way(shared, workers), m, rate, decay, look_ahead=False
+        )
+    ),
+    "the two are in the wrong order: first the new shared weights, then the new momentum.": (
+        lambda shared, workers, m, rate, decay: _stepped(shared, _way(shared, workers), m, rate, decay)[::-1]
+    ),
+    "the old momentum does not fade: multiply it by decay before the way is added.": (
+        lambda shared, workers, m, rate, decay: (
+            shared - rate * (_way(shared, workers) + decay * (m + _way(shared, workers))),
+            m + _way(shared, workers),
+        )
+    ),
+    "the momentum is handed back as it came; hand back the new one, decay · momentum + way.": (
+        lambda shared, workers, m, rate, decay: (
+            _stepped(shared, _way(shared, workers), m, rate, decay)[0],
+            m,
+        )
+    ),
+}
 
 
 @exercise
-def outer_step(answer: Callable[..., tuple[np.ndarray, np.ndarray]]) -> str:
+def outer_step(answer: Callable[..., Arrays]) -> str:
     """`answer(shared, workers, momentum, rate, decay)` is DiLoCo's outer step: the new shared weights and momentum."""
     shared, workers = np.array([1.0, 2.0]), [np.array([0.0, 2.0]), np.array([0.5, 1.0])]
-    still = np.zeros(2)
-    got = answer(shared.copy(), workers, still.copy(), 1.0, 0.0)
-    if got is None or got is ...:
+    still, moving = np.zeros(2), np.array([1.0, -1.0])
+    got = answer(shared.copy(), [each.copy() for each in workers], still.copy(), 1.0, 0.0)
+    if is_missing(got):
         raise NotYet("your function gave nothing: write it, then run this again.")
     if not isinstance(got, tuple) or len(got) != 2:
         raise Wrong(f"it gave {got!r}; it must be two things, the new shared weights and the new momentum.")
+    given = [(shared, workers, momentum, 0.7, 0.9) for momentum in (still, moving)]
+    recognise(answer, given, _MISTAKES)
     cases = (
         (1.0, 0.0, still, "with rate 1 and no momentum", "it is then the mean of the workers' weights"),
         (0.5, 0.0, still, "with rate 0.5 and no momentum", "it goes half of the way to the mean"),
         (0.7, 0.9, still, "with momentum 0.9 from rest", "Nesterov: the way, and 0.9 times the new momentum"),
-        (
-            0.7,
-            0.9,
-            np.array([1.0, -1.0]),
-            "with momentum 0.9 from (1, −1)",
-            "the old momentum fades to 0.9 of it",
-        ),
+        (0.7, 0.9, moving, "with momentum 0.9 from (1, −1)", "the old momentum fades to 0.9 of it"),
     )
     for rate, decay, momentum, when, because in cases:
-        way = shared - np.mean(workers, axis=0)
-        after = decay * momentum + way
-        moved, kept = answer(shared.copy(), workers, momentum.copy(), rate, decay)
+        expected, after = _stepped(shared, _way(shared, workers), momentum, rate, decay)
+        moved, kept = answer(shared.copy(), [each.copy() for each in workers], momentum.copy(), rate, decay)
         expect(kept, after, f"the momentum {when}", "decay · momentum + way, where way = shared − mean")
-        expect(moved, shared - rate * (way + decay * after), f"the weights {when}", because)
+        expect(moved, expected, f"the weights {when}", because)
     return "that is all that DiLoCo adds: with rate 1 and decay 0 it is local SGD."

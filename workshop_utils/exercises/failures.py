@@ -13,14 +13,44 @@ from workshop_utils.scaling import recovery
 
 DAY = 24 * 3600.0
 
-steps_made_twice = number(75, "steps", "it goes back from 475 to 400, the last multiple of 100")
+steps_made_twice = number(
+    75,
+    "steps",
+    "it goes back from 475 to 400, the last multiple of 100",
+    {
+        475: "so it would be without any checkpoint; the last one was written after step 400",
+        100: "that is a whole interval, the most that can be lost; this one was only begun",
+        25: "those are the steps to the next checkpoint, which was never written",
+        525: "those are the steps that were still to come",
+        600: "those are all steps after the restart; the first of them are those that are made twice",
+        50: "that is the mean over many failures, half an interval; here it is known where it broke off",
+    },
+)
 failures_a_day = number(
-    10, "failures", "1,000 workers that each fail once in 100 days fail 1,000 / 100 times a day together"
+    10,
+    "failures",
+    "1,000 workers that each fail once in 100 days fail 1,000 / 100 times a day together",
+    {
+        0.1: "that is the time between two failures, in days",
+        2.4: "that is the time between two failures, in hours; how many of these has a day?",
+        0.01: "that is one worker's; there are 1,000",
+        1000: "those are the failures in 100 days",
+        100_000: "each fails once in 100 days, not 100 times a day",
+    },
 )
 minutes_between_checkpoints = number(
     recovery.best_interval(60, recovery.failure_interval(100 * DAY, 1000)) / 60,
     "minutes",
     "√(2 · 60 s · 8,640 s) is 1,018 s",
+    {
+        1018: "those are seconds",
+        12: "√(δ M) lacks the factor 2 under the root",
+        536.7: "that is one worker's M, 100 days; 1,000 workers fail 1,000 times as often",
+        144: "that is M, the time between two failures; most of what was done would be lost",
+        131.5: "minutes and seconds are mixed: take δ and M both in seconds, or both in minutes",
+        288: "that is 2 δ M; Young's rule takes the root of it",
+        0.283: "those are hours",
+    },
 )
 
 
@@ -42,12 +72,12 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
         path = Path(folder) / "model"
         old, new = bytes(1000), b"new" * 100_000
         answer(path, old)
-        if not path.exists():
+        if not any(Path(folder).iterdir()):
             raise NotYet("your function wrote nothing: write it, then run this again.")
+        _saved(path, old)
         for content in (new, old):
             answer(path, content)
-            if path.read_bytes() != content:
-                raise Wrong(f"after saving {len(content):,} bytes, the file holds something else.")
+            _saved(path, content)
         said_nothing = True
         with full_disk(100_000):
             try:
@@ -66,3 +96,21 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
         if said_nothing:
             raise Wrong("the disk was full half-way, and nobody was told: let the OSError pass.")
     return "whatever happens half-way, the file is the old one or the new one."
+
+
+def _saved(path: Path, content: bytes) -> None:
+    """Raise Wrong unless `path` holds `content`, and lies alone in its folder."""
+    beside = sorted(each.name for each in path.parent.iterdir() if each != path)
+    if not path.exists():
+        raise Wrong(
+            f"you have written {', '.join(beside)}, but {path.name} is not there: rename it, last of all."
+        )
+    if beside:
+        raise Wrong(
+            f"after saving, {', '.join(beside)} lies beside {path.name}: *rename* what was written beside it. A copy "
+            "would be written byte by byte too, and can break off half-way."
+        )
+    found = path.read_bytes()
+    if found != content:
+        how = f"only the first {len(found):,} of them" if content.startswith(found) else "other bytes"
+        raise Wrong(f"after saving {len(content):,} bytes, the file holds {how}.")

@@ -17,6 +17,16 @@ from workshop_utils.runs import RunFailed
 
 JOBS = PACKAGE.parent / "jobs"
 LAST_LINES = 3  # of a pod that failed
+MADE = {  # a wrong number of the TFJob's pods, and how one comes to it
+    4: "the 4 workers alone; servers are pods too, and so is a chief",
+    6: "the 2 servers and the 4 workers; who hands out the work? A chief, a third role",
+    8: "a pod too many: besides servers and workers there is one chief, and a TFJob has no launcher",
+}
+AWAITED = {
+    0: "no pod; but one of them runs a command that has an end",
+    4: "the workers, which run sshd; it serves whoever connects, and never ends by itself",
+    5: "all of them; an sshd serves whoever connects, and never ends by itself",
+}
 
 
 @exercise
@@ -25,6 +35,10 @@ def pods_made_and_awaited(answer: tuple[int, int]) -> str:
     made, awaited = answer
     if is_missing(made) or is_missing(awaited):
         raise NotYet("put both numbers in place of the dots, then run this again.")
+    if made in MADE:
+        raise Wrong(f"the TFJob: {made} pods are {MADE[made]}.")
+    if awaited in AWAITED:
+        raise Wrong(f"the MPIJob: {awaited} would be {AWAITED[awaited]}.")
     expect(made, 7, "the TFJob's pods", "a chief, 2 parameter servers and 4 workers: each is a pod")
     expect(
         awaited, 1, "the MPIJob's pods that end by themselves", "an sshd has nothing to wait for, and stays"
@@ -51,6 +65,10 @@ def _compare(got: Any, right: dict[str, Any], what: str) -> None:
         raise Wrong(f"{what} is a text; return the dictionary, the operator writes it as JSON by itself.")
     if not isinstance(got, dict) or not {"cluster", "task"} <= got.keys():
         raise Wrong(f"{what} is {got!r}; it must be a dictionary with cluster and task.")
+    if got["task"] == {**right["task"], "index": right["task"]["index"] + 1}:
+        raise Wrong(
+            f"{what}: task.index is {got['task']['index']}; indices begin with 0, as the pods' names do."
+        )
     if got["task"] != right["task"]:
         raise Wrong(f"{what}: task is {got['task']!r}; it must be {right['task']!r}: an index is a number.")
     addresses = right["cluster"]["worker"]
@@ -58,7 +76,11 @@ def _compare(got: Any, right: dict[str, Any], what: str) -> None:
         raise Wrong(
             f"{what}: cluster is {got['cluster']!r}; it has one role, worker, with a list of addresses."
         )
-    told = list(got["cluster"]["worker"])
+    if not isinstance(got["cluster"]["worker"], list):
+        raise Wrong(
+            f"{what}: cluster.worker is {got['cluster']['worker']!r}; it must be a list, one address a worker."
+        )
+    told = got["cluster"]["worker"]
     if len(told) != len(addresses):
         raise Wrong(f"{what}: cluster.worker has {len(told)} addresses; it must have one for each worker.")
     for place, (address, expected) in enumerate(zip(told, addresses, strict=True)):

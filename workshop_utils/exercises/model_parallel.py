@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workshop_utils.exercises import NotYet, Wrong, exercise, number
+from workshop_utils.exercises import NotYet, Wrong, exercise, is_missing, number
 from workshop_utils.parallel.schedule import (
     Kind,
     Pass,
@@ -14,22 +14,63 @@ from workshop_utils.parallel.schedule import (
     bubble_fraction,
     held,
     predict,
+    schedule_of,
 )
 from workshop_utils.parallel.tensor import block_bytes_sent
 
 idle_percent = number(
-    100 * bubble_fraction(8, 32), "%", "(p − 1)/(m + p − 1) = 7/39; the other 32 of 39 slots are work"
-)
-microbatches_for_five_percent = number(
-    133, "microbatches", "7/(m + 7) ≤ 0.05 from m = 133 on: 19 times the 7 slots that are lost"
+    100 * bubble_fraction(8, 32),
+    "%",
+    "(p − 1)/(m + p − 1) = 7/39; the other 32 of 39 slots are work",
+    {
+        21.875: "that is what is lost beside the *work*, 7/32; of all the time, work and waiting, it is 7/39",
+        82.05: "that is the share in which ranks work; the rest is idle",
+        87.5: "that is the naive schedule, (p − 1)/p, where one rank works at a time",
+        20: "p/(m + p) is nearly it; the first rank need not wait for itself, so p − 1 in both places",
+        25: "that is p/m; a rank waits for the p − 1 others, and the whole is m + p − 1 slots",
+        0.1795: "that is the share; in per cent it is a hundred times that",
+    },
 )
 megabytes_a_block = number(
     block_bytes_sent(8, 2048 * 4096 * 2) / 1e6,
     "MB",
     "an activation has 16.8 MB, an all-reduce sends 2 · 7/8 of it, and a block has 4 all-reduces",
+    {
+        58.72: "that is the forward pass alone; the backward pass has two all-reduces of its own",
+        29.36: "that is one all-reduce; a block has two (attention and MLP) forward, and two backward",
+        16.78: "that is the activation; it is all-reduced, 2 · 7/8 of it, and four times",
+        67.11: "that is four activations; an all-reduce sends 2 · 7/8 of one",
+        134.2: "that is the bound for endlessly many ranks, 4 · 2 K; with 8 it is 4 · 2 · 7/8 K",
+        234.9: "that is with 4 bytes a number; here it is 2",
+        939.5: "that is what all 8 ranks send together",
+        14.68: "that is one reduce-scatter, half an all-reduce; there are four all-reduces",
+    },
 )
 
 Answer = Callable[[int, int, int], list[tuple[Kind, int]]]
+
+
+@exercise
+def microbatches_for_five_percent(answer: int) -> str:
+    """`answer` is the smallest number of microbatches with which 8 ranks wait for 5 % of the time at most."""
+    ranks, fewest = 8, 133
+    if isinstance(answer, bool) or not isinstance(answer, (int, float)):
+        raise Wrong(f"{answer!r} is no number of microbatches.")
+    if answer != int(answer) or answer < 1:
+        raise Wrong(f"{answer:g}: a batch is cut into whole microbatches, at least one.")
+    idle = bubble_fraction(ranks, int(answer))
+    of = f"with {answer:g} microbatches, 7/({answer:g} + 7) = {100 * idle:.2f} % of the time is idle"
+    if idle > 0.05:
+        raise Wrong(f"{of}: that is more than 5 %.")
+    if answer > fewest:
+        hint = {
+            140: "7/m is what is lost beside the work; of all the time it is 7/(m + 7)",
+            152: "p − 1 ranks are waited for, that is 7, not 8",
+        }.get(int(answer), "solve 7/(m + 7) = 0.05 for m")
+        raise Wrong(f"{of}; fewer microbatches would do: {hint}.")
+    return (
+        f"{fewest} microbatches: 7/(m + 7) ≤ 0.05 from there on, that is 19 times the 7 slots that are lost."
+    )
 
 
 @exercise
@@ -42,36 +83,62 @@ def one_f_one_b(answer: Answer) -> str:
             idle = bubble(predict(schedule, 1.0, 2.0))
         except ScheduleError as error:
             raise Wrong(f"{of}, {error}.") from None
+        yours = _name_of(schedule)
         formula = bubble_fraction(ranks, microbatches)
         if idle > formula + 1e-9:
-            raise Wrong(f"{of}, ranks wait {100 * idle:.0f} % of the time; 1F1B waits {100 * formula:.0f} %.")
+            raise Wrong(
+                f"{of}, ranks wait {100 * idle:.0f} % of the time; 1F1B waits {100 * formula:.0f} %{yours}."
+            )
         for rank, passes in enumerate(schedule.passes):
             most = min(microbatches, ranks - rank)
             if held(passes) > most:
                 raise Wrong(
                     f"{of}, ranks wait no longer than they must, but rank {rank} holds the activations of "
-                    f"{held(passes)} microbatches at once; {most} would do: begin with backward as soon as you can."
+                    f"{held(passes)} microbatches at once; {most} would do: begin with backward as soon as you "
+                    f"can{yours}."
                 )
     return (
         "as short as GPipe, and a rank holds no more microbatches than there are ranks from it to the last."
     )
 
 
+def _name_of(schedule: Schedule) -> str:
+    """A word on `schedule` if it is one that the lesson has shown."""
+    names = {"naive": "the naive schedule", "gpipe": "GPipe"}
+    for name, words in names.items():
+        if schedule.passes == schedule_of(name, schedule.ranks, schedule.microbatches).passes:
+            return f" (what you have written is {words})"
+    return ""
+
+
 def _schedule(answer: Answer, ranks: int, microbatches: int) -> Schedule:
     orders = [answer(rank, ranks, microbatches) for rank in range(ranks)]
-    if any(order is None or order is ... for order in orders):
+    if any(is_missing(order) for order in orders):
         raise NotYet("your function gave nothing: write it, then run this again.")
     passes = []
     for rank, order in enumerate(orders):
         of = f"rank {rank} of {ranks} with {microbatches} microbatches"
-        for each in order:
+        if not isinstance(order, (list, tuple)):
+            raise Wrong(
+                f"{of} has {order!r}; it must be a list of passes, such as [('forward', 0), ('backward', 0)]."
+            )
+        for step, each in enumerate(order):
             if not (isinstance(each, tuple) and len(each) == 2 and each[0] in ("forward", "backward")):
-                raise Wrong(f"{of} has {each!r}; each pass must look like ('forward', 0) or ('backward', 0).")
-        for kind in ("forward", "backward"):
-            numbers = sorted(number for name, number in order if name == kind)
-            if numbers != list(range(microbatches)):
                 raise Wrong(
-                    f"{of} runs {kind} of microbatches {numbers}; each from 0 on must come exactly once."
+                    f"{of} has {each!r} as its pass {step}; each pass must look like ('forward', 0) or ('backward', 0)."
                 )
+        for kind in ("forward", "backward"):
+            numbers = [number for name, number in order if name == kind]
+            _each_once(numbers, microbatches, f"{of} runs {kind} of microbatches {numbers}")
         passes.append(tuple(Pass(kind, number, rank) for kind, number in order))
     return Schedule("yours", tuple(passes), microbatches)
+
+
+def _each_once(numbers: list[int], microbatches: int, of: str) -> None:
+    """Raise Wrong unless `numbers` are all from 0 on, each once, in whatever order."""
+    if missing := [number for number in range(microbatches) if number not in numbers]:
+        raise Wrong(f"{of}; each from 0 on must come exactly once: {missing} never come.")
+    if twice := sorted({number for number in numbers if numbers.count(number) > 1}):
+        raise Wrong(f"{of}; each from 0 on must come exactly once: {twice} come more often.")
+    if others := [number for number in numbers if number not in range(microbatches)]:
+        raise Wrong(f"{of}; there are only {microbatches}, from 0 on, so {others} are too many.")

@@ -2,54 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from workshop_utils.comm.ring import ring_bytes_sent
-from workshop_utils.exercises import (
-    NotYet,
-    Wrong,
-    exercise,
-    expect,
-    is_missing,
-    number,
-)
+from workshop_utils.exercises import Wrong, exercise, expect, number, recognise
+from workshop_utils.exercises.cuts import Cut, first_difference, given_by, recognise_cut
 from workshop_utils.scaling.memory import zero_memory
+
+Buckets = list[list[int]]
+
+
+def _filled(nbytes: Sequence[int], is_full: Callable[[int, int], bool]) -> Buckets:
+    """Parameters from the last on; a new bucket begins where `is_full(its bytes, those of the next parameter)`."""
+    found: Buckets = []
+    for parameter in reversed(range(len(nbytes))):
+        if not found or is_full(_bytes(found[-1], nbytes), nbytes[parameter]):
+            found.append([])
+        found[-1].append(parameter)
+    return found
+
+
+def _first_with_room(nbytes: Sequence[int], limit: int) -> Buckets:
+    found: Buckets = []
+    for parameter in reversed(range(len(nbytes))):
+        for bucket in found:
+            if _bytes(bucket, nbytes) + nbytes[parameter] <= limit:
+                bucket.append(parameter)
+                break
+        else:
+            found.append([parameter])
+    return found
+
+
+def _bytes(bucket: Sequence[int], nbytes: Sequence[int]) -> int:
+    return sum(nbytes[parameter] for parameter in bucket)
+
+
+def _right(nbytes: Sequence[int], limit: int) -> Buckets:
+    return _filled(nbytes, lambda held, size: held + size > limit)
+
+
+_CASES: tuple[tuple[list[int], int], ...] = (
+    ([10, 10, 10], 100),
+    ([10, 10, 10], 20),
+    ([10, 10, 10], 10),
+    ([30, 5, 5, 50, 5], 20),
+    ([8, 7, 9, 6, 5, 4], 15),
+    ([], 10),
+)
+_OTHER_BUCKETS: dict[str, Cut] = {
+    "you give every parameter a bucket of its own: one message each, as in the naive form; a bucket takes as many as "
+    "its limit allows.": lambda nbytes, _: [[each] for each in reversed(range(len(nbytes)))],
+    "you put all into one bucket, whatever the limit; then nothing leaves before the last gradient is there.": (
+        lambda nbytes, _: [list(reversed(range(len(nbytes))))] if nbytes else []
+    ),
+    "the buckets are the right ones, but inside of each the order is turned round: the last parameter first there, "
+    "too.": lambda nbytes, limit: [sorted(bucket) for bucket in _right(nbytes, limit)],
+    "you close a bucket only after a parameter has taken it above the limit; look before you put it in.": (
+        lambda nbytes, limit: _filled(nbytes, lambda held, _: held > limit)
+    ),
+    "you close a bucket once it has reached its limit or passed it; look before a parameter goes in whether it "
+    "would pass it.": lambda nbytes, limit: _filled(nbytes, lambda held, _: held >= limit),
+    "a bucket may have just its limit, and yours stay below it: two parameters of 10 bytes fit into 20.": (
+        lambda nbytes, limit: _filled(nbytes, lambda held, size: held + size >= limit)
+    ),
+    "you put a small parameter into an earlier bucket that has room; but gradients come in order, and an earlier "
+    "bucket has left by then: only the newest one is open.": _first_with_room,
+    "you forget the bucket that is open at the end: the first parameters' gradients never travel.": (
+        lambda nbytes, limit: _right(nbytes, limit)[:-1]
+    ),
+}
 
 
 @exercise
-def buckets(answer: Callable[[list[int], int], list[list[int]]]) -> str:
+def buckets(answer: Cut) -> str:
     """`answer(nbytes, limit)`: the parameters of each bucket, by their numbers, where parameter i has `nbytes[i]`."""
-    cases: tuple[tuple[list[int], int, list[list[int]]], ...] = (
-        ([10, 10, 10], 100, [[2, 1, 0]]),
-        ([10, 10, 10], 20, [[2, 1], [0]]),
-        ([10, 10, 10], 10, [[2], [1], [0]]),
-        ([30, 5, 5, 50, 5], 20, [[4], [3], [2, 1], [0]]),
-        ([], 10, []),
-    )
-    for nbytes, limit, expected in cases:
-        got = answer(list(nbytes), limit)
-        if is_missing(got):
-            raise NotYet("your function gave nothing: write it, then run this again.")
-        found = [list(bucket) for bucket in got]
+    all_found = [given_by(answer, nbytes, limit) for nbytes, limit in _CASES]
+    recognise_cut(all_found, _CASES, _OTHER_BUCKETS)
+    for found, (nbytes, limit) in zip(all_found, _CASES, strict=True):
+        expected = _right(nbytes, limit)
         if found == expected:
             continue
-        of = f"parameters of {nbytes} bytes in buckets of {limit}"
-        if sorted(number for bucket in found for number in bucket) != list(range(len(nbytes))):
-            raise Wrong(f"{of}: you gave {found}; every parameter must be in one bucket, once.")
-        if [number for bucket in found for number in bucket] == list(range(len(nbytes))):
-            raise Wrong(
-                f"{of}: you gave {found}; the last parameter's gradient comes first, so begin with it."
-            )
-        raise Wrong(
-            f"{of}: you gave {found}; it must be {expected}: a bucket is closed before it would pass the limit, and a "
-            "larger parameter has one of its own."
-        )
+        of = f"parameters of {nbytes} bytes in buckets of {limit}: you gave {found}"
+        order = [parameter for bucket in found for parameter in bucket]
+        if sorted(order) != list(range(len(nbytes))):
+            raise Wrong(f"{of}; every parameter must be in one bucket, once, by its number from 0 on.")
+        if len(order) > 1 and order == list(range(len(nbytes))):
+            raise Wrong(f"{of}; the last parameter's gradient comes first, so begin with it.")
+        for number_, bucket in enumerate(found, 1):
+            if len(bucket) > 1 and _bytes(bucket, nbytes) > limit:
+                raise Wrong(
+                    f"{of}; bucket {number_} has {_bytes(bucket, nbytes)} bytes: close it before it would pass the "
+                    "limit; only a single parameter may be larger."
+                )
+        raise Wrong(f"{of}; {first_difference(found, expected, 'bucket')}.")
     return "that is how `buckets_of` fills them."
+
+
+def _bytes_if(numbers: int, sharded: Sequence[int], nbytes: int = 4) -> Callable[[float, int, int], float]:
+    """Bytes of a rank with so many numbers a parameter, `sharded[stage]` of them over the workers."""
+    return lambda parameters, workers, stage: (
+        nbytes * parameters * (numbers - sharded[stage] + sharded[stage] / workers)
+    )
+
+
+_OTHER_BYTES: dict[str, Callable[[float, int, int], float]] = {
+    "those are numbers, not bytes: each float32 has 4 bytes.": _bytes_if(4, (0, 2, 3, 4), nbytes=1),
+    "those are the parameters alone; the gradient and Adam's two means are as large, each.": _bytes_if(
+        1, (0, 0, 0, 0)
+    ),
+    "you count one number of Adam's; it keeps two for each parameter, so four in all.": _bytes_if(
+        3, (0, 1, 2, 3)
+    ),
+    "you give what no stage changes; stage 1 shards two of the four numbers, stage 2 three, stage 3 all.": _bytes_if(
+        4, (0, 0, 0, 0)
+    ),
+    "you divide everything by the workers in every stage; only stage 3 shards everything, and 0 nothing.": _bytes_if(
+        4, (4, 4, 4, 4)
+    ),
+    "stage 1 shards both of Adam's means, so it is two of the four numbers, stage 2 three, stage 3 four.": _bytes_if(
+        4, (0, 1, 2, 3)
+    ),
+    "each stage shards what the one before does, and one thing more; yours shards in each stage one thing alone.": (
+        _bytes_if(4, (0, 2, 1, 1))
+    ),
+    "what is sharded does not vanish: a rank still holds an N-th of it.": lambda parameters, _, stage: (
+        4 * parameters * (4 - (0, 2, 3, 4)[stage])
+    ),
+}
 
 
 @exercise
 def bytes_of_a_rank(answer: Callable[[float, int, int], float]) -> str:
     """`answer(parameters, workers, stage)`: bytes of a rank with float32, Adam and ZeRO's stage 0, 1, 2 or 3."""
+    recognise(answer, [(1e6, 8, stage) for stage in range(4)], _OTHER_BYTES)
     expect(answer(1e6, 1, 0), 16e6, "a million parameters without sharding", "four numbers of 4 bytes each")
     what = ("nothing", "Adam's two numbers", "these and the gradient", "all four numbers")
     for workers, parameters in ((4, 1e6), (8, 7e9)):
@@ -64,12 +150,35 @@ accumulated_megabytes = number(
     ring_bytes_sent(8, 400_000_000) / 1e6,
     "MB",
     "with no_sync, three of the four backward passes send nothing, so it is one all-reduce: 2 · 7/8 · 400 MB",
+    {
+        2800: "that is an all-reduce after each of the four backward passes; no_sync is there to spare three of them",
+        2100: "those are the three passes in no_sync, which are just the ones that send nothing",
+        175: "a fourth of an all-reduce; but the sum of four gradients is as large as one gradient",
+        350: "that is half an all-reduce, the reduce-scatter; the all-gather sends as much again",
+        400: "that is the gradient once; an all-reduce sends 2 (N − 1)/N times as much",
+        800: "that is the bound for endlessly many workers, 2 K; with 8 it is 2 · 7/8 K",
+        5600: "that is what all 8 workers send together",
+    },
 )
 fully_sharded_megabytes = number(
     1.5 * ring_bytes_sent(8, 400_000_000) / 1e6,
     "MB",
     "two all-gathers and a reduce-scatter, each 7/8 · 400 MB, where data parallelism has one of each",
+    {
+        700: "that is DDP's all-reduce; FSDP fetches the parameters twice, for the forward and the backward pass",
+        350: "that is one of three: parameters are gathered twice, gradients are scattered once",
+        1200: "that is the bound for endlessly many workers, 3 K; with 8 it is 3 · 7/8 K",
+        1400: "that is two all-reduces; but gradients are only reduced and scattered, nobody gathers them",
+        87.5: "an eighth is what a rank *holds*; to compute it needs the other seven, too",
+        8400: "that is what all 8 workers send together",
+    },
 )
 workers_for_a_gpu = number(
-    2, "workers", "112 GB / N has to be less than 80 GB: model states alone, without activations"
+    2,
+    "workers",
+    "112 GB / N has to be less than 80 GB: model states alone, without activations",
+    {
+        1: "7 billion parameters are 28 GB, but there are gradients and two means, too: 112 GB, more than one GPU has",
+        1.4: "112 GB over 80 GB, that is right; but GPUs are whole",
+    },
 )

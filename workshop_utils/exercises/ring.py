@@ -82,6 +82,11 @@ class _RingTrial:
             raise Wrong(f"{self._of}: {self.failure}.")
         if self.size > 1:
             self._judge_count()
+            if untouched:
+                raise Wrong(
+                    f"{self._of}, the array that was handed over is as it was on every rank: change it in place; "
+                    "`array = ...` names another one."
+                )
         for rank, array in enumerate(self.arrays):
             self._judge_result(rank, array)
 
@@ -153,7 +158,8 @@ class _RingTrial:
             where = f"{self._of}, element {place} of rank {rank}"
             if math.isclose(value, expected * self.size, rel_tol=1e-9):
                 raise Wrong(
-                    f"never divided: {where} is the sum; the mean is asked for, so divide by {self.size}."
+                    f"never divided: {where} is the sum; the mean is asked for, so divide by {self.size}, "
+                    "and in place: `array /= ...`."
                 )
             if math.isclose(value, expected / self.size, rel_tol=1e-9):
                 raise Wrong(f"divided twice: {where} is the sum / {self.size}²; divide each chunk once.")
@@ -167,7 +173,7 @@ class _RingTrial:
                 missing = [str(rank) for rank, count in enumerate(counts) if count == 0]
                 twice = [str(rank) for rank, count in enumerate(counts) if count > 1]
                 told = [
-                    f"{words} rank {' and '.join(ranks)}"
+                    f"{words} rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
                     for words, ranks in (
                         ("it lacks the contribution of", missing),
                         ("it counts more than once that of", twice),
@@ -180,11 +186,41 @@ class _RingTrial:
 
 
 ring_megabytes = number(
-    ring_bytes_sent(8, 400_000_000) / 1e6, "MB", "2 · 7/8 times 400 MB: each of 14 messages holds an eighth"
+    ring_bytes_sent(8, 400_000_000) / 1e6,
+    "MB",
+    "2 · 7/8 times 400 MB: each of 14 messages holds an eighth",
+    {
+        350: "that is the reduce-scatter alone; the all-gather sends as much again",
+        800: "that is the bound, 2 K; with 8 workers a rank sends 2 · 7/8 K",
+        400: "that is the array once; a rank sends 7 eighths of it to add up, and 7 to pass on",
+        5600: "that is what all 8 workers send together",
+        50: "that is one message, an eighth of the array; how many does a rank send?",
+        100: "those are two messages; a rank sends 7 in each of two phases",
+        1400: "a message has an eighth of the array, and each rank sends 14, not 28",
+        2800: "that is a parameter server's link, 7 gradients of 400 MB; in a ring each message is an eighth",
+    },
 )
 ring_growth = number(
-    ring_bytes_sent(1000, 1) / ring_bytes_sent(8, 1), "times", "799.2 MB against 700 MB; the bound is 800 MB"
+    ring_bytes_sent(1000, 1) / ring_bytes_sent(8, 1),
+    "times",
+    "799.2 MB against 700 MB; the bound is 800 MB",
+    {
+        125: "that is how the workers grow, 1000/8; a parameter server's link would, a ring's does not",
+        1: "nearly: a ring's bytes are bounded, not constant; divide 2 · 999/1000 by 2 · 7/8",
+        0.8759: "that is the other way round",
+        142.7: "those are the steps, 2 · 999 against 2 · 7; but the chunks shrink as the steps grow",
+    },
 )
 central_over_ring = number(
-    8, "times", "2(N − 1) K/B through the root's link, against 2(N − 1)/N · K/B through every link at once"
+    8,
+    "times",
+    "2(N − 1) K/B through the root's link, against 2(N − 1)/N · K/B through every link at once",
+    {
+        7: "compare like with like: 2(N − 1) K/B with a central rank, 2(N − 1)/N · K/B in the ring",
+        4: "a central rank first takes in all gradients and then answers all: both ways count, as both phases do",
+        14: "those are the times that K passes the central link, 2(N − 1); divide by those of the ring, 2(N − 1)/N",
+        16: "the central rank sends nothing to itself: 2(N − 1), not 2 N",
+        1.75: "that is the ring's part, 2 · 7/8; the central rank's is 2 · 7",
+        0.125: "that is the other way round",
+    },
 )

@@ -13,7 +13,22 @@ from workshop_utils.exercises import NotYet, Wrong, exercise, is_missing, number
 ROWS = ((7, 4), (5, 5, 3), (10,), (1, 30, 2))  # in each partition
 
 bytes_of_a_tree = number(
-    8 * 1_000_000 * 8, "bytes", "√64 = 8 sums reach the driver, each of 1,000,000 float64 of 8 bytes"
+    8 * 1_000_000 * 8,
+    "bytes",
+    "√64 = 8 sums reach the driver, each of 1,000,000 float64 of 8 bytes",
+    mistakes={
+        64
+        * 1_000_000
+        * 8: "that is a sum from each of the 64 partitions, as `aggregate` without a tree sends them",
+        1_000_000
+        * 8: "that is one sum; tasks on the way add most of them, and the last few are added by the driver",
+        8
+        * 1_000_000
+        * 4: "that is 4 bytes a weight, or 4 sums as with depth 3; a float64 has 8 bytes, and √64 is 8",
+        1_000_000
+        * 8
+        * 6: "that is log₂ 64 sums; the tree is not binary, it is as wide as it is deep: √64 by √64",
+    },
 )
 
 

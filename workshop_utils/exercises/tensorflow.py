@@ -4,14 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workshop_utils.exercises import NotYet, Wrong, exercise, number
+from workshop_utils.exercises import Wrong, exercise, number
+from workshop_utils.exercises.cuts import Cut, first_difference, given_by, recognise_cut
 
 synchronous_updates = number(
-    500, "updates", "each takes one batch of each of the 4 workers, and each worker has 500"
+    500,
+    "updates",
+    "each takes one batch of each of the 4 workers, and each worker has 500",
+    {
+        2000: "that is one update a batch, as in an asynchronous form; a synchronous one takes 4 batches at once",
+        125: "the 500 batches are those of one worker, so they are not shared out once more",
+        4: "that is how many gradients are averaged in one update",
+    },
 )
-asynchronous_updates = number(2000, "updates", "each takes one batch, and 4 workers have 500 each")
+asynchronous_updates = number(
+    2000,
+    "updates",
+    "each takes one batch, and 4 workers have 500 each",
+    {
+        500: "that is the synchronous number; here nobody waits, so every worker's every batch is an update",
+        8000: "a gradient is applied once, to the one copy of the variables, not once for each worker",
+        125: "the 500 batches are those of one worker, so they are not shared out once more",
+    },
+)
 collectives_a_step = number(
-    5, "collectives", "a pack is full with its 13th tensor, at 52,000 bytes, and 64 tensors fill 4 and a part"
+    5,
+    "collectives",
+    "a pack is full with its 13th tensor, at 52,000 bytes, and 64 tensors fill 4 and a part",
+    {
+        6: "so it would be with 12 tensors a pack, which hold 48,000; that is not more than 50,000, so a 13th goes in",
+        5.12: "that divides the bytes by the hint; but tensors are not cut, and collectives are whole",
+        4: "so many packs are full; the tensors that are left travel too",
+        64: "that is one a tensor, as if the hint were 1",
+        1: "that is all in one, as if the hint were 0",
+        13: "that is how many tensors a pack takes (or, with the hint 16,000 of section 5, how many packs)",
+    },
 )
 
 
@@ -23,32 +50,65 @@ def packed(sizes: Sequence[int], bytes_per_pack: int) -> list[list[int]]:
     """
     if bytes_per_pack == 0:
         return [list(sizes)]
+    return _cut(sizes, lambda held, _: held > bytes_per_pack)
+
+
+def _cut(sizes: Sequence[int], is_full: Callable[[int, int], bool]) -> list[list[int]]:
+    """`sizes` in packs; a new one begins where `is_full(bytes of the pack, bytes of the next tensor)`."""
     packs: list[list[int]] = []
     for size in sizes:
-        if not packs or sum(packs[-1]) > bytes_per_pack:
+        if not packs or is_full(sum(packs[-1]), size):
             packs.append([])
         packs[-1].append(size)
     return packs
 
 
+def _all_in_one_for_zero(hint: int, packs: list[list[int]]) -> list[list[int]]:
+    return packs if hint else [[size for pack in packs for size in pack]]
+
+
+_CASES = (
+    ([4, 4, 4], 0, "0 means all in one"),
+    ([4, 4, 4], 1, "each tensor alone is more than 1 byte, so it fills a pack"),
+    ([4, 4, 4, 4], 5, "one tensor of 4 is not more than 5, two are"),
+    ([4, 4, 4, 4], 8, "two of 4 are 8, which is not more than 8: a third goes in"),
+    ([100, 4, 4, 100], 10, "a tensor is never cut, so one of 100 fills a pack alone"),
+    ([3, 9, 2, 7, 7], 12, "they stay in order"),
+)
+_OTHER_RULES: dict[str, Cut] = {
+    "you give every tensor a pack of its own; a pack takes more until it holds more than bytes_per_pack.": (
+        lambda sizes, _: [[size] for size in sizes]
+    ),
+    "you put all tensors into one pack, whatever the hint; only 0 means that.": lambda sizes, _: [sizes],
+    "all is right but one thing: 0 means one pack for all, not a hint of 0 bytes.": (
+        lambda sizes, hint: _cut(sizes, lambda held, _: held > hint)
+    ),
+    "you close a pack before a tensor would take it above bytes_per_pack; TensorFlow looks afterwards: that tensor "
+    "still goes in, and the next one begins a new pack.": (
+        lambda sizes, hint: _all_in_one_for_zero(hint, _cut(sizes, lambda held, size: held + size > hint))
+    ),
+    "a pack that holds exactly bytes_per_pack is not full yet: it must hold more (with packs of 4-byte tensors and "
+    "the hint 8, a third one goes in).": (
+        lambda sizes, hint: _all_in_one_for_zero(hint, _cut(sizes, lambda held, _: held >= hint))
+    ),
+    "the packs that are full are right, but the last one is lost where it is not full: its gradients have to travel "
+    "as well.": lambda sizes, hint: [pack for pack in packed(sizes, hint) if sum(pack) > hint],
+}
+
+
 @exercise
-def packs(answer: Callable[[list[int], int], list[list[int]]]) -> str:
+def packs(answer: Cut) -> str:
     """`answer(sizes, bytes_per_pack)` is `packed(sizes, bytes_per_pack)`."""
-    cases = (
-        ([4, 4, 4], 0, "0 means all in one"),
-        ([4, 4, 4], 1, "each tensor alone is more than 1 byte, so it fills a pack"),
-        ([4, 4, 4, 4], 5, "one tensor of 4 is not more than 5, two are"),
-        ([4, 4, 4, 4], 8, "two of 4 are 8, which is not more than 8: a third goes in"),
-        ([100, 4, 4, 100], 10, "a tensor is never cut, so one of 100 fills a pack alone"),
-        ([3, 9, 2, 7, 7], 12, "they stay in order"),
-    )
-    for sizes, hint, because in cases:
-        got = answer(list(sizes), hint)
-        if got is None or got is ...:
-            raise NotYet("your function gave nothing: write it, then run this again.")
+    found = [given_by(answer, sizes, hint) for sizes, hint, _ in _CASES]
+    recognise_cut(found, [(sizes, hint) for sizes, hint, _ in _CASES], _OTHER_RULES)
+    for got, (sizes, hint, because) in zip(found, _CASES, strict=True):
+        of = f"sizes {sizes} with bytes_per_pack {hint} gave {got}"
+        together = [size for pack in got for size in pack]
+        if sorted(together) != sorted(sizes):
+            raise Wrong(f"{of}; every tensor must be in one pack, once.")
+        if together != sizes:
+            raise Wrong(f"{of}; they must stay in order, since a pack waits for all that is in it.")
         expected = packed(sizes, hint)
-        if [list(pack) for pack in got] != expected:
-            raise Wrong(
-                f"sizes {sizes} with bytes_per_pack {hint} gave {got}; it must be {expected}: {because}."
-            )
+        if got != expected:
+            raise Wrong(f"{of}: {first_difference(got, expected, 'pack')}: {because}.")
     return "that is how many collectives a step takes."

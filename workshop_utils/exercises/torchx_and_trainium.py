@@ -11,9 +11,20 @@ from workshop_utils.exercises import NotYet, Wrong, exercise, expect, is_missing
 
 MASK = 4
 NEURON, OLD_NEURON, EFA = "aws.amazon.com/neuron", "aws.amazon.com/neurondevice", "vpc.amazonaws.com/efa"
+CORES = "aws.amazon.com/neuroncore"
 
 sequences_of_a_step = number(
-    2 * 32 * 16 * 32, "sequences", "2 nodes × 32 ranks × 16 in a forward pass × 32 forward passes"
+    2 * 32 * 16 * 32,
+    "sequences",
+    "2 nodes × 32 ranks × 16 in a forward pass × 32 forward passes",
+    mistakes={
+        16 * 32: "that is one rank's part, and there are 64 ranks",
+        2 * 32 * 16: "that is one forward pass of all ranks (or 32 of one rank for each node); "
+        "64 ranks make 32 of them before they all-reduce",
+        32
+        * 16
+        * 32: "that is half: one node's part, or one rank for each of the 32 chips; a chip has two ranks",
+    },
 )
 
 
@@ -28,6 +39,11 @@ def ranks_of_nodes(answer: Callable[[int, int, int], int]) -> str:
         if got == node + local_rank and got != node * per_node + local_rank:
             raise Wrong(
                 f"{of}: you gave {got}, which is also the rank of another process: count whole nodes before."
+            )
+        if got == local_rank * per_node + node != node * per_node + local_rank:
+            raise Wrong(
+                f"{of}: you gave {got}; so you deal ranks out to the nodes in turn, and neighbours would talk "
+                "through the network. A node's ranks follow each other."
             )
         expect(
             got, node * per_node + local_rank, of, f"{node} nodes with {per_node} ranks each come before it"
@@ -44,6 +60,11 @@ def limits_of_a_pod(answer: Mapping[str, Any]) -> str:
         raise Wrong(
             f"{OLD_NEURON} is the name that Neuron dropped in 2.20: no node has it any more, so the pod stays Pending "
             "for ever, and nothing says why but `kubectl describe pod`."
+        )
+    if CORES in answer and NEURON not in answer:
+        raise Wrong(
+            f"{CORES} gives a pod some of a machine's cores, for several pods that share it; one that takes the whole "
+            f"machine asks for its chips, {NEURON}."
         )
     for name, right, because in (
         (NEURON, 16, "it counts chips; a chip's two cores come with it"),
