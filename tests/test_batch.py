@@ -142,3 +142,31 @@ def test_a_run_that_fails_is_a_row_of_the_sweep_and_not_its_end(make_job, nothin
     assert (first.state, second.state) == ("failed", "succeeded")
     assert "exit code 2" in first.reason
     assert (second.samples_per_second, second.loss, second.accuracy) == (20, 0.5, 0.9)
+
+
+def test_the_total_is_printed_and_a_lesson_that_takes_too_long_is_marked(good, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(batch, "execute", lambda notebook, *_: batch.Lesson(notebook, seconds=200.4))
+    output = tmp_path / "build"
+    assert batch.run([good], output, [], sweep=False) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert "200 s in all: the lessons 200 s" in printed
+    assert f"{good}: 200 s; a lesson should take 180 s at most" in printed
+    assert " s, too long</td>" in (output / "report.html").read_text()
+
+
+def test_the_slowest_cell_is_named_by_the_heading_above_it():
+    def timed(seconds):
+        return nbformat.v4.new_code_cell("...", metadata={"papermill": {"duration": seconds}})
+
+    heading = nbformat.v4.new_markdown_cell
+    cells = [
+        heading("# One"),
+        timed(1.0),
+        heading("## Two"),
+        timed(7.25),
+        heading("text"),
+        heading("# Three"),
+        timed(3),
+    ]
+    assert report.slowest_cell(nbformat.v4.new_notebook(cells=cells)) == "7.2 s: Two"
+    assert report.slowest_cell(None) == ""

@@ -23,6 +23,7 @@ from workshop_utils.scaling import sweep as scaling
 NOTEBOOKS = Path("notebooks")
 JOBS = Path("jobs")
 CELL_TIMEOUT_SECONDS = 600
+LESSON_SECONDS = 180  # that a lesson may take on two cores; one that takes longer is marked
 
 
 @dataclass
@@ -38,6 +39,11 @@ class Lesson:
     def succeeded(self) -> bool:
         """Whether every cell ran."""
         return not self.error
+
+    @property
+    def took_too_long(self) -> bool:
+        """Whether it took longer than a lesson may."""
+        return self.seconds > LESSON_SECONDS
 
 
 def run(
@@ -72,7 +78,8 @@ def run(
             mine = {name: value for name, value in values.items() if name in accepted[notebook]}
             lesson = execute(notebook, output / notebook.name, mine)
             mark = "ok" if lesson.succeeded else "FAILED"
-            bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
+            over = f"  over {LESSON_SECONDS} s" if lesson.took_too_long else ""
+            bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s{over}")
             lessons.append(lesson)
     measured, sweep_seconds = _sweep(planned) if sweep else ([], 0.0)
     path = report.write(output, lessons, scaling.table(measured) if sweep else None, sweep_seconds)
@@ -82,6 +89,14 @@ def run(
         print(f"{lesson.notebook}: {lesson.error}")
     for row in failed_runs:
         print(f"sweep, {row.strategy} with {row.workers}: {row.reason}")
+    seconds = sum(lesson.seconds for lesson in lessons)
+    swept = f", the sweep {sweep_seconds:.0f} s" if sweep else ""
+    print(f"{seconds + sweep_seconds:.0f} s in all: the lessons {seconds:.0f} s{swept}")
+    for lesson in lessons:
+        if lesson.took_too_long:
+            print(
+                f"{lesson.notebook}: {lesson.seconds:.0f} s; a lesson should take {LESSON_SECONDS} s at most"
+            )
     print(f"{len(lessons) - len(failed)} of {len(lessons)} lessons succeeded; the report is {path}")
     return 1 if failed or failed_runs else 0
 

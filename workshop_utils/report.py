@@ -69,7 +69,14 @@ def write(
     return _render(
         path,
         title="The workshop, run through",
-        lessons=[{"lesson": lesson, "figures": figures_of(lesson.executed)} for lesson in lessons],
+        lessons=[
+            {
+                "lesson": lesson,
+                "figures": figures_of(lesson.executed),
+                "slowest": slowest_cell(lesson.executed),
+            }
+            for lesson in lessons
+        ],
         total_seconds=sum(lesson.seconds for lesson in lessons) + sweep_seconds,
         sweep_seconds=sweep_seconds,
         rows=None if measured is None else _rows(measured),
@@ -127,6 +134,18 @@ def figures_of(notebook: Any) -> list[Figure]:
             if png:
                 found.append(Figure(png.replace("\n", ""), heading))
     return found
+
+
+def slowest_cell(notebook: Any) -> str:
+    """A notebook's longest cell, in seconds, and the heading above it; "" if papermill noted none."""
+    longest, under, heading = 0.0, "", ""
+    for cell in notebook.cells if notebook is not None else []:
+        if cell.cell_type == "markdown":
+            heading = (re.findall(r"^#+\s*(.+)$", cell.source, flags=re.MULTILINE) or [heading])[-1]
+        seconds = cell.metadata.get("papermill", {}).get("duration") or 0.0
+        if seconds > longest:
+            longest, under = seconds, heading
+    return f"{longest:.1f} s: {under}" if longest else ""
 
 
 def _rows(measured: pd.DataFrame) -> list[list[str]]:

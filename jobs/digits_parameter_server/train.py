@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from workshop_utils import place
 from workshop_utils.comm import hogwild, parameter_server, tcp
+from workshop_utils.comm.activity import Activity
 from workshop_utils.comm.parameter_server import Arrangement, ServerLog
 
 Floats = NDArray[np.float32]
@@ -114,7 +115,10 @@ def main() -> None:
     learning_rate = np.float32(options.learning_rate * factor)
     started = time.perf_counter()
 
+    activity = Activity(communicator)
+
     def gradient_of(current: Floats, step: int) -> Floats:
+        activity.computes()
         epoch, batch = divmod(step, steps)
         # The same order as in digits_ring, so that synchronous servers give the same weights as the ring.
         order = np.random.default_rng((options.seed, epoch + 1)).permutation(len(images))[worker::workers]
@@ -123,13 +127,17 @@ def main() -> None:
         time.sleep(options.compute_seconds + (options.slow_seconds if worker == options.slow_worker else 0))
         if step and step % max(1, arrangement.steps // 20) == 0:
             speed = step * options.batch_size / (time.perf_counter() - started)
-            sent = int(communicator.traffic.bytes_sent.sum())
-            place.report(step=step, loss=loss, samples_per_second=speed, bytes_sent=sent, epoch=epoch + 1)
+            rest = {"bytes_sent": int(communicator.traffic.bytes_sent.sum()), "epoch": epoch + 1}
+            place.report(step=step, loss=loss, samples_per_second=speed, **rest, **activity.seconds())
+        activity.communicates()
         return gradient
 
     def update(part: Floats, gradient: Floats) -> None:
+        activity.computes()
         part -= learning_rate * gradient
+        activity.communicates()
 
+    activity.communicates()
     rank_main: Callable[..., ServerLog | None] = parameter_server.train
     if options.locking != "server":
         rank_main = functools.partial(hogwild.train, locking=options.locking)
@@ -150,6 +158,7 @@ def main() -> None:
             dropped=sum(log.dropped),
             bytes_received=int(communicator.traffic.bytes_received.sum()),
             bytes_sent=int(communicator.traffic.bytes_sent.sum()),
+            **activity.seconds(),
         )
     elif worker == 0:
         predicted = np.argmax(np.maximum(test_images @ w1 + b1, 0) @ w2 + b2, axis=1)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from workshop_utils import place
 from workshop_utils.comm import tcp
+from workshop_utils.comm.activity import Activity
 from workshop_utils.comm.ring import ring_all_reduce
 
 Floats = NDArray[np.float32]
@@ -73,21 +74,24 @@ def main() -> None:
         g1[:], gb1[:] = x.T @ dh, dh.sum(axis=0)
         return float(loss)
 
+    activity = Activity(communicator)
     step, samples, since = 0, 0, time.perf_counter()
     for epoch in range(1, options.epochs + 1):
         order = np.random.default_rng((options.seed, epoch)).permutation(len(images))
         for batch in np.split(order[mine][: steps * options.batch_size], steps):
             loss = loss_and_gradients(images[batch], labels[batch])
+            activity.communicates()
             ring_all_reduce(communicator, gradients, "mean")
+            activity.computes()
             weights -= learning_rate * gradients
             step, samples = step + 1, samples + options.batch_size
             if step == 1:  # its time is that of starting up, so the clock starts after it
-                place.report(step=step, loss=loss, epoch=epoch)
+                place.report(step=step, loss=loss, epoch=epoch, **activity.seconds())
                 samples, since = 0, time.perf_counter()
             elif step % max(1, steps * options.epochs // 20) == 0:
                 speed = samples / (time.perf_counter() - since)
-                sent = int(communicator.traffic.bytes_sent.sum())
-                place.report(step=step, loss=loss, samples_per_second=speed, bytes_sent=sent, epoch=epoch)
+                rest = {"bytes_sent": int(communicator.traffic.bytes_sent.sum()), "epoch": epoch}
+                place.report(step=step, loss=loss, samples_per_second=speed, **rest, **activity.seconds())
                 samples, since = 0, time.perf_counter()
 
     predicted = np.argmax(np.maximum(test_images[mine] @ w1 + b1, 0) @ w2 + b2, axis=1)

@@ -42,11 +42,18 @@ def test_the_flow_has_each_step_once_and_the_first_rank_of_every_chip() -> None:
         (np.log(200), "BERT hesitates among about 200 tokens, no longer 1,024"),
     ],
 )
-def test_the_line_is_the_mean_of_the_ranks_and_the_title_says_what_was_learnt(
+def test_the_line_is_the_running_mean_of_the_ranks_and_the_title_says_what_was_learnt(
     end: float, finding: str
 ) -> None:
     rows = [(rank, step, end + sign) for step in range(1, 21) for rank, sign in ((0, 0.1), (1, -0.1))]
     figure = figures.losses(pd.DataFrame(rows, columns=["rank", "step", "loss"]), vocabulary=1024)
     assert any(finding in text for text in words(figure))
-    (mean,) = [line for line in figure.axes[0].get_lines() if line.get_label() == "mean of the ranks"]
+    (mean,) = [line for line in figure.axes[0].get_lines() if line.get_label() == "mean of 10 steps"]
     assert list(mean.get_ydata()) == pytest.approx([end] * 20)
+
+
+def test_a_step_counts_a_tenth_in_the_running_mean() -> None:
+    rows = [(rank, step, 3.0 + (step == 20)) for step in range(1, 21) for rank in (0, 1)]
+    figure = figures.losses(pd.DataFrame(rows, columns=["rank", "step", "loss"]), vocabulary=1024)
+    (mean,) = [line for line in figure.axes[0].get_lines() if line.get_label() == "mean of 10 steps"]
+    assert list(mean.get_ydata())[-2:] == pytest.approx([3.0, 3.1])

@@ -140,6 +140,8 @@ class Communicator(ABC):
     """
 
     has_windows = False  # whether ranks can read each other's memory: see `window`
+    # Seconds in which all was sent and nothing came, of transports that look (`tcp`): see `activity`.
+    waited_seconds = 0.0
 
     def __init__(self, rank: int, size: int, timeout_seconds: float = 60.0) -> None:
         self.rank, self.size = rank, size

@@ -102,13 +102,16 @@ class StampedCommunicator(Communicator):
 
     def wait_any(self, sources: Sequence[int]) -> int:
         """The rank whose message came first below, where all come at full speed."""
-        return self._inner.wait_any(sources)
+        first = self._inner.wait_any(sources)
+        self.waited_seconds = self._inner.waited_seconds
+        return first
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         letter = None if to is None else self._stamped(outgoing)
         room = None if source is None else np.empty(_STAMP.size + incoming.nbytes, np.uint8)
         # Stamp and payload in one message: in two, sending the second would have to wait for receiving the first.
         self._inner.send_recv(to, letter, source, room)
+        self.waited_seconds = self._inner.waited_seconds  # not the sleep below: then bytes are on their way
         until = 0.0 if to is None else self._uplink_free
         if source is not None:
             until = max(until, self._arrival(room, source, incoming))

@@ -131,7 +131,13 @@ class PlainTcpCommunicator(ControlledCommunicator):
     _transfer_combine = Communicator._transfer_combine
 
     def wait_any(self, sources: Sequence[int]) -> int:
-        deadline = time.monotonic() + self.timeout_seconds
+        began = time.monotonic()
+        try:
+            return self._first_of(sources, began + self.timeout_seconds)
+        finally:
+            self.waited_seconds += time.monotonic() - began
+
+    def _first_of(self, sources: Sequence[int], deadline: float) -> int:
         while True:
             # Who is ready comes in the order of ranks: without `_came`, high ranks would starve behind busy low ones.
             ready = set(self._wait(sources, None, deadline))
@@ -201,13 +207,18 @@ class TcpCommunicator(PlainTcpCommunicator):
         if source is not None:
             header = self._header(self._received, source, incoming)
             receiving.start(source, self._data[source], header, incoming, reduce)
-        spins, deadline = 0, 0.0
+        spins, deadline, silent_since = 0, 0.0, 0.0
         while sending.left or receiving.left:
             moved = sending.left and self._move(sending)
             moved = (receiving.left and self._move(receiving)) or moved
             if moved:
-                spins, deadline = 0, 0.0
-            elif spins < SPINS:
+                if silent_since:
+                    self.waited_seconds += time.monotonic() - silent_since
+                spins, deadline, silent_since = 0, 0.0, 0.0
+                continue
+            if not (silent_since or sending.left or receiving.begun):
+                silent_since = time.monotonic()
+            if spins < SPINS:
                 spins += 1
                 os.sched_yield()
             else:
@@ -268,6 +279,11 @@ class _Receiving:
         self._header_room = memoryview(self._header)
         self._begun = 0  # elements in the blocks up to this one
         self._next_block()
+
+    @property
+    def begun(self) -> bool:
+        """Whether any of it has come."""
+        return len(self._header_room) < _HEADER
 
     def _next_block(self) -> None:
         """Make room for the next block; without a reduction, the block is the array itself."""
