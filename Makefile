@@ -1,6 +1,6 @@
 # Every target sets the workshop up first where that is still to do; once done, it costs a tenth of a second.
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab test lint types unit notebooks fuzz soak bench clean
+.PHONY: help setup run lab test lint types unit notebooks fuzz soak test-browser bench site clean
 MAKEFLAGS += --no-print-directory
 
 # The one that starts the set-up; it looks for a supported version itself.
@@ -21,7 +21,7 @@ exit $$code
 endef
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: ## make .venv complete: packages, and Horovod built for them
 	@$(PYTHON) -m workshop_utils.bootstrap $(if $(filter setup,$(MAKECMDGOALS)),,--quiet)
@@ -49,12 +49,17 @@ types: setup ## mypy
 unit notebooks: export OMP_NUM_THREADS := 1
 unit notebooks: export TF_CPP_MIN_LOG_LEVEL := 2
 
+# Tests of real processes race with a busy machine. One that fails is tried a second time, and the summary names it.
 unit: setup ## unit tests
-	$(call step,unit tests,$(BIN)/pytest tests -n 2 --dist loadfile)
+	$(call step,unit tests,$(BIN)/pytest tests -n 2 --dist loadfile --reruns 1 --reruns-delay 2 -r fEsR)
 
 notebooks: export WORKSHOP_SIZE := small
-notebooks: setup ## run the notebooks and compare the marked cells
-	$(call step,notebooks,$(BIN)/pytest --nbval-lax notebooks -n 2 --dist loadfile --nbval-cell-timeout 300 --timeout 600)
+# The learner's edition is the source without its solutions, in a folder of its own.
+EDITION ?= source
+LESSONS := $(if $(filter learner,$(EDITION)),build/editions/learner/notebooks,notebooks)
+notebooks: setup ## run the notebooks and compare the marked cells (EDITION=learner: what learners get)
+	$(if $(filter learner,$(EDITION)),@$(BIN)/workshop release)
+	$(call step,notebooks ($(EDITION)),$(BIN)/pytest --nbval-lax $(LESSONS) -n 2 --dist loadfile --nbval-cell-timeout 300 --timeout 600)
 
 fuzz: setup ## any job.yaml, any bytes on a link: ten minutes, or FUZZ_MINUTES
 	$(call step,fuzz,$(BIN)/pytest tests/fuzz.py -q --timeout 7200)
@@ -62,8 +67,15 @@ fuzz: setup ## any job.yaml, any bytes on a link: ten minutes, or FUZZ_MINUTES
 soak: setup ## a thousand launches, or LAUNCHES, with kills and interrupts; nothing may be left
 	$(call step,soak,$(BIN)/python tests/soak.py --launches $(or $(LAUNCHES),1000))
 
+test-browser: setup ## each lesson in a real JupyterLab in Chromium, pictures in build/browser/ (NOTEBOOKS=...)
+	@$(BIN)/python -c "import playwright" 2>/dev/null || $(BIN)/python -m pip install --quiet -e ".[browser]"
+	$(call step,lessons in the browser,NOTEBOOKS="$(NOTEBOOKS)" WORKSHOP_SIZE=small $(BIN)/pytest tests/browser/lessons.py -q)
+
 bench: setup ## measure, and print the tables
 	$(BIN)/workshop bench
+
+site: setup ## the executed lessons as a web site, with search: build/site/html/index.html
+	@$(BIN)/python -m workshop_utils.book
 
 environment.yml: pyproject.toml workshop_utils/bootstrap.py workshop_utils/horovod_build.py | setup
 	$(BIN)/python -m workshop_utils.bootstrap --environment-yml > $@.new && mv $@.new $@

@@ -101,7 +101,9 @@ def test_make_alone_lists_every_target() -> None:
     assert re.findall(r"^  make (\S+)", listed, flags=re.MULTILINE) == targets[1].split()
 
 
-@pytest.mark.parametrize("target", ["run", "lab", "test", "lint", "types", "unit", "notebooks", "bench"])
+@pytest.mark.parametrize(
+    "target", ["run", "lab", "test", "lint", "types", "unit", "notebooks", "bench", "site"]
+)
 def test_every_target_that_works_sets_up_first(target: str) -> None:
     assert _make(target).lstrip().startswith("python3 -m workshop_utils.bootstrap --quiet")
 
@@ -116,10 +118,10 @@ def test_make_run_hands_its_parameters_on() -> None:
     assert " -p " not in _make("run")
 
 
-def test_lab_listens_on_this_machine_alone_and_opens_the_notebooks() -> None:
+def test_lab_listens_on_this_machine_alone_and_opens_the_learner_s_own_copy() -> None:
     command = _make("lab")
     assert "--ServerApp.ip=127.0.0.1" in command
-    assert "/lab/tree/notebooks" in command
+    assert command.index("workshop copy-lessons my_lessons") < command.index("/lab/tree/my_lessons")
 
 
 def test_make_clean_keeps_the_environment() -> None:
@@ -145,7 +147,7 @@ def test_unit_tests_and_notebooks_both_run_and_either_can_fail_the_whole(
         ("pytest", "--nbval-lax"),
     ]
     assert re.search(rf"== unit tests: {'FAILED' if unit else 'passed'}, \d+ s", answer.stdout)
-    assert re.search(rf"== notebooks: {'FAILED' if notebooks else 'passed'}, \d+ s", answer.stdout)
+    assert re.search(rf"== notebooks \(source\): {'FAILED' if notebooks else 'passed'}, \d+ s", answer.stdout)
 
 
 def test_a_failing_lint_stops_before_the_tests(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from workshop_utils.plots import style
 
@@ -235,6 +235,8 @@ def roofline(
     axes.set_ylim(float(reached.min()) / 4, 2 * peak)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     style.unit_axis(axes.yaxis, "FLOP/s")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.minorticks_off()
     style.headline(axes, finding, detail)
     return figure

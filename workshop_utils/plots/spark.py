@@ -58,9 +58,9 @@ def step_times(seconds: Mapping[str, Sequence[float]]) -> Figure:
     axes.grid(visible=False, axis="y")
     axes.set(xlabel="time of one step, logarithmic")
     style.unit_axis(axes.xaxis, "s")
-    times = medians["spark"] / medians["ring"]
+    times = float(f"{medians['spark'] / medians['ring']:.2g}")  # it deserves no more digits
     detail = "the same gradients, the same weights; a line is the median"
-    style.headline(axes, f"A step by Spark takes {times:,.0f} times as long as one by the ring", detail)
+    style.headline(axes, f"A step by Spark takes about {times:,.0f} times as long as one by the ring", detail)
     return figure
 
 

@@ -32,11 +32,13 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter, NullLocator
 
+from workshop_utils.plots import alternative
+
 INK = "#222222"  # text and axes
 QUIET = "#6B6B6B"  # second lines of text, ticks
 FAINT = "#E3E3E3"  # grid
 
-WORKERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7A5C1E", "#999999")
+WORKERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6B4E16", "#555555")
 
 COLOURS = {
     "server": "#3B3B3B",
@@ -45,7 +47,7 @@ COLOURS = {
     "compute": "#5B7083",
     "send": "#D55E00",
     "wait": "#D9D9D9",
-    "load": "#B9A44C",
+    "load": "#D8C25A",
     # What was computed beforehand, and what it is held against.
     "theory": "#6B6B6B",
     "ideal": "#9A9A9A",
@@ -57,11 +59,11 @@ COLOURS = {
     "ring": "#0072B2",
     "workshop_parameter_server": "#DDAA33",
     "horovod": "#882255",
-    "parameter_server": "#999933",
+    "parameter_server": "#8A8A20",
     "multi_worker_mirrored": "#117733",
     "torch_ddp": "#332288",
     "mpi": "#44AA99",
-    "spark": "#AA4499",
+    "spark": "#CC6677",
 }
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "h")
@@ -109,12 +111,10 @@ RC: dict[Any, Any] = {
 
 
 def use() -> None:
-    """Draw every later figure of this process in the house's style; in a notebook as PNG of twice the dpi."""
+    """Draw every later figure of this process in the house's style; in a notebook with alternative text."""
     matplotlib.rcParams.update(RC)
     if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
-        from matplotlib_inline.backend_inline import set_matplotlib_formats
-
-        set_matplotlib_formats("retina")
+        alternative.show_in_notebook()
 
 
 def colour_of(thing: str) -> str:
@@ -168,7 +168,7 @@ def headline(on: Axes | Figure, finding: str, detail: str = "") -> None:
         if detail:
             on.annotate(
                 detail, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points",
-                fontsize=9.5, color=QUIET, va="bottom",
+                fontsize=9.5, color=QUIET, va="bottom", label=alternative.DETAIL,
             )  # fmt: skip
         return
     # A line of figure text each; constrained layout knows only the suptitle, so both are in its box.

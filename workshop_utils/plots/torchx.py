@@ -12,7 +12,7 @@ from workshop_utils.plots import drawing, style
 
 CLOUD = "torch_ddp"  # what AWS runs is framed in this colour
 STORAGE = "load"
-SMOOTHED = 10  # steps, in the mean at the curve's end
+SMOOTHED = 10  # steps of the running mean, whose end is the finding
 
 
 def flow() -> Figure:
@@ -52,7 +52,8 @@ def flow() -> Figure:
     drawing.arrow(axes, (4.45, 2.12), (5.3, 1.6), colour="send")
     drawing.arrow(axes, (4.45, 3.52), (5.3, 3.35), colour="server")
     drawing.arrow(axes, (8.75, 2.5), (8.3, 2.95), colour=STORAGE, both_ways=True)
-    drawing.arrow(axes, (8.75, 2.05), (8.3, 1.5), "4", colour=STORAGE, both_ways=True, label_at=(8.6, 1.55))
+    drawing.arrow(axes, (8.75, 2.05), (8.3, 1.5), colour=STORAGE, both_ways=True)
+    drawing.text(axes, (8.6, 1.55), "4", size=9)  # in the pale colour of the arrow it could not be read
     drawing.arrow(axes, (4.45, 0.8), (5.3, 0.95), "5", colour="server", both_ways=True, label_at=(4.88, 1.03))
     axes.plot([5.3, 4.78], [2.55, 1.62], color=style.colour_of("compute"), linewidth=1.6)
     drawing.arrow(axes, (4.8, 1.63), (1.95, 1.1), "7", colour="compute", label_at=(2.45, 1.36))
@@ -73,7 +74,7 @@ def _node(axes: Axes, node: int, bottom: float) -> None:
 
 
 def losses(metrics: pd.DataFrame, vocabulary: int) -> Figure:
-    """The loss of each rank as points, their mean as a line, and what guessing among `vocabulary` tokens gives."""
+    """The loss of each rank as points, their mean and its running mean as lines, and that of guessing."""
     figure, axes = style.figure(7.2, 3.9)
     mean = metrics.groupby("step")["loss"].mean()
     for rank in sorted(int(each) for each in metrics["rank"].unique()):
@@ -81,12 +82,17 @@ def losses(metrics: pd.DataFrame, vocabulary: int) -> Figure:
         axes.plot(rows["step"], rows["loss"], ".", color=colour, alpha=0.5, markersize=4)
     guess = float(np.log(vocabulary))
     style.theory(axes, [1, mean.index[-1]], [guess, guess], f"guessing: ln {vocabulary:,}")
-    axes.plot(mean.index, mean, color=style.INK, label="mean of the ranks")
+    axes.plot(mean.index, mean, color=style.INK, linewidth=0.9, alpha=0.45)
+    running = mean.rolling(SMOOTHED, min_periods=1).mean()
+    axes.plot(running.index, running, color=style.INK, label=f"mean of {SMOOTHED} steps")
     axes.set(xlabel="step", ylabel="loss of the hidden tokens, nats", xlim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     ranks = metrics["rank"].nunique()
-    end = float(mean.tail(SMOOTHED).mean())
-    style.headline(axes, losses_finding(guess, end), f"points: {ranks} ranks, each with its own sentences")
+    style.headline(
+        axes,
+        losses_finding(guess, float(running.iloc[-1])),
+        f"points: {ranks} ranks, each with its own sentences; thin: their mean",
+    )
     style.label_ends(axes)
     return figure
 
