@@ -89,10 +89,13 @@ def test_a_link_carries_both_directions_at_once_but_each_one_message_at_a_time()
     assert 0.199 <= max(run(2, timed(both), (1e6, 1e6))) < 0.39
 
     def incast(communicator):
-        array = np.zeros(100_000, np.uint8)
+        array, go = np.zeros(100_000, np.uint8), np.zeros(1, np.uint8)
         if communicator.rank:
+            communicator.recv(0, go)  # rank 0 has started its clock by then
             communicator.send(0, array)
         else:
+            for source in range(1, communicator.size):
+                communicator.send(source, go)
             for source in range(1, communicator.size):
                 communicator.recv(source, array)
 
