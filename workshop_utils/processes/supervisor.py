@@ -436,7 +436,7 @@ def _script(argv: list[str], environment: dict[str, str]) -> Script:
     def run() -> None:
         os.environ.clear()
         os.environ.update(environment)
-        if "tempfile" in sys.modules:  # what was imported before the fork may have asked for the place already
+        if "tempfile" in sys.modules:  # it may have been asked for its folder before the fork
             vars(sys.modules["tempfile"])["tempdir"] = None
         sys.argv = [script, *arguments]
         search = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
