@@ -34,6 +34,9 @@ def render(job: TrainingJob, settings: Settings) -> dict[str, Any]:
             "maxReplicas": settings.elastic.max_workers,
             "maxRestarts": settings.elastic.max_restarts,
         }
+        # Sharing the store, as torchrun does by default, restarted ranks may find the addresses of dead ones there
+        # (https://github.com/pytorch/pytorch/issues/135712).
+        job = job.replace(environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **job.environment})
         # torchrun starts the script, and starts it anew among those who are left.
         replicas = {
             "Worker": _replica(job, settings, job.workers, ("torchrun", pods.script(job)), "OnFailure")
