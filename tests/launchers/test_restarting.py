@@ -50,7 +50,9 @@ def test_a_job_goes_on_with_what_it_had_saved(make_job: MakeJob) -> None:
     lines = [line for line in run.logs(worker="worker-1") if line.text.startswith("life")]
     assert [line.text for line in lines] == ["life 0", "life 1", "life 2"]
     assert lines[0].seconds < lines[2].seconds < run.seconds
-    assert len(run.starts) >= 5
+    # Worker 0 may be stopped before it has said that it started, except in the life that succeeds.
+    assert sum(start["worker"] == "worker-1" for start in run.starts) == 3
+    assert 1 <= sum(start["worker"] == "worker-0" for start in run.starts) <= 3
 
 
 def test_a_job_that_fails_every_time_is_given_up(make_job: MakeJob) -> None:

@@ -3,12 +3,14 @@
 import itertools
 import warnings
 
-import colour
 import numpy as np
 import pytest
 from matplotlib import colors
 
 from workshop_utils.plots import style
+
+with np.printoptions():  # it sets NumPy's for the whole process when it is imported
+    import colour
 
 # CIEDE2000 in CIE Lab: about 2 can be told apart side by side, 10 at a glance.
 LEAST_DIFFERENCE = 10
