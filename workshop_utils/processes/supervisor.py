@@ -17,29 +17,25 @@ what a rank leaves running becomes the supervisor's child, so it is found and en
 itself be killed, each process that it started gets SIGKILL from the kernel (PR_SET_PDEATHSIG, prctl(2)).
 
 With `--warm MODULE...` it imports the modules first and then serves: for each pair of descriptors that arrives
-on its standard input, a socket, it forks a supervisor whose ranks are forked as well, not executed anew.
+on its standard input, a socket, it forks a supervisor whose ranks are forked as well, not executed anew: see
+`warm_server`.
 """
 
-import atexit
 import ctypes
-import gc
-import importlib
 import json
 import os
-import runpy
 import select
 import selectors
 import shutil
 import signal
-import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import namespaces  # type: ignore[import-not-found]  # this is a program; its folder is on the path
+import warm_server  # type: ignore[import-not-found]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -262,7 +258,7 @@ class Supervisor:
         except OSError as error:
             os.write(2, f"{argv[0]} cannot be started in {process['folder']}: {error.strerror}\n".encode())
             os._exit(127)
-        return _script(argv, environment)
+        return warm_server.forked_script(argv, environment)
 
     # Watching
 
@@ -426,118 +422,10 @@ def _write_files(folder: Path, files: dict[str, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-# A warm server and the ranks that are forked from it
-
-
-def _script(argv: list[str], environment: dict[str, str]) -> Script:
-    """What a forked rank runs in place of `python SCRIPT ARGUMENT...`, in a process as fresh as can be."""
-    _, script, *arguments = argv
-
-    def run() -> None:
-        os.environ.clear()
-        os.environ.update(environment)
-        if "tempfile" in sys.modules:  # it may have been asked for its folder before the fork
-            vars(sys.modules["tempfile"])["tempdir"] = None
-        sys.argv = [script, *arguments]
-        search = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
-        sys.path[:0] = [str(Path(script).parent), *search]
-        if "numpy.random" in sys.modules:  # unlike Python's own generator, NumPy's does not notice a fork
-            sys.modules["numpy.random"].seed()
-        code = _exit_code_of(lambda: runpy.run_path(script, run_name="__main__"))
-        # End as multiprocessing's forks do: exit handlers run, but the interpreter that was imported before
-        # the fork is not taken down object by object, which takes most of a second for PyTorch.
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-    return run
-
-
-def _exit_code_of(run: Callable[[], object]) -> int:
-    """The exit code that Python would end with after `run`, having printed what Python would print."""
-    try:
-        run()
-    except SystemExit as leaving:
-        if leaving.code is None or isinstance(leaving.code, int):
-            return (leaving.code or 0) & 0xFF
-        print(leaving.code, file=sys.stderr)
-        return 1
-    except BaseException as error:
-        trace = error.__traceback__
-        while trace and trace.tb_frame.f_code.co_filename in {__file__, "<frozen runpy>"}:
-            trace = trace.tb_next
-        sys.excepthook(type(error), error.with_traceback(trace), trace)
-        return 1
-    return 0
-
-
-def _threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))  # noqa: PTH208 (a Path is not needed for a count)
-    except OSError:
-        return threading.active_count()
-
-
-def serve_warm(modules: list[str]) -> Script | None:
-    """Import `modules`, then fork a supervisor for each pair of descriptors received."""
-    connection = socket.socket(fileno=0)
-    owner = _descriptors_of_parent()
-    heard = [connection.fileno(), *owner]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt in the notebook is not meant for us
-    for module in modules:
-        importlib.import_module(module)
-    gc.freeze()  # what is imported stays; a fork's garbage collector need not look at it, nor copy its pages
-    connection.sendall((json.dumps({"threads": _threads()}) + "\n").encode())
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that have ended need no waiting for
-    while True:
-        ready, _, _ = select.select(heard, [], [])
-        if ready != heard[:1]:
-            return None  # the owner has died, though a child of its own may still hold the socket
-        message, descriptors, _, _ = socket.recv_fds(connection, 16, 2)
-        if not message:
-            return None
-        control, events = descriptors
-        threads = _threads()
-        if threads != 1:
-            # A fork copies one thread only; locks that others held would stay locked for ever.
-            refusal = f"the warm server has {threads} threads, so it may not fork"
-            ended = {
-                "event": "ended",
-                "outcome": "failed",
-                "name": "supervisor",
-                "code": None,
-                "reason": refusal,
-            }
-            os.write(events, (json.dumps(ended) + "\n").encode())
-        elif os.fork() == 0:
-            connection.close()
-            for descriptor in owner:
-                os.close(descriptor)
-            os.setsid()
-            script = Supervisor(control, events, fork=True).run()
-            if script is None:
-                os._exit(0)  # its work is done; to take down what was imported would keep the owner waiting
-            return script
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def _descriptors_of_parent() -> list[int]:
-    """A descriptor that is readable once the parent has died, or none where the system has no such thing."""
-    try:
-        return [os.pidfd_open(os.getppid())]
-    except (AttributeError, OSError):
-        return []
-
-
 def main() -> Script | None:
     """Serve as the command line asks."""
     if sys.argv[1:2] == ["--warm"]:
-        return serve_warm(sys.argv[2:])
+        return warm_server.serve(sys.argv[2:], lambda *pair: Supervisor(*pair, fork=True).run())
     return Supervisor(control=0, events=1, fork=False).run()
 
 

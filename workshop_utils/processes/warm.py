@@ -10,7 +10,6 @@ with OMP_NUM_THREADS=1; TensorFlow starts threads when it is imported, so it alw
 
 from __future__ import annotations
 
-import ast
 import functools
 import json
 import os
@@ -21,6 +20,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from workshop_utils.processes import imports
 from workshop_utils.processes.group import SUPERVISOR
 
 # What to import for a script that imports the framework named. `torch._dynamo` is what torch.optim imports when
@@ -44,19 +44,7 @@ class WarmServerError(RuntimeError):
 
 def framework_of(script: Path) -> str | None:
     """`"torch"` or `"numpy"` for a script that can be forked from a warm server, None for one that cannot."""
-    try:
-        tree = ast.parse(script.read_bytes())
-    except SyntaxError:
-        return None  # a cold start shows the learner Python's own message
-    imported = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = {node.module}
-        else:
-            continue
-        imported |= {name.partition(".")[0] for name in names - ALLOWED_MODULES}
+    imported = imports.packages(imports.imported(script).keys() - ALLOWED_MODULES)
     if imported & COLD_MODULES:
         return None
     return next((name for name in WARM_MODULES if name in imported), None)

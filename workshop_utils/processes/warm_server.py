@@ -1,0 +1,129 @@
+"""A warm server: it has imported a framework already, and forks supervisors whose ranks are forked as well.
+
+Part of the program `supervisor`, so the standard library alone. The other side of it, which starts and asks it, is
+`warm`.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+Script = Callable[[], None]
+
+
+def forked_script(argv: list[str], environment: dict[str, str]) -> Script:
+    """What a forked rank runs in place of `python SCRIPT ARGUMENT...`, in a process as fresh as can be."""
+    _, script, *arguments = argv
+
+    def run() -> None:
+        os.environ.clear()
+        os.environ.update(environment)
+        if "tempfile" in sys.modules:  # it may have been asked for its folder before the fork
+            vars(sys.modules["tempfile"])["tempdir"] = None
+        sys.argv = [script, *arguments]
+        search = [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
+        sys.path[:0] = [str(Path(script).parent), *search]
+        if "numpy.random" in sys.modules:  # unlike Python's own generator, NumPy's does not notice a fork
+            sys.modules["numpy.random"].seed()
+        code = _exit_code_of(lambda: runpy.run_path(script, run_name="__main__"))
+        # End as multiprocessing's forks do: exit handlers run, but the interpreter that was imported before
+        # the fork is not taken down object by object, which takes most of a second for PyTorch.
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    return run
+
+
+def _exit_code_of(run: Callable[[], object]) -> int:
+    """The exit code that Python would end with after `run`, having printed what Python would print."""
+    try:
+        run()
+    except SystemExit as leaving:
+        if leaving.code is None or isinstance(leaving.code, int):
+            return (leaving.code or 0) & 0xFF
+        print(leaving.code, file=sys.stderr)
+        return 1
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename in {__file__, "<frozen runpy>"}:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 1
+    return 0
+
+
+def _threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))  # noqa: PTH208 (a Path is not needed for a count)
+    except OSError:
+        return threading.active_count()
+
+
+def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) -> Script | None:
+    """Import `modules`, then fork for each pair of descriptors received; the fork does `supervise(control, events)`.
+
+    In a forked rank, the script that it is to run; otherwise None.
+    """
+    connection = socket.socket(fileno=0)
+    owner = _descriptors_of_parent()
+    heard = [connection.fileno(), *owner]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt in the notebook is not meant for us
+    for module in modules:
+        importlib.import_module(module)
+    gc.freeze()  # what is imported stays; a fork's garbage collector need not look at it, nor copy its pages
+    connection.sendall((json.dumps({"threads": _threads()}) + "\n").encode())
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that have ended need no waiting for
+    while True:
+        ready, _, _ = select.select(heard, [], [])
+        if ready != heard[:1]:
+            return None  # the owner has died, though a child of its own may still hold the socket
+        message, descriptors, _, _ = socket.recv_fds(connection, 16, 2)
+        if not message:
+            return None
+        control, events = descriptors
+        threads = _threads()
+        if threads != 1:
+            # A fork copies one thread only; locks that others held would stay locked for ever.
+            refusal = f"the warm server has {threads} threads, so it may not fork"
+            ended = {
+                "event": "ended",
+                "outcome": "failed",
+                "name": "supervisor",
+                "code": None,
+                "reason": refusal,
+            }
+            os.write(events, (json.dumps(ended) + "\n").encode())
+        elif os.fork() == 0:
+            connection.close()
+            for descriptor in owner:
+                os.close(descriptor)
+            os.setsid()
+            script = supervise(control, events)
+            if script is None:
+                os._exit(0)  # its work is done; to take down what was imported would keep the owner waiting
+            return script
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _descriptors_of_parent() -> list[int]:
+    """A descriptor that is readable once the parent has died, or none where the system has no such thing."""
+    try:
+        return [os.pidfd_open(os.getppid())]
+    except (AttributeError, OSError):
+        return []
