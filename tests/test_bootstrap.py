@@ -183,7 +183,7 @@ def test_a_problem_is_one_message_and_no_traceback(
 
     monkeypatch.setattr(bootstrap, "ROOT", checkout)
     monkeypatch.setattr(bootstrap, "check_machine", fail)
-    monkeypatch.setattr(horovod_build, "end_on_signals", lambda: None)
+    monkeypatch.setattr(bootstrap, "end_on_signals", lambda: None)
     assert bootstrap.main([]) == 1
     assert capsys.readouterr().err == "\nThe set-up stopped. Missing on this machine: a C++ compiler.\n"
     assert not (checkout / ".venv").exists()

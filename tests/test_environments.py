@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workshop_utils import environments, horovod_build
+from workshop_utils import environments
 from workshop_utils.environments import REQUIREMENTS, Environment, EnvironmentFailed
 
 PROGRAM = """
@@ -110,7 +110,7 @@ def test_without_its_packages_the_message_names_the_requirements_and_nothing_is_
 def test_an_interrupted_one_is_not_taken_for_whole(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = horovod_build.run_logged
+    complete = environments.run_logged
 
     def interrupted(command: list[str], *rest: object, **named: object) -> None:
         if "pip" in command:
@@ -118,7 +118,7 @@ def test_an_interrupted_one_is_not_taken_for_whole(
         complete(command, *rest, **named)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(horovod_build, "run_logged", interrupted)
+        patch.setattr(environments, "run_logged", interrupted)
         with pytest.raises(KeyboardInterrupt):
             environment.build()
     assert not environment.folder.exists()

@@ -26,7 +26,8 @@ if not __package__:  # started as a plain script: its own folder must not shadow
     sys.path[:] = [str(HERE.parent), *(folder for folder in sys.path if Path(folder).resolve() != HERE)]
 
 from workshop_utils import horovod_build
-from workshop_utils.horovod_build import HorovodBuildError, Tool, duration, say
+from workshop_utils.horovod_build import HorovodBuildError, Tool
+from workshop_utils.logged_command import CommandFailed, duration, end_on_signals, run_logged, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -159,8 +160,8 @@ def install_packages(root: Path) -> None:
     log.write_text("")
     pip = [str(root / ".venv" / "bin" / "python"), "-m", "pip", "install"]
     common = ["--disable-pip-version-check", "--no-input"]
-    horovod_build.run_logged([*pip, *common, "pip>=25"], log, label="Packages: pip itself")
-    horovod_build.run_logged(
+    run_logged([*pip, *common, "pip>=25"], log, label="Packages: pip itself")
+    run_logged(
         [*pip, *common, "--progress-bar", "off", "-e", f"{root}[test]"],
         log,
         label="Packages",
@@ -203,7 +204,8 @@ def has_cuda_packages(root: Path) -> bool:
 def set_up(root: Path, *, quiet: bool = False) -> None:
     """Makes the environment of the checkout at `root` complete; does nothing where it is so already.
 
-    Raises `SetupError` or `HorovodBuildError`; what was done until then is kept and used by the next run.
+    Raises `SetupError`, `HorovodBuildError` or `CommandFailed`; what was done until then is kept, and the next run
+    uses it.
     """
     if is_ready(root):
         if not quiet:
@@ -224,7 +226,7 @@ def set_up(root: Path, *, quiet: bool = False) -> None:
         with _step("4/4 Horovod"):
             install_horovod(root)
         if sys.platform.startswith("linux") and has_cuda_packages(root):
-            say("Note: PyTorch came with its CUDA packages, several GB; see README, 'CPU-only PyTorch'.")
+            say("Note: PyTorch came with its CUDA packages, several GB; see README, 'Two commands'.")
         unfinished = root / ".venv" / ".ready.new"
         unfinished.write_text(environment_digest(root))
         unfinished.replace(root / ".venv" / ".ready")
@@ -294,10 +296,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.environment_yml:
         print(conda_environment(ROOT), end="")
         return 0
-    horovod_build.end_on_signals()
+    end_on_signals()
     try:
         set_up(ROOT, quiet=options.quiet)
-    except (SetupError, HorovodBuildError) as error:
+    except (SetupError, HorovodBuildError, CommandFailed) as error:
         print(f"\nThe set-up stopped. {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -24,7 +24,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workshop_utils import data, horovod_build
+from workshop_utils import data
+from workshop_utils.logged_command import CommandFailed, duration, run_logged
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 LAST_LINES = 12  # of a command that failed, in the message
@@ -123,7 +124,7 @@ class Environment:
                 "packages", [*pip, "install", *quiet, "--no-deps", "-r", str(self.lock)], log, environment
             )
             (folder / ".ready").touch()
-        except horovod_build.HorovodBuildError as error:
+        except CommandFailed as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise EnvironmentFailed(
                 f"the environment of {self.title} could not be made from {self.lock}. {error}\n"
@@ -132,12 +133,10 @@ class Environment:
         except BaseException:  # an interrupt, mostly
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        _say(
-            f"{self.title}: its environment is there, after {horovod_build.duration(time.monotonic() - start)}"
-        )
+        _say(f"{self.title}: its environment is there, after {duration(time.monotonic() - start)}")
 
     def _step(self, what: str, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
-        horovod_build.run_logged(command, log, label=f"{self.title}: {what}", env=environment, report=_say)
+        run_logged(command, log, label=f"{self.title}: {what}", env=environment, report=_say)
 
     def program(self, name: str) -> Path:
         """The program called so, such as `python`. Raises EnvironmentFailed where the environment has none."""

@@ -7,8 +7,8 @@ that it depends on (`Recipe`), and a second environment of the same kind install
 
 Run it as `workshop install-horovod` or `python -m workshop_utils.horovod_build`.
 
-Standard library only, and it starts its processes itself: it also has to run where the frameworks are
-installed and the rest of this package's requirements are not, as in a container image under construction.
+Standard library, `logged_command` and `machine` only: it also has to run where the frameworks are installed and the
+rest of this package's requirements are not, as in a container image under construction.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
+
+from workshop_utils import machine
+from workshop_utils.logged_command import CommandFailed, Report, end_on_signals, run_logged, say
 
 HOROVOD_VERSION = "0.28.1"
 SDIST_NAME = f"horovod-{HOROVOD_VERSION}.tar.gz"
@@ -46,19 +45,9 @@ RECIPE_FILE = "workshop_build.json"
 BYTES_PER_COMPILER = 1_500_000_000
 """Memory that one compiler process may need: PyTorch's headers are large."""
 
-Report = Callable[[str], None]
-
 
 class HorovodBuildError(RuntimeError):
     """Horovod could not be built or installed; the message says why, and what would mend it."""
-
-
-def say(line: str) -> None:
-    """Prints a line at once, so that progress is seen through a pipe too."""
-    print(line, flush=True)
-
-
-# What is edited
 
 
 @dataclass(frozen=True)
@@ -316,7 +305,10 @@ def install(*, with_mpi: bool = True, rebuild: bool = False, report: Report = sa
         # libraries where nothing finds them.
         place = folder if re.fullmatch(r"[\w./-]+", str(folder)) else None
         with tempfile.TemporaryDirectory(prefix="work-", dir=place, ignore_cleanup_errors=True) as work:
-            wheel = _build(Path(work), folder / "build.log", recipe, mpi, report)
+            try:
+                wheel = _build(Path(work), folder / "build.log", recipe, mpi, report)
+            except CommandFailed as error:
+                raise HorovodBuildError(str(error)) from None
             report("Horovod: installing and trying it")
             _install_wheel(wheel, recipe)
             shutil.copyfile(wheel, folder / "unfinished")
@@ -408,7 +400,7 @@ def _build_environment(mpi: Mpi | None, jobs: int) -> dict[str, str]:
 
 def _compilers_at_once() -> int:
     """As many as there are cores to run on, but no more than the free memory feeds."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = machine.cores()
     meminfo = Path("/proc/meminfo")
     match = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.is_file() else None
     fed = int(match[1]) * 1024 // BYTES_PER_COMPILER if match else cores
@@ -494,80 +486,6 @@ def _verify(recipe: Recipe) -> None:
 # Processes
 
 
-def run_logged(
-    command: Sequence[str],
-    log: Path,
-    *,
-    label: str,
-    env: Mapping[str, str] | None = None,
-    describe: Callable[[str], str | None] | None = None,
-    every_seconds: float = 15.0,
-    report: Report = say,
-) -> None:
-    """Runs a command to its end, appends all that it prints to `log`, and reports how it goes now and then.
-
-    `describe` is given each line of output and returns what to tell the reader about it, or None. The command
-    has a process group of its own, which is ended with it when this call is interrupted.
-
-    Raises `HorovodBuildError` with the last lines and the log's path where the command fails.
-    """
-    start = time.monotonic()
-    seen: list[str] = []
-    state = "started"
-    process = subprocess.Popen(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-
-    def read() -> None:
-        nonlocal state
-        assert process.stdout is not None
-        with log.open("a") as copy:
-            for line in process.stdout:
-                copy.write(line)
-                copy.flush()
-                seen.append(line.rstrip())
-                state = (describe(line) if describe else None) or state
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        while True:
-            try:
-                process.wait(every_seconds)
-                break
-            except subprocess.TimeoutExpired:
-                report(f"{label}: {state}, {duration(time.monotonic() - start)}")
-    except BaseException:
-        _end_group(process)
-        raise
-    reader.join()
-    if process.returncode != 0:
-        errors = [line for line in seen[:-12] if re.search(r"\berror:|CMake Error", line)][:5]
-        tail = "\n    ".join(errors + seen[-12:])
-        raise HorovodBuildError(f"{label} failed. The full log is {log}; its last lines:\n    {tail}")
-
-
-def _end_group(process: subprocess.Popen[str]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)
-
-
-def duration(seconds: float) -> str:
-    """Writes a time as people say it: `7 s`, `3 min 20 s`."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
 @contextlib.contextmanager
 def _only_one_at_a_time(folder: Path, report: Report) -> Iterator[None]:
     """Holds the folder's lock: a second build of the same recipe waits, and then finds the wheel."""
@@ -610,16 +528,6 @@ def _is_below(path: Path, folder: Path) -> bool:
 
 def _digest(content: str | bytes) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
-
-
-def end_on_signals() -> None:
-    """Turns a termination signal into an exception, so that the processes started here are ended first."""
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, leave)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
