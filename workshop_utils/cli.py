@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from workshop_utils.scaling.command import app as scaling
+from workshop_utils.scaling.command import app as scaling_app
 
 # Heavy modules (pandas, matplotlib, papermill) are imported by the commands that need them: a launch from the
 # command line must not be slower than torchrun's.
@@ -138,10 +138,10 @@ def refresh(
     ] = None,
 ) -> None:
     """Execute notebooks in place, for committing them with outputs that belong to their code."""
-    from workshop_utils import freshness
+    from workshop_utils import freshness, lessons
 
-    stale = [path for path in sorted(Path("notebooks").glob("*.ipynb")) if not freshness.is_fresh(path)]
-    for path in notebooks or stale:
+    named = lessons.chosen(notebooks or ())
+    for path in named if notebooks else [path for path in named if not freshness.is_fresh(path)]:
         typer.echo(f"executing {path}")
         freshness.refresh(path)
 
@@ -258,7 +258,7 @@ def plan(
     raise typer.Exit(0 if found.best else 1)
 
 
-app.add_typer(scaling, name="scaling")
+app.add_typer(scaling_app, name="scaling")
 
 
 @app.command()
@@ -292,15 +292,6 @@ def clean_up(
             typer.echo(f"removed {thing.kind} {thing.name}")
     if refused:
         raise typer.Exit(1)
-
-
-@app.command()
-def install_sagemaker_sdk() -> None:
-    """Install the SageMaker Python SDK in an environment of its own, for `mode: model_trainer`."""
-    from workshop_utils.launchers.sagemaker import sdk
-
-    sdk.install()
-    typer.echo(f"installed in {sdk.environment_folder()}")
 
 
 @app.command()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MakeJob
 
-from workshop_utils.jobs import JobError
 from workshop_utils.launchers.sagemaker import SageMaker, account, images, sdk
 from workshop_utils.launchers.sagemaker.account import StandInAccount
 from workshop_utils.runs import RunState
@@ -20,25 +17,17 @@ from workshop_utils.runs import RunState
 ROLE = "arn:aws:iam::123456789012:role/workshop"
 NETWORK = {"subnets": ("subnet-0a1",), "security_groups": ("sg-0b2",)}
 
-installed = pytest.mark.skipif(
-    not (sdk.environment_folder() / ".ready").is_file(),
-    reason="the SageMaker SDK is not installed: `workshop install-sagemaker-sdk`",
-)
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> None:
+    """Made once, before a test that lets nothing out of this machine."""
+    sdk.ENVIRONMENT.build()
 
 
 def place(**settings: Any) -> SageMaker:
     return SageMaker(**{"role": ROLE, "region": "us-east-1", "mode": "model_trainer", **settings})
 
 
-def test_without_the_sdk_the_message_says_how_it_is_installed(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path))
-    with pytest.raises(JobError, match="`workshop install-sagemaker-sdk` does it"):
-        place().render(make_job("import torch"))
-
-
-@installed
 def test_model_trainer_sends_what_we_send_but_for_its_own_wrapping(make_job: MakeJob) -> None:
     options = {**NETWORK, "spot": True, "encrypt_traffic": True, "tags": {"team": "red"}, "retries": 2}
     job = make_job("import torch", strategy="ring", workers=2, arguments={"epochs": 3, "mode": "fast"})
@@ -64,7 +53,6 @@ def test_model_trainer_sends_what_we_send_but_for_its_own_wrapping(make_job: Mak
     assert theirs == ours
 
 
-@installed
 def test_a_job_that_model_trainer_sends_runs_on_the_stand_in_and_no_telemetry_leaves(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +85,6 @@ def _record(proxy: socket.socket, calls: list[bytes]) -> None:
             calls.append(connection.recv(4096))
 
 
-@installed
 def test_the_table_of_images_is_what_the_sdk_answers() -> None:
     frameworks = (images.TENSORFLOW, images.TENSORFLOW_WITH_HOROVOD, images.PYTORCH)
     cases = [
@@ -119,14 +106,8 @@ for name, version, python, region, kind in json.load(sys.stdin):
 print("RESULT " + json.dumps(answers))
 """
     asked = [(each.name, each.version, each.python, region, kind) for each, region, kind in cases]
-    answered = subprocess.run(
-        [str(sdk.interpreter()), "-c", program],
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    line = next(line for line in answered.stdout.splitlines() if line.startswith("RESULT "))
+    answered = sdk.ENVIRONMENT.run("python", "-c", program, text=json.dumps(asked))
+    line = next(line for line in answered.splitlines() if line.startswith("RESULT "))
     theirs = json.loads(line.removeprefix("RESULT "))
     known = [(case, uri) for case, uri in zip(cases, theirs, strict=True) if uri is not None]
     assert len(known) > 60
