@@ -139,6 +139,11 @@ class WorkshopParameterServer(Strategy):
         return variables | {"WORKSHOP_SERVERS": str(job.parameter_servers)}
 
 
+# torchrun's ranks share its store by default; ranks that are started anew may then find the addresses of dead ones
+# there, and hang (https://github.com/pytorch/pytorch/issues/135712).
+TORCHRUN_RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
 class TorchDDP(Strategy):
     """PyTorch's process group: rank 0 keeps the store in which the others find each other.
 

@@ -17,6 +17,7 @@ from workshop_utils.benchmarks.comparison import Bar, BenchmarkError, Comparison
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.restarting import Restarting
+from workshop_utils.strategies import TORCHRUN_RESTARTS
 
 JOB = Path(__file__).parents[2] / "jobs" / "digits_resumable"
 
@@ -140,9 +141,7 @@ def with_torchrun(folder: Path) -> Recovery:
         "TMPDIR": str(folder),  # torchrun leaves a folder of logs there
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
-        # Sharing the store, as torchrun does by default, restarted ranks may find the addresses of dead ones there and
-        # hang (https://github.com/pytorch/pytorch/issues/135712).
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        **TORCHRUN_RESTARTS,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(JOB.parents[1]), os.environ.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
         "WORKSHOP_DATA": str(data.prepare("digits")),

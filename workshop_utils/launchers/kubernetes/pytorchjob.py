@@ -7,6 +7,7 @@ from typing import Any
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.kubernetes import pods
 from workshop_utils.launchers.kubernetes.settings import Settings
+from workshop_utils.strategies import TORCHRUN_RESTARTS
 
 CONTAINER = (
     "pytorch"  # the operator sets MASTER_ADDR and RANK in all containers, and looks for the port in this one
@@ -34,9 +35,7 @@ def render(job: TrainingJob, settings: Settings) -> dict[str, Any]:
             "maxReplicas": settings.elastic.max_workers,
             "maxRestarts": settings.elastic.max_restarts,
         }
-        # Sharing the store, as torchrun does by default, restarted ranks may find the addresses of dead ones there
-        # (https://github.com/pytorch/pytorch/issues/135712).
-        job = job.replace(environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **job.environment})
+        job = job.replace(environment={**TORCHRUN_RESTARTS, **job.environment})
         # torchrun starts the script, and starts it anew among those who are left.
         replicas = {
             "Worker": _replica(job, settings, job.workers, ("torchrun", pods.script(job)), "OnFailure")

@@ -118,7 +118,7 @@ def ddp(
     if local_address is not None:
         torchrun.append(f"--local-addr={local_address}")
     variables = {
-        # Where ranks are started anew, the store of the first start is gone with its rank.
+        # `strategies.TORCHRUN_RESTARTS` says why; this file runs where the workshop is not installed.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": LINE_PREFIX,
         "LOGLEVEL": "WARNING",
