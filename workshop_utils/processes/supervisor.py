@@ -425,7 +425,9 @@ def _write_files(folder: Path, files: dict[str, str]) -> None:
 def main() -> Script | None:
     """Serve as the command line asks."""
     if sys.argv[1:2] == ["--warm"]:
-        return warm_server.serve(sys.argv[2:], lambda *pair: Supervisor(*pair, fork=True).run())
+        return warm_server.serve(
+            sys.argv[2:], lambda control, events: Supervisor(control, events, fork=True).run()
+        )
     return Supervisor(control=0, events=1, fork=False).run()
 
 
