@@ -1,6 +1,7 @@
 """The check-up: what is missing is named, with what to do."""
 
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ def findings():
 
 
 def test_this_environment_has_what_the_lessons_need(findings):
-    assert {"PyTorch", "TensorFlow", "Horovod", "MPI", "C++ compiler", "slow networks"} <= set(findings)
+    assert {"PyTorch", "TensorFlow", "Horovod", "MPI", "build tools", "slow networks"} <= set(findings)
     assert [finding for finding in findings.values() if finding.state == "missing"] == []
 
 
@@ -26,9 +27,10 @@ def test_nothing_tells_of_a_path_or_a_user(findings):
 
 
 def test_what_is_missing_comes_with_what_to_do(monkeypatch):
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    finding = doctor._compiler()
+    monkeypatch.setattr(shutil, "which", lambda name, **_: None)
+    finding = doctor._build_tools()
     assert finding.state == "missing"
+    assert "a C++ compiler" in finding.text
     assert "g++" in finding.remedy
 
 

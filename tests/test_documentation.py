@@ -33,6 +33,7 @@ MINUTES = {
     "a minute or two": "2",
     "about two minutes": "2",
     "about two minutes and a half": "3",
+    "two to three minutes": "3",
     "about three minutes": "3",
     "three to four minutes": "4",
     "a quarter of an hour": "15",

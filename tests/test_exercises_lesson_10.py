@@ -1,5 +1,6 @@
 """The checks of lesson 10."""
 
+import os
 import resource
 import shutil
 from pathlib import Path
@@ -21,6 +22,44 @@ def removing_first(path: Path, content: bytes) -> None:
     through_a_part(path, content)
 
 
+def cleaning_up(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError:
+        path.unlink()
+        raise
+
+
+def removing_before_the_rename(path: Path, content: bytes) -> None:
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    path.unlink(missing_ok=True)
+    part.rename(path)
+
+
+def removing_before_moving(path: Path, content: bytes) -> None:
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    if path.exists():
+        path.unlink()
+    shutil.move(part, path)
+
+
+def putting_aside(path: Path, content: bytes) -> None:
+    part, aside = path.with_suffix(".part"), path.with_suffix(".old")
+    part.write_bytes(content)
+    if path.exists():
+        path.rename(aside)
+    part.rename(path)
+    aside.unlink(missing_ok=True)
+
+
+def moving(path: Path, content: bytes) -> None:
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    shutil.move(part, path)
+
+
 def copying(path: Path, content: bytes) -> None:
     part = path.with_suffix(".part")
     part.write_bytes(content)
@@ -38,7 +77,7 @@ def saying_nothing(path: Path, content: bytes) -> None:
         return
 
 
-@pytest.mark.parametrize("save", [through_a_part, checkpoints.write_atomically])
+@pytest.mark.parametrize("save", [through_a_part, checkpoints.write_atomically, moving])
 def test_a_save_that_renames_is_right(save) -> None:
     assert exercises.atomic_save(save).state == "right"
 
@@ -47,7 +86,11 @@ def test_a_save_that_renames_is_right(save) -> None:
     ("save", "told"),
     [
         (Path.write_bytes, "neither the old content nor the new"),
-        (removing_first, "the old one is lost too"),
+        (removing_first, "just before a rename there was no file at all"),
+        (cleaning_up, "the old one is lost too"),
+        (removing_before_the_rename, "just before a rename there was no file at all"),
+        (removing_before_moving, "just before a rename there was no file at all"),
+        (putting_aside, "nor put it aside"),
         (saying_nothing, "nobody was told"),
         (copying, "model.part lies beside model: *rename*"),
         (never_renaming, "written model.part, but model is not there"),
@@ -58,6 +101,10 @@ def test_a_save_that_renames_is_right(save) -> None:
     ids=[
         "in place",
         "removing first",
+        "cleaning up",
+        "removing before the rename",
+        "removing before moving",
+        "putting aside",
         "saying nothing",
         "copying",
         "never renaming",
@@ -81,6 +128,12 @@ def test_the_disk_is_as_large_as_before_afterwards(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     exercises.atomic_save(Path.write_bytes)
     assert resource.getrlimit(resource.RLIMIT_FSIZE) == before
+
+
+def test_a_rename_is_the_same_as_before_afterwards() -> None:
+    before = os.rename, os.replace
+    exercises.atomic_save(removing_before_the_rename)
+    assert (os.rename, os.replace) == before
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def mend(manifest: dict[str, Any], steps: int) -> dict[str, Any]:
         (1, "none is named 'pytorch'"),
         (
             2,
-            "pod mnist-torch-ddp-worker-0 failed with exit code 2. Its last lines:   python: can't open file",
+            "pod mnist-torch-ddp-worker-0 ended with exit code 2. Its last lines:   python: can't open file",
         ),
     ],
 )

@@ -18,8 +18,18 @@ PACKAGE = Path(__file__).parent
 # From what needs nothing to what people call. A floor imports from the floors above it, and a room from those to its
 # left on the same floor.
 FLOORS: dict[str, tuple[str, ...]] = {
-    "ground": ("quantities", "place", "timeline", "models", "adasum", "checkpoints", "horovod_build"),
-    "what to run": ("jobs", "strategies", "data"),
+    "ground": (
+        "quantities",
+        "place",
+        "timeline",
+        "models",
+        "adasum",
+        "checkpoints",
+        "logged_command",
+        "machine",
+        "horovod_build",
+    ),
+    "what to run": ("jobs", "strategies", "data", "lessons"),
     "processes and links": ("runs", "processes", "network", "wiring", "environments", "bootstrap", "doctor"),
     "messages": ("comm",),
     "where": ("launchers", "live", "horovod_tuning"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import logging
 import os
 import time
 import warnings
@@ -16,13 +18,15 @@ import yaml
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
-from workshop_utils import report
+from workshop_utils import lessons, report
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.scaling import sweep as scaling
+from workshop_utils.scaling import sweep
 
-NOTEBOOKS = Path("notebooks")
 JOBS = Path("jobs")
 CELL_TIMEOUT_SECONDS = 600
+logging.getLogger("papermill").setLevel(
+    logging.ERROR
+)  # it warns of each line of parameters that has two equals signs
 LESSON_SECONDS = 180  # that a lesson may take on two cores; one that takes longer is marked
 
 
@@ -47,7 +51,7 @@ class Lesson:
 
 
 def run(
-    notebooks: Sequence[Path], output: Path, parameters: Sequence[str], sweep: bool, strategies: str = ""
+    notebooks: Sequence[Path], output: Path, parameters: Sequence[str], with_sweep: bool, strategies: str = ""
 ) -> int:
     """Execute `notebooks` (all of `notebooks/` when empty) into `output` and write `report.html` there.
 
@@ -59,17 +63,12 @@ def run(
     Raises:
         JobError: for a notebook that does not exist, a parameter that no notebook has, or an unknown strategy.
     """
-    chosen = list(notebooks) or sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    missing = [str(path) for path in chosen if not path.is_file()]
-    if missing or not chosen:
-        raise JobError(
-            f"there is no notebook {', '.join(missing) or f'in {NOTEBOOKS}/'}; run this in the project's folder"
-        )
+    chosen = lessons.chosen(notebooks)
     values = parsed(parameters)
     accepted = check_parameters(chosen, values)
     planned = _planned(values, [name for name in strategies.split(",") if name])
     output.mkdir(parents=True, exist_ok=True)
-    lessons = []
+    executed = []
     with tqdm(
         chosen, desc="lessons", unit="lesson", bar_format="{desc} {n}/{total} |{bar:30}| {elapsed}"
     ) as bar:
@@ -80,24 +79,24 @@ def run(
             mark = "ok" if lesson.succeeded else "FAILED"
             over = f"  over {LESSON_SECONDS} s" if lesson.took_too_long else ""
             bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s{over}")
-            lessons.append(lesson)
-    measured, sweep_seconds = _sweep(planned) if sweep else ([], 0.0)
-    path = report.write(output, lessons, scaling.table(measured) if sweep else None, sweep_seconds)
-    failed = [lesson for lesson in lessons if not lesson.succeeded]
+            executed.append(lesson)
+    measured, sweep_seconds = _sweep(planned) if with_sweep else ([], 0.0)
+    path = report.write(output, executed, sweep.table(measured) if with_sweep else None, sweep_seconds)
+    failed = [lesson for lesson in executed if not lesson.succeeded]
     failed_runs = [row for row in measured if row.state != "succeeded"]
     for lesson in failed:
         print(f"{lesson.notebook}: {lesson.error}")
     for row in failed_runs:
         print(f"sweep, {row.strategy} with {row.workers}: {row.reason}")
-    seconds = sum(lesson.seconds for lesson in lessons)
-    swept = f", the sweep {sweep_seconds:.0f} s" if sweep else ""
+    seconds = sum(lesson.seconds for lesson in executed)
+    swept = f", the sweep {sweep_seconds:.0f} s" if with_sweep else ""
     print(f"{seconds + sweep_seconds:.0f} s in all: the lessons {seconds:.0f} s{swept}")
-    for lesson in lessons:
+    for lesson in executed:
         if lesson.took_too_long:
             print(
                 f"{lesson.notebook}: {lesson.seconds:.0f} s; a lesson should take {LESSON_SECONDS} s at most"
             )
-    print(f"{len(lessons) - len(failed)} of {len(lessons)} lessons succeeded; the report is {path}")
+    print(f"{len(executed) - len(failed)} of {len(executed)} lessons succeeded; the report is {path}")
     return 1 if failed or failed_runs else 0
 
 
@@ -120,7 +119,7 @@ def check_parameters(notebooks: Sequence[Path], values: dict[str, Any]) -> dict[
     Raises:
         JobError: for a name that none of the notebooks has.
     """
-    accepted = {path: set(papermill.inspect_notebook(str(path))) for path in notebooks}
+    accepted = {path: parameters_of(nbformat.read(str(path), as_version=4)) for path in notebooks}
     known = set().union(*accepted.values())
     for name in values:
         if name not in known:
@@ -128,6 +127,20 @@ def check_parameters(notebooks: Sequence[Path], values: dict[str, Any]) -> dict[
                 f"parameter {name!r} is in none of the notebooks; they have {', '.join(sorted(known))}"
             )
     return accepted
+
+
+def parameters_of(notebook: Any) -> set[str]:
+    """The names that the cell tagged `parameters` assigns.
+
+    papermill's own look at that cell goes by equals signs, and misses `epochs = 5 if size == "normal" else 2`.
+    """
+    return {
+        node.id
+        for cell in notebook.cells
+        if "parameters" in cell.metadata.get("tags", [])
+        for node in ast.walk(ast.parse(cell.source))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
 
 
 def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
@@ -144,6 +157,7 @@ def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
                 cwd=str(notebook.parent),
                 progress_bar=False,
                 execution_timeout=CELL_TIMEOUT_SECONDS,
+                config=lessons.KERNEL,
             )
     except PapermillExecutionError as error:
         lesson.error = f"cell {error.cell_index}: {error.ename}: {error.evalue}"
@@ -159,7 +173,7 @@ def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[Training
     largest = int(values.get("workers", 4))
     small = os.environ.get("WORKSHOP_SIZE") == "small"
     counts = [count for count in (1, 2, 4, 8, 16) if count < largest] + [largest]
-    jobs = scaling.plan(JOBS, counts, **({"epochs": 1} if small else {}))
+    jobs = sweep.plan(JOBS, counts, **({"epochs": 1} if small else {}))
     known = sorted({job.strategy for job in jobs})
     for name in strategies:
         if name not in known:
@@ -167,11 +181,11 @@ def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[Training
     return [job for job in jobs if not strategies or job.strategy in strategies]
 
 
-def _sweep(jobs: Sequence[TrainingJob]) -> tuple[list[scaling.Measurement], float]:
+def _sweep(jobs: Sequence[TrainingJob]) -> tuple[list[sweep.Measurement], float]:
     began = time.monotonic()
     rows = []
     with tqdm(total=len(jobs), desc="sweep", bar_format="{desc} {n}/{total} |{bar:30}| {elapsed}") as bar:
-        for row in scaling.sweep(jobs):
+        for row in sweep.sweep(jobs):
             rows.append(row)
             bar.update()
             bar.write(

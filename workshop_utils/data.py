@@ -62,7 +62,8 @@ class DataError(ValueError):
 
 def cache_folder() -> Path:
     """Where made and downloaded data is kept: WORKSHOP_CACHE, or the user's cache folder of this system."""
-    return Path(os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-utils")).absolute()
+    named = os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-utils")
+    return Path(named).expanduser().absolute()
 
 
 def prepare(source: str) -> Path:

@@ -22,6 +22,7 @@ from typing import Literal
 import psutil
 
 from workshop_utils import horovod_build, network
+from workshop_utils.machine import cores
 from workshop_utils.processes.ports import PortReservation
 
 State = Literal["good", "limited", "missing"]
@@ -49,7 +50,7 @@ class Finding:
 def examine() -> list[Finding]:
     """Look at everything that some lesson needs. Starts no process that lasts and changes nothing."""
     checks: Sequence[Callable[[], Finding]] = (
-        _system, _python, _cores, _memory, _disk, _shared_memory, _compiler, _pytorch, _tensorflow,
+        _system, _python, _cores, _memory, _disk, _shared_memory, _build_tools, _pytorch, _tensorflow,
         _horovod, _mpi, _gpu, _java, _network, _clean_up, _ports, _kernel,
     )  # fmt: skip
     return [check() for check in checks]
@@ -85,7 +86,7 @@ def _python() -> Finding:
 
 
 def _cores() -> Finding:
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = cores()
     if count >= 2:
         return Finding("cores", "good", f"{count}")
     return Finding("cores", "limited", "1: workers take turns, so nothing gets faster with more of them")
@@ -115,13 +116,14 @@ def _shared_memory() -> Finding:
     return Finding("shared memory", state, f"{free / 1024**2:,.0f} MiB free")
 
 
-def _compiler() -> Finding:
-    found = next((name for name in ("g++", "c++", "clang++") if shutil.which(name)), None)
-    if found:
-        return Finding("C++ compiler", "good", f"{found}, to build Horovod with")
-    return Finding(
-        "C++ compiler", "missing", "none; Horovod is built from source", "sudo apt-get install g++"
-    )
+def _build_tools() -> Finding:
+    missing = horovod_build.missing_build_tools()
+    if not missing:
+        return Finding(
+            "build tools", "good", "a C++ compiler, make and Python's headers, to build Horovod with"
+        )
+    remedy = horovod_build.install_command(missing)
+    return Finding("build tools", "missing", f"no {', no '.join(tool.name for tool in missing)}", remedy)
 
 
 def _pytorch() -> Finding:

@@ -23,11 +23,9 @@ from typing import Any, Literal
 import nbformat
 from nbconvert.preprocessors import ClearOutputPreprocessor, TagRemovePreprocessor
 
+from workshop_utils import lessons
 from workshop_utils.freshness import SOLUTION
-from workshop_utils.jobs import JobError
 
-Edition = Literal["learner", "instructor"]
-NOTEBOOKS = Path("notebooks")
 TEACHING = "teaching"
 BESIDE = ("images", "jobs")  # what notebooks name by a path, as ../images/...
 
@@ -70,7 +68,7 @@ def release(output: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
     Raises:
         JobError: if there are no notebooks.
     """
-    sources = chosen(notebooks)
+    sources = lessons.chosen(notebooks)
     written = []
     for edition in ("learner", "instructor"):
         root = output / edition
@@ -78,11 +76,11 @@ def release(output: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
             shutil.copytree(
                 name, root / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
             )
-        (root / NOTEBOOKS).mkdir(parents=True, exist_ok=True)
+        (root / lessons.NOTEBOOKS).mkdir(parents=True, exist_ok=True)
         for path in sources:
             source = nbformat.read(str(path), as_version=4)
             made = learner(source) if edition == "learner" else instructor(source, _talking_points(path))
-            target = root / NOTEBOOKS / path.name
+            target = root / lessons.NOTEBOOKS / path.name
             nbformat.write(made, str(target))
             written.append(target)
     return written
@@ -96,7 +94,7 @@ def copy_for_learner(folder: Path) -> list[Copy]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     copies = []
-    for path in chosen(()):
+    for path in lessons.chosen():
         made = learner(nbformat.read(str(path), as_version=4))
         made.metadata["workshop_copy_of"] = _digest(made)
         target = folder / path.name
@@ -104,17 +102,6 @@ def copy_for_learner(folder: Path) -> list[Copy]:
         if copies[-1].state in ("new", "updated"):
             nbformat.write(made, str(target))
     return copies
-
-
-def chosen(notebooks: Sequence[Path]) -> list[Path]:
-    """The notebooks that were named, or all lessons. Raises JobError where there are none."""
-    found = list(notebooks) or sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    missing = [str(path) for path in found if not path.is_file()]
-    if missing or not found:
-        raise JobError(
-            f"there is no notebook {', '.join(missing) or f'in {NOTEBOOKS}/'}; run this in the project's folder"
-        )
-    return found
 
 
 def _kept(target: Path, made: Any) -> Kept:

@@ -22,6 +22,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
+from workshop_utils import lessons
 from workshop_utils.exercises.choice import WIDGET_VIEW
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +67,7 @@ def refresh(path: Path) -> None:
         notebook,
         timeout=CELL_TIMEOUT_SECONDS,
         kernel_name="python3",
+        config=lessons.KERNEL,
         resources={"metadata": {"path": str(path.parent)}},
     ).execute()
     seconds = _seconds(notebook)
@@ -123,6 +125,8 @@ def _dependencies(source: str) -> Iterator[Path]:
             continue  # a name inside a module, not a module
         if found is not None and found.origin is not None:
             yield Path(found.origin)
-    for job in set(re.findall(r"jobs/(\w+)", source)):
-        # Not the manifests beside them, which are rendered from these.
-        yield from (p for p in (ROOT / "jobs" / job).glob("*") if p.suffix == ".py" or p.name == "job.yaml")
+    for description in (ROOT / "jobs").glob("*/job.yaml"):
+        job = description.parent
+        if re.search(rf"""[/"']{job.name}\b""", source):  # "../jobs/NAME", or folder / "NAME"
+            # Not the manifests beside them, which are rendered from these.
+            yield from (path for path in job.iterdir() if path.suffix == ".py" or path == description)

@@ -31,6 +31,7 @@ import pandas as pd
 
 from workshop_utils import editions
 from workshop_utils.jobs import JobError
+from workshop_utils.lessons import chosen
 from workshop_utils.processes.group import Event, Process, ProcessGroup
 
 EXERCISE, GRADED = "exercise", "graded"
@@ -56,7 +57,7 @@ def submissions(folder: Path) -> list[Submission]:
     """
     if not folder.is_dir():
         raise JobError(f"{folder} is no folder; it must hold a folder for each learner, with their notebooks")
-    lessons = {path.name: path for path in editions.chosen(())}
+    lessons = {path.name: path for path in chosen()}
     found = []
     for path in sorted(folder.glob("*/*.ipynb")):
         if path.name not in lessons:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import functools
 import io
-import os
 import platform
 import re
 from collections.abc import Sequence
@@ -15,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import nbconvert
+import nbformat
 import pandas as pd
 from jinja2 import Environment, PackageLoader, select_autoescape
 from matplotlib import pyplot as plt
 
-from workshop_utils.plots import prediction, scaling, style
+from workshop_utils.machine import cores
+from workshop_utils.plots import alternative, prediction, scaling, style
 from workshop_utils.scaling import efficiency, validation
 
 if TYPE_CHECKING:
@@ -48,10 +49,11 @@ RUN_COLUMNS = (
 
 
 class Figure(NamedTuple):
-    """A picture of a lesson, as base64 PNG, and the heading under which it stands."""
+    """A picture as base64 PNG, the heading under which it stands, and what it shows in words."""
 
     png: str
     heading: str
+    alt: str
 
 
 def write(
@@ -63,8 +65,7 @@ def write(
     """
     for lesson in lessons:
         if lesson.executed is not None:
-            html, _ = nbconvert.HTMLExporter().from_notebook_node(lesson.executed)
-            (output / f"{lesson.notebook.stem}.html").write_text(html, encoding="utf-8")
+            (output / f"{lesson.notebook.stem}.html").write_text(_page(lesson.executed), encoding="utf-8")
     path = output / "report.html"
     return _render(
         path,
@@ -104,13 +105,26 @@ def write_scaling(output: Path, runs: pd.DataFrame) -> Path:
     )
 
 
+def _page(executed: Any) -> str:
+    """A lesson as HTML. nbconvert leaves a figure's alternative text out, so that figures go there as HTML, too."""
+    notebook = nbformat.from_dict(executed)  # a copy, all the way down
+    for produced in (each for cell in notebook.cells for each in cell.get("outputs", [])):
+        about = produced.get("metadata", {}).get("image/png", {})
+        if "alt" in about and "text/html" not in produced.data:
+            produced.data["text/html"] = alternative.html_image(
+                produced.data["image/png"], about, about["alt"]
+            )
+    html, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
+    return str(html)
+
+
 def _render(path: Path, **values: Any) -> Path:
     templates = Environment(
         loader=PackageLoader("workshop_utils", "templates"), autoescape=select_autoescape(["html"])
     )
     page = templates.get_template("report.html").render(
         **values,
-        machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        machine=f"{platform.system()} {platform.machine()}, {cores()} cores",
         versions=", ".join(
             f"{name} {version(name)}" for name in ("torch", "tensorflow-cpu", "numpy") if _has(name)
         ),
@@ -132,7 +146,9 @@ def figures_of(notebook: Any) -> list[Figure]:
         for produced in cell.get("outputs", []):
             png = produced.get("data", {}).get("image/png")
             if png:
-                found.append(Figure(png.replace("\n", ""), heading))
+                words = produced.get("metadata", {}).get("image/png", {}).get("alt")
+                alt = words or f"Figure under the heading {heading}"  # one that Matplotlib drew by itself
+                found.append(Figure(png.replace("\n", ""), heading, alt))
     return found
 
 
@@ -168,15 +184,15 @@ def _runs(runs: pd.DataFrame) -> dict[str, Any]:
         ):
             detail = _detail(alike)
             curves = scaling.efficiency(alike, {}, "Efficiency against workers", detail).get_figure(root=True)
-            figures.append(Figure(_png(curves), f"Efficiency, {detail}"))
+            figures.append(_figure(curves, f"Efficiency, {detail}"))
             if "transfer_seconds" in alike:
                 parts = scaling.where_time_goes(alike, "Where a step's time goes", detail)
-                figures.append(Figure(_png(parts), f"Parts of a step, {detail}"))
+                figures.append(_figure(parts, f"Parts of a step, {detail}"))
         marked = efficiency.mark_outliers(fine)
         noise = scaling.noise(
             marked, f"{marked['outlier'].sum()} of {len(marked)} runs are outliers", "crosses: outliers"
         )
-        figures.append(Figure(_png(noise), "Noise: every run over the median of its setting"))
+        figures.append(_figure(noise, "Noise: every run over the median of its setting"))
     table = shown.round(4).astype(object).where(shown.notna(), "")
     return {
         "figures": figures,
@@ -218,19 +234,20 @@ def _validation() -> dict[str, Any]:
         ]
         for row in validation.other_predictions().to_dict("records")
     ]
-    return {"plot": _png(axes.get_figure(root=True)), "rows": rows, "others": others}
+    return {"plot": _figure(axes.get_figure(root=True)), "rows": rows, "others": others}
 
 
-def _plot(measured: pd.DataFrame) -> str:
+def _plot(measured: pd.DataFrame) -> Figure:
     style.use()
-    return _png(scaling.throughput(measured, os.cpu_count() or 1))
+    return _figure(scaling.throughput(measured, cores()))
 
 
-def _png(figure: Any) -> str:
+def _figure(figure: Any, heading: str = "") -> Figure:
+    """What was drawn, as PNG and in words; it is closed."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160)
     plt.close(figure)
-    return base64.b64encode(buffer.getvalue()).decode()
+    return Figure(base64.b64encode(buffer.getvalue()).decode(), heading, alternative.describe(figure))
 
 
 def _has(distribution: str) -> bool:

@@ -32,6 +32,7 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 STARTING_SECONDS = 120
 PATIENCE_MILLISECONDS = 60_000
 OUTPUT = ".jp-OutputArea-output"
+# A widget's picture is one, too: the committed notebook has a static one in its place.
 FIGURE = f"{OUTPUT} img[src^='data:image/png']"
 SETTINGS = {
     # No question about news in a learner's first minute, and every cell in the page at once, so that all can be seen.

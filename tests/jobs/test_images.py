@@ -65,6 +65,19 @@ def test_every_file_that_an_image_copies_exists(path: Path) -> None:
             assert (ROOT / name.replace("${VARIANT}", variant)).is_file(), name
 
 
+def test_the_horovod_image_copies_all_that_the_build_imports_of_the_package() -> None:
+    copied = re.findall(r"workshop_utils/(\w+)\.py", (IMAGES / "horovod.Dockerfile").read_text())
+    needed, found = ["horovod_build"], {"__init__", "horovod_build"}
+    while needed:
+        text = (ROOT / "workshop_utils" / f"{needed.pop()}.py").read_text()
+        names = re.findall(r"^from workshop_utils\.(\w+) import", text, flags=re.MULTILINE)
+        for line in re.findall(r"^from workshop_utils import (.+)$", text, flags=re.MULTILINE):
+            names += line.split(", ")
+        needed += set(names) - found
+        found |= set(names)
+    assert set(copied) == found
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

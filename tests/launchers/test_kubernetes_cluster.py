@@ -123,6 +123,8 @@ def test_a_dropped_watch_and_one_that_is_too_old_are_taken_up_again(
         [gone],
         [],
         ['{"type": "MODI'],
+        ['{"type": "MODI\n'],
+        ['{"type": "MODIFIED"}\n'],
         [{"type": "ERROR", "object": {"code": 410}}],
     ]
     with Kubernetes().launch(job) as started:
@@ -132,7 +134,31 @@ def test_a_dropped_watch_and_one_that_is_too_old_are_taken_up_again(
         with server.changed:
             server.changed.notify_all()
         started.wait(timeout_seconds=20)
-    assert sum("watch=True" in path for _, path in server.requests) >= 6
+    assert sum("watch=True" in path for _, path in server.requests) >= 8
+
+
+def test_a_condition_that_does_not_say_whether_it_holds_does_not(server: ApiServer, job: TrainingJob) -> None:
+    server.job_status = {"conditions": [{"type": "Failed"}, {"status": "True"}]}
+    server.job_status["conditions"] += condition("Succeeded")["conditions"]
+    with Kubernetes().launch(job) as started:
+        assert started.wait(timeout_seconds=20).state is RunState.SUCCEEDED
+        assert "Succeeded" in started.describe()
+        assert "Failed" not in started.describe()
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnhandledThreadExceptionWarning"
+)  # it is a fault, and shows
+def test_a_job_whose_state_makes_no_sense_fails_instead_of_being_followed_for_ever(
+    server: ApiServer, job: TrainingJob
+) -> None:
+    server.job_status = {"conditions": ["Succeeded"]}
+    with (
+        Kubernetes().launch(job) as started,
+        pytest.raises(RunFailed, match=r"ddp could not be followed, and may still run\. AttributeError"),
+    ):
+        started.wait(timeout_seconds=20)
+    assert server.made() == []
 
 
 def test_a_log_that_breaks_off_goes_on_without_a_line_twice(server: ApiServer, job: TrainingJob) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,34 @@ def test_what_torchrun_starts_gets_its_ranks_from_torchrun(
     assert sorted(each["RANK"] for each in found.values()) == ["0", "1"]
 
 
+IMITATION = """#!/bin/sh
+echo "[1,0]<stdout>: rank 0 of $*"
+echo "[1,1]<stdout>: $OMPI_MCA_btl $OMPI_MCA_btl_sm_backing_directory $OMPI_MCA_btl_vader_backing_directory"
+"""
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_an_mpijob_is_played_by_the_system_s_mpirun_where_this_environment_has_none(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(TELL, strategy="mpi", workers=2)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JobError, match="its command is 'mpirun', but there is no mpirun here"):
+        play(job)
+    (tmp_path / "mpirun").write_text(IMITATION)
+    (tmp_path / "mpirun").chmod(0o755)
+    with play(job) as run:
+        run.wait(timeout_seconds=60)
+        said = {line.worker: line.text for line in run.logs()}
+    assert said["worker-0"].startswith("rank 0 of -n 2 --allow-run-as-root --tag-output")
+    assert said["worker-0"].endswith("python -m mpi4py /workshop/job/train.py")
+    btl, *folders = said["worker-1"].split()
+    assert btl == "^ofi"
+    assert len(folders) == 2  # of Open MPI 5 and of 4
+    assert all(Path(folder).name.startswith("workshop-") for folder in folders)
+
+
 # A mistake in the manifest
 
 
@@ -114,7 +143,8 @@ def test_a_mistaken_script_path_fails_as_it_would_in_a_pod(make_job: MakeJob) ->
     with (
         play(job, broken(job, misspell)) as run,
         pytest.raises(
-            RunFailed, match=r"(?s)pod job-1-0 failed.*python: can't open file '/workshop/job/trian\.py'"
+            RunFailed,
+            match=r"(?s)pod job-1-0 ended with exit code 2.*python: can't open file '/workshop/job/trian\.py'",
         ),
     ):
         run.wait(timeout_seconds=100)
@@ -178,6 +208,14 @@ def test_what_no_pod_could_start_with_is_refused_before_anything_starts(
 def test_the_deadline_of_the_manifest_ends_a_job_that_hangs(make_job: MakeJob) -> None:
     job = make_job("import time\ntime.sleep(600)\n", timeout="1s")
     with play(job) as run, pytest.raises(RunFailed, match="was active longer than its activeDeadlineSeconds"):
+        run.wait(timeout_seconds=60)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_pod_that_a_signal_has_ended_is_said_to_be_killed_by_it(make_job: MakeJob) -> None:
+    job = make_job("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    message = r"^pod job-1-0 was killed by SIGKILL\. It had printed nothing\.$"
+    with play(job) as run, pytest.raises(RunFailed, match=message):
         run.wait(timeout_seconds=60)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from workshop_utils.jobs import JobError
 from workshop_utils.launchers import mpirun
 from workshop_utils.processes.ports import PortReservation
 
@@ -42,6 +43,32 @@ def test_the_notices_of_a_rank_that_aborts_are_not_among_its_last_words():
     said = "my last words\n[10.77.0.3:15087] Delaying for 1 seconds before aborting\n"
     said += f"{'-' * 74}\nMPI_ABORT was invoked on rank 1\n  Errorcode: 3\n{'-' * 74}\n"
     assert mpirun.NOTICE.sub("", said) == "my last words\n"
+
+
+def imitation(folder: Path) -> str:
+    """A program `mpirun` in `folder`."""
+    folder.mkdir(exist_ok=True)
+    (folder / "mpirun").touch(mode=0o755)
+    return str(folder / "mpirun")
+
+
+def test_mpirun_is_this_environment_s_or_else_the_system_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "system"))
+    with pytest.raises(JobError, match=r"^strategy is 'mpi', but there is no mpirun here: install Open MPI"):
+        mpirun.program("strategy is 'mpi'")
+    system = imitation(tmp_path / "system")
+    assert mpirun.program("strategy is 'mpi'") == system
+    own = imitation(tmp_path / "bin")
+    assert mpirun.program("strategy is 'mpi'") == own
+
+
+def test_a_parameter_of_open_mpi_is_the_same_as_an_option_and_as_a_variable() -> None:
+    parameters = {"mpi_yield_when_idle": "1", "btl": "^ofi"}
+    assert mpirun.as_options(parameters) == ("--mca", "mpi_yield_when_idle", "1", "--mca", "btl", "^ofi")
+    assert mpirun.as_variables(parameters) == {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl": "^ofi"}
 
 
 def agent(folder: Path) -> list[str]:

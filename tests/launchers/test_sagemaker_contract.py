@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +356,23 @@ def test_a_script_that_fails_is_reported_with_its_host_its_exit_code_and_its_las
     ) as failed:
         Instances().launch(job).wait(60)
     assert "out of patience" in str(failed.value)
+
+
+def test_a_host_that_a_signal_has_ended_is_said_to_be_killed_by_it(make_job: MakeJob) -> None:
+    job = make_job("import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
+    message = "ExecuteUserScriptError on algo-1, which was killed by SIGKILL. It had printed nothing."
+    with pytest.raises(RunFailed, match=message):
+        Instances().launch(job).wait(60)
+
+
+def test_mpi_without_an_mpirun_is_refused_before_anything_starts(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    message = "hyperparameter sagemaker_mpi_enabled is true, but there is no mpirun here"
+    with pytest.raises(JobError, match=message):
+        Instances().launch(make_job(LOOK, strategy="mpi", workers=2))
 
 
 def test_a_job_that_meets_its_time_limit_fails_as_sagemaker_says_it(make_job: MakeJob) -> None:

@@ -6,11 +6,16 @@ import datetime
 import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.compat import HTTPHeaders
+from botocore.exceptions import ReadTimeoutError
 from botocore.stub import Stubber
 from conftest import MakeJob, Watch
 
@@ -18,7 +23,7 @@ from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.sagemaker import SageMaker, account, preflight, prices
 from workshop_utils.launchers.sagemaker import run as run_module
 from workshop_utils.launchers.sagemaker.account import StandInAccount
-from workshop_utils.launchers.sagemaker.calls import TRIES, Aws, AwsError
+from workshop_utils.launchers.sagemaker.calls import THROTTLED, TRIES, Aws, AwsError
 from workshop_utils.launchers.sagemaker.preflight import NotConfirmed
 from workshop_utils.launchers.sagemaker.run import LATE_LOOKS, SageMakerRun
 from workshop_utils.runs import RunFailed, RunState
@@ -34,7 +39,7 @@ def scripted(*services: str) -> tuple[Aws, dict[str, Stubber]]:
     stubs = {service: Stubber(client) for service, client in clients.items()}
     for stub in stubs.values():
         stub.activate()
-    return Aws("us-east-1", clients=clients, sleep=lambda _: None), stubs
+    return Aws("us-east-1", clients=clients), stubs
 
 
 def refuse(stub: Stubber, operation: str, code: str, message: str = "said AWS") -> None:
@@ -130,27 +135,85 @@ def test_only_this_machine_is_a_stand_in_and_every_other_endpoint_may_cost_money
 # Patience
 
 
-def test_a_throttled_call_is_tried_again_more_and_more_slowly() -> None:
-    aws, stubs = scripted("sagemaker")
-    pauses: list[float] = []
-    aws.sleep = pauses.append
-    for _ in range(3):
-        refuse(stubs["sagemaker"], "list_training_jobs", "ThrottlingException", "Rate exceeded")
-    stubs["sagemaker"].add_response("list_training_jobs", {"TrainingJobSummaries": []})
+class Body(io.BytesIO):
+    """The body of an answer, as urllib3 hands it out."""
+
+    def stream(self, **_: Any) -> Iterator[bytes]:
+        yield self.read()
+
+
+def answered_with(status: int, content: dict[str, Any]) -> AWSResponse:
+    body = Body(json.dumps(content).encode())
+    return AWSResponse("https://api.sagemaker.us-east-1.amazonaws.com", status, HTTPHeaders(), body)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """How long botocore would have waited, each time."""
+    found: list[float] = []
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=found.append))
+    return found
+
+
+def throttling(code: str, times: int) -> tuple[Aws, list[str]]:
+    """AWS that first refuses with `code`, `times` times; and what it is asked, each time."""
+    aws = Aws("us-east-1", credentials=account.CREDENTIALS)
+    asked: list[str] = []
+
+    def answer(request: Any, **_: Any) -> AWSResponse:
+        asked.append(request.headers["X-Amz-Target"].decode())
+        if len(asked) > times:
+            return answered_with(200, {"TrainingJobSummaries": []})
+        return answered_with(400, {"__type": code, "message": "Rate exceeded"})
+
+    aws.client("sagemaker").meta.events.register("before-send.sagemaker", answer)
+    return aws, asked
+
+
+@pytest.mark.parametrize("code", sorted(THROTTLED))
+def test_a_throttled_call_is_tried_again_more_and_more_slowly(code: str, pauses: list[float]) -> None:
+    aws, asked = throttling(code, 3)
     assert aws.call("sagemaker", "list_training_jobs")["TrainingJobSummaries"] == []
+    assert asked == ["SageMaker.ListTrainingJobs"] * 4
     assert len(pauses) == 3
-    for tries, pause in enumerate(pauses):
-        assert 0.25 * 2**tries <= pause <= 0.5 * 2**tries
-    stubs["sagemaker"].assert_no_pending_responses()
+    assert all(pause <= 2**tries for tries, pause in enumerate(pauses))
 
 
-def test_patience_has_an_end() -> None:
-    aws, stubs = scripted("sagemaker")
-    for _ in range(TRIES):
-        refuse(stubs["sagemaker"], "list_training_jobs", "ThrottlingException")
+def test_patience_has_an_end(pauses: list[float]) -> None:
+    aws, asked = throttling("ThrottlingException", TRIES)
     with pytest.raises(AwsError, match=f"still asks to slow down after {TRIES} tries"):
         aws.call("sagemaker", "list_training_jobs")
-    stubs["sagemaker"].assert_no_pending_responses()
+    assert len(asked) == TRIES
+    assert len(pauses) == TRIES - 1
+
+
+def test_a_job_whose_first_answer_was_lost_is_said_to_exist_perhaps(pauses: list[float]) -> None:
+    aws = Aws("us-east-1", credentials=account.CREDENTIALS)
+    asked: list[Any] = []
+
+    def answer(request: Any, **_: Any) -> AWSResponse:
+        asked.append(request)
+        if len(asked) == 1:
+            raise ReadTimeoutError(endpoint_url=request.url)
+        return answered_with(400, {"__type": "ResourceInUse", "message": "names must be unique."})
+
+    aws.client("sagemaker").meta.events.register("before-send.sagemaker", answer)
+    with pytest.raises(AwsError, match=r"names must be unique\. It may be this very one"):
+        aws.call("sagemaker", "stop_training_job", TrainingJobName="x")
+    assert len(pauses) == 1
+
+
+def test_a_listing_is_read_to_its_last_page_and_what_it_raises_is_explained() -> None:
+    aws, stubs = scripted("sagemaker")
+    tags = [[{"Key": "a", "Value": "1"}], [{"Key": "b", "Value": "2"}]]
+    stubs["sagemaker"].add_response("list_tags", {"Tags": tags[0], "NextToken": "more"})
+    stubs["sagemaker"].add_response(
+        "list_tags", {"Tags": tags[1]}, {"ResourceArn": "x" * 20, "NextToken": "more"}
+    )
+    assert list(aws.pages("sagemaker", "list_tags", "Tags", ResourceArn="x" * 20)) == [*tags[0], *tags[1]]
+    refuse(stubs["sagemaker"], "list_tags", "AccessDeniedException", "no")
+    with pytest.raises(AwsError, match="list_tags: you may not do that"):
+        list(aws.pages("sagemaker", "list_tags", "Tags", ResourceArn="x" * 20))
 
 
 # A job's life, as only AWS lives it
@@ -287,6 +350,7 @@ def test_logs_are_read_from_where_they_were_left_and_the_toolkit_s_marks_of_rank
     assert list(run.metrics["loss"]) == [0.5]
 
 
+@pytest.mark.usefixtures("pauses")
 def test_a_run_that_nobody_answers_for_is_given_up_and_says_that_it_may_still_run(
     make_job: MakeJob, nothing_is_left: Path
 ) -> None:

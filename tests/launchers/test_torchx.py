@@ -18,6 +18,7 @@ from workshop_utils.launchers.kubernetes import Kubernetes
 from workshop_utils.launchers.places import place
 from workshop_utils.launchers.sagemaker import SageMaker
 from workshop_utils.launchers.settings import PlaceSettings
+from workshop_utils.launchers.spark.settings import Settings as SparkSettings
 from workshop_utils.launchers.torchx import TorchX, etcd, launcher
 from workshop_utils.launchers.torchx.launcher import ENVIRONMENT
 from workshop_utils.launchers.torchx.run import NodeLog, TorchXRun
@@ -207,7 +208,7 @@ def test_without_torchrun_the_message_says_where_it_comes_from(
         TorchX().launch(make())
 
 
-@pytest.mark.parametrize("kind", [TorchX, Kubernetes, SageMaker])
+@pytest.mark.parametrize("kind", [TorchX, Kubernetes, SageMaker, SparkSettings])
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -49,7 +49,7 @@ def test_what_each_way_keeps_of_its_speed_is_said():
     )
     figure = figures.remedies(rates)
     assert points(figure.axes[0]) == [[[200, 0], [150, 1]], [[50, 0], [147, 1]]]
-    assert "Least is lost to a slow worker: 1 backup worker" in words(figure)
+    assert "Keeps most of its own speed with a slow worker: 1 backup worker" in words(figure)
     assert any("synchronous 25%, 1 backup worker 98%" in text for text in words(figure))
 
 

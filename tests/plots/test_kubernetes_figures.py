@@ -46,8 +46,8 @@ def test_both_planes_are_drawn_and_each_of_the_five_steps_has_its_number() -> No
     ("kind", "job", "workers"),
     [
         ("TFJob", "mnist_parameter_server", 2),
-        ("PyTorchJob", "mnist_torch_ddp", 3),
-        ("TrainJob", "mnist_torch_ddp", 3),
+        ("PyTorchJob", "mnist_torch_ddp", 2),
+        ("TrainJob", "mnist_torch_ddp", 2),
     ],
 )
 def test_the_pods_of_a_kind_are_those_that_its_operator_makes(kind: str, job: str, workers: int) -> None:

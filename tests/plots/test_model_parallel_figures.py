@@ -82,6 +82,10 @@ def test_bytes_are_counted_in_activations():
 def test_activations_are_given_as_parts_of_those_of_one_process():
     figure = tensor.activations({"one process": 1000.0, "tensor": 500.0, "sequence": 250.0}, ranks=4)
     assert {"1.00", "0.50", "0.25", "1/4"} <= set(words(figure))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    (name,) = (text for text in axes.texts if text.get_text() == "1/4")
+    assert not name.get_window_extent().overlaps(axes.patches[0].get_window_extent())
 
 
 def test_each_direction_of_a_mesh_has_a_part_of_the_bar():

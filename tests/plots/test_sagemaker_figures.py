@@ -60,7 +60,7 @@ def table(narrow: float, wide: float) -> pd.DataFrame:
     [
         (0.9, 1.8, "More threads pay where matrices are large"),
         (1.7, 1.8, "More threads pay, for small matrices as for large ones"),
-        (0.5, 0.9, "Here and now, 2 threads are no faster: the cores have other work"),
+        (0.5, 0.9, "Here and now, 2 threads are no faster than one"),
     ],
 )
 def test_the_title_says_what_the_threads_brought(narrow: float, wide: float, finding: str) -> None:

@@ -48,6 +48,15 @@ def points(axes):
     return np.concatenate(found)
 
 
+def covered(axes):
+    """The words that lie on one of the points, which are taken to be 8 typographical points wide."""
+    axes.figure.draw_without_rendering()
+    places = axes.transData.transform(points(axes))
+    radius = 4 * axes.figure.dpi / 72
+    boxes = {text.get_text(): text.get_window_extent().padded(radius) for text in axes.texts}
+    return {words for words, box in boxes.items() if any(box.contains(*place) for place in places)}
+
+
 def texts(figure):
     return [text.get_text() for axes in figure.axes for text in axes.texts]
 
@@ -93,6 +102,27 @@ def test_the_roof_is_the_lower_of_link_and_computing_and_only_senders_are_under_
     assert np.allclose(roof.get_ydata(), np.minimum(1e10, 1e7 * roof.get_xdata()))
     assert len(points(axes)) == 4  # one worker sends nothing
     assert points(axes)[:, 0] == pytest.approx(1e3)
+
+
+def test_no_name_lies_on_a_point_below_the_roof():
+    rows = pd.DataFrame(
+        {
+            "strategy": ["ring"] * 2 + ["workshop_parameter_server"] * 3,
+            "workers": [2, 4, 1, 2, 4],
+            "bytes_sent": [1.3e6, 1.95e6, 1.3e6, 1.3e6, 1.3e6],
+            "step_seconds": [0.08, 0.104, 0.12, 0.228, 0.446],
+        }
+    )
+    flops = pd.Series(1e9, index=rows.index)
+    (axes,) = scaling.roofline(rows, flops, peak=9.4e10, bandwidth=2.45e7, finding="finding").axes
+    assert covered(axes) == set()
+
+
+def test_no_name_lies_on_a_dot_of_the_map():
+    path = Path(2.36e-3, 2.5e7)
+    grid = [(workers, nbytes) for workers in (4, 16, 64) for nbytes in (1e3, 32e3, 1e6, 32e6)]
+    checked = pd.DataFrame(grid, columns=["workers", "nbytes"]).assign(fastest="ring")
+    assert covered(prediction.fastest_map(path, "finding", checked=checked)) == set()
 
 
 def test_the_map_has_the_fastest_of_the_closed_forms_at_every_place():

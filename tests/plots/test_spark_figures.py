@@ -29,12 +29,13 @@ def test_every_step_is_a_point_and_the_headline_is_the_ratio_of_the_medians():
     assert {"200 ms", "2 ms"} <= set(words(figure))
 
 
-def test_the_mode_with_the_highest_accuracy_is_named():
+def test_every_mode_is_a_named_point_and_none_is_called_the_best():
     table = pd.DataFrame(
         {"mode": ["synchronous", "hogwild"], "seconds_taken": [3.0, 5.0], "accuracy": [0.95, 0.9]}
     )
     figure = figures.modes(table)
-    assert "Highest accuracy this time: synchronous" in words(figure)
+    assert "One run each: too few to say which mode is best" in words(figure)
+    assert {"synchronous", "hogwild"} <= set(words(figure))
     assert [line.get_xydata().tolist() for line in figure.axes[0].get_lines()] == [
         [[3.0, 0.95]],
         [[5.0, 0.9]],

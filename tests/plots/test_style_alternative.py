@@ -58,6 +58,12 @@ def test_words_that_are_html_stay_words(monkeypatch):
     assert metadata["image/png"]["alt"] == 'a < b & "c".'
 
 
+def test_a_dollar_sign_is_kept_where_it_means_dollars_and_gone_where_it_begins_a_formula():
+    figure, axes = style.figure()
+    style.headline(axes, "8.4 days for $22,172", r"$\mathrm{t}_1$ of $N$")
+    assert alternative.describe(figure) == "8.4 days for $22,172. t_1 of N."
+
+
 @pytest.mark.parametrize("started_by_server", [False, True])
 def test_a_notebook_gets_the_words_and_html_only_in_a_server_s_kernel(monkeypatch, started_by_server):
     monkeypatch.delenv(alternative.STARTED_BY_SERVER, raising=False)

@@ -3,7 +3,7 @@
 import pytest
 
 from workshop_utils.scaling.catalogue import CatalogueError, instance, instances
-from workshop_utils.scaling.price import DATED, PriceError, dollars_an_hour, price
+from workshop_utils.scaling.price import DATED, PriceError, price
 
 
 def test_a_run_costs_its_machines_for_its_hours() -> None:
@@ -13,13 +13,6 @@ def test_a_run_costs_its_machines_for_its_hours() -> None:
 
 def test_a_machine_is_billed_for_a_minute_at_least() -> None:
     assert price(instance("g5.xlarge"), 1, 0.001) == pytest.approx(1.006 / 60)
-
-
-def test_a_cluster_costs_the_sum_of_its_nodes() -> None:
-    assert dollars_an_hour({"trn1.32xlarge": 2, "m5.24xlarge": 1}) == pytest.approx(2 * 21.5 + 4.608)
-    assert dollars_an_hour({}) == 0
-    with pytest.raises(CatalogueError, match=r"'trn1\.31xlarge'; did you mean trn1\.32xlarge\?"):
-        dollars_an_hour({"trn1.31xlarge": 2})
 
 
 def test_a_price_that_is_not_known_is_not_made_up() -> None:
@@ -49,7 +42,8 @@ def test_a_file_replaces_a_price_and_adds_a_machine(tmp_path) -> None:
         "  flops_per_second: {bfloat16: 165.0e12}, inner: 200Gbit, network: 10Gbit, dollars_an_hour: 0.5}\n"
     )
     known = instances(file)
-    assert dollars_an_hour({"p5.48xlarge": 1, "cupboard": 2}, known) == 31
+    assert price(known["p5.48xlarge"], 1, hours=1) == 30
+    assert price(known["cupboard"], 2, hours=1) == 1
     assert known["p5.48xlarge"].accelerators == 8
     assert known["cupboard"].network_bytes_per_second == 1.25e9
     assert instances()["p5.48xlarge"].dollars_an_hour == 55.04

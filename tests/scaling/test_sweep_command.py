@@ -92,6 +92,10 @@ def test_the_report_has_the_errors_and_a_sentence_on_each(table, tmp_path):
     for words in ("How far predictions are off", "AmoebaNet-D", "Noise", "shown, not scored", *sentences):
         assert words in page
     assert page.count("data:image/png;base64,") >= 3
+    words = re.findall(r'<img [^>]*alt="([^"]*)" src="data:image/png', page)
+    assert len(words) == page.count("data:image/png;base64,")
+    assert any("efficiency against workers" in each for each in words)
+    assert all(" against " in each for each in words)
     assert str(tmp_path) not in page
 
 

@@ -1,5 +1,7 @@
 """Sweeps: what is run, what is kept, and what makes a measurement another one."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -7,8 +9,9 @@ import pytest
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.network import Network
-from workshop_utils.scaling import experiment
-from workshop_utils.scaling.experiment import Setting, grid, measure_all, missing, parts_of, short
+from workshop_utils.scaling import experiment, identity
+from workshop_utils.scaling.experiment import Setting, grid, measure_all, missing, short
+from workshop_utils.scaling.rows import parts_of
 from workshop_utils.scaling.store import Store
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -143,12 +146,40 @@ def test_the_key_changes_with_all_that_a_result_depends_on_and_with_nothing_else
         others += [Setting(job, Network(bandwidth="1Mbit")), Setting(job, Network(bandwidth="2Mbit"))]
     keys = {key, *(other.key() for other in others)}
     assert len(keys) == 1 + len(others)
-    for name in ("machine", "_package"):
+    for name in ("machine", "package"):
         with monkeypatch.context() as patch:
-            patch.setattr(experiment, name, lambda *_: "another")
+            patch.setattr(identity, name, lambda *_: "another")
             assert setting.key() not in keys
     job.script_path.write_text(SCRIPT + "\nprint('changed')\n", encoding="utf-8")
     assert setting.key() not in keys
+
+
+def test_the_key_holds_all_that_a_launch_imports_and_the_programs_that_it_starts():
+    listed = {path.relative_to(identity.PACKAGE).with_suffix("").as_posix() for path in identity.host_files()}
+    code = (
+        "import sys, workshop_utils.launchers.local\n"
+        "print(*(name for name, each in sys.modules.items()"
+        " if name.startswith('workshop_utils.') and not hasattr(each, '__path__')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = {name.removeprefix("workshop_utils.").replace(".", "/") for name in done.stdout.split()}
+    assert "launchers/mpirun" in imported
+    assert imported - listed == {"place"}  # it travels with every script
+    programs = {"horovod_rendezvous", "horovod_elastic", "mpi_host", "spark/driver", "spark/rank"}
+    assert {f"launchers/{name}" for name in programs} <= listed
+    assert {"processes/supervisor", "processes/warm_server"} <= listed
+
+
+def test_a_changed_module_of_a_run_is_another_package(monkeypatch, tmp_path):
+    (tmp_path / "launchers").mkdir()
+    (tmp_path / "launchers" / "mpi_host.py").write_text("first")
+    monkeypatch.setattr(identity, "PACKAGE", tmp_path)
+    monkeypatch.setattr(identity, "HOST_MODULES", ("launchers",))
+    package = identity.package.__wrapped__  # what is kept for the process is not read again
+    first = package("mpi")
+    assert package("mpi") == first
+    (tmp_path / "launchers" / "mpi_host.py").write_text("second")
+    assert package("mpi") != first
 
 
 def _can_emulate() -> bool:

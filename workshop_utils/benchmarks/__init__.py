@@ -30,6 +30,7 @@ from workshop_utils.benchmarks import (
     throughput,
 )
 from workshop_utils.benchmarks.comparison import BenchmarkError, Comparison, NotMeasured, Results, Spread
+from workshop_utils.machine import cores
 from workshop_utils.runs import RunFailed
 
 Benchmark = Callable[[Callable[[str], None]], Results]
@@ -119,7 +120,7 @@ def _value(value: float, unit: str) -> str:
 
 def _machine() -> str:
     """What the figures were taken on, and whether it was quiet."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = cores()
     load = os.getloadavg()[0]
-    quiet = "" if load < cores / 2 else ": it is busy with other work, so look at ratios, not at times"
-    return f"{platform.machine()}, {cores} cores, Python {platform.python_version()}, load {load:.1f}{quiet}"
+    quiet = "" if load < count / 2 else ": it is busy with other work, so look at ratios, not at times"
+    return f"{platform.machine()}, {count} cores, Python {platform.python_version()}, load {load:.1f}{quiet}"

@@ -12,9 +12,10 @@ from workshop_utils.jobs import Argument, JobError, TrainingJob
 from workshop_utils.network import Network
 from workshop_utils.runs import RunFailed
 from workshop_utils.scaling import validation
+from workshop_utils.scaling.arrays import Numbers
 from workshop_utils.scaling.communication import measure as measured
-from workshop_utils.scaling.cost import Numbers, all_reduce_seconds, synchronous_server_seconds
 from workshop_utils.scaling.cost import Path as LinkPath
+from workshop_utils.scaling.cost import all_reduce_seconds, synchronous_server_seconds
 from workshop_utils.scaling.fit import Term, path_terms, size_terms
 
 JOBS = Path(__file__).parents[2] / "jobs"

@@ -164,7 +164,7 @@ def number(
         if isinstance(answer, Real) and not math.isclose(answer, expected, rel_tol=tolerance):
             _explain(float(answer), expected, unit, mistakes or {}, tolerance)
         expect(answer, expected, "your answer", because, tolerance=tolerance)
-        return f"{expected if counts else f'{expected:,.4g}'} {unit}".rstrip() + f": {because}."
+        return f"{expected:{',' if counts else ',.4g'}} {unit}".rstrip() + f": {because}."
 
     return check
 
@@ -173,7 +173,7 @@ def _explain(
     answer: float, expected: float, unit: str, mistakes: Mapping[float, str], tolerance: float
 ) -> None:
     """Raise Wrong if it can be told how one comes to `answer`: by a known mistake, or a slip of the unit."""
-    given = f"{answer:,.6g} {unit}".rstrip()
+    given = f"{answer:{',.0f' if answer.is_integer() else ',.6g'}} {unit}".rstrip()
     for value, comes_from in mistakes.items():
         if math.isclose(answer, value, rel_tol=0.02):
             raise Wrong(f"{given}: {comes_from}.")

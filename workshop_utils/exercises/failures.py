@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest import mock
 
 from workshop_utils.exercises import NotYet, Wrong, exercise, number
 from workshop_utils.scaling import recovery
@@ -65,6 +67,28 @@ def full_disk(after_nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@contextmanager
+def renames_watched(path: Path) -> Iterator[list[bool]]:
+    """In this block, gathers for each rename whether there was a file `path` just before it.
+
+    Renames by `Path` and `shutil` are among them, since these call `os.rename` and `os.replace`.
+    """
+    there: list[bool] = []
+
+    def watched(rename: Callable[..., None]) -> Callable[..., None]:
+        def look_and_rename(*arguments: object, **options: object) -> None:
+            there.append(path.exists())
+            rename(*arguments, **options)
+
+        return look_and_rename
+
+    with (
+        mock.patch.object(os, "rename", watched(os.rename)),
+        mock.patch.object(os, "replace", watched(os.replace)),
+    ):
+        yield there
+
+
 @exercise
 def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
     """`answer(path, content)` writes a file that is the old one or the new one whenever the writing breaks off."""
@@ -76,8 +100,14 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
             raise NotYet("your function wrote nothing: write it, then run this again.")
         _saved(path, old)
         for content in (new, old):
-            answer(path, content)
+            with renames_watched(path) as there:
+                answer(path, content)
             _saved(path, content)
+            if not all(there):
+                raise Wrong(
+                    "just before a rename there was no file at all: a save that breaks off there has lost the old one. "
+                    "Do not remove it, nor put it aside: a rename replaces it."
+                )
         said_nothing = True
         with full_disk(100_000):
             try:

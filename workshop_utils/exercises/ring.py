@@ -200,15 +200,16 @@ ring_megabytes = number(
         2800: "that is a parameter server's link, 7 gradients of 400 MB; in a ring each message is an eighth",
     },
 )
-ring_growth = number(
-    ring_bytes_sent(1000, 1) / ring_bytes_sent(8, 1),
-    "times",
-    "799.2 MB against 700 MB; the bound is 800 MB",
+ring_messages = number(
+    2 * (1000 - 1),
+    "messages",
+    "999 to add up and 999 to pass on, each of 0.4 MB: the bytes are bounded, the messages are not",
     {
-        125: "that is how the workers grow, 1000/8; a parameter server's link would, a ring's does not",
-        1: "nearly: a ring's bytes are bounded, not constant; divide 2 · 999/1000 by 2 · 7/8",
-        0.8759: "that is the other way round",
-        142.7: "those are the steps, 2 · 999 against 2 · 7; but the chunks shrink as the steps grow",
+        999: "that is one of the two phases: the sums have to be passed on, too",
+        2000: "a rank sends N − 1 in each phase, not N: it need not send to itself",
+        2: "one for each phase it would be if chunks did not travel on, rank by rank",
+        20: "those are a tree's steps, 2 log₂ N; a ring has 2 (N − 1)",
+        14: "that is with 8 workers",
     },
 )
 central_over_ring = number(

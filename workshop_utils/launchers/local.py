@@ -7,10 +7,8 @@ import os
 import re
 import secrets
 import shlex
-import signal
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from workshop_utils import data, wiring
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers import hang, mpirun
+from workshop_utils.launchers import endings, hang, mpirun
+from workshop_utils.launchers.process_run import ProcessRun, inherited_variables, reserve, scratch_folder
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network import INTERFACE, Emulation, Network, availability
 from workshop_utils.processes import warm
-from workshop_utils.processes.group import Cable, Event, Process, ProcessGroup, Switch
+from workshop_utils.processes.group import Cable, Event, Process, Switch
 from workshop_utils.processes.ports import PortReservation
-from workshop_utils.runs import Run, RunState
 from workshop_utils.strategies import Addresses, Member, Strategy, strategy_of
 
 if TYPE_CHECKING:
@@ -34,13 +32,6 @@ RENDEZVOUS = Path(__file__).with_name("horovod_rendezvous.py")
 ELASTIC = Path(__file__).with_name("horovod_elastic.py")
 # What that driver writes before each line of a worker.
 ELASTIC_TAG = re.compile(r"\[(worker-\d+)\]<(stdout|stderr)>: (.*)")
-LAST_LINES = 12  # of a worker that failed, in the message
-
-# A job must not believe that it is part of the run from which it was launched, nor plot into a notebook.
-FOREIGN_VARIABLES = re.compile(
-    r"(OMPI_|PMIX_|PMI_|PRTE_|HOROVOD_|SM_|TORCHELASTIC_|WORKSHOP_(DATA|MODEL|CHECKPOINTS|SERVERS|SECRET|LINK|INDEX)$"
-    r"|(TF_CONFIG|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|MPLBACKEND)$)"
-)
 
 
 @dataclass(frozen=True)
@@ -105,16 +96,12 @@ class Local:
         """
         if job.strategy == "spark":
             return self._spark().launch(job)
-        reservation = PortReservation(_listeners(job))
-        try:
+        with reserve(_listeners(job)) as reservation:
             if self.output is not None:
                 self.output.mkdir(parents=True, exist_ok=True)
-            scratch = Path(tempfile.gettempdir()) / f"workshop-{uuid.uuid4().hex}"
+            scratch = scratch_folder()
             request = self._request(job, reservation.ports, scratch)
             return LocalRun(job, request, scratch, reservation, self._warm_start(job))
-        except BaseException:
-            reservation.release()
-            raise
 
     def _spark(self) -> Spark:
         """Who starts a Spark job on this machine."""
@@ -160,7 +147,7 @@ class Local:
         shared = shared_variables(job, scratch, self.output)
         if emulation == "stamped links":
             shared["WORKSHOP_LINK"] = self._link(members)
-        inherited = {name: value for name, value in os.environ.items() if not FOREIGN_VARIABLES.match(name)}
+        inherited = inherited_variables()
         apart = {member.name: hosts[member.name] for member in members} if in_namespaces else {}
         commands = _commands(job, strategy, addresses, scratch, apart)
         added = tuple({**shared, **command.variables} for command in commands.values())
@@ -262,14 +249,7 @@ def _script(job: TrainingJob) -> tuple[str, ...]:
     return (str(job.script_path.absolute()), *job.command_line_arguments)
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
-
-
-class LocalRun(Run):
+class LocalRun(ProcessRun):
     """A run of local processes.
 
     `process_ids` are those of its members, by name. `network` says what network is emulated, and how, and `emulation`
@@ -286,72 +266,54 @@ class LocalRun(Run):
     ) -> None:
         strategy = strategy_of(job)
         members = [member for member in strategy.members(job) if member.role not in ("rendezvous", "driver")]
-        super().__init__(job.name, tuple(member.name for member in members))
+        super().__init__(job.name, tuple(member.name for member in members), reservation)
         self.warm = start_warm is not None
         self.network, self.emulation = request.network, request.emulation
         self.process_ids: dict[str, int] = {}
         self._job, self._strategy = job, strategy
-        self._reservation = reservation
         self._exits: dict[str, int] = {}
         self._process_states: dict[int, str] = {}
         model = Path(request.added[0]["WORKSHOP_MODEL"])
-        self._group = ProcessGroup(
-            request.processes,
-            self._on_event,
-            timeout_seconds=job.timeout_seconds,
-            scratch=scratch,
-            files={
-                **{f"source/{name}": text for name, text in shipped(strategy).items()},
-                **request.files,
-                **({"model/.keep": ""} if model.is_relative_to(scratch) else {}),
-                **(mpirun.files() if strategy.started_by_mpirun and request.switch else {}),
-            },
-            start_warm=start_warm,
-            network=request.switch,
-        )
-
-    def _request_stop(self) -> None:
-        self._group.stop()
+        files = {
+            **{f"source/{name}": text for name, text in shipped(strategy).items()},
+            **request.files,
+            **({"model/.keep": ""} if model.is_relative_to(scratch) else {}),
+            **(mpirun.files() if strategy.started_by_mpirun and request.switch else {}),
+        }
+        self._start(request.processes, job.timeout_seconds, scratch, files, request.switch, start_warm)
 
     def _on_event(self, event: Event) -> None:
         kind = event["event"]
-        if kind == "line":
-            name, stream, text = event["name"], event["stream"], event["text"]
-            if name == "driver-0" and (tagged := ELASTIC_TAG.match(text)):
-                name, stream, text = tagged[1], tagged[2], tagged[3]
-            said = [(name, text, stream)]
-            for line in mpirun.lines(*said[0]) if self._strategy.started_by_mpirun else said:
-                self._receive_line(*line)
-        elif kind == "started":
+        if kind == "started":
             self.process_ids[event["name"]] = event["pid"]
         elif kind == "exited":
             self._exits[event["name"]] = event["code"]
         elif kind == "silent":
             self._process_states = {int(pid): state for pid, state in event["processes"].items()}
-        elif kind == "ended":
-            self._reservation.release()
-            self._finish(*self._verdict(event))
+        else:
+            super()._on_event(event)
 
-    def _verdict(self, event: Event) -> tuple[RunState, str]:
-        if event["outcome"] == "succeeded":
-            return RunState.SUCCEEDED, ""
-        if event["outcome"] == "stopped":
-            return RunState.STOPPED, ""
-        if event["outcome"] == "timeout":
-            diagnosis = hang.diagnosis(self, self._process_states)
-            return (
-                RunState.FAILED,
-                f"{self.name} did not end within its timeout of {self._job.timeout}. {diagnosis}"
-                f"{hang.shown_stacks(self)}",
-            )
-        return RunState.FAILED, self._blame(event["name"], event["code"], event.get("reason"))
+    def _take_line(self, name: str, text: str, stream: str) -> None:
+        if name == "driver-0" and (tagged := ELASTIC_TAG.match(text)):
+            name, stream, text = tagged[1], tagged[2], tagged[3]
+        if self._strategy.started_by_mpirun:
+            super()._take_line(name, text, stream)
+        else:
+            self._receive_line(name, text, stream)
+
+    def _timed_out(self) -> str:
+        diagnosis = hang.diagnosis(self, self._process_states)
+        return (
+            f"{self.name} did not end within its timeout of {self._job.timeout}. {diagnosis}"
+            f"{hang.shown_stacks(self)}"
+        )
 
     def _blame(self, name: str, code: int | None, reason: str | None) -> str:
         """Who failed, how, and what it printed last."""
         if reason is not None:
-            return f"{self.name} could not be started: {reason}"
+            return endings.not_started(self.name, reason)
         if code is None:
-            return f"{self.name} failed: the process that watches over it was killed; its workers were ended with it"
+            return endings.unwatched(self.name)
         lines = list(self.logs())
         if name == mpirun.NAME:
             said = "\n".join(line.text for line in lines if line.worker == mpirun.NAME)
@@ -360,11 +322,10 @@ class LocalRun(Run):
                 name = f"worker-{blamed[1] or blamed[2]}"
             if killed := mpirun.KILLED.search(said):
                 code = -int(killed[1])
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         said = mpirun.NOTICE.sub("", "".join(f"{line.text}\n" for line in lines if line.worker == name))
-        own = said.splitlines()[-LAST_LINES:]
-        printed = "Its last lines:\n  " + "\n  ".join(own) if own else "It had printed nothing."
         others = "; the others were stopped" if len(self.workers) > 1 else ""
         rank = next((start["rank"] for start in self.starts if start["worker"] == name), None)
         who = f"{name} (rank {rank})" if rank is not None else name
-        return f"{self.name} failed: {who} {how}{others}. {printed}"
+        return (
+            f"{self.name} failed: {who} {endings.how(code)}{others}. {endings.last_lines(said.splitlines())}"
+        )

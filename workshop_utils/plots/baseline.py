@@ -126,7 +126,7 @@ def time_to_train() -> Figure:
     longest = max(run.device_hours for run in TRAINING_RUNS) * 3600 / YEAR_SECONDS
     style.headline(
         axes,
-        f"One GPU would have needed up to {longest:,.0f} years",
+        f"One GPU would have needed up to {float(f'{longest:.2g}'):,.0f} years",
         "points: GPU hours that were reported; lines: 6 · N · D at 40 % of the peak",
     )
     style.label_ends(axes)

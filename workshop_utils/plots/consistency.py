@@ -98,10 +98,11 @@ def staleness(runs: Mapping[str, pd.DataFrame]) -> Figure:
         axes.set_xlim(-0.7, max(4, most) + 0.7)
     style.percent_axis(np.atleast_1d(grid)[0].yaxis)
     np.atleast_1d(grid)[0].set_ylabel("share of gradients")
+    last = f"; the bar at {LONG_AGO} holds all from there on" if most == LONG_AGO else ""
     style.headline(
         figure,
         "Who does not wait computes on old parameters",
-        f"dashed: the mean of all applied gradients; the bar at {LONG_AGO} holds all from there on",
+        f"dashed: the mean of all applied gradients{last}",
     )
     return figure
 

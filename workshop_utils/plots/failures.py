@@ -68,7 +68,11 @@ def remedies(rates: pd.DataFrame) -> Figure:
     kept = slow / even
     best = rates.index[int(np.argmax(kept))]
     parts = [f"{name} {share:.0%}" for name, share in zip(rates.index, kept, strict=True)]
-    style.headline(axes, f"Least is lost to a slow worker: {best}", f"kept of the speed: {', '.join(parts)}")
+    style.headline(
+        axes,
+        f"Keeps most of its own speed with a slow worker: {best}",
+        f"kept of the speed: {', '.join(parts)}",
+    )
     return figure
 
 

@@ -178,12 +178,13 @@ def adasum(table: pd.DataFrame, rule: Callable[[np.ndarray, np.ndarray], np.ndar
     for axes, row in zip(grid[0], table.itertuples(), strict=True):
         angle = np.radians(float(row.angle))  # type: ignore[arg-type]  # pandas knows no types of columns
         first, second = np.array([1.0, 0.0]), np.array([np.cos(angle), np.sin(angle)])
-        for vector, colour in ((first, "worker 0"), (second, "worker 1")):
-            _arrow(axes, vector, style.colour_of(colour))
-        _arrow(axes, (first + second) / 2, style.colour_of("theory"))
-        _arrow(axes, rule(first, second), style.colour_of("horovod"))
-        axes.plot(row.mean_x, row.mean_y, "o", color=style.colour_of("theory"), markersize=6)
-        axes.plot(row.adasum_x, row.adasum_y, "D", color=style.colour_of("horovod"), markersize=7)
+        # Each thinner than those before it, so that arrows in one direction are all seen.
+        _arrow(axes, rule(first, second), style.colour_of("horovod"), 4.5)
+        _arrow(axes, first, style.colour_of("worker 0"), 3.0)
+        _arrow(axes, second, style.colour_of("worker 1"), 2.0)
+        _arrow(axes, (first + second) / 2, style.colour_of("theory"), 1.0)
+        axes.plot(row.mean_x, row.mean_y, "o", color=style.colour_of("theory"), markersize=6, zorder=4)
+        axes.plot(row.adasum_x, row.adasum_y, "D", color=style.colour_of("horovod"), markersize=7, zorder=4)
         axes.set(xlim=(-1.15, 1.35), ylim=(-0.35, 1.25), aspect="equal")
         axes.set_title(f"{row.angle:g}°", fontsize=10, loc="left", pad=3)
         axes.tick_params(labelsize=8)
@@ -197,19 +198,19 @@ def adasum(table: pd.DataFrame, rule: Callable[[np.ndarray, np.ndarray], np.ndar
     figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=9)
     style.headline(
         figure,
-        "The same direction: their mean. Different directions: nearly their sum.",
+        "The same direction: their mean. At right angles: their sum.",
         "arrows: the rule; points: what Horovod gave",
     )
     return figure
 
 
-def _arrow(axes: Axes, vector: np.ndarray, colour: str) -> None:
+def _arrow(axes: Axes, vector: np.ndarray, colour: str, width: float) -> None:
     if float(np.hypot(*vector)) > 1e-6:
         axes.annotate(
             "",
             tuple(vector),
             (0, 0),
-            arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.8, "shrinkA": 0},
+            arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 0, "shrinkB": 0},
         )
 
 

@@ -63,7 +63,7 @@ KINDS: dict[str, tuple[tuple[tuple[str, str], ...], str, str]] = {
         "every pod runs\nthe script",
     ),
     "PyTorchJob": (
-        (("master-0 is rank 0", "worker 0"), ("worker-0 is rank 1", "worker 1"), ("worker-1 is rank 2", "worker 2")),
+        (("master-0 is rank 0", "worker 0"), ("worker-0 is rank 1", "worker 1")),
         "MASTER_ADDR, RANK",
         "every pod runs\nthe script",
     ),
@@ -73,7 +73,7 @@ KINDS: dict[str, tuple[tuple[tuple[str, str], ...], str, str]] = {
         "the launcher's mpirun,\nthrough ssh",
     ),
     "TrainJob": (
-        (("node-0-0", "worker 0"), ("node-0-1", "worker 1"), ("node-0-2", "worker 2")),
+        (("node-0-0", "worker 0"), ("node-0-1", "worker 1")),
         "PET_NNODES, PET_…",
         "torchrun, in\nevery pod",
     ),

@@ -7,7 +7,6 @@ Last in a cell, it shows sliders in Jupyter and the picture anywhere else: in a 
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,14 +16,14 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
-from workshop_utils.plots import style
+from workshop_utils.plots import alternative, style
 from workshop_utils.scaling import catalogue
 from workshop_utils.scaling.choice import HOUR
 from workshop_utils.scaling.plan import Plan, front_of, plan_run
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-DPI = 100
 LABELS = 8  # of numbers of machines, at the most, a kind
 
 
@@ -46,7 +45,7 @@ def hours_and_price(plan: Plan) -> Figure:
         axes.set_xscale("log")
         axes.set_yscale("log")
         _limits(axes, plan)
-        front = front_of(plan.timed)
+        front = plan.pareto
         style.theory(
             axes, front["hours"].to_numpy(), front["dollars"].to_numpy(), linestyle=style.DASHES[2], zorder=4
         )
@@ -63,14 +62,6 @@ def hours_and_price(plan: Plan) -> Figure:
         style.headline(axes, *_headline(plan))
         style.label_ends(axes)
     return figure
-
-
-def alt_text(plan: Plan) -> str:
-    """What the picture shows, in words."""
-    return (
-        f"Days of training against price, both logarithmic, for {plan.model.name} on "
-        f"{', '.join(plan.instances)}. {plan.verdict}"
-    )
 
 
 def _headline(plan: Plan) -> tuple[str, str]:
@@ -115,7 +106,7 @@ def _kind(axes: Axes, name: str, rows: Any, plan: Plan, index: int) -> None:
     for _, row in rows.iloc[::every].iterrows():
         axes.annotate(
             f"{row['machines']}", (row["hours"], row["dollars"]), (0, 6), textcoords="offset points",
-            color=style.QUIET, fontsize=8, ha="center",
+            color=style.QUIET, fontsize=8, ha="center", path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )  # fmt: skip
     axes.plot(rows["hours"].iloc[-1:], rows["dollars"].iloc[-1:], color=colour, linestyle="none", label=name)
 
@@ -146,21 +137,21 @@ class Planner:
         self._given, self._kinds = self.plan.model, self.plan.instances
         self._widgets: Any = None
 
-    def picture(self) -> bytes:
-        """The plan as PNG."""
+    def picture(self) -> tuple[str, dict[str, Any]]:
+        """The plan as base64 PNG, and its metadata: width, height and, as `alt`, what it shows in words."""
         figure = hours_and_price(self.plan)
-        with io.BytesIO() as file:
-            figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
-            plt.close(figure)
-            return file.getvalue()
+        data, metadata = alternative.bundle(figure)
+        plt.close(figure)
+        return data["image/png"], metadata["image/png"]
 
     def __repr__(self) -> str:
         return str(self.plan)
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         # A front end shows the richest form that it can: sliders while a kernel answers, the picture anywhere else.
         view = self.widgets()._repr_mimebundle_()[WIDGET_VIEW]
-        return {"text/plain": repr(self), "image/png": bytes(self._image.value), WIDGET_VIEW: view}
+        data = {"text/plain": repr(self), "image/png": self._png, WIDGET_VIEW: view}
+        return data, {"image/png": self._metadata}
 
     def widgets(self) -> Any:
         """The sliders above the picture and the plan's text; made once."""
@@ -183,7 +174,8 @@ class Planner:
         self._instances = ipywidgets.SelectMultiple(
             options=names, value=names, description="instances", rows=min(6, len(names)), **wide
         )
-        self._image = ipywidgets.Image(value=self.picture(), format="png")
+        self._image = ipywidgets.HTML()  # an Image would have no alternative text
+        self._draw()
         self._text = ipywidgets.Textarea(
             value=str(plan), disabled=True, rows=16, layout={"width": "100%"}, description="plan"
         )
@@ -192,6 +184,11 @@ class Planner:
             each.observe(self._changed, names="value")
         self._widgets = ipywidgets.VBox([*inputs, self._image, self._text])
         return self._widgets
+
+    def _draw(self) -> None:
+        """The present plan's picture, for the sliders and for where there are none."""
+        self._png, self._metadata = self.picture()
+        self._image.value = alternative.html_image(self._png, self._metadata, self._metadata["alt"])
 
     def _changed(self, _: Any) -> None:
         """Plan anew; what cannot be planned is said in the text, and the picture stays."""
@@ -206,7 +203,7 @@ class Planner:
             self._text.value = self.problem
             return
         self.problem, self.plan = "", plan
-        self._image.value = self.picture()
+        self._draw()
         self._text.value = str(plan)
 
 

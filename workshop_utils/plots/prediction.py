@@ -116,8 +116,9 @@ def fastest_map(
     )
     axes.set(xscale="log", yscale="log")
     style.power_axis(axes, [tick for tick in TICKS if 2 <= tick <= most_workers], "y")
+    dots = np.array([]) if checked is None else checked["workers"].to_numpy(float)
     for index, name in enumerate(algorithms):
-        _label_region(axes, best == index, nbytes, workers, ALGORITHMS[name][0])
+        _label_region(axes, best == index, nbytes, workers, ALGORITHMS[name][0], dots)
     if checked is not None:
         for marker, same in (("o", True), ("X", False)):
             agree = [
@@ -146,15 +147,25 @@ def _winner(path: Path, algorithms: Sequence[str], workers: int, nbytes: float) 
 
 
 def _label_region(
-    axes: Axes, inside: npt.NDArray[np.bool_], x: npt.NDArray[np.float64], y: npt.NDArray[np.int64], name: str
+    axes: Axes,
+    inside: npt.NDArray[np.bool_],
+    x: npt.NDArray[np.float64],
+    y: npt.NDArray[np.int64],
+    name: str,
+    dots: npt.NDArray[np.float64],
 ) -> None:
-    """Write `name` where the region is widest, if there is room for it."""
+    """Write `name` where the region is wide, if there is room for it, and as far as can be from the rows of `dots`."""
     widths = inside.sum(axis=1)
     widths[: len(y) // 12] = widths[-len(y) // 12 :] = 0  # a word at the edge would be cut
     if widths.max() < 25:
         return
-    widest = np.flatnonzero(widths == widths.max())
-    row = int(widest[len(widest) // 2])
+    if len(dots):
+        wide = np.flatnonzero(widths >= 0.75 * widths.max())
+        apart = np.abs(np.log(y[wide, None] / dots)).min(axis=1)
+        row = int(wide[apart.argmax()])
+    else:
+        widest = np.flatnonzero(widths == widths.max())
+        row = int(widest[len(widest) // 2])
     places = np.flatnonzero(inside[row])
     axes.text(
         x[places[len(places) // 2]], y[row], name, ha="center", va="center", fontsize=11, fontweight="bold"

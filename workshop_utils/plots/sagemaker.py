@@ -188,7 +188,7 @@ def threads(table: pd.DataFrame, axes: Axes | None = None) -> Axes:
 def _threads_finding(narrow: float, wide: float, threads: int) -> str:
     """What the gains of narrow and wide layers with the most threads say together."""
     if wide < 1.1:
-        return f"Here and now, {threads} threads are no faster: the cores have other work"
+        return f"Here and now, {threads} threads are no faster than one"
     if wide > 1.2 * narrow:
         return "More threads pay where matrices are large"
     return "More threads pay, for small matrices as for large ones"

@@ -30,7 +30,8 @@ def name_of(strategy: str) -> str:
 def throughput(measured: pd.DataFrame, cores: int) -> Figure:
     """Samples per second against workers, a line a strategy, beside what perfect scaling would give.
 
-    `measured` has the columns of `scaling.sweep.table`; runs that failed are left out.
+    Perfect is that of the fastest strategy with the fewest workers, as in efficiency. `measured` has the columns of
+    `scaling.sweep.table`; runs that failed are left out.
     """
     rows = measured[measured["state"] == "succeeded"].sort_values("workers")
     figure, axes = style.figure(7.6, 4.6)
@@ -50,9 +51,13 @@ def throughput(measured: pd.DataFrame, cores: int) -> Figure:
     axes.minorticks_off()
     if counts:
         axes.set_xlim(counts[0] * 0.9, counts[-1] * 1.1)
-        start = rows.loc[rows["workers"] == counts[0], "samples_per_second"].median()
+        start = rows.loc[rows["workers"] == counts[0], "samples_per_second"].max()  # as efficiency has it
         style.theory(
-            axes, counts, [start * count / counts[0] for count in counts], "perfect", linestyle=(0, (5, 2))
+            axes,
+            counts,
+            [start * count / counts[0] for count in counts],
+            "perfect, from the fastest",
+            linestyle=(0, (5, 2)),
         )
     axes.set_xlabel("workers")
     axes.set_ylabel("samples per second, all workers together")
@@ -217,14 +222,17 @@ def roofline(
         across, up = intensity[own.index].to_numpy(float), reached[own.index].to_numpy(float)
         style.measured(axes, across, up, colour=colour, marker=marker, markersize=8)
         for point, workers in zip(zip(across, up, strict=True), own["workers"], strict=True):
-            text = f"{name_of(colour)}, {workers}"
+            # Below the point, away from the roof; and not in the way of the strategy's next point on the right.
+            under = point[0] < 0.95 * across.max()
             axes.annotate(
-                text,
+                f"{name_of(colour)}, {workers}",
                 point,
-                (7, -11 if index else 5),
+                (0, -6) if under else (8, -4),
                 textcoords="offset points",
                 fontsize=8.5,
                 color=style.INK,
+                ha="center" if under else "left",
+                va="top",
             )
     axes.set(
         xscale="log",

@@ -179,11 +179,11 @@ def activations(kept: Mapping[str, float], ranks: int) -> Figure:
         )
     axes.axvline(values[0] / ranks, color=style.colour_of("theory"), linestyle=(0, (5, 2)), linewidth=1.4)
     axes.annotate(
-        f"1/{ranks}", (values[0] / ranks, -0.5), (4, -2), textcoords="offset points", fontsize=9.5, va="top",
+        f"1/{ranks}", (values[0] / ranks, -0.42), (4, 0), textcoords="offset points", fontsize=9.5, va="bottom",
         color=style.QUIET,
     )  # fmt: skip
     axes.set_yticks(range(len(kept)), list(kept))
-    axes.set_ylim(len(kept) - 0.5, -0.75)
+    axes.set_ylim(len(kept) - 0.5, -0.95)  # above the bars there is room for the name of the dashed line
     axes.set_xlabel("activations of one block that one rank keeps for the backward pass")
     style.unit_axis(axes.xaxis, "B")
     axes.grid(visible=False, axis="y")

@@ -44,7 +44,7 @@ def flow() -> Figure:
     for node, bottom in enumerate((2.45, 0.62)):
         _node(axes, node, bottom)
     drawing.arrow(axes, (6.8, 2.45), (6.8, 1.87), colour="send", both_ways=True, width=2.4)
-    drawing.text(axes, (6.92, 2.16), "6  8 × EFA", size=9, colour="send", align="left")
+    drawing.text(axes, (6.92, 2.16), "6: 8 × EFA", size=9, colour="send", align="left")
 
     drawing.arrow(axes, (1.95, 3.52), (2.95, 3.52), "1", colour="send")
     drawing.arrow(axes, (1.95, 2.27), (2.95, 2.27), "2", colour="send")

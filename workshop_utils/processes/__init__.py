@@ -4,6 +4,7 @@
 - `group`: this side of it: describe processes, start them under a supervisor, hear what they do;
 - `warm`: a server that has imported a framework already, from which ranks fork in milliseconds; `warm_server` is what
   it runs, a part of the supervisor;
+- `imports`: what a script imports, by which `warm` knows whether it can be forked;
 - `ports`: ports that no other launch on this machine will take.
 
 Where the house's plan has one module, this is a folder: the supervisor must run without the rest of the package.

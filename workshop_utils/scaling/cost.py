@@ -24,13 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from workshop_utils.comm import central, direct, double_tree, halving_doubling, ring, tree
-from workshop_utils.comm.asynchronous import updates_per_second_at_most
 from workshop_utils.comm.cluster import Link
 from workshop_utils.comm.parameter_server import server_bytes_received
 from workshop_utils.parallel.schedule import bubble_fraction
-
-# A number, or an array of them; what comes back has the shape of all arguments broadcast together.
-Numbers = float | npt.NDArray[Any]
+from workshop_utils.scaling.arrays import Numbers, plain
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ class Path:
         return self.latency_seconds + nbytes / self.bandwidth
 
 
-class AllReduce(NamedTuple):
+class AllReduceCost(NamedTuple):
     """`seconds` is a closed form of comm: (size, nbytes, α, B); `combined` the bytes that the busiest rank adds."""
 
     seconds: Callable[..., Any]
@@ -97,34 +94,34 @@ def _folded(size: Numbers) -> Numbers:
 
 
 # By name, as in comm; the bytes added, on the busiest rank, are a multiple of the array's.
-ALL_REDUCES: Mapping[str, AllReduce] = {
-    "ring": AllReduce(ring.ring_seconds, lambda size, nbytes: (size - 1) / size * nbytes),
-    "tree": AllReduce(_each(tree.tree_all_reduce_seconds), lambda size, nbytes: _levels(size) * nbytes),
-    "double_tree": AllReduce(
+ALL_REDUCE_COSTS: Mapping[str, AllReduceCost] = {
+    "ring": AllReduceCost(ring.ring_seconds, lambda size, nbytes: (size - 1) / size * nbytes),
+    "tree": AllReduceCost(_each(tree.tree_all_reduce_seconds), lambda size, nbytes: _levels(size) * nbytes),
+    "double_tree": AllReduceCost(
         _each(double_tree.double_tree_seconds), lambda size, nbytes: np.minimum(size - 1, 2) * nbytes
     ),
-    "halving_doubling": AllReduce(
+    "halving_doubling": AllReduceCost(
         _each(halving_doubling.halving_doubling_seconds), lambda size, nbytes: _folded(size) * nbytes
     ),
-    "central": AllReduce(_each(central.central_seconds), lambda size, nbytes: (size - 1) * nbytes),
-    "direct": AllReduce(direct.direct_seconds, lambda size, nbytes: (size - 1) * nbytes),
+    "central": AllReduceCost(_each(central.central_seconds), lambda size, nbytes: (size - 1) * nbytes),
+    "direct": AllReduceCost(direct.direct_seconds, lambda size, nbytes: (size - 1) * nbytes),
 }
 
 
 def all_reduce_seconds(algorithm: str, size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
-    """All-reduce of `nbytes` among `size` ranks by one of ALL_REDUCES, each rank with such a `path`.
+    """All-reduce of `nbytes` among `size` ranks by one of ALL_REDUCE_COSTS, each rank with such a `path`.
 
     Source of each form: the module of `comm` that has the algorithm. Adding is not overlapped with sending.
 
     Raises:
         ValueError: if there is no such algorithm, or a size is below 1.
     """
-    if algorithm not in ALL_REDUCES:
-        raise ValueError(f"algorithm is {algorithm!r}; it must be one of {', '.join(ALL_REDUCES)}")
+    if algorithm not in ALL_REDUCE_COSTS:
+        raise ValueError(f"algorithm is {algorithm!r}; it must be one of {', '.join(ALL_REDUCE_COSTS)}")
     _check("size", size, 1)
-    form = ALL_REDUCES[algorithm]
+    form = ALL_REDUCE_COSTS[algorithm]
     sent = form.seconds(size, nbytes, path.latency_seconds, path.bandwidth)
-    return _plain(sent + form.combined(size, nbytes) / path.combine_bytes_per_second)
+    return plain(sent + form.combined(size, nbytes) / path.combine_bytes_per_second)
 
 
 def best_all_reduce(
@@ -138,36 +135,18 @@ def best_all_reduce(
         np.broadcast_arrays(*(all_reduce_seconds(name, size, nbytes, path) for name in algorithms))
     )
     names = np.array(algorithms)[seconds.argmin(axis=0)]
-    return _plain(seconds.min(axis=0)), names if names.ndim else str(names)
+    return plain(seconds.min(axis=0)), names if names.ndim else str(names)
 
 
 def reduce_scatter_seconds(size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
     """(N − 1)(α + K/NB + K/Nγ): a ring's first half, after which each rank has one chunk reduced."""
     chunk = nbytes / size
-    return _plain((size - 1) * (path.seconds(chunk) + chunk / path.combine_bytes_per_second))
+    return plain((size - 1) * (path.seconds(chunk) + chunk / path.combine_bytes_per_second))
 
 
 def all_gather_seconds(size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
     """(N − 1)(α + K/NB): a ring's second half; `nbytes` is the whole that each rank has afterwards."""
-    return _plain((size - 1) * path.seconds(nbytes / size))
-
-
-def broadcast_seconds(size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
-    """By a binomial tree for small arrays, by scatter and all-gather for large ones; whichever is faster.
-
-    Source: Thakur, Rabenseifner, Gropp (2005), section 4.2: scatter takes ⌈log₂ N⌉ α + (N − 1)/N · K/B.
-    """
-    alone = _each(tree.tree_broadcast_seconds)(size, nbytes, path.latency_seconds, path.bandwidth)
-    scatter = _levels(size) * path.latency_seconds + (size - 1) / size * nbytes / path.bandwidth
-    return _plain(np.minimum(alone, scatter + all_gather_seconds(size, nbytes, path)))
-
-
-def all_to_all_seconds(size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
-    """(N − 1)(α + K/NB) by pairwise exchange; `nbytes` is all that a rank has to give, a chunk for each rank.
-
-    Source: Thakur, Rabenseifner, Gropp (2005), section 4.4 (long messages).
-    """
-    return _plain((size - 1) * path.seconds(nbytes / size))
+    return plain((size - 1) * path.seconds(nbytes / size))
 
 
 @dataclass(frozen=True)
@@ -206,7 +185,7 @@ class Hierarchy:
         )
         at_slowest = steps * chunk / slower + np.where(machines > 1, self.across.latency_seconds, 0)
         combined = (size - 1) / size * nbytes / self.inside.combine_bytes_per_second
-        return _plain(np.maximum(along, at_slowest) + combined)
+        return plain(np.maximum(along, at_slowest) + combined)
 
     def all_reduce_seconds(self, size: Numbers, nbytes: Numbers) -> Numbers:
         """Reduce-scatter inside, all-reduce of a g-th across, all-gather inside.
@@ -220,7 +199,7 @@ class Hierarchy:
         turns = steps * np.maximum(one, ranks * chunk / self.across.bandwidth)
         last = np.where(machines > 1, np.minimum(self.across.latency_seconds, others), 0)
         added = (machines - 1) * chunk / self.inside.combine_bytes_per_second
-        return _plain(
+        return plain(
             reduce_scatter_seconds(ranks, nbytes, self.inside)
             + (turns + last + added)
             + all_gather_seconds(ranks, nbytes, self.inside)
@@ -260,29 +239,7 @@ def synchronous_server_seconds(
     # A worker sends all K, less the part that stays on its machine if every machine has a server.
     from_worker = nbytes - nbytes / servers * (np.asarray(servers) == workers) if co_located else nbytes
     each_way = path.seconds(np.maximum(into_server, from_worker))
-    return _plain(2 * each_way + received / path.combine_bytes_per_second)
-
-
-def asynchronous_server_updates_per_second(
-    workers: Numbers,
-    compute_seconds: float,
-    nbytes: float,
-    path: Path,
-    servers: int = 1,
-    co_located: bool = False,
-) -> Numbers:
-    """At most so many updates (pushes of one worker) a second: the lower of two lines, as in `comm.asynchronous`.
-
-    Few workers are bound by their own computing and round trip; many by the servers' links. Of co-located servers'
-    bytes the part (W − 1)/W passes a link. Between the lines lie the queues: `simulate_pushes` has them.
-    """
-    if co_located:
-        nbytes = nbytes * (np.asarray(workers) - 1) / np.asarray(workers)
-    link = Link(float(path.latency_seconds), float(path.bandwidth))
-    with np.errstate(divide="ignore"):
-        return _plain(
-            np.asarray(updates_per_second_at_most(workers, compute_seconds, nbytes, link, servers))  # type: ignore[arg-type]
-        )
+    return plain(2 * each_way + received / path.combine_bytes_per_second)
 
 
 def data_parallel_step_seconds(
@@ -299,24 +256,7 @@ def data_parallel_step_seconds(
     """
     network_idle = backward_seconds + bucket_all_reduce_seconds
     network_busy = backward_seconds / buckets + buckets * bucket_all_reduce_seconds
-    return _plain(forward_seconds + np.maximum(network_idle, network_busy))
-
-
-def sharded_seconds(stage: int, size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
-    """Communication of a step of ZeRO: `nbytes` of gradients (and of parameters) among `size` ranks.
-
-    Stages 0 to 2 are a reduce-scatter and an all-gather, as an all-reduce is; 3 gathers the parameters twice, for
-    forward and backward. Source: Rajbhandari et al. (2020), section 7.
-
-    Raises:
-        ValueError: if there is no such stage.
-    """
-    if stage not in (0, 1, 2, 3):
-        raise ValueError(f"stage is {stage}; it must be 0, 1, 2 or 3")
-    gathers = 2 if stage == 3 else 1
-    return _plain(
-        reduce_scatter_seconds(size, nbytes, path) + gathers * all_gather_seconds(size, nbytes, path)
-    )
+    return plain(forward_seconds + np.maximum(network_idle, network_busy))
 
 
 def tensor_parallel_seconds(
@@ -328,7 +268,7 @@ def tensor_parallel_seconds(
     backward, two more where the forward pass is recomputed; sequence parallelism moves the same bytes by
     reduce-scatters and all-gathers. Nothing overlaps. Source: Shoeybi et al. (2019), "Megatron-LM", section 3.
     """
-    return _plain(layers * all_reduces_per_layer * all_reduce_seconds("ring", size, activation_nbytes, path))
+    return plain(layers * all_reduces_per_layer * all_reduce_seconds("ring", size, activation_nbytes, path))
 
 
 def pipeline_step_seconds(
@@ -347,12 +287,7 @@ def pipeline_step_seconds(
     """
     busy = microbatches * microbatch_seconds
     idle = bubble_fraction(stages, microbatches, chunks)  # type: ignore[arg-type] # arrays go through
-    return _plain(busy / (1 - idle) + 2 * chunks * (stages - 1) * message_seconds)
-
-
-def _plain(seconds: Any) -> Numbers:
-    """A float for numbers, an array for arrays."""
-    return float(seconds) if np.ndim(seconds) == 0 else np.asarray(seconds, dtype=float)
+    return plain(busy / (1 - idle) + 2 * chunks * (stages - 1) * message_seconds)
 
 
 def _check(name: str, value: Numbers, least: float, open_end: bool = False) -> None:

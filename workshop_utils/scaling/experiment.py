@@ -13,46 +13,27 @@ interrupted sweep goes on where it was, and a change of any of these measures an
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.metadata
 import itertools
-import os
-import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from workshop_utils.jobs import JobError, StrategyName, TrainingJob
+from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
-from workshop_utils.launchers.source import shipped
 from workshop_utils.network import Network
-from workshop_utils.runs import Run, RunFailed, RunState
-from workshop_utils.scaling.communication import seconds_by_repeat
+from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.scaling import identity
+from workshop_utils.scaling.rows import BATCH, rows_of
 from workshop_utils.scaling.store import Store, key_of
-from workshop_utils.strategies import STRATEGIES, strategy_of
+from workshop_utils.strategies import strategy_of
 
 Scaling = Literal["weak", "strong"]
 
 FULL_SPEED = "full speed"  # where no network is emulated
-BATCH = "batch-size"  # the argument that says how many examples a worker takes in a step
-
-PACKAGE = Path(__file__).parents[1]
-# What starts the processes, wires them up and reads what they report; what the script imports comes to it.
-HOST_MODULES = (
-    "launchers/local.py",
-    "network.py",
-    "wiring.py",
-    "strategies.py",
-    "processes",
-    "scaling/experiment.py",
-)
-FRAMEWORKS = ("numpy", "torch", "tensorflow", "tensorflow-cpu", "horovod", "mpi4py")
 
 
 @dataclass(frozen=True)
@@ -83,13 +64,13 @@ class Setting:
         return key_of(
             {
                 "job": self.job.model_dump(mode="json"),
-                "data": _state_of(self.job.data),
+                "data": identity.state_of(self.job.data),
                 "scripts": {path.name: path.read_text("utf-8") for path in scripts},
-                "package": _package(self.job.strategy),
+                "package": identity.package(self.job.strategy),
                 "network": network,
                 "emulation": self.emulation,
                 "repeat": self.repeat,
-                "machine": machine(),
+                "machine": identity.machine(),
             }
         )
 
@@ -166,8 +147,8 @@ def measure_all(
     `progress` shows a bar; by default where there is a terminal.
 
     Returns:
-        The columns of `Setting.described`; `state` and `reason`; what `rows_of` finds; `measured_at`; and `cached`,
-        true where the row was in the store.
+        The columns of `Setting.described`; `state` and `reason`; what `rows.rows_of` finds; `measured_at`; and
+        `cached`, true where the row was in the store.
 
     Raises:
         JobError: for a setting that cannot be run here, before anything is started.
@@ -206,75 +187,10 @@ def _measure(setting: Setting, key: str, store: Store) -> pd.DataFrame:
                 "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
                 **found,
             }
-            for found in rows_of(setting, run)
+            for found in rows_of(setting.job, run)
         ]
     # What failed may have failed by chance.
     return store.put(key, rows) if run.state is RunState.SUCCEEDED else pd.DataFrame(rows)
-
-
-def rows_of(setting: Setting, run: Run) -> Iterator[dict[str, Any]]:
-    """What a finished run has reported: one row, or for a job that measures all-reduces one for each size.
-
-    Of training steps: `step_seconds`, the median step of the slowest worker, and its quartiles `step_seconds_low` and
-    `step_seconds_high`; the parts of `parts_of`; bytes that a worker and the busiest server send and receive in a step;
-    `samples_per_second` of all workers. The first step, in which connections open up, is left out. Of all-reduces:
-    `nbytes` and `seconds`, the median of repeats.
-    """
-    metrics = run.metrics
-    if "step_seconds" in metrics:
-        yield _steps(setting, metrics)
-    elif "all_reduce_seconds" in metrics:
-        repeats = seconds_by_repeat(run)
-        calls = int(setting.job.arguments.get("calls", 1))
-        for nbytes, seconds in (repeats.groupby("nbytes")["seconds"].median() / calls).items():
-            yield {"nbytes": int(str(nbytes).split(".")[0]), "seconds": float(seconds)}
-    else:
-        throughput = metrics.groupby("worker")["samples_per_second"].median().sum(min_count=1)
-        yield {"samples_per_second": float(throughput)}
-
-
-def _steps(setting: Setting, metrics: pd.DataFrame) -> dict[str, Any]:
-    steps = metrics.dropna(subset=["step_seconds"])
-    if steps["step"].nunique() > 1:
-        steps = steps[steps["step"] > steps["step"].min()]
-    slowest = steps.groupby("step")["step_seconds"].max()
-    low, median, high = np.percentile(slowest, [25, 50, 75])
-    row: dict[str, Any] = {"step_seconds": median, "step_seconds_low": low, "step_seconds_high": high}
-    if "communication_seconds" in steps:
-        row |= {name: float(values.median()) for name, values in parts_of(steps).items()}
-    if "gradient_nbytes" in steps:
-        row["gradient_nbytes"] = int(steps["gradient_nbytes"].iloc[0])
-    for name in ("bytes_sent", "bytes_received"):
-        if name in steps:
-            row[name] = float(steps[name].median())
-    servers = metrics[metrics["worker"].str.startswith("server")]
-    if "bytes_received" in servers and len(servers):
-        row["server_bytes_received"] = float((servers["bytes_received"] / servers["step"]).max())
-    if BATCH in setting.job.arguments:
-        row["samples_per_second"] = setting.job.workers * int(setting.job.arguments[BATCH]) / median
-    row["loss"] = float(steps[steps["step"] == steps["step"].max()]["loss"].mean())
-    return row
-
-
-def parts_of(steps: pd.DataFrame) -> dict[str, pd.Series[float]]:
-    """Where the seconds of each step went, a value a step; together they are the slowest worker's step.
-
-    `compute_seconds` is the workers' mean. Of communication, the part that no worker escapes is `transfer_seconds`
-    (that of the one who waits least), and what the others have more on average `waiting_seconds`: for slower workers,
-    and for their turn at a link. `other_seconds` is the rest: changing the parameters, and by how much the
-    slowest worker is behind the mean.
-    """
-    by_step = steps.groupby("step")
-    compute, communication = by_step["compute_seconds"].mean(), by_step["communication_seconds"]
-    transfer = communication.min()
-    waiting = communication.mean() - transfer
-    other = by_step["step_seconds"].max() - compute - transfer - waiting
-    return {
-        "compute_seconds": compute,
-        "transfer_seconds": transfer,
-        "waiting_seconds": waiting,
-        "other_seconds": other,
-    }
 
 
 def short(network: Network) -> str:
@@ -284,47 +200,3 @@ def short(network: Network) -> str:
     bandwidth = given.pop("bandwidth")
     settings = {**given, **exceptions}
     return bandwidth + "".join(f",{name}={value}" for name, value in settings.items())
-
-
-@functools.cache
-def machine() -> tuple[tuple[str, str], ...]:
-    """What of this machine a measurement depends on: processor, cores, kernel, versions."""
-    found = {
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        "python": platform.python_version(),
-    }
-    for name in FRAMEWORKS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return tuple(found.items())
-
-
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
-    named = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
-    return named[0] if named else platform.processor()
-
-
-@functools.cache
-def _package(strategy: StrategyName) -> str:
-    """A hash of the modules of this package that a run of `strategy` is made of."""
-    sources = shipped(STRATEGIES[strategy])
-    own = itertools.chain.from_iterable(
-        sorted((PACKAGE / name).glob("*.py")) if (PACKAGE / name).is_dir() else [PACKAGE / name]
-        for name in HOST_MODULES
-    )
-    texts = sources | {path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8") for path in own}
-    return key_of(texts)
-
-
-def _state_of(data: str) -> Any:
-    """For a folder of data, what can be seen from outside: names, sizes, and when each file was changed."""
-    folder = Path(data)
-    if not folder.is_dir():
-        return data
-    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir())]

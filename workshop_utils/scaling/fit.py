@@ -17,13 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from workshop_utils.scaling.cost import Numbers, Path
+from workshop_utils.scaling.arrays import Numbers, plain
+from workshop_utils.scaling.cost import Path
 
 Array = npt.NDArray[np.float64]
 
@@ -71,16 +72,16 @@ class Fit:
 
     def predict(self, *varied: Numbers) -> Numbers:
         """Seconds for these values of what was varied, broadcast together."""
-        return _plain(self._seconds(varied, self.coefficients))
+        return plain(self._seconds(varied, self.coefficients))
 
     def interval(self, *varied: Numbers, level: float = LEVEL) -> tuple[Numbers, Numbers]:
         """Between which seconds the cost lies with such a probability, by the bootstrap; NaN without draws."""
         if not len(self.draws):
             nothing = np.full(np.broadcast(*varied).shape, math.nan)
-            return _plain(nothing), _plain(nothing)
+            return plain(nothing), plain(nothing)
         seconds = np.stack([self._seconds(varied, draw) for draw in self.draws])
         low, high = np.quantile(seconds, [(1 - level) / 2, (1 + level) / 2], axis=0)
-        return _plain(low), _plain(high)
+        return plain(low), plain(high)
 
     @property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -240,7 +241,3 @@ def worker_terms() -> tuple[Term, ...]:
         Term("bytes", "s", lambda workers: (workers - 1) / workers),
         Term("each worker more", "s", lambda workers: workers - 1.0),
     )
-
-
-def _plain(values: Any) -> Numbers:
-    return float(values) if np.ndim(values) == 0 else np.asarray(values)

@@ -1,19 +1,16 @@
 """What machines cost for as long as a run takes: EC2, on demand, from the dated table of `catalogue`.
 
     price(instance("p5.48xlarge"), machines=16, hours=61.5)
-    dollars_an_hour({"p5.48xlarge": 2, "m5.24xlarge": 1})
 
 Storage, traffic, what manages a cluster, and time in which machines wait are not in it. AWS's invoice is what counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from workshop_utils.scaling.catalogue import AS_OF, Instance, instance
-from workshop_utils.scaling.worker_memory import Numbers
+from workshop_utils.scaling.arrays import Numbers, plain
+from workshop_utils.scaling.catalogue import AS_OF, Instance
 
 # Linux instances are billed by the second, but for at least a minute. Source: AWS, "Amazon EC2 billing and purchasing
 # options".
@@ -44,17 +41,4 @@ def price(machine: Instance, machines: Numbers, hours: Numbers, discount: float 
             f"discount is {discount}; it must be at least 0 and less than 1, such as 0.3 for 30 %"
         )
     billed = np.maximum(hours, LEAST_HOURS)
-    dollars = machine.dollars_an_hour * (1 - discount) * np.asarray(machines) * billed
-    return float(dollars) if np.ndim(dollars) == 0 else dollars
-
-
-def dollars_an_hour(
-    machines: Mapping[str, int], known: Mapping[str, Instance] | None = None, discount: float = 0.0
-) -> float:
-    """What so many machines of each kind cost in an hour, such as the nodes of a cluster.
-
-    Raises:
-        CatalogueError: if there is no such instance.
-        PriceError: as `price` does.
-    """
-    return sum(float(price(instance(name, known), count, 1, discount)) for name, count in machines.items())
+    return plain(machine.dollars_an_hour * (1 - discount) * np.asarray(machines) * billed)

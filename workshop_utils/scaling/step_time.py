@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workshop_utils.scaling.arrays import Numbers
 from workshop_utils.scaling.catalogue import NUMBER_NBYTES, Dtype, Instance, Transformer
 from workshop_utils.scaling.cost import (
     Path,
@@ -28,7 +29,6 @@ from workshop_utils.scaling.cost import (
 from workshop_utils.scaling.worker_memory import (
     MASTER_NBYTES,
     Layout,
-    Numbers,
     blocks_of_stages,
     outside_scores,
     scores,

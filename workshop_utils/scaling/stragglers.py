@@ -78,12 +78,6 @@ class Spread:
         shares = np.clip(above.ppf(stats.norm.cdf(NODES)), 1e-300, 1 - 1e-16)
         return float(self._quantile_above(shares) @ WEIGHTS)
 
-    def slowdown(self, workers: npt.ArrayLike, backup: int = 0) -> npt.NDArray[np.float64]:
-        """How many times longer than one worker's mean the step of so many workers is; shape that of `workers`."""
-        counts = np.atleast_1d(np.asarray(workers, dtype=int))
-        found = np.array([self.slowest(int(count), backup) for count in counts]) / self.mean
-        return found.reshape(np.shape(workers))
-
     def _quantile_above(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """The times that such shares of all times exceed."""
         z = stats.norm.isf(shares)

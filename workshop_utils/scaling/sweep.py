@@ -100,10 +100,13 @@ def measurement_of(job: TrainingJob, run: Run) -> Measurement:
 
 
 def table(measurements: Sequence[Measurement]) -> pd.DataFrame:
-    """Measurements as a table, with efficiency: throughput a worker over that with the fewest workers."""
+    """Measurements as a table, with efficiency: throughput a worker over that of the fastest with the fewest workers.
+
+    It is the weak efficiency of `scaling.efficiency`: one baseline for all strategies. NaN where nothing succeeded.
+    """
     rows = pd.DataFrame(measurements, columns=[name for name in COLUMNS if name != "efficiency"])
     each = rows["samples_per_second"] / rows["workers"]
-    order = rows.sort_values("workers").index
-    first = each.loc[order].groupby(rows["strategy"].loc[order]).transform("first")
-    rows["efficiency"] = each / first
+    counted = (rows["state"] == str(RunState.SUCCEEDED)) & each.notna()
+    fewest = rows.loc[counted, "workers"].min()
+    rows["efficiency"] = each / each[counted & (rows["workers"] == fewest)].max()
     return rows[list(COLUMNS)]

@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from workshop_utils.scaling.arrays import Numbers, plain
 from workshop_utils.scaling.catalogue import NUMBER_NBYTES, Dtype, Transformer
 from workshop_utils.scaling.memory import OPTIMIZER_NUMBERS, Optimizer
-
-# A number, or an array of them; what comes back has the shape of all arguments broadcast together.
-Numbers = float | npt.NDArray[Any]
 
 RECOMPUTE = ("none", "selective", "full")
 
@@ -167,7 +164,7 @@ def block_activation_nbytes(model: Transformer, layout: Layout, dtype: Dtype = "
     per_token = outside_scores(model, layout, dtype) + np.where(
         recompute == "none", scores(model, layout, dtype), 0
     )
-    return _plain(tokens * np.where(recompute == "full", input_alone, per_token))
+    return plain(tokens * np.where(recompute == "full", input_alone, per_token))
 
 
 def _sequence_share(layout: Layout) -> Numbers:
@@ -219,7 +216,7 @@ def worker_memory(
     fuller = ends[0].total >= ends[1].total
     return WorkerMemory(
         *(
-            _plain(np.where(fuller, getattr(ends[0], part), getattr(ends[1], part)))
+            plain(np.where(fuller, getattr(ends[0], part), getattr(ends[1], part)))
             for part in ("parameters", "gradients", "optimizer", "activations", "buffers")
         )
     )
@@ -262,8 +259,3 @@ def _buffers(model: Transformer, layout: Layout, dtype: Dtype, parameters: Numbe
         + np.where(np.asarray(layout.tensor) > 1, message, 0)
         + np.where(np.asarray(layout.pipeline) > 1, 2 * message / layout.tensor, 0)
     )
-
-
-def _plain(nbytes: Any) -> Numbers:
-    """A float for numbers, an array for arrays."""
-    return float(nbytes) if np.ndim(nbytes) == 0 else np.asarray(nbytes, dtype=float)

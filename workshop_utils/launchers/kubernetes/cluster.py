@@ -178,20 +178,22 @@ class Cluster:
         """The job, each time that it changes after `version`; ends by itself now and then.
 
         Raises what the client raises: ApiException, with status 410 where `version` is too old to be known; and
-        urllib3's errors where the connection is lost.
+        urllib3's errors where the connection is lost. An event that was cut off is a ConnectionError.
         """
         where = (*_group(self._manifest.resource), self.namespace, PLURALS[self.kind])
-        for event in watch.Watch().stream(
+        events = watch.Watch().stream(
             self._custom.list_namespaced_custom_object,
             *where,
             field_selector=f"metadata.name={self.name}",
             resource_version=version,
             timeout_seconds=WATCH_SECONDS,
             _request_timeout=(10, WATCH_SECONDS + 30),
-        ):
-            if event["type"] == "DELETED":
+        )
+        while (event := _next(events)) is not None:
+            kind, job = event
+            if kind == "DELETED":
                 raise client.ApiException(status=404, reason="it was deleted")
-            yield event["object"]
+            yield job
 
     def pods(self) -> list[Any]:
         """The job's pods. Raises KubernetesError."""
@@ -222,6 +224,18 @@ class Cluster:
 def job_label(kind: str) -> str:
     """The label whose value, in the pods of a job of `kind`, is the job's name."""
     return POD_LABELS.get(kind, OPERATORS_LABEL)
+
+
+def _next(events: Iterator[Any]) -> tuple[str, dict[str, Any]] | None:
+    """Type and object of the watch's next event, None after the last. Raises ConnectionError where it was cut off."""
+    try:
+        event: Any = next(events, {})
+        if event == {}:
+            return None
+        # What it cannot read the client makes None, or fails with one of these.
+        return event["type"], event["object"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConnectionError(f"the cluster sent an event that was cut off: {error!r}") from error
 
 
 def _named(described: Mapping[str, Any]) -> str:

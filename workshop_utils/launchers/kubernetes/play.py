@@ -17,32 +17,27 @@ that the operator would add, so that a mistake in the manifest shows as a run th
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import tempfile
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workshop_utils import data
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers import mpirun
+from workshop_utils.launchers import endings, mpirun
 from workshop_utils.launchers.kubernetes import files
 from workshop_utils.launchers.kubernetes import manifest as manifests
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import POD_COLUMNS, Pod, pods_of
 from workshop_utils.launchers.kubernetes.settings import Settings
-from workshop_utils.launchers.local import FOREIGN_VARIABLES
-from workshop_utils.processes.group import Event, Process, ProcessGroup
-from workshop_utils.processes.ports import PortReservation
-from workshop_utils.runs import Run, RunState
+from workshop_utils.launchers.process_run import ProcessRun, inherited_variables, reserve, scratch_folder
+from workshop_utils.processes.group import Event, Process
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LAST_LINES = 12  # of a pod that failed, in the message
 # torchrun's own variables, beside those that no job may inherit from another.
 TORCHRUN = re.compile(r"PET_")
 
@@ -56,7 +51,7 @@ def play(job: TrainingJob, manifest: Manifest | None = None, settings: Settings 
     return PlayedRun(job, manifest or manifests.build(job, settings or Settings()))
 
 
-class PlayedRun(Run):
+class PlayedRun(ProcessRun):
     """A run of the pods of a manifest as local processes; its workers are called as on a cluster."""
 
     def __init__(self, job: TrainingJob, manifest: Manifest) -> None:
@@ -67,32 +62,21 @@ class PlayedRun(Run):
             return host, port
 
         pods_of(manifest, note)
-        self._reservation = PortReservation(len(services))
-        free = dict(zip(services, self._reservation.ports, strict=True))
-        pods = pods_of(manifest, lambda host, port: ("127.0.0.1", free[host, port]))
-        names = tuple(f"worker-{index}" for index in range(pods[0].slots)) or tuple(
-            pod.worker for pod in pods
-        )
-        super().__init__(job.name, names)
-        self._pods = {pod.worker: pod for pod in pods}
-        self._kind = manifest.resource["kind"]
-        self._phases = dict.fromkeys(self._pods, "Pending")
-        scratch = Path(tempfile.gettempdir()) / f"workshop-{uuid.uuid4().hex}"
-        # Who reads a log is to see the paths of the manifest, not those that stand in for them.
-        self._in_pod = {sys.executable: "python"}
-        try:
+        with reserve(len(services)) as reservation:
+            free = dict(zip(services, reservation.ports, strict=True))
+            pods = pods_of(manifest, lambda host, port: ("127.0.0.1", free[host, port]))
+            ranks = tuple(f"worker-{index}" for index in range(pods[0].slots))
+            super().__init__(job.name, ranks or tuple(pod.worker for pod in pods), reservation)
+            self._pods = {pod.worker: pod for pod in pods}
+            self._kind = manifest.resource["kind"]
+            self._phases = dict.fromkeys(self._pods, "Pending")
+            scratch = scratch_folder()
+            # Who reads a log is to see the paths of the manifest, not those that stand in for them.
+            self._in_pod = {sys.executable: "python"}
             for pod in pods:
                 self._in_pod |= {here: there for there, here in _folders(pod, job, scratch).items()}
-            self._group = ProcessGroup(
-                [_process(pod, job, scratch) for pod in pods],
-                self._on_event,
-                timeout_seconds=_deadline(manifest, job),
-                scratch=scratch,
-                files=_files(job, pods),
-            )
-        except BaseException:
-            self._reservation.release()
-            raise
+            processes = [_process(pod, job, scratch) for pod in pods]
+            self._start(processes, _deadline(manifest, job), scratch, _files(job, pods))
 
     def pods(self) -> pd.DataFrame:
         """The pods as they are now: pod, worker, phase."""
@@ -107,21 +91,15 @@ class PlayedRun(Run):
         lines += [f"pod {self._pods[worker].name}: {phase}" for worker, phase in self._phases.items()]
         return "\n".join(lines + ([self.reason] if self.reason else []))
 
-    def _request_stop(self) -> None:
-        self._group.stop()
-
     def _on_event(self, event: Event) -> None:
-        if event["event"] == "line":
-            said = event["text"]
-            for here, there in self._in_pod.items():
-                said = said.replace(here, there)
-            for worker, text, stream in mpirun.lines(event["name"], said, event["stream"]):
-                self._receive_line(worker, text, stream)
-        elif event["event"] in ("started", "exited") and event["name"] in self._phases:
+        if event["event"] in ("started", "exited") and event["name"] in self._phases:
             self._phases[event["name"]] = self._phase(event)
-        elif event["event"] == "ended":
-            self._reservation.release()
-            self._finish(*self._verdict(event))
+        super()._on_event(event)
+
+    def _take_line(self, name: str, text: str, stream: str) -> None:
+        for here, there in self._in_pod.items():
+            text = text.replace(here, there)
+        super()._take_line(name, text, stream)
 
     def _phase(self, event: Event) -> str:
         if event["event"] == "started":
@@ -131,29 +109,23 @@ class PlayedRun(Run):
         # Who still runs when the job has ended is deleted, by the cleanPodPolicy.
         return "Deleted" if event["code"] < 0 and not self._pods[event["name"]].awaited else "Failed"
 
-    def _verdict(self, event: Event) -> tuple[RunState, str]:
-        if event["outcome"] in ("succeeded", "stopped"):
-            return RunState(event["outcome"]), ""
-        if event["outcome"] == "timeout":
-            return RunState.FAILED, f"{self.name} was active longer than its activeDeadlineSeconds"
-        pod = self._pods.get(event["name"])
-        where = f"pod {pod.name}" if pod else event["name"]
-        if event.get("reason"):
-            return RunState.FAILED, f"{where} could not be started: {event['reason']}"
-        said = [
-            line.text for line in self.logs() if line.worker == event["name"] or event["name"] == mpirun.NAME
-        ]
-        last = "".join(f"\n  {line}" for line in said[-LAST_LINES:])
-        return RunState.FAILED, f"{where} failed with exit code {event['code']}. Its last lines:{last}"
+    def _timed_out(self) -> str:
+        return f"{self.name} was active longer than its activeDeadlineSeconds"
+
+    def _blame(self, name: str, code: int | None, reason: str | None) -> str:
+        pod = self._pods.get(name)
+        where = f"pod {pod.name}" if pod else name
+        if reason is not None:
+            return endings.not_started(where, reason)
+        if code is None:
+            return endings.unwatched(self.name)
+        said = [line.text for line in self.logs() if name in (line.worker, mpirun.NAME)]
+        return f"{where} {endings.how(code)}. {endings.last_lines(said)}"
 
 
 def _process(pod: Pod, job: TrainingJob, scratch: Path) -> Process:
     folders = _folders(pod, job, scratch)
     own = {each["name"]: _value(each, pod) for each in pod.container.get("env", [])}
-    foreign = (FOREIGN_VARIABLES, TORCHRUN)
-    inherited = {
-        name: value for name, value in os.environ.items() if not any(each.match(name) for each in foreign)
-    }
     variables = {name: _moved(value, folders) for name, value in {**own, **pod.variables}.items()}
     words = [*pod.container.get("command", ()), *pod.container.get("args", ())]
     if not words:
@@ -161,7 +133,7 @@ def _process(pod: Pod, job: TrainingJob, scratch: Path) -> Process:
     return Process(
         pod.worker,
         _program(pod, [_moved(word, folders) for word in words]),
-        {**inherited, **variables, **_local_variables(pod, scratch)},
+        {**inherited_variables(TORCHRUN), **variables, **_local_variables(pod, scratch)},
         tempfile.gettempdir(),
         awaited=pod.awaited,
         leaves=pod.awaited or not pod.worker.startswith("ps"),
@@ -242,13 +214,15 @@ def _program(pod: Pod, words: list[str]) -> tuple[str, ...]:
         "python": (sys.executable,),
         "python3": (sys.executable,),
         "torchrun": (sys.executable, "-m", "torch.distributed.run"),
-        "mpirun": (str(Path(sys.prefix) / "bin" / mpirun.NAME),),
     }
-    if words[0] not in known:
-        raise JobError(f"pod {pod.name}: its command is {words[0]!r}; played can be {', '.join(known)}")
-    # mpirun's command holds that of its ranks.
-    rest = [sys.executable if word == "python" and words[0] == "mpirun" else word for word in words[1:]]
-    return (*known[words[0]], *rest)
+    program, *rest = words
+    command = f"pod {pod.name}: its command is {program!r}"
+    if program == mpirun.NAME:  # whose command holds that of its ranks
+        rest = [sys.executable if word == "python" else word for word in rest]
+        return (mpirun.program(command), *rest)
+    if program not in known:
+        raise JobError(f"{command}; played can be {', '.join((*known, mpirun.NAME))}")
+    return (*known[program], *rest)
 
 
 def _local_variables(pod: Pod, scratch: Path) -> dict[str, str]:
@@ -259,13 +233,8 @@ def _local_variables(pod: Pod, scratch: Path) -> dict[str, str]:
         variables |= {
             "OMPI_MCA_orte_default_hostfile": hostfile,
             "PRTE_MCA_prte_default_hostfile": hostfile,
-            # More ranks than cores, so that waiting ones must let others work; and no search for RDMA networks.
-            "OMPI_MCA_mpi_yield_when_idle": "1",
-            "OMPI_MCA_btl": "^ofi",
-            # Open MPI's own files are to go with the run's.
-            "PRTE_MCA_prte_tmpdir_base": str(scratch),
-            "OMPI_MCA_orte_tmpdir_base": str(scratch),
-            "OMPI_MCA_btl_sm_backing_directory": str(scratch),
+            **mpirun.as_variables(mpirun.YIELDING | mpirun.WITHOUT_RDMA),
+            **mpirun.scratch_variables(scratch),
         }
     return variables
 

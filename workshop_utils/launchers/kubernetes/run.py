@@ -54,9 +54,7 @@ class KubernetesRun(Run):
         """The job's conditions, its pods, and what the cluster warns of, a line each. Raises KubernetesError."""
         conditions = self._cluster.job().get("status", {}).get("conditions", [])
         lines = [f"{self._cluster.kind} {self.name}: {self.state}"]
-        lines += [
-            f"  {each['type']}: {each.get('message', '')}" for each in conditions if each["status"] == "True"
-        ]
+        lines += [f"  {each.get('type')}: {each.get('message', '')}" for each in conditions if _holds(each)]
         for pod in self._cluster.pods():
             lines.append(f"pod {pod.metadata.name}: {pod.status.phase}")
             lines += [f"  {warning}" for warning in self._cluster.warnings(pod.metadata.name)]
@@ -91,6 +89,14 @@ class KubernetesRun(Run):
     # The job
 
     def _watch(self) -> None:
+        try:
+            self._follow_job()
+        except Exception as error:  # nobody else would end the run
+            what = f"{type(error).__name__}: {error}"
+            self._end(RunState.FAILED, f"{self.name} could not be followed, and may still run. {what}")
+            raise
+
+    def _follow_job(self) -> None:
         """Follow the job until it has ended; where the view is lost, look again."""
         seen = time.monotonic()
         while not self._ended.is_set():
@@ -110,8 +116,8 @@ class KubernetesRun(Run):
                     )
                     return
                 lost = error  # 410: what was known of the past is too old; look at the present
-            except (urllib3.exceptions.HTTPError, OSError, ValueError, KeyError) as error:
-                lost = error  # the last two where an event was cut off, which the client then cannot read
+            except (urllib3.exceptions.HTTPError, OSError) as error:
+                lost = error
             else:
                 continue
             if time.monotonic() - seen > BLIND_SECONDS:
@@ -124,8 +130,8 @@ class KubernetesRun(Run):
     def _take(self, job: Mapping[str, Any]) -> bool:
         """Take in the job's conditions; whether it has ended."""
         for condition in job.get("status", {}).get("conditions", []):
-            state = FINAL.get(condition["type"])
-            if state is not None and condition["status"] == "True":
+            state = FINAL.get(condition.get("type"))
+            if state is not None and _holds(condition):
                 self._read_the_rest()
                 said = condition.get("message") or condition.get("reason") or "Kubernetes gave no reason"
                 self._end(state, self._reason_of(said) if state is RunState.FAILED else "")
@@ -199,6 +205,10 @@ class KubernetesRun(Run):
     def _worker_in(self, pod: str) -> str:
         # What a Job makes has five more letters; and an elastic job may have grown.
         return self._called.get(pod) or self._called.get(pod.rpartition("-")[0], pod)
+
+
+def _holds(condition: Mapping[str, Any]) -> bool:
+    return condition.get("status") == "True"  # it may also be "False", "Unknown", or not there yet
 
 
 def _trains(pod: Any) -> bool:

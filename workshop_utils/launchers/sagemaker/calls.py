@@ -6,10 +6,9 @@ aws.call("sagemaker", "describe_training_job", TrainingJobName="...")
 
 from __future__ import annotations
 
+import contextlib
 import os
-import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,9 +17,9 @@ import boto3
 import botocore.exceptions as errors
 from botocore.config import Config
 
-TRIES = 6
-FIRST_PAUSE_SECONDS = 0.5  # doubled at each further try, so the last one comes half a minute after the first
+TRIES = 6  # with pauses of up to 1, 2, 4, 8 and 16 s between them where AWS throttles
 
+# Of what botocore tries again, those of the services that are called here.
 THROTTLED = {
     "Throttling",
     "ThrottlingException",
@@ -62,7 +61,6 @@ class Aws:
     endpoint: str | None = None
     credentials: dict[str, str] = field(default_factory=dict)
     clients: dict[str, Any] = field(default_factory=dict)
-    sleep: Callable[[float], None] = time.sleep
 
     @classmethod
     def connect(cls, region: str) -> Aws:
@@ -93,8 +91,11 @@ class Aws:
                     service,
                     region_name=self.region,
                     endpoint_url=self.endpoint,
-                    # `call` is patient itself, and says so; two that try again would multiply.
-                    config=Config(retries={"total_max_attempts": 1}, connect_timeout=10, read_timeout=60),
+                    config=Config(
+                        retries={"mode": "standard", "total_max_attempts": TRIES},
+                        connect_timeout=5,  # it is tried again, too
+                        read_timeout=60,
+                    ),
                     **self.credentials,
                 )
             except (errors.BotoCoreError, ValueError) as error:
@@ -108,31 +109,28 @@ class Aws:
             AwsError: where it is refused, or nobody answers.
         """
         client = self.client(service)
-        for attempt in range(1, TRIES + 1):
-            try:
-                answer: dict[str, Any] = getattr(client, operation)(**values)
-                return answer
-            except errors.ClientError as error:
-                code = error.response.get("Error", {}).get("Code", "")
-                if code not in THROTTLED or attempt == TRIES:
-                    raise AwsError(explanation(error, operation), code) from None
-                # With jitter, or all who were throttled together would come back together.
-                pause = FIRST_PAUSE_SECONDS * 2 ** (attempt - 1)
-                self.sleep(pause * random.uniform(0.5, 1.0))
-            except (errors.BotoCoreError, OSError) as error:
-                raise AwsError(_without_answer(error)) from None
-        raise AssertionError("the last try returns or raises")
+        with _explained(operation):
+            answer: dict[str, Any] = getattr(client, operation)(**values)
+        return answer
 
-    def pages(
-        self, service: str, operation: str, key: str, token: str = "NextToken", **values: Any
-    ) -> Iterator[Any]:
-        """What stands under `key` in all pages of a listing."""
-        while True:
-            answer = self.call(service, operation, **values)
-            yield from answer.get(key, [])
-            if not answer.get(token):
-                return
-            values[token] = answer[token]
+    def pages(self, service: str, operation: str, key: str, **values: Any) -> Iterator[Any]:
+        """What stands under `key` in all pages of a listing. Raises AwsError as `call` does."""
+        paginator = self.client(service).get_paginator(operation)
+        with _explained(operation):
+            for answer in paginator.paginate(**values):
+                yield from answer.get(key, [])
+
+
+@contextlib.contextmanager
+def _explained(operation: str) -> Iterator[None]:
+    """Turn what botocore raises into an AwsError that says what it means."""
+    try:
+        yield
+    except errors.ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        raise AwsError(explanation(error, operation), code) from None
+    except (errors.BotoCoreError, OSError) as error:
+        raise AwsError(_without_answer(error)) from None
 
 
 def explanation(error: errors.ClientError, operation: str = "") -> str:
@@ -172,7 +170,11 @@ def explanation(error: errors.ClientError, operation: str = "") -> str:
             "jobs/clusters/sagemaker/policies/learner.json"
         )
     if code == "ResourceInUse":
-        return f"{asked}: a job of that name exists already; names are used once. AWS says: {said}"
+        sent_again = error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0) > 0
+        perhaps = (
+            " It may be this very one: AWS was asked again after an answer was lost" if sent_again else ""
+        )
+        return f"{asked}: a job of that name exists already; names are used once. AWS says: {said}{perhaps}"
     return f"{asked}: AWS answered {code or 'an error'}: {said}"
 
 

@@ -84,7 +84,7 @@ def _jobs(aws: Aws) -> Iterator[Remains]:
 def _log_streams(job: str, aws: Aws) -> Iterator[str]:
     where = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{job}/"}
     try:
-        for stream in aws.pages("logs", "describe_log_streams", "logStreams", "nextToken", **where):
+        for stream in aws.pages("logs", "describe_log_streams", "logStreams", **where):
             yield stream["logStreamName"]
     except AwsError as error:
         if error.code != "ResourceNotFoundException":  # no job of this account has ever printed anything
@@ -119,7 +119,7 @@ def _empty(bucket: str, aws: Aws) -> None:
 
 
 def _repositories(aws: Aws) -> Iterator[Remains]:
-    for repository in aws.pages("ecr", "describe_repositories", "repositories", "nextToken"):
+    for repository in aws.pages("ecr", "describe_repositories", "repositories"):
         tags = aws.call("ecr", "list_tags_for_resource", resourceArn=repository["repositoryArn"])["tags"]
         if _is_ours(tags):
             yield Remains("image repository", repository["repositoryName"], "costs by the GB every month")

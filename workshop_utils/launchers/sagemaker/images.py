@@ -6,12 +6,12 @@ where that SDK is installed. An image of one's own is named by the job's field `
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.processes import imports
 
 # The account that holds AWS's deep learning containers, by region, where it is not the usual one.
 USUAL_REGISTRY = "763104351884"
@@ -107,14 +107,6 @@ def lacks_horovod(image: str) -> bool:
 
 def imported_modules(script: Path) -> set[str]:
     """The modules that `script` imports anywhere, with their packages' names in front; none if it cannot be parsed."""
-    try:
-        tree = ast.parse(script.read_bytes())
-    except SyntaxError:
-        return set()  # where it runs, Python shows its own message
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
+    found = imports.imported(script)
+    # What is taken from a module may itself be one: `from horovod import tensorflow`.
+    return {*found, *(f"{module}.{name}" for module, names in found.items() for name in names)}

@@ -11,10 +11,8 @@ network, each host is a network namespace in which the names `algo-N` and the po
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +20,8 @@ from typing import Any
 
 from workshop_utils import data, wiring
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers import mpirun
-from workshop_utils.launchers.local import FOREIGN_VARIABLES
+from workshop_utils.launchers import endings, mpirun
+from workshop_utils.launchers.process_run import ProcessRun, inherited_variables, reserve, scratch_folder
 from workshop_utils.launchers.sagemaker import contract
 from workshop_utils.launchers.sagemaker import request as requests
 from workshop_utils.launchers.sagemaker.hosts import host_names
@@ -31,12 +29,9 @@ from workshop_utils.launchers.sagemaker.settings import Settings
 from workshop_utils.launchers.sagemaker.source import driver_files
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network import INTERFACE, Network, availability
-from workshop_utils.processes.group import Event, Process, ProcessGroup, Switch
-from workshop_utils.processes.ports import PortReservation
-from workshop_utils.runs import Run, RunState
+from workshop_utils.processes.group import Process, Switch
 from workshop_utils.strategies import strategy_of
 
-LAST_LINES = 12  # of a host that failed, in the message
 NOBODY = "arn:aws:iam::000000000000:role/nobody"  # the stand-in asks nobody for permission
 # Runs a command with a file in the place of /etc/hosts, for itself and its children alone.
 WITH_HOSTS_FILE = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"')
@@ -105,69 +100,43 @@ class Instances:
         return InstancesRun(assignment, self.network, self.output)
 
 
-class InstancesRun(Run):
+class InstancesRun(ProcessRun):
     """A run on stand-in instances; its workers are called as their hosts are."""
 
     def __init__(self, assignment: Assignment, network: Network | None, output: Path | None) -> None:
         body, hosts = assignment.body, assignment.hosts
-        super().__init__(body["TrainingJobName"], tuple(hosts))
-        self.network = _check_network(network, hosts)
-        self._codes: dict[str, int] = {}
-        meeting = _addresses(assignment)
-        self._reservation = PortReservation(0 if network else len(meeting))
-        scratch = Path(tempfile.gettempdir()) / f"workshop-{uuid.uuid4().hex}"
-        addresses: dict[str, str] = {}
-        if network is None:
-            ports = self._reservation.ports
-            addresses = {place: f"127.0.0.1:{port}" for place, port in zip(meeting, ports, strict=True)}
-        files = {f"drivers/{name}": text for name, text in driver_files().items()}
-        for host in hosts:
-            files |= _files_of(host, assignment, addresses, INTERFACE if network else "lo", scratch, output)
-        processes, switch = _processes(hosts, assignment, network, scratch)
-        if network is not None:
-            lines = [f"{network.address(index)} {host}\n" for index, host in enumerate(hosts)]
-            files["hosts"] = "127.0.0.1 localhost\n" + "".join(lines)
-        try:
-            self._group = ProcessGroup(
-                processes,
-                self._on_event,
-                timeout_seconds=body["StoppingCondition"]["MaxRuntimeInSeconds"],
-                scratch=scratch,
-                files=files,
-                network=switch,
-            )
-        except BaseException:
-            self._reservation.release()
-            raise
+        name: str = body["TrainingJobName"]
+        emulated = _check_network(network, hosts)
+        meeting = _addresses(assignment) if network is None else []  # in namespaces they are SageMaker's own
+        with reserve(len(meeting)) as reservation:
+            super().__init__(name, tuple(hosts), reservation)
+            self.network = emulated
+            scratch = scratch_folder()
+            addresses = {
+                place: f"127.0.0.1:{port}" for place, port in zip(meeting, reservation.ports, strict=True)
+            }
+            files = {f"drivers/{driver}": text for driver, text in driver_files().items()}
+            for host in hosts:
+                files |= _files_of(
+                    host, assignment, addresses, INTERFACE if network else "lo", scratch, output
+                )
+            if network is not None:
+                lines = [f"{network.address(index)} {host}\n" for index, host in enumerate(hosts)]
+                files["hosts"] = "127.0.0.1 localhost\n" + "".join(lines)
+            processes, switch = _processes(hosts, assignment, network, scratch)
+            limit = body["StoppingCondition"]["MaxRuntimeInSeconds"]
+            self._start(processes, limit, scratch, files, switch)
 
-    def _request_stop(self) -> None:
-        self._group.stop()
+    def _timed_out(self) -> str:
+        return "MaxRuntimeExceeded: the job met its time limit"
 
-    def _on_event(self, event: Event) -> None:
-        if event["event"] == "line":
-            for worker, text, stream in mpirun.lines(event["name"], event["text"], event["stream"]):
-                self._receive_line(worker, text, stream)
-        elif event["event"] == "exited":
-            self._codes[event["name"]] = event["code"]
-        elif event["event"] == "ended":
-            self._reservation.release()
-            self._finish(*self._verdict(event))
-
-    def _verdict(self, event: Event) -> tuple[RunState, str]:
-        if event["outcome"] in ("succeeded", "stopped"):
-            return RunState(event["outcome"]), ""
-        if event["outcome"] == "timeout":
-            return RunState.FAILED, "MaxRuntimeExceeded: the job met its time limit"
-        if event.get("reason"):
-            return RunState.FAILED, f"InternalServerError: {event['reason']}"
-        host = event["name"]
-        said = [line.text for line in self.logs() if line.worker == host or host not in self.workers]
-        last = "\n  ".join(said[-LAST_LINES:])
-        how = "" if event["code"] is None else f", exit code: {event['code']}"
-        return (
-            RunState.FAILED,
-            f"AlgorithmError: ExecuteUserScriptError on {host}{how}. Its last lines:\n  {last}",
-        )
+    def _blame(self, name: str, code: int | None, reason: str | None) -> str:
+        if reason is not None or code is None:
+            why = endings.unwatched(self.name) if reason is None else reason
+            return f"InternalServerError: {why}"
+        said = [line.text for line in self.logs() if line.worker == name or name not in self.workers]
+        how = f"exit code: {code}" if code >= 0 else f"which {endings.how(code)}"
+        return f"AlgorithmError: ExecuteUserScriptError on {name}, {how}. {endings.last_lines(said)}"
 
 
 def _check_network(network: Network | None, hosts: list[str]) -> str | None:
@@ -244,26 +213,12 @@ def _mpirun(body: Mapping[str, Any], scratch: Path) -> list[str]:
     if not toolkit.get("sagemaker_mpi_enabled"):
         return []
     ranks = int(toolkit["sagemaker_mpi_num_of_processes_per_host"]) * body["ResourceConfig"]["InstanceCount"]
-    own = Path(sys.prefix) / "bin" / mpirun.NAME
-    program = str(own) if own.is_file() else mpirun.NAME
-    folders = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base", "OMPI_MCA_btl_sm_backing_directory")
     return [
         "env",
-        *(f"{name}={scratch}" for name in folders),  # Open MPI's own files are to go with the run's
-        program,
+        *(f"{name}={value}" for name, value in mpirun.scratch_variables(scratch).items()),
+        mpirun.program("hyperparameter sagemaker_mpi_enabled is true"),
         *("--allow-run-as-root", "--tag-output", "-np", str(ranks)),  # as the toolkit has them
-        # More ranks than cores, so that waiting ones must let others work; and no search for RDMA networks.
-        *(
-            "--oversubscribe",
-            "--bind-to",
-            "none",
-            "--mca",
-            "mpi_yield_when_idle",
-            "1",
-            "--mca",
-            "btl",
-            "^ofi",
-        ),
+        *(*mpirun.SHARING, *mpirun.as_options(mpirun.YIELDING | mpirun.WITHOUT_RDMA)),
     ]
 
 
@@ -271,7 +226,6 @@ def _processes(
     hosts: list[str], assignment: Assignment, network: Network | None, scratch: Path
 ) -> tuple[list[Process], Switch | None]:
     body = assignment.body
-    inherited = {name: value for name, value in os.environ.items() if not FOREIGN_VARIABLES.match(name)}
     switch, cables = None, [None] * len(hosts)
     program: tuple[str, ...] = (sys.executable, str(scratch / "drivers" / requests.ENTRY_POINT))
     if network is not None:
@@ -282,7 +236,7 @@ def _processes(
             host,
             program,
             {
-                **inherited,
+                **inherited_variables(),
                 "OMP_NUM_THREADS": "1",  # the hosts share this machine's cores
                 "TF_NUM_INTRAOP_THREADS": "1",
                 **body.get("Environment", {}),

@@ -45,7 +45,7 @@ def from_price_list(aws: Aws, instance_type: str) -> float | None:
     """
     wanted = {"instanceName": instance_type, "component": "Training", "regionCode": aws.region}
     filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()]
-    prices = Aws(PRICE_LIST_REGION, aws.endpoint, aws.credentials, aws.clients, aws.sleep)
+    prices = Aws(PRICE_LIST_REGION, aws.endpoint, aws.credentials, aws.clients)
     try:
         answer = prices.call("pricing", "get_products", ServiceCode="AmazonSageMaker", Filters=filters)
     except AwsError:

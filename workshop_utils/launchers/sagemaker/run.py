@@ -135,10 +135,9 @@ class SageMakerRun(Run):
         try:
             streams = list(
                 self._aws.pages(
-                    "logs", "describe_log_streams", "logStreams", "nextToken",
-                    **where, logStreamNamePrefix=f"{self.name}/",
+                    "logs", "describe_log_streams", "logStreams", **where, logStreamNamePrefix=f"{self.name}/"
                 )
-            )  # fmt: skip
+            )
         except AwsError as error:
             if error.code == "ResourceNotFoundException":  # nobody has printed anything yet
                 return

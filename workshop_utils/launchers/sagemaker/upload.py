@@ -73,7 +73,7 @@ def put(uri: str, content: bytes, aws: Aws) -> None:
 def _bring_data(folder: Path, uri: str, aws: Aws) -> None:
     """Store the files of `folder` below `uri`, except those that lie there already with the same contents."""
     bucket, prefix = split_uri(uri)
-    listed = aws.call("s3", "list_objects_v2", Bucket=bucket, Prefix=prefix).get("Contents", [])
+    listed = aws.pages("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix)
     there = {entry["Key"]: entry["ETag"].strip('"') for entry in listed}
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         content = path.read_bytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib.util
 import json
@@ -12,16 +11,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from workshop_utils.environments import Environment
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.local import FOREIGN_VARIABLES, LocalRequest, LocalRun, shared_variables
+from workshop_utils.launchers.local import LocalRequest, LocalRun, shared_variables
+from workshop_utils.launchers.process_run import inherited_variables, scratch_folder
 from workshop_utils.launchers.spark.java import java_home
 from workshop_utils.launchers.spark.settings import LOOPBACK, Settings
+from workshop_utils.processes import imports
 from workshop_utils.processes.group import Event, Process
 from workshop_utils.processes.ports import PortReservation
 from workshop_utils.strategies import Addresses, strategy_of
@@ -100,7 +100,7 @@ class Spark:
             EnvironmentFailed: if the job's environment cannot be made.
         """
         job = on_spark(job)
-        scratch = Path(tempfile.gettempdir()) / f"workshop-{uuid.uuid4().hex}"
+        scratch = scratch_folder()
         request = self._request(job, scratch)
         self._find_master()
         if (environment := environment_of(job)) is not None:
@@ -116,11 +116,6 @@ class Spark:
         self._compare_pythons(python)
         properties = self._properties(job, scratch)
         variables = self._variables(job, scratch, python)
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if not FOREIGN_VARIABLES.match(name) and not OTHERS.match(name)
-        }
         script = str(job.script_path.absolute())
         argv: tuple[str, ...] = (python, script)
         if not is_spark_program(job.script_path):
@@ -129,7 +124,7 @@ class Spark:
         process = Process(
             "driver-0",
             (*argv, *job.command_line_arguments),
-            {**inherited, **variables},
+            {**inherited_variables(OTHERS), **variables},
             str(job.folder.absolute()),
         )
         files = {
@@ -254,17 +249,7 @@ def on_spark(job: TrainingJob) -> TrainingJob:
 
 def is_spark_program(script: Path) -> bool:
     """Whether the script is one for the driver: it imports pyspark."""
-    try:
-        tree = ast.parse(script.read_bytes())
-    except SyntaxError:
-        return False  # Python's own message says more than we could
-    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
-    names = (
-        name
-        for node in imports
-        for name in ([a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""])
-    )
-    return any(name.partition(".")[0] == "pyspark" for name in names)
+    return "pyspark" in imports.packages(imports.imported(script))
 
 
 def environment_of(job: TrainingJob) -> Environment | None:

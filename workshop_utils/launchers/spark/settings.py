@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
-import yaml
 from pydantic import Field, field_validator, model_validator
 
-from workshop_utils.jobs import Description, JobError, Size, TrainingJob
+from workshop_utils.jobs import JobError, Size, TrainingJob
+from workshop_utils.launchers.settings import PlaceSettings
 from workshop_utils.quantities import bytes_of
 
 LOCAL = re.compile(r"local(\[(\d+|\*)\])?$")
@@ -18,7 +18,7 @@ LEAST_MEMORY = "450Mi"  # below it Spark's memory manager refuses to begin
 LOOPBACK = "127.0.0.1"
 
 
-class Settings(Description):
+class Settings(PlaceSettings):
     """Which Spark cluster runs a job, and how.
 
     Attributes:
@@ -38,6 +38,8 @@ class Settings(Description):
             of them share; by default they are on this machine.
         conf: further properties of Spark, by name.
     """
+
+    EXAMPLE: ClassVar[str] = "master: spark://HOST:7077"
 
     master: str | None = None
     mode: Literal["barrier", "local"] = "barrier"
@@ -115,22 +117,3 @@ class Settings(Description):
                 f"once: make it local[{job.workers}], or leave it out"
             )
         return master
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """The settings in a YAML file. Raises JobError where there is none, or a field is wrong."""
-        file = Path(path)
-        if not file.is_file():
-            raise JobError(
-                f"there is no file {file}; it must hold settings such as 'master: spark://HOST:7077'"
-            )
-        try:
-            values = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, ValueError) as error:
-            raise JobError(f"{file} is not readable as YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-            raise JobError(f"{file} must hold settings such as 'master: spark://HOST:7077'")
-        try:
-            return cls(**values)
-        except JobError as error:
-            raise JobError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None

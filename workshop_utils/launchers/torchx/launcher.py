@@ -8,14 +8,14 @@ import re
 import shutil
 import sysconfig
 import tempfile
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from workshop_utils.environments import Environment
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.local import FOREIGN_VARIABLES, shared_variables
+from workshop_utils.launchers.local import shared_variables
+from workshop_utils.launchers.process_run import inherited_variables, reserve, scratch_folder
 from workshop_utils.launchers.source import shipped
 from workshop_utils.launchers.torchx.run import TorchXRun
 from workshop_utils.launchers.torchx.settings import Settings
@@ -94,9 +94,8 @@ class TorchX(Settings):
         else:
             _check_torchrun()
         python = ENVIRONMENT.program("python")
-        scratch = Path(tempfile.gettempdir()) / f"workshop-{uuid.uuid4().hex}"
-        reservation = PortReservation(1)
-        try:
+        scratch = scratch_folder()
+        with reserve(1) as reservation:
             described = self._specification(job, scratch, reservation.ports[0])
             process = Process(
                 "torchx",
@@ -108,9 +107,6 @@ class TorchX(Settings):
             files = {SPECIFICATION: json.dumps(described), "tmp/.keep": "", "model/.keep": "", **sources}
             on_cluster = self.scheduler == "kubernetes"
             return TorchXRun(job, self.nodes(job), process, scratch, files, reservation, on_cluster)
-        except BaseException:
-            reservation.release()
-            raise
 
     def _specification(self, job: TrainingJob, scratch: Path, port: int) -> dict[str, Any]:
         """What the driver is told. Raises JobError."""
@@ -207,12 +203,8 @@ class TorchX(Settings):
 
 def _environment(scratch: Path) -> dict[str, str]:
     """The variables of TorchX and of what it starts: this process's, with the workshop's programs first."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not FOREIGN_VARIABLES.match(name) and not FOREIGN_TO_TORCHX.match(name)
-    }
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    inherited = inherited_variables(FOREIGN_TO_TORCHX)
     return {**inherited, "PATH": path, "TMPDIR": str(scratch / "tmp"), "PYTHONUNBUFFERED": "1"}
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers import hang
-from workshop_utils.processes.group import Event, Process, ProcessGroup
+from workshop_utils.launchers import endings, hang
+from workshop_utils.launchers.process_run import ProcessRun
+from workshop_utils.processes.group import Event, Process
 from workshop_utils.processes.ports import PortReservation
-from workshop_utils.runs import Run, RunState
+from workshop_utils.runs import RunState
 
 QUEUE_SECONDS = 30 * 24 * 3600.0  # the longest that a run on a cluster is followed
-LAST_LINES = 12  # of a worker that failed, in the message
 # By which torchrun's lines tell their ranks apart (see `components.LINE_PREFIX`).
 TAG = re.compile(r"\[worker-(\d+)\]: ?")
 # What torchrun says of a failure. Source: torch 2.13, distributed/elastic/multiprocessing/errors, `ChildFailedError`.
@@ -53,7 +52,7 @@ class NodeLog:
         return left
 
 
-class TorchXRun(Run):
+class TorchXRun(ProcessRun):
     """A run of TorchX: its nodes are processes of this machine, or pods; its `handle` is TorchX's name for it.
 
     A run that could not be deleted on its cluster has failed, and says so, since it may still run.
@@ -71,41 +70,33 @@ class TorchXRun(Run):
         reservation: PortReservation,
         on_cluster: bool,
     ) -> None:
-        super().__init__(job.name, tuple(f"worker-{rank}" for rank in range(job.workers)))
+        super().__init__(job.name, tuple(f"worker-{rank}" for rank in range(job.workers)), reservation)
         self.handle: str | None = None
         self.nodes = tuple(f"node-{node}" for node in range(nodes))
-        self._job, self._reservation = job, reservation
+        self._job = job
         self._ended: dict[str, Any] = {}
         self._on_cluster = on_cluster
         self._left = ""
         self._cancelled = False
         self._process_states: dict[int, str] = {}
         self._logs: dict[tuple[int, str], NodeLog] = defaultdict(NodeLog)
-        self._group = ProcessGroup(
-            [process],
-            self._on_event,
-            # A cluster ends its pods itself; how long they wait for their turn is for the queue to say.
-            timeout_seconds=QUEUE_SECONDS if on_cluster else job.timeout_seconds,
-            scratch=scratch,
-            files=files,
-        )
-
-    def _request_stop(self) -> None:
-        self._group.stop()
+        # A cluster ends its pods itself; how long they wait for their turn is for the queue to say.
+        timeout_seconds = QUEUE_SECONDS if on_cluster else job.timeout_seconds
+        self._start([process], timeout_seconds, scratch, files)
 
     def _on_event(self, event: Event) -> None:
-        kind = event["event"]
-        if kind == "line" and event["stream"] == "stdout" and event["text"].startswith('{"event": '):
-            self._hear(json.loads(event["text"]))
-        elif kind == "line":
-            self._receive_line("torchx", event["text"], "stderr")
-        elif kind == "silent":
+        if event["event"] == "silent":
             self._process_states = {int(pid): state for pid, state in event["processes"].items()}
-        elif kind == "ended":
+        elif event["event"] == "ended":
             for (node, stream), log in self._logs.items():
                 self._say(node, stream, log.rest())
-            self._reservation.release()
-            self._finish(*self._verdict(event))
+        super()._on_event(event)
+
+    def _take_line(self, name: str, text: str, stream: str) -> None:
+        if stream == "stdout" and text.startswith('{"event": '):
+            self._hear(json.loads(text))
+        else:
+            self._receive_line(name, text, "stderr")
 
     def _hear(self, told: dict[str, Any]) -> None:
         """Take in an event of the driver."""
@@ -126,41 +117,38 @@ class TorchXRun(Run):
             self._receive_line(f"worker-{rank}" if rank is not None else self.nodes[node], text, stream)
 
     def _verdict(self, event: Event) -> tuple[RunState, str]:
-        if event["outcome"] == "succeeded":
-            return RunState.SUCCEEDED, ""
-        if self._left or (self._on_cluster and self.handle and not (self._cancelled or self._ended)):
+        told = self._cancelled or self._ended
+        nobody_knows = self._on_cluster and self.handle and not told
+        if event["outcome"] != "succeeded" and (self._left or nobody_knows):
             namespace, _, job = (self.handle or "").rpartition("/")[2].partition(":")
             return RunState.FAILED, (
                 f"{self.name}: {self._left or 'nobody knows whether it was cancelled'}. Delete it with kubectl delete "
                 f"jobs.batch.volcano.sh {job} --namespace {namespace}"
             )
-        if event["outcome"] == "stopped":
-            return RunState.STOPPED, ""
-        if event["outcome"] == "timeout":
-            return RunState.FAILED, (
-                f"{self.name} did not end within its timeout of {self._job.timeout}. "
-                f"{hang.diagnosis(self, self._process_states)}{hang.shown_stacks(self)}"
-            )
-        return RunState.FAILED, self._blame(event)
+        return super()._verdict(event)
 
-    def _blame(self, event: Event) -> str:
-        """Who failed, how, and what it printed last."""
-        if event.get("reason"):
-            return f"{self.name} could not be started: {event['reason']}"
-        if event["code"] is None:
-            return f"{self.name} failed: the process that watches over it was killed; its workers were ended with it"
-        said = self._ended.get("said", "")
-        found = self._first_failure()
-        if found is None:
-            name = next((name for name in ("torchx", *self.nodes) if self._last_lines(name)), "torchx")
-            how = f": {said}" if said else f": TorchX says {self._ended.get('state', 'nothing')}."
-            return f"{self.name} failed{how}{self._shown(name) if not said else ''}"
-        rank, code = found
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        others = "; the others were stopped" if len(self.workers) > 1 else ""
+    def _timed_out(self) -> str:
         return (
-            f"{self.name} failed: worker-{rank} (rank {rank}) {how}{others}.{self._shown(f'worker-{rank}')}"
+            f"{self.name} did not end within its timeout of {self._job.timeout}. "
+            f"{hang.diagnosis(self, self._process_states)}{hang.shown_stacks(self)}"
         )
+
+    def _blame(self, name: str, code: int | None, reason: str | None) -> str:
+        if reason is not None:
+            return endings.not_started(self.name, reason)
+        if code is None:
+            return endings.unwatched(self.name)
+        found = self._first_failure()
+        if found is not None:
+            rank, code = found
+            others = "; the others were stopped" if len(self.workers) > 1 else ""
+            last = endings.last_lines(self._lines_of(f"worker-{rank}"))
+            return f"{self.name} failed: worker-{rank} (rank {rank}) {endings.how(code)}{others}. {last}"
+        if said := self._ended.get("said"):
+            return f"{self.name} failed: {said}"
+        texts = next(filter(None, map(self._lines_of, (name, *self.nodes))), [])
+        state = self._ended.get("state", "nothing")
+        return f"{self.name} failed: TorchX says {state}. {endings.last_lines(texts)}"
 
     def _first_failure(self) -> tuple[int, int] | None:
         """Rank and exit code of the worker that failed first, as torchrun on its node tells it."""
@@ -179,18 +167,8 @@ class TorchXRun(Run):
         return int(first["rank"]), int(first["exitcode"])
 
     def _is_victim(self, rank: str) -> bool:
-        return any(VICTIM.search(line) for line in self._last_lines(f"worker-{rank}"))
+        last = self._lines_of(f"worker-{rank}")[-endings.LAST_LINES :]
+        return any(VICTIM.search(line) for line in last)
 
-    def _last_lines(self, name: str) -> list[str]:
-        return [line.text for line in self.logs(worker=name)][-LAST_LINES:]
-
-    def _shown(self, name: str) -> str:
-        last = self._last_lines(name)
-        return " Its last lines:\n  " + "\n  ".join(last) if last else " It had printed nothing."
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
+    def _lines_of(self, name: str) -> list[str]:
+        return [line.text for line in self.logs(worker=name)]
