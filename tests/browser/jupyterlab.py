@@ -170,8 +170,17 @@ class Notebook:
         self.until(lambda: "[*]:" in self.prompts() or "[1]:" in self.prompts(), seconds, "a cell to start")
 
     def wait_until_done(self, seconds: float) -> None:
-        """Wait until no cell runs or waits any more."""
-        self.until(lambda: "[*]:" not in self.prompts(), seconds, "the last cell to end")
+        """Wait until no cell runs or waits any more; a folded one shows no prompt, so the kernel must be idle, too."""
+
+        def done() -> bool:
+            return "[*]:" not in self.prompts() and self.kernel_is_idle()
+
+        def done_for_good() -> bool:
+            if done():
+                self.page.wait_for_timeout(500)  # between two cells a kernel is idle for a moment
+            return done()
+
+        self.until(done_for_good, seconds, "the last cell to end")
 
     def wait_for_figure(self, seconds: float) -> None:
         """Wait until the first figure is on the page."""

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 import workshop_utils
 from workshop_utils import data
 from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers import mpirun
 from workshop_utils.processes.ports import PortReservation
 from workshop_utils.strategies import strategy_of
 
@@ -116,6 +117,7 @@ def isolated(request: pytest.FixtureRequest, tmp_path: Path) -> Isolated:
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "LD_LIBRARY_PATH": f"{sys.prefix}/lib",  # MPI's; elsewhere it is a library of the system
+        **mpirun.scratch_variables(tmp_path),  # Open MPI leaves the shared memory of a process without mpirun behind
     }
     path = os.pathsep.join(str(tmp_path / part) for part in ("source", "framework"))
     return Isolated(job, path, variables, tmp_path / "model")
@@ -241,8 +243,8 @@ def test_mpi_runs_under_mpirun(isolated: Isolated) -> None:
         "mpi_yield_when_idle",
         "1",
     ]
-    mpirun = [str(PROGRAMS / "mpirun"), *civil, "-n", "2"]
-    assert_trained(isolated.run(mpirun), isolated, {0, 1})
+    under = [str(PROGRAMS / "mpirun"), *civil, "-n", "2"]
+    assert_trained(isolated.run(under), isolated, {0, 1})
 
 
 @pytest.mark.slow

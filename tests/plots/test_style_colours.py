@@ -7,7 +7,18 @@ import numpy as np
 import pytest
 from matplotlib import colors
 
-from workshop_utils.plots import style
+from workshop_utils.plots import (
+    baseline,
+    communication,
+    consistency,
+    convergence,
+    horovod,
+    pipeline,
+    prediction,
+    scaling,
+    style,
+    tensorflow,
+)
 
 with np.printoptions():  # it sets NumPy's for the whole process when it is imported
     import colour
@@ -23,6 +34,16 @@ TOGETHER = {
     ],
     "a worker's time": ["compute", "send", "wait", "load"],
     "two ways to split": ["one process", "data parallel", "model parallel"],
+    "parts of a step": [*baseline.PHASES.values()],
+    "parts of a step among workers": [colour for _, colour in scaling.PARTS.values()],
+    "numbers of workers": [*communication.SHADES],
+    "modes of a server": [*consistency.SERVER_MODES],
+    "trainings": [*convergence.HUES],
+    "front ends of Horovod": [*horovod.FRONT_ENDS],
+    "passes": [pipeline.FORWARD, pipeline.BACKWARD],
+    "schedules": [*pipeline.COLOURS.values()],
+    "algorithms": [colour for _, colour in prediction.ALGORITHMS.values()],
+    "forms of replication": [*tensorflow.FORMS.values()],
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workshop_utils.benchmarks.comparison import BenchmarkError
+from workshop_utils.launchers import mpirun
 from workshop_utils.processes.ports import PortReservation
 
 LAST_LINES = 8  # of a command that failed, in the message
@@ -88,11 +89,11 @@ def measured_among_ranks(
         PortReservation(ports) as reservation,
     ):
         results = Path(folder) / "results.json"
-        command = [program("mpirun"), *as_root, "--oversubscribe", "--bind-to", "none", *options]
+        command = [program("mpirun"), *as_root, *mpirun.SHARING, *options]
         command += ["-n", str(size), sys.executable, str(script), "--secret", secrets.token_hex(16)]
         command += ["--results", str(results), "--ports", *map(str, reservation.ports)]
         own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCHINDUCTOR_CACHE_DIR": folder}
-        with running(command, {**os.environ, **own}):
+        with running(command, {**os.environ, **own, **mpirun.scratch_variables(Path(folder))}):
             pass
         return json.loads(results.read_text())
 

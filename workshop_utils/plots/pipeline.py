@@ -18,7 +18,7 @@ SHOWN_NAMES = {
     "one_f_one_b": "1F1B",
     "interleaved": "interleaved 1F1B",
 }
-COLOURS = {"naive": "#3B3B3B", "gpipe": "#882255", "one_f_one_b": "#0072B2", "interleaved": "#117733"}
+COLOURS = {"naive": "#1A1A1A", "gpipe": "#882255", "one_f_one_b": "#0072B2", "interleaved": "#117733"}
 MARKERS = {"naive": "X", "gpipe": "s", "one_f_one_b": "o", "interleaved": "^"}
 
 
