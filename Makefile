@@ -59,7 +59,7 @@ EDITION ?= source
 LESSONS := $(if $(filter learner,$(EDITION)),build/editions/learner/notebooks,notebooks)
 notebooks: setup ## run the notebooks and compare the marked cells (EDITION=learner: what learners get)
 	$(if $(filter learner,$(EDITION)),@$(BIN)/workshop release)
-	$(call step,notebooks ($(EDITION)),$(BIN)/pytest --nbval-lax $(LESSONS) -n 2 --dist loadfile --nbval-cell-timeout 300 --timeout 600)
+	$(call step,notebooks ($(EDITION)),$(BIN)/pytest --nbval-lax $(LESSONS) -n 3 --dist loadfile --nbval-cell-timeout 300 --timeout 600)
 
 fuzz: setup ## any job.yaml, any bytes on a link: ten minutes, or FUZZ_MINUTES
 	$(call step,fuzz,$(BIN)/pytest tests/fuzz.py -q --timeout 7200)
