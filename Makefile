@@ -56,10 +56,11 @@ unit: setup ## unit tests
 notebooks: export WORKSHOP_SIZE := small
 # The learner's edition is the source without its solutions, in a folder of its own.
 EDITION ?= source
+# Three at a time, since they wait more than they compute; the last lessons first, since they take longest.
 LESSONS := $(if $(filter learner,$(EDITION)),build/editions/learner/notebooks,notebooks)
 notebooks: setup ## run the notebooks and compare the marked cells (EDITION=learner: what learners get)
 	$(if $(filter learner,$(EDITION)),@$(BIN)/workshop release)
-	$(call step,notebooks ($(EDITION)),$(BIN)/pytest --nbval-lax $(LESSONS) -n 3 --dist loadfile --nbval-cell-timeout 300 --timeout 600)
+	$(call step,notebooks ($(EDITION)),$(BIN)/pytest --nbval-lax $$(ls -r $(LESSONS)/*.ipynb) -n 3 --dist loadfile --no-loadscope-reorder --nbval-cell-timeout 300 --timeout 600)
 
 fuzz: setup ## any job.yaml, any bytes on a link: ten minutes, or FUZZ_MINUTES
 	$(call step,fuzz,$(BIN)/pytest tests/fuzz.py -q --timeout 7200)
