@@ -117,7 +117,9 @@ def isolated(request: pytest.FixtureRequest, tmp_path: Path) -> Isolated:
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "LD_LIBRARY_PATH": f"{sys.prefix}/lib",  # MPI's; elsewhere it is a library of the system
-        **mpirun.scratch_variables(tmp_path),  # Open MPI leaves the shared memory of a process without mpirun behind
+        **mpirun.scratch_variables(
+            tmp_path
+        ),  # Open MPI leaves the shared memory of a process without mpirun behind
     }
     path = os.pathsep.join(str(tmp_path / part) for part in ("source", "framework"))
     return Isolated(job, path, variables, tmp_path / "model")
