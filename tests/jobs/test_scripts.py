@@ -236,15 +236,7 @@ def test_horovod_runs_under_horovodrun(isolated: Isolated) -> None:
 @pytest.mark.slow
 @only("mnist_mpi")
 def test_mpi_runs_under_mpirun(isolated: Isolated) -> None:
-    civil = [
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        "--mca",
-        "mpi_yield_when_idle",
-        "1",
-    ]
+    civil = ["--allow-run-as-root", *mpirun.SHARING, *mpirun.as_options(mpirun.YIELDING)]
     under = [str(PROGRAMS / "mpirun"), *civil, "-n", "2"]
     assert_trained(isolated.run(under), isolated, {0, 1})
 

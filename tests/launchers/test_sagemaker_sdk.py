@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from conftest import MakeJob
 
 from workshop_utils.launchers.sagemaker import SageMaker, account, images, sdk
 from workshop_utils.launchers.sagemaker.account import StandInAccount
+from workshop_utils.launchers.sagemaker.calls import AwsError
 from workshop_utils.runs import RunState
 
 ROLE = "arn:aws:iam::123456789012:role/workshop"
@@ -51,6 +53,19 @@ def test_model_trainer_sends_what_we_send_but_for_its_own_wrapping(make_job: Mak
     decoded = {name: json.loads(text) for name, text in ours.pop("HyperParameters").items()}
     assert theirs.pop("HyperParameters") == {name: str(value) for name, value in decoded.items()}
     assert theirs == ours
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("", "it gave no answer"), ("raise SystemExit('the SDK says no')", "the SDK says no")],
+)
+def test_without_an_answer_the_message_says_why(
+    program: str, said: str, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program.py").write_text(program)
+    monkeypatch.setattr(sdk, "PROGRAM", tmp_path / "program.py")
+    with pytest.raises(AwsError, match=f"ModelTrainer did not send .*: {said}"):
+        place().render(make_job("import torch"))
 
 
 def test_a_job_that_model_trainer_sends_runs_on_the_stand_in_and_no_telemetry_leaves(

@@ -43,8 +43,10 @@ def send(job: TrainingJob, settings: Settings, aws: Aws, render: bool) -> Reques
         raise AwsError(
             f"ModelTrainer did not send {job.name}: {str(error).splitlines()[-1].strip()}"
         ) from None
-    (answer,) = (line.removeprefix(ANSWER) for line in said.splitlines() if line.startswith(ANSWER))
-    return Request(json.loads(answer)["body"], ours.members)
+    for line in said.splitlines():
+        if line.startswith(ANSWER):
+            return Request(json.loads(line.removeprefix(ANSWER))["body"], ours.members)
+    raise AwsError(f"ModelTrainer did not send {job.name}: it gave no answer")
 
 
 def description(
