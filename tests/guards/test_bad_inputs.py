@@ -1,0 +1,166 @@
+"""What learners mistype is answered at once, by name, in words: no traceback, and nothing has been started.
+
+The inputs, and the words that their answers must hold, are in `bad_inputs.yaml`.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from adapter import ROOT, Answer, problems_of_manifest, workshop
+
+CORPUS = yaml.safe_load(Path(__file__).with_name("bad_inputs.yaml").read_text(encoding="utf-8"))
+JOBS = {
+    "JOB": "strategy: single",
+    "RING": "strategy: ring\nworkers: 2",
+    "DDP": "strategy: torch_ddp\nworkers: 2",
+    "MPI": "strategy: mpi\nworkers: 2",
+    "TF": "strategy: parameter_server\nworkers: 2",
+    "PS": "strategy: workshop_parameter_server\nworkers: 2",
+    "SPARK": "strategy: spark\nworkers: 2",
+}
+ROLE = "role: arn:aws:iam::123456789012:role/workshop\nregion: us-east-1"
+STARTS = {
+    "subprocess.Popen",
+    "os.fork",
+    "os.forkpty",
+    "os.posix_spawn",
+    "os.exec",
+    "os.system",
+    "socket.connect",
+}
+# What the package may ask while it looks at the input, though it starts nothing of a run: the machine's own programs.
+forbidden = False
+
+
+class Started(BaseException):
+    """A process or a connection was begun; not an Exception, so that nothing takes it for an answer of its own."""
+
+
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    if forbidden and event in STARTS:
+        raise Started(f"{event}: {arguments}")
+
+
+sys.addaudithook(_watch)
+
+
+@pytest.fixture
+def nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever begins a process or a connection ends in a traceback."""
+    global forbidden
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "KUBECONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    forbidden = True
+    yield
+    forbidden = False
+
+
+def named(entries: list[dict[str, Any]], *keys: str) -> list[Any]:
+    """The entries as parameters of a test, called after what is wrong with them."""
+    return [
+        pytest.param(entry, id=" ".join(str(entry[key]) for key in keys if key in entry).replace("\n", "; "))
+        for entry in entries
+    ]
+
+
+def job_folder(folder: Path, text: str) -> Path:
+    """A job with a script that ends at once; `text` is its job.yaml."""
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text("")
+    (folder / "job.yaml").write_text(text)
+    return folder
+
+
+def assert_refused(answer: Answer, says: list[str], folder: Path) -> None:
+    """`answer` is one of a mistake that was foreseen, and holds all words of `says`."""
+    assert not answer.traceback, f"not an answer, but a traceback:\n{answer.traceback}"
+    assert answer.code == 2, f"the exit code is {answer.code}; it said:\n{answer.out}{answer.err}"
+    assert "Traceback" not in answer.err
+    lacking = [word for word in says if str(word).replace("TMP", str(folder)) not in answer.err]
+    assert not lacking, f"{lacking} are not in the answer:\n{answer.err}"
+
+
+@pytest.mark.parametrize("entry", named(CORPUS["commands"], "line"))
+def test_a_mistyped_command_is_answered_with_what_is_wrong(
+    entry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_may_start: None
+) -> None:
+    given = tmp_path / "given"
+    given.mkdir()
+    for name, text in entry.get("files", {}).items():
+        (given / name).parent.mkdir(parents=True, exist_ok=True)
+        (given / name).write_text(text)
+    places = {"TMP": given, "SINK": tmp_path / "sink"}
+    for name, text in JOBS.items():
+        if name in entry["line"]:
+            places[name] = job_folder(
+                tmp_path / name.lower(), f"name: {name.lower()}\ndata: digits\n{text}\n"
+            )
+    words = []
+    for word in shlex.split(entry["line"]):
+        first, slash, rest = word.partition("/")
+        words.append(f"{places[first]}{slash}{rest}" if first in places else word)
+    monkeypatch.chdir(places.get(entry.get("in", ""), ROOT))
+    assert_refused(workshop(*words), entry["says"], given)
+    assert not (tmp_path / "sink").exists()
+
+
+@pytest.mark.parametrize("entry", named(CORPUS["jobs"], "text"))
+def test_a_wrong_job_is_answered_with_its_field(
+    entry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_may_start: None
+) -> None:
+    monkeypatch.chdir(ROOT)
+    name = "" if "name:" in entry["text"] or not entry.get("name", True) else "name: job\n"
+    words = ["launch", job_folder(tmp_path / "job", name + entry["text"])]
+    if "where" in entry:
+        words += ["--on", entry["where"], "--config", f"jobs/clusters/{entry['where']}/place.yaml"]
+    assert_refused(workshop(*words), entry["says"], tmp_path)
+
+
+@pytest.mark.parametrize("entry", named(CORPUS["places"], "where", "job", "text"))
+def test_a_wrong_place_is_answered_with_its_field(
+    entry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_may_start: None
+) -> None:
+    monkeypatch.chdir(ROOT)
+    job = job_folder(tmp_path / "job", f"name: job\n{JOBS[entry.get('job', 'DDP')]}\n")
+    place = tmp_path / "place.yaml"
+    place.write_text(entry["text"].replace("ROLE", ROLE))
+    assert_refused(
+        workshop("launch", job, "--on", entry["where"], "--config", place), entry["says"], tmp_path
+    )
+
+
+@pytest.mark.parametrize("entry", named(CORPUS["manifests"], "file", "path", "to"))
+def test_a_wrong_manifest_is_answered_with_its_field(entry: dict[str, Any], nothing_may_start: None) -> None:
+    documents = list(yaml.safe_load_all((ROOT / "jobs" / entry["file"]).read_text()))
+    described = next(document for document in documents if document["kind"] != "ConfigMap")
+    assert problems_of_manifest(described) == []
+    *way, last = [int(step) if step.isdigit() else step for step in entry["path"].split(".")]
+    inner = described
+    for step in way:
+        inner = inner[step]
+    if entry.get("drop"):
+        del inner[last]
+    else:
+        inner[last] = entry["to"]
+    problems = problems_of_manifest(described)
+    said = "\n".join(problems)
+    lacking = [word for word in entry["says"] if word not in said]
+    assert problems, "nobody has anything against it"
+    assert not lacking, f"{lacking} are not in the answer:\n{said}"
+
+
+def test_every_input_is_there_once() -> None:
+    known = {"line", "files", "in", "says", "text", "name", "where", "job", "file", "path", "to", "drop"}
+    for entries in CORPUS.values():
+        for entry in entries:  # YAML takes a comma for the end of a text, and yes and on for truth values
+            assert set(entry) <= known
+            assert all(isinstance(word, str) for word in entry["says"])
+        texts = [str({**entry, "says": None}) for entry in entries]
+        assert sorted(texts) == sorted(set(texts))

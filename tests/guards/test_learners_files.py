@@ -1,0 +1,304 @@
+"""What learners have is safe: copies are never overwritten, and no exercise loses its cell from version to version.
+
+`exercise_cells.json` holds the ids of the cells of all exercises, by lesson and tag. A learner's notebook, a grader's
+table and a link into a lesson all name a cell by its id. An id may be added, and none may go or move to another lesson.
+With new ones, write the file again, and read the difference before committing it:
+
+    GUARDS_UPDATE=1 python -m pytest tests/guards/test_learners_files.py; git diff tests/guards/exercise_cells.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from adapter import ROOT, workshop
+
+FILE = Path(__file__).with_name("exercise_cells.json")
+TAGS = ("exercise", "hints", "solution")
+LESSON, OTHER = "01_one_worker.ipynb", "04_ring_all_reduce.ipynb"
+MINE = "my_lessons"
+
+Cells = dict[str, dict[str, list[str]]]  # lesson → tag → ids
+
+
+def tags_of(cell: Any) -> list[str]:
+    return list(cell.get("metadata", {}).get("tags", []))
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(str(path), as_version=4)
+
+
+def exercise_cells() -> Cells:
+    """The ids of all cells that belong to an exercise, as they are now."""
+    found: Cells = {}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        found[path.stem] = {tag: [cell["id"] for cell in cells if tag in tags_of(cell)] for tag in TAGS}
+    return found
+
+
+# The ids of cells
+
+
+def test_no_exercise_loses_its_cell_or_moves_to_another_lesson() -> None:
+    now = exercise_cells()
+    if os.environ.get("GUARDS_UPDATE"):
+        FILE.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+        pytest.fail(f"written: look at the difference with git diff {FILE.relative_to(ROOT)}")
+    lost = [
+        f"{tag} {identity} of lesson {lesson}"
+        for lesson, tags in json.loads(FILE.read_text(encoding="utf-8")).items()
+        for tag, ids in tags.items()
+        for identity in ids
+        if identity not in now.get(lesson, {}).get(tag, [])
+    ]
+    assert not lost, (
+        f"gone from where they were: {', '.join(lost)}. Learners' notebooks name cells by these ids: give them back. "
+        "(New ones may be added; then write this file again.)"
+    )
+
+
+def test_every_exercise_that_there_is_now_is_kept() -> None:
+    if not os.environ.get("GUARDS_UPDATE"):
+        assert json.loads(FILE.read_text(encoding="utf-8")) == exercise_cells(), (
+            "an exercise is new: GUARDS_UPDATE=1 writes the file again"
+        )
+
+
+def test_an_id_stands_in_one_lesson_only_once() -> None:
+    ids = [identity for tags in exercise_cells().values() for some in tags.values() for identity in some]
+    assert sorted(ids) == sorted(set(ids))
+
+
+# copy-lessons
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two lessons and what they name, and the working folder in it."""
+    for name in (
+        f"notebooks/{LESSON}",
+        f"notebooks/{OTHER}",
+        "jobs/mnist_single",
+        "images/00_whole_idea.svg",
+    ):
+        source, target = ROOT / name, tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def copy_lessons(*arguments: object) -> str:
+    """What `workshop copy-lessons` says; it must succeed."""
+    answer = workshop("copy-lessons", *arguments)
+    assert answer.code == 0, f"{answer.err}{answer.traceback}"
+    return answer.out
+
+
+def change(path: Path, edit: Callable[[Any], None]) -> None:
+    """Let `edit` change the notebook at `path`."""
+    notebook = read(path)
+    edit(notebook)
+    nbformat.write(notebook, str(path))
+
+
+def cell_with(notebook: Any, tag: str) -> Any:
+    return next(cell for cell in notebook.cells if tag in tags_of(cell))
+
+
+def improve_the_source(checkout: Path, lesson: str = LESSON) -> None:
+    """A new version of a lesson, told apart by a sentence at its end."""
+    new = nbformat.v4.new_markdown_cell("A new paragraph.", id="new-paragraph")
+    change(checkout / "notebooks" / lesson, lambda notebook: notebook.cells.append(new))
+
+
+def test_a_folder_gets_every_lesson(checkout: Path) -> None:
+    said = copy_lessons()
+    assert sorted(path.name for path in (checkout / MINE).iterdir()) == [LESSON, OTHER]
+    assert f"{MINE}/{LESSON}: new" in said
+    copy_lessons("elsewhere")
+    assert (checkout / "elsewhere" / OTHER).is_file()
+
+
+def test_a_copy_has_exercises_and_hints_and_neither_solutions_nor_outputs(checkout: Path) -> None:
+    copy_lessons()
+    source, mine = read(checkout / "notebooks" / LESSON), read(checkout / MINE / LESSON)
+    ids = {tag: [cell.id for cell in source.cells if tag in tags_of(cell)] for tag in TAGS}
+    assert ids["solution"]
+    assert [cell.id for cell in mine.cells] == [
+        cell.id for cell in source.cells if cell.id not in ids["solution"]
+    ]
+    assert not [cell.id for cell in mine.cells if cell.get("outputs") or cell.get("execution_count")]
+    text = (checkout / MINE / LESSON).read_text(encoding="utf-8")
+    for cell in source.cells:
+        if "solution" in tags_of(cell):
+            assert json.dumps(cell.source)[1:-1] not in text
+
+
+def test_a_second_call_changes_nothing_and_says_nothing(checkout: Path) -> None:
+    copy_lessons()
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (checkout / MINE).iterdir()}
+    assert copy_lessons() == ""
+    assert before == {
+        path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (checkout / MINE).iterdir()
+    }
+
+
+def answer_an_exercise(notebook: Any) -> None:
+    cell_with(notebook, "exercise").source = "answer = 42\nchecks.mine(answer)"
+
+
+def add_a_cell(notebook: Any) -> None:
+    notebook.cells.insert(3, nbformat.v4.new_code_cell("1 + 1", id="my-own"))
+
+
+def delete_a_cell(notebook: Any) -> None:
+    del notebook.cells[-1]
+
+
+def swap_cells(notebook: Any) -> None:
+    notebook.cells[2], notebook.cells[3] = notebook.cells[3], notebook.cells[2]
+
+
+def add_a_space(notebook: Any) -> None:
+    notebook.cells[0].source += " "
+
+
+@pytest.mark.parametrize("work", [answer_an_exercise, add_a_cell, delete_a_cell, swap_cells, add_a_space])
+def test_what_a_learner_has_changed_is_never_overwritten(checkout: Path, work: Callable[[Any], None]) -> None:
+    copy_lessons()
+    mine = checkout / MINE / LESSON
+    change(mine, work)
+    before = mine.read_bytes()
+    improve_the_source(checkout)
+    said = copy_lessons()
+    assert mine.read_bytes() == before
+    assert f"{MINE}/{LESSON}: left alone" in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{ half", b'{"cells": [', b"my shopping list\n", b"{}", b'{"cells": []}'],
+)
+def test_a_file_that_is_no_notebook_is_never_overwritten(checkout: Path, content: bytes) -> None:
+    (checkout / MINE).mkdir()
+    mine = checkout / MINE / LESSON
+    mine.write_bytes(content)
+    said = copy_lessons()
+    assert mine.read_bytes() == content
+    assert f"{MINE}/{LESSON}: left alone" in said
+    assert (checkout / MINE / OTHER).is_file(), "the other lesson comes all the same"
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\xff\xfe\x00", b"[]", b"null", b"7"])
+def test_not_even_a_file_that_cannot_be_understood_is_overwritten(checkout: Path, content: bytes) -> None:
+    (checkout / MINE).mkdir()
+    mine = checkout / MINE / LESSON
+    mine.write_bytes(content)
+    workshop("copy-lessons")  # whatever it says
+    assert mine.read_bytes() == content
+
+
+def test_a_notebook_of_somebody_elses_with_a_lessons_name_is_never_overwritten(checkout: Path) -> None:
+    (checkout / MINE).mkdir()
+    mine = checkout / MINE / LESSON
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 1", id="x")]), str(mine))
+    before = mine.read_bytes()
+    said = copy_lessons()
+    assert mine.read_bytes() == before
+    assert f"{MINE}/{LESSON}: left alone" in said
+
+
+def test_a_copy_that_was_only_run_follows_the_source(checkout: Path) -> None:
+    copy_lessons()
+
+    def run(notebook: Any) -> None:
+        for count, cell in enumerate(cell for cell in notebook.cells if cell.cell_type == "code"):
+            cell.execution_count = count + 1
+            cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text="ran\n")]
+
+    mine = checkout / MINE / LESSON
+    change(mine, run)
+    copy_lessons()
+    assert "ran" in mine.read_text(encoding="utf-8"), "nothing is new, so outputs stay"
+    improve_the_source(checkout)
+    said = copy_lessons()
+    assert f"{MINE}/{LESSON}: updated" in said
+    assert read(mine).cells[-1].source == "A new paragraph."
+
+
+def test_other_files_of_the_folder_are_not_touched(checkout: Path) -> None:
+    folder = checkout / MINE
+    (folder / "notes").mkdir(parents=True)
+    others = {"notes/mine.md": b"notes", "99_own.ipynb": b"{ half", "data.bin": b"\x00\xff", ".hidden": b"h"}
+    for name, content in others.items():
+        (folder / name).write_bytes(content)
+    copy_lessons()
+    improve_the_source(checkout)
+    copy_lessons()
+    assert {name: (folder / name).read_bytes() for name in others} == others
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [LESSON, OTHER, "notes", "99_own.ipynb", "data.bin", ".hidden"]
+    )
+
+
+def test_the_source_is_not_touched(checkout: Path) -> None:
+    before = {path: path.read_bytes() for path in (checkout / "notebooks").iterdir()}
+    copy_lessons()
+    assert workshop("release", "--output", "out").code == 0
+    assert before == {path: path.read_bytes() for path in (checkout / "notebooks").iterdir()}
+
+
+# release
+
+
+def test_a_release_has_an_edition_for_learners_and_one_for_instructors(checkout: Path) -> None:
+    points = checkout / "notebooks" / "teaching" / f"{Path(LESSON).stem}.md"
+    points.parent.mkdir()
+    points.write_text("Ask why one worker is not enough.", encoding="utf-8")
+    answer = workshop("release", "--output", "out")
+    assert answer.code == 0, f"{answer.err}{answer.traceback}"
+    source = read(checkout / "notebooks" / LESSON)
+    learner, instructor = (
+        read(checkout / "out" / edition / "notebooks" / LESSON) for edition in ("learner", "instructor")
+    )
+    ids = [cell.id for cell in source.cells]
+    solutions = [cell.id for cell in source.cells if "solution" in tags_of(cell)]
+    assert [cell.id for cell in learner.cells] == [identity for identity in ids if identity not in solutions]
+    assert not [cell.id for cell in learner.cells if cell.get("outputs") or cell.get("execution_count")]
+    assert [cell.id for cell in instructor.cells if cell.id in ids] == ids
+    by_id = {cell.id: cell for cell in instructor.cells}
+    for cell in source.cells:
+        assert by_id[cell.id].source == cell.source
+        if cell.cell_type == "code":
+            assert by_id[cell.id].outputs == cell.outputs
+    assert not [each for each in solutions if by_id[each].metadata.get("jupyter", {}).get("source_hidden")]
+    (added,) = (cell for cell in instructor.cells if cell.id not in ids)
+    assert "Ask why one worker is not enough." in added.source
+    assert "Ask why" not in (checkout / "out" / "learner" / "notebooks" / LESSON).read_text(encoding="utf-8")
+
+
+def test_each_edition_has_what_its_notebooks_name(checkout: Path) -> None:
+    (checkout / "jobs/mnist_single/__pycache__").mkdir(exist_ok=True)
+    assert workshop("release", "--output", "out").code == 0
+    for edition in ("learner", "instructor"):
+        root = checkout / "out" / edition
+        assert sorted(path.name for path in (root / "notebooks").iterdir()) == [LESSON, OTHER]
+        assert (root / "jobs/mnist_single/train.py").is_file()
+        assert (root / "images/00_whole_idea.svg").is_file()
+        assert not list(root.rglob("__pycache__"))
+
+
+def test_a_release_of_one_lesson_has_no_other(checkout: Path) -> None:
+    assert workshop("release", f"notebooks/{OTHER}", "--output", "out").code == 0
+    for edition in ("learner", "instructor"):
+        assert [path.name for path in (checkout / "out" / edition / "notebooks").iterdir()] == [OTHER]

@@ -1,0 +1,169 @@
+"""Every exercise takes its own solution, is not yet solved as it stands, and takes none of the wrong answers.
+
+The wrong answers are in `wrong_answers.yaml`; check, imports and solution are those of the notebook itself, so nothing
+here knows what a check is called.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import symtable
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from adapter import ROOT
+
+WRONG = yaml.safe_load(Path(__file__).with_name("wrong_answers.yaml").read_text(encoding="utf-8"))
+NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+FEWEST = 2  # wrong answers of an exercise
+
+
+def cells_of(lesson: str) -> list[dict[str, Any]]:
+    """The code cells of a lesson, each with its tags and its source as one text."""
+    cells = json.loads(NOTEBOOKS[lesson].read_text(encoding="utf-8"))["cells"]
+    return [
+        {"id": cell["id"], "tags": cell["metadata"].get("tags", []), "source": "".join(cell["source"])}
+        for cell in cells
+        if cell["cell_type"] == "code"
+    ]
+
+
+def exercises() -> Iterator[tuple[str, str]]:
+    """Lesson and cell of every exercise."""
+    for lesson in NOTEBOOKS:
+        for cell in cells_of(lesson):
+            if "exercise" in cell["tags"]:
+                yield lesson, cell["id"]
+
+
+def solution_of(cells: list[dict[str, Any]], exercise: str) -> str:
+    """The first solution behind an exercise, which is its own."""
+    ids = [cell["id"] for cell in cells]
+    return next(cell["source"] for cell in cells[ids.index(exercise) :] if "solution" in cell["tags"])
+
+
+def free(source: str) -> set[str]:
+    """The names that `source` takes from what ran before it: not those of its functions' own variables."""
+
+    def of(table: symtable.SymbolTable) -> set[str]:
+        own = {
+            symbol.get_name()
+            for symbol in table.get_symbols()
+            if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module")
+        }
+        return own.union(*map(of, table.get_children()))
+
+    table = symtable.symtable(source, "cell", "exec")
+    made_here = {
+        symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()
+    }
+    return of(table) - made_here - set(dir(builtins))
+
+
+def bound(statement: ast.stmt) -> set[str]:
+    """The names that a statement at a cell's top binds, so far as they can be had cheaply."""
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return {(name.asname or name.name).split(".")[0] for name in statement.names}
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return {statement.name}
+    if not isinstance(statement, ast.Assign):
+        return set()
+    return {
+        node.id
+        for target in statement.targets
+        for node in ast.walk(target)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def statements(source: str) -> list[ast.stmt]:
+    """The statements of a cell without what only a notebook understands."""
+    lines = [line for line in source.splitlines() if not line.startswith(("%", "!"))]
+    return ast.parse("\n".join(lines)).body
+
+
+def preamble(cells: list[dict[str, Any]], exercise: str, source: str) -> list[ast.stmt]:
+    """What the cells before an exercise must have run for `source` to run: imports, and what gives it its variables."""
+    wanted = free(source)
+    needed: list[ast.stmt] = []
+    before = cells[: [cell["id"] for cell in cells].index(exercise)]
+    for cell in reversed(before):
+        if {"exercise", "solution"} & set(cell["tags"]):
+            continue
+        for statement in reversed(statements(cell["source"])):
+            if bound(statement) & wanted:
+                taken = statement.value if isinstance(statement, ast.Assign) else statement
+                wanted = (wanted - bound(statement)) | free(ast.unparse(taken))
+                needed.insert(0, statement)
+    return needed
+
+
+def verdict(lesson: str, exercise: str, source: str) -> str:
+    """What the notebook shows below a cell with `source` in place of the exercise's."""
+    *body, last = statements(source)
+    assert isinstance(last, ast.Expr), "the cell does not end with its check"
+    before = preamble(cells_of(lesson), exercise, source)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(ast.Module([*before, *body], []), f"<{exercise}>", "exec"), namespace)
+    return repr(eval(compile(ast.Expression(last.value), f"<{exercise}>", "eval"), namespace))
+
+
+def answered(cells: list[dict[str, Any]], exercise: str, answer: str | dict[str, str]) -> str:
+    """The exercise's cell with `answer` in it, or its solution with the change that `answer` names."""
+    if isinstance(answer, dict):
+        solution = solution_of(cells, exercise)
+        assert answer["instead of"] in solution, f"{answer['instead of']!r} is not in the solution"
+        return imports(cells, exercise) + solution.replace(answer["instead of"], answer["write"])
+    *_, check = statements(next(cell["source"] for cell in cells if cell["id"] == exercise))
+    return f"{imports(cells, exercise)}{answer}\n{ast.unparse(check)}"
+
+
+def imports(cells: list[dict[str, Any]], exercise: str) -> str:
+    source = next(cell["source"] for cell in cells if cell["id"] == exercise)
+    kept = [each for each in statements(source) if isinstance(each, ast.Import | ast.ImportFrom)]
+    return "".join(f"{ast.unparse(each)}\n" for each in kept)
+
+
+@pytest.fixture(autouse=True)
+def among_the_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook runs where it lies."""
+    monkeypatch.chdir(ROOT / "notebooks")
+
+
+@pytest.mark.parametrize(("lesson", "exercise"), list(exercises()))
+def test_an_exercise_is_not_yet_solved_as_it_stands(lesson: str, exercise: str) -> None:
+    source = next(cell["source"] for cell in cells_of(lesson) if cell["id"] == exercise)
+    assert verdict(lesson, exercise, source).startswith("Not yet")
+
+
+@pytest.mark.parametrize(("lesson", "exercise"), list(exercises()))
+def test_an_exercise_takes_its_own_solution(lesson: str, exercise: str) -> None:
+    cells = cells_of(lesson)
+    source = imports(cells, exercise) + solution_of(cells, exercise)
+    assert verdict(lesson, exercise, source).startswith("Right")
+
+
+@pytest.mark.parametrize(
+    ("lesson", "exercise", "answer"),
+    [
+        pytest.param(lesson, exercise, answer, id=f"{lesson}-{exercise.removeprefix('exercise-')}-{number}")
+        for lesson, answers in WRONG.items()
+        for exercise, wrong in answers.items()
+        for number, answer in enumerate(wrong)
+    ],
+)
+def test_a_wrong_answer_is_not_right(lesson: str, exercise: str, answer: str | dict[str, str]) -> None:
+    said = verdict(lesson, exercise, answered(cells_of(lesson), exercise, answer))
+    assert said.startswith("Wrong"), f"{answer}\nis answered with\n{said}"
+
+
+def test_every_exercise_has_wrong_answers() -> None:
+    """An exercise that is new, or was called otherwise, needs some in `wrong_answers.yaml`."""
+    written = {(lesson, exercise) for lesson, wrong in WRONG.items() for exercise in wrong}
+    assert written == set(exercises())
+    assert all(len(answers) >= FEWEST for wrong in WRONG.values() for answers in wrong.values())
