@@ -127,6 +127,21 @@ def test_a_lesson_s_figure_says_in_the_report_what_it_says_in_the_notebook(tmp_p
         assert [image["alt"] for image in images] == [words], page
 
 
+def test_a_formula_in_a_heading_is_a_formula_in_the_report(tmp_path):
+    shown = nbformat.v4.new_output("display_data", {"image/png": PNG})
+    cells = [
+        nbformat.v4.new_markdown_cell(r"## A ring sends $2\frac{N-1}{N}$ of *it*"),
+        nbformat.v4.new_code_cell("plot()", outputs=[shown], metadata={"papermill": {"duration": 2.0}}),
+    ]
+    lesson = batch.Lesson(tmp_path / "00_good.ipynb", executed=nbformat.v4.new_notebook(cells=cells))
+    page = BeautifulSoup(report.write(tmp_path, [lesson], None, 0.0).read_text(), "html.parser")
+    for place in ("figcaption", "td.why"):
+        (text,) = [found for found in page.select(place) if "ring sends" in found.text]
+        assert text.select_one("math mfrac") is not None, place
+        assert text.select_one("em").text == "it", place
+        assert "frac" not in text.text, place
+
+
 def measurement(strategy, workers, samples_per_second, state="succeeded", reason=""):
     return sweep.Measurement(strategy, workers, state, 3.0, 1.0, samples_per_second, 0.1, 0.97, reason)
 

@@ -105,6 +105,26 @@ def test_a_site_in_which_all_leads_somewhere_has_no_faults(tmp_path):
             '<link rel="stylesheet" href="//example.org/x.css">',
             "index.html needs the network: //example.org/x.css",
         ),
+        (
+            '<style>@import "https://example.org/x.css";</style>',
+            "index.html needs the network: https://example.org/x.css",
+        ),
+        (
+            '<style>@import url("https://example.org/x.css");</style>',
+            "index.html needs the network: https://example.org/x.css",
+        ),
+        (
+            '<p style="background: url(//example.org/x.png)">',
+            "index.html needs the network: //example.org/x.png",
+        ),
+        (
+            '<script>const later = "https://example.org/x.js"</script>',
+            "index.html needs the network: https://example.org/x.js",
+        ),
+        (
+            '<iframe src="https://example.org/"></iframe>',
+            "index.html needs the network: https://example.org/",
+        ),
     ],
 )
 def test_what_leads_nowhere_or_to_the_network_is_a_fault(html, fault, tmp_path):
@@ -112,10 +132,24 @@ def test_what_leads_nowhere_or_to_the_network_is_a_fault(html, fault, tmp_path):
     assert list(book.broken(tmp_path)) == [fault]
 
 
+def test_a_style_sheet_that_fetches_from_elsewhere_is_a_fault(tmp_path):
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "_static" / "site.css").write_text(
+        '@font-face { src: url("https://example.org/x.woff2"), url(x.woff) }'
+    )
+    assert list(book.broken(tmp_path)) == ["_static/site.css needs the network: https://example.org/x.woff2"]
+
+
 def test_the_site_shows_what_was_executed_and_executes_nothing():
     config = yaml.safe_load((ROOT / book.CONFIG).read_text())
     assert config["execute"] == {"execute_notebooks": "off"}
     assert config["only_build_toc_files"] is True
+
+
+def test_the_site_s_formulas_are_drawn_from_its_own_files_and_nothing_is_run_elsewhere():
+    extensions = yaml.safe_load((ROOT / book.CONFIG).read_text())["sphinx"]["config"]["extensions"]
+    assert "sphinx-mathjax-offline" in extensions
+    assert "sphinx_thebe" not in extensions
 
 
 def test_the_builder_is_the_one_that_fetches_nothing_while_it_builds():

@@ -26,6 +26,9 @@ CONFIG = Path("docs/_config.yml")
 CONTENTS = Path("docs/_toc.yml")
 STYLE = Path("docs/_static")  # Jupyter Book adds the style sheets of a folder with this name
 MARKDOWN_LINK = re.compile(r"\]\(<?([^)#?\s>]+)[^)]*\)")
+CSS_ADDRESS = re.compile(r"""(?:url\(|@import(?!\s*url))\s*["']?([^"')\s;]+)""")
+ADDRESS = re.compile(r"""["'`]((?:https?:)?//[^"'`\s]+)""")  # in a script
+FETCHED_LINKS = {"stylesheet", "icon", "preload", "modulepreload"}
 PAGE_ENDINGS = (".md", ".ipynb")
 SECONDS = 600.0
 
@@ -129,24 +132,57 @@ class _References(HTMLParser):
         super().__init__()
         self.needed: list[str] = []
         self.leads: list[str] = []
+        self.inside = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = dict(attrs)
-        if tag in ("img", "script") and values.get("src"):
-            self.needed.append(str(values["src"]))
-        elif tag == "link" and values.get("rel") == "stylesheet" and values.get("href"):
-            self.needed.append(str(values["href"]))
-        elif tag == "a" and values.get("href"):
-            self.leads.append(str(values["href"]))
+        self.inside = tag
+        values = {name: value or "" for name, value in attrs}
+        if tag == "a":
+            self.leads.append(values.get("href", ""))
+        elif tag == "link":
+            if set(values.get("rel", "").split()) & FETCHED_LINKS:
+                self.needed.append(values.get("href", ""))
+        else:
+            self.needed += [values.get("src", ""), values.get("data", "") if tag == "object" else ""]
+        self.needed += CSS_ADDRESS.findall(values.get("style", ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "style":
+            self.needed += CSS_ADDRESS.findall(data)
+        elif self.inside == "script":
+            self.needed += ADDRESS.findall(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+
+def needed(page: str) -> list[str]:
+    """What a page fetches to be shown, and the addresses that its own scripts name: they may fetch them later."""
+    return [
+        reference for reference in _parsed(page).needed if reference and not reference.startswith("data:")
+    ]
+
+
+def _parsed(page: str) -> _References:
+    references = _References()
+    references.feed(page)
+    references.close()
+    return references
 
 
 def broken(html: Path) -> Iterator[str]:
-    """Each relative link or image of the pages below `html` without a file, and all that a page fetches elsewhere."""
+    """Each relative link or image of the pages below `html` without a file, and all that they fetch elsewhere.
+
+    What the scripts of the builder's theme fetch when they run is not seen here, only in a browser without a network.
+    """
+    for sheet in sorted(html.rglob("*.css")):
+        for reference in CSS_ADDRESS.findall(sheet.read_text(encoding="utf-8")):
+            if urlsplit(reference).netloc:
+                yield f"{sheet.relative_to(html)} needs the network: {reference}"
     for page in sorted(html.rglob("*.html")):
         if "_static" in page.relative_to(html).parts:
             continue
-        references = _References()
-        references.feed(page.read_text(encoding="utf-8"))
+        references = _parsed(page.read_text(encoding="utf-8"))
         name = page.relative_to(html)
         for reference in references.needed:
             if urlsplit(reference).netloc:

@@ -13,12 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import nbconvert
-import nbformat
 import pandas as pd
 from jinja2 import Environment, PackageLoader, select_autoescape
 from matplotlib import pyplot as plt
 
+from workshop_utils.lesson_page import inline, lesson_page
 from workshop_utils.machine import cores
 from workshop_utils.plots import alternative, prediction, scaling, style
 from workshop_utils.scaling import efficiency, validation
@@ -49,7 +48,7 @@ RUN_COLUMNS = (
 
 
 class Figure(NamedTuple):
-    """A picture as base64 PNG, the heading under which it stands, and what it shows in words."""
+    """A picture as base64 PNG, the heading under which it stands (Markdown), and what it shows in words."""
 
     png: str
     heading: str
@@ -65,7 +64,8 @@ def write(
     """
     for lesson in lessons:
         if lesson.executed is not None:
-            (output / f"{lesson.notebook.stem}.html").write_text(_page(lesson.executed), encoding="utf-8")
+            page = lesson_page(lesson.executed, lesson.notebook)
+            (output / f"{lesson.notebook.stem}.html").write_text(page, encoding="utf-8")
     path = output / "report.html"
     return _render(
         path,
@@ -105,23 +105,11 @@ def write_scaling(output: Path, runs: pd.DataFrame) -> Path:
     )
 
 
-def _page(executed: Any) -> str:
-    """A lesson as HTML. nbconvert leaves a figure's alternative text out, so that figures go there as HTML, too."""
-    notebook = nbformat.from_dict(executed)  # a copy, all the way down
-    for produced in (each for cell in notebook.cells for each in cell.get("outputs", [])):
-        about = produced.get("metadata", {}).get("image/png", {})
-        if "alt" in about and "text/html" not in produced.data:
-            produced.data["text/html"] = alternative.html_image(
-                produced.data["image/png"], about, about["alt"]
-            )
-    html, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
-    return str(html)
-
-
 def _render(path: Path, **values: Any) -> Path:
     templates = Environment(
         loader=PackageLoader("workshop_utils", "templates"), autoescape=select_autoescape(["html"])
     )
+    templates.filters["markdown"] = inline
     page = templates.get_template("report.html").render(
         **values,
         machine=f"{platform.system()} {platform.machine()}, {cores()} cores",

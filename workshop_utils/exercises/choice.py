@@ -103,8 +103,9 @@ class Choice:
         return f"{labels}\nchosen: {first}"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        items = "".join(f"<li>{html.escape(self._value(value))}</li>" for value in self.answers.values())
-        static = f'<ol type="a" style="margin:0">{items}</ol>'
+        # The letters are text: Jupyter's style sheets number a list 1, 2, 3, whatever its type.
+        items = "".join(f"<li>{html.escape(self._label(letter))}</li>" for letter in self.answers)
+        static = f'<ul style="list-style:none; margin:0">{items}</ul>'
         bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": static}
         buttons = self._buttons()
         if buttons is not None:

@@ -1,0 +1,93 @@
+"""An executed lesson as one HTML file that needs no network and no other file.
+
+nbconvert makes it, and leaves formulas to MathJax and widgets to their JavaScript, both of other hosts, and pictures to
+their files. Here a formula becomes MathML, which browsers draw by themselves; a widget shows its static form; and
+pictures lie in the page.
+"""
+
+from __future__ import annotations
+
+import html
+import mimetypes
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import latex2mathml.converter
+import nbconvert
+import nbformat
+from jinja2 import pass_context
+from markupsafe import Markup
+from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+
+from workshop_utils.plots import alternative
+
+TEMPLATE = Path(__file__).with_name("templates") / "lesson.html"
+# Operators that browsers would set otherwise than TeX: K/N has no gaps, and both bars of a norm are equally high.
+AS_TEX = {"&#x0002F;": 'lspace="0" rspace="0"', "&#x02016;": 'stretchy="false"'}
+
+
+def lesson_page(executed: Any, notebook: Path) -> str:
+    """The page of an executed notebook, which was read from the file `notebook`."""
+    shown = nbformat.from_dict(executed)  # a copy, all the way down
+    shown.metadata.pop("widgets", None)  # without their state nbconvert takes the static form
+    for output in (each for cell in shown.cells for each in cell.get("outputs", [])):
+        data = output.get("data", {})
+        about = output.get("metadata", {}).get("image/png", {})
+        if "alt" in about and "text/html" not in data:  # nbconvert leaves a picture's alternative text out
+            data["text/html"] = alternative.html_image(data["image/png"], about, about["alt"])
+        if "text/latex" in data:
+            data.setdefault("text/markdown", data["text/latex"])
+    resources = {"metadata": {"name": notebook.stem, "path": str(notebook.parent)}}
+    page, _ = _Exporter(template_file=str(TEMPLATE)).from_notebook_node(shown, resources)
+    return str(page)
+
+
+def inline(markdown: str) -> Markup:
+    """One line of Markdown, such as a heading's, as HTML."""
+    paragraph = MarkdownWithMath(renderer=_Renderer(escape=False)).render(markdown).strip()
+    return Markup(paragraph.removeprefix("<p>").removesuffix("</p>"))
+
+
+class _Exporter(nbconvert.HTMLExporter):
+    @pass_context
+    def markdown2html(self, context: Any, source: str) -> str:
+        renderer = _Renderer(
+            escape=False,
+            attachments=context.get("cell", {}).get("attachments", {}),
+            path=context.get("resources", {}).get("metadata", {}).get("path", ""),
+        )
+        return MarkdownWithMath(renderer=renderer).render(source)
+
+
+class _Renderer(IPythonRenderer):
+    """nbconvert decides what is a formula; this writes it."""
+
+    def inline_math(self, body: str) -> str:
+        return _mathml(body, "inline")
+
+    def block_math(self, body: str) -> str:
+        return _mathml(body, "block")
+
+    def latex_environment(self, name: str, body: str) -> str:
+        return _mathml(rf"\begin{{{name}}}{body}\end{{{name}}}", "block")
+
+    def image(self, text: str, url: str, title: str | None = None) -> str:
+        file = Path(self.path, unquote(url))
+        kind, _ = mimetypes.guess_type(file.name)
+        if kind and file.is_file():
+            url = f"data:{kind};base64,{b64encode(file.read_bytes()).decode()}"
+        return super().image(text, url, title)
+
+
+def _mathml(tex: str, display: str) -> str:
+    """A formula as MathML; one with a mistake as it was written, so that it does not cost the whole page."""
+    try:
+        formula = latex2mathml.converter.convert(tex, xmlns="", display=display)
+    except Exception:  # the library has a class for each mistake
+        return f"<code>{html.escape(tex)}</code>"
+    for operator, attributes in AS_TEX.items():
+        formula = formula.replace(f"<mo>{operator}</mo>", f"<mo {attributes}>{operator}</mo>")
+    # HTML needs no name space, and nbconvert would write one as a prefix into headings.
+    return formula.replace(' xmlns=""', "", 1)
