@@ -1,17 +1,23 @@
 """What every committed notebook must hold to, beside running (which nbval checks)."""
 
 import ast
+import base64
+import io
 import json
 import re
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
+from PIL import Image, ImageColor, ImageDraw
 
 from workshop_utils import freshness
 from workshop_utils.exercises.choice import WIDGET_VIEW
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+MOST_NBYTES = 400_000  # of one, so that a browser and GitHub open it at once
+MOST_NBYTES_OF_ALL = 4_000_000
 MACHINE_PATH = re.compile(r"(/(home|root|tmp|Users|work)/|site-packages)")
 
 
@@ -124,7 +130,86 @@ def test_a_changed_cell_makes_a_notebook_stale_and_a_comment_does_not():
     assert freshness.fingerprint(notebook) != before
 
 
-def test_the_modules_and_jobs_that_a_notebook_uses_count():
-    source = "from workshop_utils import place\nfrom workshop_utils.jobs import TrainingJob\njob = 'jobs/mnist_single'"
-    found = {path.name for path in freshness._dependencies(source)}
-    assert {"place.py", "jobs.py", "train.py", "job.yaml"} <= found
+def test_a_change_of_the_package_or_of_a_job_makes_no_notebook_stale():
+    source = "from workshop_utils import nothing_of_this_name\njob = 'jobs/nothing_of_this_name'"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    assert re.fullmatch("[0-9a-f]{16}", freshness.fingerprint(notebook))
+
+
+# Their weight
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_light(path):
+    assert path.stat().st_size <= MOST_NBYTES, f"{path.name}: which figure is so large?"
+
+
+def test_all_notebooks_together_are_light():
+    assert sum(path.stat().st_size for path in NOTEBOOKS) <= MOST_NBYTES_OF_ALL
+
+
+def test_every_picture_has_a_palette(notebook):
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            if png := output.get("data", {}).get("image/png"):
+                with Image.open(io.BytesIO(base64.b64decode(png))) as picture:
+                    assert picture.mode == "P", cell.source
+
+
+def drawn(size=(400, 200)):
+    """A picture as Matplotlib draws one: a large area, a line with soft edges and two small marks on white."""
+    picture = Image.new("RGBA", size, (255, 255, 255, 255))
+    pen = ImageDraw.Draw(picture)
+    pen.rectangle((20, 20, 180, 120), fill="#0072B2")
+    pen.rectangle((200, 20, 215, 35), fill="#D55E00")
+    pen.rectangle((220, 20, 235, 35), fill="#D65F01")  # as near to it as two colours can be
+    pen.rectangle((200, 60, 320, 120), fill="#BABA82")
+    pen.line((340, 20, 340, 30), fill="#D69EA7")  # few pixels, of a brightness that another colour has
+    for y in range(140, 150):
+        for x in range(size[0]):
+            pen.point((x, y), fill=(x % 256, x % 256, x % 256, 255))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("tolerance", freshness.TOLERANCES)
+def test_a_light_picture_keeps_the_exact_colours_of_areas_and_nearly_those_of_edges(tolerance):
+    before = np.asarray(Image.open(io.BytesIO(drawn())).convert("RGB")).astype(int)
+    made = freshness.light(drawn(), tolerance)
+    after = np.asarray(Image.open(io.BytesIO(made)).convert("RGB")).astype(int)
+    assert after.shape == before.shape
+    for colour in ("#0072B2", "#D55E00", "#D65F01", "#FFFFFF"):
+        area = (before == ImageColor.getrgb(colour)).all(axis=2)
+        assert (after[area] == before[area]).all(), colour
+    differences = np.abs((after - before) @ freshness.TO_YCBCR.T).max(axis=(0, 1))
+    assert (differences <= (tolerance.brightness, tolerance.colour, tolerance.colour)).all()
+    rose, olive = np.array(ImageColor.getrgb("#D69EA7")), np.array(ImageColor.getrgb("#BABA82"))
+    whisker = after[25, 340]
+    assert np.abs(whisker - rose).sum() < np.abs(whisker - olive).sum()  # it is still told from its neighbour
+
+
+def test_a_transparent_picture_becomes_one_on_white_and_a_light_one_stays_as_it_is():
+    file = io.BytesIO()
+    Image.new("RGBA", (10, 10), (0, 0, 0, 0)).save(file, "PNG")
+    made = freshness.light(file.getvalue())
+    assert np.asarray(Image.open(io.BytesIO(made)).convert("RGB")).min() == 255
+    assert freshness.light(made) == made
+
+
+def test_what_differs_from_run_to_run_is_removed_and_pictures_are_made_light():
+    picture = base64.b64encode(drawn()).decode()
+    cell = nbformat.v4.new_code_cell(
+        "draw()",
+        outputs=[
+            nbformat.v4.new_output("display_data", {"image/png": picture, WIDGET_VIEW: {"model_id": "1"}})
+        ],
+        metadata={"execution": {"iopub.execute_input": "now"}, "tags": ["idea"]},
+    )
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"widgets": {}, "papermill": {}})
+    freshness.clean(notebook)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert notebook.cells[0].metadata == {"tags": ["idea"]}
+    (output,) = notebook.cells[0].outputs
+    assert list(output.data) == ["image/png"]
+    assert len(output.data["image/png"]) < len(picture)

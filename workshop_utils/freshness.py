@@ -1,46 +1,60 @@
 """Are a committed notebook's outputs those of the code that stands beside them?
 
-Notebooks are committed executed, so their outputs can go stale: a cell is edited, or a module that it imports.
-`refresh` executes a notebook in place, cleans it, and writes a fingerprint of what its outputs depend on into its
-metadata; a test compares it with the fingerprint of what is there now.
+Notebooks are committed executed, so their outputs can go stale when a cell is edited. `refresh` executes a notebook in
+place, cleans it, and writes a fingerprint of its code cells into its metadata; a test compares it with that of the
+cells that are there now. Code is compared by its syntax tree, so a comment or a line break makes nothing stale.
 
-What counts: the code cells, the modules of `workshop_utils` that they import, and the jobs that they name. Code is
-compared by its syntax tree, so a comment or a line break makes nothing stale.
+The package behind the cells is not part of it: that cells still work, and still give the marked outputs, is shown by
+running them (`make notebooks`).
 """
 
 from __future__ import annotations
 
 import ast
+import base64
 import hashlib
-import importlib.util
-import re
-from collections.abc import Iterator
+import io
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import nbformat
+import numpy as np
+import oxipng
 from nbclient import NotebookClient
+from PIL import Image
 
 from workshop_utils import lessons
 from workshop_utils.exercises.choice import WIDGET_VIEW
 
-ROOT = Path(__file__).parents[1]
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CELL_TIMEOUT_SECONDS = 600
 SOLUTION = "solution"  # the tag of a cell that holds an exercise's solution
+MOST_NBYTES = 395_000  # of a notebook, so that GitHub and a browser open it at once
+
+
+class Tolerance(NamedTuple):
+    """How far a light picture may be from the original, of 255: in brightness, and in either colour difference.
+
+    Colours that have more than `exact_share` of a picture's pixels stay as they are.
+    """
+
+    brightness: int
+    colour: int
+    exact_share: float
+
+
+TOLERANCES = (Tolerance(32, 10, 1 / 5000), Tolerance(40, 12, 1 / 2000), Tolerance(64, 20, 1 / 1000))
+# Brightness and colour differences of red, green and blue: ITU-R BT.601, as JPEG has them.
+TO_YCBCR = np.array([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
 
 
 def fingerprint(notebook: Any) -> str:
-    """A hash of all code that `notebook`'s outputs depend on."""
+    """A hash of `notebook`'s own code cells."""
     digest = hashlib.sha256()
-    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    for source in sources:
-        digest.update(_normal(source).encode())
-    for path in sorted(_dependencies("\n".join(sources))):
-        digest.update(path.relative_to(ROOT).as_posix().encode())
-        text = path.read_text(encoding="utf-8")
-        digest.update((_normal(text) if path.suffix == ".py" else text).encode())
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            digest.update(_normal(cell.source).encode())
     return digest.hexdigest()[:16]
 
 
@@ -51,7 +65,7 @@ def recorded(notebook: Any) -> str | None:
 
 
 def is_fresh(path: Path) -> bool:
-    """Whether the outputs in `path` are those of today's code."""
+    """Whether the outputs in `path` are those of its cells as they are now."""
     notebook = nbformat.read(str(path), as_version=4)
     return recorded(notebook) == fingerprint(notebook)
 
@@ -79,7 +93,8 @@ def refresh(path: Path) -> None:
 def clean(notebook: Any) -> None:
     """Remove what differs from run to run and says nothing: timings, widgets and their state, papermill's notes.
 
-    A widget without its kernel is dead; what stays is the static form beside it. Solutions are folded.
+    A widget without its kernel is dead; what stays is the static form beside it. Figures are made light, and solutions
+    are folded.
     """
     notebook.metadata = nbformat.NotebookNode({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     for cell in notebook.cells:
@@ -89,6 +104,57 @@ def clean(notebook: Any) -> None:
             cell.metadata["jupyter"] = {"source_hidden": True}
         for output in cell.get("outputs", []):
             output.get("data", {}).pop(WIDGET_VIEW, None)
+    make_light(notebook)
+
+
+def make_light(notebook: Any) -> None:
+    """Give every figure of `notebook` a palette: the finest with which the notebook has at most MOST_NBYTES."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    pictures = [output.data for output in outputs if "image/png" in output.get("data", {})]
+    originals = [base64.b64decode(data["image/png"]) for data in pictures]
+    for tolerance in TOLERANCES:
+        for data, png in zip(pictures, originals, strict=True):
+            data["image/png"] = base64.b64encode(light(png, tolerance)).decode()
+        if len(nbformat.writes(notebook).encode()) <= MOST_NBYTES:
+            return
+
+
+def light(png: bytes, tolerance: Tolerance = TOLERANCES[0]) -> bytes:
+    """The picture `png` with a palette, a third of the size. One that has a palette already stays as it is.
+
+    Areas and lines keep their exact colours; at edges, brightness may differ somewhat, and colour hardly. The palette
+    takes the colour next for which most pixels are furthest from what it has (greedy weighted k-centres, T. F. Gonzalez
+    1985, "Clustering to minimize the maximum intercluster distance").
+    """
+    with Image.open(io.BytesIO(png)) as opened:
+        if opened.mode == "P":
+            return png
+        picture = Image.new("RGBA", opened.size, "white")
+        picture.alpha_composite(opened.convert("RGBA"))
+    red, green, blue, _ = np.moveaxis(np.asarray(picture, dtype=np.int64), 2, 0)
+    packed, place, counts = np.unique(
+        (red << 16) | (green << 8) | blue, return_inverse=True, return_counts=True
+    )
+    colours = np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1)
+    scaled = colours @ TO_YCBCR.T / (tolerance.brightness, tolerance.colour, tolerance.colour)
+    is_exact = counts > tolerance.exact_share * place.size
+    difference = np.full(
+        len(colours), 255.0
+    )  # of each colour from the nearest of the palette; 1 is tolerable
+    nearest = np.zeros(len(colours), dtype=np.uint8)
+    palette: list[int] = []
+    while len(palette) < 256 and (difference.max() > 1 or difference[is_exact].any()):
+        wanted = is_exact if difference[is_exact].any() else ~is_exact
+        chosen = int(np.argmax(wanted * counts * difference**2))
+        from_chosen = np.abs(scaled - scaled[chosen]).max(axis=1)
+        nearest[from_chosen < difference] = len(palette)
+        difference = np.minimum(difference, from_chosen)
+        palette.append(chosen)
+    reduced = Image.fromarray(nearest[place].reshape(red.shape))
+    reduced.putpalette(colours[palette].astype(np.uint8).tobytes())
+    file = io.BytesIO()
+    reduced.save(file, "PNG")
+    return bytes(oxipng.optimize_from_memory(file.getvalue(), level=5))
 
 
 def _seconds(notebook: Any) -> list[float]:
@@ -109,24 +175,3 @@ def _normal(source: str) -> str:
         return ast.dump(ast.parse(source))
     except SyntaxError:
         return source
-
-
-def _dependencies(source: str) -> Iterator[Path]:
-    """The files of this project that `source` imports or names."""
-    modules = set(re.findall(r"^\s*(?:from|import)\s+(workshop_utils(?:\.\w+)*)", source, flags=re.MULTILINE))
-    for package, names in re.findall(
-        r"^\s*from\s+(workshop_utils(?:\.\w+)*)\s+import\s+([\w, ]+)", source, flags=re.MULTILINE
-    ):
-        modules |= {f"{package}.{name.split(' as ')[0].strip()}" for name in names.split(",")}
-    for module in modules:
-        try:
-            found = importlib.util.find_spec(module)
-        except ModuleNotFoundError:
-            continue  # a name inside a module, not a module
-        if found is not None and found.origin is not None:
-            yield Path(found.origin)
-    for description in (ROOT / "jobs").glob("*/job.yaml"):
-        job = description.parent
-        if re.search(rf"""[/"']{job.name}\b""", source):  # "../jobs/NAME", or folder / "NAME"
-            # Not the manifests beside them, which are rendered from these.
-            yield from (path for path in job.iterdir() if path.suffix == ".py" or path == description)
