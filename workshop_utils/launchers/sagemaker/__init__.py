@@ -18,7 +18,7 @@
 | `source`, `upload` | what a job brings along, and how it gets to S3 |
 | `calls` | a call to AWS: patience, and errors for people |
 | `prices`, `preflight` | what a launch may cost, and the question before it |
-| `sdk`, `model_trainer` | the Python SDK's ModelTrainer, in an environment of its own |
+| `sdk`, `model_trainer` | the Python SDK's ModelTrainer, in a process of its own |
 | `launcher`, `run` | the launcher, and the run that it gives |
 | `contract` | what a training container finds |
 | `container`, `parameter_server` | programs: a container's entry point, and the server beside the script |

@@ -1,4 +1,4 @@
-"""A program for the SageMaker Python SDK's own environment: sends a job through `ModelTrainer`, with own drivers.
+"""A program that sends a job through the SageMaker Python SDK's `ModelTrainer`, with the workshop's own drivers.
 
 It reads a description on standard input (see `sdk.description`) and prints one JSON line: the training job's name, and
 the CreateTrainingJob request as it went out. With `"render": true` nothing goes out at all: the calls that the SDK

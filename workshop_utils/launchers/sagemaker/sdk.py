@@ -1,16 +1,17 @@
 """The SageMaker Python SDK, version 3: its ModelTrainer sends the workshop's jobs, with the workshop's own driver.
 
-Its pins (rich below 15, protobuf below 7, MLflow and what that needs) do not go with the workshop's environment, so it
-lives in one of its own, which sees the workshop's packages and adds what differs; the first use makes it, in a minute.
+It runs in a process of its own: importing it takes seconds, and it changes logging and reads settings for its process.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from workshop_utils.environments import Environment, EnvironmentFailed
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.sagemaker import request as requests
 from workshop_utils.launchers.sagemaker.calls import Aws, AwsError
@@ -22,7 +23,6 @@ from workshop_utils.strategies import strategy_of
 
 PROGRAM = Path(__file__).with_name("model_trainer.py")
 ANSWER = "RESULT "
-ENVIRONMENT = Environment("sagemaker_sdk", "The SageMaker SDK", sees_workshop=True)
 
 
 def send(job: TrainingJob, settings: Settings, aws: Aws, render: bool) -> Request:
@@ -30,20 +30,24 @@ def send(job: TrainingJob, settings: Settings, aws: Aws, render: bool) -> Reques
 
     Raises:
         JobError: as `request.build` does.
-        EnvironmentFailed: if the SDK's environment cannot be made, as without a network.
         AwsError: where AWS, or the SDK, refuses.
     """
     ours = requests.build(job, settings)
-    ENVIRONMENT.build()
-    described = json.dumps(description(job, settings, aws, ours, render))
-    variables = {"AWS_ENDPOINT_URL": aws.endpoint} if aws.endpoint else {}
-    try:
-        said = ENVIRONMENT.run("python", str(PROGRAM), variables=variables, text=described)
-    except EnvironmentFailed as error:
-        raise AwsError(
-            f"ModelTrainer did not send {job.name}: {str(error).splitlines()[-1].strip()}"
-        ) from None
-    for line in said.splitlines():
+    answer = subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            str(PROGRAM),
+        ],  # -P: the modules beside it are not to be found as top-level ones
+        input=json.dumps(description(job, settings, aws, ours, render)),
+        capture_output=True,
+        text=True,
+        env={**os.environ, **({"AWS_ENDPOINT_URL": aws.endpoint} if aws.endpoint else {})},
+    )
+    if answer.returncode != 0:
+        lines = answer.stderr.strip().splitlines() or [f"it ended with code {answer.returncode}"]
+        raise AwsError(f"ModelTrainer did not send {job.name}: {lines[-1].strip()}")
+    for line in answer.stdout.splitlines():
         if line.startswith(ANSWER):
             return Request(json.loads(line.removeprefix(ANSWER))["body"], ours.members)
     raise AwsError(f"ModelTrainer did not send {job.name}: it gave no answer")
