@@ -92,6 +92,10 @@ class StampedCommunicator(Communicator):
     def now(self) -> float:
         return time.monotonic()
 
+    def sleep_until(self, moment: float) -> None:
+        """Let the time that a link takes pass: return when `now` is `moment` or later."""
+        time.sleep(max(0.0, moment - self.now()))
+
     def close(self) -> None:
         self._inner.close()
         super().close()
@@ -115,7 +119,7 @@ class StampedCommunicator(Communicator):
         until = 0.0 if to is None else self._uplink_free
         if source is not None:
             until = max(until, self._arrival(room, source, incoming))
-        time.sleep(max(0.0, until - self.now()))
+        self.sleep_until(until)
 
     def _stamped(self, outgoing: Array) -> Array:
         """`outgoing` with the time at which its first byte leaves, and the uplink taken until its last one has."""
