@@ -107,7 +107,10 @@ def parsed(parameters: Sequence[str]) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not (name.isidentifier() and equals):
             raise JobError(f"parameter is {pair!r}; it must be NAME=VALUE, such as workers=4")
-        values[name] = yaml.safe_load(text)
+        try:
+            values[name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise JobError(f"parameter {name!r} is {text!r}; it is not a value that YAML can read") from None
     return values
 
 
@@ -119,7 +122,7 @@ def check_parameters(notebooks: Sequence[Path], values: dict[str, Any]) -> dict[
     Raises:
         JobError: for a name that none of the notebooks has.
     """
-    accepted = {path: parameters_of(nbformat.read(str(path), as_version=4)) for path in notebooks}
+    accepted = {path: parameters_of(lessons.read(path)) for path in notebooks}
     known = set().union(*accepted.values())
     for name in values:
         if name not in known:
@@ -170,7 +173,9 @@ def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
 
 
 def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[TrainingJob]:
-    largest = int(values.get("workers", 4))
+    largest = values.get("workers", 4)
+    if not isinstance(largest, int) or largest < 1:
+        raise JobError(f"parameter 'workers' is {largest!r}; it must be a whole number of at least 1")
     small = os.environ.get("WORKSHOP_SIZE") == "small"
     counts = [count for count in (1, 2, 4, 8, 16) if count < largest] + [largest]
     jobs = sweep.plan(JOBS, counts, **({"epochs": 1} if small else {}))

@@ -25,6 +25,7 @@ from nbconvert.preprocessors import ClearOutputPreprocessor, TagRemovePreprocess
 
 from workshop_utils import lessons
 from workshop_utils.freshness import SOLUTION
+from workshop_utils.jobs import JobError
 
 TEACHING = "teaching"
 BESIDE = ("images", "jobs")  # what notebooks name by a path, as ../images/...
@@ -78,7 +79,7 @@ def release(output: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
             )
         (root / lessons.NOTEBOOKS).mkdir(parents=True, exist_ok=True)
         for path in sources:
-            source = nbformat.read(str(path), as_version=4)
+            source = lessons.read(path)
             made = learner(source) if edition == "learner" else instructor(source, _talking_points(path))
             target = root / lessons.NOTEBOOKS / path.name
             nbformat.write(made, str(target))
@@ -108,8 +109,8 @@ def _kept(target: Path, made: Any) -> Kept:
     if not target.exists():
         return "new"
     try:
-        there = nbformat.read(str(target), as_version=4)
-    except (nbformat.reader.NotJSONError, nbformat.ValidationError):
+        there = lessons.read(target)
+    except JobError:
         return "yours"  # half saved, perhaps: not ours to replace
     if _digest(there) == _digest(made):
         return "unchanged"

@@ -75,6 +75,13 @@ def _has_names(value: object) -> object:
     return value
 
 
+def _fits_a_process(value: Any) -> Any:
+    for key, text in value.items():
+        if not key or "=" in key or "\0" in f"{key}{text}":
+            raise ValueError(f"the name or value of {key!r} cannot be handed to a process")
+    return value
+
+
 Argument = Annotated[str | int | float | bool, BeforeValidator(_is_scalar)]
 Size = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(readable(bytes_of))]
 Duration = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(readable(seconds_of))]
@@ -118,14 +125,14 @@ class TrainingJob(Description):
     folder: Path = Field(default=Path(), exclude=True)
     script: str = "train.py"
     strategy: StrategyName = "single"
-    workers: int = Field(default=1, ge=1, strict=True)
-    parameter_servers: int = Field(default=1, ge=1, strict=True)
-    arguments: dict[str, Argument] = {}
+    workers: int = Field(default=1, ge=1, le=100_000, strict=True)
+    parameter_servers: int = Field(default=1, ge=1, le=100_000, strict=True)
+    arguments: Annotated[dict[str, Argument], AfterValidator(_fits_a_process)] = {}
     data: str = "digits"
     resources: Annotated[Resources, BeforeValidator(_has_names)] = Resources()
     image: str | None = None
     timeout: Duration = "10min"
-    environment: dict[str, str] = {}
+    environment: Annotated[dict[str, str], AfterValidator(_fits_a_process)] = {}
 
     @model_validator(mode="after")
     def _script_exists(self) -> Self:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import nbformat
 from traitlets.config import Config
 
 from workshop_utils.jobs import JobError
@@ -14,6 +16,15 @@ NOTEBOOKS = Path("notebooks")
 # A kernel's sockets are encrypted, as they are in no other way on a machine that others use too; without it, each
 # kernel warns of that in the middle of what a command prints.
 KERNEL = Config({"KernelManager": {"transport_encryption": "auto"}})
+
+
+def read(path: Path) -> Any:
+    """The notebook in the file `path`. Raises JobError where it holds none."""
+    try:
+        return nbformat.read(str(path), as_version=4)
+    except (ValueError, TypeError, AttributeError, nbformat.ValidationError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise JobError(f"{path} is not a notebook: {reason}") from None
 
 
 def chosen(notebooks: Sequence[Path] = ()) -> list[Path]:

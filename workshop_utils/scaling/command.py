@@ -21,6 +21,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+GRID_OPTIONS = (
+    "job",
+    "strategies",
+    "workers",
+    "network",
+    "repeats",
+    "scaling",
+)  # not arguments of the script
 TABLE = Path("build/scaling.parquet")
 File = Annotated[Path, typer.Argument(help="A table that `workshop scaling measure` has written.")]
 Strategies = Annotated[
@@ -205,7 +213,12 @@ def _swept(pairs: list[str]) -> dict[str, list[Any]]:
             raise JobError(
                 f"--argument is {pair!r}; it must be NAME=VALUE or NAME=VALUE,VALUE, such as width=256,512"
             )
-        swept[name.replace("-", "_")] = [yaml.safe_load(value) for value in values.split(",")]
+        if name in GRID_OPTIONS:
+            raise JobError(f"--argument is {pair!r}; {name} has an option of its own: --{name}")
+        try:
+            swept[name.replace("-", "_")] = [yaml.safe_load(value) for value in values.split(",")]
+        except yaml.YAMLError:
+            raise JobError(f"--argument is {pair!r}; {values!r} has no values that YAML can read") from None
     return swept
 
 
