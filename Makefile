@@ -1,6 +1,6 @@
 # Every target sets the workshop up first where that is still to do; once done, it costs a tenth of a second.
 .DEFAULT_GOAL := help
-.PHONY: help setup run lab test lint types unit notebooks fuzz soak test-browser bench site clean
+.PHONY: help setup packages run lab test lint types unit notebooks fuzz soak test-browser bench site clean
 MAKEFLAGS += --no-print-directory
 
 # The one that starts the set-up; it looks for a supported version itself.
@@ -23,17 +23,18 @@ endef
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: ## make .venv complete: packages, and Horovod built for them
+setup: ## make .venv complete: packages, and Horovod compiled for them
 	@$(PYTHON) -m workshop_utils.bootstrap $(if $(filter setup,$(MAKECMDGOALS)),,--quiet)
+
+packages: ## make .venv without Horovod: what JupyterLab needs
+	@$(PYTHON) -m workshop_utils.bootstrap --without-horovod $(if $(filter packages,$(MAKECMDGOALS)),,--quiet)
 
 run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=small STRATEGIES=horovod,mpi NOTEBOOKS=...)
 	$(if $(SIZE),WORKSHOP_SIZE=$(SIZE)) $(BIN)/workshop run $(NOTEBOOKS) --output build \
 	  $(if $(WORKERS),-p workers=$(WORKERS)) $(if $(STRATEGIES),--strategies $(STRATEGIES))
 
-lab: setup ## open JupyterLab on your own copy of the lessons, my_lessons/, which is never overwritten
-	@$(BIN)/workshop copy-lessons my_lessons
-	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --LabApp.default_url=/lab/tree/my_lessons \
-	  $(if $(filter 0,$(shell id -u)),--allow-root)
+lab: packages ## open JupyterLab on your own copy of the lessons, my_lessons/; Horovod compiles meanwhile
+	@$(BIN)/workshop lab my_lessons
 
 test: setup ## everything below that checks: lint, types, unit tests, notebooks
 	@$(MAKE) lint types
@@ -49,9 +50,9 @@ types: setup ## mypy
 unit notebooks: export OMP_NUM_THREADS := 1
 unit notebooks: export TF_CPP_MIN_LOG_LEVEL := 2
 
-# Tests of real processes race with a busy machine. One that fails is tried a second time, and the summary names it.
+# Three files at a time: tests of real processes wait more than they compute. Folders with the longest ones go first.
 unit: setup ## unit tests
-	$(call step,unit tests,$(BIN)/pytest tests -n 2 --dist loadfile --reruns 1 --reruns-delay 2 -r fEsR)
+	$(call step,unit tests,$(BIN)/pytest tests/launchers tests/jobs tests -n 3 --dist loadfile --no-loadscope-reorder -r fEs)
 
 notebooks: export WORKSHOP_SIZE := small
 # The learner's edition is the source without its solutions, in a folder of its own.
@@ -78,7 +79,7 @@ bench: setup ## measure, and print the tables
 site: setup ## the executed lessons as a web site, with search: build/site/html/index.html
 	@$(BIN)/python -m workshop_utils.book
 
-environment.yml: pyproject.toml workshop_utils/bootstrap.py workshop_utils/horovod_build.py | setup
+environment.yml: pyproject.toml workshop_utils/bootstrap.py workshop_utils/horovod_build.py workshop_utils/packages.py | setup
 	$(BIN)/python -m workshop_utils.bootstrap --environment-yml > $@.new && mv $@.new $@
 
 clean: ## remove build/ and caches; .venv and the built Horovod stay

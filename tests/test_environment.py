@@ -17,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 
 from workshop_utils import bootstrap
 from workshop_utils.horovod_build import HOROVOD_VERSION
+from workshop_utils.packages import PYTORCH_CPU_INDEX
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,11 +55,13 @@ def test_conda_gets_every_requirement_and_the_package_itself(
 ) -> None:
     (pip,) = [entry["pip"] for entry in conda["dependencies"] if isinstance(entry, dict)]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
-    assert {str(Requirement(need)) for need in pip if need != "-e ."} == {
-        str(Requirement(need)) for need in wanted
-    }
-    assert "-e ." in pip
-    assert len(pip) == len(wanted) + 1
+    needs = [need for need in pip if not need.startswith("-")]
+    assert {str(Requirement(need)) for need in needs} == {str(Requirement(need)) for need in wanted}
+    assert len(needs) == len(wanted)
+    assert [need for need in pip if need.startswith("-")] == [
+        f"--extra-index-url {PYTORCH_CPU_INDEX}",
+        "-e .",
+    ]
 
 
 def test_conda_gets_a_python_that_pyproject_allows(project: dict[str, Any], conda: dict[str, Any]) -> None:
@@ -101,11 +104,15 @@ def test_make_alone_lists_every_target() -> None:
     assert re.findall(r"^  make (\S+)", listed, flags=re.MULTILINE) == targets[1].split()
 
 
-@pytest.mark.parametrize(
-    "target", ["run", "lab", "test", "lint", "types", "unit", "notebooks", "bench", "site"]
-)
+@pytest.mark.parametrize("target", ["run", "test", "lint", "types", "unit", "notebooks", "bench", "site"])
 def test_every_target_that_works_sets_up_first(target: str) -> None:
     assert _make(target).lstrip().startswith("python3 -m workshop_utils.bootstrap --quiet")
+
+
+def test_lab_waits_for_the_packages_alone_and_opens_the_learner_s_own_copy() -> None:
+    setup, command = _make("lab").strip().splitlines()
+    assert setup == "python3 -m workshop_utils.bootstrap --without-horovod --quiet"
+    assert command == ".venv/bin/workshop lab my_lessons"
 
 
 def test_make_run_hands_its_parameters_on() -> None:
@@ -118,12 +125,6 @@ def test_make_run_hands_its_parameters_on() -> None:
     assert " -p " not in _make("run")
 
 
-def test_lab_listens_on_this_machine_alone_and_opens_the_learner_s_own_copy() -> None:
-    command = _make("lab")
-    assert "--ServerApp.ip=127.0.0.1" in command
-    assert command.index("workshop copy-lessons my_lessons") < command.index("/lab/tree/my_lessons")
-
-
 def test_make_clean_keeps_the_environment() -> None:
     removals = [line for line in _make("clean").splitlines() if line.startswith("rm")]
     assert removals
@@ -134,7 +135,7 @@ def test_make_clean_keeps_the_environment() -> None:
 def test_unit_tests_and_notebooks_both_run_and_either_can_fail_the_whole(
     unit: int, notebooks: int, code: int, tmp_path: Path
 ) -> None:
-    pytest_code = f'$([ "$1" = tests ] && echo {unit} || echo {notebooks})'
+    pytest_code = f'$([ "$1" = tests/launchers ] && echo {unit} || echo {notebooks})'
     _imitation(tmp_path, {"ruff": "0", "mypy": "0", "pytest": pytest_code})
     answer = _test(tmp_path)
     assert answer.returncode == code
@@ -143,7 +144,7 @@ def test_unit_tests_and_notebooks_both_run_and_either_can_fail_the_whole(
         ("ruff", "check"),
         ("ruff", "format"),
         ("mypy", "-"),
-        ("pytest", "tests"),
+        ("pytest", "tests/launchers"),
         ("pytest", "--nbval-lax"),
     ]
     assert re.search(rf"== unit tests: {'FAILED' if unit else 'passed'}, \d+ s", answer.stdout)

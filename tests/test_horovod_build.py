@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import io
 import os
 import re
@@ -115,6 +116,17 @@ def test_the_recipe_of_this_environment_imports_no_framework() -> None:
     key, imported = answer.stdout.splitlines()
     assert "torch-" in key
     assert imported == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fits"), [("mpi", "gloo-only", True), ("torch", "torch-1.0", False)]
+)
+def test_a_horovod_for_another_framework_does_not_count_as_installed(
+    name: str, value: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = dataclasses.replace(horovod_build.this_recipe(None), **{"mpi": "openmpi-5", name: value})
+    monkeypatch.setattr(horovod_build, "installed_recipe", lambda: there)
+    assert horovod_build.is_installed() is fits
 
 
 def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,16 +412,70 @@ def test_the_installed_libraries_do_not_name_this_environment() -> None:
         assert sys.prefix not in rpath
 
 
-@pytest.mark.parametrize("missing", ["TensorFlow", "PyTorch", "Gloo", "MPI"])
-def test_a_part_that_was_not_built_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = [part for part in ("TensorFlow", "PyTorch", "Gloo", "MPI") if part != missing]
-
-    def run(command: list[str], _failure: str) -> str:
-        return "True\n" if "-c" in command else "\n".join(f"    [X] {part}" for part in parts)
-
-    monkeypatch.setattr(horovod_build, "_run", run)
-    with pytest.raises(HorovodBuildError, match=f"does not show {missing}"):
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("True False True True", "Gloo = True False and MPI = True True; expected True and True for both"),
+        ("noise\nTrue True True False", "Gloo = True True and MPI = True False; expected True and True"),
+    ],
+)
+def test_a_part_that_was_not_built_is_named(
+    answer: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(horovod_build, "_run", lambda *_: f"{answer}\n")
+    with pytest.raises(HorovodBuildError, match=message):
         horovod_build._verify(dataclasses.replace(RECIPE, mpi="openmpi-5"))
+
+
+# Who waits for it
+
+
+def test_while_another_process_builds_it_its_progress_is_seen_and_waited_for(
+    tiny_horovod: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert horovod_build.in_progress() is None
+    compiling, may_end = threading.Event(), threading.Event()
+    installed: list[Recipe] = []
+
+    def build(work: Path, log: Path, *_others: object) -> Path:
+        log.write_text("  [ 12%] Building\nsaid [ 99%]\n  [ 42%] Building\n")
+        compiling.set()
+        assert may_end.wait(60)
+        wheel = work / "horovod-0.28.1-py3-none-any.whl"
+        wheel.write_text("")
+        return wheel
+
+    monkeypatch.setattr(horovod_build, "_build", build)
+    monkeypatch.setattr(horovod_build, "_install_wheel", lambda _, recipe: installed.append(recipe))
+    builder = threading.Thread(target=horovod_build.install, kwargs={"with_mpi": False})
+    builder.start()
+    assert compiling.wait(60)
+    progress = horovod_build.in_progress()
+    assert progress is not None
+    assert progress.percent == 42
+    assert 0 <= progress.seconds < 60
+    monkeypatch.setattr(horovod_build, "installed_recipe", lambda: installed[0] if installed else None)
+    second = threading.Thread(target=horovod_build.install, kwargs={"with_mpi": False})
+    second.start()
+    may_end.set()
+    builder.join()
+    second.join()
+    assert len(installed) == 1  # the second finds it installed, and does not install it under whoever uses it
+    assert horovod_build.in_progress() is None
+    assert tiny_horovod.is_dir()
+
+
+@pytest.mark.usefixtures("tiny_horovod")
+def test_a_log_of_an_earlier_build_says_nothing_of_this_one() -> None:
+    folder = horovod_build.cache_folder() / "horovod" / horovod_build.this_recipe(None).key
+    folder.mkdir(parents=True)
+    (folder / "build.log").write_text("  [100%] Built\n")
+    os.utime(folder / "build.log", (0, 0))
+    with (folder / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        progress = horovod_build.in_progress()
+    assert progress is not None
+    assert progress.percent == 0
 
 
 def test_the_command_fails_with_one_message_and_no_traceback(

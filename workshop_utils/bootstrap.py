@@ -4,8 +4,11 @@
 workshop_utils/bootstrap.py` do the same by hand. It needs the standard library alone and may be started by
 any Python 3.9 or later: it looks for one of the supported versions itself.
 
-Once done it leaves a stamp, `.venv/.ready`, that holds a hash of all that the set-up depends on; while the
-hash is current, running it again does nothing. An interrupted set-up is simply run again.
+With `--without-horovod` it stops once the packages are there, which is all that JupyterLab needs: `workshop lab`
+compiles Horovod behind it.
+
+Each of the two parts leaves a stamp in `.venv`, a hash of all that it depends on; while the hash is current, running
+it again does nothing. An interrupted set-up is simply run again.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +29,9 @@ if not __package__:  # started as a plain script: its own folder must not shadow
     HERE = Path(__file__).resolve().parent
     sys.path[:] = [str(HERE.parent), *(folder for folder in sys.path if Path(folder).resolve() != HERE)]
 
-from workshop_utils import horovod_build
+from workshop_utils import horovod_build, packages
 from workshop_utils.horovod_build import HorovodBuildError, Tool
-from workshop_utils.logged_command import CommandFailed, duration, end_on_signals, run_logged, say
+from workshop_utils.logged_command import CommandFailed, duration, end_on_signals, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,25 +59,42 @@ class SetupError(RuntimeError):
     """The set-up cannot go on; the message says why, and what to do."""
 
 
-def environment_digest(root: Path) -> str:
-    """Hash of all that the environment of the checkout at `root` depends on.
+@dataclass(frozen=True)
+class Stamp:
+    """A file in `.venv` that says for which requirements a part of the set-up is complete."""
 
-    The folder is part of it, since a virtual environment does not survive being moved.
-    """
-    content = hashlib.sha256(str(root).encode())
-    content.update((root / "pyproject.toml").read_bytes())
-    content.update(horovod_build.build_digest().encode())
-    return content.hexdigest()
+    name: str
+    with_horovod: bool
+
+    def digest(self, root: Path) -> str:
+        """Hash of all that this part of the checkout at `root` depends on.
+
+        The folder is part of it, since a virtual environment does not survive being moved.
+        """
+        content = hashlib.sha256(str(root).encode())
+        content.update((root / "pyproject.toml").read_bytes())
+        if self.with_horovod:
+            content.update(horovod_build.build_digest().encode())
+        return content.hexdigest()
+
+    def is_current(self, root: Path) -> bool:
+        """Whether this part of the checkout at `root` is complete."""
+        file = root / ".venv" / self.name
+        return (
+            file.is_file()
+            and file.read_text() == self.digest(root)
+            and (root / ".venv" / "bin" / "python").exists()  # its target goes when the system's Python does
+        )
+
+    def write(self, root: Path) -> None:
+        """Note that this part is complete now."""
+        unfinished = root / ".venv" / f"{self.name}.new"
+        unfinished.write_text(self.digest(root))
+        unfinished.replace(root / ".venv" / self.name)
 
 
-def is_ready(root: Path) -> bool:
-    """Says whether the environment of the checkout at `root` is complete and current."""
-    stamp = root / ".venv" / ".ready"
-    return (
-        stamp.is_file()
-        and stamp.read_text() == environment_digest(root)
-        and (root / ".venv" / "bin" / "python").exists()  # its target goes when the system's Python does
-    )
+PACKAGES = Stamp(".packages", with_horovod=False)
+READY = Stamp(".ready", with_horovod=True)
 
 
 # What the machine must have
@@ -158,27 +179,9 @@ def install_packages(root: Path) -> None:
     """Installs the package, editable, with everything that pyproject.toml names, the tests' needs included."""
     log = root / ".venv" / "setup.log"
     log.write_text("")
-    pip = [str(root / ".venv" / "bin" / "python"), "-m", "pip", "install"]
-    common = ["--disable-pip-version-check", "--no-input"]
-    run_logged([*pip, *common, "pip>=25"], log, label="Packages: pip itself")
-    run_logged(
-        [*pip, *common, "--progress-bar", "off", "-e", f"{root}[test]"],
-        log,
-        label="Packages",
-        describe=_pip_progress,
-        every_seconds=10,
-    )
-
-
-def _pip_progress(line: str) -> str | None:
-    words = line.split()
-    if line.startswith("Installing collected packages:"):
-        return f"installing {len(words) - 3} packages"
-    if words[:1] == ["Downloading"]:
-        return "downloading " + " ".join([words[1].rsplit("/", 1)[-1], *words[2:]])
-    if words[:1] == ["Collecting"]:
-        return f"collecting {words[1]}"
-    return None
+    python = root / ".venv" / "bin" / "python"
+    arguments = ["--editable", f"{root}[test]"]
+    packages.install(python, arguments, log, pip=python, label="Packages", without_cuda=True)
 
 
 def install_horovod(root: Path) -> None:
@@ -196,40 +199,35 @@ def install_horovod(root: Path) -> None:
         raise SetupError("The set-up stopped at Horovod (see above). Run it again once that is mended.")
 
 
-def has_cuda_packages(root: Path) -> bool:
-    """Says whether PyTorch brought the GPU libraries, several GB that the lessons have no use for."""
-    return any((root / ".venv" / "lib").glob("python*/site-packages/nvidia*"))
-
-
-def set_up(root: Path, *, quiet: bool = False) -> None:
+def set_up(root: Path, *, with_horovod: bool = True, quiet: bool = False) -> None:
     """Makes the environment of the checkout at `root` complete; does nothing where it is so already.
 
     Raises `SetupError`, `HorovodBuildError` or `CommandFailed`; what was done until then is kept, and the next run
     uses it.
     """
-    if is_ready(root):
+    wanted = READY if with_horovod else PACKAGES
+    if wanted.is_current(root):
         if not quiet:
             say("The set-up is complete and current (.venv).")
         return
     start = time.monotonic()
     with _only_one_at_a_time(root):
-        if is_ready(root):  # another set-up, which this one waited for
+        if wanted.is_current(root):  # another set-up, which this one waited for
             return
-        say("Setting up the workshop. The first time takes some 10 minutes; it is done once.")
-        with _step("1/4 checking this machine"):
+        then = ", then Horovod compiles, 4 to 10 minutes" if with_horovod else ""
+        say(f"Setting up the workshop, once: packages take a minute or two{then}.")
+        with _step("checking this machine"):
             python = check_machine()
-        (root / ".venv" / ".ready").unlink(missing_ok=True)
-        with _step("2/4 virtual environment .venv"):
-            create_venv(root, python)
-        with _step("3/4 packages"):
-            install_packages(root)
-        with _step("4/4 Horovod"):
-            install_horovod(root)
-        if sys.platform.startswith("linux") and has_cuda_packages(root):
-            say("Note: PyTorch came with its CUDA packages, several GB; see README, 'Two commands'.")
-        unfinished = root / ".venv" / ".ready.new"
-        unfinished.write_text(environment_digest(root))
-        unfinished.replace(root / ".venv" / ".ready")
+        if not PACKAGES.is_current(root):
+            with _step("virtual environment .venv"):
+                create_venv(root, python)
+            with _step("packages"):
+                install_packages(root)
+            PACKAGES.write(root)
+        if with_horovod:
+            with _step("Horovod"):
+                install_horovod(root)
+            READY.write(root)
     say(f"Set-up complete in {duration(time.monotonic() - start)}.\n")
 
 
@@ -268,8 +266,9 @@ def conda_environment(root: Path) -> str:
         "#   mamba env create -f environment.yml",
         "#   mamba activate workshop",
         "#   workshop install-horovod",
+        "# With an NVIDIA GPU, leave out the line that takes PyTorch's CPU build.",
         f"# Horovod {horovod_build.HOROVOD_VERSION} belongs to this environment too, but its source does not",
-        "# compile unpatched against the frameworks below, so no index can install it: the last line builds it.",
+        "# compile unpatched against the frameworks below, so no index has it: the third command builds it.",
         "name: workshop",
         "channels:",
         "  - conda-forge",
@@ -278,6 +277,7 @@ def conda_environment(root: Path) -> str:
         f"  - python={oldest_python}",
         "  - pip",
         "  - pip:",
+        f"      - --extra-index-url {packages.PYTORCH_CPU_INDEX}",
         *(f"      - {json.dumps(need)}" for need in project["dependencies"]),
         "      # For the tests.",
         *(f"      - {json.dumps(need)}" for need in project["optional-dependencies"]["test"]),
@@ -291,6 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: returns the exit code, 1 with the reason on standard error where it failed."""
     parser = argparse.ArgumentParser(description="Set up the workshop in .venv.")
     parser.add_argument("--quiet", action="store_true", help="say nothing where all is done already")
+    parser.add_argument("--without-horovod", action="store_true", help="stop once the packages are there")
     parser.add_argument("--environment-yml", action="store_true", help="only print environment.yml")
     options = parser.parse_args(arguments)
     if options.environment_yml:
@@ -298,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     end_on_signals()
     try:
-        set_up(ROOT, quiet=options.quiet)
+        set_up(ROOT, with_horovod=not options.without_horovod, quiet=options.quiet)
     except (SetupError, HorovodBuildError, CommandFailed) as error:
         print(f"\nThe set-up stopped. {error}", file=sys.stderr)
         return 1

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from workshop_utils.scaling.command import app as scaling_app
+
+if TYPE_CHECKING:
+    from workshop_utils.editions import Copy
 
 # Heavy modules (pandas, matplotlib, papermill) are imported by the commands that need them: a launch from the
 # command line must not be slower than torchrun's.
@@ -69,7 +72,9 @@ def launch(
     if dry_run not in (None, "client", "server"):
         raise JobError(f"--dry-run is {dry_run!r}; it must be client or server, as kubectl has it")
     starts = not (render or dry_run)
-    launcher = place(on, config, Network.parse(network) if network else None, output, rendering=not starts)
+    launcher = place(
+        on, config, Network.parse(network) if network is not None else None, output, rendering=not starts
+    )
     if dry_run == "server":
         if not isinstance(launcher, ChecksOnServer):
             raise JobError(
@@ -153,11 +158,31 @@ def copy_lessons(
     """Bring the learner's edition of all lessons into your folder; what you have changed there is left alone."""
     from workshop_utils import editions
 
-    for copy in editions.copy_for_learner(folder):
+    _tell(editions.copy_for_learner(folder))
+
+
+def _tell(copies: list[Copy]) -> None:
+    for copy in copies:
         if copy.state == "yours":
             typer.echo(f"{copy.path}: left alone, since you have changed it")
         elif copy.state != "unchanged":
             typer.echo(f"{copy.path}: {copy.state}")
+
+
+@app.command()
+def lab(
+    folder: Annotated[Path, typer.Argument(help="Your own copy of the lessons; beside notebooks/.")] = Path(
+        "my_lessons"
+    ),
+) -> None:
+    """Open JupyterLab on your copy of the lessons; Horovod, where it is missing, is compiled meanwhile."""
+    from workshop_utils import editions
+    from workshop_utils.lab import open_lab
+
+    is_new = not folder.exists()
+    copies = editions.copy_for_learner(folder)
+    _tell(copies)
+    raise typer.Exit(open_lab(copies[0].path if is_new else folder))
 
 
 @app.command()
@@ -251,7 +276,7 @@ def plan(
         deadline,
         budget,
         [name.strip() for name in instances.split(",")] if instances is not None else None,
-        batch_tokens=round(batch) if batch is not None else None,
+        batch_tokens=batch,
         objective="hours" if fastest else "dollars",
     )
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
@@ -310,4 +335,8 @@ def main() -> None:
         if type(error) is ValueError:
             raise
         print(f"workshop: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:  # a file where a folder should be, no free port, no rights
+        reason = f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error)
+        print(f"workshop: {reason}", file=sys.stderr)
         sys.exit(2)

@@ -5,7 +5,7 @@
 
 What is in one stands in `requirements/NAME.txt`, with every version fixed; `requirements/NAME.in` beside it says what
 was asked for. It lies in the workshop's cache folder, under a name that holds all that it depends on, so that several
-checkouts share it and new requirements give a new one. Making it takes seconds, once; an interrupted one is begun anew.
+checkouts share it and new requirements give a new one. Making it takes seconds, once; an interrupted one is made again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workshop_utils import data
+from workshop_utils import data, packages
 from workshop_utils.logged_command import CommandFailed, duration, run_logged
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
@@ -46,14 +46,11 @@ class Environment:
     Attributes:
         name: of the requirements file, and of the folder.
         title: what people call it.
-        sees_workshop: behind its own packages it finds those of the environment that makes it, such as PyTorch, so
-            that only what differs is installed.
         requirements: another file than `requirements/NAME.txt`.
     """
 
     name: str
     title: str
-    sees_workshop: bool = False
     requirements: Path | None = None
 
     @property
@@ -74,8 +71,6 @@ class Environment:
             sys.platform,
             platform.machine(),
         ]
-        if self.sees_workshop:
-            seed.append(sys.prefix)
         key = hashlib.sha256("\n".join(seed).encode()).hexdigest()[:12]
         return data.cache_folder() / "environments" / f"{self.name}-{key}"
 
@@ -108,20 +103,19 @@ class Environment:
         return folder
 
     def _make(self, folder: Path, log: Path) -> None:
-        _say(f"{self.title}: making its environment, once, in {folder}")
+        _say(f"{self.title}: installing its packages in an environment of their own, once, in {folder}")
         start = time.monotonic()
         log.write_text("")
         venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)]
-        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
-        quiet = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
-        environment = _outside_of_packages()
         try:
-            self._step("environment", venv, log, environment)
-            if self.sees_workshop:
-                (own,) = folder.glob("lib/python*/site-packages")
-                (own / "workshop.pth").write_text(sysconfig.get_path("purelib") + "\n")
-            self._step(
-                "packages", [*pip, "install", *quiet, "--no-deps", "-r", str(self.lock)], log, environment
+            run_logged(venv, log, label=f"{self.title}: environment", env=_outside_of_packages(), report=_say)
+            packages.install(
+                folder / "bin" / "python",
+                ["--no-deps", "--requirement", str(self.lock)],
+                log,
+                pip=Path(sys.executable),
+                label=f"{self.title}: packages",
+                report=_say,
             )
             (folder / ".ready").touch()
         except CommandFailed as error:
@@ -134,9 +128,6 @@ class Environment:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         _say(f"{self.title}: its environment is there, after {duration(time.monotonic() - start)}")
-
-    def _step(self, what: str, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
-        run_logged(command, log, label=f"{self.title}: {what}", env=environment, report=_say)
 
     def program(self, name: str) -> Path:
         """The program called so, such as `python`. Raises EnvironmentFailed where the environment has none."""

@@ -23,17 +23,20 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from workshop_utils import machine
-from workshop_utils.logged_command import CommandFailed, Report, end_on_signals, run_logged, say
+from workshop_utils.logged_command import CommandFailed, Report, duration, end_on_signals, run_logged, say
 
 HOROVOD_VERSION = "0.28.1"
 SDIST_NAME = f"horovod-{HOROVOD_VERSION}.tar.gz"
@@ -189,6 +192,12 @@ def installed_recipe() -> Recipe | None:
         return None  # absent, or recorded by another version of this module: not ours, so built anew
 
 
+def is_installed() -> bool:
+    """Whether this environment has a Horovod that was built for its Python, TensorFlow and PyTorch."""
+    found = installed_recipe()
+    return found is not None and found == replace(this_recipe(None), mpi=found.mpi)
+
+
 def _framework(name: str, *distributions: str) -> str:
     for distribution in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -296,6 +305,9 @@ def install(*, with_mpi: bool = True, rebuild: bool = False, report: Report = sa
     folder = cache_folder() / "horovod" / recipe.key
     folder.mkdir(parents=True, exist_ok=True)
     with _only_one_at_a_time(folder, report):
+        if not rebuild and installed_recipe() == recipe:  # by the process for which this one waited
+            report(f"Horovod {HOROVOD_VERSION} is installed ({recipe.mpi}).")
+            return
         if not rebuild and _install_from_cache(folder, recipe, report):
             return
         _check_can_build()
@@ -471,16 +483,19 @@ def _install_wheel(wheel: Path, recipe: Recipe) -> None:
 
 
 def _verify(recipe: Recipe) -> None:
-    imports = "import horovod.torch as t, horovod.tensorflow as f; print(t.mpi_built() and f.mpi_built())"
-    answer = _run([sys.executable, "-c", imports], "Horovod is built, but it cannot be imported")
+    """Imports it with both frameworks, in one process: `horovodrun --check-build` imports them for each question."""
+    program = (
+        "import horovod.tensorflow as f, horovod.torch as t; "
+        "print(*(bool(part.gloo_built()) for part in (f, t)), *(bool(part.mpi_built()) for part in (f, t)))"
+    )
+    answer = _run([sys.executable, "-c", program], "Horovod is built, but it cannot be imported")
     has_mpi = recipe.mpi != "gloo-only"
-    if (answer.split() or [""])[-1] != str(has_mpi):
-        raise HorovodBuildError(f"Horovod was built with MPI = {not has_mpi}, expected {has_mpi}.")
-    horovodrun = str(Path(sysconfig.get_path("scripts")) / "horovodrun")
-    table = _run([horovodrun, "--check-build"], "horovodrun --check-build fails")
-    for part in ("TensorFlow", "PyTorch", "Gloo", *(["MPI"] if has_mpi else [])):
-        if f"[X] {part}" not in table:
-            raise HorovodBuildError(f"horovodrun --check-build does not show {part}:\n{table}")
+    expected = ["True", "True", str(has_mpi), str(has_mpi)]
+    if answer.split()[-4:] != expected:
+        raise HorovodBuildError(
+            f"Horovod was built for TensorFlow and PyTorch with Gloo = {' '.join(answer.split()[-4:-2])} and "
+            f"MPI = {' '.join(answer.split()[-2:])}; expected True and {has_mpi} for both."
+        )
 
 
 # Processes
@@ -491,13 +506,59 @@ def _only_one_at_a_time(folder: Path, report: Report) -> Iterator[None]:
     """Holds the folder's lock: a second build of the same recipe waits, and then finds the wheel."""
     import fcntl  # Unix only, as Horovod is
 
-    with (folder / "lock").open("w") as lock:
+    with (folder / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             report(f"Horovod is being built by another process: waiting for it (see {folder / 'build.log'})")
             fcntl.flock(lock, fcntl.LOCK_EX)
+        os.utime(lock.fileno())  # its time says since when, for `in_progress`
         yield
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a build of Horovod is that another process runs: `percent` is of its compilation."""
+
+    percent: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"Horovod is being compiled: {self.percent} %, {duration(self.seconds)} so far"
+
+
+def in_progress() -> Progress | None:
+    """How far another process is with building the Horovod of this environment; None where none builds it."""
+    import fcntl
+
+    recipe = this_recipe(None)
+    alike = recipe.key.partition(f"_{recipe.mpi}_")[0]  # whichever MPI it is built with
+    for file in (cache_folder() / "horovod").glob(f"{alike}_*/lock"):
+        with file.open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                since, log = os.fstat(lock.fileno()).st_mtime, file.with_name("build.log")
+                is_of_this_build = log.exists() and log.stat().st_mtime >= since
+                text = log.read_text(errors="replace") if is_of_this_build else ""
+                percents = re.findall(r"^\s*\[\s*(\d+)%\]", text, flags=re.MULTILINE) or ["0"]
+                return Progress(int(percents[-1]), time.time() - since)
+    return None
+
+
+def _quiet(_line: str) -> None:
+    """Reports nothing: who looks at the log, or at `in_progress`, sees how it goes."""
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process, as SIGTERM does, once it is no longer a child of `parent`."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _run(command: Sequence[str], failure: str) -> str:
@@ -537,10 +598,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--without-mpi", action="store_true", help="with Gloo alone, even where mpicc is found"
     )
     parser.add_argument("--rebuild", action="store_true", help="compile even where a built wheel is kept")
+    parser.add_argument(
+        "--in-background",
+        type=int,
+        metavar="PID",
+        help="at the lowest priority, without reports, and no longer than the process PID, which starts it",
+    )
     options = parser.parse_args(arguments)
     end_on_signals()
+    report: Report = say
+    if options.in_background:
+        os.nice(19)
+        _end_with(options.in_background)
+        report = _quiet
     try:
-        install(with_mpi=not options.without_mpi, rebuild=options.rebuild)
+        install(with_mpi=not options.without_mpi, rebuild=options.rebuild, report=report)
+        if options.in_background:
+            say(f"Horovod {HOROVOD_VERSION} is compiled and installed.")
     except HorovodBuildError as error:
         print(f"Horovod is not installed. {error}", file=sys.stderr)
         return 1

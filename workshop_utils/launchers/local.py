@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from workshop_utils import data, wiring
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers import endings, hang, mpirun
-from workshop_utils.launchers.process_run import ProcessRun, inherited_variables, reserve, scratch_folder
+from workshop_utils.launchers.process_run import (
+    ProcessRun,
+    await_horovod,
+    inherited_variables,
+    reserve,
+    scratch_folder,
+)
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network import INTERFACE, Emulation, Network, availability
 from workshop_utils.processes import warm
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from workshop_utils.launchers.spark import Spark
 
 RENDEZVOUS = Path(__file__).with_name("horovod_rendezvous.py")
+MOST_WORKERS = 1000  # of one run; more would only wait for each other
 ELASTIC = Path(__file__).with_name("horovod_elastic.py")
 # What that driver writes before each line of a worker.
 ELASTIC_TAG = re.compile(r"\[(worker-\d+)\]<(stdout|stderr)>: (.*)")
@@ -96,6 +103,7 @@ class Local:
         """
         if job.strategy == "spark":
             return self._spark().launch(job)
+        await_horovod(job)
         with reserve(_listeners(job)) as reservation:
             if self.output is not None:
                 self.output.mkdir(parents=True, exist_ok=True)
@@ -123,6 +131,10 @@ class Local:
         return warm.server_for(framework).start
 
     def _request(self, job: TrainingJob, ports: list[int], scratch: Path) -> LocalRequest:
+        if job.workers > MOST_WORKERS:
+            raise JobError(
+                f"workers is {job.workers}; this machine can be given at most {MOST_WORKERS:,} processes"
+            )
         strategy = strategy_of(job)
         members = strategy.members(job)
         listening = [member.name for member in members if member.listens]

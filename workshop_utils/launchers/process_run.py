@@ -19,8 +19,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import mpirun
 from workshop_utils.processes.group import Event, Process, ProcessGroup, Switch
+from workshop_utils.processes.imports import imported, packages
 from workshop_utils.processes.ports import PortReservation
 from workshop_utils.runs import Run, RunState
 
@@ -55,6 +57,14 @@ def inherited_variables(*foreign: re.Pattern[str]) -> dict[str, str]:
         for name, value in os.environ.items()
         if not any(pattern.match(name) for pattern in left_out)
     }
+
+
+def await_horovod(job: TrainingJob) -> None:
+    """Where the job's script imports Horovod, wait while that still compiles. Raises JobError where it is missing."""
+    if "horovod" in packages(imported(job.script_path)):
+        from workshop_utils import lab  # here, since few jobs need it
+
+        lab.await_horovod(job)
 
 
 class ProcessRun(Run):

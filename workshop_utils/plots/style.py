@@ -32,6 +32,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter, NullLocator
 
+from workshop_utils import lab
 from workshop_utils.plots import alternative
 
 INK = "#222222"  # text and axes
@@ -111,8 +112,12 @@ RC: dict[Any, Any] = {
 
 
 def use() -> None:
-    """Draw every later figure of this process in the house's style; in a notebook with alternative text."""
+    """Draw every later figure of this process in the house's style; in a notebook with alternative text.
+
+    It is what every lesson calls first, so notes on a build in the background are asked for here, too.
+    """
     matplotlib.rcParams.update(RC)
+    lab.mention_build()
     if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
         alternative.show_in_notebook()
 

@@ -11,11 +11,11 @@ from pathlib import Path
 def imported(script: Path) -> dict[str, set[str]]:
     """The modules that `script` imports anywhere, each with the names that are taken from it.
 
-    A script that cannot be parsed imports none: where it runs, Python shows its own message.
+    A script that cannot be read or parsed imports none: where it runs, Python shows its own message.
     """
     try:
         tree = ast.parse(script.read_bytes())
-    except SyntaxError:
+    except (OSError, SyntaxError):
         return {}
     found: dict[str, set[str]] = defaultdict(set)
     for node in ast.walk(tree):

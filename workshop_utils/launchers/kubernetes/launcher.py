@@ -10,6 +10,7 @@ from workshop_utils.launchers.kubernetes.operators import pods_of
 from workshop_utils.launchers.kubernetes.play import PlayedRun, play
 from workshop_utils.launchers.kubernetes.run import KubernetesRun
 from workshop_utils.launchers.kubernetes.settings import Settings
+from workshop_utils.launchers.process_run import await_horovod
 
 
 class Kubernetes(Settings):
@@ -60,4 +61,6 @@ class StandIn(Settings):
 
     def launch(self, job: TrainingJob) -> PlayedRun:
         """Start the pods. Raises JobError as `render` does, and for what cannot be played."""
-        return play(job, self.render(job))
+        request = self.render(job)
+        await_horovod(job)
+        return play(job, request)

@@ -21,7 +21,13 @@ from typing import Any
 from workshop_utils import data, wiring
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers import endings, mpirun
-from workshop_utils.launchers.process_run import ProcessRun, inherited_variables, reserve, scratch_folder
+from workshop_utils.launchers.process_run import (
+    ProcessRun,
+    await_horovod,
+    inherited_variables,
+    reserve,
+    scratch_folder,
+)
 from workshop_utils.launchers.sagemaker import contract
 from workshop_utils.launchers.sagemaker import request as requests
 from workshop_utils.launchers.sagemaker.hosts import host_names
@@ -91,6 +97,7 @@ class Instances:
             {requests.DATA: data.prepare(job.data)},
             shipped(strategy_of(job)),
         )
+        await_horovod(job)
         return self.carry_out(assignment)
 
     def carry_out(self, assignment: Assignment) -> InstancesRun:

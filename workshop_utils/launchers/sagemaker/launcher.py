@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import PrivateAttr
 
 from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.process_run import await_horovod
 from workshop_utils.launchers.sagemaker import account, preflight, request, sdk, upload
 from workshop_utils.launchers.sagemaker.calls import Aws
 from workshop_utils.launchers.sagemaker.hosts import layout
@@ -73,6 +74,8 @@ class SageMaker(Settings):
         described = self.render(job)
         outlook = preflight.look(described, self.aws, self.keep_alive)
         preflight.agree(outlook, self.confirm or self.aws.is_stand_in, self._ask)
+        if self.aws.is_stand_in:
+            await_horovod(job)
         upload.bring(job, described, self, self.aws)
         if self.mode == "model_trainer":
             described = sdk.send(job, self, self.aws, render=False)

@@ -14,7 +14,7 @@ sudo apt-get install -y -qq --no-install-recommends g++ git iproute2 make
 cd "$FOLDER"
 test -d workshop || git clone "$REPOSITORY" workshop
 cd workshop
-PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make setup
+make setup
 .venv/bin/workshop copy-lessons my_lessons
 .venv/bin/python -m ipykernel install --user --name workshop --display-name Workshop --env PATH "$PWD/.venv/bin:$PATH"
 echo "The workshop is set up: open a lesson in workshop/my_lessons and choose the kernel Workshop."
