@@ -472,8 +472,12 @@ def test_a_log_of_an_earlier_build_says_nothing_of_this_one() -> None:
     (folder / "build.log").write_text("  [100%] Built\n")
     os.utime(folder / "build.log", (0, 0))
     with (folder / "lock").open("a") as lock:
+        lock.write(sys.prefix)
+        lock.flush()
         fcntl.flock(lock, fcntl.LOCK_EX)
         progress = horovod_build.in_progress()
+        (folder / "lock").write_text("/another/environment")
+        assert horovod_build.in_progress() is None
     assert progress is not None
     assert progress.percent == 0
 

@@ -195,7 +195,7 @@ JOBS = st.fixed_dictionaries(
         "data": TEXT,
         "image": st.none() | TEXT,
         "timeout": st.sampled_from(["1s", "10min", "2h", "90"]) | st.integers(1, 10**6),
-        "environment": st.dictionaries(TEXT, TEXT),
+        "environment": st.dictionaries(TEXT.filter(lambda name: name and "=" not in name), TEXT),
         "resources": st.fixed_dictionaries(
             {},
             optional={

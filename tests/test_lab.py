@@ -105,6 +105,7 @@ def test_jupyterlab_listens_here_alone_and_opens_the_page(opened: OpenLab, tmp_p
     assert server.startswith("-m jupyterlab --ServerApp.ip=127.0.0.1")
     assert "/lab/tree/my%20lessons/00_welcome.ipynb" in server
     wait_for(lambda: (tmp_path / "path").read_text().startswith(str(Path(sys.executable).parent)))
+    wait_for(lambda: (tmp_path / "build").read_text() != "")
     build = f"-m workshop_utils.horovod_build --in-background {opened.process.pid}\n"
     assert (tmp_path / "build").read_text() == build
 
@@ -146,21 +147,30 @@ def test_a_folder_that_jupyterlab_would_not_show_is_refused(tmp_path: Path) -> N
 # Jobs that need it
 
 
+@pytest.mark.parametrize(
+    ("is_built", "outcome"),
+    [(True, "Horovod is ready."), (False, "Horovod could not be built, or its build was ended.")],
+)
 def test_a_job_waits_for_horovod_and_shows_how_far_it_is(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    is_built: bool,
+    outcome: str,
+    make_job: MakeJob,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     steps = iter([Progress(42, 61.0), Progress(43, 120.0), None])
     monkeypatch.setattr(horovod_build, "in_progress", lambda: next(steps))
+    monkeypatch.setattr(horovod_build, "is_installed", lambda: is_built)
     script = (
         "from workshop_utils import place\nif place.here().rank > 9:\n    import horovod.torch\nprint('on')"
     )
     run = Local().launch(make_job(script, strategy="single")).wait(SECONDS)
     assert [line.text for line in run.logs()] == ["on"]
     first, second, last = capsys.readouterr().out.removeprefix("\r").split("\r")
-    assert first == "Horovod is being compiled: 42 %, 1 min 1 s so far; this goes on as soon as it is there."
-    assert second.startswith("Horovod is being compiled: 43 %, 2 min 0 s so far;")
+    assert first == "Horovod is being compiled: 42 %, 1 min 1 s so far. The job starts when that is finished."
+    assert second.startswith("Horovod is being compiled: 43 %, 2 min 0 s so far.")
     assert len(second) >= len(first)  # each line covers the one before
-    assert last.rstrip() == "Horovod is ready."
+    assert last.rstrip() == outcome
     assert len(last.rstrip("\n")) >= len(second.rstrip())
 
 
@@ -187,6 +197,7 @@ class Events:
 
     def __init__(self) -> None:
         self.callbacks: dict[str, list[Any]] = {"pre_run_cell": [], "post_run_cell": []}
+        self.now = 0.0
 
     def register(self, event: str, callback: Any) -> None:
         self.callbacks[event].append(callback)
@@ -197,7 +208,7 @@ class Events:
     def run_cell(self, seconds: float, then: Callable[[], None] = lambda: None) -> None:
         for callback in list(self.callbacks["pre_run_cell"]):
             callback(None)
-        time.sleep(seconds)
+        self.now += seconds
         then()
         for callback in list(self.callbacks["post_run_cell"]):
             callback(None)
@@ -213,18 +224,18 @@ def test_a_longer_cell_says_that_horovod_compiles_until_it_does_no_more(
     )
     progress: list[Progress | None] = [Progress(42, 61.0)]
     monkeypatch.setattr(horovod_build, "in_progress", lambda: progress[0])
-    monkeypatch.setattr(lab, "MEASURING_SECONDS", 0.05)
+    monkeypatch.setattr(lab.time, "monotonic", lambda: events.now)
     lab.mention_build()
-    events.run_cell(0.0)
+    events.run_cell(0.5)
     assert capsys.readouterr().out == ""
-    events.run_cell(0.06)
+    events.run_cell(1.5)
     assert "42 %, 1 min 1 s so far, in the background: times measured in this cell" in capsys.readouterr().out
     lab.mention_build()  # as when the first cell is run again
-    events.run_cell(0.06, then=lambda: progress.__setitem__(0, None))
+    events.run_cell(1.5, then=lambda: progress.__setitem__(0, None))
     assert capsys.readouterr().out == (
         "(Horovod was being compiled, in the background: times measured in this cell may be too long.)\n"
     )
-    events.run_cell(0.06)
+    events.run_cell(1.5)
     assert capsys.readouterr().out == ""
     assert events.callbacks == {"pre_run_cell": [], "post_run_cell": []}
 

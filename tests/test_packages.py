@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
-import io
 import os
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -23,7 +19,7 @@ global.extra-index-url='https://one.example/simple https://two.example/simple'
 global.find-links='/wheels'
 global.constraint='/etc/constraints.txt'
 global.proxy='http://proxy.example:3128'
-global.timeout='60'
+global.timeout='15.5'
 install.index-url='https://mirror.example/simple'
 global.index-url='https://other.example/simple'
 """
@@ -45,7 +41,7 @@ def test_what_pip_was_told_reaches_uv_with_pips_own_precedence() -> None:
         "UV_CONSTRAINT": "/etc/constraints.txt",
         "HTTPS_PROXY": "http://proxy.example:3128",
         "HTTP_PROXY": "http://proxy.example:3128",
-        "UV_HTTP_TIMEOUT": "60",
+        "UV_HTTP_TIMEOUT": "16",
     }
 
 
@@ -115,45 +111,49 @@ def test_an_older_uv_on_the_path_is_not_taken(tmp_path: Path, monkeypatch: pytes
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is reported on a Linux without a GPU, where PyTorch's index answers."""
+    """What is reported on a Linux without a GPU."""
     monkeypatch.setattr(packages.platform, "system", lambda: "Linux")
     monkeypatch.setattr(packages, "has_nvidia_gpu", lambda: False)
-    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(b""))
     return []
 
 
-def test_without_a_gpu_pytorch_comes_in_its_cpu_build(said: list[str]) -> None:
-    assert packages.pytorch_arguments({}, said.append) == ["--torch-backend=cpu"]
+def uv_that(folder: Path, does: str) -> str:
+    """A program in uv's place: it notes its arguments and the proxy, and then `does` something."""
+    file = folder / "uv"
+    file.write_text(f'#!/bin/sh\necho "$* $HTTPS_PROXY" > {folder}/asked\n{does}\n')
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_without_a_gpu_pytorch_comes_in_its_cpu_build(said: list[str], tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HTTPS_PROXY": "http://proxy.example"}
+    arguments = packages.pytorch_arguments(
+        uv_that(tmp_path, "exit 0"), Path("python"), environment, said.append
+    )
+    assert arguments == ["--torch-backend=cpu"]
     assert said == ["Found no NVIDIA GPU: PyTorch comes in its CPU build."]
+    asked = (tmp_path / "asked").read_text()
+    assert asked == (
+        "pip install --dry-run --no-deps --python python --torch-backend=cpu torch http://proxy.example\n"
+    )
 
 
-def test_with_a_gpu_it_comes_with_cuda_and_the_size_is_said(
+def test_with_a_gpu_it_comes_with_cuda_unless_the_user_says_otherwise(
     said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packages, "has_nvidia_gpu", lambda: True)
-    assert packages.pytorch_arguments({}, said.append) == []
+    assert packages.pytorch_arguments("uv", Path("python"), {}, said.append) == []
     assert "several GB (UV_TORCH_BACKEND=cpu for the CPU build)" in said[0]
-    assert packages.pytorch_arguments({"UV_TORCH_BACKEND": "cpu"}, said.append) == []
+    chosen = {"UV_TORCH_BACKEND": "cpu"}  # uv reads it by itself
+    assert packages.pytorch_arguments("uv", Path("python"), chosen, said.append) == []
     assert said[1] == "PyTorch comes in its build for cpu, as UV_TORCH_BACKEND says."
 
 
-@pytest.mark.parametrize("name", ["UV_DEFAULT_INDEX", "UV_NO_INDEX"])
-def test_where_pip_has_an_index_of_its_own_pytorch_comes_from_there(name: str, said: list[str]) -> None:
-    assert packages.pytorch_arguments({name: "x"}, said.append) == []
-    assert "the index that pip is configured to use" in said[0]
-
-
-@pytest.mark.parametrize(
-    "error", [urllib.error.URLError("no route to host"), http.client.BadStatusLine("no route to host")]
-)
 def test_where_its_index_cannot_be_reached_it_comes_from_where_the_others_do_and_that_is_said(
-    error: Exception, said: list[str], monkeypatch: pytest.MonkeyPatch
+    said: list[str], tmp_path: Path
 ) -> None:
-    def unreachable(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(urllib.request, "urlopen", unreachable)
-    assert packages.pytorch_arguments({}, said.append) == []
+    uv = uv_that(tmp_path, "echo 'error: a request failed' >&2; echo '  no route to host' >&2; exit 2")
+    assert packages.pytorch_arguments(uv, Path("python"), dict(os.environ), said.append) == []
     assert "cannot be reached (no route to host)" in said[0]
 
 
@@ -161,5 +161,5 @@ def test_elsewhere_than_on_linux_every_build_is_one_without_cuda(
     said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packages.platform, "system", lambda: "Darwin")
-    assert packages.pytorch_arguments({}, said.append) == []
+    assert packages.pytorch_arguments("uv", Path("python"), {}, said.append) == []
     assert said == []

@@ -214,18 +214,17 @@ def set_up(root: Path, *, with_horovod: bool = True, quiet: bool = False) -> Non
     with _only_one_at_a_time(root):
         if wanted.is_current(root):  # another set-up, which this one waited for
             return
-        then = ", then Horovod compiles, 4 to 10 minutes" if with_horovod else ""
-        say(f"Setting up the workshop, once: packages take a minute or two{then}.")
+        say("Setting up the workshop, once.")
         with _step("checking this machine"):
             python = check_machine()
         if not PACKAGES.is_current(root):
             with _step("virtual environment .venv"):
                 create_venv(root, python)
-            with _step("packages"):
+            with _step("packages, a minute or two"):
                 install_packages(root)
             PACKAGES.write(root)
         if with_horovod:
-            with _step("Horovod"):
+            with _step("Horovod, some minutes where it is still to be compiled"):
                 install_horovod(root)
             READY.write(root)
     say(f"Set-up complete in {duration(time.monotonic() - start)}.\n")

@@ -177,12 +177,13 @@ def lab(
 ) -> None:
     """Open JupyterLab on your copy of the lessons; Horovod, where it is missing, is compiled meanwhile."""
     from workshop_utils import editions
-    from workshop_utils.lab import open_lab
+    from workshop_utils.lab import below_working_folder, open_lab
 
+    below_working_folder(folder)
     is_new = not folder.exists()
     copies = editions.copy_for_learner(folder)
     _tell(copies)
-    raise typer.Exit(open_lab(copies[0].path if is_new else folder))
+    open_lab(copies[0].path if is_new else folder)
 
 
 @app.command()

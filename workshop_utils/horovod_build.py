@@ -512,7 +512,10 @@ def _only_one_at_a_time(folder: Path, report: Report) -> Iterator[None]:
         except BlockingIOError:
             report(f"Horovod is being built by another process: waiting for it (see {folder / 'build.log'})")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        os.utime(lock.fileno())  # its time says since when, for `in_progress`
+        # For `in_progress`: for which environment, and, by the file's time, since when.
+        lock.truncate(0)
+        lock.write(sys.prefix)
+        lock.flush()
         yield
 
 
@@ -531,10 +534,15 @@ def in_progress() -> Progress | None:
     """How far another process is with building the Horovod of this environment; None where none builds it."""
     import fcntl
 
-    recipe = this_recipe(None)
+    try:
+        recipe = this_recipe(None)
+    except HorovodBuildError:
+        return None
     alike = recipe.key.partition(f"_{recipe.mpi}_")[0]  # whichever MPI it is built with
     for file in (cache_folder() / "horovod").glob(f"{alike}_*/lock"):
         with file.open() as lock:
+            if lock.read() != sys.prefix:
+                continue  # another environment's
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -29,13 +29,9 @@ def open_lab(page: Path) -> NoReturn:
     Where Horovod is not there yet, it compiles meanwhile, at the lowest priority, and no longer than JupyterLab runs.
 
     Raises:
-        JobError: if `page` is not below the working folder, which is all that JupyterLab shows.
+        JobError: as `below_working_folder` does.
     """
-    folder = Path.cwd()
-    if not page.resolve().is_relative_to(folder):
-        raise JobError(
-            f"folder is {str(page)!r}; it must be below {folder}, from where JupyterLab is started"
-        )
+    url = quote(below_working_folder(page).as_posix())
     if not horovod_build.is_installed():
         print(
             "Horovod compiles in the background; jobs that need it wait for it. Closing JupyterLab ends it.",
@@ -50,11 +46,20 @@ def open_lab(page: Path) -> NoReturn:
         "JUPYTER_PREFER_ENV_PATH": "1",  # the kernel python3 is this environment's, whatever kernels the user has
     }
     environment.pop("JUPYTER_PATH", None)
-    url = quote(page.resolve().relative_to(folder).as_posix())
     arguments = ["--ServerApp.ip=127.0.0.1", f"--LabApp.default_url=/lab/tree/{url}"]
     if os.geteuid() == 0:
         arguments.append("--allow-root")
     os.execve(sys.executable, [sys.executable, "-m", "jupyterlab", *arguments], environment)
+
+
+def below_working_folder(path: Path) -> Path:
+    """`path` from the working folder. Raises JobError where it is elsewhere, which JupyterLab would not show."""
+    folder = Path.cwd()
+    if not path.resolve().is_relative_to(folder):
+        raise JobError(
+            f"folder is {str(path)!r}; it must be below {folder}, from where JupyterLab is started"
+        )
+    return path.resolve().relative_to(folder)
 
 
 def await_horovod(job: TrainingJob) -> None:
@@ -65,12 +70,14 @@ def await_horovod(job: TrainingJob) -> None:
     """
     shown = ""
     while progress := horovod_build.in_progress():  # also while it is installed already, and being tried
-        line = f"{progress}; this goes on as soon as it is there."
+        line = f"{progress}. The job starts when that is finished."
         print(f"\r{line:<{len(shown)}}", end="", flush=True)
         shown = line
         time.sleep(1)
     if shown:
-        print(f"\r{'Horovod is ready.':<{len(shown)}}", flush=True)
+        ready = horovod_build.is_installed()
+        line = "Horovod is ready." if ready else "Horovod could not be built, or its build was ended."
+        print(f"\r{line:<{len(shown)}}", flush=True)
     importlib.invalidate_caches()
     if job.strategy.startswith("horovod") and importlib.util.find_spec("horovod") is None:
         raise JobError(

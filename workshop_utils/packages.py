@@ -9,12 +9,11 @@ Standard library only, since the set-up runs it before anything else is installe
 from __future__ import annotations
 
 import ast
-import http.client
+import math
 import os
 import platform
 import shutil
 import subprocess
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from workshop_utils.logged_command import CommandFailed, Report, run_logged, say
 
 UV = "uv>=0.9,<1"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
-INDEX_TIMEOUT_SECONDS = 5.0
+INDEX_TIMEOUT_SECONDS = "5"
 
 # pip's option, the variables that say the same to uv, and what separates several values in them.
 # Sources: pip's "Configuration" and "pip install", uv's "Environment variables", in their documentation.
@@ -58,7 +57,10 @@ def uv_settings(pip_configuration: str, environment: Mapping[str, str]) -> dict[
     for line in lines:
         key, _, value = line.partition("=")
         variables, separator = PIP_OPTIONS.get(key.rpartition(".")[2], ((), ""))
-        words = [os.path.expanduser(word) for word in str(ast.literal_eval(value)).split()]  # noqa: PTH111  as pip
+        # As pip does: it splits at spaces, and knows ~.
+        words = [os.path.expanduser(word) for word in str(ast.literal_eval(value)).split()]  # noqa: PTH111
+        if "UV_HTTP_TIMEOUT" in variables:
+            words = [str(math.ceil(float(word))) for word in words]
         for variable in variables:
             if variable not in environment and OLDER_NAMES.get(variable, variable) not in environment:
                 settings[variable] = separator.join(words)
@@ -105,7 +107,7 @@ def install(
         command = [str(pip), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", UV]
         run_logged(command, log, label=f"{label}: uv itself", report=report)
         uv = str(pip.with_name("uv"))
-    backend = pytorch_arguments(environment, report) if without_cuda else []
+    backend = pytorch_arguments(uv, python, environment, report) if without_cuda else []
     command = [uv, "pip", "install", "--python", str(python), *backend, *arguments]
     run_logged(
         command, log, label=label, env=environment, describe=_progress, every_seconds=10, report=report
@@ -120,12 +122,14 @@ def _progress(line: str) -> str | None:
     return None
 
 
-def pytorch_arguments(environment: Mapping[str, str], report: Report = say) -> list[str]:
-    """What `uv pip install` is to be told so that PyTorch comes without CUDA where no NVIDIA GPU could use it.
+def pytorch_arguments(
+    uv: str, python: Path, environment: Mapping[str, str], report: Report = say
+) -> list[str]:
+    """The arguments with which `uv` installs PyTorch's CPU build where there is no NVIDIA GPU.
 
     On Linux the default package index has PyTorch built for CUDA, several GB; PyTorch's own index has the CPU build.
-    Where that cannot be reached, or `environment` names another index for all packages, PyTorch comes from where they
-    do. The variable UV_TORCH_BACKEND, which is uv's own, decides otherwise. `report` is told which it is.
+    Where uv, with its `environment`, cannot reach that, PyTorch comes from where the other packages do. The variable
+    UV_TORCH_BACKEND, which is uv's own, decides otherwise. `report` is told which it is.
     """
     if platform.system() != "Linux":
         return []
@@ -137,21 +141,22 @@ def pytorch_arguments(environment: Mapping[str, str], report: Report = say) -> l
             "Found an NVIDIA GPU: PyTorch comes with CUDA, several GB (UV_TORCH_BACKEND=cpu for the CPU build)."
         )
         return []
-    if "UV_NO_INDEX" in environment or "UV_DEFAULT_INDEX" in environment:
-        report("PyTorch comes from the index that pip is configured to use, perhaps with CUDA, several GB.")
-        return []
-    try:
-        with urllib.request.urlopen(f"{PYTORCH_CPU_INDEX}/torch/", timeout=INDEX_TIMEOUT_SECONDS):
-            pass
-    except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        report(
-            f"Found no NVIDIA GPU, but PyTorch's CPU index cannot be reached ({reason}): PyTorch comes from where "
-            "the other packages do, perhaps with CUDA, several GB."
-        )
-        return []
-    report("Found no NVIDIA GPU: PyTorch comes in its CPU build.")
-    return ["--torch-backend=cpu"]
+    backend = ["--torch-backend=cpu"]
+    # The proxy and the certificates are uv's, so uv is asked.
+    trial = [uv, "pip", "install", "--dry-run", "--no-deps", "--python", str(python), *backend, "torch"]
+    patience = {"UV_HTTP_TIMEOUT": INDEX_TIMEOUT_SECONDS, "UV_HTTP_RETRIES": "0"}
+    answer = subprocess.run(
+        trial, env={**environment, **patience}, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    if answer.returncode == 0:
+        report("Found no NVIDIA GPU: PyTorch comes in its CPU build.")
+        return backend
+    reason = (answer.stderr.strip().splitlines() or ["no reason given"])[-1].strip()
+    report(
+        f"Found no NVIDIA GPU, but PyTorch's CPU index cannot be reached ({reason}): PyTorch comes from where "
+        "the other packages do, perhaps with CUDA, several GB."
+    )
+    return []
 
 
 def has_nvidia_gpu() -> bool:

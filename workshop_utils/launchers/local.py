@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from workshop_utils.launchers.spark import Spark
 
 RENDEZVOUS = Path(__file__).with_name("horovod_rendezvous.py")
-MOST_WORKERS = 1000  # of one run; more would only wait for each other
+MOST_PROCESSES = (
+    1000  # of one run: many times what a machine has cores for, and known to be rendered in seconds
+)
 ELASTIC = Path(__file__).with_name("horovod_elastic.py")
 # What that driver writes before each line of a worker.
 ELASTIC_TAG = re.compile(r"\[(worker-\d+)\]<(stdout|stderr)>: (.*)")
@@ -131,10 +133,6 @@ class Local:
         return warm.server_for(framework).start
 
     def _request(self, job: TrainingJob, ports: list[int], scratch: Path) -> LocalRequest:
-        if job.workers > MOST_WORKERS:
-            raise JobError(
-                f"workers is {job.workers}; this machine can be given at most {MOST_WORKERS:,} processes"
-            )
         strategy = strategy_of(job)
         members = strategy.members(job)
         listening = [member.name for member in members if member.listens]
@@ -216,6 +214,9 @@ def shared_variables(job: TrainingJob, scratch: Path, output: Path | None) -> di
 
 
 def _listeners(job: TrainingJob) -> int:
+    for name in ("workers", "parameter_servers"):
+        if (count := getattr(job, name)) > MOST_PROCESSES:
+            raise JobError(f"{name} is {count}; a local run may have at most {MOST_PROCESSES:,}")
     return sum(member.listens for member in strategy_of(job).members(job))
 
 

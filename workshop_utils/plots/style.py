@@ -114,7 +114,7 @@ RC: dict[Any, Any] = {
 def use() -> None:
     """Draw every later figure of this process in the house's style; in a notebook with alternative text.
 
-    It is what every lesson calls first, so notes on a build in the background are asked for here, too.
+    It is what every lesson calls first, so it also registers the note about a background build.
     """
     matplotlib.rcParams.update(RC)
     lab.mention_build()

@@ -11,6 +11,7 @@ kernel serves everybody's port 0.
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import random
 import socket
@@ -63,8 +64,10 @@ class PortReservation:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("0.0.0.0", port))
-        except OSError:
+        except OSError as error:
             holder.close()
+            if error.errno == errno.EMFILE:
+                raise  # it is not the port that is missing
             return
         self.ports.append(port)
         self._held.append(holder)

@@ -261,8 +261,10 @@ def plan_run(
     transformer = catalogue.model(model)
     seconds = _checked_deadline(deadline)
     for name, value in (("tokens", tokens), ("budget", budget), ("batch_tokens", batch_tokens)):
-        if value is not None and not 0 < value < math.inf:
-            raise PlanError(f"{name} is {value}; it must be a number, more than 0")
+        if value is not None and not value > 0:
+            raise PlanError(f"{name} is {value}; it must be more than 0")
+        if value == math.inf:
+            raise PlanError(f"{name} is {value}; it must be finite")
     if objective not in ("dollars", "hours"):
         raise PlanError(f"objective is {objective!r}; it must be 'dollars' or 'hours'")
     if not machines or min(machines) < 1:
