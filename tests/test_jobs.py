@@ -181,7 +181,7 @@ def test_quantities_are_kept_as_written_and_read_as_numbers(folder: Path) -> Non
     assert (job.resources.memory, job.resources.memory_nbytes) == ("512Mi", 512 * 2**20)
 
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 JOBS = st.fixed_dictionaries(
     {"name": st.from_regex(r"[a-z]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)},
     optional={
