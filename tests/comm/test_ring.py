@@ -82,7 +82,7 @@ def test_ring_on_threads_equals_numpy_and_the_formula(size):
 
 
 @pytest.mark.parametrize("transport", PROCESSES)
-@pytest.mark.parametrize("size", range(1, 10))
+@pytest.mark.parametrize("size", [1, 2, 3, 8])  # all others on threads, above: the algorithm is the same text
 def test_ring_between_processes_equals_numpy_and_the_formula(ranks, transport, size):
     assert ranks.run(transport, size, everything_wrong) == [[]] * size
 

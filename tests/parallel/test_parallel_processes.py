@@ -30,7 +30,7 @@ def program(communicator: Communicator) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [3])
 def test_every_way_between_processes_equals_one_process(ranks: Any, size: int) -> None:
     expected = by_one_process(made("tied"), "AdamW", size)
     for transport in ("tcp", "shared memory"):
