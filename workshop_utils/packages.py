@@ -108,7 +108,8 @@ def install(
         run_logged(command, log, label=f"{label}: uv itself", report=report)
         uv = str(pip.with_name("uv"))
     backend = pytorch_arguments(uv, python, environment, report) if without_cuda else []
-    command = [uv, "pip", "install", "--python", str(python), *backend, *arguments]
+    # As pip does, and uv by default does not: else the first imports, perhaps in a measurement, would compile.
+    command = [uv, "pip", "install", "--compile-bytecode", "--python", str(python), *backend, *arguments]
     run_logged(
         command, log, label=label, env=environment, describe=_progress, every_seconds=10, report=report
     )
