@@ -17,8 +17,8 @@ from urllib.parse import unquote, urlsplit
 import nbformat
 import yaml
 
+from workshop_utils import lessons
 from workshop_utils.environments import Environment, EnvironmentFailed
-from workshop_utils.freshness import SOLUTION
 
 ENVIRONMENT = Environment("site", "Jupyter Book")
 OUTPUT = Path("build/site")
@@ -95,7 +95,7 @@ def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Solutions are folded, and each figure's alternative text goes to where the builder looks for it: at its cell."""
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
-        if SOLUTION in tags:
+        if lessons.SOLUTION in tags:
             cell.metadata["tags"] = [*tags, "hide-cell"]
         pictures = [output.get("metadata", {}).get("image/png", {}) for output in cell.get("outputs", [])]
         if words := " ".join(picture["alt"] for picture in pictures if picture.get("alt")):

@@ -24,7 +24,6 @@ import nbformat
 from nbconvert.preprocessors import ClearOutputPreprocessor, TagRemovePreprocessor
 
 from workshop_utils import lessons
-from workshop_utils.freshness import SOLUTION
 from workshop_utils.jobs import JobError
 
 TEACHING = "teaching"
@@ -44,7 +43,9 @@ class Copy:
 def learner(source: Any) -> Any:
     """The learner's edition of a notebook: solutions and outputs gone, checks and hints kept."""
     return _processed(
-        source, TagRemovePreprocessor(remove_cell_tags={SOLUTION}), ClearOutputPreprocessor(enabled=True)
+        source,
+        TagRemovePreprocessor(remove_cell_tags={lessons.SOLUTION}),
+        ClearOutputPreprocessor(enabled=True),
     )
 
 

@@ -29,7 +29,6 @@ from workshop_utils.exercises.choice import WIDGET_VIEW
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CELL_TIMEOUT_SECONDS = 600
-SOLUTION = "solution"  # the tag of a cell that holds an exercise's solution
 MOST_NBYTES = 395_000  # of a notebook, so that GitHub and a browser open it at once
 
 
@@ -100,7 +99,7 @@ def clean(notebook: Any) -> None:
     for cell in notebook.cells:
         tags = cell.metadata.get("tags")
         cell.metadata = nbformat.NotebookNode({"tags": tags} if tags else {})
-        if SOLUTION in (tags or ()):
+        if lessons.SOLUTION in (tags or ()):
             cell.metadata["jupyter"] = {"source_hidden": True}
         for output in cell.get("outputs", []):
             output.get("data", {}).pop(WIDGET_VIEW, None)
@@ -138,9 +137,8 @@ def light(png: bytes, tolerance: Tolerance = TOLERANCES[0]) -> bytes:
     colours = np.stack([packed >> 16, packed >> 8 & 255, packed & 255], axis=1)
     scaled = colours @ TO_YCBCR.T / (tolerance.brightness, tolerance.colour, tolerance.colour)
     is_exact = counts > tolerance.exact_share * place.size
-    difference = np.full(
-        len(colours), 255.0
-    )  # of each colour from the nearest of the palette; 1 is tolerable
+    # Of each colour from the nearest of the palette; 1 is tolerable.
+    difference = np.full(len(colours), 255.0)
     nearest = np.zeros(len(colours), dtype=np.uint8)
     palette: list[int] = []
     while len(palette) < 256 and (difference.max() > 1 or difference[is_exact].any()):

@@ -88,10 +88,12 @@ def await_horovod(job: TrainingJob) -> None:
 def mention_build() -> None:
     """In a notebook, from now on: each longer cell during which Horovod compiles ends with a note on it."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is None or hasattr(shell, "workshop_notes") or not horovod_build.in_progress():
+    if shell is None or hasattr(shell, "workshop_notes"):
+        return
+    begun, progress = time.monotonic(), horovod_build.in_progress()
+    if progress is None:
         return
     shell.workshop_notes = True  # a cell that is run again registers nothing twice
-    begun, progress = time.monotonic(), horovod_build.in_progress()
 
     def before_cell(_: Any) -> None:
         nonlocal begun, progress

@@ -12,6 +12,7 @@ from traitlets.config import Config
 from workshop_utils.jobs import JobError
 
 NOTEBOOKS = Path("notebooks")
+SOLUTION = "solution"  # the tag of a cell that holds an exercise's solution
 
 # A kernel's sockets are encrypted, as they are in no other way on a machine that others use too; without it, each
 # kernel warns of that in the middle of what a command prints.

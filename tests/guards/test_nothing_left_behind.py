@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 from adapter import LAUNCH_IN_A_CELL, ROOT
+from conftest import eventually
 from jupyter_client.manager import KernelManager
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by /proc")
@@ -38,16 +38,6 @@ print("ready", flush=True)
 pathlib.Path(__file__).with_name("ready-" + os.environ["RANK"]).touch()
 time.sleep(600)
 """
-
-
-def eventually(condition: Callable[[], object], seconds: float) -> bool:
-    """Whether `condition` becomes true within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 class Trace:

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from workshop_utils.launchers.spark import Spark
 
 RENDEZVOUS = Path(__file__).with_name("horovod_rendezvous.py")
-MOST_PROCESSES = (
-    1000  # of one run: many times what a machine has cores for, and known to be rendered in seconds
-)
+# Of one run: many times what a machine has cores for, and known to be rendered in seconds.
+MOST_PROCESSES = 1000
 ELASTIC = Path(__file__).with_name("horovod_elastic.py")
 # What that driver writes before each line of a worker.
 ELASTIC_TAG = re.compile(r"\[(worker-\d+)\]<(stdout|stderr)>: (.*)")

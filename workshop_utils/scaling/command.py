@@ -21,14 +21,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-GRID_OPTIONS = (
-    "job",
-    "strategies",
-    "workers",
-    "network",
-    "repeats",
-    "scaling",
-)  # not arguments of the script
+# Not arguments of the script.
+GRID_OPTIONS = ("job", "strategies", "workers", "network", "repeats", "scaling")
 TABLE = Path("build/scaling.parquet")
 File = Annotated[Path, typer.Argument(help="A table that `workshop scaling measure` has written.")]
 Strategies = Annotated[

@@ -34,11 +34,8 @@ def send(job: TrainingJob, settings: Settings, aws: Aws, render: bool) -> Reques
     """
     ours = requests.build(job, settings)
     answer = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            str(PROGRAM),
-        ],  # -P: the modules beside it are not to be found as top-level ones
+        # -P: the modules beside it are not to be found as top-level ones.
+        [sys.executable, "-P", str(PROGRAM)],
         input=json.dumps(description(job, settings, aws, ours, render)),
         capture_output=True,
         text=True,
