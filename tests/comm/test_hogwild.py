@@ -129,18 +129,6 @@ def test_no_steps_leave_the_parameters_as_they_were() -> None:
         assert not parameters.any()
 
 
-def test_a_long_training_reports_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hogwild, "REPORT_SECONDS", 0.0)
-    arrangement = Arrangement(1, 2, 20, "asynchronous")
-
-    def program(communicator: Communicator) -> Any:
-        return add_ones(communicator, arrangement, "lock")[1], communicator.traffic
-
-    (log, traffic), *_ = threads.run(3, program)
-    assert log.version == len(log.worker) == 40
-    assert traffic.messages_received.tolist() == [0, 40, 40]  # a count and a report for each push
-
-
 def test_a_worker_does_not_wait_for_ever_for_one_that_makes_no_update() -> None:
     arrangement = Arrangement(1, 2, 1, "asynchronous")
     released = threading.Event()

@@ -28,7 +28,6 @@ from workshop_utils.comm.simulated import (
     SimulatedCommunicator,
     simulate,
 )
-from workshop_utils.comm.subset import Subset
 from workshop_utils.comm.tree import chain_broadcast, tree_all_reduce
 
 ALL_REDUCES = [
@@ -50,7 +49,7 @@ def of(communicator: Communicator) -> SimulatedCommunicator:
 # What it computes.
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("size", [1, 3, 8])
 @pytest.mark.parametrize("all_reduce", ALL_REDUCES)
 def test_arrays_are_reduced_and_bytes_are_counted_as_between_threads(
     all_reduce: Callable[..., None], size: int
@@ -59,17 +58,16 @@ def test_arrays_are_reduced_and_bytes_are_counted_as_between_threads(
         array = np.arange(103.0) * (communicator.rank + 1)
         all_reduce(communicator, array, "mean")
         traffic = communicator.traffic
-        return array, {name: getattr(traffic, name) for name in ("messages_sent", "bytes_received")} | {
-            "bytes_sent": traffic.bytes_sent,
-            "messages_received": traffic.messages_received,
-        }
+        names = ("messages_sent", "bytes_sent", "messages_received", "bytes_received")
+        return array, {name: getattr(traffic, name) for name in names}
 
     simulation, real = simulate(size, program, LINK), threads.run(size, program)
     for rank in range(size):
         np.testing.assert_array_equal(simulation.results[rank][0], real[rank][0])
         for name, counts in real[rank][1].items():
             np.testing.assert_array_equal(simulation.results[rank][1][name], counts)
-            assert getattr(simulation, name)[rank] == counts.sum()
+    assert simulation.messages_sent.tolist() == [counts["messages_sent"].sum() for _, counts in real]
+    assert simulation.bytes_sent.tolist() == [counts["bytes_sent"].sum() for _, counts in real]
 
 
 @pytest.mark.parametrize("all_reduce", ALL_REDUCES)
@@ -161,6 +159,20 @@ def test_whose_message_comes_first_is_heard_first() -> None:
     assert [seconds for _, seconds in heard] == pytest.approx([0.11, 0.21, 0.31])
 
 
+def test_what_was_sent_is_what_it_was_then_and_comes_in_order() -> None:
+    def program(communicator: Communicator) -> list[float]:
+        words = [np.array([float(number)]) for number in range(5)]
+        for word in words:
+            if communicator.rank:
+                communicator.recv(0, word)
+            else:
+                communicator.send(1, word)
+                word[:] = -1
+        return [float(word[0]) for word in words]
+
+    assert simulate(2, program, LINK).results[1] == [0, 1, 2, 3, 4]
+
+
 # How long it takes.
 
 
@@ -174,9 +186,8 @@ def send_one(nbytes: int, to: int = 1) -> Callable[[Communicator], None]:
     return program
 
 
-def test_a_message_takes_overhead_latency_and_its_size_over_the_bandwidth() -> None:
-    simulation = simulate(2, send_one(500), Link(0.25, 1000, 0.125))
-    assert simulation.finish_seconds.tolist() == [0.125 + 0.5, 0.125 + 0.25 + 0.5]
+def test_a_message_takes_latency_and_its_size_over_the_bandwidth() -> None:
+    assert simulate(2, send_one(500), Link(0.25, 1000)).finish_seconds.tolist() == [0.5, 0.25 + 0.5]
 
 
 def test_two_messages_to_one_rank_take_turns_on_its_link() -> None:
@@ -201,83 +212,18 @@ def test_ranks_of_one_machine_share_its_nic_and_reach_each_other_without_it() ->
     assert simulate(4, send_one(1000), Cluster(cluster.link, 2, inside=Link(0.25, 2000))).seconds == 0.75
 
 
-def test_racks_share_their_way_to_the_spine() -> None:
-    def program(communicator: Communicator) -> None:
-        peer = (communicator.rank + 3) % 6
-        communicator.send_recv(peer, Shape(1000, np.uint8), peer, Shape(1000, np.uint8))
-
-    cluster = Cluster(Link(0.5, 1000), machines_per_rack=3, spine=Link(0.25, 500))
-    assert simulate(6, send_one(1000, to=1), cluster).seconds == 1.5  # within the rack
-    assert simulate(6, send_one(1000, to=3), cluster).seconds == 0.75 + 2.0  # the slower link decides
-    assert simulate(6, program, cluster).seconds == 0.75 + 3 * 2.0
-
-
-def test_a_ring_in_the_order_of_racks_crosses_the_spine_once_in_each_direction() -> None:
-    cluster = Cluster(Link(1e-3, 25e6), machines_per_rack=4, spine=Link(0, 25e6))
-
-    def program(order: list[int]) -> Callable[[Communicator], None]:
-        return lambda communicator: ring_all_reduce(Subset(communicator, order), Shape(1 << 20))
-
-    in_order = simulate(8, program([0, 1, 2, 3, 4, 5, 6, 7]), cluster).seconds
-    interleaved = simulate(8, program([0, 4, 1, 5, 2, 6, 3, 7]), cluster).seconds
-    assert 3 < interleaved / in_order < 4.5
-
-
-def test_one_slow_nic_slows_a_whole_ring() -> None:
-    slow = Cluster(Link(0, 1e6), exceptions={2: Link(0, 1e5)})
-
-    def program(communicator: Communicator) -> None:
-        ring_all_reduce(communicator, Shape(8000))
-
-    assert simulate(8, program, slow).seconds == pytest.approx(10 * simulate(8, program, slow.link).seconds)
-
-
-def test_a_slow_worker_computes_and_combines_slower() -> None:
-    def program(communicator: Communicator) -> float:
-        of(communicator).compute(1.0)
-        communicator.combine(Shape(1000, np.uint8), Shape(1000, np.uint8))
-        return communicator.now()
-
-    assert simulate(2, program, slowness=[1, 3], combine_bytes_per_second=1000).results == [2.0, 6.0]
-
-
-def test_jitter_depends_on_the_seed_alone_and_lengthens_a_ring() -> None:
-    def program(communicator: Communicator) -> None:
-        ring_all_reduce(communicator, Shape(1000))
-
-    def finish(seed: int) -> list[float]:
-        return simulate(16, program, LINK, jitter=0.5, seed=seed).finish_seconds.tolist()
-
-    assert finish(1) == finish(1) != finish(2)
-    assert min(finish(1)) > simulate(16, program, LINK).seconds
-
-
-def test_messages_of_one_rank_to_another_do_not_overtake_each_other() -> None:
-    def program(communicator: Communicator) -> list[float]:
-        words = [np.array([float(number)]) for number in range(50)]
-        for word in words:
-            if communicator.rank:
-                communicator.recv(0, word)
-            else:
-                communicator.send(1, word)
-                word[:] = -1  # what was sent is what it was then
-        return [float(word[0]) for word in words]
-
-    assert simulate(2, program, LINK, jitter=2.0).results[1] == list(range(50))
-
-
 def test_a_trace_says_what_each_rank_did_when() -> None:
     def program(communicator: Communicator) -> None:
         of(communicator).compute(1.0)
         ring_all_reduce(communicator, Shape(2, np.uint8))
 
-    traces = simulate(2, program, Link(1.0, 1.0), combine_bytes_per_second=1.0, trace=True).traces
+    traces = simulate(2, program, Link.of("8bit", "1s"), trace=True).traces
     assert traces is not None
     assert traces[0][:4] == [
         Event("compute", None, 0, 0.0, 1.0, ""),
         Event("send", 1, 1, 1.0, 2.0, "ring_all_reduce"),
         Event("recv", 1, 1, 1.0, 3.0, "ring_all_reduce"),
-        Event("combine", None, 1, 3.0, 4.0, "ring_all_reduce"),
+        Event("combine", None, 1, 3.0, 3.0, "ring_all_reduce"),
     ]
     assert simulate(2, program).traces is None
 
@@ -297,19 +243,13 @@ def test_a_deadlock_names_who_waits_for_whom() -> None:
         "3 of 4 ranks wait for ever: rank 0 waits for rank 1, in recv; rank 1 waits for rank 2, in recv; "
         "rank 2 waits for rank 3, which has finished, in recv"
     )
-
-
-def test_a_deadlock_of_many_names_the_first_and_counts_the_rest() -> None:
     with pytest.raises(Deadlock, match=r"100 of 100 ranks wait .* rank 7 waits for rank 0, .*; and 92 more"):
         simulate(100, lambda communicator: communicator.recv((communicator.rank == 0) * 1, np.zeros(1)))
-
-
-def test_a_rank_that_listens_to_nobody_who_sends_is_named() -> None:
     with pytest.raises(Deadlock, match=r"rank 0 waits for any of the ranks \[1, 2\]"):
         simulate(3, lambda communicator: communicator.rank == 0 and communicator.wait_any([2, 1]))
 
 
-def test_other_sizes_dtypes_and_collectives_are_told() -> None:
+def test_other_sizes_dtypes_and_collectives_are_named() -> None:
     def sizes(communicator: Communicator) -> None:
         tree_all_reduce(communicator, np.zeros(3 + communicator.rank))
 
@@ -369,12 +309,9 @@ def test_a_peer_that_is_not_there_is_refused(peer: int) -> None:
     [
         (lambda: Link(-1), "latency_seconds is -1"),
         (lambda: Link(0, 0), "bandwidth_bytes_per_second is 0"),
-        (lambda: Link(0, 1, float("inf")), "overhead_seconds is inf"),
         (lambda: Link.of("1GB"), "a rate in bits"),
         (lambda: Cluster(Link(), ranks_per_machine=0), "ranks_per_machine is 0"),
-        (lambda: Cluster(Link(), machines_per_rack=-1), "machines_per_rack is -1"),
         (lambda: simulate(0, print), "size is 0"),
-        (lambda: simulate(3, print, slowness=[1.0]), "slowness has 1 entries"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused_by_name(make: Callable[[], Any], message: str) -> None:
@@ -382,35 +319,16 @@ def test_numbers_that_cannot_be_are_refused_by_name(make: Callable[[], Any], mes
         make()
 
 
-def test_links_are_read_as_people_write_them() -> None:
-    assert Link.of("100Mbit", "1ms") == Link(1e-3, 12.5e6)
-
-
 # Against what else is known.
 
 
-@pytest.mark.parametrize("elements", [64 * 100, 64 * 100 + 3, 10])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"jitter": 0.4, "seed": 3},
-        {"slowness": np.linspace(1, 3, 64), "combine_bytes_per_second": 1e7, "jitter": 0.4},
-    ],
-    ids=["plain", "jitter", "stragglers"],
-)
-def test_the_rings_recurrence_is_the_simulated_clock(elements: int, options: dict[str, Any]) -> None:
-    link = Link(1e-4, 1e8, 1e-5)
-    simulation = simulate(
-        64, lambda communicator: ring_all_reduce(communicator, Shape(elements)), link, **options
-    )
+@pytest.mark.parametrize(("size", "elements"), [(64, 6400), (64, 6403), (64, 10), (1, 10)])
+def test_the_ring_s_recurrence_is_the_simulated_clock(size: int, elements: int) -> None:
+    link = Link(1e-4, 1e8)
+    simulation = simulate(size, lambda communicator: ring_all_reduce(communicator, Shape(elements)), link)
     np.testing.assert_allclose(
-        ring_finish_seconds(64, 4 * elements, link, **options), simulation.finish_seconds, rtol=1e-12
+        ring_finish_seconds(size, 4 * elements, link), simulation.finish_seconds, rtol=1e-12
     )
-
-
-def test_the_recurrence_of_one_rank_takes_no_time() -> None:
-    assert ring_finish_seconds(1, 1000, LINK).tolist() == [0.0]
 
 
 def turns(trace: list[Event]) -> list[tuple[int | None, int, int | None]]:

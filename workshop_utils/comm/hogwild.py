@@ -37,7 +37,6 @@ from workshop_utils.comm.parameter_server import Arrangement, ServerLog, Update
 
 Locking = Literal["none", "lock"]
 
-REPORT_SECONDS = 1.0  # how often a worker tells the servers of its pushes, so that these know that it lives
 _LINE = 8  # counters of two workers are so many int64 apart: no two in one line of a cache
 
 
@@ -92,7 +91,7 @@ class SharedPart:
         communicator.recv(server, place)
         path = f"/proc/{place[0]}/fd/{place[1]}"
         try:
-            # Opened anew, since a lock is held by who has opened, not by who has mapped.
+            # Opened once more, since a lock belongs to an open file, not to a mapping.
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise _unreachable(server, str(error)) from error
@@ -159,7 +158,7 @@ def train(
     Raises:
         ValueError: if the arrangement is not asynchronous, or the communicator has not its size.
         CommunicationError: if the ranks are not on one machine with Linux, under one user.
-        PeerSilent: if a worker has finished, and for the communicator's time-out no other one has made an update.
+        PeerSilent: if for the communicator's time-out no worker has made an update.
     """
     if arrangement.consistency != "asynchronous":
         raise ValueError(
@@ -180,29 +179,27 @@ def train(
 
 
 def _serve(communicator: Communicator, arrangement: Arrangement, part: Array, locking: Locking) -> HogwildLog:
-    """Keep the memory and collect the workers' reports; at the end `part` is what they have made of it."""
+    """Keep the memory until all updates are made, and collect the workers' reports; `part` is then the result."""
     shared = SharedPart.create(communicator, arrangement, part, locking)
-    to_make = dict.fromkeys(arrangement.worker_ranks, arrangement.steps)
     pushes: list[tuple[float, int, int, bool]] = []
+    report = np.empty(3 * arrangement.steps)
     try:
-        while to_make:
-            worker = communicator.wait_any(list(to_make))
-            for seconds, staleness, overlapped in _receive_report(communicator, worker):
-                pushes.append((seconds, worker, int(staleness), bool(overlapped)))
-                to_make[worker] -= 1
-            if not to_make[worker]:
-                del to_make[worker]
+        _wait_for_all(shared, arrangement.workers * arrangement.steps, communicator.timeout_seconds)
         part[:] = shared.parameters
-        version = shared.updates
+        for worker in arrangement.worker_ranks:
+            communicator.recv(worker, report)
+            pushes += [
+                (seconds, worker, int(staleness), bool(overlapped))
+                for seconds, staleness, overlapped in report.reshape(-1, 3).tolist()
+            ]
     finally:
-        shared.close()
-    log = HogwildLog(version=version)
+        shared.close()  # not before all workers have opened it
+    log = HogwildLog(version=len(pushes), dropped=[False] * len(pushes))
     for seconds, worker, staleness, overlapped in sorted(pushes):
         log.worker.append(worker)
         log.seconds.append(seconds)
         log.staleness.append(staleness)
         log.overlapped.append(overlapped)
-        log.dropped.append(False)
     return log
 
 
@@ -214,29 +211,25 @@ def _work(
     update: Update,
     locking: Locking,
 ) -> None:
-    """Pull, compute, push, on the memory of all servers."""
+    """Pull, compute, push, on the memory of all servers; then tell each of them of the pushes to its part."""
     worker = communicator.rank - arrangement.servers
     parts = [arrangement.part(parameters, server) for server in range(arrangement.servers)]
+    reports = np.empty((arrangement.servers, arrangement.steps, 3))  # seconds, staleness, overlapped
     shared: list[SharedPart] = []
     try:
         for server, part in enumerate(parts):
             shared.append(SharedPart.open(communicator, arrangement, server, part, locking))
-        reports: list[list[tuple[float, int, bool]]] = [[] for _ in parts]
-        told = time.monotonic()
         for step in range(arrangement.steps):
             pulls = [memory.pull(part) for memory, part in zip(shared, parts, strict=True)]
             gradient = gradient_of(parameters, step)
             for server, (version, overlapped) in enumerate(pulls):
                 its_part = arrangement.part(gradient, server)
                 staleness = shared[server].push(worker, its_part, update, version)
-                reports[server].append((communicator.now(), staleness, overlapped))
-            if time.monotonic() - told > REPORT_SECONDS and step + 1 < arrangement.steps:
-                _send_reports(communicator, reports)
-                told = time.monotonic()
-        _send_reports(communicator, reports)
-        for memory, part in zip(shared, parts, strict=True):
+                reports[server, step] = communicator.now(), staleness, overlapped
+        for server, (memory, part) in enumerate(zip(shared, parts, strict=True)):
             _wait_for_all(memory, arrangement.workers * arrangement.steps, communicator.timeout_seconds)
             memory.pull(part)
+            communicator.send(server, reports[server].reshape(-1))
     finally:
         for memory in shared:
             memory.close()
@@ -254,23 +247,6 @@ def _wait_for_all(shared: SharedPart, updates: int, timeout_seconds: float) -> N
             )
         else:
             time.sleep(0.002)
-
-
-def _send_reports(communicator: Communicator, reports: list[list[tuple[float, int, bool]]]) -> None:
-    """Tell each server of the pushes to its part since the last time."""
-    for server, report in enumerate(reports):
-        communicator.send(server, np.array([len(report)], np.int64))
-        communicator.send(server, np.array(report, np.float64).reshape(-1))
-        report.clear()
-
-
-def _receive_report(communicator: Communicator, worker: int) -> np.ndarray:
-    """Shape (pushes, 3): seconds, staleness, overlapped."""
-    count = np.empty(1, np.int64)
-    communicator.recv(worker, count)
-    report = np.empty(3 * int(count[0]))
-    communicator.recv(worker, report)
-    return report.reshape(-1, 3)
 
 
 def _head_nbytes(workers: int) -> int:

@@ -3,15 +3,10 @@
     communicator = StampedCommunicator(tcp.connect(...), StampedLink(bandwidths=(12.5e6,) * size, latency_seconds=1e-3))
 
 Data moves at full speed, and each message carries a stamp: when its first byte would have left. The receiver sleeps
-until its last byte would have come:
+until its last byte would have come.
 
-    head    = max(start, uplink free)              the sender goes on at head + size/bandwidth = uplink free
-    arrival = max(head + latency, downlink free) + size/bandwidth
-    downlink free = arrival
-
-This is what `simulated` computes, in real time. A link has one queue in each direction; a downlink is served in the
-order in which messages are received. Good at or below 200 Mbit/s and at or above 1 ms, where the computer's own time
-for a message does not count.
+This is what `cluster` says of virtual time, in real time; a downlink is served in the order in which messages are
+received. Good at or below 200 Mbit/s and at or above 1 ms, where the computer's own time for a message does not count.
 """
 
 from __future__ import annotations
@@ -25,6 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from workshop_utils.comm.cluster import Queue
 from workshop_utils.comm.communicator import Array, Communicator, Mismatch
 
 # Before the payload: the stamp, in seconds of the clock that all processes of a machine share, and the dtype, since
@@ -77,7 +73,7 @@ class StampedCommunicator(Communicator):
                 f"bandwidths has {len(link.bandwidths)} entries; it must have one for each of {inner.size} ranks"
             )
         self._inner, self._link = inner, link
-        self._uplink_free = self._downlink_free = 0.0
+        self._uplink, self._downlink = (Queue(link.bandwidths[inner.rank]) for _ in range(2))
         super().__init__(inner.rank, inner.size, inner.timeout_seconds)
 
     @property
@@ -116,15 +112,15 @@ class StampedCommunicator(Communicator):
         # Stamp and payload in one message: in two, sending the second would have to wait for receiving the first.
         self._inner.send_recv(to, letter, source, room)
         self.waited_seconds = self._inner.waited_seconds  # not the sleep below: then bytes are on their way
-        until = 0.0 if to is None else self._uplink_free
+        until = 0.0 if to is None else self._uplink.free
         if source is not None:
             until = max(until, self._arrival(room, source, incoming))
         self.sleep_until(until)
 
     def _stamped(self, outgoing: Array) -> Array:
         """`outgoing` with the time at which its first byte leaves, and the uplink taken until its last one has."""
-        head = max(self.now(), self._uplink_free)
-        self._uplink_free = head + outgoing.nbytes / self._link.bandwidths[self.rank]
+        head = max(self.now(), self._uplink.free)
+        self._uplink.carry(head, outgoing.nbytes)
         letter = np.empty(_STAMP.size + outgoing.nbytes, np.uint8)
         _STAMP.pack_into(letter.data, 0, head, outgoing.dtype.str.encode())
         letter[_STAMP.size :] = outgoing.view(np.uint8)
@@ -137,11 +133,11 @@ class StampedCommunicator(Communicator):
             sent = np.dtype(dtype.rstrip(b"\0").decode())
             raise Mismatch(f"rank {source} sent {sent} where rank {self.rank} expects {incoming.dtype}")
         incoming.view(np.uint8)[:] = letter[_STAMP.size :]
-        own, theirs = (self._link.bandwidths[rank] for rank in (self.rank, source))
         first = head + self._link.latency_seconds
-        through = max(first, self._downlink_free) + incoming.nbytes / own
-        self._downlink_free = max(through, first + incoming.nbytes / theirs)  # the slower link decides
-        return self._downlink_free
+        through = self._downlink.carry(first, incoming.nbytes)
+        theirs = first + incoming.nbytes / self._link.bandwidths[source]
+        self._downlink.free = max(through, theirs)  # the slower link decides
+        return self._downlink.free
 
     def allocate(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
         return self._inner.allocate(shape, dtype)
