@@ -23,10 +23,7 @@ from workshop_utils.benchmarks import (
     memory_per_rank,
     model_parallel,
     network,
-    plan,
-    prediction,
     recovery,
-    simulation,
     throughput,
 )
 from workshop_utils.benchmarks.comparison import BenchmarkError, Comparison, NotMeasured, Results, Spread
@@ -42,13 +39,10 @@ BENCHMARKS: dict[str, Benchmark] = {
     "network": network.measure,
     "all_reduce": all_reduce.measure,
     "frameworks": frameworks.measure,
-    "simulation": simulation.measure,
     "data_parallel": data_parallel.measure,
     "memory_per_rank": memory_per_rank.measure,
     "model_parallel": model_parallel.measure,
     "recovery": recovery.measure,
-    "prediction": prediction.measure,
-    "plan": plan.measure,
 }
 
 WIDTH = 120  # of a table that goes to a file

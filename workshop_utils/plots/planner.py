@@ -20,7 +20,7 @@ from matplotlib.patheffects import withStroke
 
 from workshop_utils.plots import alternative, style
 from workshop_utils.scaling import catalogue
-from workshop_utils.scaling.choice import HOUR
+from workshop_utils.scaling.plan import HOUR
 from workshop_utils.scaling.plan import Plan, front_of, plan_run
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"

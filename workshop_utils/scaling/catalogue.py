@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -34,8 +32,6 @@ from workshop_utils.quantities import bytes_of, bytes_per_second_of, seconds_of
 DATA = Path(__file__).parent / "data"
 AS_OF = "2026-07"  # the month of the price list that data/instances.yaml was copied from, by way of others' copies
 GUESS = "a guess by likeness"
-Dtype = Literal["bfloat16", "float32"]
-NUMBER_NBYTES: Mapping[Dtype, int] = {"bfloat16": 2, "float32": 4}
 MESSAGES = {  # pydantic's words for what people get wrong most, in ours
     "missing": "it is missing",
     "extra_forbidden": "there is no such field",
@@ -78,8 +74,8 @@ class Transformer(_Entry):
     heads: PositiveInt
     sequence: PositiveInt
     vocabulary: PositiveInt
-    kv_heads: PositiveInt = 0
-    mlp_width: PositiveInt = 0
+    kv_heads: PositiveInt = Field(default_factory=lambda given: given["heads"])
+    mlp_width: PositiveInt = Field(default_factory=lambda given: 4 * given["width"])
     gated: bool = False
     biases: bool = True
     norm: Literal["layer", "rms"] = "layer"
@@ -90,13 +86,6 @@ class Transformer(_Entry):
     tied: bool = False
     extra_parameters: int = Field(default=0, ge=0)
     batch_tokens: PositiveInt = 524_288
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        return {"kv_heads": given.get("heads"), "mlp_width": 4 * _int(given.get("width")), **given}
 
     @model_validator(mode="after")
     def _divides(self) -> Transformer:
@@ -159,19 +148,9 @@ class Transformer(_Entry):
         return 6 * products + 12 * self.layers * self.width * seen
 
 
-def _int(value: Any) -> int:
-    return value if isinstance(value, int) else 0
-
-
 Nbytes = Annotated[int, BeforeValidator(bytes_of)]
 BytesPerSecond = Annotated[float, BeforeValidator(bytes_per_second_of)]
 Seconds = Annotated[float, BeforeValidator(seconds_of)]
-
-
-def _fraction(value: float) -> float:
-    if value > 1:
-        raise ValueError("it must be at most 1")
-    return value
 
 
 class Instance(_Entry):
@@ -194,8 +173,8 @@ class Instance(_Entry):
     accelerators: PositiveInt
     memory_nbytes: Nbytes = Field(alias="memory", gt=0)
     memory_bytes_per_second: Nbytes = Field(alias="memory_bandwidth", gt=0)
-    flops_per_second: dict[Dtype, PositiveFloat]
-    kernel_efficiency: Annotated[PositiveFloat, AfterValidator(_fraction)] = 0.4
+    flops_per_second: dict[Literal["bfloat16", "float32"], PositiveFloat]
+    kernel_efficiency: float = Field(default=0.4, gt=0, le=1)
     efficiency_from: str = GUESS
     inner_bytes_per_second: BytesPerSecond = Field(alias="inner")
     inner_latency_seconds: Seconds = Field(default=5e-6, alias="inner_latency")
@@ -208,10 +187,9 @@ class Instance(_Entry):
 E = TypeVar("E", bound=_Entry)
 
 
-@cache
 def models() -> Mapping[str, Transformer]:
     """All transformers of the catalogue, by name."""
-    return _load(DATA / "models.yaml", Transformer)
+    return _load(Transformer, DATA / "models.yaml")
 
 
 def model(name: str | Path | Transformer) -> Transformer:
@@ -238,12 +216,8 @@ def instances(file: str | Path | None = None) -> Mapping[str, Instance]:
     Raises:
         CatalogueError: if the file cannot be read, or a field in it is wrong.
     """
-    return _shipped_instances() if file is None else _load(Path(file), Instance, DATA / "instances.yaml")
-
-
-@cache
-def _shipped_instances() -> Mapping[str, Instance]:
-    return _load(DATA / "instances.yaml", Instance)
+    shipped = DATA / "instances.yaml"
+    return _load(Instance, shipped) if file is None else _load(Instance, shipped, Path(file))
 
 
 def instance(name: str | Instance, known: Mapping[str, Instance] | None = None) -> Instance:
@@ -265,12 +239,14 @@ def _pick(kind: str, name: str, known: Mapping[str, E], otherwise: str) -> E:
     raise CatalogueError(f"{kind} is {name!r}; {advice}")
 
 
-def _load(path: Path, kind: type[E], below: Path | None = None) -> dict[str, E]:
-    entries: dict[str, Any] = _read(below) if below else {}
-    for name, fields in _read(path).items():
-        if not isinstance(fields, Mapping):
-            raise CatalogueError(f"{path}: {name} must have fields, such as those of {kind.__name__}")
-        entries[name] = {**entries.get(name, {}), **fields}
+def _load(kind: type[E], *paths: Path) -> dict[str, E]:
+    """The entries of all files, field by field; later ones replace earlier ones."""
+    entries: dict[str, Any] = {}
+    for path in paths:
+        for name, fields in _read(path).items():
+            if not isinstance(fields, Mapping):
+                raise CatalogueError(f"{path}: {name} must have fields, such as those of {kind.__name__}")
+            entries[name] = {**entries.get(name, {}), **fields}
     return {name: _entry(kind, name, fields) for name, fields in entries.items()}
 
 
@@ -301,28 +277,20 @@ def _sentences(name: str, errors: Iterable[Any]) -> list[str]:
     return lines
 
 
-# What Hugging Face calls our fields, by the kinds of models whose sizes say all that is needed here.
-HUGGING_FACE: Mapping[str, Mapping[str, str]] = {
-    "gpt2": {"layers": "n_layer", "width": "n_embd", "heads": "n_head", "positions": "n_positions"},
-    "bert": {
-        "layers": "num_hidden_layers",
-        "width": "hidden_size",
-        "heads": "num_attention_heads",
-        "mlp_width": "intermediate_size",
-        "positions": "max_position_embeddings",
-    },
-    "llama": {
-        "layers": "num_hidden_layers",
-        "width": "hidden_size",
-        "heads": "num_attention_heads",
-        "kv_heads": "num_key_value_heads",
-        "mlp_width": "intermediate_size",
-    },
+# What Hugging Face calls our fields, and what else its kinds of models have; of others more would have to be known.
+HUGGING_FACE_NAMES: Mapping[str, Sequence[str]] = {
+    "layers": ("n_layer", "num_hidden_layers"),
+    "width": ("n_embd", "hidden_size"),
+    "heads": ("n_head", "num_attention_heads"),
+    "kv_heads": ("num_key_value_heads",),
+    "mlp_width": ("intermediate_size",),
+    "positions": ("n_positions", "max_position_embeddings"),
+    "vocabulary": ("vocab_size",),
 }
-HUGGING_FACE_STYLE: Mapping[str, Mapping[str, Any]] = {
+HUGGING_FACE_KINDS: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"tied": True},
     "bert": {"tied": True, "causal": False, "last_norm": False},
-    "llama": {"gated": True, "biases": False, "norm": "rms", "dropout": False},
+    "llama": {"gated": True, "biases": False, "norm": "rms", "dropout": False, "positions": 0},
 }
 LONGEST_SEQUENCE = 8192  # a context of 131,072, such as Llama 3.1's, is trained at the very end only
 
@@ -333,15 +301,19 @@ def _from_hugging_face(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CatalogueError(f"{path} cannot be read: {error}") from None
     kind = str(config.get("model_type")) if isinstance(config, dict) else ""
-    if kind not in HUGGING_FACE:
-        known = ", ".join(HUGGING_FACE)
+    if kind not in HUGGING_FACE_KINDS:
+        known = ", ".join(HUGGING_FACE_KINDS)
         raise CatalogueError(
             f"{path}: model_type is {kind!r}; it must be one of {known}. A YAML file can describe others"
         )
-    names = {**HUGGING_FACE[kind], "vocabulary": "vocab_size"}
-    fields = {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
-    context = config.get("max_position_embeddings", config.get("n_positions", LONGEST_SEQUENCE))
-    fields |= {**HUGGING_FACE_STYLE[kind], "sequence": min(context, LONGEST_SEQUENCE), "source": str(path)}
+    fields: dict[str, Any] = {
+        ours: config[theirs]
+        for ours, names in HUGGING_FACE_NAMES.items()
+        for theirs in names
+        if theirs in config
+    }
+    sequence = min(fields.get("positions", LONGEST_SEQUENCE), LONGEST_SEQUENCE)
+    fields |= {**HUGGING_FACE_KINDS[kind], "sequence": sequence, "source": str(path)}
     if kind == "bert" and {"width", "vocabulary"} <= fields.keys():
         width = fields["width"]
         fields["extra_parameters"] = width * width + 7 * width + fields["vocabulary"]

@@ -13,18 +13,19 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from workshop_utils.comm.central import central_all_reduce, central_seconds
+from workshop_utils.comm.central import central_all_reduce
 from workshop_utils.comm.cluster import Link
 from workshop_utils.comm.communicator import Event
-from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
-from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
+from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
+from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.shape import Shape
 from workshop_utils.comm.simulated import simulate
-from workshop_utils.comm.tree import tree_all_reduce, tree_all_reduce_seconds
+from workshop_utils.comm.tree import tree_all_reduce
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
 from workshop_utils.runs import Run
+from workshop_utils.scaling.cost import CLOSED_FORMS as CLOSED_FORMS
 from workshop_utils.strategies import strategy_of
 
 ALL_REDUCES: Mapping[str, Callable[..., None]] = {
@@ -32,14 +33,6 @@ ALL_REDUCES: Mapping[str, Callable[..., None]] = {
     "central": central_all_reduce,
     "tree": tree_all_reduce,
     "halving_doubling": halving_doubling_all_reduce,
-}
-
-# (size, nbytes, latency in seconds, bandwidth in bytes per second) to seconds.
-CLOSED_FORMS: Mapping[str, Callable[[int, int, float, float], float]] = {
-    "ring": ring_seconds,
-    "central": central_seconds,
-    "tree": tree_all_reduce_seconds,
-    "halving_doubling": halving_doubling_seconds,
 }
 
 # What is left of a link's rate for payload: Ethernet, IP and TCP headers take the rest, 66 + 24 of 1,538 bytes, and

@@ -2,15 +2,14 @@
 
     nic = Path.of(Link.of("25Gbit", "20us"))
     all_reduce_seconds("ring", 64, 100e6, nic)
-    best_all_reduce(np.array([8, 64, 512]), 100e6, nic)           # (seconds, names of the algorithms)
     machines = Hierarchy(inside=Path(2e-6, 250e9), across=Path(10e-6, 50e9), ranks_per_machine=8)
     machines.all_reduce_seconds(64, 100e6)
 
-A message of n bytes takes α + n/B (Hockney 1994), each byte that is added to another 1/γ more. All functions take
-numbers or NumPy arrays, which are broadcast, so that a hundred thousand layouts are one call; seconds and bytes
-throughout, a bandwidth is in bytes per second and one way. Formulas that `comm` keeps beside its algorithms are taken
-from there. What queues, stragglers and shared links do to each other has no closed form: `comm.simulated` and
-`comm.recurrence` run the algorithms in virtual time instead.
+A message of n bytes takes α + n/B (Hockney 1994); adding arrays takes no time. All functions take numbers or NumPy
+arrays, which are broadcast, so that a hundred thousand layouts are one call; seconds and bytes throughout, a bandwidth
+is in bytes per second and one way. Formulas that `comm` keeps beside its algorithms are taken from there. What queues
+and shared links do to each other has no closed form: `comm.simulated` and `comm.recurrence` run the algorithms in
+virtual time instead.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from workshop_utils.comm import central, direct, double_tree, halving_doubling, ring, tree
+from workshop_utils.comm.central import central_seconds
 from workshop_utils.comm.cluster import Link
+from workshop_utils.comm.halving_doubling import halving_doubling_seconds
 from workshop_utils.comm.parameter_server import server_bytes_received
+from workshop_utils.comm.ring import ring_seconds
+from workshop_utils.comm.tree import tree_all_reduce_seconds
 from workshop_utils.parallel.schedule import bubble_fraction
 from workshop_utils.scaling.arrays import Numbers, plain
 
 
 @dataclass(frozen=True)
 class Path:
-    """What one rank has towards another: α, B, γ, and how many flows share the way.
+    """What one rank has towards another: α and B.
 
     Attributes:
         latency_seconds: α, of a message without bytes, all that it costs sender and receiver included.
-        bandwidth_bytes_per_second: B, one way, of one rank that is alone.
-        combine_bytes_per_second: γ, at which a rank adds what has come to what it has; infinite where adding is free.
-        congestion: by how much less than B each rank gets while all send at once, such as the oversubscription of a
-            spine, or the ranks that share a NIC; 1 where nothing is shared.
+        bandwidth_bytes_per_second: B, one way.
 
     Raises:
         ValueError: for a number that cannot be; the message names the field.
@@ -47,105 +46,50 @@ class Path:
 
     latency_seconds: Numbers = 0.0
     bandwidth_bytes_per_second: Numbers = math.inf
-    combine_bytes_per_second: Numbers = math.inf
-    congestion: Numbers = 1.0
 
     def __post_init__(self) -> None:
         _check("latency_seconds", self.latency_seconds, 0)
         _check("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second, 0, open_end=True)
-        _check("combine_bytes_per_second", self.combine_bytes_per_second, 0, open_end=True)
-        _check("congestion", self.congestion, 1)
 
     @classmethod
     def of(cls, link: Link) -> Self:
-        """A link of the simulated clock, with what a message costs its sender in the latency."""
-        return cls(link.latency_seconds + link.overhead_seconds, link.bandwidth_bytes_per_second)
-
-    @property
-    def bandwidth(self) -> Numbers:
-        """What a rank gets while all send: B over congestion."""
-        return self.bandwidth_bytes_per_second / self.congestion
+        """A link of the simulated clock."""
+        return cls(link.latency_seconds, link.bandwidth_bytes_per_second)
 
     def seconds(self, nbytes: Numbers) -> Numbers:
         """Of one message: α + n/B."""
-        return self.latency_seconds + nbytes / self.bandwidth
+        return self.latency_seconds + nbytes / self.bandwidth_bytes_per_second
 
 
-class AllReduceCost(NamedTuple):
-    """`seconds` is a closed form of comm: (size, nbytes, α, B); `combined` the bytes that the busiest rank adds."""
-
-    seconds: Callable[..., Any]
-    combined: Callable[..., Any]
-
-
-def _each(form: Callable[..., Any]) -> Callable[..., Any]:
-    """A form that is written for one whole number of ranks, for arrays."""
-    return np.vectorize(lambda size, *others: form(int(size), *others), otypes=[float])
-
-
-def _levels(size: Numbers) -> Numbers:
-    return np.ceil(np.log2(size))
-
-
-def _folded(size: Numbers) -> Numbers:
-    """Rabenseifner: halving among the P ranks, and one whole array more where a rank was folded in."""
-    power = 2.0 ** np.floor(np.log2(size))
-    return (power - 1) / power + (power < size)
-
-
-# By name, as in comm; the bytes added, on the busiest rank, are a multiple of the array's.
-ALL_REDUCE_COSTS: Mapping[str, AllReduceCost] = {
-    "ring": AllReduceCost(ring.ring_seconds, lambda size, nbytes: (size - 1) / size * nbytes),
-    "tree": AllReduceCost(_each(tree.tree_all_reduce_seconds), lambda size, nbytes: _levels(size) * nbytes),
-    "double_tree": AllReduceCost(
-        _each(double_tree.double_tree_seconds), lambda size, nbytes: np.minimum(size - 1, 2) * nbytes
-    ),
-    "halving_doubling": AllReduceCost(
-        _each(halving_doubling.halving_doubling_seconds), lambda size, nbytes: _folded(size) * nbytes
-    ),
-    "central": AllReduceCost(_each(central.central_seconds), lambda size, nbytes: (size - 1) * nbytes),
-    "direct": AllReduceCost(direct.direct_seconds, lambda size, nbytes: (size - 1) * nbytes),
+# All-reduces by name, as `communication` measures them: (size, nbytes, latency in seconds, bandwidth in bytes per
+# second) to seconds. Each is for one whole number of ranks; its source stands beside the algorithm.
+CLOSED_FORMS: Mapping[str, Callable[[int, int, float, float], float]] = {
+    "ring": ring_seconds,
+    "central": central_seconds,
+    "tree": tree_all_reduce_seconds,
+    "halving_doubling": halving_doubling_seconds,
 }
 
 
 def all_reduce_seconds(algorithm: str, size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
-    """All-reduce of `nbytes` among `size` ranks by one of ALL_REDUCE_COSTS, each rank with such a `path`.
-
-    Source of each form: the module of `comm` that has the algorithm. Adding is not overlapped with sending.
+    """All-reduce of `nbytes` among `size` ranks by one of CLOSED_FORMS, each rank with such a `path`.
 
     Raises:
         ValueError: if there is no such algorithm, or a size is below 1.
     """
-    if algorithm not in ALL_REDUCE_COSTS:
-        raise ValueError(f"algorithm is {algorithm!r}; it must be one of {', '.join(ALL_REDUCE_COSTS)}")
+    if algorithm not in CLOSED_FORMS:
+        raise ValueError(f"algorithm is {algorithm!r}; it must be one of {', '.join(CLOSED_FORMS)}")
     _check("size", size, 1)
-    form = ALL_REDUCE_COSTS[algorithm]
-    sent = form.seconds(size, nbytes, path.latency_seconds, path.bandwidth)
-    return plain(sent + form.combined(size, nbytes) / path.combine_bytes_per_second)
+    form: Callable[..., Any] = CLOSED_FORMS[algorithm]
+    if algorithm != "ring":  # which takes arrays as it is
+        form = np.vectorize(
+            lambda ranks, *others: CLOSED_FORMS[algorithm](int(ranks), *others), otypes=[float]
+        )
+    return plain(form(size, nbytes, path.latency_seconds, path.bandwidth_bytes_per_second))
 
 
-def best_all_reduce(
-    size: Numbers,
-    nbytes: Numbers,
-    path: Path,
-    algorithms: tuple[str, ...] = ("ring", "tree", "halving_doubling"),
-) -> tuple[Numbers, Any]:
-    """Seconds of the fastest of `algorithms` for each size, and their names, as a library chooses them."""
-    seconds = np.stack(
-        np.broadcast_arrays(*(all_reduce_seconds(name, size, nbytes, path) for name in algorithms))
-    )
-    names = np.array(algorithms)[seconds.argmin(axis=0)]
-    return plain(seconds.min(axis=0)), names if names.ndim else str(names)
-
-
-def reduce_scatter_seconds(size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
-    """(N − 1)(α + K/NB + K/Nγ): a ring's first half, after which each rank has one chunk reduced."""
-    chunk = nbytes / size
-    return plain((size - 1) * (path.seconds(chunk) + chunk / path.combine_bytes_per_second))
-
-
-def all_gather_seconds(size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
-    """(N − 1)(α + K/NB): a ring's second half; `nbytes` is the whole that each rank has afterwards."""
+def half_ring_seconds(size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
+    """(N − 1)(α + K/NB): a ring's reduce-scatter, or its all-gather, of `nbytes` in all."""
     return plain((size - 1) * path.seconds(nbytes / size))
 
 
@@ -153,8 +97,7 @@ def all_gather_seconds(size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
 class Hierarchy:
     """Machines with several ranks: `inside` is what a rank has within its machine, `across` a machine's whole NIC.
 
-    Consecutive ranks share a machine, and every machine is full. Oversubscription between machines is the congestion
-    of `across`.
+    Consecutive ranks share a machine, and every machine is full.
 
     Raises:
         ValueError: for less than one rank a machine.
@@ -178,14 +121,10 @@ class Hierarchy:
         machines, steps, chunk = self._machines(size), 2 * (np.asarray(size) - 1), nbytes / size
         crossings = np.where(machines > 1, np.ceil(steps * machines / size), 0)
         along = crossings * self.across.seconds(chunk) + (steps - crossings) * self.inside.seconds(chunk)
-        slower = np.where(
-            machines > 1,
-            np.minimum(self.inside.bandwidth, self.across.bandwidth),
-            self.inside.bandwidth,
-        )
+        inside, across = (each.bandwidth_bytes_per_second for each in (self.inside, self.across))
+        slower = np.where(machines > 1, np.minimum(inside, across), inside)
         at_slowest = steps * chunk / slower + np.where(machines > 1, self.across.latency_seconds, 0)
-        combined = (size - 1) / size * nbytes / self.inside.combine_bytes_per_second
-        return plain(np.maximum(along, at_slowest) + combined)
+        return plain(np.maximum(along, at_slowest))
 
     def all_reduce_seconds(self, size: Numbers, nbytes: Numbers) -> Numbers:
         """Reduce-scatter inside, all-reduce of a g-th across, all-gather inside.
@@ -195,15 +134,11 @@ class Hierarchy:
         """
         ranks, machines = np.minimum(self.ranks_per_machine, size), self._machines(size)
         steps, chunk = 2 * (machines - 1), nbytes / size
-        one, others = self.across.seconds(chunk), (ranks - 1) * chunk / self.across.bandwidth
-        turns = steps * np.maximum(one, ranks * chunk / self.across.bandwidth)
-        last = np.where(machines > 1, np.minimum(self.across.latency_seconds, others), 0)
-        added = (machines - 1) * chunk / self.inside.combine_bytes_per_second
-        return plain(
-            reduce_scatter_seconds(ranks, nbytes, self.inside)
-            + (turns + last + added)
-            + all_gather_seconds(ranks, nbytes, self.inside)
-        )
+        bandwidth = self.across.bandwidth_bytes_per_second
+        turns = steps * np.maximum(self.across.seconds(chunk), ranks * chunk / bandwidth)
+        last = np.minimum(self.across.latency_seconds, (ranks - 1) * chunk / bandwidth)
+        half = half_ring_seconds(ranks, nbytes, self.inside)
+        return plain(half + (turns + np.where(machines > 1, last, 0)) + half)
 
     def _machines(self, size: Numbers) -> npt.NDArray[Any]:
         _check("size", size, 1)
@@ -216,30 +151,19 @@ class Hierarchy:
 
 
 def synchronous_server_seconds(
-    workers: Numbers, nbytes: Numbers, path: Path, servers: Numbers = 1, co_located: bool = False
+    workers: Numbers, nbytes: Numbers, path: Path, servers: Numbers = 1
 ) -> Numbers:
     """One push and one pull of all workers, with computing left out: 2 (α + busiest link's bytes / B).
 
-    A dedicated server's link carries W · K/k each way, a worker's K. A co-located server is on a worker's machine and
-    spares its own part: with one on every machine that is (N − 1)/N · K each way for push and as much for pull, as in
-    a ring. Adding the gradients, W · K/k at γ, comes between. Source: Li et al. (2014), section 3; Jiang et al. (2020,
-    BytePS), section 3.1, for co-located servers.
+    A server's link carries W · K/k each way, a worker's K. Source: Li et al. (2014), section 3.
 
     Raises:
-        ValueError: for less than one worker or server, or more co-located servers than workers.
+        ValueError: for less than one worker or server.
     """
     _check("workers", workers, 1)
     _check("servers", servers, 1)
-    if co_located and (np.asarray(servers) > workers).any():
-        raise ValueError(
-            f"servers is {servers}; co-located ones can be at most as many as the {workers} workers"
-        )
-    received = server_bytes_received(workers, nbytes, servers)  # type: ignore[arg-type] # arrays go through
-    into_server = received - nbytes / servers if co_located else received
-    # A worker sends all K, less the part that stays on its machine if every machine has a server.
-    from_worker = nbytes - nbytes / servers * (np.asarray(servers) == workers) if co_located else nbytes
-    each_way = path.seconds(np.maximum(into_server, from_worker))
-    return plain(2 * each_way + received / path.combine_bytes_per_second)
+    into_server = server_bytes_received(workers, nbytes, servers)  # type: ignore[arg-type] # arrays go through
+    return plain(2 * path.seconds(np.maximum(into_server, nbytes)))
 
 
 def data_parallel_step_seconds(

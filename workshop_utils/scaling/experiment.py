@@ -6,17 +6,21 @@
     efficiency.summary(table)                          # medians, spread, outliers
 
 Every run is launched as a job, and its rows are kept as soon as it has ended, under a key of all that it depends on:
-the job, its script, the modules that it runs, the network and how it is emulated, the machine, the versions. So an
-interrupted sweep goes on where it was, and a change of any of these measures anew.
+the job, its script and data, this package, the network and how it is emulated, the machine, the versions. So an
+interrupted sweep goes on where it was, and after a change of any of these it is measured again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.metadata
 import itertools
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
@@ -24,9 +28,9 @@ from tqdm import tqdm
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
+from workshop_utils.machine import cores
 from workshop_utils.network import Network
 from workshop_utils.runs import RunFailed, RunState
-from workshop_utils.scaling import identity
 from workshop_utils.scaling.rows import BATCH, rows_of
 from workshop_utils.scaling.store import Store, key_of
 from workshop_utils.strategies import strategy_of
@@ -34,6 +38,8 @@ from workshop_utils.strategies import strategy_of
 Scaling = Literal["weak", "strong"]
 
 FULL_SPEED = "full speed"  # where no network is emulated
+FRAMEWORKS = ("numpy", "torch", "tensorflow", "tensorflow-cpu", "horovod", "mpi4py")
+PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -60,17 +66,16 @@ class Setting:
     def key(self) -> str:
         """A name for all that its result depends on."""
         network = None if self.network is None else self.network.model_dump(mode="json")
-        scripts = sorted(self.job.folder.glob("*.py"))
         return key_of(
             {
                 "job": self.job.model_dump(mode="json"),
-                "data": identity.state_of(self.job.data),
-                "scripts": {path.name: path.read_text("utf-8") for path in scripts},
-                "package": identity.package(self.job.strategy),
+                "data": _state_of(Path(self.job.data)),
+                "scripts": {path.name: path.read_text("utf-8") for path in self.job.folder.glob("*.py")},
+                "package": package(),
                 "network": network,
                 "emulation": self.emulation,
                 "repeat": self.repeat,
-                "machine": identity.machine(),
+                "machine": machine(),
             }
         )
 
@@ -87,6 +92,37 @@ class Setting:
             **{name.replace("-", "_"): value for name, value in sorted(self.job.arguments.items())},
             "repeat": self.repeat,
         }
+
+
+@functools.cache
+def package() -> str:
+    """A hash of this package, of which any part may have one in a run."""
+    return key_of({str(path): path.read_text("utf-8") for path in PACKAGE.rglob("*.py")})
+
+
+def _state_of(data: Path) -> Any:
+    """For a folder of data, what can be seen from outside: names, sizes, and when each file was changed."""
+    if not data.is_dir():
+        return str(data)
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(data.iterdir())]
+
+
+@functools.cache
+def machine() -> tuple[str, ...]:
+    """What of this machine a measurement depends on: system, processor, cores, versions."""
+    found = [platform.platform(), _processor(), f"{cores()} cores", platform.python_version()]
+    for name in FRAMEWORKS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return tuple(found)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith("model name")), platform.processor())
 
 
 def grid(
@@ -138,33 +174,24 @@ def _share(job: TrainingJob) -> int:
     return whole // job.workers
 
 
-def measure_all(
-    settings: Sequence[Setting], store: Store, fresh: bool = False, progress: bool | None = None
-) -> pd.DataFrame:
+def measure_all(settings: Sequence[Setting], store: Store, fresh: bool = False) -> pd.DataFrame:
     """Run what `store` does not have yet; a table of all `settings`, in order, a row a run (or a run and size).
 
-    A run that fails is a row whose `state` says so, and is tried again next time. With `fresh`, all is measured anew.
-    `progress` shows a bar; by default where there is a terminal.
+    A run that fails is a row whose `state` says so, and is tried again next time. With `fresh`, all is measured again.
 
     Returns:
         The columns of `Setting.described`; `state` and `reason`; what `rows.rows_of` finds; `measured_at`; and
         `cached`, true where the row was in the store.
-
-    Raises:
-        JobError: for a setting that cannot be run here, before anything is started.
     """
-    for setting in settings:
-        setting.check()
     tables = []
-    disable = None if progress is None else not progress
     form = "{desc} {n}/{total} |{bar:30}| {elapsed}<{remaining}"
-    with tqdm(settings, desc="measuring", unit="run", disable=disable, bar_format=form) as bar:
+    with tqdm(settings, desc="measuring", unit="run", bar_format=form) as bar:
         for setting in bar:
             key = setting.key()
             kept = None if fresh else store.get(key)
             table = kept if kept is not None else _measure(setting, key, store)
             tables.append(table.assign(scaling=setting.scaling, cached=kept is not None))
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    return pd.concat(tables, ignore_index=True)
 
 
 def missing(settings: Sequence[Setting], store: Store) -> list[Setting]:

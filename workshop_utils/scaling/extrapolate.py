@@ -11,6 +11,7 @@ had a core of its own; what is fitted is the rest of the step, in the runs with 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -36,19 +37,13 @@ NEEDED = (
 )
 
 
-def _ring(size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
-    return all_reduce_seconds("ring", size, nbytes, path)
-
-
-def _server(size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
-    return synchronous_server_seconds(size, nbytes, path)
-
+_ring = functools.partial(all_reduce_seconds, "ring")
 
 # (workers, nbytes, path) to seconds. Gloo, below DDP, has a ring too; what DDP overlaps goes into its bandwidth.
 COSTS: Mapping[str, Callable[[Numbers, Numbers, Path], Numbers]] = {
     "ring": _ring,
     "torch_ddp": _ring,
-    "workshop_parameter_server": _server,
+    "workshop_parameter_server": synchronous_server_seconds,
 }
 
 
@@ -140,32 +135,33 @@ def predict(table: pd.DataFrame, strategy: str, workers: Sequence[int]) -> pd.Da
         raise JobError(
             "nothing was measured with 1 worker, so it is not known what computing takes by itself"
         )
-    rows = []
     computing = alone.groupby(["gradient_nbytes", "batch_size"])["compute_seconds"].median().reset_index()
+    rows = []
     for nbytes, batch, compute in computing.itertuples(index=False):
         for count in workers:
             seconds, (low, high) = found.predict(count, nbytes), found.interval(count, nbytes)
-            virtual = simulated_communication(strategy, count, int(nbytes), path)
-            step = compute + float(seconds)
-            figures = (compute + float(low), compute + float(high), compute + virtual)
-            shares = (compute / step, float(seconds) / step)
-            rows.append((strategy, count, int(nbytes), int(batch), step, *figures, *shares))
-    columns = [
-        "strategy",
-        "workers",
-        "nbytes",
-        "batch_size",
-        "step_seconds",
-        "low",
-        "high",
-        "simulated_seconds",
-    ]
-    return pd.DataFrame(rows, columns=[*columns, "efficiency", "communication_share"])
+            step = compute + seconds
+            rows.append(
+                {
+                    "strategy": strategy,
+                    "workers": count,
+                    "nbytes": int(nbytes),
+                    "batch_size": int(batch),
+                    "step_seconds": step,
+                    "low": compute + low,
+                    "high": compute + high,
+                    "simulated_seconds": compute
+                    + simulated_communication(strategy, count, int(nbytes), path),
+                    "efficiency": compute / step,
+                    "communication_share": seconds / step,
+                }
+            )
+    return pd.DataFrame(rows)
 
 
 def simulated_communication(strategy: str, workers: int, nbytes: int, path: Path) -> float:
     """The same in virtual time: a ring by the recurrence over its ranks, a server as one rank more, in the centre."""
-    link = Link(float(path.latency_seconds), float(path.bandwidth))
+    link = Link(float(path.latency_seconds), float(path.bandwidth_bytes_per_second))
     if strategy == "workshop_parameter_server":
         return simulated_seconds("central", workers + 1, nbytes // 4 * 4, link)
     return float(np.max(ring_finish_seconds(workers, nbytes // 4 * 4, link)))

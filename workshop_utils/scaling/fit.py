@@ -7,7 +7,7 @@
     path_of(found)                                      # for the other functions of `cost`
 
 A cost is a sum of terms, each a known function of what was varied, times a coefficient of at least 0. All closed forms
-of `cost` are of that kind: linear in α, 1/B and 1/γ. What is minimised are relative errors, as logarithms, for a time
+of `cost` are of that kind: linear in α and 1/B. What is minimised are relative errors, as logarithms, for a time
 of 1 ms deserves as much as one of 1 s; and by the soft L1 loss, so that a disturbed measurement does not pull by its
 square.
 """
@@ -15,7 +15,7 @@ square.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ Array = npt.NDArray[np.float64]
 TOLERATED = 0.05  # of a time: beyond it, errors count by their size and no longer by its square
 STEPS = 50  # at most; a handful is enough
 DRAWS = 200  # of the bootstrap
-LEVEL = 0.95
+QUANTILES = (0.025, 0.975)  # between them lie 95 %
 
 # Bytes with which NCCL's pipeline is full: 32 channels (MAXCHANNELS) of one slot each, an eighth (NCCL_STEPS) of a
 # buffer of 4 MiB (NCCL_BUFFSIZE). Source: NCCL 2, src/include/device.h, and src/init.cc for the buffer.
@@ -74,13 +74,13 @@ class Fit:
         """Seconds for these values of what was varied, broadcast together."""
         return plain(self._seconds(varied, self.coefficients))
 
-    def interval(self, *varied: Numbers, level: float = LEVEL) -> tuple[Numbers, Numbers]:
-        """Between which seconds the cost lies with such a probability, by the bootstrap; NaN without draws."""
+    def interval(self, *varied: Numbers) -> tuple[Numbers, Numbers]:
+        """Between which seconds the cost lies in 95 of 100 cases, by the bootstrap; NaN without draws."""
         if not len(self.draws):
             nothing = np.full(np.broadcast(*varied).shape, math.nan)
             return plain(nothing), plain(nothing)
         seconds = np.stack([self._seconds(varied, draw) for draw in self.draws])
-        low, high = np.quantile(seconds, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        low, high = np.quantile(seconds, QUANTILES, axis=0)
         return plain(low), plain(high)
 
     @property
@@ -101,17 +101,13 @@ class Fit:
         return "\n".join([*lines, f"{len(self.errors)} measurements, median error {typical:.1f} %"])
 
     def _estimate(self, number: int) -> Estimate:
-        term, draws = self.terms[number], self.draws[:, number]
-        with np.errstate(divide="ignore"):
-            value, draws = (
-                (1 / self.coefficients[number], 1 / draws)
-                if term.inverse
-                else (self.coefficients[number], draws)
-            )
-        low, high = (
-            np.quantile(draws, [0.025, 0.975], method="nearest") if len(draws) else (math.nan, math.nan)
-        )
-        return Estimate(term.name, float(value), float(low), float(high), term.unit)
+        term, values = self.terms[number], np.array([self.coefficients[number], *self.draws[:, number]])
+        if term.inverse:
+            with np.errstate(divide="ignore"):
+                values = 1 / values
+        value, *draws = values.tolist()
+        low, high = np.quantile(draws, QUANTILES, method="nearest") if draws else (math.nan, math.nan)
+        return Estimate(term.name, value, float(low), float(high), term.unit)
 
     def _seconds(self, varied: Sequence[Numbers], coefficients: Array) -> Array:
         columns = np.broadcast_arrays(*(np.asarray(term.of(*varied), dtype=float) for term in self.terms))
@@ -127,7 +123,7 @@ def fit(
 ) -> Fit:
     """The coefficients, none below 0, with which the sum of `terms` comes closest to measured `seconds`.
 
-    Intervals are by bootstrap: relative errors are drawn anew, with random signs, scaled for the coefficients that
+    Intervals are by bootstrap: relative errors are drawn again, with random signs, scaled for the coefficients that
     were fitted, and the fit is repeated. With as many coefficients as points there are no intervals. Source: Efron and
     Tibshirani (1993), "An introduction to the bootstrap", section 9.4.
 
@@ -193,25 +189,18 @@ def _robust(columns: Array, measured: Array) -> Array:
     return np.asarray(found / scale)
 
 
-def path_terms(cost: Callable[..., Numbers], combining: bool = False) -> tuple[Term, ...]:
-    """α and B, and γ if `combining`, of any function of `cost` that takes a Path last and is linear in α, 1/B, 1/γ.
-
-    Where adding grows with bytes as sending does, measurements cannot tell γ from B: leave it out.
-    """
-    # One of the three at a time: without latency, without bytes, without adding.
-    alone = {"latency": Path(1.0), "bandwidth": Path(0.0, 1.0), "combining": Path(0.0, math.inf, 1.0)}
-
-    def term(name: str, unit: str) -> Term:
-        return Term(name, unit, lambda *varied: cost(*varied, alone[name]), inverse=name != "latency")
-
-    found = term("latency", "s"), term("bandwidth", "bytes/s"), term("combining", "bytes/s")
-    return found if combining else found[:2]
+def path_terms(cost: Callable[..., Numbers]) -> tuple[Term, Term]:
+    """α and B of any function of `cost` that takes a Path last and is linear in α and 1/B."""
+    # One of the two at a time: without bytes, and without latency.
+    return (
+        Term("latency", "s", lambda *varied: cost(*varied, Path(1.0))),
+        Term("bandwidth", "bytes/s", lambda *varied: cost(*varied, Path(0.0, 1.0)), inverse=True),
+    )
 
 
 def path_of(found: Fit) -> Path:
     """The path that a fit of `path_terms` has found."""
-    values: Mapping[str, float] = {estimate.name: estimate.value for estimate in found.estimates}
-    return Path(values["latency"], values["bandwidth"], values.get("combining", math.inf))
+    return Path(found["latency"], found["bandwidth"])
 
 
 def size_terms(pipeline_nbytes: float = PIPELINE_NBYTES) -> tuple[Term, ...]:

@@ -7,19 +7,15 @@ is done; Gustafson keeps the time fixed and asks how much more is done in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Numbers = npt.NDArray[np.float64]
+from workshop_utils.scaling.arrays import plain
 
 
-@overload
-def amdahl_speedup(serial_fraction: float, workers: float) -> float: ...
-@overload
-def amdahl_speedup(serial_fraction: float, workers: npt.ArrayLike) -> Numbers: ...
-def amdahl_speedup(serial_fraction: float, workers: npt.ArrayLike) -> float | Numbers:
+def amdahl_speedup(serial_fraction: float, workers: npt.ArrayLike) -> Any:
     """How many times sooner the same work is done: 1 / (s + (1 − s) / N).
 
     `serial_fraction` is s, the part of one worker's time that cannot be shared; `workers` is N, a number or an
@@ -33,14 +29,10 @@ def amdahl_speedup(serial_fraction: float, workers: npt.ArrayLike) -> float | Nu
     """
     sizes = _workers(workers)
     serial = _fraction(serial_fraction)
-    return _like(workers, 1 / (serial + (1 - serial) / sizes))
+    return plain(1 / (serial + (1 - serial) / sizes))
 
 
-@overload
-def gustafson_speedup(serial_fraction: float, workers: float) -> float: ...
-@overload
-def gustafson_speedup(serial_fraction: float, workers: npt.ArrayLike) -> Numbers: ...
-def gustafson_speedup(serial_fraction: float, workers: npt.ArrayLike) -> float | Numbers:
+def gustafson_speedup(serial_fraction: float, workers: npt.ArrayLike) -> Any:
     """How many times more work is done in the same time: s + (1 − s) · N.
 
     `serial_fraction` is s, here the part of the *parallel* run's time that one worker spends on what cannot be
@@ -53,7 +45,7 @@ def gustafson_speedup(serial_fraction: float, workers: npt.ArrayLike) -> float |
     """
     sizes = _workers(workers)
     serial = _fraction(serial_fraction)
-    return _like(workers, serial + (1 - serial) * sizes)
+    return plain(serial + (1 - serial) * sizes)
 
 
 def fit_serial_fraction(workers: Sequence[float], speedups: Sequence[float]) -> float:
@@ -79,7 +71,7 @@ def fit_serial_fraction(workers: Sequence[float], speedups: Sequence[float]) -> 
     return float(np.clip(fraction, 0, 1))
 
 
-def _workers(workers: npt.ArrayLike) -> Numbers:
+def _workers(workers: npt.ArrayLike) -> npt.NDArray[np.float64]:
     sizes = np.asarray(workers, dtype=float)
     if not (sizes >= 1).all():
         raise ValueError(f"workers is {workers!r}; there must be at least 1")
@@ -90,7 +82,3 @@ def _fraction(serial_fraction: float) -> float:
     if not 0 <= serial_fraction <= 1:
         raise ValueError(f"serial_fraction is {serial_fraction}; it must lie between 0 and 1")
     return serial_fraction
-
-
-def _like(given: npt.ArrayLike, result: Numbers) -> float | Numbers:
-    return float(result) if np.ndim(given) == 0 else result

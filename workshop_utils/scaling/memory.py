@@ -1,10 +1,26 @@
-"""Where the memory of a training step goes: parameters, gradients, the optimizer's state, activations."""
+"""Where the memory of a training step goes: parameters, gradients, the optimizer's state, activations.
+
+    training_memory(1e6, "adam").total                   # a model of which only the size is known
+    layout = Layout(data=8, tensor=8, pipeline=2, zero=1, microbatches=32, recompute="selective")
+    worker_memory(model("llama-3.1-70b"), layout).total  # a transformer, spread over workers
+
+All sizes are in bytes. Numbers may be NumPy arrays: one call then answers for as many layouts.
+
+Sources: Rajbhandari et al. (2020), "ZeRO: memory optimizations toward training trillion parameter models", sections 3
+and 5, for parameters, gradients and the optimizer's state; Korthikanti et al. (2022), "Reducing Activation
+Recomputation in Large Transformer Models", section 4, for activations.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from workshop_utils.scaling.arrays import Numbers, plain
+from workshop_utils.scaling.catalogue import Transformer
 
 Optimizer = Literal["sgd", "momentum", "adam"]
 
@@ -15,24 +31,33 @@ OPTIMIZER_NUMBERS: dict[Optimizer, int] = {
     "adam": 2,  # running means of the gradient and of its square (Kingma and Ba 2015, algorithm 1)
 }
 
+RECOMPUTE = ("none", "selective", "full")
+
+# How many gradients are reduced at once where gradients or optimizer state are sharded. Source: DeepSpeed's default of
+# reduce_bucket_size.
+BUCKET_NUMBERS = 5e8
+NUMBER_NBYTES = 2  # of a number in mixed precision
+LOGIT_NBYTES = 4  # the loss is computed in 32 bits
+
 
 @dataclass(frozen=True)
 class TrainingMemory:
     """What one worker holds during a step, in bytes."""
 
-    parameters: float
-    gradients: float
-    optimizer: float
-    activations: float = 0
+    parameters: Numbers
+    gradients: Numbers
+    optimizer: Numbers
+    activations: Numbers = 0
+    buffers: Numbers = 0
 
     @property
-    def total(self) -> float:
-        """All four together. The peak is a little lower: gradients come as activations go."""
-        return self.parameters + self.gradients + self.optimizer + self.activations
+    def total(self) -> Numbers:
+        """All together. The peak is a little lower: gradients come as activations go."""
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
 
 
 def training_memory(
-    parameters: float, optimizer: Optimizer = "adam", activations: float = 0, bytes_per_number: int = 4
+    parameters: Numbers, optimizer: Optimizer = "adam", activations: float = 0, bytes_per_number: int = 4
 ) -> TrainingMemory:
     """What it takes to train `parameters` numbers of `bytes_per_number` each; `activations` in bytes.
 
@@ -45,6 +70,15 @@ def training_memory(
     return TrainingMemory(own, own, OPTIMIZER_NUMBERS[optimizer] * own, activations)
 
 
+def mixed_precision_adam(parameters: Numbers) -> TrainingMemory:
+    """Adam in mixed precision: 16 bytes a parameter, without activations.
+
+    2 for the parameter and 2 for its gradient in 16 bits, 12 for the optimizer: its two means and the parameter itself
+    in 32 bits. Source: Rajbhandari et al. (2020), section 3.1.
+    """
+    return TrainingMemory(2 * parameters, 2 * parameters, 12 * parameters)
+
+
 def zero_memory(
     parameters: float,
     workers: int,
@@ -54,9 +88,6 @@ def zero_memory(
 ) -> TrainingMemory:
     """What each of `workers` holds between two steps where data parallelism is sharded, as `training_memory`.
 
-    Stage 0 shards nothing; 1 the optimizer's state; 2 the gradients too; 3 the parameters too. Source: Rajbhandari et
-    al. (2020), section 5.
-
     Raises:
         ValueError: if the stage or the optimizer is unknown, or there is not at least one worker.
     """
@@ -64,11 +95,20 @@ def zero_memory(
         raise ValueError(f"stage is {stage}; it must be 0, 1, 2 or 3")
     if workers < 1:
         raise ValueError(f"workers is {workers}; there must be at least 1")
-    whole = training_memory(parameters, optimizer, 0, bytes_per_number)
+    return sharded(training_memory(parameters, optimizer, 0, bytes_per_number), workers, stage)
+
+
+def sharded(whole: TrainingMemory, workers: Numbers, stage: Numbers) -> TrainingMemory:
+    """What each of `workers` holds of the `whole` between two steps, by ZeRO's stages.
+
+    Stage 0 shards nothing; 1 the optimizer's state; 2 the gradients too; 3 the parameters too. Source: Rajbhandari et
+    al. (2020), section 5.
+    """
+    stages = np.asarray(stage)
     return TrainingMemory(
-        whole.parameters / (workers if stage >= 3 else 1),
-        whole.gradients / (workers if stage >= 2 else 1),
-        whole.optimizer / (workers if stage >= 1 else 1),
+        whole.parameters / np.where(stages >= 3, workers, 1),
+        whole.gradients / np.where(stages >= 2, workers, 1),
+        whole.optimizer / np.where(stages >= 1, workers, 1),
     )
 
 
@@ -81,13 +121,177 @@ def mlp_activation_nbytes(batch: int, widths: Sequence[int], bytes_per_number: i
     return batch * sum(widths) * bytes_per_number
 
 
-def mixed_precision_adam(parameters: float) -> TrainingMemory:
-    """Adam in mixed precision: 16 bytes a parameter, without activations.
+@dataclass(frozen=True)
+class Layout:
+    """How a model is spread: data × tensor × pipeline workers, and what each of them does at a time.
 
-    2 for the parameter and 2 for its gradient in 16 bits, 12 for the optimizer: its two means and the parameter itself
-    in 32 bits.
-
-    Source: Rajbhandari et al. (2020), "ZeRO: memory optimizations toward training trillion parameter models",
-    section 3.1.
+    Attributes:
+        data, tensor, pipeline: workers in each direction.
+        zero: what data-parallel workers shard: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too.
+        micro_batch: sequences that go through the model together.
+        microbatches: how many of them one replica works through in a step.
+        recompute: what the backward pass computes anew. "selective" is attention's scores, as FlashAttention does;
+            "full" is all but each block's input; "none" keeps everything.
+        sequence_parallel: whether norms and residuals are cut along the sequence by the tensor-parallel workers.
+        chunks: stages that one worker has of the pipeline; with more than one it is interleaved.
     """
-    return TrainingMemory(2 * parameters, 2 * parameters, 12 * parameters)
+
+    data: Numbers = 1
+    tensor: Numbers = 1
+    pipeline: Numbers = 1
+    zero: Numbers = 0
+    micro_batch: Numbers = 1
+    microbatches: Numbers = 1
+    recompute: Any = "none"
+    sequence_parallel: Any = True
+    chunks: Numbers = 1
+
+    @property
+    def workers(self) -> Numbers:
+        """All of them."""
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def sequences(self) -> Numbers:
+        """In a step, of all workers together: the global batch."""
+        return self.data * self.micro_batch * self.microbatches
+
+
+def blocks_of_stages(model: Transformer, pipeline: Numbers, chunks: Numbers = 1) -> tuple[Numbers, Numbers]:
+    """Blocks of a worker at the pipeline's beginning, and of the one at its end.
+
+    All have as many, but the last, which has what is left; below 0, if there are too few blocks for all.
+    """
+    most = chunks * np.ceil(model.layers / (pipeline * np.asarray(chunks)))
+    return most, model.layers - (pipeline - 1) * most
+
+
+def stage_parameters(
+    model: Transformer, tensor: Numbers = 1, pipeline: Numbers = 1, chunks: Numbers = 1
+) -> tuple[Numbers, Numbers]:
+    """Parameters of one worker of the first stage, and of the last: the two that have more than blocks.
+
+    Matrices, and biases of layers cut by columns, are divided by `tensor`, the embedding by its rows; norms and biases
+    of layers cut by rows are on every worker. A tied embedding is kept twice where a pipeline has its ends on two
+    workers. Source: Shoeybi et al. (2019), section 3; Narayanan et al. (2021b), section 3.1.
+    """
+    block = (model.block_matrix_parameters + model.block_cut_biases) / tensor + model.block_whole_parameters
+    table = model.vocabulary * model.width / tensor
+    begin = table + model.positions * model.width
+    end = model.extra_parameters + (model.norm_parameters if model.last_norm else 0)
+    alone = np.asarray(pipeline) == 1
+    most, rest = blocks_of_stages(model, pipeline, chunks)
+    first = most * block + begin + np.where(alone, end + (0 if model.tied else table), 0)
+    return first, np.where(alone, first, rest * block + table + end)
+
+
+def block_activation_nbytes(
+    model: Transformer, layout: Layout, number_nbytes: int = NUMBER_NBYTES
+) -> Numbers:
+    """What one block keeps of one micro-batch until its backward pass.
+
+    For 16 bits, dropout, GELU, as many key as query heads and an MLP of 4 h it is the paper's
+    sbh (10 + 24/t + 5as/(ht)), equation 2; sbh/t (34 + 5as/h) with sequence parallelism, equation 4; without the
+    term in a where attention is recomputed, equation 6; and 2sbh where the whole block is. The terms are counted one
+    by one as in section 4.1, so that they hold for gated MLPs and shared keys too.
+    """
+    recompute = np.asarray(layout.recompute)
+    per_token = np.select(
+        [recompute == "none", recompute == "selective"],
+        [
+            outside_scores(model, layout, number_nbytes) + scores(model, layout, number_nbytes),
+            outside_scores(model, layout, number_nbytes),
+        ],
+        number_nbytes * model.width / _sequence_share(layout),
+    )
+    return plain(layout.micro_batch * model.sequence * per_token)
+
+
+def _sequence_share(layout: Layout) -> Numbers:
+    return np.where(layout.sequence_parallel, layout.tensor, 1)
+
+
+def outside_scores(model: Transformer, layout: Layout, number_nbytes: int = NUMBER_NBYTES) -> Numbers:
+    """Bytes a token of all that a block makes, but attention's scores."""
+    h, masks = model.width, 1 if model.dropout else 0
+    # Not cut by tensor parallelism: inputs of two norms, of attention and of the MLP; masks of two dropouts.
+    whole = (4 * number_nbytes + 2 * masks) * h / _sequence_share(layout)
+    # Cut: queries, keys, values and what they give; the MLP's hidden units before and after the activation function,
+    # and with a gate the other factor and the product.
+    hidden = (4 if model.gated else 2) * model.mlp_width
+    return whole + number_nbytes * (2 * h + 2 * model.kv_width + hidden) / layout.tensor
+
+
+def scores(model: Transformer, layout: Layout, number_nbytes: int = NUMBER_NBYTES) -> Numbers:
+    """Bytes a token of attention's scores behind the softmax, and with dropout of a mask and what it leaves of them."""
+    masks = 1 if model.dropout else 0
+    return model.heads * model.sequence * (number_nbytes + masks * (1 + number_nbytes)) / layout.tensor
+
+
+def worker_memory(model: Transformer, layout: Layout, number_nbytes: int = NUMBER_NBYTES) -> TrainingMemory:
+    """What the fullest worker holds with Adam, of the first stage or of the last; in 16 bits, by mixed precision.
+
+    A pipeline runs 1F1B, so that its first stage keeps activations of `pipeline` micro-batches, or of all if they are
+    fewer, and its last stage of one; interleaved, the first keeps (p − 1)/v more (Narayanan et al. 2021b, section 2.2;
+    the table in `parallel.schedule`). What a framework, a communication library and an allocator's gaps take is not
+    in it.
+    """
+    first, last = stage_parameters(model, layout.tensor, layout.pipeline, layout.chunks)
+    blocks, rest = blocks_of_stages(model, layout.pipeline, layout.chunks)
+    chunks = np.asarray(layout.chunks)
+    ahead = layout.pipeline + np.where(chunks > 1, (layout.pipeline - 1) / chunks, 0)
+    alone = np.asarray(layout.pipeline) == 1
+    ends = [
+        _stage_memory(
+            model, layout, number_nbytes, first, blocks, np.minimum(ahead, layout.microbatches), alone
+        ),
+        _stage_memory(model, layout, number_nbytes, last, rest, 1, True),
+    ]
+    fuller = ends[0].total >= ends[1].total
+    return TrainingMemory(
+        *(
+            plain(np.where(fuller, getattr(ends[0], part.name), getattr(ends[1], part.name)))
+            for part in fields(TrainingMemory)
+        )
+    )
+
+
+def _stage_memory(
+    model: Transformer,
+    layout: Layout,
+    number_nbytes: int,
+    parameters: Numbers,
+    blocks: Numbers,
+    passes: Numbers,
+    head: Any,
+) -> TrainingMemory:
+    """Of a worker with so many `parameters` and `blocks`, `passes` micro-batches, and where it has one the `head`."""
+    whole = mixed_precision_adam(parameters) if number_nbytes == 2 else training_memory(parameters)
+    state = sharded(whole, layout.data, layout.zero)
+    h, share = model.width, _sequence_share(layout)
+    tokens = layout.micro_batch * model.sequence
+    logits = LOGIT_NBYTES * model.vocabulary / layout.tensor
+
+    kept = passes * blocks * block_activation_nbytes(model, layout, number_nbytes)
+    # While a block is recomputed, all of it is there.
+    anew = np.where(
+        np.asarray(layout.recompute) == "full", tokens * outside_scores(model, layout, number_nbytes), 0
+    )
+    embedding = passes * tokens * h / share if model.dropout else 0
+    inputs = (2 if model.last_norm else 1) * number_nbytes * h / share  # of the head's norm and product
+    activations = kept + anew + embedding + np.where(head, tokens * (inputs + logits), 0)
+
+    # There for a moment: the logits' gradient, buckets of gradients, gathered parameters, messages.
+    bucket = number_nbytes * np.minimum(BUCKET_NUMBERS, parameters)
+    # A block that computes, the next one that is being gathered, and gradients of one (Zhao et al. 2023, section 3.3).
+    gathered = number_nbytes * 3 * model.block_parameters / layout.tensor
+    stage = np.asarray(layout.zero)
+    sharding = np.select([stage == 0, stage == 3], [0.0, gathered], bucket)
+    message = number_nbytes * tokens * h
+    buffers = (
+        np.where(head, tokens * logits, 0)
+        + np.where(np.asarray(layout.data) > 1, sharding, 0)
+        + np.where(np.asarray(layout.tensor) > 1, message, 0)
+        + np.where(np.asarray(layout.pipeline) > 1, 2 * message / layout.tensor, 0)
+    )
+    return replace(state, activations=activations, buffers=buffers)

@@ -73,7 +73,7 @@ class Curve:
 
 @cache
 def table(name: str) -> pd.DataFrame:
-    """data/NAME.csv as it stands: nccl_all_reduce, training_throughput, pipeline_speedups or gpt_steps."""
+    """data/NAME.csv as it stands: nccl_all_reduce, training_throughput or pipeline_speedups."""
     return pd.read_csv(DATA / f"{name}.csv")
 
 

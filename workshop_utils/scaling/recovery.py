@@ -7,12 +7,12 @@ Who saves every τ seconds loses δ for each checkpoint, and after each failure 
 from __future__ import annotations
 
 import math
-from typing import overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Numbers = npt.NDArray[np.float64]
+from workshop_utils.scaling.arrays import plain
 
 
 def failure_interval(worker_failure_seconds: float, workers: int) -> float:
@@ -34,13 +34,7 @@ def best_interval(save_seconds: float, failure_seconds: float) -> float:
     return math.sqrt(2 * save_seconds * failure_seconds)
 
 
-@overload
-def lost_share(interval: float, save: float, failure: float, restart: float = 0.0) -> float: ...
-@overload
-def lost_share(interval: Numbers, save: float, failure: float, restart: float = 0.0) -> Numbers: ...
-def lost_share(
-    interval: float | Numbers, save: float, failure: float, restart: float = 0.0
-) -> float | Numbers:
+def lost_share(interval: npt.ArrayLike, save: float, failure: float, restart: float = 0.0) -> Any:
     """Which share of the time is not spent on steps that last: 1 − τ / (M e^(R/M) (e^((τ+δ)/M) − 1)).
 
     Exact for failures that come independently of each other, also during saves and restarts. All are in seconds:
@@ -50,15 +44,14 @@ def lost_share(
     Generation Computer Systems 22(3).
     """
     wall = failure * np.exp(restart / failure) * np.expm1((np.asarray(interval) + save) / failure)
-    share = 1 - np.asarray(interval) / wall
-    return float(share) if np.ndim(interval) == 0 else share
+    return plain(1 - np.asarray(interval) / wall)
 
 
 def simulated_lost_share(
-    interval: float, save: float, failure: float, restart: float = 0.0, intervals: int = 1000, seed: int = 0
+    interval: float, save: float, failure: float, restart: float = 0.0, intervals: int = 1000
 ) -> float:
     """The same, of one run of so many `intervals` whose failures were drawn at random."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
 
     def attempts(needed: float) -> float:
         """Seconds that pass, with failures among them, until `needed` have gone by without one."""

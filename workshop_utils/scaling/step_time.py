@@ -4,8 +4,8 @@
     time = step_time(model("llama-3.1-405b"), instance("p5.48xlarge"), layout)
     time.seconds, time.mfu, time.bubble / time.seconds
 
-Arithmetic at the instance's kernel efficiency, plus what communication cannot hide; each cost is a closed form of
-`cost`. Numbers may be NumPy arrays, as in `worker_memory`. Left out: loading data, checkpoints, the optimizer's own
+Arithmetic in bfloat16 at the instance's kernel efficiency, plus what communication cannot hide; each cost is a closed
+form of `cost`. Numbers may be NumPy arrays, as in `memory`. Left out: loading data, checkpoints, the optimizer's own
 arithmetic, and how small matrix products are slower than large ones. Collectives are rings, which makes latency count
 among thousands of data-parallel workers.
 """
@@ -17,17 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from workshop_utils.scaling.arrays import Numbers
-from workshop_utils.scaling.catalogue import NUMBER_NBYTES, Dtype, Instance, Transformer
+from workshop_utils.scaling.catalogue import Instance, Transformer
 from workshop_utils.scaling.cost import (
     Path,
-    all_gather_seconds,
     data_parallel_step_seconds,
+    half_ring_seconds,
     pipeline_step_seconds,
-    reduce_scatter_seconds,
     tensor_parallel_seconds,
 )
-from workshop_utils.scaling.worker_memory import (
-    MASTER_NBYTES,
+from workshop_utils.scaling.memory import (
+    LOGIT_NBYTES,
+    NUMBER_NBYTES,
     Layout,
     blocks_of_stages,
     outside_scores,
@@ -47,11 +47,11 @@ class StepTime:
     """Where the time of a step goes, in seconds of the busiest stage's workers.
 
     Attributes:
-        compute: arithmetic, with what is computed anew, and reading and writing what lies between matrix products.
+        compute: arithmetic, with what is computed again, and reading and writing what lies between matrix products.
         tensor: all-reduces inside layers.
         bubble: waiting for other stages, and messages that fill and drain the pipeline.
         data: what of data parallelism's communication does not hide behind arithmetic.
-        mfu: the part of all accelerators' peak that goes into the model's own arithmetic, anew not counted twice.
+        mfu: the part of all accelerators' peak that goes into the model's own arithmetic, each part counted once.
             Source: Chowdhery et al. (2022, PaLM), appendix B.
     """
 
@@ -71,7 +71,6 @@ def step_time(
     model: Transformer,
     instance: Instance,
     layout: Layout,
-    dtype: Dtype = "bfloat16",
     fused_attention: bool = True,
 ) -> StepTime:
     """Of one step of `layout` on as many of `instance` as it needs.
@@ -81,27 +80,21 @@ def step_time(
 
     Workers are laid out as Megatron-LM does it: a tensor-parallel group inside a machine, then data-parallel ones, then
     the stages (Narayanan et al. 2021b, section 3.3).
-
-    Raises:
-        ValueError: if the instance's peak for `dtype` is not known.
     """
-    if dtype not in instance.flops_per_second:
-        known = ", ".join(instance.flops_per_second)
-        raise ValueError(f"dtype is {dtype!r}; of {instance.name} the peak is known for {known}")
-    peak = instance.flops_per_second[dtype]
+    peak = instance.flops_per_second["bfloat16"]
     tokens = layout.micro_batch * model.sequence
     products = _stage_flops(model, layout) / (peak * instance.kernel_efficiency)
-    between = _stage_traffic(model, layout, dtype, fused_attention) / instance.memory_bytes_per_second
+    between = _stage_traffic(model, layout, fused_attention) / instance.memory_bytes_per_second
     arithmetic = tokens * (products + between)
-    within = _tensor_seconds(model, instance, layout, dtype)
+    within = _tensor_seconds(model, instance, layout)
     through = pipeline_step_seconds(
         layout.pipeline,
         layout.microbatches,
         arithmetic + within,
-        _message_seconds(model, instance, layout, dtype),
+        _message_seconds(model, instance, layout),
         layout.chunks,
     )
-    exposed = _data_seconds(model, instance, layout, dtype, arithmetic)
+    exposed = _data_seconds(model, instance, layout, arithmetic)
     busy = layout.microbatches * (arithmetic + within)
     useful = model.flops_per_token * layout.sequences * model.sequence
     return StepTime(
@@ -114,45 +107,45 @@ def step_time(
 
 
 def _stage_flops(model: Transformer, layout: Layout) -> Numbers:
-    """Operations a token on one worker of the busiest stage: forward, twice as many backward, and what is anew."""
+    """Operations a token on one worker of the busiest stage: forward, twice as many backward, and what is repeated."""
     attention = 12 * model.width * model.sequence / (2 if model.causal else 1)
     products = 6 * model.block_matrix_parameters
     recompute = np.asarray(layout.recompute)
-    anew = (
+    again = (
         np.select([recompute == "none", recompute == "selective"], [0, attention], attention + products) / 3
     )
-    block, head = products + attention + anew, 6 * model.vocabulary * model.width
+    block, head = products + attention + again, 6 * model.vocabulary * model.width
     most, rest = blocks_of_stages(model, layout.pipeline, layout.chunks)
     return np.maximum(most * block, rest * block + head) / layout.tensor
 
 
-def _stage_traffic(model: Transformer, layout: Layout, dtype: Dtype, fused_attention: bool) -> Numbers:
+def _stage_traffic(model: Transformer, layout: Layout, fused_attention: bool) -> Numbers:
     """Bytes a token that one worker of a stage moves to and from memory for what is no matrix product.
 
-    Every array that a block makes is written and read once in the forward pass, and again where it is computed anew; in
+    Every array that a block makes is written and read once in the forward pass, and again where it is recomputed; in
     the backward pass it is read, its gradient is read, and another written.
     """
     recompute = np.asarray(layout.recompute)
     in_memory = (recompute == "none") | (not fused_attention)
-    made = outside_scores(model, layout, dtype) + np.where(in_memory, scores(model, layout, dtype), 0)
+    made = outside_scores(model, layout) + np.where(in_memory, scores(model, layout), 0)
     passes = FORWARD_PASSES * np.where(recompute == "full", 2, 1) + BACKWARD_PASSES
-    logits = (FORWARD_PASSES + BACKWARD_PASSES) * MASTER_NBYTES * model.vocabulary / layout.tensor
+    logits = (FORWARD_PASSES + BACKWARD_PASSES) * LOGIT_NBYTES * model.vocabulary / layout.tensor
     most, rest = blocks_of_stages(model, layout.pipeline, layout.chunks)
     return np.maximum(most * made * passes, rest * made * passes + logits)
 
 
-def _tensor_seconds(model: Transformer, instance: Instance, layout: Layout, dtype: Dtype) -> Numbers:
+def _tensor_seconds(model: Transformer, instance: Instance, layout: Layout) -> Numbers:
     """All-reduces of one micro-batch inside the layers of one stage."""
-    nbytes = NUMBER_NBYTES[dtype] * layout.micro_batch * model.sequence * model.width
+    nbytes = NUMBER_NBYTES * layout.micro_batch * model.sequence * model.width
     path = Path(instance.inner_latency_seconds, COLLECTIVE_EFFICIENCY * instance.inner_bytes_per_second)
     most, _ = blocks_of_stages(model, layout.pipeline, layout.chunks)
     all_reduces = np.where(np.asarray(layout.recompute) == "full", 6, 4)
     return tensor_parallel_seconds(layout.tensor, most, nbytes, path, all_reduces)
 
 
-def _message_seconds(model: Transformer, instance: Instance, layout: Layout, dtype: Dtype) -> Numbers:
+def _message_seconds(model: Transformer, instance: Instance, layout: Layout) -> Numbers:
     """One micro-batch's activations from one stage to the next; tensor-parallel workers send a share each."""
-    nbytes = NUMBER_NBYTES[dtype] * layout.micro_batch * model.sequence * model.width / layout.tensor
+    nbytes = NUMBER_NBYTES * layout.micro_batch * model.sequence * model.width / layout.tensor
     return _across(instance, layout, 1).seconds(nbytes)
 
 
@@ -172,9 +165,7 @@ def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> Path:
     return Path(latency, COLLECTIVE_EFFICIENCY * bandwidth)
 
 
-def _data_seconds(
-    model: Transformer, instance: Instance, layout: Layout, dtype: Dtype, arithmetic: Numbers
-) -> Numbers:
+def _data_seconds(model: Transformer, instance: Instance, layout: Layout, arithmetic: Numbers) -> Numbers:
     """What of a step's gradients and parameters travels while nobody computes.
 
     Gradients are reduced block by block behind the backward pass: of the last micro-batch for stages 0 and 1, of each
@@ -187,20 +178,20 @@ def _data_seconds(
     path = _across(instance, layout, neighbours)
     blocks, _ = blocks_of_stages(model, layout.pipeline, layout.chunks)
     sizes = stage_parameters(model, layout.tensor, layout.pipeline, layout.chunks)
-    bucket = NUMBER_NBYTES[dtype] * np.maximum(*sizes) / blocks  # the ends' tables are spread over the blocks
-    scatter, gather = (form(data, bucket, path) for form in (reduce_scatter_seconds, all_gather_seconds))
+    bucket = NUMBER_NBYTES * np.maximum(*sizes) / blocks  # the ends' tables are spread over the blocks
+    half = half_ring_seconds(data, bucket, path)  # to scatter gradients, or to gather parameters
     forward, backward = arithmetic / 3, arithmetic * 2 / 3
 
     def behind_backward(each: Numbers) -> Numbers:
         return data_parallel_step_seconds(0.0, backward, each, blocks) - backward
 
-    stage3 = repeats * (np.maximum(0, blocks * gather - forward) + behind_backward(scatter + gather)) + gather
+    stage3 = repeats * (np.maximum(0, blocks * half - forward) + behind_backward(half + half)) + half
     exposed = np.select(
         [zero == 0, zero == 1, zero == 2],
         [
-            behind_backward(scatter + gather),
-            behind_backward(scatter) + blocks * gather,
-            repeats * behind_backward(scatter) + blocks * gather,
+            behind_backward(half + half),
+            behind_backward(half) + blocks * half,
+            repeats * behind_backward(half) + blocks * half,
         ],
         stage3,
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -57,21 +56,11 @@ class Store:
         """Keep `rows` under `key`, in place of what was there, and return them as `get` will."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # A name with a dot in front is none that `read_parquet` of the folder would take for a measurement.
-        descriptor, written = tempfile.mkstemp(prefix=f".{key}-", dir=self.folder)
-        os.close(descriptor)
-        try:
+        with tempfile.TemporaryDirectory(prefix=".", dir=self.folder) as folder:
+            written = Path(folder) / "rows.parquet"
             pd.DataFrame(list(rows)).to_parquet(written, index=False)
-            Path(written).replace(self._path(key))
-        except BaseException:
-            Path(written).unlink(missing_ok=True)
-            raise
-        table = self.get(key)
-        assert table is not None  # it has just been written
-        return table
-
-    def forget(self, key: str) -> None:
-        """Take back what is under `key`."""
-        self._path(key).unlink(missing_ok=True)
+            written.replace(self._path(key))
+        return pd.read_parquet(self._path(key))
 
     def keys(self) -> set[str]:
         """The keys of all that is kept."""

@@ -4,8 +4,7 @@
     seconds.slowest(1000)                   # the mean step of 1,000 workers that wait for each other
     seconds.slowest(1000, backup=20)        # ... and for all but the 20 slowest
 
-Workers' times are independent here, and anew at every step. What lasts (a slow machine) or travels along a ring from
-neighbour to neighbour is simulated: `comm.recurrence.ring_finish_seconds`.
+Workers' times are independent of each other, and of those of the step before.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
 # Trapezoids under a normal density: an integral over 0 … 1 whose ends are infinitely far away is smooth in these.
 NODES = np.linspace(-7.5, 7.5, 301)
 WEIGHTS = stats.norm.pdf(NODES) * (NODES[1] - NODES[0])
 
-Shape = Literal["normal", "exponential", "lognormal"]
+Shape = Literal["normal", "lognormal"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,8 @@ class Spread:
 
     Attributes:
         shape: "normal"; "lognormal", median · exp(spread · z) with z normal, as `comm.asynchronous.compute_times` draws
-            them; or "exponential", a fixed time and a random one behind it, whose mean is spread · median.
-        median: in seconds; for "exponential" the fixed part.
+            them.
+        median: in seconds.
         spread: relative to the median; 0 for none.
 
     Raises:
@@ -44,8 +42,8 @@ class Spread:
     spread: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.shape not in ("normal", "exponential", "lognormal"):
-            raise ValueError(f"shape is {self.shape!r}; it must be normal, exponential or lognormal")
+        if self.shape not in ("normal", "lognormal"):
+            raise ValueError(f"shape is {self.shape!r}; it must be normal or lognormal")
         for name in ("median", "spread"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0, and finite")
@@ -69,17 +67,8 @@ class Spread:
             raise ValueError(f"workers is {workers}; there must be at least 1")
         if not 0 <= backup < workers:
             raise ValueError(f"backup is {backup}; it must be at least 0 and less than the {workers} workers")
-        if (
-            self.shape == "exponential"
-        ):  # Rényi's representation: 1/N + 1/(N − 1) + … for the first, the second, …
-            waits = 1 / np.arange(workers, backup, -1)
-            return self.median * (1 + self.spread * float(waits.sum()))
         above = stats.beta(backup + 1, workers - backup)  # the share of workers' times that are longer
         shares = np.clip(above.ppf(stats.norm.cdf(NODES)), 1e-300, 1 - 1e-16)
-        return float(self._quantile_above(shares) @ WEIGHTS)
-
-    def _quantile_above(self, shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """The times that such shares of all times exceed."""
         z = stats.norm.isf(shares)
         times = np.exp(self.spread * z) if self.shape == "lognormal" else 1 + self.spread * z
-        return np.asarray(self.median * times)
+        return float(self.median * times @ WEIGHTS)

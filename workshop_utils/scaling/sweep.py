@@ -6,9 +6,9 @@ number of workers, and an epoch takes fewer steps.
 
 from __future__ import annotations
 
-import time
+import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,8 @@ import pandas as pd
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
-from workshop_utils.runs import Run, RunState
+from workshop_utils.runs import Run, RunFailed, RunState
 from workshop_utils.strategies import strategy_of
-
-COLUMNS = (
-    "strategy",
-    "workers",
-    "state",
-    "seconds",
-    "first_step_seconds",
-    "samples_per_second",
-    "efficiency",
-    "loss",
-    "accuracy",
-    "reason",
-)
 
 
 @dataclass(frozen=True)
@@ -75,9 +62,8 @@ def sweep(jobs: Sequence[TrainingJob]) -> Iterator[Measurement]:
     """Run `jobs` one after the other on this machine; a run that fails is a row, not the end of the sweep."""
     launcher = Local()
     for job in jobs:
-        with launcher.launch(job) as run:
-            while run.state is RunState.RUNNING:
-                time.sleep(0.05)
+        with launcher.launch(job) as run, contextlib.suppress(RunFailed):  # its reason becomes a row
+            run.wait()
         yield measurement_of(job, run)
 
 
@@ -104,9 +90,8 @@ def table(measurements: Sequence[Measurement]) -> pd.DataFrame:
 
     It is the weak efficiency of `scaling.efficiency`: one baseline for all strategies. NaN where nothing succeeded.
     """
-    rows = pd.DataFrame(measurements, columns=[name for name in COLUMNS if name != "efficiency"])
+    rows = pd.DataFrame(measurements, columns=[each.name for each in fields(Measurement)])
     each = rows["samples_per_second"] / rows["workers"]
     counted = (rows["state"] == str(RunState.SUCCEEDED)) & each.notna()
     fewest = rows.loc[counted, "workers"].min()
-    rows["efficiency"] = each / each[counted & (rows["workers"] == fewest)].max()
-    return rows[list(COLUMNS)]
+    return rows.assign(efficiency=each / each[counted & (rows["workers"] == fewest)].max())
