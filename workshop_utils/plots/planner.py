@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import ipywidgets as widgets
 import matplotlib
 import pandas as pd
 from matplotlib import pyplot as plt
@@ -20,8 +21,7 @@ from matplotlib.patheffects import withStroke
 
 from workshop_utils.plots import alternative, style
 from workshop_utils.scaling import catalogue
-from workshop_utils.scaling.plan import HOUR
-from workshop_utils.scaling.plan import Plan, front_of, plan_run
+from workshop_utils.scaling.plan import HOUR, Plan, front_of, plan_run
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 LABELS = 8  # of numbers of machines, at the most, a kind
@@ -40,7 +40,7 @@ def hours_and_price(plan: Plan) -> Figure:
             axes.set_axis_off()
             return figure
         rows = pd.concat(
-            [front_of(of_kind) for _, of_kind in plan.timed.groupby("instance", observed=True)]
+            [front_of(of_kind) for _, of_kind in plan.timed.groupby("instance", sort=False)]
         ).drop_duplicates(["instance", "machines"])
         axes.set_xscale("log")
         axes.set_yscale("log")
@@ -49,7 +49,7 @@ def hours_and_price(plan: Plan) -> Figure:
         style.theory(
             axes, front["hours"].to_numpy(), front["dollars"].to_numpy(), linestyle=style.DASHES[2], zorder=4
         )
-        for index, (name, of_kind) in enumerate(rows.groupby("instance", observed=True)):
+        for index, (name, of_kind) in enumerate(rows.groupby("instance", sort=False)):
             _kind(axes, str(name), of_kind.sort_values("machines"), plan, index)
         axes.xaxis.set_major_formatter(lambda hours, _: f"{hours / 24:,.3g}")
         axes.xaxis.set_major_locator(matplotlib.ticker.FixedLocator(_days(rows["hours"])))
@@ -118,7 +118,7 @@ def _days(hours: Any) -> list[float]:
 
 
 class Planner:
-    """A plan that can be changed by hand: `plan` is that of the widgets' present values.
+    """A plan that can be changed by hand: `plan` is that of the present values of the widgets in `view`.
 
     Args: as those of `plan_run`; `instances` are those to choose among, all looked at in the beginning.
     """
@@ -131,97 +131,73 @@ class Planner:
         budget: float | None = None,
         instances: Sequence[str] | None = None,
     ) -> None:
-        self.plan = plan_run(model, tokens, deadline, budget, instances)
-        self.problem = ""
-        # A file may have described these; the catalogue alone would not know them again.
-        self._given, self._kinds = self.plan.model, self.plan.instances
-        self._widgets: Any = None
-
-    def picture(self) -> tuple[str, dict[str, Any]]:
-        """The plan as base64 PNG, and its metadata: width, height and, as `alt`, what it shows in words."""
-        figure = hours_and_price(self.plan)
-        data, metadata = alternative.bundle(figure)
-        plt.close(figure)
-        return data["image/png"], metadata["image/png"]
+        self.plan = plan = plan_run(model, tokens, deadline, budget, instances)
+        # Files may have described these; the catalogue alone would not know them again.
+        self._models = {**catalogue.models(), plan.model.name: plan.model}
+        self._kinds = plan.instances
+        self._picture = widgets.HTML()  # an Image would have no alternative text
+        self._text = widgets.Textarea(disabled=True, rows=16, layout={"width": "100%"}, description="plan")
+        days = plan.deadline / 24 if math.isfinite(plan.deadline) else 365.0
+        dollars = plan.budget if math.isfinite(plan.budget) else 1e9
+        kinds = list(plan.instances)
+        self._inputs: dict[str, Any] = {
+            "model": widgets.Dropdown(options=list(self._models), value=plan.model.name),
+            "tokens": _log_slider(plan.tokens, 8, 14),
+            "days": _log_slider(days, -1, 3),
+            "dollars": _log_slider(dollars, 1, 9),
+            "instances": widgets.SelectMultiple(options=kinds, value=kinds, rows=min(6, len(kinds))),
+        }
+        for name, each in self._inputs.items():
+            each.description, each.layout.width, each.style.description_width = name, "32em", "7em"
+            each.observe(self._changed, names="value")
+        self.view = widgets.VBox([*self._inputs.values(), self._picture, self._text])
+        self._draw()
 
     def __repr__(self) -> str:
         return str(self.plan)
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         # A front end shows the richest form that it can: sliders while a kernel answers, the picture anywhere else.
-        view = self.widgets()._repr_mimebundle_()[WIDGET_VIEW]
-        data = {"text/plain": repr(self), "image/png": self._png, WIDGET_VIEW: view}
-        return data, {"image/png": self._metadata}
-
-    def widgets(self) -> Any:
-        """The sliders above the picture and the plan's text; made once."""
-        if self._widgets is not None:
-            return self._widgets
-        import ipywidgets
-
-        plan, later = self.plan, {"continuous_update": False}
-        wide = {"layout": {"width": "32em"}, "style": {"description_width": "7em"}}
-        deadline = plan.deadline if math.isfinite(plan.deadline) else 24 * 365
-        budget = plan.budget if math.isfinite(plan.budget) else 1e9
-        known = dict.fromkeys([plan.model.name, *catalogue.models()])
-        self._model = ipywidgets.Dropdown(
-            options=list(known), value=plan.model.name, description="model", **wide
-        )
-        self._tokens = _log_slider(ipywidgets, "tokens", plan.tokens, 8, 14, **later, **wide)
-        self._days = _log_slider(ipywidgets, "days", deadline / 24, -1, 3, **later, **wide)
-        self._budget = _log_slider(ipywidgets, "dollars", budget, 1, 9, **later, **wide)
-        names = list(plan.instances)
-        self._instances = ipywidgets.SelectMultiple(
-            options=names, value=names, description="instances", rows=min(6, len(names)), **wide
-        )
-        self._image = ipywidgets.HTML()  # an Image would have no alternative text
-        self._draw()
-        self._text = ipywidgets.Textarea(
-            value=str(plan), disabled=True, rows=16, layout={"width": "100%"}, description="plan"
-        )
-        inputs = (self._model, self._tokens, self._days, self._budget, self._instances)
-        for each in inputs:
-            each.observe(self._changed, names="value")
-        self._widgets = ipywidgets.VBox([*inputs, self._image, self._text])
-        return self._widgets
+        view = self.view._repr_mimebundle_()[WIDGET_VIEW]
+        return {"text/plain": repr(self), "image/png": self._png, WIDGET_VIEW: view}, self._metadata
 
     def _draw(self) -> None:
-        """The present plan's picture, for the sliders and for where there are none."""
-        self._png, self._metadata = self.picture()
-        self._image.value = alternative.html_image(self._png, self._metadata, self._metadata["alt"])
+        """The present plan, for the sliders and for where there are none."""
+        figure = hours_and_price(self.plan)
+        data, self._metadata = alternative.bundle(figure)
+        plt.close(figure)
+        self._png, metadata = data["image/png"], self._metadata["image/png"]
+        self._picture.value = alternative.html_image(self._png, metadata, metadata["alt"])
+        self._text.value = str(self.plan)
 
     def _changed(self, _: Any) -> None:
-        """Plan anew; what cannot be planned is said in the text, and the picture stays."""
-        kinds = [self._kinds[name] for name in self._instances.value]
-        model = self._given if self._model.value == self._given.name else self._model.value
+        """Plan again; what cannot be planned is said in the text, and the picture stays."""
+        values = {name: each.value for name, each in self._inputs.items()}
         try:
-            plan = plan_run(
-                model, self._tokens.value, self._days.value * 24 * HOUR, self._budget.value, kinds
+            self.plan = plan_run(
+                self._models[values["model"]],
+                values["tokens"],
+                values["days"] * 24 * HOUR,
+                values["dollars"],
+                [self._kinds[name] for name in values["instances"]],
             )
         except ValueError as error:
-            self.problem = str(error)
-            self._text.value = self.problem
+            self._text.value = str(error)
             return
-        self.problem, self.plan = "", plan
         self._draw()
-        self._text.value = str(plan)
 
 
-def _log_slider(widgets: Any, description: str, value: float, low: float, high: float, **options: Any) -> Any:
+planner = Planner  # to end a cell with
+
+
+def _log_slider(value: float, low: float, high: float) -> Any:
     """A slider over powers of ten, wide enough for `value`."""
     power = math.log10(value)
     return widgets.FloatLogSlider(
-        value=value, base=10, min=min(low, power), max=max(high, power), step=0.01, readout_format=",.4g",
-        description=description, **options,
-    )  # fmt: skip
-
-
-def planner(
-    model: str,
-    tokens: float,
-    deadline: str | float | None = None,
-    budget: float | None = None,
-    instances: Sequence[str] | None = None,
-) -> Planner:
-    """A planner to end a cell with; arguments as those of `plan_run`."""
-    return Planner(model, tokens, deadline, budget, instances)
+        value=value,
+        min=min(low, power),
+        max=max(high, power),
+        step=0.01,
+        readout_format=",.4g",
+        continuous_update=False,
+    )

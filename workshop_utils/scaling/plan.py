@@ -197,7 +197,7 @@ class Plan:
                 "batch, such as a power of two, may."
             )
         memory = small["instance"].map({name: each.memory_nbytes for name, each in self.instances.items()})
-        least = small.loc[(small["memory_nbytes"] / memory).idxmin()]
+        least = small.iloc[int((small["memory_nbytes"] / memory).argmin())]
         usable = USABLE_MEMORY * self.instances[str(least["instance"])].memory_nbytes
         return (
             f"{self.model.name} fits into no worker's memory. Closest is {least['machines']} × {least['instance']}, "

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+import yaml
 
 DATA = Path(__file__).parent / "data"
 
@@ -75,6 +76,12 @@ class Curve:
 def table(name: str) -> pd.DataFrame:
     """data/NAME.csv as it stands: nccl_all_reduce, training_throughput or pipeline_speedups."""
     return pd.read_csv(DATA / f"{name}.csv")
+
+
+@cache
+def reasons() -> dict[str, str]:
+    """A sentence on the errors of each system's predictions, by part of its name."""
+    return dict(yaml.safe_load((DATA / "reasons.yaml").read_text(encoding="utf-8")))
 
 
 def all_reduce_curves() -> tuple[Curve, ...]:

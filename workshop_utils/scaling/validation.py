@@ -16,7 +16,7 @@ from 8.5 % to 9.2 % at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,37 +26,13 @@ from workshop_utils.comm.hierarchical import hierarchical_seconds
 from workshop_utils.parallel.schedule import bubble_fraction
 from workshop_utils.scaling import nccl, published
 from workshop_utils.scaling.cost import data_parallel_step_seconds
-from workshop_utils.scaling.fit import Term, fit, size_terms, worker_terms
+from workshop_utils.scaling.fit import Array, Term, fit, size_terms, worker_terms
 from workshop_utils.scaling.published import Curve
 
 LEAST_NBYTES = 64 * 1024
 LEAST_POINTS = 5  # with fewer, a system is shown and not scored
 
 COLUMNS = ["system", "varied", "value", "measured", "predicted", "fitted"]
-
-# What the largest errors come from, as far as the curves say; by system.
-REASONS = {
-    "p4de.24xlarge": "EFA's plugin allowed one protocol there: the curve has no large steps, and is met closely.",
-    "p5.48xlarge": (
-        "The smallest size, one of the three, took longer than the next four: latency comes out too long, and all "
-        "sizes up to 8 MB with it."
-    ),
-    "dgx-a100-nvlink3": (
-        "The curve climbs up to 1 MB, is flat up to 4 MB and then climbs again, as where a library changes its "
-        "protocol. No smooth curve does: below 1 MB this predicts too little, around 8 MB too much."
-    ),
-    "InceptionV3": "Nearly linear, so that little can go wrong.",
-    "ResNet-50": "32 workers were slower than a curve through 8 and 64 allows.",
-    "ResNet-152": "From 32 to 64 workers it lost much more than before; one term a worker cannot bend so far.",
-}
-HARDWARE_REASONS = {
-    "p4de.24xlarge": "Up to 1 MB arrays took about a fifth less than NCCL's and the plugin's tables add up to.",
-    "p5.48xlarge": (
-        "Missed up to 256 MB: the tables add up to 198 µs of latency, of which 150 are EFA's, and the curve shows "
-        "about 120. Above, where bandwidth decides, it is met."
-    ),
-    "dgx-a100-nvlink3": "As when fitted: the curve has steps between protocols.",
-}
 
 
 def chosen(values: npt.ArrayLike) -> tuple[int, int, int]:
@@ -77,28 +53,20 @@ def predict_curve(curve: Curve, by_size: Sequence[Term] | None = None) -> pd.Dat
 
     `by_size` are the terms for sizes, by default `size_terms()`.
     """
-    usable = [
-        (value, seconds)
-        for value, seconds in zip(curve.values, curve.seconds, strict=True)
-        if curve.varied == "workers" or value >= LEAST_NBYTES
-    ]
-    values, seconds = (np.array(each) for each in zip(*usable, strict=True))
+    values, seconds = _points(curve)
     three = list(chosen(values))
     terms = (by_size or size_terms()) if curve.varied == "nbytes" else worker_terms()
     found = fit(terms, (values[three],), seconds[three])
     return _rows(curve, values, seconds, found.predict(values), np.isin(np.arange(len(values)), three))
 
 
-def published_predictions(
-    curves: Sequence[Curve] | None = None, by_size: Sequence[Term] | None = None
-) -> pd.DataFrame:
+def published_predictions(by_size: Sequence[Term] | None = None) -> pd.DataFrame:
     """All curves that have enough points: columns system, varied, value, measured and predicted seconds, fitted.
 
     With `by_size=size_terms()[:2]`, sizes are predicted by a plain line of latency and bandwidth, for comparison.
     """
-    if curves is None:
-        curves = published.all_reduce_curves() + published.training_curves()
-    enough = [each for each in curves if _points(each) >= LEAST_POINTS]
+    curves = published.all_reduce_curves() + published.training_curves()
+    enough = [each for each in curves if len(_points(each)[0]) >= LEAST_POINTS]
     return pd.concat([predict_curve(each, by_size) for each in enough], ignore_index=True)
 
 
@@ -106,8 +74,7 @@ def hardware_predictions() -> pd.DataFrame:
     """NCCL's curves from hardware facts alone; no point is fitted. Columns as `published_predictions`."""
     tables = []
     for curve in published.all_reduce_curves():
-        values = np.array([value for value in curve.values if value >= LEAST_NBYTES])
-        seconds = np.array(curve.seconds[-len(values) :])
+        values, seconds = _points(curve)
         predicted = nccl.MACHINES[curve.name].seconds(curve.machines, values)
         tables.append(_rows(curve, values, seconds, predicted, np.zeros(len(values), bool)))
     return pd.concat(tables, ignore_index=True)
@@ -126,9 +93,9 @@ def geometric_mean_error(predicted: npt.ArrayLike, measured: npt.ArrayLike) -> f
     return float(np.expm1(np.abs(logs).mean()))
 
 
-def reason(system: str, reasons: Mapping[str, str] = REASONS) -> str:
+def reason(system: str) -> str:
     """A sentence on where the errors of a published system come from; empty where there is none."""
-    return next((sentence for name, sentence in reasons.items() if name in system), "")
+    return next((sentence for name, sentence in published.reasons().items() if name in system), "")
 
 
 def own_predictions(
@@ -183,38 +150,34 @@ def _pipelines() -> list[dict[str, object]]:
     for row in published.table("pipeline_speedups").to_dict("records"):
         stages, model = int(row["stages"]), str(row["model"])
         speedup = stages * (1 - bubble_fraction(stages, int(row["microbatches"])))
-        what = f"GPipe, {model}, {stages} stages"
-        found.append(_other(what, row["speedup"], speedup, speedup, "times", why[model]))
+        found.append(
+            _other(f"GPipe, {model}, {stages} stages", row["speedup"], speedup, speedup, "times", why[model])
+        )
     return found
 
 
 def _all_reduce_trainings() -> list[dict[str, object]]:
     """Of a DGX-1 (8 P100, 4 NVLinks of 20 GB/s one way each) and of 128 servers with 4 GPUs and 25 Gbit/s each."""
     batch = {"ResNet-50": 64, "VGG16": 64, "AlexNet": 512}  # a GPU; as the TensorFlow page says
-    parameters = {"ResNet-50": 25.6e6, "VGG16": 138e6, "AlexNet": 61e6}
-    rates = published.table("training_throughput").query("system == 'DGX-1 P100'")
-    alone = rates[rates["workers"] == 1].set_index("model")["images_per_second"]
-    together = rates[rates["workers"] == 8].set_index("model")["images_per_second"]
-    found = []
-    for model in batch:
-        step, nbytes = batch[model] / alone[model], int(4 * parameters[model])
-        seconds = hierarchical_seconds(8, nbytes, 0.0, 80e9, group_size=8)
-        why = (
-            "missed: what else a step does, such as reading images, is in no formula here"
-            if model != "ResNet-50"
-            else "met"
-        )
-        measured = together[model] / (8 * alone[model])
-        low, high = _efficiencies(step, seconds)
-        found.append(_other(f"DGX-1, {model}, 8 GPUs: efficiency", measured, low, high, "", why))
-    step, nbytes = batch["VGG16"] / alone["VGG16"], int(4 * parameters["VGG16"])
-    seconds = hierarchical_seconds(512, nbytes, 0.0, 25e9 / 8 / 4, 4, 0.0, 12e9)
-    measured = published.table("training_throughput").query("model == 'VGG-16'")["efficiency"].iloc[0]
-    why = "between: P100's speed is the DGX-1's, and PCIe 12 GB/s inside, which the source does not say"
-    found.append(
-        _other("Horovod, VGG-16, 512 GPUs: efficiency", measured, *_efficiencies(step, seconds), "", why)
+    nbytes = {"ResNet-50": 102_400_000, "VGG16": 552_000_000, "AlexNet": 244_000_000}
+    throughput = published.table("training_throughput")
+    rates = throughput.query("system == 'DGX-1 P100'").pivot(
+        index="model", columns="workers", values="images_per_second"
     )
-    return found
+    steps = {model: images / rates[1][model] for model, images in batch.items()}
+    missed = "missed: what else a step does, such as reading images, is in no formula here"
+    found = []
+    for model, step in steps.items():
+        seconds = hierarchical_seconds(8, nbytes[model], 0.0, 80e9, group_size=8)
+        low, high = _efficiencies(step, seconds)
+        measured = rates[8][model] / (8 * rates[1][model])
+        why = "met" if model == "ResNet-50" else missed
+        found.append(_other(f"DGX-1, {model}, 8 GPUs: efficiency", measured, low, high, "", why))
+    seconds = hierarchical_seconds(512, nbytes["VGG16"], 0.0, 25e9 / 8 / 4, 4, 0.0, 12e9)
+    low, high = _efficiencies(steps["VGG16"], seconds)
+    measured = throughput.query("model == 'VGG-16'")["efficiency"].iloc[0]
+    why = "between: P100's speed is the DGX-1's, and PCIe 12 GB/s inside, which the source does not say"
+    return [*found, _other("Horovod, VGG-16, 512 GPUs: efficiency", measured, low, high, "", why)]
 
 
 def _efficiencies(step_seconds: float, all_reduce_seconds: float, buckets: int = 8) -> tuple[float, float]:
@@ -230,8 +193,11 @@ def _other(what: str, measured: float, low: float, high: float, unit: str, why: 
     return {"what": what, **figures, "unit": unit, "why": why}
 
 
-def _points(curve: Curve) -> int:
-    return sum(curve.varied == "workers" or value >= LEAST_NBYTES for value in curve.values)
+def _points(curve: Curve) -> tuple[Array, Array]:
+    """Values and seconds, of arrays those that are not too small."""
+    values, seconds = np.array(curve.values), np.array(curve.seconds)
+    usable = values >= (LEAST_NBYTES if curve.varied == "nbytes" else 1)
+    return values[usable], seconds[usable]
 
 
 def _rows(curve: Curve, *columns: npt.ArrayLike) -> pd.DataFrame:

@@ -1,0 +1,113 @@
+"""Models and machines to plan with: as they were published, or as files describe them."""
+
+import json
+
+import pytest
+
+from workshop_utils.scaling import catalogue
+from workshop_utils.scaling.catalogue import CatalogueError, instances
+
+# The numbers of parameters that were published, or that the models' public implementations count.
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "bert-base": 109_514_298,  # with its head for masked-language modelling
+    "bert-large": 335_174_458,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+}
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "tie_word_embeddings": False,
+}  # fmt: skip
+BERT = {
+    "model_type": "bert", "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
+    "intermediate_size": 3072, "vocab_size": 30522, "max_position_embeddings": 512,
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "n_positions": 1024, "vocab_size": 50257,
+}  # fmt: skip
+
+
+def test_the_catalogue_counts_the_published_numbers_of_parameters():
+    assert {name: model.parameters for name, model in catalogue.models().items()} == PUBLISHED
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "sequence"),
+    [(LLAMA, "llama-3.1-8b", 8192), (BERT, "bert-base", 512), (GPT2, "gpt2", 1024)],
+)
+def test_a_configuration_of_hugging_face_is_read(tmp_path, config, name, sequence):
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    model = catalogue.model(file)
+    assert (model.parameters, model.sequence) == (PUBLISHED[name], sequence)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("layers: 2\nwidth: 10\nheads: 3\nsequence: 8\nvocabulary: 5", "width is 10; it must be a multiple of heads"),
+        ("layers: 2\nwidth: 12\nheads: 3\nsequence: 8\nvocabulary: 5\nlayer: 4", "model.layer: there is no such field"),
+        ("layers: 2\nwidth: 12\nheads: 3\nvocabulary: 5", "model.sequence: it is missing"),
+        ("layers: 2\nwidth: wide", "model.heads: it is missing"),
+        ("- 1", "must have names and what belongs to them"),
+        (": :", "cannot be read"),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_badly_described_is_named_with_its_field(tmp_path, content, message):
+    file = tmp_path / "model.yaml"
+    file.write_text(content)
+    with pytest.raises(CatalogueError, match=message):
+        catalogue.model(file)
+
+
+def test_unknown_models_and_kinds_of_models_are_answered_with_known_ones(tmp_path):
+    with pytest.raises(CatalogueError, match="'zzz'; known are gpt2,"):
+        catalogue.model("zzz")
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "t5"}')
+    with pytest.raises(CatalogueError, match="model_type is 't5'; it must be one of gpt2, bert, llama"):
+        catalogue.model(file)
+
+
+def test_a_file_replaces_a_price_and_adds_a_machine(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "p5.48xlarge: {dollars_an_hour: 30}\n"
+        "cupboard: {accelerator: RTX 4090, accelerators: 2, memory: 24GB, memory_bandwidth: 1008GB,\n"
+        "  flops_per_second: {bfloat16: 165.0e12}, inner: 200Gbit, network: 10Gbit, dollars_an_hour: 0.5}\n"
+    )
+    known = instances(file)
+    assert (known["p5.48xlarge"].dollars_an_hour, known["p5.48xlarge"].accelerators) == (30, 8)
+    assert known["cupboard"].network_bytes_per_second == 1.25e9
+    assert instances()["p5.48xlarge"].dollars_an_hour == 55.04
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("p5.48xlarge: {network: fast}", r"p5\.48xlarge\.network is 'fast': it must be a rate in bits"),
+        ("p5.48xlarge: {dollars_an_hour: -1}", r"p5\.48xlarge\.dollars_an_hour is -1"),
+        ("p5.48xlarge: {kernel_efficiency: 1.5}", r"kernel_efficiency is 1\.5: .* less than or equal to 1"),
+        ("mine: 3", "mine must have fields"),
+    ],
+)
+def test_a_machine_that_is_badly_described_is_named_with_its_field(tmp_path, line, message):
+    file = tmp_path / "mine.yaml"
+    file.write_text(line)
+    with pytest.raises(CatalogueError, match=message):
+        instances(file)
+
+
+def test_all_machines_of_the_catalogue_say_where_their_figures_are_from():
+    for each in instances().values():
+        assert each.source
+        assert set(each.flops_per_second) == {"bfloat16", "float32"}
