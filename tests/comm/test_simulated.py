@@ -94,25 +94,6 @@ def test_a_shape_has_no_contents_whatever_its_size() -> None:
             needs_contents(part)
 
 
-def test_counting_can_start_again() -> None:
-    def program(communicator: Communicator) -> list[int]:
-        ring_all_reduce(communicator, np.zeros(30))
-        communicator.traffic.reset()
-        ring_all_reduce(communicator, np.zeros(300))
-        return [int(communicator.traffic.bytes_sent.sum()), int(communicator.traffic.bytes_received.sum())]
-
-    assert simulate(3, program).results == [[3200, 3200]] * 3
-
-
-def test_a_barrier_holds_everybody_until_the_last() -> None:
-    def program(communicator: Communicator) -> float:
-        of(communicator).compute(communicator.rank * 1.0)
-        communicator.barrier()
-        return communicator.now()
-
-    assert min(simulate(5, program, LINK).results) >= 4.0
-
-
 @pytest.mark.parametrize("consistency", ["synchronous", "asynchronous", "stale_synchronous"])
 def test_parameter_servers_own_text_runs_in_virtual_time(consistency: Any) -> None:
     arrangement = Arrangement(servers=2, workers=3, steps=4, consistency=consistency, bound=1)

@@ -5,13 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workshop_utils.comm.asynchronous import compute_times, simulate_pushes
 from workshop_utils.comm.cluster import Link
-from workshop_utils.comm.parameter_server import Arrangement, server_bytes_received, server_bytes_sent
+from workshop_utils.comm.parameter_server import server_bytes_received, server_bytes_sent
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
-from workshop_utils.scaling import asynchronous
 from workshop_utils.scaling.asynchronous import link_of, measured, predicted, summary
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -25,22 +23,6 @@ def job_of(workers, servers=1, **arguments):
         parameter_servers=servers,
         arguments=values | {"consistency": "asynchronous"} | arguments,
     )
-
-
-def test_the_prediction_is_the_kernels_for_the_jobs_own_arguments():
-    job = job_of(3, servers=2, consistency="stale_synchronous", bound=1)
-    link = Link(2e-3, 12.5e6)
-    expected = simulate_pushes(
-        Arrangement(2, 3, 10, "stale_synchronous", 1), 200_000, compute_times(3, 10, 0.05, 0.2, seed=3), link
-    )
-    for name in ("worker", "seconds", "staleness"):
-        np.testing.assert_array_equal(getattr(predicted(job, link), name), getattr(expected, name))
-
-
-def test_what_a_job_leaves_out_is_what_its_script_takes_by_default():
-    script = (JOBS / "measure_parameter_server" / "train.py").read_text()
-    for name, value in asynchronous.DEFAULTS.items():
-        assert f'"--{name}", type={type(value).__name__}, default={value}' in script
 
 
 def test_headers_take_their_part_of_a_link_in_namespaces_only():

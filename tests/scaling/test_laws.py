@@ -1,6 +1,5 @@
 """Amdahl's and Gustafson's laws, and the fit of a serial fraction."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,10 +7,10 @@ from hypothesis import strategies as st
 from workshop_utils.scaling.laws import amdahl_speedup, fit_serial_fraction, gustafson_speedup
 
 fractions = st.floats(0, 1)
-sizes = st.integers(1, 10_000)
 
 
 def test_amdahl_gives_the_textbook_numbers():
+    assert amdahl_speedup(0.5, [1, 3]).tolist() == [1, 1.5]
     assert amdahl_speedup(0.05, 1000) == pytest.approx(19.627, abs=1e-3)
     assert amdahl_speedup(0.5, 2) == pytest.approx(4 / 3)
 
@@ -21,36 +20,11 @@ def test_gustafson_gives_the_number_of_his_paper():
     assert gustafson_speedup(0.008, 1024) == pytest.approx(1015.8, abs=0.1)
 
 
-@given(fractions)
-def test_one_worker_is_as_fast_as_itself(serial):
-    assert amdahl_speedup(serial, 1) == pytest.approx(1)
-    assert gustafson_speedup(serial, 1) == pytest.approx(1)
-
-
-@given(sizes)
-def test_without_a_serial_part_both_laws_are_linear_and_with_nothing_else_both_are_flat(workers):
-    for law in (amdahl_speedup, gustafson_speedup):
-        assert law(0, workers) == pytest.approx(workers)
-        assert law(1, workers) == pytest.approx(1)
-
-
-@given(st.floats(0.001, 1), sizes)
-def test_amdahl_stays_below_its_ceiling_and_below_gustafson(serial, workers):
-    assert amdahl_speedup(serial, workers) <= 1 / serial * (1 + 1e-12)
-    assert amdahl_speedup(serial, workers) <= gustafson_speedup(serial, workers) * (1 + 1e-12)
-
-
 @given(st.floats(0, 0.99), st.integers(2, 1000))
 def test_the_laws_are_one_law_seen_from_two_sides(serial, workers):
     """With s as its part of the parallel time, Gustafson's speed-up is Amdahl's for the same work."""
     of_serial_run = serial / gustafson_speedup(serial, workers)
     assert amdahl_speedup(of_serial_run, workers) == pytest.approx(gustafson_speedup(serial, workers))
-
-
-def test_arrays_go_in_and_come_out():
-    speedups = amdahl_speedup(0.5, [1, 3])
-    assert isinstance(speedups, np.ndarray)
-    np.testing.assert_allclose(speedups, [1, 1.5])
 
 
 @pytest.mark.parametrize("law", [amdahl_speedup, gustafson_speedup])

@@ -20,14 +20,8 @@ def test_the_stopwatch_keeps_each_visit_and_its_median_leaves_out_the_first_ones
     clock.seconds["sleep"] = [9.0, 1.0, 3.0]
     assert clock.medians(skip=1)["sleep"] == 2.0
     assert clock.medians()["nothing"] < 0.01
-
-
-def test_a_median_of_nothing_is_refused():
-    clock = Stopwatch()
-    with clock("once"):
-        pass
-    with pytest.raises(ValueError, match="once was visited 1 times; there must be more than skip=1"):
-        clock.medians(skip=1)
+    with pytest.raises(ValueError, match="sleep was visited 3 times; there must be more than skip=3"):
+        clock.medians(skip=3)
 
 
 def test_the_meter_sees_memory_come_and_go():
@@ -66,8 +60,5 @@ def test_throughput_is_the_sum_over_workers_at_each_step_that_all_reported():
         [(0, 1, None), (1, 1, None), (0, 2, 100.0), (1, 2, 50.0), (1, 4, 70.0), (0, 4, 80.0), (0, 6, 9.0)]
     )
     np.testing.assert_array_equal(samples_per_second(run), [150, 150])
-
-
-def test_throughput_of_a_run_without_reports_is_refused():
     with pytest.raises(ValueError, match="finished has reported no samples_per_second yet"):
         samples_per_second(Finished([(0, 1, None)]))

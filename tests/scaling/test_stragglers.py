@@ -1,31 +1,21 @@
-"""What waiting for the slowest costs, beside draws and closed forms."""
+"""What waiting for the slowest costs, beside draws."""
 
 import numpy as np
 import pytest
 
-from workshop_utils.comm.asynchronous import compute_times
 from workshop_utils.scaling.stragglers import Spread
 
 
-@pytest.mark.parametrize(("workers", "backup"), [(1, 0), (2, 0), (16, 0), (16, 3), (1000, 0)])
-@pytest.mark.parametrize("shape", ["normal", "lognormal", "exponential"])
+@pytest.mark.parametrize(("workers", "backup"), [(1, 0), (16, 0), (16, 3), (1000, 0)])
+@pytest.mark.parametrize("shape", ["normal", "lognormal"])
 def test_the_slowest_is_as_slow_as_drawn_times_say(shape, workers, backup):
     random = np.random.default_rng(0)
     draws = max(2000, 400_000 // workers) // 2
-    times = {
-        "normal": lambda: 0.1 * (1 + 0.2 * random.standard_normal((draws, workers))),
-        "lognormal": lambda: compute_times(draws, workers, 0.1, 0.2, seed=1),
-        "exponential": lambda: 0.1 * (1 + 0.2 * random.standard_exponential((draws, workers))),
-    }[shape]()
+    z = random.standard_normal((draws, workers))
+    times = 0.1 * (np.exp(0.2 * z) if shape == "lognormal" else 1 + 0.2 * z)
     drawn = np.sort(times, axis=1)[:, workers - 1 - backup]
     tolerance = 5 * drawn.std() / np.sqrt(draws)
     assert Spread(shape, 0.1, 0.2).slowest(workers, backup) == pytest.approx(drawn.mean(), abs=tolerance)
-
-
-def test_one_normal_worker_takes_the_mean_and_two_that_and_a_known_bit_more():
-    assert Spread("normal", 1.0, 0.1).mean == pytest.approx(1.0)
-    assert Spread("normal", 1.0, 0.1).slowest(2) == pytest.approx(1 + 0.1 / np.sqrt(np.pi))
-    assert Spread("lognormal", 1.0, 0.5).mean == pytest.approx(np.exp(0.125))
 
 
 def test_the_slowest_is_slower_among_more_workers_and_backup_workers_take_most_of_it_back():
@@ -35,14 +25,10 @@ def test_the_slowest_is_slower_among_more_workers_and_backup_workers_take_most_o
     assert spread.slowest(1000, backup=50) < 0.65 * spread.slowest(1000)
 
 
-def test_without_spread_nobody_waits():
-    assert Spread("lognormal", 0.1, 0.0).slowest(1000) == pytest.approx(0.1)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Spread("uniform"), "shape is 'uniform'; it must be normal, exponential or lognormal"),
+        (lambda: Spread("uniform"), "shape is 'uniform'; it must be normal or lognormal"),
         (lambda: Spread(spread=-0.1), "spread is -0.1"),
         (lambda: Spread().slowest(0), "workers is 0"),
         (

@@ -99,29 +99,8 @@ def test_the_report_has_the_errors_and_a_sentence_on_each(table, tmp_path):
     assert str(tmp_path) not in page
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("measure", "--workers", "1,two"), "workers is '1,two'; it must be whole numbers"),
-        (("measure", "-a", "width"), "--argument is 'width'; it must be NAME=VALUE"),
-        (("fit", "nothing.parquet"), "there is no table nothing.parquet"),
-        (("fit", "README.md"), "README.md is no Parquet file"),
-    ],
-)
-def test_a_mistake_is_one_sentence(words, says):
-    with pytest.raises(JobError, match=says):
-        run(*words)
-
-
 def test_a_strategy_or_network_that_the_table_lacks_is_named(table):
     with pytest.raises(JobError, match="strategy is 'horovod'; the table has ring"):
         run("fit", table, "--strategies", "horovod")
     with pytest.raises(JobError, match="network is '1Gbit'; the table has 160Mbit"):
         run("predict", table, "--network", "1Gbit")
-
-
-@pytest.mark.parametrize("command", ["measure", "fit", "predict", "report"])
-def test_each_command_explains_itself(command):
-    code, said = run(command, "--help")
-    assert code == 0
-    assert "Usage:" in said

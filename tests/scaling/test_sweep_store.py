@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from workshop_utils.scaling import store as stores
-from workshop_utils.scaling.store import Store, key_of
+from workshop_utils.scaling.store import Store
 
 
 @pytest.fixture
@@ -50,18 +50,6 @@ def test_an_interrupt_while_writing_leaves_what_was_there_and_nothing_else(store
         store.put("a", [{"workers": 2}])
     assert store.get("a")["workers"].tolist() == [1]
     assert [path.name for path in store.folder.iterdir()] == ["a.parquet"]
-
-
-def test_what_is_forgotten_is_gone_and_may_be_forgotten_twice(store):
-    store.put("a", [{"workers": 1}])
-    store.forget("a")
-    store.forget("a")
-    assert store.keys() == set()
-
-
-def test_a_key_depends_on_every_value_and_not_on_their_order():
-    assert key_of({"a": 1, "b": [1, 2]}) == key_of({"b": [1, 2], "a": 1})
-    assert len({key_of({"a": 1}), key_of({"a": "1"}), key_of({"b": 1}), key_of({"a": 1.5})}) == 4
 
 
 def test_the_default_is_in_the_cache_folder(monkeypatch, tmp_path):
