@@ -11,7 +11,7 @@ from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.shape import Shape
 from workshop_utils.comm.simulated import simulate
-from workshop_utils.comm.stamped import StampedCommunicator, StampedLink, behind
+from workshop_utils.comm.stamped import StampedCommunicator, behind
 from workshop_utils.comm.tree import tree_all_reduce
 
 ALL_REDUCES = (ring_all_reduce, central_all_reduce, tree_all_reduce, halving_doubling_all_reduce)
@@ -20,16 +20,16 @@ FAST = 1e12
 
 def run(size, program, bandwidths=None, latency_seconds=0.0):
     """What `program` returns on each rank behind a link, by default a fast one."""
-    link = StampedLink(bandwidths or (FAST,) * size, latency_seconds)
-    return threads.run(size, lambda communicator: program(StampedCommunicator(communicator, link)))
+    rates = bandwidths or (FAST,) * size
+    return threads.run(size, lambda inner: program(StampedCommunicator(inner, rates, latency_seconds)))
 
 
 class OnItsOwnClock(StampedCommunicator):
     """A rank whose clock stands but while a link takes time: what a machine with nothing else to do would show."""
 
-    def __init__(self, inner, link):
+    def __init__(self, *arguments):
         self.time = 0.0
-        super().__init__(inner, link)
+        super().__init__(*arguments)
 
     def now(self):
         return self.time
@@ -40,10 +40,9 @@ class OnItsOwnClock(StampedCommunicator):
 
 def seconds_of(size, program, bandwidths=None, latency_seconds=0.0):
     """How long `program` takes on each rank's own clock."""
-    link = StampedLink(bandwidths or (FAST,) * size, latency_seconds)
 
     def measured(communicator):
-        rank = OnItsOwnClock(communicator, link)
+        rank = OnItsOwnClock(communicator, bandwidths or (FAST,) * size, latency_seconds)
         program(rank)
         return rank.time
 
@@ -147,17 +146,9 @@ def test_what_does_not_fit_together_is_a_mismatch():
         run(2, collectives)
 
 
-@pytest.mark.parametrize(
-    ("bandwidths", "latency_seconds", "named"),
-    [
-        ((1.0, 0.0), 0.0, "bandwidths"),
-        ((1.0, 1.0), -1.0, "latency_seconds"),
-        ((1.0,), 0.0, "bandwidths has 1"),
-    ],
-)
-def test_a_link_that_cannot_be_is_refused_by_name(bandwidths, latency_seconds, named):
-    with pytest.raises(ValueError, match=named):
-        threads.run(2, lambda c: StampedCommunicator(c, StampedLink(bandwidths, latency_seconds)))
+def test_a_bandwidth_is_missing():
+    with pytest.raises(ValueError, match="bandwidths has 1 entries; it must have one for each of 2 ranks"):
+        run(2, lambda _: None, (1.0,))
 
 
 def test_without_a_description_there_is_no_link():
@@ -169,7 +160,7 @@ def test_without_a_description_there_is_no_link():
 
 def all_reduce_a_large_array(communicator, bandwidth):
     """More than any buffer of the transport below holds, in a ring where all send at once."""
-    with StampedCommunicator(communicator, StampedLink((bandwidth,) * communicator.size, 0.001)) as stamped:
+    with StampedCommunicator(communicator, (bandwidth,) * communicator.size, 0.001) as stamped:
         array = np.full(300_007, stamped.rank, np.float64)
         ring_all_reduce(stamped, array, "mean")
         return float(array.max()), float(array.min())
@@ -181,7 +172,7 @@ def test_it_wraps_transports_between_processes(ranks, transport):
 
 
 def fail_on_rank_1(communicator):
-    with StampedCommunicator(communicator, StampedLink((FAST,) * communicator.size)) as stamped:
+    with StampedCommunicator(communicator, (FAST,) * communicator.size) as stamped:
         try:
             if stamped.rank == 1:
                 raise ZeroDivisionError

@@ -1,6 +1,6 @@
 """Links with latency and bandwidth, emulated by the receiver: they need no privilege, and no help of the kernel.
 
-    communicator = StampedCommunicator(tcp.connect(...), StampedLink(bandwidths=(12.5e6,) * size, latency_seconds=1e-3))
+    communicator = StampedCommunicator(tcp.connect(...), bandwidths=(12.5e6,) * size, latency_seconds=1e-3)
 
 Data moves at full speed, and each message carries a stamp: when its first byte would have left. The receiver sleeps
 until its last byte would have come.
@@ -11,12 +11,10 @@ received. Good at or below 200 Mbit/s and at or above 1 ms, where the computer's
 
 from __future__ import annotations
 
-import math
 import struct
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -28,52 +26,32 @@ from workshop_utils.comm.communicator import Array, Communicator, Mismatch
 _STAMP = struct.Struct("<d8s")
 
 
-@dataclass(frozen=True)
-class StampedLink:
-    """The links of all ranks: `bandwidths` in bytes per second by rank, and the latency from any to any.
-
-    Raises:
-        ValueError: for a number that cannot be; the message names the field.
-    """
-
-    bandwidths: Sequence[float]
-    latency_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not all(bandwidth > 0 for bandwidth in self.bandwidths):
-            raise ValueError(f"bandwidths is {list(self.bandwidths)}; each must be more than 0")
-        if not 0 <= self.latency_seconds < math.inf:
-            raise ValueError(f"latency_seconds is {self.latency_seconds}; it must be at least 0, and finite")
-
-    @classmethod
-    def of(cls, description: Mapping[str, Any]) -> Self:
-        """The links that the launcher describes (`place.link`)."""
-        return cls(tuple(description["bandwidths"]), description["latency_seconds"])
-
-
 def behind(communicator: Communicator, description: Mapping[str, Any] | None) -> Communicator:
-    """`communicator` behind the links described, or itself where there are none."""
-    return (
-        communicator
-        if description is None
-        else StampedCommunicator(communicator, StampedLink.of(description))
-    )
+    """`communicator` behind the links that the launcher describes (`place.link`); itself where there are none."""
+    return communicator if description is None else StampedCommunicator(communicator, **description)
 
 
 class StampedCommunicator(Communicator):
     """A rank of `inner`, behind a link. Counters count payload, as without it; `inner`'s count stamps as well.
 
+    Args:
+        inner: what carries the messages.
+        bandwidths: of the links of all ranks, in bytes per second.
+        latency_seconds: from any rank to any other.
+
     Raises:
-        ValueError: if `link` has not one bandwidth for each rank.
+        ValueError: if there is not one bandwidth for each rank.
     """
 
-    def __init__(self, inner: Communicator, link: StampedLink) -> None:
-        if len(link.bandwidths) != inner.size:
+    def __init__(
+        self, inner: Communicator, bandwidths: Sequence[float], latency_seconds: float = 0.0
+    ) -> None:
+        if len(bandwidths) != inner.size:
             raise ValueError(
-                f"bandwidths has {len(link.bandwidths)} entries; it must have one for each of {inner.size} ranks"
+                f"bandwidths has {len(bandwidths)} entries; it must have one for each of {inner.size} ranks"
             )
-        self._inner, self._link = inner, link
-        self._uplink, self._downlink = (Queue(link.bandwidths[inner.rank]) for _ in range(2))
+        self._inner, self._bandwidths, self._latency_seconds = inner, bandwidths, latency_seconds
+        self._uplink, self._downlink = (Queue(bandwidths[inner.rank]) for _ in range(2))
         super().__init__(inner.rank, inner.size, inner.timeout_seconds)
 
     @property
@@ -133,9 +111,9 @@ class StampedCommunicator(Communicator):
             sent = np.dtype(dtype.rstrip(b"\0").decode())
             raise Mismatch(f"rank {source} sent {sent} where rank {self.rank} expects {incoming.dtype}")
         incoming.view(np.uint8)[:] = letter[_STAMP.size :]
-        first = head + self._link.latency_seconds
+        first = head + self._latency_seconds
         through = self._downlink.carry(first, incoming.nbytes)
-        theirs = first + incoming.nbytes / self._link.bandwidths[source]
+        theirs = first + incoming.nbytes / self._bandwidths[source]
         self._downlink.free = max(through, theirs)  # the slower link decides
         return self._downlink.free
 

@@ -87,7 +87,9 @@ def _ring_mistake(got: object, right: int, compute: float, nbytes: float, path: 
     bytes_alone = largest_ring_of(compute, nbytes, Path(0.0, path.bandwidth_bytes_per_second), least)
     if got in (bytes_alone, bytes_alone + 1):
         return f"latency left out: {said}. 2 (N − 1) messages follow each other, and each costs α."
-    if got == largest_ring_of(compute, nbytes / 2, Path(path.latency_seconds / 2, path.bandwidth_bytes_per_second), least):
+    if got == largest_ring_of(
+        compute, nbytes / 2, Path(path.latency_seconds / 2, path.bandwidth_bytes_per_second), least
+    ):
         return f"half a ring: {said}. After N − 1 messages all is added up; as many again pass it on."
     if got == largest_ring_of(compute, nbytes, path, least, "central"):
         return f"that is a central rank: {said}."

@@ -108,15 +108,12 @@ def scaling(table: pd.DataFrame) -> pd.DataFrame:
     times_more = rows["workers"] / rows["fewest"]
     rows["efficiency"] = np.where(rows["scaling"] == "strong", times_faster / times_more, times_faster)
     rows["speedup"] = rows["efficiency"] * rows["workers"]
-    rows["communication_share"] = communication_share(rows)
+    if "transfer_seconds" in rows:
+        communicating = rows["transfer_seconds"] + rows["waiting_seconds"]
+        rows["communication_share"] = communicating / rows["step_seconds"]
+    else:
+        rows["communication_share"] = np.nan
     return rows.drop(columns=["fewest", *(["whole_batch"] if "whole_batch" in rows else [])])
-
-
-def communication_share(rows: pd.DataFrame) -> pd.Series[float]:
-    """Which part of a step goes to sending, receiving and waiting, from counted seconds; NaN where unknown."""
-    if "transfer_seconds" not in rows:
-        return pd.Series(np.nan, index=rows.index)
-    return (rows["transfer_seconds"] + rows["waiting_seconds"]) / rows["step_seconds"]
 
 
 def failures(table: pd.DataFrame) -> Sequence[str]:
