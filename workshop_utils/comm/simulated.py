@@ -53,15 +53,12 @@ class Simulation(Generic[Result]):
         seconds: until the last rank finished.
         finish_seconds: until each rank finished.
         results: what each rank's program returned.
-        messages_sent, bytes_sent: counts of each rank.
         traces: each rank's events, where they were asked for.
     """
 
     seconds: float
     finish_seconds: np.ndarray
     results: list[Result]
-    messages_sent: np.ndarray
-    bytes_sent: np.ndarray
     traces: list[list[Event]] | None
 
 
@@ -98,8 +95,6 @@ def simulate(
         seconds=float(finish_seconds.max()),
         finish_seconds=finish_seconds,
         results=results,
-        messages_sent=np.array([communicator.traffic.messages_sent.sum() for communicator in ranks]),
-        bytes_sent=np.array([communicator.traffic.bytes_sent.sum() for communicator in ranks]),
         traces=[communicator.trace or [] for communicator in ranks] if trace else None,
     )
 
@@ -131,9 +126,7 @@ class _Clock:
         self._hub = getcurrent()
         self._channels: dict[tuple[int, int], _Channel] = {}
         self._cluster = cluster
-        machines = -(-size // cluster.ranks_per_machine)
-        self._nics = [_both_ways(cluster.link) for _ in range(machines)]
-        self._inside = [_both_ways(cluster.inside) for _ in range(size)]
+        self._queues: dict[tuple[str, int], Queue] = {}
 
     def run(self, program: Callable[[Communicator], Result]) -> list[Result]:
         """Run the program on every rank until all have finished."""
@@ -176,20 +169,24 @@ class _Clock:
         return bool(self._due) and self._due[0][0] < seconds
 
     def channel(self, source: int, to: int) -> _Channel:
-        """The way from rank `source` to rank `to`."""
-        found = self._channels.get((source, to))
-        if found is None:
-            found = self._channels[source, to] = self._connect(source, to)
-        return found
+        """The way from rank `source` to rank `to`: by their machines' NICs, or inside a machine by their own links."""
+        if (source, to) not in self._channels:
+            cluster = self._cluster
+            here, there = source // cluster.ranks_per_machine, to // cluster.ranks_per_machine
+            if here == there:
+                queues = (
+                    self._queue("rank out", cluster.inside, source),
+                    self._queue("rank in", cluster.inside, to),
+                )
+                self._channels[source, to] = _Channel(*queues, cluster.inside.latency_seconds)
+            else:
+                queues = self._queue("out", cluster.link, here), self._queue("in", cluster.link, there)
+                self._channels[source, to] = _Channel(*queues, cluster.link.latency_seconds)
+        return self._channels[source, to]
 
-    def _connect(self, source: int, to: int) -> _Channel:
-        cluster = self._cluster
-        here, there = source // cluster.ranks_per_machine, to // cluster.ranks_per_machine
-        if here == there:
-            (up, _), (_, down) = self._inside[source], self._inside[to]
-            return _Channel(up, down, cluster.inside.latency_seconds)
-        (up, _), (_, down) = self._nics[here], self._nics[there]
-        return _Channel(up, down, cluster.link.latency_seconds)
+    def _queue(self, way: str, link: Link, end: int) -> Queue:
+        """One direction of the link of rank or machine number `end`."""
+        return self._queues.setdefault((way, end), Queue(link.bandwidth_bytes_per_second))
 
     def send(self, source: SimulatedCommunicator, to: int, array: Array) -> float:
         """Put a message on its way now; returns when its last byte has left the sender's link."""
@@ -210,10 +207,6 @@ class _Clock:
         texts = "; ".join(communicator.what_it_waits_for() for communicator in waiting[:most])
         rest = f"; and {len(waiting) - most} more" if len(waiting) > most else ""
         return f"{len(waiting)} of {len(self.ranks)} ranks wait for ever: {texts}{rest}"
-
-
-def _both_ways(link: Link) -> tuple[Queue, Queue]:
-    return Queue(link.bandwidth_bytes_per_second), Queue(link.bandwidth_bytes_per_second)
 
 
 class SimulatedCommunicator(Communicator):

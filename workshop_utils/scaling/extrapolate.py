@@ -26,17 +26,8 @@ from workshop_utils.scaling.cost import Path, all_reduce_seconds, synchronous_se
 from workshop_utils.scaling.fit import Fit, fit, path_of, path_terms
 
 NEEDED = (
-    "strategy",
-    "workers",
-    "network",
-    "state",
-    "step_seconds",
-    "compute_seconds",
-    "gradient_nbytes",
-    "batch_size",
-)
-
-
+    "strategy", "workers", "network", "state", "step_seconds", "compute_seconds", "gradient_nbytes", "batch_size",
+)  # fmt: skip
 _ring = functools.partial(all_reduce_seconds, "ring")
 
 # (workers, nbytes, path) to seconds. Gloo, below DDP, has a ring too; what DDP overlaps goes into its bandwidth.

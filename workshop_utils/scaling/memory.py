@@ -42,16 +42,16 @@ LOGIT_NBYTES = 4  # the loss is computed in 32 bits
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """What one worker holds during a step, in bytes."""
+    """What one worker holds during a step, in bytes: numbers, or arrays for as many layouts."""
 
-    parameters: Numbers
-    gradients: Numbers
-    optimizer: Numbers
-    activations: Numbers = 0
-    buffers: Numbers = 0
+    parameters: Any
+    gradients: Any
+    optimizer: Any
+    activations: Any = 0
+    buffers: Any = 0
 
     @property
-    def total(self) -> Numbers:
+    def total(self) -> Any:
         """All together. The peak is a little lower: gradients come as activations go."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
 
