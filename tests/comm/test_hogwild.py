@@ -66,31 +66,6 @@ def test_nothing_stays_open_and_no_memory_has_a_name(ranks) -> None:
     assert not {name for name in set(os.listdir("/dev/shm")) - blocks if "workshop" in name}  # noqa: PTH208
 
 
-def descend(communicator: Communicator, arrangement: Arrangement, locking: Locking) -> np.ndarray:
-    """Least squares by gradient descent, each worker on its own rows; the distance from the solution at the end."""
-    random = np.random.default_rng(0)
-    inputs, solution = random.normal(size=(60, 8)), random.normal(size=8)
-    mine = slice(communicator.rank - arrangement.servers, None, arrangement.workers)
-    x, y = inputs[mine], inputs[mine] @ solution
-    parameters = np.zeros(8)
-
-    def update(part: np.ndarray, gradient: np.ndarray) -> None:
-        part -= 0.05 * gradient
-
-    hogwild.train(
-        communicator, arrangement, parameters, lambda p, _: x.T @ (x @ p - y) / len(x), update, locking
-    )
-    return np.abs(parameters - solution).max()
-
-
-@pytest.mark.parametrize("locking", ["lock", "none"])
-def test_a_convex_problem_is_solved_with_and_without_a_lock(ranks, locking: Locking) -> None:
-    errors = ranks.run("tcp", 4, descend, Arrangement(1, 3, 600, "asynchronous"), locking)
-    assert (
-        max(errors[1:]) < 1e-3
-    )  # the solution fits every worker's rows, so a lost step only takes another one
-
-
 def test_an_overlapped_pull_is_seen_and_staleness_counts_the_others_updates() -> None:
     arrangement = Arrangement(1, 2, 1, "asynchronous")
 

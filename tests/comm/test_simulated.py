@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workshop_utils.comm import threads
 from workshop_utils.comm.central import central_all_reduce
 from workshop_utils.comm.communicator import Communicator, Event, Mismatch
 from workshop_utils.comm.double_tree import double_tree_all_reduce
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce
-from workshop_utils.comm.parameter_server import Arrangement, train
 from workshop_utils.comm.recurrence import ring_finish_seconds
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.simulated import (
@@ -49,25 +47,6 @@ def of(communicator: Communicator) -> SimulatedCommunicator:
 # What it computes.
 
 
-@pytest.mark.parametrize("size", [1, 3, 8])
-@pytest.mark.parametrize("all_reduce", ALL_REDUCES)
-def test_arrays_are_reduced_and_bytes_are_counted_as_between_threads(
-    all_reduce: Callable[..., None], size: int
-) -> None:
-    def program(communicator: Communicator) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        array = np.arange(103.0) * (communicator.rank + 1)
-        all_reduce(communicator, array, "mean")
-        traffic = communicator.traffic
-        names = ("messages_sent", "bytes_sent", "messages_received", "bytes_received")
-        return array, {name: getattr(traffic, name) for name in names}
-
-    simulation, real = simulate(size, program, LINK), threads.run(size, program)
-    for rank in range(size):
-        np.testing.assert_array_equal(simulation.results[rank][0], real[rank][0])
-        for name, counts in real[rank][1].items():
-            np.testing.assert_array_equal(simulation.results[rank][1][name], counts)
-
-
 @pytest.mark.parametrize("all_reduce", ALL_REDUCES)
 def test_a_shape_takes_the_same_time_and_bytes_as_an_array(all_reduce: Callable[..., None]) -> None:
     def bytes_of(make: Callable[..., Any]) -> Callable[[Communicator], list[int]]:
@@ -94,32 +73,6 @@ def test_a_shape_has_no_contents_whatever_its_size() -> None:
     for needs_contents in (np.sum, np.sort):
         with pytest.raises(TypeError, match="needs contents"):
             needs_contents(part)
-
-
-@pytest.mark.parametrize("consistency", ["synchronous", "asynchronous", "stale_synchronous"])
-def test_parameter_servers_own_text_runs_in_virtual_time(consistency: Any) -> None:
-    arrangement = Arrangement(servers=2, workers=3, steps=4, consistency=consistency, bound=1)
-
-    def program(communicator: Communicator) -> Any:
-        def gradient_of(parameters: np.ndarray, step: int) -> np.ndarray:
-            if isinstance(communicator, SimulatedCommunicator):
-                communicator.compute(0.1 * (communicator.rank - 1))
-            return np.ones_like(parameters)
-
-        def update(part: np.ndarray, gradient: np.ndarray) -> None:
-            part -= gradient
-
-        parameters = np.zeros(7)
-        log = train(communicator, arrangement, parameters, gradient_of, update)
-        return (log.worker, log.seconds) if log else parameters
-
-    simulation, real = simulate(5, program, LINK), threads.run(5, program)
-    workers, seconds = simulation.results[0]
-    assert sorted(workers) == sorted(real[0][0])
-    assert seconds == sorted(seconds)
-    if consistency == "asynchronous":
-        assert workers[:3] == [2, 3, 2]  # the fastest worker pushes twice before the slowest does once
-    assert simulation.seconds == pytest.approx(4 * 0.3, rel=0.1)
 
 
 def test_whose_message_comes_first_is_heard_first() -> None:

@@ -158,12 +158,3 @@ def test_a_network_s_short_name_reads_back_as_the_same_network(text):
     network = Network.parse(text)
     assert short(network) == text
     assert Network.parse(short(network)) == network
-
-
-@pytest.mark.slow
-def test_an_all_reduce_job_gives_a_row_for_each_size(tmp_path):
-    job = TrainingJob.load(JOBS / "measure_all_reduce").replace(
-        arguments={"nbytes": "400,4000", "repeats": 2}
-    )
-    table = measure_all(grid(job, workers=[2], repeats=1), Store(tmp_path))
-    assert list(zip(table["nbytes"], table["seconds"] > 0, strict=True)) == [(400, True), (4000, True)]
