@@ -76,7 +76,7 @@ def assert_like_one_process(run: Run, parameters: Tensor, optimizer: str) -> Non
 
 @pytest.mark.parametrize(
     ("by", "workers", "accumulate"),
-    [("naive", 3, 1), ("bucketed", 2, 3), ("overlapped", 2, 1), ("overlapped", 3, 4)],
+    [("naive", 3, 1), ("bucketed", 2, 3), ("overlapped", 3, 4)],
 )
 def test_the_workshops_own_data_parallelism(by: str, workers: int, accumulate: int, tmp_path: Path) -> None:
     run, parameters = launched(
@@ -107,7 +107,7 @@ def test_pytorchs_ddp_beside_it(workers: int, accumulate: int, tmp_path: Path) -
     assert (run.metrics["all_reduces"].dropna() == spans["all_reduce"].max() + 1).sum() >= workers
 
 
-@pytest.mark.parametrize(("stage", "workers"), [(0, 2), (1, 3), (2, 3), (3, 2), (3, 3)])
+@pytest.mark.parametrize(("stage", "workers"), [(0, 2), (1, 3), (2, 3), (3, 3)])
 def test_each_stage_of_the_workshops_own_zero(stage: int, workers: int, tmp_path: Path) -> None:
     run, parameters = launched("digits_sharded", tmp_path, workers, stage=stage, measure_memory=workers - 2)
     assert_like_one_process(run, parameters, "adam")
@@ -118,7 +118,7 @@ def test_each_stage_of_the_workshops_own_zero(stage: int, workers: int, tmp_path
     assert run.metrics["memory_nbytes"].dropna().size == workers
 
 
-@pytest.mark.parametrize(("by", "workers"), [("zero", 3), ("fsdp", 2), ("fsdp", 3), ("fsdp-keep", 2)])
+@pytest.mark.parametrize(("by", "workers"), [("zero", 3), ("fsdp", 3), ("fsdp-keep", 2)])
 def test_what_pytorch_has_for_each_stage(by: str, workers: int, tmp_path: Path) -> None:
     run, parameters = launched("digits_fsdp", tmp_path, workers, by=by)
     assert_like_one_process(run, parameters, "adam")
