@@ -19,6 +19,10 @@ REFUSED = [
     ("digits_local_sgd", {"workers": 1, "batch-size": 2000}, "it must be 1 to 1500"),
     ("digits_staleness", {"updates": 0}, "must make at least one"),
     ("digits_batch_norm", {"batch-size": 9}, "all parts must be equal"),
+    *(
+        (name, {"width": 0}, "width is 0; it must be at least 1")
+        for name in ("digits_buckets", "digits_torch_ddp", "digits_sharded", "digits_fsdp")
+    ),
     ("gpt_tensor_parallel", {"layers": 0}, "layers is 0; it must be at least 1"),
     ("gpt_pipeline", {"workers": 3, "layers": 2}, "layers is 2; 3 stages need at least one each"),
     ("gpt_pipeline", {"microbatches": 3}, "batch-size is 8; the 3 microbatches must divide it"),
