@@ -1,6 +1,5 @@
 """A question is asked before its run, answered by a letter, and compared after."""
 
-import nbformat
 import pytest
 
 from workshop_utils.exercises.choice import WIDGET_VIEW, AnswerError, Choice
@@ -53,12 +52,3 @@ def test_a_button_chooses_and_a_page_without_a_kernel_has_the_list():
     buttons = choice._buttons()
     buttons.value = "b"
     assert choice.chosen == "b"
-
-
-def test_a_committed_notebook_keeps_the_list_and_not_the_buttons():
-    from workshop_utils import freshness
-
-    output = nbformat.v4.new_output("display_data", Choice(1, 8)._repr_mimebundle_())
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("choice", outputs=[output])])
-    freshness.clean(notebook)
-    assert set(notebook.cells[0].outputs[0].data) == {"text/plain", "text/html"}

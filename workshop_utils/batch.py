@@ -8,11 +8,11 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nbformat
+import pandas as pd
 import papermill
 import yaml
 from papermill.exceptions import PapermillExecutionError
@@ -20,34 +20,23 @@ from tqdm import tqdm
 
 from workshop_utils import lessons, report
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.scaling import sweep
+from workshop_utils.scaling import efficiency, sweep
 
 JOBS = Path("jobs")
 CELL_TIMEOUT_SECONDS = 600
-logging.getLogger("papermill").setLevel(
-    logging.ERROR
-)  # it warns of each line of parameters that has two equals signs
-LESSON_SECONDS = 180  # that a lesson may take on two cores; one that takes longer is marked
+BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}"
+# It warns of each line of parameters that has two equals signs.
+logging.getLogger("papermill").setLevel(logging.ERROR)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Lesson:
-    """One executed notebook: whether it succeeded, how long it took, and what went wrong where it did not."""
+    """One executed notebook, how long it took, and what went wrong: "" where every cell ran."""
 
     notebook: Path
-    seconds: float = 0.0
-    error: str = ""
-    executed: Any = field(default=None, repr=False)
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether every cell ran."""
-        return not self.error
-
-    @property
-    def took_too_long(self) -> bool:
-        """Whether it took longer than a lesson may."""
-        return self.seconds > LESSON_SECONDS
+    seconds: float
+    error: str
+    executed: Any
 
 
 def run(
@@ -69,35 +58,28 @@ def run(
     planned = _planned(values, [name for name in strategies.split(",") if name])
     output.mkdir(parents=True, exist_ok=True)
     executed = []
-    with tqdm(
-        chosen, desc="lessons", unit="lesson", bar_format="{desc} {n}/{total} |{bar:30}| {elapsed}"
-    ) as bar:
-        for notebook in bar:
-            bar.set_description(notebook.stem)
-            mine = {name: value for name, value in values.items() if name in accepted[notebook]}
-            lesson = execute(notebook, output / notebook.name, mine)
-            mark = "ok" if lesson.succeeded else "FAILED"
-            over = f"  over {LESSON_SECONDS} s" if lesson.took_too_long else ""
-            bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s{over}")
-            executed.append(lesson)
-    measured, sweep_seconds = _sweep(planned) if with_sweep else ([], 0.0)
-    path = report.write(output, executed, sweep.table(measured) if with_sweep else None, sweep_seconds)
-    failed = [lesson for lesson in executed if not lesson.succeeded]
-    failed_runs = [row for row in measured if row.state != "succeeded"]
-    for lesson in failed:
-        print(f"{lesson.notebook}: {lesson.error}")
-    for row in failed_runs:
-        print(f"sweep, {row.strategy} with {row.workers}: {row.reason}")
+    bar = tqdm(chosen, bar_format=BAR)
+    for notebook in bar:
+        bar.set_description(notebook.stem)
+        mine = {name: value for name, value in values.items() if name in accepted[notebook]}
+        lesson = execute(notebook, output / notebook.name, mine)
+        mark = "FAILED" if lesson.error else "ok"
+        bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
+        executed.append(lesson)
+    start = time.monotonic()
+    measured = _sweep(planned) if with_sweep else None
+    sweep_seconds = time.monotonic() - start
+    path = report.write(output, executed, measured, sweep_seconds)
+    failures = [f"{lesson.notebook}: {lesson.error}" for lesson in executed if lesson.error]
+    succeeded = len(executed) - len(failures)
+    if measured is not None:
+        failures += [f"sweep, {failure}" for failure in efficiency.failures(measured)]
+    for failure in failures:
+        print(failure)
     seconds = sum(lesson.seconds for lesson in executed)
-    swept = f", the sweep {sweep_seconds:.0f} s" if with_sweep else ""
-    print(f"{seconds + sweep_seconds:.0f} s in all: the lessons {seconds:.0f} s{swept}")
-    for lesson in executed:
-        if lesson.took_too_long:
-            print(
-                f"{lesson.notebook}: {lesson.seconds:.0f} s; a lesson should take {LESSON_SECONDS} s at most"
-            )
-    print(f"{len(executed) - len(failed)} of {len(executed)} lessons succeeded; the report is {path}")
-    return 1 if failed or failed_runs else 0
+    print(f"the lessons took {seconds:.0f} s" + f", the sweep {sweep_seconds:.0f} s" * with_sweep)
+    print(f"{succeeded} of {len(executed)} lessons succeeded; the report is {path}")
+    return 1 if failures else 0
 
 
 def parsed(parameters: Sequence[str]) -> dict[str, Any]:
@@ -148,8 +130,8 @@ def parameters_of(notebook: Any) -> set[str]:
 
 def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
     """Execute one notebook into `target`; a failure is part of the result."""
-    lesson = Lesson(notebook)
-    began = time.monotonic()
+    error = ""
+    start = time.monotonic()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # papermill's own, of its Jupyter plumbing
@@ -162,14 +144,12 @@ def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
                 execution_timeout=CELL_TIMEOUT_SECONDS,
                 config=lessons.KERNEL,
             )
-    except PapermillExecutionError as error:
-        lesson.error = f"cell {error.cell_index}: {error.ename}: {error.evalue}"
-    except Exception as error:  # the kernel died, a cell timed out: the other lessons go on all the same
-        lesson.error = f"{type(error).__name__}: {error}"
-    lesson.seconds = time.monotonic() - began
-    if target.is_file():
-        lesson.executed = nbformat.read(str(target), as_version=4)
-    return lesson
+    except PapermillExecutionError as failure:
+        error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"
+    except Exception as failure:  # the kernel died, a cell timed out: the other lessons go on all the same
+        error = f"{type(failure).__name__}: {failure}"
+    seconds = time.monotonic() - start
+    return Lesson(notebook, seconds, error, lessons.read(target if target.is_file() else notebook))
 
 
 def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[TrainingJob]:
@@ -186,14 +166,10 @@ def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[Training
     return [job for job in jobs if not strategies or job.strategy in strategies]
 
 
-def _sweep(jobs: Sequence[TrainingJob]) -> tuple[list[sweep.Measurement], float]:
-    began = time.monotonic()
+def _sweep(jobs: Sequence[TrainingJob]) -> pd.DataFrame:
     rows = []
-    with tqdm(total=len(jobs), desc="sweep", bar_format="{desc} {n}/{total} |{bar:30}| {elapsed}") as bar:
-        for row in sweep.sweep(jobs):
-            rows.append(row)
-            bar.update()
-            bar.write(
-                f"  {row.strategy:<24} {row.workers} workers  {row.state:<10} {row.samples_per_second:9,.0f} samples/s"
-            )
-    return rows, time.monotonic() - began
+    for row in tqdm(sweep.sweep(jobs), "sweep", len(jobs), bar_format=BAR):
+        rows.append(row)
+        speed = f"{row.samples_per_second:9,.0f} samples/s"
+        tqdm.write(f"  {row.strategy:<24} {row.workers} workers  {row.state:<10} {speed}")
+    return sweep.table(rows)

@@ -10,12 +10,12 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import nbformat
 import yaml
+from bs4 import BeautifulSoup
 
 from workshop_utils import lessons
 from workshop_utils.environments import Environment, EnvironmentFailed
@@ -28,30 +28,12 @@ STYLE = Path("docs/_static")  # Jupyter Book adds the style sheets of a folder w
 MARKDOWN_LINK = re.compile(r"\]\(<?([^)#?\s>]+)[^)]*\)")
 CSS_ADDRESS = re.compile(r"""(?:url\(|@import(?!\s*url))\s*["']?([^"')\s;]+)""")
 ADDRESS = re.compile(r"""["'`]((?:https?:)?//[^"'`\s]+)""")  # in a script
-FETCHED_LINKS = {"stylesheet", "icon", "preload", "modulepreload"}
-PAGE_ENDINGS = (".md", ".ipynb")
+FETCHED_LINKS = ",".join(f"link[rel~={kind}]" for kind in ("stylesheet", "icon", "preload", "modulepreload"))
 SECONDS = 600.0
 
 
 class SiteBroken(ValueError):
     """A page leads to something that is not there, or needs the network to be shown; the message says which."""
-
-
-def pages(root: Path) -> list[Path]:
-    """The files of the contents, in their order, relative to `root`.
-
-    Raises:
-        SiteBroken: if the contents name a page that does not exist.
-    """
-    contents = yaml.safe_load((root / CONTENTS).read_text(encoding="utf-8"))
-    names = [contents["root"], *(entry["file"] for part in contents["parts"] for entry in part["chapters"])]
-    found = []
-    for name in names:
-        files = [Path(name + ending) for ending in PAGE_ENDINGS if (root / (name + ending)).is_file()]
-        if not files:
-            raise SiteBroken(f"{CONTENTS} names {name!r}, and there is no {name}.md and no {name}.ipynb")
-        found.append(files[0])
-    return found
 
 
 def links(root: Path, page: Path) -> Iterator[tuple[str, Path]]:
@@ -68,27 +50,23 @@ def links(root: Path, page: Path) -> Iterator[tuple[str, Path]]:
 
 
 def gather(root: Path, folder: Path) -> None:
-    """Copy the pages, and the files to which they link, into `folder`, laid out as in `root`.
+    """Copy the pages of the contents, and the files to which they link, into `folder`, laid out as in `root`.
 
-    Raises:
-        SiteBroken: if a link leads to nothing, or to a page that the site has not.
+    What is not there, or is no page of the contents, is not copied: the builder then says which page names it.
     """
-    wanted = pages(root)
-    for page in wanted:
-        target = folder / page
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if page.suffix == ".ipynb":
-            nbformat.write(_prepared(nbformat.read(str(root / page), as_version=4)), str(target))
-        else:
-            shutil.copyfile(root / page, target)
-        for link, path in links(root, page):
-            if not (root / path).exists():
-                raise SiteBroken(f"{page} links to {link}, which does not exist")
-            if path not in wanted and path.suffix in PAGE_ENDINGS:
-                raise SiteBroken(f"{page} links to {path}, a page that is not in {CONTENTS}")
-            if path not in wanted and (root / path).is_file():
+    contents = yaml.safe_load((root / CONTENTS).read_text(encoding="utf-8"))
+    names = [contents["root"], *(entry["file"] for part in contents["parts"] for entry in part["chapters"])]
+    pages = [page for name in names for page in (Path(f"{name}.md"), Path(f"{name}.ipynb"))]
+    for page in pages:
+        if not (root / page).is_file():
+            continue
+        linked = [path for _, path in links(root, page) if path.suffix not in (".md", ".ipynb")]
+        for path in (page, *linked):
+            if (root / path).is_file():
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(root / path, folder / path)
+        if page.suffix == ".ipynb":
+            nbformat.write(_prepared(lessons.read(root / page)), str(folder / page))
 
 
 def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
@@ -125,49 +103,17 @@ def build(root: Path, output: Path = OUTPUT) -> Path:
     return html / "index.html"
 
 
-class _References(HTMLParser):
-    """What a page needs to be shown, and where it leads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.needed: list[str] = []
-        self.leads: list[str] = []
-        self.inside = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.inside = tag
-        values = {name: value or "" for name, value in attrs}
-        if tag == "a":
-            self.leads.append(values.get("href", ""))
-        elif tag == "link":
-            if set(values.get("rel", "").split()) & FETCHED_LINKS:
-                self.needed.append(values.get("href", ""))
-        else:
-            self.needed += [values.get("src", ""), values.get("data", "") if tag == "object" else ""]
-        self.needed += CSS_ADDRESS.findall(values.get("style", ""))
-
-    def handle_data(self, data: str) -> None:
-        if self.inside == "style":
-            self.needed += CSS_ADDRESS.findall(data)
-        elif self.inside == "script":
-            self.needed += ADDRESS.findall(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        self.inside = ""
-
-
 def needed(page: str) -> list[str]:
     """What a page fetches to be shown, and the addresses that its own scripts name: they may fetch them later."""
-    return [
-        reference for reference in _parsed(page).needed if reference and not reference.startswith("data:")
-    ]
-
-
-def _parsed(page: str) -> _References:
-    references = _References()
-    references.feed(page)
-    references.close()
-    return references
+    html = BeautifulSoup(page, "html.parser")
+    references = [str(element["src"]) for element in html.select("[src]")]
+    references += [str(element["data"]) for element in html.select("object[data]")]
+    references += [str(element.get("href", "")) for element in html.select(FETCHED_LINKS)]
+    for css in (*(each.text for each in html("style")), *(each["style"] for each in html.select("[style]"))):
+        references += CSS_ADDRESS.findall(str(css))
+    for script in html("script"):
+        references += ADDRESS.findall(script.text)
+    return [reference for reference in references if reference and not reference.startswith("data:")]
 
 
 def broken(html: Path) -> Iterator[str]:
@@ -175,24 +121,18 @@ def broken(html: Path) -> Iterator[str]:
 
     What the scripts of the builder's theme fetch when they run is not seen here, only in a browser without a network.
     """
-    for sheet in sorted(html.rglob("*.css")):
-        for reference in CSS_ADDRESS.findall(sheet.read_text(encoding="utf-8")):
-            if urlsplit(reference).netloc:
-                yield f"{sheet.relative_to(html)} needs the network: {reference}"
-    for page in sorted(html.rglob("*.html")):
-        if "_static" in page.relative_to(html).parts:
+    for file in sorted((*html.rglob("*.css"), *html.rglob("*.html"))):
+        name, text = file.relative_to(html), file.read_text(encoding="utf-8")
+        if file.suffix == ".html" and "_static" in name.parts:
             continue
-        references = _parsed(page.read_text(encoding="utf-8"))
-        name = page.relative_to(html)
-        for reference in references.needed:
-            if urlsplit(reference).netloc:
-                yield f"{name} needs the network: {reference}"
-        for reference in references.needed + references.leads:
-            parts = urlsplit(reference)
-            if parts.scheme or parts.netloc or not parts.path:
-                continue
-            if not (page.parent / unquote(parts.path)).exists():
-                yield f"{name}: {reference}"
+        fetched = needed(text) if file.suffix == ".html" else CSS_ADDRESS.findall(text)
+        yield from (f"{name} needs the network: {address}" for address in fetched if urlsplit(address).netloc)
+        if file.suffix == ".html":
+            links = [str(anchor["href"]) for anchor in BeautifulSoup(text, "html.parser").select("a[href]")]
+            for reference in map(urlsplit, fetched + links):
+                is_local = reference.path and not (reference.scheme or reference.netloc)
+                if is_local and not (file.parent / unquote(reference.path)).exists():
+                    yield f"{name}: {reference.geturl()}"
 
 
 def main() -> int:

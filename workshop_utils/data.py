@@ -104,15 +104,8 @@ class Arrays:
 
 def arrays(folder: Path) -> Arrays:
     """The data in `folder`, as `prepare` returns it, as NumPy arrays. Raises as `place.load` does."""
-    import numpy as np  # here, since a launch needs this module and no array
-
-    splits = [place.load(split, folder) for split in ("train", "test")]
-    images = [
-        np.frombuffer(split.images, np.uint8).reshape(split.count, -1).astype(np.float32) / np.float32(255)
-        for split in splits
-    ]
-    labels = [np.frombuffer(split.labels, np.uint8).astype(np.int64) for split in splits]
-    return Arrays(images[0], labels[0], images[1], labels[1], splits[0].height, splits[0].width)
+    train, test = (place.load(split, folder) for split in ("train", "test"))
+    return Arrays(*train.arrays(), *test.arrays(), train.height, train.width)
 
 
 def text() -> str:

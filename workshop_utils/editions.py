@@ -13,6 +13,7 @@ Talking points stand in notebooks/teaching/, one file a lesson.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import shutil
 from collections.abc import Sequence
@@ -42,16 +43,15 @@ class Copy:
 
 def learner(source: Any) -> Any:
     """The learner's edition of a notebook: solutions and outputs gone, checks and hints kept."""
-    return _processed(
-        source,
-        TagRemovePreprocessor(remove_cell_tags={lessons.SOLUTION}),
-        ClearOutputPreprocessor(enabled=True),
-    )
+    notebook = copy.deepcopy(source)
+    for step in (TagRemovePreprocessor(remove_cell_tags={lessons.SOLUTION}), ClearOutputPreprocessor()):
+        notebook, _ = step.preprocess(notebook, {})
+    return notebook
 
 
 def instructor(source: Any, talking_points: str = "") -> Any:
     """The instructor's edition: outputs kept, solutions unfolded; times and talking points after the first cell."""
-    notebook = _processed(source)
+    notebook = copy.deepcopy(source)
     for cell in notebook.cells:
         cell.metadata.pop("jupyter", None)
     text = "\n\n".join(part for part in (talking_points.strip(), _times(notebook)) if part)
@@ -70,21 +70,18 @@ def release(output: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
     Raises:
         JobError: if there are no notebooks.
     """
-    sources = lessons.chosen(notebooks)
+    sources = {path: lessons.read(path) for path in lessons.chosen(notebooks)}
     written = []
     for edition in ("learner", "instructor"):
         root = output / edition
         for name in BESIDE:
-            shutil.copytree(
-                name, root / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
-            )
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(name, root / name, dirs_exist_ok=True, ignore=ignored)
         (root / lessons.NOTEBOOKS).mkdir(parents=True, exist_ok=True)
-        for path in sources:
-            source = lessons.read(path)
+        for path, source in sources.items():
             made = learner(source) if edition == "learner" else instructor(source, _talking_points(path))
-            target = root / lessons.NOTEBOOKS / path.name
-            nbformat.write(made, str(target))
-            written.append(target)
+            written.append(root / lessons.NOTEBOOKS / path.name)
+            nbformat.write(made, str(written[-1]))
     return written
 
 
@@ -124,13 +121,6 @@ def _digest(notebook: Any) -> str:
     return hashlib.sha256(sources.encode()).hexdigest()[:16]
 
 
-def _processed(source: Any, *steps: Any) -> Any:
-    notebook = nbformat.from_dict(source)  # a copy, all the way down
-    for step in steps:
-        notebook, _ = step.preprocess(notebook, {})
-    return notebook
-
-
 def _talking_points(path: Path) -> str:
     points = path.parent / TEACHING / f"{path.stem}.md"
     return points.read_text(encoding="utf-8") if points.is_file() else ""
@@ -138,17 +128,12 @@ def _talking_points(path: Path) -> str:
 
 def _times(notebook: Any) -> str:
     """A table of how long the code of each section ran when the source was executed."""
-    seconds = list(notebook.metadata.get("workshop", {}).get("seconds", []))
+    seconds = notebook.metadata.get("workshop", {}).get("seconds")
     if not seconds:
         return ""
     rows: dict[str, float] = {}
-    heading = "start"
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            rows[heading] = rows.get(heading, 0.0) + (seconds.pop(0) if seconds else 0.0)
-            continue
-        headings = [line.lstrip("# ") for line in cell.source.splitlines() if line.startswith("## ")]
-        heading = headings[-1] if headings else heading
+    for (heading, _), took in zip(lessons.headed_cells(notebook, level=2), seconds, strict=False):
+        rows[heading or "start"] = rows.get(heading or "start", 0.0) + took
     table = "\n".join(f"| {name} | {took:.0f} |" for name, took in rows.items())
     total = f"| **all** | **{sum(rows.values()):.0f}** |"
     return f"| section | seconds its cells run |\n| --- | ---: |\n{table}\n{total}"

@@ -22,7 +22,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,83 +30,75 @@ import pandas as pd
 
 from workshop_utils import editions
 from workshop_utils.jobs import JobError
-from workshop_utils.lessons import chosen
+from workshop_utils.lessons import chosen, read
 from workshop_utils.processes.group import Event, Process, ProcessGroup
 
 EXERCISE, GRADED = "exercise", "graded"
 SECONDS = 600.0  # for one notebook
 INHERITED = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "OMP_NUM_THREADS", "JUPYTER_PREFER_ENV_PATH")
 COLUMNS = ["learner", "lesson", "exercise", "state", "said", "seconds"]
+STATES = ("right", "wrong", "not yet")  # of a check that was asked
 
 
-@dataclass(frozen=True)
-class Submission:
-    """One notebook that a learner handed in, and the lesson that it answers."""
-
-    learner: str
-    path: Path
-    lesson: Path
-
-
-def submissions(folder: Path) -> list[Submission]:
-    """What lies in `folder`: LEARNER/NOTEBOOK.ipynb for each learner.
+def submissions(folder: Path) -> dict[Path, Path]:
+    """The notebooks LEARNER/NOTEBOOK.ipynb in `folder`, each with the lesson that it answers.
 
     Raises:
-        JobError: if there is nothing, or a notebook is called as no lesson is.
+        JobError: if there are none, or one is not called as a lesson is.
     """
     if not folder.is_dir():
         raise JobError(f"{folder} is no folder; it must hold a folder for each learner, with their notebooks")
     lessons = {path.name: path for path in chosen()}
-    found = []
-    for path in sorted(folder.glob("*/*.ipynb")):
+    handed_in = sorted(folder.glob("*/*.ipynb"))
+    for path in handed_in:
         if path.name not in lessons:
             raise JobError(
                 f"{path} answers no lesson; notebooks must be called as the lessons are, such as {next(iter(lessons))}"
             )
-        found.append(Submission(path.parent.name, path, lessons[path.name]))
-    if not found:
+    if not handed_in:
         raise JobError(f"{folder} holds no LEARNER/NOTEBOOK.ipynb, such as ada/{next(iter(lessons))}")
-    return found
+    return {path: lessons[path.name] for path in handed_in}
 
 
 def grade(
     folder: Path, output: Path, seconds: float = SECONDS, size: str = "small"
 ) -> Iterator[list[dict[str, Any]]]:
-    """Run each submission of `folder`, and give its rows: learner, lesson, exercise, state, said, seconds.
+    """Run each notebook of `folder`, and give its rows: learner, lesson, exercise, state, said, seconds.
 
     `state` is right, wrong, not yet, failed (the answer or its check raised), not reached (the time was over, or the
     kernel died before) or unreadable. The executed notebooks are kept below `output`, by learner.
     """
-    for submission in submissions(folder):
-        kept = output / submission.learner / submission.path.name
+    for path, lesson in submissions(folder).items():
+        kept = output / path.parent.name / path.name
         kept.parent.mkdir(parents=True, exist_ok=True)
-        began = time.monotonic()
+        start = time.monotonic()
         try:
-            handed_in = nbformat.read(str(submission.path), as_version=4)
+            handed_in = nbformat.read(str(path), as_version=4)
             nbformat.validate(handed_in)
         except Exception as error:  # a file of any content may have been handed in
             said = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-            yield [_row(submission, "all", "unreadable", said, 0.0)]
-            continue
-        source = nbformat.read(str(submission.lesson), as_version=4)
-        carry_out(assembled(source, handed_in), kept, seconds, size)
-        executed = nbformat.read(str(kept), as_version=4)
-        took = time.monotonic() - began
+            results = [("all", "unreadable", said)]
+        else:
+            carry_out(assembled(read(lesson), handed_in), kept, seconds, size)
+            results = [
+                (cell.metadata["exercise"], *_verdict(cell))
+                for cell in read(kept).cells
+                if GRADED in cell.metadata.get("tags", [])
+            ]
+        took = time.monotonic() - start
         yield [
-            _row(submission, cell.metadata["exercise"], *_verdict(cell), took)
-            for cell in executed.cells
-            if GRADED in cell.metadata.get("tags", [])
+            dict(zip(COLUMNS, (path.parent.name, lesson.stem, *result, took), strict=True))
+            for result in results
         ]
 
 
 def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """One line a learner and lesson, with how many exercises came to which state, and the seconds."""
     frame = pd.DataFrame(rows, columns=COLUMNS)
-    counts = frame.pivot_table(
-        index=["learner", "lesson"], columns="state", values="said", aggfunc="count", fill_value=0
-    )
+    notebooks = frame.groupby(["learner", "lesson"])
+    counts = notebooks["state"].value_counts().unstack(fill_value=0)
     counts.insert(0, "exercises", counts.sum(axis="columns"))
-    counts["seconds"] = frame.groupby(["learner", "lesson"])["seconds"].max().round().astype(int)
+    counts["seconds"] = notebooks["seconds"].max().round().astype(int)
     return counts.rename_axis(columns=None).reset_index()
 
 
@@ -119,20 +110,30 @@ def write(rows: list[dict[str, Any]], output: Path) -> Path:
 
 
 def assembled(source: Any, handed_in: Any) -> Any:
-    """The lesson as it was given out, with the learner's answers, each followed by the lesson's own check."""
+    """The lesson as it was given out, with the learner's answers, each followed by the lesson's own check.
+
+    Cells that the learner added stand behind the lesson's cell behind which the learner put them.
+    """
     notebook = editions.learner(source)
-    answers = {cell.id: cell for cell in handed_in.cells if cell.cell_type == "code"}
-    added = _added(notebook, handed_in)
-    cells = list(added.pop("", []))
+    lesson_ids = {cell.id for cell in notebook.cells}
+    answers = {cell.id: cell.source for cell in handed_in.cells if cell.cell_type == "code"}
+    added: dict[str, list[Any]] = {}
+    behind = ""
+    for cell in handed_in.cells:
+        if cell.id in lesson_ids:
+            behind = cell.id
+        elif cell.cell_type == "code":
+            added.setdefault(behind, []).append(_may_fail(cell.source, cell.id))
+    cells = added.pop("", [])
     for cell in notebook.cells:
-        cells.append(cell)
-        if cell.cell_type == "code" and EXERCISE in cell.metadata.get("tags", []):
-            given = cell.source
-            if cell.id in answers:
-                cell.source = answers[cell.id].source
-            cell.metadata["tags"] = [*cell.metadata["tags"], "raises-exception"]
-            cells.append(_check(given, cell.id))
-        cells.extend(added.pop(cell.id, []))
+        if EXERCISE in cell.metadata.get("tags", []):
+            check = ast.unparse(ast.parse(cell.source).body[-1])
+            cells.append(_may_fail(answers.get(cell.id, cell.source), cell.id))
+            cells.append(_may_fail(check, f"graded-{cell.id}"[:64], GRADED))
+            cells[-1].metadata["exercise"] = check.partition("(")[0]
+        else:
+            cells.append(cell)
+        cells += added.get(cell.id, [])
     notebook.cells = cells
     return notebook
 
@@ -151,15 +152,15 @@ def carry_out(notebook: Any, kept: Path, seconds: float, size: str) -> None:
         environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
         environment |= {"HOME": str(root / "home"), "TMPDIR": str(root / "tmp"), "WORKSHOP_SIZE": size}
         command = (sys.executable, "-m", "papermill", "--no-progress-bar", "-k", "python3")
+        process = Process(
+            kept.stem, (*command, str(entry), str(executed)), environment, str(root / "notebooks")
+        )
         ended = threading.Event()
 
         def on_event(event: Event) -> None:
             if event["event"] == "ended":
                 ended.set()
 
-        process = Process(
-            kept.stem, (*command, str(entry), str(executed)), environment, str(root / "notebooks")
-        )
         group = ProcessGroup([process], on_event, seconds, scratch=root / "processes")
         try:
             ended.wait()
@@ -169,29 +170,9 @@ def carry_out(notebook: Any, kept: Path, seconds: float, size: str) -> None:
         shutil.copyfile(executed, kept)
 
 
-def _added(given: Any, handed_in: Any) -> dict[str, list[Any]]:
-    """The code cells that the learner added, by the id of the lesson's cell before them."""
-    known = {cell.id for cell in given.cells}
-    after = ""
-    added: dict[str, list[Any]] = {}
-    for cell in handed_in.cells:
-        if cell.id in known:
-            after = cell.id
-        elif cell.cell_type == "code":
-            cell.metadata = nbformat.NotebookNode({"tags": ["raises-exception"]})
-            cell.outputs, cell.execution_count = [], None
-            added.setdefault(after, []).append(cell)
-    return added
-
-
-def _check(given: str, exercise: str) -> Any:
-    """A cell with the check that stands at the end of an exercise as it was given out."""
-    last = ast.parse(given).body[-1]
-    source = ast.unparse(last)
-    name = source.partition("(")[0]
-    cell = nbformat.v4.new_code_cell(source, id=f"graded-{exercise}"[:64])
-    cell.metadata = nbformat.NotebookNode({"tags": [GRADED, "raises-exception"], "exercise": name})
-    return cell
+def _may_fail(source: str, identity: str, *tags: str) -> Any:
+    """A code cell that may raise without ending its notebook."""
+    return nbformat.v4.new_code_cell(source, id=identity, metadata={"tags": [*tags, "raises-exception"]})
 
 
 def _verdict(cell: Any) -> tuple[str, str]:
@@ -199,13 +180,7 @@ def _verdict(cell: Any) -> tuple[str, str]:
     for output in cell.outputs:
         if output.output_type == "error":
             return "failed", f"{output.ename}: {output.evalue}"
-        text = output.get("data", {}).get("text/plain", "")
-        state, colon, said = text.partition(": ")
-        if colon and state.lower() in ("right", "wrong", "not yet"):
+        state, _, said = output.get("data", {}).get("text/plain", "").partition(": ")
+        if state.lower() in STATES:
             return state.lower(), said
     return "not reached", "the time was over, or a cell before had failed"
-
-
-def _row(submission: Submission, exercise: str, state: str, said: str, seconds: float) -> dict[str, Any]:
-    values = (submission.learner, submission.lesson.stem, exercise, state, said, seconds)
-    return dict(zip(COLUMNS, values, strict=True))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,3 +38,14 @@ def chosen(notebooks: Sequence[Path] = ()) -> list[Path]:
             f"there is no notebook {', '.join(missing) or f'in {NOTEBOOKS}/'}; run this in the project's folder"
         )
     return found
+
+
+def headed_cells(notebook: Any, level: int | None = None) -> Iterator[tuple[str, Any]]:
+    """The code cells of `notebook`, each with the last heading above it, of this `level` or of any."""
+    hashes = "#" * level if level else "#+"
+    heading = ""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            yield heading, cell
+        elif headings := re.findall(rf"^{hashes}\s+(.+)$", cell.source, flags=re.MULTILINE):
+            heading = headings[-1]

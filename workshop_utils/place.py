@@ -8,7 +8,7 @@ launcher ships it beside the script.
     from workshop_utils import place
 
     here = place.here()                     # rank 1 of 4
-    train = place.load("train")             # images and labels, as bytes in idx order
+    images, labels = place.load("train").tensors()  # of PyTorch; .arrays() are NumPy's
     place.report(step=10, loss=0.31)        # one JSON line on standard output
 """
 
@@ -303,6 +303,22 @@ class Examples:
     width: int
     images: bytes
     labels: bytes
+
+    def arrays(self) -> tuple[Any, Any]:
+        """NumPy arrays: images in [0, 1], float32 of shape (count, pixels), and labels, int64 of shape (count,)."""
+        import numpy as np
+
+        images = np.frombuffer(self.images, np.uint8).reshape(self.count, -1)
+        return images.astype(np.float32) / np.float32(255), np.frombuffer(self.labels, np.uint8).astype(
+            np.int64
+        )
+
+    def tensors(self) -> tuple[Any, Any]:
+        """The same as PyTorch's tensors."""
+        import torch
+
+        images = torch.frombuffer(bytearray(self.images), dtype=torch.uint8).view(self.count, -1) / 255
+        return images, torch.frombuffer(bytearray(self.labels), dtype=torch.uint8).long()
 
 
 def load(split: str = "train", folder: Path | None = None) -> Examples:

@@ -6,7 +6,6 @@ import base64
 import functools
 import io
 import platform
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -15,9 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, select_autoescape
+from markupsafe import Markup
 from matplotlib import pyplot as plt
 
 from workshop_utils.lesson_page import inline, lesson_page
+from workshop_utils.lessons import headed_cells
 from workshop_utils.machine import cores
 from workshop_utils.plots import alternative, prediction, scaling, style
 from workshop_utils.scaling import efficiency, validation
@@ -25,22 +26,20 @@ from workshop_utils.scaling import efficiency, validation
 if TYPE_CHECKING:
     from workshop_utils.batch import Lesson
 
-SHOWN = {
-    "strategy": "{}",
-    "workers": "{}",
-    "state": "{}",
-    "samples_per_second": "{:,.0f}",
-    "efficiency": "{:.0%}",
-    "accuracy": "{:.3f}",
-    "loss": "{:.3f}",
-    "first_step_seconds": "{:.1f}",
-    "seconds": "{:.1f}",
-}
-HEADINGS = {
-    "samples_per_second": "samples/s",
-    "first_step_seconds": "first step, s",
-    "seconds": "whole run, s",
-}
+SWEEP_COLUMNS = (
+    "strategy", "workers", "state", "samples_per_second", "efficiency", "accuracy", "loss", "first_step_seconds",
+    "seconds",
+)  # fmt: skip
+SCORE_COLUMNS = (
+    "system",
+    "points",
+    "error",
+    "largest",
+    "plain_line",
+    "hardware_alone",
+    "where_errors_come_from",
+)
+OTHER_COLUMNS = ("what", "measured", "predicted_low", "predicted_high", "why")
 RUN_COLUMNS = (
     "strategy", "workers", "network", "scaling", "gradient_nbytes", "batch_size", "repeats", "outliers", "step_seconds",
     "lowest", "highest", "speedup", "efficiency", "communication_share", "bytes_sent", "server_bytes_received",
@@ -63,27 +62,14 @@ def write(
     Where a sweep was `measured`, the page also says how well scaling is predicted, misses included.
     """
     for lesson in lessons:
-        if lesson.executed is not None:
-            page = lesson_page(lesson.executed, lesson.notebook)
-            (output / f"{lesson.notebook.stem}.html").write_text(page, encoding="utf-8")
-    path = output / "report.html"
+        page = lesson_page(lesson.executed, lesson.notebook)
+        (output / f"{lesson.notebook.stem}.html").write_text(page, encoding="utf-8")
     return _render(
-        path,
+        output / "report.html",
         title="The workshop, run through",
-        lessons=[
-            {
-                "lesson": lesson,
-                "figures": figures_of(lesson.executed),
-                "slowest": slowest_cell(lesson.executed),
-            }
-            for lesson in lessons
-        ],
+        lessons=[(lesson, slowest_cell(lesson.executed), figures_of(lesson.executed)) for lesson in lessons],
         total_seconds=sum(lesson.seconds for lesson in lessons) + sweep_seconds,
-        sweep_seconds=sweep_seconds,
-        rows=None if measured is None else _rows(measured),
-        columns=[HEADINGS.get(name, name) for name in SHOWN],
-        plot=None if measured is None or measured.empty else _plot(measured),
-        failures=[] if measured is None else measured[measured["state"] != "succeeded"].to_dict("records"),
+        sweep=None if measured is None else _sweep(measured, sweep_seconds),
         validation=None if measured is None else _validation(),
     )
 
@@ -99,7 +85,6 @@ def write_scaling(output: Path, runs: pd.DataFrame) -> Path:
         title="How training scales",
         lessons=[],
         total_seconds=float(runs["run_seconds"].sum()),
-        rows=None,
         runs=_runs(runs),
         validation=_validation(),
     )
@@ -113,9 +98,7 @@ def _render(path: Path, **values: Any) -> Path:
     page = templates.get_template("report.html").render(
         **values,
         machine=f"{platform.system()} {platform.machine()}, {cores()} cores",
-        versions=", ".join(
-            f"{name} {version(name)}" for name in ("torch", "tensorflow-cpu", "numpy") if _has(name)
-        ),
+        versions=f"torch {version('torch')}, numpy {version('numpy')}",
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
     path.write_text(page, encoding="utf-8")
@@ -124,70 +107,65 @@ def _render(path: Path, **values: Any) -> Path:
 
 def figures_of(notebook: Any) -> list[Figure]:
     """The PNG figures among a notebook's outputs, in order, each with the last heading above it."""
-    found: list[Figure] = []
-    heading = ""
-    for cell in notebook.cells if notebook is not None else []:
-        if cell.cell_type == "markdown":
-            headings = re.findall(r"^#+\s*(.+)$", cell.source, flags=re.MULTILINE)
-            heading = headings[-1] if headings else heading
-            continue
-        for produced in cell.get("outputs", []):
-            png = produced.get("data", {}).get("image/png")
-            if png:
-                words = produced.get("metadata", {}).get("image/png", {}).get("alt")
+    figures = []
+    for heading, cell in headed_cells(notebook):
+        for output in cell.outputs:
+            if png := output.get("data", {}).get("image/png"):
+                words = output.get("metadata", {}).get("image/png", {}).get("alt")
                 alt = words or f"Figure under the heading {heading}"  # one that Matplotlib drew by itself
-                found.append(Figure(png.replace("\n", ""), heading, alt))
-    return found
+                figures.append(Figure(png.replace("\n", ""), heading, alt))
+    return figures
 
 
 def slowest_cell(notebook: Any) -> str:
     """A notebook's longest cell, in seconds, and the heading above it; "" if papermill noted none."""
-    longest, under, heading = 0.0, "", ""
-    for cell in notebook.cells if notebook is not None else []:
-        if cell.cell_type == "markdown":
-            heading = (re.findall(r"^#+\s*(.+)$", cell.source, flags=re.MULTILINE) or [heading])[-1]
-        seconds = cell.metadata.get("papermill", {}).get("duration") or 0.0
-        if seconds > longest:
-            longest, under = seconds, heading
-    return f"{longest:.1f} s: {under}" if longest else ""
-
-
-def _rows(measured: pd.DataFrame) -> list[list[str]]:
-    return [
-        ["" if pd.isna(row[name]) else form.format(row[name]) for name, form in SHOWN.items()]
-        for row in measured.to_dict("records")
+    timed = [
+        (cell.metadata.get("papermill", {}).get("duration") or 0.0, heading)
+        for heading, cell in headed_cells(notebook)
     ]
+    seconds, heading = max(timed, default=(0.0, ""))
+    return f"{seconds:.1f} s: {heading}" if seconds else ""
+
+
+def _table(rows: pd.DataFrame, columns: Sequence[str], kind: str = "") -> Markup:
+    """These columns of `rows` as HTML; `kind` is a class of the style sheet."""
+    shown = rows[list(columns)].rename(columns=lambda name: name.replace("_", " "))
+    return Markup(shown.to_html(index=False, border=0, na_rep="", float_format=_number, classes=kind))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _sweep(measured: pd.DataFrame, seconds: float) -> dict[str, Any]:
+    style.use()
+    return {
+        "seconds": seconds,
+        "figure": None if measured.empty else _figure(scaling.throughput(measured, cores())),
+        "table": _table(measured, SWEEP_COLUMNS),
+        "failures": efficiency.failures(measured),
+    }
 
 
 def _runs(runs: pd.DataFrame) -> dict[str, Any]:
-    """Figures and the table of a sweep of training steps; of other jobs the rows as they are."""
-    figures: list[Figure] = []
-    shown = runs
+    """Figures and the table of measured training steps; of other jobs the rows as they are."""
+    figures, shown, columns = [], runs, [str(name) for name in runs]
     if "step_seconds" in runs:
-        fine = runs[runs["state"] == "succeeded"]
         rows = efficiency.scaling(runs)
-        shown = rows[[name for name in RUN_COLUMNS if name in rows]]
-        for _, alike in rows.groupby(
-            [name for name in ("network", "scaling", "gradient_nbytes") if name in rows]
-        ):
+        shown, columns = rows, [name for name in RUN_COLUMNS if name in rows]
+        compared = [name for name in ("network", "scaling", "gradient_nbytes") if name in rows]
+        for _, alike in rows.groupby(compared):
             detail = _detail(alike)
             curves = scaling.efficiency(alike, {}, "Efficiency against workers", detail).get_figure(root=True)
             figures.append(_figure(curves, f"Efficiency, {detail}"))
             if "transfer_seconds" in alike:
                 parts = scaling.where_time_goes(alike, "Where a step's time goes", detail)
                 figures.append(_figure(parts, f"Parts of a step, {detail}"))
-        marked = efficiency.mark_outliers(fine)
-        noise = scaling.noise(
-            marked, f"{marked['outlier'].sum()} of {len(marked)} runs are outliers", "crosses: outliers"
-        )
+        marked = efficiency.mark_outliers(runs[runs["state"] == "succeeded"])
+        finding = f"{marked['outlier'].sum()} of {len(marked)} runs are outliers"
+        noise = scaling.noise(marked, finding, "crosses: outliers")
         figures.append(_figure(noise, "Noise: every run over the median of its setting"))
-    table = shown.round(4).astype(object).where(shown.notna(), "")
-    return {
-        "figures": figures,
-        "columns": [str(name).replace("_", " ") for name in table.columns],
-        "rows": table.astype(str).to_numpy().tolist(),
-        "failures": efficiency.failures(runs),
-    }
+    return {"figures": figures, "table": _table(shown, columns), "failures": efficiency.failures(runs)}
 
 
 def _detail(rows: pd.DataFrame) -> str:
@@ -201,33 +179,21 @@ def _validation() -> dict[str, Any]:
     """How far predictions are from published results, misses included, with a sentence on each."""
     predictions = validation.published_predictions()
     scores = validation.scores(predictions)
-    plain = validation.scores(validation.published_predictions(by_size=validation.size_terms()[:2]))["error"]
-    facts = validation.scores(validation.hardware_predictions())["error"]
+    plain = validation.published_predictions(by_size=validation.size_terms()[:2])
+    hardware = validation.hardware_predictions()
     style.use()
     finding = f"Off by {scores['error'].to_dict()['all']:.1%} (geometric mean)"
-    axes = prediction.against_known(
-        predictions[~predictions["fitted"]], 0.1, finding, "points that were not fitted; grey: within 10 %"
-    )
-    rows = []
-    for row in scores.assign(plain=plain, facts=facts).reset_index().to_dict("records"):
-        errors = (row[name] for name in ("error", "largest", "plain", "facts"))
-        shown = ("" if pd.isna(error) else f"{error:.1%}" for error in errors)
-        rows.append([row["system"], str(row["points"]), *shown, validation.reason(row["system"])])
-    others = [
-        [
-            row["what"],
-            f"{row['measured']:.2f}",
-            f"{row['predicted_low']:.2f} … {row['predicted_high']:.2f}",
-            row["why"],
-        ]
-        for row in validation.other_predictions().to_dict("records")
-    ]
-    return {"plot": _figure(axes.get_figure(root=True)), "rows": rows, "others": others}
-
-
-def _plot(measured: pd.DataFrame) -> Figure:
-    style.use()
-    return _figure(scaling.throughput(measured, cores()))
+    detail = "points that were not fitted; grey: within 10 %"
+    axes = prediction.against_known(predictions[~predictions["fitted"]], 0.1, finding, detail)
+    rows = scores.assign(
+        plain_line=validation.scores(plain)["error"], hardware_alone=validation.scores(hardware)["error"]
+    ).reset_index()
+    rows["where_errors_come_from"] = rows["system"].map(validation.reason)
+    return {
+        "figure": _figure(axes.get_figure(root=True)),
+        "table": _table(rows, SCORE_COLUMNS, "explained"),
+        "others": _table(validation.other_predictions(), OTHER_COLUMNS, "explained"),
+    }
 
 
 def _figure(figure: Any, heading: str = "") -> Figure:
@@ -236,11 +202,3 @@ def _figure(figure: Any, heading: str = "") -> Figure:
     figure.savefig(buffer, format="png", dpi=160)
     plt.close(figure)
     return Figure(base64.b64encode(buffer.getvalue()).decode(), heading, alternative.describe(figure))
-
-
-def _has(distribution: str) -> bool:
-    try:
-        version(distribution)
-    except ModuleNotFoundError:
-        return False
-    return True

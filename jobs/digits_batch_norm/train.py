@@ -16,7 +16,7 @@ from workshop_utils import place
 from workshop_utils.comm import tcp
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel.batch_norm import BatchNorm
-from workshop_utils.parallel.ensemble import Ensemble, Floats, Labels, cross_entropy, load
+from workshop_utils.parallel.ensemble import Ensemble, Floats, Labels, cross_entropy
 
 
 def loss_and_gradients(
@@ -51,7 +51,7 @@ def main() -> None:
             f"batch-size is {options.batch_size}; it must be a multiple of the {here.world_size} workers, "
             "for all parts must be equal"
         )
-    images, labels = load("train")
+    images, labels = place.load("train").arrays()
     if options.batch_size > len(images):
         sys.exit(f"batch-size is {options.batch_size}; there are only {len(images)} images")
     communicator = tcp.connect(*place.rendezvous())
@@ -78,7 +78,7 @@ def main() -> None:
         if step % max(1, options.steps // 8) == 0:
             place.report(step, loss=float(losses.mean()))
 
-    test_images, test_labels = load("test")
+    test_images, test_labels = place.load("test").arrays()
     w1, b1, w2, b2 = ensemble.layers(weights)
     values = test_images.astype(np.float64) @ w1
     logits = np.maximum((norm.test(values) if norm else values) + b1, 0) @ w2 + b2

@@ -56,13 +56,6 @@ def options() -> argparse.Namespace:
     return given
 
 
-def load() -> Batch:
-    """Images in [0, 1], shape (count, pixels), and labels, shape (count,)."""
-    examples = place.load("train")
-    images = torch.frombuffer(bytearray(examples.images), dtype=torch.uint8).view(examples.count, -1) / 255
-    return images, torch.frombuffer(bytearray(examples.labels), dtype=torch.uint8).long()
-
-
 def network(pixels: int, width: int, layers: int) -> nn.Sequential:
     """A perceptron with `layers` hidden layers, each followed by ReLU."""
     widths = itertools.pairwise([pixels, *[width] * layers])
@@ -129,7 +122,7 @@ def main() -> None:
     here = place.here()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
-    images, labels = load()
+    images, labels = place.load("train").tensors()
     module = network(images.shape[1], arguments.width, arguments.layers)
     with tcp.connect(*place.rendezvous()) as communicator:
 

@@ -49,12 +49,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
-    train = place.load("train")
-    # Divided in float32, as the lessons' arrays are, then exact in float64.
-    images = (
-        (torch.frombuffer(bytearray(train.images), dtype=torch.uint8) / 255).double().view(train.count, -1)
-    )
-    labels = torch.frombuffer(bytearray(train.labels), dtype=torch.uint8).long()
+    images, labels = place.load("train").tensors()
+    images = images.double()  # divided in float32, as the lessons' arrays are, then exact
 
     generator = random.Random(arguments.seed)
     hidden = dense(images.shape[1], arguments.width, generator)
@@ -63,7 +59,7 @@ def main() -> None:
     replica = DistributedDataParallel(network) if arguments.by == "framework" else network
 
     for step in range(arguments.steps):
-        batch = torch.arange(step * arguments.batch_size, (step + 1) * arguments.batch_size) % train.count
+        batch = torch.arange(step * arguments.batch_size, (step + 1) * arguments.batch_size) % len(images)
         shard = batch.tensor_split(world_size)[rank]
         # A sum over the shard by the size of the whole batch: so the shards' losses and gradients add up to
         # the batch's, however uneven the shards are.

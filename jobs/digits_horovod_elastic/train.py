@@ -13,20 +13,13 @@ import time
 import horovod.torch as hvd
 import torch
 from horovod.torch.elastic import TorchState, run
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from workshop_utils import place
 
 COMMIT_STEPS = 5  # what is done since the last commit is done again after a failure
 REPORT_STEPS = 2
-
-
-def load(split: str) -> tuple[Tensor, Tensor]:
-    """Images in [0, 1], shape (count, pixels), and labels, shape (count,)."""
-    examples = place.load(split)
-    images = torch.frombuffer(bytearray(examples.images), dtype=torch.uint8).view(examples.count, -1) / 255
-    return images, torch.frombuffer(bytearray(examples.labels), dtype=torch.uint8).long()
 
 
 def main() -> None:
@@ -45,8 +38,8 @@ def main() -> None:
         sys.exit(f"batch-size is {options.batch_size}; it must be at least 1")
 
     hvd.init()
-    images, labels = load("train")
-    test_images, test_labels = load("test")
+    images, labels = place.load("train").tensors()
+    test_images, test_labels = place.load("test").tensors()
     torch.manual_seed(options.seed)
     model = nn.Sequential(
         nn.Linear(images.shape[1], options.hidden), nn.ReLU(), nn.Linear(options.hidden, 10)

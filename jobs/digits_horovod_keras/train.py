@@ -128,7 +128,8 @@ class Batches(keras.utils.PyDataset):
 
     def __init__(self, batch_size: int, seed: int) -> None:
         super().__init__()
-        (self.images, self.labels), (test_images, test_labels) = load("train"), load("test")
+        self.images, self.labels = place.load("train").arrays()
+        test_images, test_labels = place.load("test").arrays()
         rank, self.world_size = hvd.rank(), hvd.size()
         self.test_images, self.test_labels = (
             test_images[rank :: self.world_size],
@@ -151,13 +152,6 @@ class Batches(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         batch = self.mine[index * self.batch_size : (index + 1) * self.batch_size]
         return self.images[batch], self.labels[batch]
-
-
-def load(split: str) -> tuple[Any, Any]:
-    """Images in [0, 1], shape (count, pixels), and labels, shape (count,), as NumPy arrays."""
-    examples = place.load(split)
-    images = tf.reshape(tf.io.decode_raw(examples.images, tf.uint8), (examples.count, -1))
-    return tf.cast(images, tf.float32).numpy() / 255, tf.io.decode_raw(examples.labels, tf.uint8).numpy()
 
 
 def initial_weights(sizes: list[int], seed: int) -> list[tf.Tensor]:

@@ -36,13 +36,6 @@ def read_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def load(split: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """Images in [0, 1], shape (count, pixels), and labels, shape (count,)."""
-    examples = place.load(split)
-    images = tf.reshape(tf.io.decode_raw(examples.images, tf.uint8), (examples.count, -1))
-    return tf.cast(images, tf.float32) / 255, tf.cast(tf.io.decode_raw(examples.labels, tf.uint8), tf.int64)
-
-
 def initial_weights(sizes: list[int], seed: int) -> list[tf.Tensor]:
     """Kernels in ±√(6 / (inputs + outputs)) and no biases, drawn by Python, so that any framework can start alike."""
     generator = random.Random(seed)
@@ -62,8 +55,8 @@ def main() -> None:
     hvd.init()
     rank, world_size = hvd.rank(), hvd.size()
 
-    images, labels = load("train")
-    test_images, test_labels = load("test")
+    images, labels = map(tf.constant, place.load("train").arrays())
+    test_images, test_labels = map(tf.constant, place.load("test").arrays())
     share = len(images) // world_size
     steps = share // options.batch_size  # an epoch; the rest waits for the next shuffle
     if steps == 0:

@@ -14,7 +14,7 @@ import time
 
 import horovod.torch as hvd
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from workshop_utils import place
@@ -40,13 +40,6 @@ def read_options() -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
-
-
-def load(split: str) -> tuple[Tensor, Tensor]:
-    """Images in [0, 1], shape (count, pixels), and labels, shape (count,)."""
-    examples = place.load(split)
-    images = torch.frombuffer(bytearray(examples.images), dtype=torch.uint8).view(examples.count, -1) / 255
-    return images, torch.frombuffer(bytearray(examples.labels), dtype=torch.uint8).long()
 
 
 def dense(inputs: int, outputs: int, generator: random.Random) -> nn.Linear:
@@ -88,8 +81,8 @@ def main() -> None:
     if options.reduction == "adasum" and world_size & (world_size - 1):
         sys.exit(f"reduction is 'adasum', which takes 2, 4, 8 … workers; there are {world_size}")
 
-    images, labels = load("train")
-    test_images, test_labels = load("test")
+    images, labels = place.load("train").tensors()
+    test_images, test_labels = place.load("test").tensors()
     share = len(images) // world_size
     steps = share // options.batch_size  # an epoch; the rest waits for the next shuffle
     if steps == 0:

@@ -14,7 +14,7 @@ from workshop_utils import place
 from workshop_utils.comm import tcp
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.ring import ring_all_reduce
-from workshop_utils.parallel.ensemble import Ensemble, Floats, Labels, load
+from workshop_utils.parallel.ensemble import Ensemble, Floats, Labels
 
 BETWEEN_EVALUATIONS = 1.1  # the next evaluation comes after so many times the steps
 
@@ -60,7 +60,7 @@ def main() -> None:
             f"batch-size is {arguments.batch_size}; it must be a multiple of the {here.world_size} workers, "
             "for a mean of means is the batch's mean only if all parts are equal"
         )
-    images, labels = load("train")
+    images, labels = place.load("train").arrays()
     if arguments.batch_size > len(images):
         sys.exit(f"batch-size is {arguments.batch_size}; there are only {len(images)} images")
     communicator = tcp.connect(*place.rendezvous())
@@ -103,7 +103,7 @@ def main() -> None:
             break
 
     losses, _ = evaluate(communicator, ensemble, weights, images, labels)
-    _, accuracies = evaluate(communicator, ensemble, weights, *load("test"))
+    _, accuracies = evaluate(communicator, ensemble, weights, *place.load("test").arrays())
     report(step, losses, accuracy=accuracies)
     if rank == 0:
         here.model_folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import numpy as np
 from workshop_utils import place
 from workshop_utils.comm import tcp
 from workshop_utils.comm.ring import ring_all_reduce
-from workshop_utils.parallel.ensemble import Ensemble, Floats, load
+from workshop_utils.parallel.ensemble import Ensemble, Floats
 
 BETAS, WEIGHT_DECAY = (0.9, 0.99), 1e-4  # of AdamW
 REPORTS = 16
@@ -61,7 +61,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.local_steps < 1 or options.steps % options.local_steps:
         sys.exit(f"local-steps is {options.local_steps}; it must divide the {options.steps} steps")
-    images, labels = load("train")
+    images, labels = place.load("train").arrays()
     fewest = len(images) // here.world_size
     if not 1 <= options.batch_size <= fewest:
         sys.exit(
@@ -106,7 +106,7 @@ def main() -> None:
                 place.report(step, seed=seed, loss=loss, bytes_sent=sent, meetings=meetings)
 
     if rank == 0:
-        _, accuracies = ensemble.loss_and_accuracy(shared, *load("test"))
+        _, accuracies = ensemble.loss_and_accuracy(shared, *place.load("test").arrays())
         for seed, accuracy in enumerate(accuracies):
             place.report(options.steps, seed=seed, accuracy=accuracy, meetings=meetings)
         here.model_folder.mkdir(parents=True, exist_ok=True)

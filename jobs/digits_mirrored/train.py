@@ -21,13 +21,6 @@ import tensorflow as tf
 from workshop_utils import place
 
 
-def load(split: str) -> tuple[tf.Tensor, tf.Tensor]:
-    """Images in [0, 1], shape (count, pixels), and labels, shape (count,)."""
-    examples = place.load(split)
-    images = tf.reshape(tf.io.decode_raw(examples.images, tf.uint8), (examples.count, -1))
-    return tf.cast(images, tf.float32) / 255, tf.cast(tf.io.decode_raw(examples.labels, tf.uint8), tf.int64)
-
-
 def initial_weights(pixels: int, hidden: int, seed: int) -> dict[str, tf.Tensor]:
     """Two dense layers, as Glorot and Bengio (2010, equation 16) draw them."""
     weights: dict[str, tf.Tensor] = {}
@@ -66,8 +59,8 @@ def main() -> None:
     strategy = tf.distribute.MirroredStrategy([f"CPU:{index}" for index in range(options.replicas)])
     replicas = strategy.num_replicas_in_sync
 
-    images, labels = load("train")
-    test_images, test_labels = load("test")
+    images, labels = map(tf.constant, place.load("train").arrays())
+    test_images, test_labels = map(tf.constant, place.load("test").arrays())
     share = len(images) // replicas
     steps = share // options.batch_size  # an epoch; the shuffled remainder waits for the next one
     if steps == 0:

@@ -24,13 +24,6 @@ from workshop_utils import place
 SAVE_STEP = 5  # after which rank 0 makes its mistake
 
 
-def load() -> tuple[Tensor, Tensor]:
-    """Images in [0, 1], shape (count, pixels), and labels, shape (count,)."""
-    examples = place.load("train")
-    images = torch.frombuffer(bytearray(examples.images), dtype=torch.uint8).view(examples.count, -1) / 255
-    return images, torch.frombuffer(bytearray(examples.labels), dtype=torch.uint8).long()
-
-
 def save(weights: Tensor) -> None:
     place.here().model_folder.mkdir(parents=True, exist_ok=True)
     torch.save(weights, place.here().model_folder / "model.pt")
@@ -56,7 +49,7 @@ def main() -> None:
         dist.set_debug_level(dist.DebugLevel.DETAIL)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    images, labels = load()
+    images, labels = place.load("train").tensors()
     weights = torch.zeros(images.shape[1], 10, requires_grad=True)
 
     for step in range(1, options.steps + 1):

@@ -148,12 +148,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
 
-    train = place.load("train")
-    # Divided in float32, as the lessons' arrays are, then exact in float64.
-    images = (
-        (torch.frombuffer(bytearray(train.images), dtype=torch.uint8) / 255).double().view(train.count, -1)
-    )
-    labels = torch.frombuffer(bytearray(train.labels), dtype=torch.uint8).long()
+    images, labels = place.load("train").tensors()
+    images = images.double()  # divided in float32, as the lessons' arrays are, then exact
 
     generator = random.Random(arguments.seed)
     hidden = drawn(images.shape[1], arguments.width, generator)
@@ -164,7 +160,7 @@ def main() -> None:
         network = ByFramework(hidden, output, arguments.learning_rate, world_size)
 
     for step in range(arguments.steps):
-        batch = torch.arange(step * arguments.batch_size, (step + 1) * arguments.batch_size) % train.count
+        batch = torch.arange(step * arguments.batch_size, (step + 1) * arguments.batch_size) % len(images)
         loss = network.step(images[batch], labels[batch])
         place.report(step=step + 1, loss=loss.item())
 

@@ -22,13 +22,6 @@ from workshop_utils.comm.parameter_server import Arrangement, ServerLog
 Floats = NDArray[np.float32]
 
 
-def load(split: str) -> tuple[Floats, NDArray[np.uint8]]:
-    """Images in [0, 1], shape (count, pixels), and labels, shape (count,)."""
-    examples = place.load(split)
-    images = np.frombuffer(examples.images, np.uint8).reshape(examples.count, -1)
-    return images.astype(np.float32) / np.float32(255), np.frombuffer(examples.labels, np.uint8)
-
-
 def layers(flat: Floats, pixels: int, hidden: int) -> tuple[Floats, Floats, Floats, Floats]:
     """w1, b1, w2, b2 as views of one flat array, which servers cut into parts as they like."""
     w1, b1, w2, b2 = np.split(flat, np.cumsum([pixels * hidden, hidden, hidden * 10]))
@@ -87,8 +80,8 @@ def main() -> None:
             "weights themselves do not wait for each other: give consistency 'asynchronous'"
         )
 
-    images, labels = load("train")
-    test_images, test_labels = load("test")
+    images, labels = place.load("train").arrays()
+    test_images, test_labels = place.load("test").arrays()
     workers, worker = here.world_size - here.servers, here.index
     share = len(images) // workers
     steps = share // options.batch_size

@@ -15,13 +15,6 @@ from workshop_utils.comm.ring import ring_all_reduce
 Floats = NDArray[np.float32]
 
 
-def load(split: str) -> tuple[Floats, NDArray[np.uint8]]:
-    """Images in [0, 1], shape (count, pixels), and labels, shape (count,)."""
-    examples = place.load(split)
-    images = np.frombuffer(examples.images, np.uint8).reshape(examples.count, -1)
-    return images.astype(np.float32) / np.float32(255), np.frombuffer(examples.labels, np.uint8)
-
-
 def layers(flat: Floats, pixels: int, hidden: int) -> tuple[Floats, Floats, Floats, Floats]:
     """w1, b1, w2, b2 as views of one flat array, so that one all-reduce carries them all."""
     w1, b1, w2, b2 = np.split(flat, np.cumsum([pixels * hidden, hidden, hidden * 10]))
@@ -41,8 +34,8 @@ def main() -> None:
     communicator = tcp.connect(*place.rendezvous())
     rank, world_size = communicator.rank, communicator.size
 
-    images, labels = load("train")
-    test_images, test_labels = load("test")
+    images, labels = place.load("train").arrays()
+    test_images, test_labels = place.load("test").arrays()
     mine = slice(rank, None, world_size)  # every world_size-th example, to train as to test
     share = len(images) // world_size  # equal shares, since every step needs every rank
     steps = share // options.batch_size

@@ -51,13 +51,6 @@ def options() -> argparse.Namespace:
     return given
 
 
-def load() -> tuple[Tensor, Tensor]:
-    """Images in [0, 1], shape (count, pixels), and labels, shape (count,)."""
-    examples = place.load("train")
-    images = torch.frombuffer(bytearray(examples.images), dtype=torch.uint8).view(examples.count, -1) / 255
-    return images, torch.frombuffer(bytearray(examples.labels), dtype=torch.uint8).long()
-
-
 def network(pixels: int, width: int, layers: int) -> nn.Sequential:
     """A perceptron with `layers` hidden layers, each followed by ReLU."""
     widths = itertools.pairwise([pixels, *[width] * layers])
@@ -129,7 +122,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if arguments.measure_memory:
         return_freed_memory()
-    images, labels = load()
+    images, labels = place.load("train").tensors()
     with tcp.connect(*place.rendezvous()) as communicator:
         warm_up(arguments.optimizer)
         torch.manual_seed(arguments.seed)

@@ -15,7 +15,7 @@ from workshop_utils import place
 from workshop_utils.comm import parameter_server, tcp
 from workshop_utils.comm.asynchronous import compute_times
 from workshop_utils.comm.parameter_server import Arrangement
-from workshop_utils.parallel.ensemble import Ensemble, Floats, load
+from workshop_utils.parallel.ensemble import Ensemble, Floats
 
 
 def options() -> argparse.Namespace:
@@ -50,7 +50,7 @@ def main() -> None:
     if steps < 1:
         sys.exit(f"updates is {arguments.updates}; each of {workers} workers must make at least one")
     arrangement = Arrangement(1, workers, steps, arguments.consistency, arguments.bound)
-    images, labels = load("train")
+    images, labels = place.load("train").arrays()
     if not 1 <= arguments.batch_size <= len(images) // workers:
         sys.exit(f"batch-size is {arguments.batch_size}; a worker has {len(images) // workers} images")
     communicator = tcp.connect(*place.rendezvous())
@@ -79,7 +79,7 @@ def main() -> None:
     log = parameter_server.train(communicator, arrangement, weights.reshape(-1), gradient_of, update)
     if log is not None:
         losses, _ = ensemble.loss_and_accuracy(weights, images, labels)
-        _, accuracies = ensemble.loss_and_accuracy(weights, *load("test"))
+        _, accuracies = ensemble.loss_and_accuracy(weights, *place.load("test").arrays())
         staleness = {"staleness_mean": float(np.mean(log.staleness)), "staleness_max": max(log.staleness)}
         for network, seed in enumerate(ensemble.seeds):
             of_network = {"loss": float(losses[network]), "accuracy": float(accuracies[network])}

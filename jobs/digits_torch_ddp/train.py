@@ -51,13 +51,6 @@ def options() -> argparse.Namespace:
     return given
 
 
-def load() -> Batch:
-    """Images in [0, 1], shape (count, pixels), and labels, shape (count,)."""
-    examples = place.load("train")
-    images = torch.frombuffer(bytearray(examples.images), dtype=torch.uint8).view(examples.count, -1) / 255
-    return images, torch.frombuffer(bytearray(examples.labels), dtype=torch.uint8).long()
-
-
 def network(pixels: int, width: int, layers: int) -> nn.Sequential:
     """A perceptron with `layers` hidden layers, each followed by ReLU."""
     widths = itertools.pairwise([pixels, *[width] * layers])
@@ -136,7 +129,7 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    images, labels = load()
+    images, labels = place.load("train").tensors()
 
     def parts_of(step: int) -> tuple[Batch, ...]:
         batch = torch.arange(step * arguments.batch_size, (step + 1) * arguments.batch_size) % len(images)

@@ -28,14 +28,6 @@ from workshop_utils import place
 BATCHES = 5  # that every rank has; rank 0 has a sixth
 
 
-def load(count: int) -> tuple[Tensor, Tensor]:
-    """The first `count` images in [0, 1], shape (count, pixels), and their labels, shape (count,)."""
-    examples = place.load("train")
-    images = torch.frombuffer(bytearray(examples.images), dtype=torch.uint8).view(examples.count, -1) / 255
-    labels = torch.frombuffer(bytearray(examples.labels), dtype=torch.uint8).long()
-    return images[:count], labels[:count]
-
-
 def rows_of(rank: int, size: int, count: int, remedy: str) -> Tensor:
     """Which of `count` images are this rank's: every size-th one."""
     rows = torch.arange(count)
@@ -58,7 +50,8 @@ def main() -> None:
     torch.manual_seed(0)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    images, labels = load(BATCHES * options.batch_size * size + 1)
+    count = BATCHES * options.batch_size * size + 1
+    images, labels = (each[:count] for each in place.load("train").tensors())
     model = nn.Sequential(nn.Linear(images.shape[1], 32), nn.ReLU(), nn.Linear(32, 10))
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), options.learning_rate)

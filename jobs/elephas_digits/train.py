@@ -55,9 +55,8 @@ def options() -> argparse.Namespace:
 
 def load(split: str) -> tuple[np.ndarray, np.ndarray]:
     """Images in [0, 1], shape (count, pixels), and labels as rows with a one, shape (count, classes)."""
-    examples = place.load(split)
-    images = np.frombuffer(examples.images, np.uint8).reshape(examples.count, -1).astype(np.float32) / 255
-    return images, np.eye(CLASSES, dtype=np.float32)[np.frombuffer(examples.labels, np.uint8)]
+    images, labels = place.load(split).arrays()
+    return images, np.eye(CLASSES, dtype=np.float32)[labels]
 
 
 def network(pixels: int, given: argparse.Namespace) -> Any:

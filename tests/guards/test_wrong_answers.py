@@ -114,13 +114,20 @@ def verdict(lesson: str, exercise: str, source: str) -> str:
 
 
 def answered(cells: list[dict[str, Any]], exercise: str, answer: str | dict[str, str]) -> str:
-    """The exercise's cell with `answer` in it, or its solution with the change that `answer` names."""
-    if isinstance(answer, dict):
+    """The exercise's cell with `answer` in it; the forms of an entry stand at the head of `wrong_answers.yaml`."""
+    if isinstance(answer, dict) and "instead of" in answer:
         solution = solution_of(cells, exercise)
         assert answer["instead of"] in solution, f"{answer['instead of']!r} is not in the solution"
         return imports(cells, exercise) + solution.replace(answer["instead of"], answer["write"])
-    *_, check = statements(next(cell["source"] for cell in cells if cell["id"] == exercise))
-    return f"{imports(cells, exercise)}{answer}\n{ast.unparse(check)}"
+    *given, check = statements(next(cell["source"] for cell in cells if cell["id"] == exercise))
+    if isinstance(answer, str):
+        text = answer
+    elif "returns" in answer:
+        (function,) = (each for each in given if isinstance(each, ast.FunctionDef))
+        text = f"def {function.name}({ast.unparse(function.args)}):\n    return {answer['returns']}"
+    else:
+        text = answer["answer"]
+    return f"{imports(cells, exercise)}{text}\n{ast.unparse(check)}"
 
 
 def imports(cells: list[dict[str, Any]], exercise: str) -> str:
@@ -160,6 +167,8 @@ def test_an_exercise_takes_its_own_solution(lesson: str, exercise: str) -> None:
 def test_a_wrong_answer_is_not_right(lesson: str, exercise: str, answer: str | dict[str, str]) -> None:
     said = verdict(lesson, exercise, answered(cells_of(lesson), exercise, answer))
     assert said.startswith("Wrong"), f"{answer}\nis answered with\n{said}"
+    if isinstance(answer, dict):
+        assert answer.get("says", "") in said, f"{answer}\nis answered with\n{said}"
 
 
 def test_every_exercise_has_wrong_answers() -> None:

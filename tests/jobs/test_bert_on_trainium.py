@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.kubernetes import check, rules
 from workshop_utils.launchers.torchx import TorchX
 from workshop_utils.scaling.catalogue import instance
 
@@ -54,14 +53,6 @@ def test_the_files_are_what_torchx_would_send(render: ModuleType, name: str) -> 
     assert (TRAINIUM / name).read_text(encoding="utf-8") == render.rendered(name)
 
 
-@pytest.mark.parametrize("name", [*VOLCANO, "prepare.yaml"])
-def test_a_strict_cluster_would_take_them(name: str) -> None:
-    (described,) = objects(TRAINIUM / name)
-    assert [*check.problems_of(described), *rules.problems_of(described)] == []
-    described["spec"]["tasks" if "tasks" in described["spec"] else "template"] = "wrong"
-    assert [*check.problems_of(described)] != []
-
-
 @pytest.mark.parametrize("name", VOLCANO)
 def test_a_pod_takes_a_whole_machine_with_all_its_chips_and_interfaces(name: str) -> None:
     for index in (0, 1):
@@ -69,17 +60,6 @@ def test_a_pod_takes_a_whole_machine_with_all_its_chips_and_interfaces(name: str
         limits = described["containers"][0]["resources"]["limits"]
         assert (limits["aws.amazon.com/neuron"], limits["vpc.amazonaws.com/efa"]) == ("16", "8")
         assert described["nodeSelector"] == {"node.kubernetes.io/instance-type": "trn1.32xlarge"}
-        variables = {each["name"]: each.get("value") for each in described["containers"][0]["env"]}
-        wanted = {
-            "FI_PROVIDER": "efa",
-            "FI_EFA_USE_DEVICE_RDMA": "1",
-            "FI_EFA_FORK_SAFE": "1",
-            "CCOM_SOCKET_IFNAME": "eth0",
-            "NEURON_RT_RESET_CORES": "1",
-            "XLA_TRANSFER_SEED_ASYNC": "1",
-        }
-        assert variables.items() >= wanted.items()
-        assert "--cache_dir=/data/neuron_cache/bert" in variables["NEURON_CC_FLAGS"]
         command = described["containers"][0]["command"][2]
         for words in ("--nnodes=2", "--nproc-per-node=32", "--rdzv-backend=etcd-v2", "--max-restarts=3"):
             assert words in command

@@ -143,24 +143,6 @@ def test_a_restarted_run_ends_with_the_same_weights_bit_by_bit(
     assert "are of another run" in outputs[0]
 
 
-def test_the_loss_falls(host: Host, corpus: Path, tmp_path: Path) -> None:
-    losses, _ = host.trained(
-        tmp_path, 2, corpus=corpus, steps=40, batch_size=8, layers=2, hidden=64, learning_rate=3e-3
-    )
-    mean = losses.mean(axis=0)
-    assert mean[0] == pytest.approx(np.log(500), rel=0.05)  # at first all 500 tokens are about as likely
-    assert mean[-5:].mean() < mean[0] - 0.7
-
-
-def test_matrix_products_of_half_the_bits_change_the_loss_a_little(
-    host: Host, corpus: Path, tmp_path: Path
-) -> None:
-    whole, _ = host.trained(tmp_path / "float32", corpus=corpus)
-    half, _ = host.trained(tmp_path / "bfloat16", corpus=corpus, dtype="bfloat16")
-    assert half == pytest.approx(whole, rel=0.02)
-    assert (half != whole).any()
-
-
 def test_what_is_hidden_is_as_in_the_paper(host: Host) -> None:
     answer = host.ask(masks=1000)
     rows, tokens, labels = (np.array(answer[name]) for name in ("rows", "tokens", "labels"))
@@ -184,7 +166,6 @@ def test_what_is_hidden_is_as_in_the_paper(host: Host) -> None:
             {"device": "neuron"},
             "torch_neuronx is not installed: it is in the image of jobs/images/neuron.Dockerfile",
         ),
-        ({"device": "tpu"}, "invalid choice: 'tpu'"),
         ({"hidden": 30, "heads": 4}, "hidden is 30; heads, 4, must divide it"),
         ({"sequence": 4}, "sequence is 4; it must be at least 8"),
         ({"corpus": "/nowhere"}, "corpus is /nowhere; there is no tokens.npy in it: write it with --prepare"),
@@ -208,9 +189,3 @@ def test_the_script_takes_the_arguments_of_the_jobs_for_trainium(host: Host, nam
     words = TrainingJob.load(JOB / name).command_line_arguments
     answer = host.ask(size=1, words=words, variables={})
     assert "torch_neuronx is not installed" in answer["outputs"][0]  # and nothing before it
-
-
-def test_the_job_as_it_is_checked_in_asks_for_processors_and_two_workers() -> None:
-    job = TrainingJob.load(JOB)
-    assert (job.strategy, job.workers, job.arguments.get("device", "cpu")) == ("torch_ddp", 2, "cpu")
-    assert job.environment["HF_HUB_OFFLINE"] == "1"

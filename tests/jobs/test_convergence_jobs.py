@@ -1,28 +1,20 @@
 """The jobs of lesson 09 between real processes: what must not depend on the number of workers does not."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
+from launching import launched
 
 from workshop_utils.comm.ring import ring_bytes_sent
-from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local
-from workshop_utils.runs import RunFailed
 from workshop_utils.scaling.convergence import staleness_at_most
 
-JOBS = Path(__file__).parents[2] / "jobs"
 PARAMETERS = 64 * 32 + 32 + 32 * 10 + 10
 
 pytestmark = pytest.mark.slow
 
 
 def metrics(name: str, workers: int, **arguments) -> pd.DataFrame:
-    arguments = {"seeds": 2} | {key.replace("_", "-"): value for key, value in arguments.items()}
-    job = TrainingJob.load(JOBS / name).replace(workers=workers, arguments=arguments)
-    with Local(warm=True).launch(job) as run:
-        return run.wait(120).metrics
+    return launched(name, workers=workers, arguments={"seeds": 2, **arguments}).metrics
 
 
 def ends(table: pd.DataFrame, column: str) -> np.ndarray:
@@ -35,20 +27,17 @@ def in_one_process() -> np.ndarray:
     return ends(metrics("digits_large_batch", 1, batch_size=48, learning_rates=0.3, epochs=3), "loss")
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-def test_a_batch_trains_the_same_with_any_number_of_workers(workers, in_one_process):
-    table = metrics("digits_large_batch", workers, batch_size=48, learning_rates=0.3, epochs=3)
+def test_a_batch_trains_the_same_with_any_number_of_workers(in_one_process):
+    table = metrics("digits_large_batch", 3, batch_size=48, learning_rates=0.3, epochs=3)
     np.testing.assert_allclose(
         ends(table, "loss"), in_one_process, rtol=1e-3
     )  # float32, another order of adding
     assert (ends(table, "accuracy") > 0.85).all()
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_a_sum_is_a_mean_with_as_many_times_the_learning_rate(workers, in_one_process):
-    table = metrics(
-        "digits_large_batch", workers, batch_size=48, learning_rates=0.3 / workers, epochs=3, reduction="sum"
-    )
+def test_a_sum_is_a_mean_with_as_many_times_the_learning_rate(in_one_process):
+    arguments = {"batch_size": 48, "learning_rates": 0.1, "epochs": 3, "reduction": "sum"}
+    table = metrics("digits_large_batch", 3, **arguments)
     np.testing.assert_allclose(ends(table, "loss"), in_one_process, rtol=1e-3)
 
 
@@ -76,30 +65,11 @@ def test_a_network_that_diverges_is_reported_beside_those_that_do_not():
     assert (losses[0.1] < 2.2).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "workers", "arguments", "said"),
-    [
-        ("digits_large_batch", 2, {"batch_size": 33}, "must be a multiple of the 2 workers"),
-        ("digits_large_batch", 1, {"learning_rates": "fast"}, "must be numbers such as 0.1,0.2"),
-        ("digits_large_batch", 1, {"batch_size": 1501}, "only 1500 images"),
-        ("digits_local_sgd", 1, {"local_steps": 7}, "must divide the 256 steps"),
-        ("digits_local_sgd", 1, {"batch_size": 2000}, "it must be 1 to 1500"),
-        ("digits_staleness", 1, {"updates": 0}, "must make at least one"),
-        ("digits_batch_norm", 2, {"batch_size": 9}, "all parts must be equal"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_in_words(name, workers, arguments, said):
-    with pytest.raises(RunFailed, match=said) as failed:
-        metrics(name, workers, **arguments)
-    assert "Traceback" not in str(failed.value)
-
-
-@pytest.mark.parametrize("workers", [2, 3, 4])
-def test_who_meets_seldom_sends_less_by_as_much(workers):
-    table = metrics("digits_local_sgd", workers, local_steps=8, steps=128)
+def test_who_meets_seldom_sends_less_by_as_much():
+    table = metrics("digits_local_sgd", 3, local_steps=8, steps=128)
     last = table.dropna(subset=["bytes_sent"]).iloc[-1]
     assert last["meetings"] == 128 / 8
-    assert last["bytes_sent"] == pytest.approx(16 * ring_bytes_sent(workers, 4 * PARAMETERS), rel=0.01)
+    assert last["bytes_sent"] == pytest.approx(16 * ring_bytes_sent(3, 4 * PARAMETERS), rel=0.01)
     assert (ends(table, "accuracy") > 0.75).all()
 
 
@@ -112,28 +82,7 @@ def test_an_outer_step_of_rate_one_without_momentum_is_local_sgd():
     np.testing.assert_allclose(ends(plain, "loss"), ends(outer, "loss"), rtol=1e-4)
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4])
-def test_diloco_learns(workers):
-    arguments = {
-        "outer": "nesterov",
-        "inner": "adamw",
-        "learning_rate": 0.003,
-        "local_steps": 16,
-        "steps": 128,
-    }
-    assert (ends(metrics("digits_local_sgd", workers, **arguments), "accuracy") > 0.75).all()
-
-
-def test_sorted_shards_cost_something_when_workers_meet_seldom():
-    arguments = {"local_steps": 64, "steps": 128}
-    shuffled, of_kinds = (
-        ends(metrics("digits_local_sgd", 3, shards=shards, **arguments), "loss").mean()
-        for shards in ("shuffled", "sorted")
-    )
-    assert of_kinds > 1.3 * shuffled
-
-
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", [2, 4])
 def test_staleness_stays_below_its_bound(workers):
     arguments = {"consistency": "stale_synchronous", "bound": 1, "slow_worker": 0, "updates": 60}
     table = metrics("digits_staleness", workers, **arguments)
@@ -148,7 +97,7 @@ def test_one_asynchronous_worker_has_fresh_gradients_and_every_rate_sees_the_sam
 
 
 @pytest.mark.parametrize("cut", ["shuffled", "sorted"])
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", [2, 3])
 def test_synchronised_batch_normalisation_is_that_of_one_process(workers, cut):
     arguments = {"batch_size": 24, "steps": 40}
     alone = metrics("digits_batch_norm", 1, **arguments).groupby("step")["loss"].mean().dropna()
@@ -167,11 +116,10 @@ def test_local_batch_normalisation_is_another_training_and_each_worker_keeps_its
     assert (local.dropna(subset=["accuracy"]).groupby("seed")["accuracy"].nunique() > 1).any()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_without_batch_normalisation_the_cut_does_not_matter(workers):
+def test_without_batch_normalisation_the_cut_does_not_matter():
     arguments = {"statistics": "none", "batch_size": 24, "steps": 40, "cut": "sorted"}
     alone, cut = (
         metrics("digits_batch_norm", count, **arguments).groupby("step")["loss"].mean().dropna()
-        for count in (1, workers)
+        for count in (1, 2)
     )
     np.testing.assert_allclose(cut, alone, atol=1e-10)

@@ -30,47 +30,32 @@ def _environment() -> None:
 
 def test_the_lock_fixes_every_version_and_lacks_what_the_workshop_brings() -> None:
     lines = [
-        line.partition(";")[0].strip()
-        for line in (JOB / "requirements.txt").read_text().splitlines()
-        if line and not line.startswith("#")
+        line for line in (JOB / "requirements.txt").read_text().splitlines() if line[:1] not in ("", "#")
     ]
-    assert all(line.count("==") == 1 for line in lines)
-    assert not {"pyspark", "cython"} & {line.partition("==")[0] for line in lines}
-
-
-def listening(pid: int | None) -> set[str]:
-    """The addresses on which a process or a descendant of it listens now."""
-    found: set[str] = set()
-    if pid is None:
-        return found
-    with contextlib.suppress(psutil.NoSuchProcess):
-        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                connections = process.net_connections("inet")
-                found |= {
-                    c.laddr.ip.removeprefix("::ffff:") for c in connections if c.status == psutil.CONN_LISTEN
-                }
-    return found
+    assert all("==" in line for line in lines)
+    assert not [line for line in lines if line.startswith(("pyspark==", "cython=="))]
 
 
 # A tenth is what guessing gives; with a server, which worker comes when decides the rest.
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("mode", "epochs", "least"), [("asynchronous", 3, 0.5)])  # lesson 14 runs the others
-def test_every_mode_trains(mode: str, epochs: int, least: float) -> None:
-    job = TrainingJob.load(JOB).replace(arguments={"mode": mode, "epochs": epochs})
+def test_the_asynchronous_mode_trains_and_listens_on_loopback_only() -> None:  # lesson 14 runs the others
+    job = TrainingJob.load(JOB).replace(arguments={"mode": "asynchronous", "epochs": 3})
     addresses: set[str] = set()
     with Spark().launch(job) as run:
         while run.state is RunState.RUNNING:
-            addresses |= listening(run.process_ids.get("driver-0"))
+            with contextlib.suppress(psutil.NoSuchProcess, KeyError):
+                driver = psutil.Process(run.process_ids["driver-0"])
+                for process in (driver, *driver.children(recursive=True)):
+                    listening = [each for each in process.net_connections("inet") if each.status == "LISTEN"]
+                    addresses |= {each.laddr.ip.removeprefix("::ffff:") for each in listening}
             with contextlib.suppress(TimeoutError):
                 run.wait(0.5)
         run.wait(PATIENCE_SECONDS)
     assert addresses == {"127.0.0.1"}  # Spark's, and the parameter server's
     (record,) = run.records
-    assert record["accuracy"] > least
-    said = [line.text for line in run.logs()]
-    assert any("Async training complete" in line for line in said) == (mode != "synchronous")
+    assert record["accuracy"] > 0.5
+    assert any("Async training complete" in line.text for line in run.logs())
 
 
 @pytest.mark.slow
@@ -78,10 +63,4 @@ def test_every_mode_trains(mode: str, epochs: int, least: float) -> None:
 def test_a_batch_that_leaves_a_partition_nothing_to_train_on_is_refused() -> None:
     job = TrainingJob.load(JOB).replace(arguments={"mode": "hogwild", "batch-size": 1000})
     with Spark().launch(job) as run, pytest.raises(RunFailed, match="must have more than a batch"):
-        run.wait(PATIENCE_SECONDS)
-
-
-def test_the_server_by_sockets_is_no_choice() -> None:
-    job = TrainingJob.load(JOB).replace(arguments={"server": "socket"})
-    with Spark().launch(job) as run, pytest.raises(RunFailed, match="invalid choice: 'socket'"):
         run.wait(PATIENCE_SECONDS)

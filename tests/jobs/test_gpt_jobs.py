@@ -1,19 +1,15 @@
 """The GPT jobs train between real processes, equal to one process to 1e-5, gradients included."""
 
-from pathlib import Path
-
 import pytest
+from launching import launched
 
 from workshop_utils.comm.ring import ring_bytes_sent
-from workshop_utils.jobs import Argument, TrainingJob
-from workshop_utils.launchers.local import Local
 from workshop_utils.parallel.gpt import GPTSizes
 from workshop_utils.parallel.pipeline import pipeline_bytes_sent
 from workshop_utils.parallel.schedule import bubble, bubble_fraction, timeline_of
 from workshop_utils.parallel.tensor import block_bytes_sent, ends_bytes_sent
-from workshop_utils.runs import Run, RunFailed
+from workshop_utils.runs import Run
 
-JOBS = Path(__file__).parents[2] / "jobs"
 SIZES, BATCH = GPTSizes(), 8
 TOKENS = BATCH * SIZES.sequence
 STEPS = 3
@@ -21,13 +17,11 @@ STEPS = 3
 pytestmark = pytest.mark.slow
 
 
-def trained(name: str, workers: int, **arguments: Argument) -> Run:
+def trained(name: str, workers: int, **arguments: object) -> Run:
     """A finished run whose every rank has held its loss and gradients against the whole model's, step by step."""
-    arguments = {"check": 1, "steps": STEPS, "batch-size": BATCH} | {
-        key.replace("_", "-"): value for key, value in arguments.items()
-    }
-    run = Local(warm=True).launch(TrainingJob.load(JOBS / name).replace(workers=workers, arguments=arguments))
-    metrics = run.wait(120).metrics
+    arguments = {"check": 1, "steps": STEPS, "batch_size": BATCH, **arguments}
+    run = launched(name, workers=workers, arguments=arguments)
+    metrics = run.metrics
     assert set(metrics["rank"]) == set(range(workers))
     assert metrics.groupby("rank")["gradient_error"].count().tolist() == [STEPS] * workers
     assert metrics["gradient_error"].max() < 1e-5
@@ -42,7 +36,7 @@ def bytes_of_a_step(run: Run) -> list[float]:
 
 
 @pytest.mark.parametrize("sequence_parallel", [0, 1])
-@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize("workers", [2, 3])
 def test_tensor_parallel_training_equals_one_process(workers: int, sequence_parallel: int) -> None:
     run = trained("gpt_tensor_parallel", workers, sequence_parallel=sequence_parallel)
     nbytes, cut = TOKENS * SIZES.width * 4, bool(sequence_parallel)
@@ -61,8 +55,6 @@ def test_tensor_parallel_training_equals_one_process(workers: int, sequence_para
         (2, "interleaved", 2),
         (3, "gpipe", 1),
         (3, "one_f_one_b", 1),
-        (4, "one_f_one_b", 1),
-        (4, "gpipe", 1),
     ],
 )
 def test_pipeline_training_equals_one_process(workers: int, schedule: str, chunks: int) -> None:
@@ -77,14 +69,14 @@ def test_pipeline_training_equals_one_process(workers: int, schedule: str, chunk
     ("data", "tensor", "pipeline", "more"),
     [
         (2, 1, 1, {}),
-        (1, 3, 1, {"sequence-parallel": 1}),
-        (1, 2, 2, {"sequence-parallel": 1, "schedule": "interleaved", "chunks": 2}),
+        (1, 3, 1, {"sequence_parallel": 1}),
+        (1, 2, 2, {"sequence_parallel": 1, "schedule": "interleaved", "chunks": 2}),
         (2, 2, 2, {}),
     ],
     ids=lambda value: str(value) if isinstance(value, int) else "",
 )
 def test_three_directions_together_equal_one_process(
-    data: int, tensor: int, pipeline: int, more: dict[str, Argument]
+    data: int, tensor: int, pipeline: int, more: dict[str, object]
 ) -> None:
     run = trained("gpt_3d", data * tensor * pipeline, data=data, tensor=tensor, pipeline=pipeline, **more)
     sent = run.metrics.dropna(subset=["bytes_sent"])
@@ -100,34 +92,8 @@ def test_the_measured_bubble_is_at_least_that_of_the_formula(
     workers: int, schedule: str, chunks: int
 ) -> None:
     arguments = {"schedule": schedule, "chunks": chunks, "microbatches": 4}
-    seconds = {"forward-seconds": 0.03, "backward-seconds": 0.06}
-    job = TrainingJob.load(JOBS / "measure_pipeline").replace(workers=workers, arguments=arguments | seconds)
-    timeline = timeline_of(Local(warm=True).launch(job).wait(60).records)
+    arguments |= {"forward_seconds": 0.03, "backward_seconds": 0.06}
+    timeline = timeline_of(launched("measure_pipeline", workers=workers, arguments=arguments).records)
     assert len(timeline) == 2 * 4 * workers * chunks
     # As the machine is: a process that is woken late, and that others wait for, makes the bubble larger.
     assert 0.9 * bubble_fraction(workers, 4, chunks) < bubble(timeline) < 0.7
-
-
-@pytest.mark.parametrize(
-    ("name", "workers", "arguments", "said"),
-    [
-        ("gpt_tensor_parallel", 2, {"layers": 0}, "layers is 0; it must be at least 1"),
-        ("gpt_pipeline", 3, {"layers": 2}, "layers is 2; 3 stages need at least one each"),
-        ("gpt_pipeline", 2, {"microbatches": 3}, "batch-size is 8; the 3 microbatches must divide it"),
-        ("gpt_3d", 2, {}, "data × tensor × pipeline is 2 × 2 × 2; it must make 2, the number of workers"),
-        (
-            "measure_pipeline",
-            2,
-            {"schedule": "gpipe", "chunks": 2},
-            "chunks is 2; schedule 'gpipe' has one a rank",
-        ),
-    ],
-)
-def test_what_cannot_be_is_said_without_a_traceback(
-    name: str, workers: int, arguments: dict[str, Argument], said: str
-) -> None:
-    job = TrainingJob.load(JOBS / name).replace(workers=workers, arguments=arguments)
-    with pytest.raises(RunFailed) as caught:
-        Local(warm=True).launch(job).wait(60)
-    assert said in str(caught.value)
-    assert "Traceback" not in str(caught.value)

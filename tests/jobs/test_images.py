@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -112,11 +111,8 @@ def test_a_dry_run_prints_create_log_in_build_and_push_and_runs_none(
     "words",
     [
         (),
-        ("horovod", "cpu", "eu-west-1"),
         ("mxnet", "cpu", "eu-west-1", "123456789012"),
-        ("horovod", "tpu", "eu-west-1", "123456789012"),
         ("horovod", "trn1", "eu-west-1", "123456789012"),
-        ("neuron", "gpu", "eu-west-1", "123456789012"),
         ("horovod", "cpu", "europe", "123456789012"),
         ("horovod", "cpu", "eu-west-1", "12345"),
     ],
@@ -146,36 +142,3 @@ def test_the_image_for_trainium_holds_the_script_with_all_that_it_imports_of_the
     assert imported == ["checkpoints, place"]
     for module in imported[0].split(", "):
         assert f"workshop_utils/{module}.py" in text
-
-
-def test_the_images_build_horovod_by_the_workshop_s_own_script_and_for_gpus_through_nccl(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from workshop_utils import horovod_build
-
-    specification = importlib.util.spec_from_file_location("build_horovod", IMAGES / "build_horovod.py")
-    assert specification is not None
-    assert specification.loader is not None
-    program = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(program)
-    called = []
-    monkeypatch.setattr(horovod_build, "main", lambda arguments: called.append(list(arguments)) or 0)
-    monkeypatch.setattr(horovod_build, "BUILD_SETTINGS", dict(horovod_build.BUILD_SETTINGS))
-    ours = horovod_build.build_digest()
-    for variant in ("cpu", "gpu"):
-        monkeypatch.setattr(sys, "argv", ["build_horovod.py", "--variant", variant])
-        assert program.main() == 0
-        # A wheel for GPUs has another identity than one for processors.
-        assert (horovod_build.build_digest() == ours) is (variant == "cpu")
-    assert horovod_build.BUILD_SETTINGS["HOROVOD_GPU_OPERATIONS"] == "NCCL"
-    assert called == [[], []]
-
-
-def test_the_build_script_of_the_image_runs_here() -> None:
-    from workshop_utils import horovod_build
-
-    if horovod_build.installed_recipe() != horovod_build.this_recipe(horovod_build.find_mpi()):
-        pytest.skip("this environment's Horovod is of another build, and building takes minutes")
-    command = [sys.executable, str(IMAGES / "build_horovod.py"), "--variant", "cpu"]
-    built = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert (built.returncode, "is installed" in built.stdout) == (0, True)

@@ -1,14 +1,10 @@
 """The job that measures training steps: three strategies, the very same steps, and counted bytes."""
 
-from pathlib import Path
-
 import pytest
+from launching import launched
 
 from workshop_utils.comm.ring import ring_bytes_sent
-from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local
 
-JOBS = Path(__file__).parents[2] / "jobs"
 WORKERS, STEPS = 3, 12
 
 pytestmark = pytest.mark.slow
@@ -16,13 +12,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def steps():
-    arguments = {"width": 16, "layers": 2, "batch-size": 32, "steps": STEPS, "learning-rate": 0.5}
-    job = TrainingJob.load(JOBS / "measure_step").replace(workers=WORKERS, arguments=arguments)
-    found = {}
-    for strategy in ("ring", "workshop_parameter_server", "torch_ddp"):
-        with Local(warm=True).launch(job.replace(strategy=strategy)) as run:
-            found[strategy] = run.wait(120).metrics
-    return found
+    arguments = {"width": 16, "layers": 2, "batch_size": 32, "steps": STEPS, "learning_rate": 0.5}
+    return {
+        strategy: launched("measure_step", workers=WORKERS, strategy=strategy, arguments=arguments).metrics
+        for strategy in ("ring", "workshop_parameter_server", "torch_ddp")
+    }
 
 
 def test_all_strategies_take_the_very_same_steps(steps):

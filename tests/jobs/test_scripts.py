@@ -189,27 +189,6 @@ def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(scrip
     assert ours <= {"workshop_utils.place", "workshop_utils.checkpoints"}
 
 
-@pytest.mark.parametrize("isolated", FRAMEWORKS, indirect=True)
-def test_the_environment_of_these_tests_lacks_what_the_package_needs(
-    isolated: Isolated, tmp_path: Path
-) -> None:
-    code = (
-        "import importlib.util as u, json;"
-        "names = ['sklearn', 'pandas', 'pydantic', 'boto3', 'workshop_utils.data', 'workshop_utils.place'];"
-        "print(json.dumps([name for name in names if u.find_spec(name)]))"
-    )
-    done = subprocess.run(
-        [*isolated.python, "-c", code],
-        cwd=tmp_path,
-        env=isolated.variables,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == ["workshop_utils.place"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "isolated", ["mnist_single", "mnist_horovod", "mnist_mpi", "mnist_multi_worker_mirrored"], indirect=True
@@ -219,26 +198,28 @@ def test_a_script_runs_alone_where_no_launcher_has_set_anything(isolated: Isolat
 
 
 @pytest.mark.slow
-@only("mnist_torch_ddp")
-@pytest.mark.parametrize("workers", [2])
-def test_torch_ddp_runs_under_torchrun(isolated: Isolated, workers: int) -> None:
-    torchrun = [str(PROGRAMS / "torchrun"), "--standalone", "--nproc-per-node", str(workers), "--no-python"]
-    assert_trained(isolated.run(torchrun), isolated, set(range(workers)))
-
-
-@pytest.mark.slow
-@only("mnist_horovod")
-def test_horovod_runs_under_horovodrun(isolated: Isolated) -> None:
-    horovodrun = [str(PROGRAMS / "horovodrun"), "--gloo", "-np", "2"]
-    assert_trained(isolated.run(horovodrun), isolated, {0, 1})
-
-
-@pytest.mark.slow
-@only("mnist_mpi")
-def test_mpi_runs_under_mpirun(isolated: Isolated) -> None:
-    civil = ["--allow-run-as-root", *mpirun.SHARING, *mpirun.as_options(mpirun.YIELDING)]
-    under = [str(PROGRAMS / "mpirun"), *civil, "-n", "2"]
-    assert_trained(isolated.run(under), isolated, {0, 1})
+@pytest.mark.parametrize(
+    ("isolated", "launcher"),
+    [
+        ("mnist_torch_ddp", ["torchrun", "--standalone", "--nproc-per-node", "2", "--no-python"]),
+        ("mnist_horovod", ["horovodrun", "--gloo", "-np", "2"]),
+        (
+            "mnist_mpi",
+            [
+                "mpirun",
+                "--allow-run-as-root",
+                *mpirun.SHARING,
+                *mpirun.as_options(mpirun.YIELDING),
+                "-n",
+                "2",
+            ],
+        ),
+    ],
+    indirect=["isolated"],
+)
+def test_a_script_runs_under_its_framework_s_own_launcher(isolated: Isolated, launcher: list[str]) -> None:
+    program, *options = launcher
+    assert_trained(isolated.run([str(PROGRAMS / program), *options]), isolated, {0, 1})
 
 
 @pytest.mark.slow
@@ -249,9 +230,8 @@ def test_multi_worker_mirrored_runs_with_a_tf_config(isolated: Isolated) -> None
 
 @pytest.mark.slow
 @only("mnist_parameter_server")
-@pytest.mark.parametrize(("servers", "workers"), [(2, 3)])
-def test_parameter_server_runs_with_a_tf_config(isolated: Isolated, servers: int, workers: int) -> None:
-    found = run_with_tf_config(isolated, {"chief": 1, "ps": servers, "worker": workers})
+def test_parameter_server_runs_with_a_tf_config(isolated: Isolated) -> None:
+    found = run_with_tf_config(isolated, {"chief": 1, "ps": 2, "worker": 3})
     started = {record["worker"]: record["rank"] for record in found if record["workshop"] == "start"}
     assert started["chief-0"] == 0
     assert started["worker-1"] == 2

@@ -7,14 +7,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from conftest import MakeJob
+from launching import job_of, launched
 
 from workshop_utils import data
-from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.spark import Spark
 from workshop_utils.runs import RunFailed
 
-JOBS = Path(__file__).parents[2] / "jobs"
 PATIENCE_SECONDS = 240.0
 
 pytestmark = pytest.mark.timeout(600)  # two JVMs and four Pythons for a job, on a busy machine
@@ -45,10 +44,10 @@ def by_one_process() -> tuple[np.ndarray, list[float]]:
 
 def test_sgd_by_partitions_and_a_tree_takes_the_steps_of_one_process_and_of_the_ring(tmp_path: Path) -> None:
     weights, losses = by_one_process()
-    steps = {"steps": STEPS, "batch-size": BATCH, "learning-rate": RATE}
+    steps = {"steps": STEPS, "batch_size": BATCH, "learning_rate": RATE}
     # Nine partitions, which share neither the images nor the batch evenly, on two threads; and three ranks.
-    spark = TrainingJob.load(JOBS / "spark_sgd").replace(arguments={**steps, "partitions": 9})
-    ring = TrainingJob.load(JOBS / "spark_ring").replace(arguments=steps, workers=3)
+    spark = job_of("spark_sgd", timeout="4min", arguments={**steps, "partitions": 9})
+    ring = job_of("spark_ring", arguments=steps, workers=3)
     for launcher, job in (
         (Spark(output=tmp_path / spark.name), spark),
         (Local(output=tmp_path / ring.name), ring),
@@ -70,7 +69,7 @@ def test_sgd_by_partitions_and_a_tree_takes_the_steps_of_one_process_and_of_the_
 
 
 def test_spark_prepares_parquet_and_every_row_of_it_is_trained_on_once(tmp_path: Path) -> None:
-    prepare = TrainingJob.load(JOBS / "spark_prepare").replace(arguments={"files": 3})
+    prepare = job_of("spark_prepare", timeout="4min", arguments={"files": 3})
     with Spark(output=tmp_path / "prepared").launch(prepare) as run:
         run.wait(PATIENCE_SECONDS)
     before, after = run.records
@@ -87,11 +86,7 @@ def test_spark_prepares_parquet_and_every_row_of_it_is_trained_on_once(tmp_path:
     labels = tables[0]["label"].to_pylist()
     assert labels != sorted(labels)
 
-    train = TrainingJob.load(JOBS / "spark_parquet").replace(
-        arguments={"parquet": str(folder), "epochs": 8}, workers=2
-    )
-    with Local(warm=False).launch(train) as run:
-        run.wait(PATIENCE_SECONDS)
+    run = launched("spark_parquet", warm=False, arguments={"parquet": str(folder), "epochs": 8}, workers=2)
     last = run.metrics.groupby("worker").last()
     assert sorted(last["rows"]) == sorted([counts[0] + counts[2], counts[1]])
     assert last["accuracy"].nunique() == 1  # all ranks have the same weights
@@ -100,12 +95,8 @@ def test_spark_prepares_parquet_and_every_row_of_it_is_trained_on_once(tmp_path:
 
 def test_fewer_row_groups_than_workers_are_refused(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"label": [1], "pixels": [b"x"]}), tmp_path / "one.parquet")
-    job = TrainingJob.load(JOBS / "spark_parquet").replace(arguments={"parquet": str(tmp_path)}, workers=2)
-    with (
-        Local().launch(job) as run,
-        pytest.raises(RunFailed, match="with 1 row groups; each of 2 workers needs one"),
-    ):
-        run.wait(PATIENCE_SECONDS)
+    with pytest.raises(RunFailed, match="with 1 row groups; each of 2 workers needs one"):
+        launched("spark_parquet", warm=False, arguments={"parquet": str(tmp_path)}, workers=2)
 
 
 def test_a_spark_program_that_fails_is_blamed_with_its_last_lines(make_job: MakeJob) -> None:

@@ -11,18 +11,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import pytest
+from launching import JOBS, launched
 
 from workshop_utils import data
-from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local
 
-JOBS = Path(__file__).parents[2] / "jobs"
-BATCH, HIDDEN, EPOCHS = (
-    17,
-    13,
-    2,
-)  # images a worker takes in a step; 17, 13 and 10 classes are odd for 2 and 3
-RATE = 0.05
+BATCH = 17  # images a worker takes in a step; 17, 13 and 10 classes are odd for 2 and 3
+HIDDEN, EPOCHS, RATE = 13, 2, 0.05
+WORKERS = 3
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
 
@@ -40,12 +35,9 @@ class Trained(NamedTuple):
 
 
 def trained(name: str, folder: Path, workers: int, servers: int = 1, **arguments: object) -> Trained:
-    sizes = {"batch-size": BATCH, "hidden": HIDDEN, "epochs": EPOCHS, "learning-rate": RATE}
-    job = TrainingJob.load(JOBS / name).replace(
-        workers=workers, parameter_servers=servers, arguments={**sizes, **arguments}
-    )
-    with Local(output=folder).launch(job) as run:
-        run.wait(150)
+    arguments = {"batch_size": BATCH, "hidden": HIDDEN, "epochs": EPOCHS, "learning_rate": RATE, **arguments}
+    changes = {"workers": workers, "parameter_servers": servers, "arguments": arguments}
+    run = launched(name, folder, warm=False, **changes)
     lines = list(run.logs())
     assert [line for line in lines if line.stream == "stderr"] == [], "TensorFlow's notices stay out of sight"
     words = [line.text.split() for line in lines]
@@ -84,49 +76,46 @@ def assert_equal(one: Trained, other: Trained, steps: int) -> None:
     assert tested["test_loss"].iloc[-1] < 0.5 * tested["test_loss"].iloc[0]
 
 
-@pytest.mark.parametrize("workers", [3])
 def test_in_graph_replication_equals_one_process_of_replicas_and_has_its_variables_on_the_servers(
-    workers: int, in_mirrors: dict[int, Trained], tmp_path: Path
+    in_mirrors: dict[int, Trained], tmp_path: Path
 ) -> None:
-    servers = workers - 1
-    run = trained("digits_in_graph", tmp_path, workers, servers)
-    assert_equal(run, in_mirrors[workers], steps_an_epoch(workers))
+    servers = 2
+    run = trained("digits_in_graph", tmp_path, WORKERS, servers)
+    assert_equal(run, in_mirrors[WORKERS], steps_an_epoch(WORKERS))
     assert set().union(*run.devices.values()) == {f"/job:ps/task:{server}" for server in range(servers)}
     assert set(run.metrics["worker"]) == {"chief-0"}  # nobody else has a training loop
 
 
-@pytest.mark.parametrize("workers", [3])
 def test_synchronous_between_graph_replication_equals_the_same_and_goes_at_the_pace_of_the_slowest(
-    workers: int, in_mirrors: dict[int, Trained], tmp_path: Path
+    in_mirrors: dict[int, Trained], tmp_path: Path
 ) -> None:
-    late = {"slow-worker": workers - 1, "slow-seconds": 0.02}
-    run = trained("digits_between_graph", tmp_path, workers, consistency="synchronous", **late)
-    assert_equal(run, in_mirrors[workers], steps_an_epoch(workers))
+    late = {"slow_worker": WORKERS - 1, "slow_seconds": 0.02}
+    run = trained("digits_between_graph", tmp_path, WORKERS, consistency="synchronous", **late)
+    assert_equal(run, in_mirrors[WORKERS], steps_an_epoch(WORKERS))
     assert set().union(*run.devices.values()) == {"/job:ps/task:0"}
     # The slow worker reports a step before it pushes for the next one, without which nobody ends that.
-    fast, slow = (run.of(f"worker-{index}").set_index("step")["seconds"] for index in (0, workers - 1))
+    fast, slow = (run.of(f"worker-{index}").set_index("step")["seconds"] for index in (0, WORKERS - 1))
     for step, following in zip(slow.index[:-1], slow.index[1:], strict=True):
         assert slow[step] < fast[following]
 
 
-@pytest.mark.parametrize("workers", [3])
 def test_asynchronous_between_graph_replication_steps_for_every_batch_and_waits_for_nobody(
-    workers: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    late = {"slow-worker": workers - 1, "slow-seconds": 0.1}
-    run = trained("digits_between_graph", tmp_path, workers, consistency="asynchronous", **late)
+    late = {"slow_worker": WORKERS - 1, "slow_seconds": 0.1}
+    run = trained("digits_between_graph", tmp_path, WORKERS, consistency="asynchronous", **late)
     tested = run.metrics.dropna(subset=["test_loss"])
-    assert tested["step"].iloc[-1] == workers * EPOCHS * steps_an_epoch(workers)
+    assert tested["step"].iloc[-1] == WORKERS * EPOCHS * steps_an_epoch(WORKERS)
     assert tested["accuracy"].iloc[-1] > 0.8
-    reports = {index: run.of(f"worker-{index}") for index in range(workers)}
-    assert {table["step"].iloc[-1] for table in reports.values()} == {EPOCHS * steps_an_epoch(workers)}
-    assert reports[0]["seconds"].iloc[-1] < reports[workers - 1]["seconds"].iloc[-1]
+    reports = {index: run.of(f"worker-{index}") for index in range(WORKERS)}
+    assert {table["step"].iloc[-1] for table in reports.values()} == {EPOCHS * steps_an_epoch(WORKERS)}
+    assert reports[0]["seconds"].iloc[-1] < reports[WORKERS - 1]["seconds"].iloc[-1]
 
 
 def test_three_replicas_equal_one_that_takes_the_batch_of_all(
     in_mirrors: dict[int, Trained], tmp_path: Path
 ) -> None:
-    whole = {"batch-size": 3 * BATCH, "learning-rate": 3 * RATE}
+    whole = {"batch_size": 3 * BATCH, "learning_rate": 3 * RATE}
     serial = trained("digits_mirrored", tmp_path, 1, replicas=1, **whole)
     assert_equal(in_mirrors[3], serial, steps_an_epoch(3))
 
@@ -139,21 +128,19 @@ def test_every_replica_of_a_process_has_a_mirror_of_every_variable(
     assert in_mirrors[replicas].devices == dict.fromkeys(("w1", "b1", "w2", "b2"), mirrors)
 
 
-@pytest.mark.parametrize(("workers", "bytes_per_pack"), [(3, 1)])
 def test_workers_in_a_ring_equal_the_same_and_have_a_mirror_each_however_gradients_are_packed(
-    workers: int, bytes_per_pack: int, in_mirrors: dict[int, Trained], tmp_path: Path
+    in_mirrors: dict[int, Trained], tmp_path: Path
 ) -> None:
-    run = trained("mnist_multi_worker_mirrored", tmp_path, workers, **{"bytes-per-pack": bytes_per_pack})
-    assert_equal(run, in_mirrors[workers], steps_an_epoch(workers))
-    mirrors = {f"/job:worker/task:{index}/device:CPU:0" for index in range(workers)}
+    run = trained("mnist_multi_worker_mirrored", tmp_path, WORKERS, bytes_per_pack=1)
+    assert_equal(run, in_mirrors[WORKERS], steps_an_epoch(WORKERS))
+    mirrors = {f"/job:worker/task:{index}/device:CPU:0" for index in range(WORKERS)}
     assert run.devices == dict.fromkeys(("w1", "b1", "w2", "b2"), mirrors)
 
 
 def test_a_hint_decides_how_many_collectives_there_are() -> None:
-    arguments = {"tensors": 7, "nbytes": 400, "bytes-per-pack": "1,400,1000,0", "repeats": 2}
-    job = TrainingJob.load(JOBS / "measure_collective_hints").replace(workers=3, arguments=arguments)
-    with Local().launch(job) as run:
-        metrics = run.wait(150).metrics
+    arguments = {"tensors": 7, "nbytes": 400, "bytes_per_pack": "1,400,1000,0", "repeats": 2}
+    changes = {"workers": WORKERS, "arguments": arguments}
+    metrics = launched("measure_collective_hints", warm=False, **changes).metrics
     assert dict(metrics.groupby("bytes_per_pack")["collectives"].unique().map(list)) == {
         1: [7],
         400: [4],  # two in a pack, since one is not more than 400
@@ -164,28 +151,9 @@ def test_a_hint_decides_how_many_collectives_there_are() -> None:
     assert (metrics["all_reduce_seconds"] > 0).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "told"),
-    [
-        (
-            "digits_in_graph",
-            [],
-            "TF_CONFIG must name a cluster of a chief, parameter servers (ps) and workers",
-        ),
-        ("digits_mirrored", ["--replicas", "0"], "replicas is 0; it must be at least 1"),
-        (
-            "digits_mirrored",
-            ["--batch-size", "5000"],
-            "batch-size is 5000; each of 2 replicas has only 750 images",
-        ),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_in_one_sentence(
-    name: str, arguments: list[str], told: str
-) -> None:
-    command = [sys.executable, str(JOBS / name / "train.py"), *arguments]
-    variables = {**os.environ, "WORKSHOP_DATA": str(data.prepare("digits"))}
-    variables.pop("TF_CONFIG", None)
+def test_a_form_that_needs_a_cluster_says_so_without_one() -> None:
+    command = [sys.executable, str(JOBS / "digits_in_graph" / "train.py")]
+    variables = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1
-    assert done.stderr == told + "\n"
+    told = "TF_CONFIG must name a cluster of a chief, parameter servers (ps) and workers\n"
+    assert (done.returncode, done.stderr) == (1, told)

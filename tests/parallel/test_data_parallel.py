@@ -6,7 +6,6 @@ import itertools
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from parallel_training import MODULES, OPTIMIZERS, batches, by_one_process, flat, made, share
@@ -67,13 +66,6 @@ def test_parallel_equals_serial_from_rank_0s_parameters(form: str, name: str, si
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_parallel_equals_serial_for_any_optimizer(optimizer: str) -> None:
-    expected = by_one_process(made("tied"), optimizer, 2)
-    for found in threads.run(2, lambda communicator: trained(communicator, "overlapped", "tied", optimizer)):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
 def test_accumulated_gradients_equal_those_of_one_large_batch(form: str, size: int) -> None:
@@ -113,22 +105,6 @@ def test_every_form_sends_what_a_ring_sends_and_buckets_make_fewer_messages(form
         assert nbytes == 8 * (5 * 8 + 8 + 8 * 8 + 8 + 8 * 4 + 4)
         assert sent == ring_bytes_sent(size, nbytes)
         assert buckets == {"naive": 6, "overlapped, one bucket": 1}.get(form, 3)
-
-
-def test_a_tied_parameter_travels_once_and_a_frozen_one_never() -> None:
-    def sent(name: str) -> tuple[int, int]:
-        def program(communicator: Communicator) -> tuple[int, int]:
-            module = made(name)
-            one_step(communicator, "naive", module)
-            trainable = sum(p.nbytes for p in module.parameters() if p.requires_grad)
-            return int(communicator.traffic.bytes_sent.sum()), trainable
-
-        totals = [sum(column) for column in zip(*threads.run(2, program), strict=True)]
-        return totals[0], totals[1]
-
-    for name in ("tied", "frozen"):
-        found, trainable = sent(name)
-        assert found == trainable  # (N - 1)/N · 2 is 1 for two ranks
 
 
 def test_frozen_parameters_and_buffers_are_rank_0s_at_the_start() -> None:
@@ -193,15 +169,6 @@ def test_what_some_rank_has_not_used_counts_as_zero_and_what_nobody_used_keeps_n
         assert torch.equal(module.right.bias.grad, torch.full((3,), 2.0).double())
 
 
-def test_flags_of_unused_parameters_cost_a_byte_each() -> None:
-    def program(communicator: Communicator) -> int:
-        one_step(communicator, "overlapped", Branches(communicator.rank), find_unused=True)
-        return int(communicator.traffic.bytes_sent.sum())
-
-    gradients = 3 * (5 * 3 + 3) * 8
-    assert sum(threads.run(2, program)) == 2 * ring_bytes_sent(2, gradients + 6)
-
-
 def test_a_second_backward_pass_without_no_sync_is_refused() -> None:
     def program(communicator: Communicator) -> None:
         with OverlappedDataParallel(made("plain"), communicator) as model:
@@ -210,20 +177,6 @@ def test_a_second_backward_pass_without_no_sync_is_refused() -> None:
 
     with pytest.raises(RuntimeError, match=r"before synchronise\(\).*no_sync\(\)"):
         threads.run(1, program)
-
-
-def test_gradients_are_views_of_the_buckets_also_after_zero_grad() -> None:
-    def program(communicator: Communicator) -> None:
-        with OverlappedDataParallel(made("plain"), communicator, bucket_bytes=SMALL) as model:
-            for to_none in (True, False, True):
-                model.zero_grad(set_to_none=to_none)
-                model(torch.ones(2, 5).double()).sum().backward()
-                model.synchronise()
-                for bucket in model.buckets:
-                    for parameter in bucket.parameters:
-                        assert np.shares_memory(parameter.grad.numpy(), bucket.memory)
-
-    threads.run(2, program)
 
 
 def test_spans_say_when_each_bucket_travelled() -> None:
@@ -238,14 +191,6 @@ def test_spans_say_when_each_bucket_travelled() -> None:
         assert [span.of for span in spans] == [f"bucket {index}" for index in range(len(spans))]
         assert sum(span.nbytes for span in spans) == nbytes
         assert all(before.end <= after.start for before, after in itertools.pairwise(spans))
-
-
-def test_the_second_thread_is_gone_after_the_block() -> None:
-    def program(communicator: Communicator) -> None:
-        one_step(communicator, "overlapped", made("plain"))
-
-    threads.run(2, program)
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("workshop-all-reduce")]
 
 
 @pytest.mark.parametrize("form", FORMS)

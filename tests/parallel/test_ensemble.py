@@ -41,13 +41,6 @@ def test_loss_and_accuracy_are_those_of_each_network():
         assert accuracies[network] == alone.accuracy(x, y)
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_one_others():
-    weights = Ensemble([1, 1, 2], inputs=7, hidden=5).initialise()
-    assert weights.shape == (3, 7 * 5 + 5 + 5 * 10 + 10)
-    np.testing.assert_array_equal(weights[0], weights[1])
-    assert np.abs(weights[0] - weights[2]).max() > 0.1
-
-
 def test_a_network_that_diverges_leaves_the_others_alone():
     ensemble = Ensemble([0, 0], inputs=7, hidden=5)
     weights = ensemble.initialise(np.float64)
@@ -79,12 +72,3 @@ def test_an_epoch_holds_each_example_once_and_leaves_out_what_fills_no_batch():
 def test_a_batch_larger_than_the_shard_is_refused_in_words():
     with pytest.raises(ValueError, match="the batch is 5; this shard has only 4 examples"):
         next(Ensemble([0], inputs=7, hidden=5).batches(np.arange(4), size=5, steps=1))
-
-
-@pytest.mark.parametrize(
-    ("seeds", "hidden", "said"),
-    [([], 5, "there are no seeds"), ([0], 0, "hidden is 0; it must be at least 1")],
-)
-def test_what_cannot_be_is_refused_in_words(seeds, hidden, said):
-    with pytest.raises(ValueError, match=said):
-        Ensemble(seeds, inputs=7, hidden=hidden)

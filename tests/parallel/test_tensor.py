@@ -9,7 +9,6 @@ from workshop_utils.comm.communicator import Communicator
 from workshop_utils.parallel.gpt import (
     GPT,
     Block,
-    Embedding,
     GPTSizes,
     batch_of,
     cross_entropy,
@@ -25,7 +24,6 @@ from workshop_utils.parallel.tensor import (
     finish_gradients,
     parallelize,
     vocabulary_parallel_cross_entropy,
-    whole_parameters,
 )
 
 # 7 heads, 28 hidden units to a quarter of 112, and 256 tokens: few of them divide by 2, 3, 4 or 5.
@@ -125,35 +123,6 @@ def test_the_loss_over_a_cut_vocabulary_is_stable_for_large_logits(scale: float)
         assert torch.allclose(own.grad, 2 * leaf.grad[..., region.own(10)], atol=1e-6)
 
     threads.run(3, rank_main)
-
-
-def test_an_embedding_alone_can_be_cut_by_its_tokens() -> None:
-    embedding = Embedding(EVEN)
-    tokens, _ = batch_of(TEXT, 1, 2, EVEN.sequence)
-    expected = embedding(tokens)
-
-    def rank_main(communicator: Communicator) -> None:
-        cut = parallelize(embedding, Region(communicator))
-        assert torch.allclose(cut(tokens), expected, atol=1e-6)
-        share = 256 // communicator.size
-        assert share <= len(cut.token) <= share + 1
-
-    threads.run(3, rank_main)
-
-
-def test_a_rank_keeps_its_share_of_the_parameters_and_norms_whole() -> None:
-    whole = GPT(EVEN)
-
-    def rank_main(communicator: Communicator) -> tuple[int, int]:
-        model = parallelize(GPT(EVEN), Region(communicator))
-        kept = whole_parameters(model)
-        return sum(p.numel() for p in model.parameters()), sum(p.numel() for p in kept)
-
-    total = sum(parameter.numel() for parameter in whole.parameters())
-    for own, kept in threads.run(2, rank_main):
-        # Per block two norms (weight and bias) and two biases behind sums; positions; the last norm.
-        assert kept == EVEN.layers * 6 * EVEN.width + EVEN.sequence * EVEN.width + 2 * EVEN.width
-        assert own == (total - kept) // 2 + kept
 
 
 def test_sequence_parallelism_keeps_a_share_of_all_activations_tensor_parallelism_of_some() -> None:

@@ -6,7 +6,8 @@ unsolved still runs to its end:
     exercises.prediction(None, 19.6, "times")     # Not yet: write down what you expect, then run this again.
     one_worker.amdahl(my_speedup)                 # Wrong: speed-up with 1 worker gave 20; it must be 1 ...
 
-Here is what all lessons share; each lesson's own checks have a module beside this one.
+Here is what all lessons share; each lesson's own checks have a module beside this one. Questions whose answer is a
+number stand in `questions.yaml`, with the typical mistakes and what is said of each.
 
 A new check is a function decorated with `exercise`. It gets the learner's answer, raises Wrong with a sentence
 for the first thing that is wrong, and returns what to say when all is right:
@@ -27,9 +28,11 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import yaml
 
 State = Literal["not yet", "wrong", "right"]
 
@@ -169,6 +172,19 @@ def number(
     return check
 
 
+def question(name: str) -> Callable[[Any], Verdict]:
+    """The check of a question of `questions.yaml`, by LESSON.NAME."""
+    lesson, _, own = name.partition(".")
+    asked = _questions()[lesson][own]
+    return number(asked["answer"], asked.get("unit", ""), asked["because"], asked["mistakes"])
+
+
+@functools.cache
+def _questions() -> dict[str, Any]:
+    text = Path(__file__).with_name("questions.yaml").read_text(encoding="utf-8")
+    return dict(yaml.safe_load(text))
+
+
 def _explain(
     answer: float, expected: float, unit: str, mistakes: Mapping[float, str], tolerance: float
 ) -> None:
@@ -183,6 +199,16 @@ def _explain(
             raise Wrong(
                 f"{given}: the digits are right, but it is {factor:,.0f} times too {size}: a wrong unit?"
             )
+
+
+def agree(answer: Callable[..., Any], reference: Callable[..., Any], cases: Sequence[Sequence[Any]]) -> None:
+    """Raise Wrong unless `answer` gives what `reference` gives, in all `cases`.
+
+    A case is the call in words (a format, in which {} stands for an argument), why it gives that, and the arguments.
+    """
+    for what, because, *arguments in cases:
+        got = answer(*copy.deepcopy(arguments))
+        expect(got, reference(*arguments), what.format(*arguments), because)
 
 
 def recognise(

@@ -6,59 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workshop_utils.exercises import NotYet, Wrong, exercise, expect, is_missing, number, recognise
-from workshop_utils.scaling.convergence import staleness_at_most
+from workshop_utils.exercises import NotYet, Wrong, exercise, expect, is_missing, question, recognise
 
-scaled_rate = number(
-    0.8,
-    "",
-    "linear scaling: 256 images are 8 times 32, so 8 times 0.1",
-    {
-        0.1
-        * 8**0.5: "that is scaling by the root, as some do with Adam; linear scaling takes the factor itself",
-        0.1 / 8: "that is the other way round: a mean over more images deserves a longer step",
-        0.1: "that is the same rate; with 8 times fewer steps an epoch, training would get less far",
-        8: "that is how the batch grows; the learning rate, 0.1, grows by the same factor",
-        25.6: "256 times 0.1; but 0.1 is right for 32 images, not for one",
-    },
-)
-steps_at_four_times = number(
-    250,
-    "steps",
-    "S_min (1 + B_crit / B) with B = 4 B_crit is 5/4 of S_min, and at B_crit it is 2 S_min = 400",
-    {
-        100: "a fourth, as if the batch were small; from B_crit on, larger batches hardly help",
-        200: "that is S_min, which only an endless batch comes down to",
-        500: "5/4 of 400; but 400 is 2 S_min, so S_min is 200",
-        1000: "that is B_crit / B the other way round: with 4 times the batch it is 1/4",
-        400: "the critical batch is not yet the floor: there it takes twice S_min",
-    },
-)
-meetings_of_diloco = number(
-    0.2,
-    "per cent",
-    "one all-reduce in 500 steps instead of 500",
-    {
-        0.002: "that is the share, 1/500; in per cent it is a hundred times that",
-        99.8: "that is what is spared; what is left is the other part",
-        500: "that is how many steps one meeting takes the place of",
-        5: "500 steps are not 5 per cent; how many meetings are there in 500 steps, instead of 500?",
-    },
-)
-largest_staleness = number(
-    staleness_at_most(5, 2),
-    "updates",
-    "each of the other 4 comes from 2 behind to 2 ahead, and makes one more",
-    {
-        25: "5 · (2 · 2 + 1) counts the worker itself; its own updates do not make its gradient old",
-        2: "the bound counts one worker's lead in its own steps; staleness counts the updates of all the others",
-        8: "so it would be if all others began level with it; but they can come from 2 behind",
-        10: "W · bound; but of the others there are 4, and each can come from 2 behind to 2 ahead and make one more",
-        16: "from 2 behind to 2 ahead are 4 updates of each other worker; each makes one more before it must wait",
-        12: "others can come from behind too: 2 · bound + 1 of each, not bound + 1",
-        5: "that is one other worker, 2 · 2 + 1; there are 4",
-    },
-)
+scaled_rate = question("convergence.scaled_rate")
+steps_at_four_times = question("convergence.steps_at_four_times")
+meetings_of_diloco = question("convergence.meetings_of_diloco")
+largest_staleness = question("convergence.largest_staleness")
 
 Arrays = tuple[np.ndarray, np.ndarray]
 

@@ -10,50 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
-from workshop_utils.exercises import NotYet, Wrong, exercise, number
-from workshop_utils.scaling import recovery
+from workshop_utils.exercises import NotYet, Wrong, exercise, question
 
-DAY = 24 * 3600.0
-
-steps_made_twice = number(
-    75,
-    "steps",
-    "it goes back from 475 to 400, the last multiple of 100",
-    {
-        475: "so it would be without any checkpoint; the last one was written after step 400",
-        100: "that is a whole interval, the most that can be lost; this one was only begun",
-        25: "those are the steps to the next checkpoint, which was never written",
-        525: "those are the steps that were still to come",
-        600: "those are all steps after the restart; the first of them are those that are made twice",
-        50: "that is the mean over many failures, half an interval; here it is known where it broke off",
-    },
-)
-failures_a_day = number(
-    10,
-    "failures",
-    "1,000 workers that each fail once in 100 days fail 1,000 / 100 times a day together",
-    {
-        0.1: "that is the time between two failures, in days",
-        2.4: "that is the time between two failures, in hours; how many of these has a day?",
-        0.01: "that is one worker's; there are 1,000",
-        1000: "those are the failures in 100 days",
-        100_000: "each fails once in 100 days, not 100 times a day",
-    },
-)
-minutes_between_checkpoints = number(
-    recovery.best_interval(60, recovery.failure_interval(100 * DAY, 1000)) / 60,
-    "minutes",
-    "√(2 · 60 s · 8,640 s) is 1,018 s",
-    {
-        1018: "those are seconds",
-        12: "√(δ M) lacks the factor 2 under the root",
-        536.7: "that is one worker's M, 100 days; 1,000 workers fail 1,000 times as often",
-        144: "that is M, the time between two failures; most of what was done would be lost",
-        131.5: "minutes and seconds are mixed: take δ and M both in seconds, or both in minutes",
-        288: "that is 2 δ M; Young's rule takes the root of it",
-        0.283: "those are hours",
-    },
-)
+steps_made_twice = question("failures.steps_made_twice")
+failures_a_day = question("failures.failures_a_day")
+minutes_between_checkpoints = question("failures.minutes_between_checkpoints")
 
 
 @contextmanager

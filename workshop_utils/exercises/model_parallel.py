@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workshop_utils.exercises import NotYet, Wrong, exercise, is_missing, number
+from workshop_utils.exercises import NotYet, Wrong, exercise, is_missing, question
 from workshop_utils.parallel.schedule import (
     Kind,
     Pass,
@@ -16,36 +16,9 @@ from workshop_utils.parallel.schedule import (
     predict,
     schedule_of,
 )
-from workshop_utils.parallel.tensor import block_bytes_sent
 
-idle_percent = number(
-    100 * bubble_fraction(8, 32),
-    "%",
-    "(p − 1)/(m + p − 1) = 7/39; the other 32 of 39 slots are work",
-    {
-        21.875: "that is what is lost beside the *work*, 7/32; of all the time, work and waiting, it is 7/39",
-        82.05: "that is the share in which ranks work; the rest is idle",
-        87.5: "that is the naive schedule, (p − 1)/p, where one rank works at a time",
-        20: "p/(m + p) is nearly it; the first rank need not wait for itself, so p − 1 in both places",
-        25: "that is p/m; a rank waits for the p − 1 others, and the whole is m + p − 1 slots",
-        0.1795: "that is the share; in per cent it is a hundred times that",
-    },
-)
-megabytes_a_block = number(
-    block_bytes_sent(8, 2048 * 4096 * 2) / 1e6,
-    "MB",
-    "an activation has 16.8 MB, an all-reduce sends 2 · 7/8 of it, and a block has 4 all-reduces",
-    {
-        58.72: "that is the forward pass alone; the backward pass has two all-reduces of its own",
-        29.36: "that is one all-reduce; a block has two (attention and MLP) forward, and two backward",
-        16.78: "that is the activation; it is all-reduced, 2 · 7/8 of it, and four times",
-        67.11: "that is four activations; an all-reduce sends 2 · 7/8 of one",
-        134.2: "that is the bound for endlessly many ranks, 4 · 2 K; with 8 it is 4 · 2 · 7/8 K",
-        234.9: "that is with 4 bytes a number; here it is 2",
-        939.5: "that is what all 8 ranks send together",
-        14.68: "that is one reduce-scatter, half an all-reduce; there are four all-reduces",
-    },
-)
+idle_percent = question("model_parallel.idle_percent")
+megabytes_a_block = question("model_parallel.megabytes_a_block")
 
 Answer = Callable[[int, int, int], list[tuple[Kind, int]]]
 

@@ -7,13 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from workshop_utils import models
-from workshop_utils.exercises import (
-    Wrong,
-    exercise,
-    expect,
-    number,
-    recognise,
-)
+from workshop_utils.exercises import Wrong, agree, exercise, expect, question, recognise
 
 _OTHER_MEANS = {
     "with shards of 30 and 10 images you take the plain mean of the gradients, as if both shards were equal; "
@@ -41,23 +35,16 @@ def weighted_mean(answer: Callable[[list[np.ndarray], list[int]], np.ndarray]) -
     same = [np.array([1.0, 2.0]), np.array([3.0, 6.0])]
     other = [np.array([1.0, 2.0]), np.array([5.0, -3.0])]
     recognise(answer, [(same, [30, 10]), (other, [1, 3])], _OTHER_MEANS)
-    expect(answer(same, [5, 5]), np.array([2.0, 4.0]), "the mean of equal shards")
-    expect(
-        answer(same, [30, 10]),
-        np.array([1.5, 3.0]),
-        "the mean of shards of 30 and 10 images",
-        "each image counts the same, so the first shard counts three times as much",
-    )
-    expect(
-        answer([*same, np.array([9.0, 9.0])], [1, 1, 0]),
-        np.array([2.0, 4.0]),
-        "the mean of shards of 1, 1 and 0 images",
-        "a shard without images has no say",
-    )
     generator = np.random.default_rng(0)
-    gradients, sizes = [generator.normal(size=(3, 4)) for _ in range(3)], [17, 17, 16]
-    expected = np.average(gradients, axis=0, weights=sizes)
-    expect(answer(gradients, sizes), expected, "the mean of gradients of shape (3, 4)")
+    each_counts = "each image counts the same, so the first shard counts three times as much"
+    cases = [
+        ("the mean of equal shards", "", same, [5, 5]),
+        ("the mean of shards of 30 and 10 images", each_counts, same, [30, 10]),
+        ("the mean of shards of 1, 1 and 0 images", "a shard without images has no say",
+         [*same, np.array([9.0, 9.0])], [1, 1, 0]),
+        ("the mean of gradients of shape (3, 4)", "", list(generator.normal(size=(3, 3, 4))), [17, 17, 16]),
+    ]  # fmt: skip
+    agree(answer, lambda gradients, sizes: np.average(gradients, axis=0, weights=sizes), cases)
     return "that is the gradient of the whole batch."
 
 
@@ -114,47 +101,6 @@ def _explain_logits(got: np.ndarray, parts: list[np.ndarray], bias: np.ndarray) 
             )
 
 
-_NETWORK = models.MLP(*(models.Dense(np.zeros(s), np.zeros(s[1])) for s in ((784, 512), (512, 10))))
-_FLOAT32 = 0.5  # of the bytes of the lesson's float64
-
-data_parallel_megabytes = number(
-    models.data_parallel_bytes(_NETWORK, 4) * _FLOAT32 / 1e6,
-    "MB",
-    "2(N − 1)/N times 407,050 parameters of 4 bytes, whatever the batch",
-    {
-        1.628: "that is the gradient once; a ring sends 2(N − 1)/N times as much",
-        3.256: "that is the bound, twice the gradient; 4 workers send 2(N − 1)/N times the gradient, 1.5 times",
-        1.221: "that is one of the ring's two phases; the sum must be passed on, too",
-        4.885: "a number takes 4 bytes in float32; this counts 8",
-        9.769: "that is what all 4 workers send together",
-        0.6106: "those are millions of numbers; each takes 4 bytes",
-        0.407: "those are millions of parameters; each takes 4 bytes, and a ring sends 2(N − 1)/N times the gradient",
-    },
-)
-model_parallel_megabytes = number(
-    models.model_parallel_bytes(_NETWORK, 4, 256) * _FLOAT32 / 1e6,
-    "MB",
-    "(N − 1)/N times 256 images times 2 · 512 + 10 values of 4 bytes",
-    {
-        2.442: "that is the data parallel worker's number; here no weight's gradient crosses, but the activations "
-        "of 256 images, their gradients, and the logits",
-        1.059: "of all that, a worker keeps a quarter at home: (N − 1)/N of it crosses",
-        0.4009: "that is the forward pass; the activations' gradients come back in the backward pass",
-        1.588: "a number takes 4 bytes in float32; this counts 8",
-        3.176: "that is what all 4 workers send together",
-        0.1985: "those are millions of numbers; each takes 4 bytes",
-        0.003102: "that is for one image; the batch has 256",
-    },
-)
-weight_of_an_image = number(
-    3,
-    "times",
-    "its shard's mean divides by 10 where the other divides by 30, and both then count the same",
-    {
-        1: "so it should be, and so it is with weights; but the plain mean divides by 10 here, and by 30 there",
-        1 / 3: "that is the other way round: an image of the *smaller* shard is one of few",
-        0.5: "each shard counts one half; how many images share a half?",
-        20: "that is how many images more the other has; compare 1/10 with 1/30",
-        0.75: "that is the weight that the larger shard should have; the plain mean gives both 1/2",
-    },
-)
+data_parallel_megabytes = question("parallelism.data_parallel_megabytes")
+model_parallel_megabytes = question("parallelism.model_parallel_megabytes")
+weight_of_an_image = question("parallelism.weight_of_an_image")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workshop_utils.comm.ring import ring_bytes_sent
-from workshop_utils.exercises import Wrong, exercise, expect, number, recognise
+from workshop_utils.exercises import Wrong, agree, exercise, question, recognise
 from workshop_utils.exercises.cuts import Cut, first_difference, given_by, recognise_cut
 from workshop_utils.scaling.memory import zero_memory
 
@@ -136,49 +135,16 @@ _OTHER_BYTES: dict[str, Callable[[float, int, int], float]] = {
 def bytes_of_a_rank(answer: Callable[[float, int, int], float]) -> str:
     """`answer(parameters, workers, stage)`: bytes of a rank with float32, Adam and ZeRO's stage 0, 1, 2 or 3."""
     recognise(answer, [(1e6, 8, stage) for stage in range(4)], _OTHER_BYTES)
-    expect(answer(1e6, 1, 0), 16e6, "a million parameters without sharding", "four numbers of 4 bytes each")
-    what = ("nothing", "Adam's two numbers", "these and the gradient", "all four numbers")
-    for workers, parameters in ((4, 1e6), (8, 7e9)):
-        for stage, sharded in enumerate(what):
-            expected = zero_memory(parameters, workers, stage).total
-            of = f"stage {stage} with {workers} workers and {parameters:g} parameters"
-            expect(answer(parameters, workers, stage), expected, of, f"it shards {sharded}")
+    sharded = ("nothing", "Adam's two numbers", "these and the gradient", "all four numbers")
+    cases = [("a million parameters without sharding", "four numbers of 4 bytes each", 1e6, 1, 0)]
+    for parameters, workers in ((1e6, 4), (7e9, 8)):
+        for stage, what in enumerate(sharded):
+            words = "stage {2} with {1} workers and {0:g} parameters"
+            cases.append((words, f"it shards {what}", parameters, workers, stage))
+    agree(answer, lambda *arguments: zero_memory(*arguments).total, cases)
     return "a rank of stage 3 holds an N-th of everything."
 
 
-accumulated_megabytes = number(
-    ring_bytes_sent(8, 400_000_000) / 1e6,
-    "MB",
-    "with no_sync, three of the four backward passes send nothing, so it is one all-reduce: 2 · 7/8 · 400 MB",
-    {
-        2800: "that is an all-reduce after each of the four backward passes; no_sync is there to spare three of them",
-        2100: "those are the three passes in no_sync, which are just the ones that send nothing",
-        175: "a fourth of an all-reduce; but the sum of four gradients is as large as one gradient",
-        350: "that is half an all-reduce, the reduce-scatter; the all-gather sends as much again",
-        400: "that is the gradient once; an all-reduce sends 2 (N − 1)/N times as much",
-        800: "that is the bound for endlessly many workers, 2 K; with 8 it is 2 · 7/8 K",
-        5600: "that is what all 8 workers send together",
-    },
-)
-fully_sharded_megabytes = number(
-    1.5 * ring_bytes_sent(8, 400_000_000) / 1e6,
-    "MB",
-    "two all-gathers and a reduce-scatter, each 7/8 · 400 MB, where data parallelism has one of each",
-    {
-        700: "that is DDP's all-reduce; FSDP fetches the parameters twice, for the forward and the backward pass",
-        350: "that is one of three: parameters are gathered twice, gradients are scattered once",
-        1200: "that is the bound for endlessly many workers, 3 K; with 8 it is 3 · 7/8 K",
-        1400: "that is two all-reduces; but gradients are only reduced and scattered, nobody gathers them",
-        87.5: "an eighth is what a rank *holds*; to compute it needs the other seven, too",
-        8400: "that is what all 8 workers send together",
-    },
-)
-workers_for_a_gpu = number(
-    2,
-    "workers",
-    "112 GB / N has to be less than 80 GB: model states alone, without activations",
-    {
-        1: "7 billion parameters are 28 GB, but there are gradients and two means, too: 112 GB, more than one GPU has",
-        1.4: "112 GB over 80 GB, that is right; but GPUs are whole",
-    },
-)
+accumulated_megabytes = question("pytorch.accumulated_megabytes")
+fully_sharded_megabytes = question("pytorch.fully_sharded_megabytes")
+workers_for_a_gpu = question("pytorch.workers_for_a_gpu")

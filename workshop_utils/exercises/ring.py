@@ -11,13 +11,7 @@ import numpy as np
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import CommunicationError, Communicator
-from workshop_utils.comm.ring import ring_bytes_sent
-from workshop_utils.exercises import (
-    NotYet,
-    Wrong,
-    exercise,
-    number,
-)
+from workshop_utils.exercises import NotYet, Wrong, exercise, question
 
 
 @exercise
@@ -185,43 +179,6 @@ class _RingTrial:
         return f"it is {value:g}."
 
 
-ring_megabytes = number(
-    ring_bytes_sent(8, 400_000_000) / 1e6,
-    "MB",
-    "2 · 7/8 times 400 MB: each of 14 messages holds an eighth",
-    {
-        350: "that is the reduce-scatter alone; the all-gather sends as much again",
-        800: "that is the bound, 2 K; with 8 workers a rank sends 2 · 7/8 K",
-        400: "that is the array once; a rank sends 7 eighths of it to add up, and 7 to pass on",
-        5600: "that is what all 8 workers send together",
-        50: "that is one message, an eighth of the array; how many does a rank send?",
-        100: "those are two messages; a rank sends 7 in each of two phases",
-        1400: "a message has an eighth of the array, and each rank sends 14, not 28",
-        2800: "that is a parameter server's link, 7 gradients of 400 MB; in a ring each message is an eighth",
-    },
-)
-ring_messages = number(
-    2 * (1000 - 1),
-    "messages",
-    "999 to add up and 999 to pass on, each of 0.4 MB: the bytes are bounded, the messages are not",
-    {
-        999: "that is one of the two phases: the sums have to be passed on, too",
-        2000: "a rank sends N − 1 in each phase, not N: it need not send to itself",
-        2: "one for each phase it would be if chunks did not travel on, rank by rank",
-        20: "those are a tree's steps, 2 log₂ N; a ring has 2 (N − 1)",
-        14: "that is with 8 workers",
-    },
-)
-central_over_ring = number(
-    8,
-    "times",
-    "2(N − 1) K/B through the root's link, against 2(N − 1)/N · K/B through every link at once",
-    {
-        7: "compare like with like: 2(N − 1) K/B with a central rank, 2(N − 1)/N · K/B in the ring",
-        4: "a central rank first takes in all gradients and then answers all: both ways count, as both phases do",
-        14: "those are the times that K passes the central link, 2(N − 1); divide by those of the ring, 2(N − 1)/N",
-        16: "the central rank sends nothing to itself: 2(N − 1), not 2 N",
-        1.75: "that is the ring's part, 2 · 7/8; the central rank's is 2 · 7",
-        0.125: "that is the other way round",
-    },
-)
+ring_megabytes = question("ring.ring_megabytes")
+ring_messages = question("ring.ring_messages")
+central_over_ring = question("ring.central_over_ring")

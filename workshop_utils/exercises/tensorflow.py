@@ -4,42 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workshop_utils.exercises import Wrong, exercise, number
+from workshop_utils.exercises import Wrong, exercise, question
 from workshop_utils.exercises.cuts import Cut, first_difference, given_by, recognise_cut
 
-synchronous_updates = number(
-    500,
-    "updates",
-    "each takes one batch of each of the 4 workers, and each worker has 500",
-    {
-        2000: "that is one update a batch, as in an asynchronous form; a synchronous one takes 4 batches at once",
-        125: "the 500 batches are those of one worker, so they are not shared out once more",
-        4: "that is how many gradients are averaged in one update",
-    },
-)
-asynchronous_updates = number(
-    2000,
-    "updates",
-    "each takes one batch, and 4 workers have 500 each",
-    {
-        500: "that is the synchronous number; here nobody waits, so every worker's every batch is an update",
-        8000: "a gradient is applied once, to the one copy of the variables, not once for each worker",
-        125: "the 500 batches are those of one worker, so they are not shared out once more",
-    },
-)
-collectives_a_step = number(
-    5,
-    "collectives",
-    "a pack is full with its 13th tensor, at 52,000 bytes, and 64 tensors fill 4 and a part",
-    {
-        6: "so it would be with 12 tensors a pack, which hold 48,000; that is not more than 50,000, so a 13th goes in",
-        5.12: "that divides the bytes by the hint; but tensors are not cut, and collectives are whole",
-        4: "so many packs are full; the tensors that are left travel too",
-        64: "that is one a tensor, as if the hint were 1",
-        1: "that is all in one, as if the hint were 0",
-        13: "that is how many tensors a pack takes (or, with the hint 16,000 of section 5, how many packs)",
-    },
-)
+synchronous_updates = question("tensorflow.synchronous_updates")
+asynchronous_updates = question("tensorflow.asynchronous_updates")
+collectives_a_step = question("tensorflow.collectives_a_step")
 
 
 def packed(sizes: Sequence[int], bytes_per_pack: int) -> list[list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from workshop_utils.exercises import NotYet, Wrong, exercise, is_missing, number
+from workshop_utils.exercises import NotYet, Wrong, exercise, is_missing, question
 from workshop_utils.runs import Run, RunState
 
 
@@ -26,20 +26,7 @@ def three_workers(run: Run) -> str:
     return f"{', '.join(run.workers)} trained one model in {run.seconds:.1f} s."
 
 
-steps_of_an_epoch = number(
-    15,
-    "steps",
-    "each of 3 workers has 500 images, which make 15 batches of 32; the remainder waits for the next epoch",
-    {
-        46: "that is one worker alone, which takes 32 of 1,500 images in a step; 3 of them take 96 together",
-        23: "that is with 2 workers; with 3 a step takes 96 images",
-        15.6: "there are no parts of a step; what is left over waits for the next epoch",
-        16: "the last one would have 20 images a worker; a batch has 32, so they wait for the next epoch",
-        5: "46 steps of one worker's are shared by 3, not by 9",
-        96: "those are the images of one step",
-        500: "those are the images of one worker; it takes 32 of them in a step",
-    },
-)
+steps_of_an_epoch = question("welcome.steps_of_an_epoch")
 
 
 @exercise

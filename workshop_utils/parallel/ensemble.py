@@ -17,17 +17,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from workshop_utils import place
-
 Floats = NDArray[np.floating]
 Labels = NDArray[np.integer]
-
-
-def load(split: str) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Images of the job's data in [0, 1], shape (count, pixels), and labels, shape (count,)."""
-    examples = place.load(split)
-    images = np.frombuffer(examples.images, np.uint8).reshape(examples.count, -1)
-    return images.astype(np.float32) / np.float32(255), np.frombuffer(examples.labels, np.uint8)
 
 
 class Ensemble:

@@ -9,26 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from launching import JOBS, launched
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from workshop_utils import data
-from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local
+from workshop_utils import data, place
 from workshop_utils.parallel.sharded import zero_bytes_sent
 from workshop_utils.runs import Run, RunFailed
 
-JOBS = Path(__file__).parents[2] / "jobs"
-SIZES = {"steps": 4, "batch-size": 31, "width": 33, "layers": 2}  # no multiples of 2 and 3
+SIZES = {"steps": 4, "batch_size": 31, "width": 33, "layers": 2}  # no multiples of 2 and 3
 
 pytestmark = pytest.mark.slow
 
 
-def launched(job: str, folder: Path, workers: int, **arguments: Any) -> tuple[Run, Tensor]:
+def trained(job: str, folder: Path, workers: int, **arguments: Any) -> tuple[Run, Tensor]:
     """The finished run, and the parameters that it has saved."""
-    given = {name.replace("_", "-"): value for name, value in arguments.items()}
-    ready = TrainingJob.load(JOBS / job).replace(workers=workers, arguments={**SIZES, **given})
-    run = Local(warm=True, output=folder).launch(ready).wait(120)
+    run = launched(job, folder, workers=workers, arguments={**SIZES, **arguments})
     return run, torch.cat([tensor.reshape(-1) for tensor in torch.load(folder / "model.pt").values()])
 
 
@@ -42,11 +38,7 @@ def by_one_process(optimizer: str) -> tuple[list[float], Tensor]:
     assert specification.loader is not None
     script = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(script)
-    digits = data.arrays(data.prepare("digits"))
-    images, labels = (
-        torch.from_numpy(digits.train_images).float(),
-        torch.from_numpy(digits.train_labels).long(),
-    )
+    images, labels = place.load("train", data.prepare("digits")).tensors()
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = script.network(images.shape[1], SIZES["width"], SIZES["layers"])
@@ -57,7 +49,7 @@ def by_one_process(optimizer: str) -> tuple[list[float], Tensor]:
     optimize = kinds[optimizer](module.parameters())
     losses = []
     for step in range(SIZES["steps"]):
-        batch = torch.arange(step * SIZES["batch-size"], (step + 1) * SIZES["batch-size"]) % len(images)
+        batch = torch.arange(step * SIZES["batch_size"], (step + 1) * SIZES["batch_size"]) % len(images)
         loss = cross_entropy(module(images[batch]), labels[batch])
         optimize.zero_grad()
         loss.backward()
@@ -76,10 +68,10 @@ def assert_like_one_process(run: Run, parameters: Tensor, optimizer: str) -> Non
 
 @pytest.mark.parametrize(
     ("by", "workers", "accumulate"),
-    [("naive", 3, 1), ("bucketed", 2, 3), ("overlapped", 2, 1), ("overlapped", 3, 4)],
+    [("naive", 3, 1), ("bucketed", 2, 3), ("overlapped", 3, 4)],
 )
 def test_the_workshops_own_data_parallelism(by: str, workers: int, accumulate: int, tmp_path: Path) -> None:
-    run, parameters = launched(
+    run, parameters = trained(
         "digits_buckets", tmp_path, workers, by=by, accumulate=accumulate, bucket_bytes=4000
     )
     assert_like_one_process(run, parameters, "momentum")
@@ -98,18 +90,16 @@ def test_the_workshops_own_data_parallelism(by: str, workers: int, accumulate: i
 
 @pytest.mark.parametrize(("workers", "accumulate"), [(2, 3), (3, 1)])
 def test_pytorchs_ddp_beside_it(workers: int, accumulate: int, tmp_path: Path) -> None:
-    run, parameters = launched(
-        "digits_torch_ddp", tmp_path, workers, accumulate=accumulate, bucket_bytes=4000
-    )
+    run, parameters = trained("digits_torch_ddp", tmp_path, workers, accumulate=accumulate, bucket_bytes=4000)
     assert_like_one_process(run, parameters, "momentum")
     spans = run.metrics.dropna(subset=["all_reduce"])
     assert spans.groupby("rank")["nbytes"].sum().tolist() == [parameters.nbytes] * workers
     assert (run.metrics["all_reduces"].dropna() == spans["all_reduce"].max() + 1).sum() >= workers
 
 
-@pytest.mark.parametrize(("stage", "workers"), [(0, 2), (1, 3), (2, 3), (3, 2), (3, 3)])
+@pytest.mark.parametrize(("stage", "workers"), [(0, 2), (1, 3), (2, 3), (3, 3)])
 def test_each_stage_of_the_workshops_own_zero(stage: int, workers: int, tmp_path: Path) -> None:
-    run, parameters = launched("digits_sharded", tmp_path, workers, stage=stage, measure_memory=workers - 2)
+    run, parameters = trained("digits_sharded", tmp_path, workers, stage=stage, measure_memory=workers - 2)
     assert_like_one_process(run, parameters, "adam")
     most = zero_bytes_sent(workers, parameters.nbytes, stage)
     sent = run.metrics["bytes_sent"].dropna().mean()
@@ -118,21 +108,15 @@ def test_each_stage_of_the_workshops_own_zero(stage: int, workers: int, tmp_path
     assert run.metrics["memory_nbytes"].dropna().size == workers
 
 
-@pytest.mark.parametrize(("by", "workers"), [("zero", 3), ("fsdp", 2), ("fsdp", 3), ("fsdp-keep", 2)])
+@pytest.mark.parametrize(("by", "workers"), [("zero", 3), ("fsdp", 3), ("fsdp-keep", 2)])
 def test_what_pytorch_has_for_each_stage(by: str, workers: int, tmp_path: Path) -> None:
-    run, parameters = launched("digits_fsdp", tmp_path, workers, by=by)
+    run, parameters = trained("digits_fsdp", tmp_path, workers, by=by)
     assert_like_one_process(run, parameters, "adam")
     assert [line for line in run.logs() if "Warning" in line.text] == []
 
 
 def test_uneven_inputs_are_joined_by_pytorch_and_refused_by_ours(tmp_path: Path) -> None:
-    run, _ = launched("digits_torch_ddp", tmp_path, 2, fewer_steps=2, join=1)
+    run, _ = trained("digits_torch_ddp", tmp_path, 2, fewer_steps=2, join=1)
     assert run.metrics.groupby("rank")["step"].max().tolist() == [4, 2]
     with pytest.raises(RunFailed, match=r"rank 0 has 4 batches, rank 1 has 2; .*drop the remainder"):
-        launched("digits_buckets", tmp_path, 2, fewer_steps=2)
-
-
-@pytest.mark.parametrize("job", ["digits_buckets", "digits_torch_ddp", "digits_sharded", "digits_fsdp"])
-def test_an_argument_that_cannot_be_is_named(job: str, tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match="width is 0; it must be at least 1"):
-        launched(job, tmp_path, 1, width=0)
+        trained("digits_buckets", tmp_path, 2, fewer_steps=2)
