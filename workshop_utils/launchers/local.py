@@ -283,8 +283,6 @@ class LocalRun(ProcessRun):
         self.network, self.emulation = request.network, request.emulation
         self.process_ids: dict[str, int] = {}
         self._job, self._strategy = job, strategy
-        self._exits: dict[str, int] = {}
-        self._process_states: dict[int, str] = {}
         model = Path(request.added[0]["WORKSHOP_MODEL"])
         files = {
             **{f"source/{name}": text for name, text in shipped(strategy).items()},
@@ -295,15 +293,9 @@ class LocalRun(ProcessRun):
         self._start(request.processes, job.timeout_seconds, scratch, files, request.switch, start_warm)
 
     def _on_event(self, event: Event) -> None:
-        kind = event["event"]
-        if kind == "started":
+        if event["event"] == "started":
             self.process_ids[event["name"]] = event["pid"]
-        elif kind == "exited":
-            self._exits[event["name"]] = event["code"]
-        elif kind == "silent":
-            self._process_states = {int(pid): state for pid, state in event["processes"].items()}
-        else:
-            super()._on_event(event)
+        super()._on_event(event)
 
     def _take_line(self, name: str, text: str, stream: str) -> None:
         if name == "driver-0" and (tagged := ELASTIC_TAG.match(text)):
@@ -314,18 +306,11 @@ class LocalRun(ProcessRun):
             self._receive_line(name, text, stream)
 
     def _timed_out(self) -> str:
-        diagnosis = hang.diagnosis(self, self._process_states)
-        return (
-            f"{self.name} did not end within its timeout of {self._job.timeout}. {diagnosis}"
-            f"{hang.shown_stacks(self)}"
-        )
+        return hang.timed_out(self, self._job.timeout, self._process_states)
 
     def _blame(self, name: str, code: int | None, reason: str | None) -> str:
-        """Who failed, how, and what it printed last."""
-        if reason is not None:
-            return endings.not_started(self.name, reason)
         if code is None:
-            return endings.unwatched(self.name)
+            return super()._blame(name, code, reason)
         lines = list(self.logs())
         if name == mpirun.NAME:
             said = "\n".join(line.text for line in lines if line.worker == mpirun.NAME)
