@@ -133,19 +133,6 @@ def test_a_name_that_would_be_too_long_for_a_pod_is_refused(make: Make) -> None:
         TorchX(scheduler="kubernetes").render(make(name="a" * 38))
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("a: [", "is not readable as YAML"), ("- a", "must hold settings such as"), ("1: a", "must hold")],
-)
-def test_a_place_yaml_that_holds_no_settings_is_named(text: str, said: str, tmp_path: Path) -> None:
-    file = tmp_path / "place.yaml"
-    file.write_text(text)
-    with pytest.raises(JobError) as refused:
-        TorchX.load(file)
-    assert said in str(refused.value)
-    assert str(file) in str(refused.value)
-
-
 # Real processes
 
 

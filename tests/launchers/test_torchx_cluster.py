@@ -46,9 +46,8 @@ def see_pods(server: ApiServer, logs: list[list[str]]) -> dict[str, Any]:
     return sent
 
 
-def end(server: ApiServer, sent: dict[str, Any], phase: str) -> None:
+def end(server: ApiServer, phase: str) -> None:
     server.job_status = {"state": {"phase": phase}}
-    server.events.append([{"type": "MODIFIED", "object": {**sent, "status": server.job_status}}])
     with server.changed:
         server.changed.notify_all()
 
@@ -74,7 +73,7 @@ def test_the_job_is_sent_its_files_belong_to_it_and_its_log_comes_back(
         rendered = TEAM.render(job).request
         drawn = rendered["metadata"].pop("name")
         assert sent["spec"] == json.loads(json.dumps(rendered["spec"]).replace(drawn, name))
-        end(server, sent, "Completed")
+        end(server, "Completed")
         run.wait(60)
     assert sorted(str(line) for line in run.logs()) == ["[worker-0] hello", "[worker-1] hello"]
     assert list(run.metrics["step"]) == [3]
@@ -87,7 +86,8 @@ def test_a_job_that_fails_names_the_rank_that_failed_first(server: ApiServer, jo
 
     run = TEAM.launch(job)
     lost = ["[worker-0]: RuntimeError: Connection closed by peer", *summary(0, 1)]
-    end(server, see_pods(server, [lost, ["[worker-1]: loading", *summary(1, -9)]]), "Terminated")
+    see_pods(server, [lost, ["[worker-1]: loading", *summary(1, -9)]])
+    end(server, "Terminated")
     with run, pytest.raises(RunFailed) as failed:
         run.wait(60)
     assert "worker-1 (rank 1) was killed by SIGKILL; the others were stopped" in str(failed.value)

@@ -12,18 +12,13 @@ from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import Pod
 from workshop_utils.launchers.kubernetes.run import KubernetesRun
 from workshop_utils.launchers.torchx.run import NodeLogs
-from workshop_utils.runs import RunState
 
 if TYPE_CHECKING:
     from workshop_utils.launchers.torchx.launcher import TorchX
 
-# The phases in which a Volcano Job stays. Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
-FINAL = {
-    "Completed": RunState.SUCCEEDED,
-    "Failed": RunState.FAILED,
-    "Aborted": RunState.FAILED,
-    "Terminated": RunState.FAILED,
-}
+# The phases in which a Volcano Job stays, as Kubernetes calls them of its own Job.
+# Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
+FINAL = {"Completed": "Complete", "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}
 
 
 def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
@@ -113,12 +108,9 @@ class VolcanoRun(KubernetesRun):
 
     def _take(self, job: Mapping[str, Any]) -> bool:
         """Take in the job's phase; whether it has ended."""
-        status = job.get("status", {}).get("state", {})
-        state = FINAL.get(status.get("phase"))
-        if state is None:
-            return False
-        self._read_the_rest()
-        self._logs.end()
-        reason = self._logs.reason(self) or self._reason_of(f"Volcano says {status['phase']}")
-        self._end(state, reason if state is RunState.FAILED else "")
-        return True
+        phase = job.get("status", {}).get("state", {}).get("phase")
+        condition = {"type": FINAL.get(phase), "status": "True", "message": f"Volcano says {phase}"}
+        return super()._take({"status": {"conditions": [condition]}})
+
+    def _reason_of(self, why: str) -> str:
+        return self._logs.reason(self) or super()._reason_of(why)
