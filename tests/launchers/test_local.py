@@ -450,6 +450,16 @@ def test_interrupting_a_cell_ends_its_run_and_the_next_cell_works(
 # Many
 
 
+def test_a_launch_imports_nothing_that_takes_longer_than_it() -> None:
+    heavy = {"numpy", "pandas", "matplotlib", "torch", "tensorflow", "pyspark", "kubernetes", "boto3"}
+    script = (
+        "import sys; from workshop_utils import cli; from workshop_utils.launchers import local, places; "
+    )
+    script += "from workshop_utils.launchers.torchx import TorchX; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not heavy & set(done.stdout.split())
+
+
 def test_launching_again_and_again_keeps_no_descriptors_and_no_threads(
     make_job: MakeJob, watch: Watch
 ) -> None:

@@ -209,23 +209,6 @@ def test_in_local_mode_all_ranks_run_beside_the_driver_and_a_failing_one_is_blam
     assert list(run.metrics["restarts"]) == [0, 0]
 
 
-def test_an_executors_python_of_another_version_is_named(make_job: MakeJob, tmp_path: Path) -> None:
-    (tmp_path / "lies").mkdir()
-    (tmp_path / "lies" / "sitecustomize.py").write_text(
-        "import sys\n"
-        "class Version(tuple):\n"
-        "    major, minor, micro, releaselevel, serial = 3, 10, 0, 'final', 0\n"
-        "sys.version_info = Version((3, 10, 0, 'final', 0))\n"
-    )
-    python = tmp_path / "python3.10"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}/lies:$PYTHONPATH" exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    job = make_job("", strategy="torch_ddp", workers=1, timeout="4min")
-    message = r"the executors' Python is 3\.10, and the driver's 3\.1[12]: both must have"
-    with Spark(Settings(python=str(python))).launch(job) as run, pytest.raises(RunFailed, match=message):
-        run.wait(PATIENCE_SECONDS)
-
-
 def test_who_is_killed_while_a_job_runs_leaves_no_java_behind(tmp_path: Path, watch: Watch) -> None:
     code = (
         "import time; from workshop_utils.jobs import TrainingJob; from workshop_utils.launchers.spark import Spark;"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +62,11 @@ def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     """Render the job and make its objects. Raises as `TorchX.launch` does."""
     try:
         api = calls.connect()
-    except calls.KubernetesError as error:
+    except calls.KubernetesError:
+        file = os.environ.get("KUBECONFIG", "~/.kube/config")
         raise JobError(
-            f"scheduler is 'kubernetes': {error}; --render shows the Volcano Job, and scheduler 'local_cwd' runs the "
-            "application here"
+            f"scheduler is 'kubernetes', and there is no cluster to talk to in {file}: name a kubeconfig in "
+            "KUBECONFIG. Without a cluster, --render shows the Volcano Job, and scheduler 'local_cwd' runs it here"
         ) from None
     resource = place.render(job).request
     resource["metadata"]["namespace"] = place.namespace
