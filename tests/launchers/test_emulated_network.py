@@ -194,6 +194,11 @@ def test_every_process_has_a_network_and_a_host_of_its_own_and_nothing_of_them_i
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="there is no one else to be")
 def test_a_user_without_privileges_can_make_one_too(nothing_is_left: Path, data_folder: Path) -> None:
     nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    nobody += [
+        "sh",
+        "-c",
+        'exec "$0" "$@"',
+    ]  # which has none of root's rights any more when it looks for a program
     environment = {
         **os.environ,
         "HOME": "/nonexistent",

@@ -48,8 +48,6 @@ def see_pods(server: ApiServer, logs: list[list[str]]) -> dict[str, Any]:
 
 def end(server: ApiServer, phase: str) -> None:
     server.job_status = {"state": {"phase": phase}}
-    with server.changed:
-        server.changed.notify_all()
 
 
 def test_the_job_is_sent_its_files_belong_to_it_and_its_log_comes_back(
