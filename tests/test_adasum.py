@@ -29,12 +29,6 @@ def test_the_order_of_two_does_not_matter_and_equal_gradients_of_any_number_of_r
         assert adasum.reduce([first] * count) == pytest.approx(first)
 
 
-def test_four_are_combined_in_pairs_of_neighbours():
-    four = list(np.random.default_rng(0).normal(size=(4, 5)))
-    expected = adasum.combine(adasum.combine(four[0], four[1]), adasum.combine(four[2], four[3]))
-    assert adasum.reduce(four) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("count", [0, 3, 6])
 def test_other_numbers_than_powers_of_two_are_refused(count):
     with pytest.raises(ValueError, match=f"there are {count} gradients; Adasum takes 1, 2, 4, 8"):

@@ -32,28 +32,6 @@ def test_a_step_of_another_size_is_told_what_it_counts(answer: int, said: str) -
     assert (verdict.state, said in verdict.text) == ("wrong", True)
 
 
-def test_ranks_are_counted_node_by_node() -> None:
-    assert exercises.ranks_of_nodes(lambda node, local, per_node: node * per_node + local).state == "right"
-    added = exercises.ranks_of_nodes(lambda node, local, per_node: node + local)
-    assert (added.state, "process 0 of node 1" in added.text) == ("wrong", True)
-    assert "also the rank of another process" in added.text
-    dealt = exercises.ranks_of_nodes(lambda node, local, per_node: local * 2 + node)
-    assert (dealt.state, "process 31 of node 0" in dealt.text) == ("wrong", True)
-    in_turn = exercises.ranks_of_nodes(lambda node, local, per_node: local * per_node + node)
-    assert (in_turn.state, "A node's ranks follow each other" in in_turn.text) == ("wrong", True)
-    assert exercises.ranks_of_nodes(lambda *_: ...).state == "not yet"
-
-
-def test_an_exception_in_the_learner_s_function_is_named_with_its_line() -> None:
-    def broken(node: int, local_rank: int, per_node: int) -> int:
-        nodes_before = list(range(node))
-        return nodes_before[node] * per_node + local_rank
-
-    verdict = exercises.ranks_of_nodes(broken)
-    assert verdict.state == "wrong"
-    assert "IndexError: list index out of range (line 3 of your function)" in verdict.text
-
-
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
@@ -77,12 +55,6 @@ def test_wrong_limits_are_told_what_they_would_do(limits: Any, said: str) -> Non
 )
 def test_the_limits_of_a_whole_machine_are_right(limits: dict[str, Any]) -> None:
     assert exercises.limits_of_a_pod(limits).state == "right"
-
-
-def hidden(tokens: np.ndarray, chosen: np.ndarray, luck: np.ndarray, others: np.ndarray) -> np.ndarray:
-    seen = tokens.copy()
-    seen[chosen] = np.where(luck < 0.8, 4, np.where(luck < 0.9, others, tokens[chosen]))
-    return seen
 
 
 def in_place(tokens: np.ndarray, chosen: np.ndarray, luck: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -112,8 +84,3 @@ def everywhere(tokens: np.ndarray, chosen: np.ndarray, luck: np.ndarray, others:
 def test_wrong_masks_are_told_where(function: Callable[..., Any], said: str) -> None:
     verdict = exercises.hide(function)
     assert (verdict.state, said in verdict.text) == ("wrong", True)
-
-
-def test_the_paper_s_masks_are_right() -> None:
-    assert exercises.hide(hidden).state == "right"
-    assert exercises.hide(lambda *_: ...).state == "not yet"

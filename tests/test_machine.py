@@ -20,12 +20,3 @@ def test_a_process_that_is_bound_to_one_core_has_one():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"
     assert machine.cores() == len(os.sched_getaffinity(0))
-
-
-@pytest.mark.parametrize(("counted", "cores"), [(8, 8), (None, 1)])
-def test_where_processes_cannot_be_bound_all_cores_count_and_there_is_at_least_one(
-    monkeypatch, counted, cores
-):
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: counted)
-    assert machine.cores() == cores

@@ -70,42 +70,25 @@ def test_each_platform_says_who_a_worker_is(
     assert (found.rank, found.world_size, found.local_rank) == (rank, world_size, local_rank)
 
 
-def test_what_starts_the_ranks_is_believed_before_the_platform_around_it() -> None:
-    everything = {
-        **SAGEMAKER_HOSTS, "TF_CONFIG": SAGEMAKER_TF_CONFIG, **TORCHRUN, **HOROVOD, **MPICH, **OPEN_MPI,
-    }  # fmt: skip
-    sizes = []
-    for names in place.RANK_VARIABLES:
-        sizes.append(place.from_environment(everything).world_size)
-        everything = {name: value for name, value in everything.items() if name not in names}
-    sizes.append(place.from_environment(everything).world_size)
-    del everything["TF_CONFIG"]
-    sizes.append(place.from_environment(everything).world_size)
-    assert sizes == [2, 6, 4, 8, 3, 3]
-    assert place.from_environment(everything).rank == 2
+@pytest.mark.parametrize("ranks", [TORCHRUN, HOROVOD, MPICH, OPEN_MPI])
+def test_what_starts_the_ranks_is_believed_before_the_platform_around_it(ranks: dict[str, str]) -> None:
+    around = {**SAGEMAKER_HOSTS, "TF_CONFIG": SAGEMAKER_TF_CONFIG}
+    assert place.from_environment({**around, **ranks}) == place.from_environment(ranks)
 
 
-def test_hosts_of_sagemaker_are_numbered_in_the_order_of_strings_as_it_sends_them() -> None:
-    hosts = sorted(f"algo-{number}" for number in range(1, 13))
-    assert hosts[1] == "algo-10"
-    ranks = {
-        host: place.from_environment({"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host}).rank
-        for host in hosts
+@pytest.mark.usefixtures("no_platform")
+def test_the_master_of_sagemaker_is_the_chief_of_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", SAGEMAKER_TF_CONFIG)
+    config = place.tf_config()
+    assert config is not None
+    assert {role: len(hosts) for role, hosts in config["cluster"].items()} == {
+        "chief": 1,
+        "ps": 3,
+        "worker": 2,
     }
-    assert (ranks["algo-1"], ranks["algo-10"], ranks["algo-2"], ranks["algo-9"]) == (0, 1, 4, 11)
-
-
-def test_the_master_of_sagemaker_is_the_chief_of_tensorflow() -> None:
-    environment = {"TF_CONFIG": SAGEMAKER_TF_CONFIG}
-    assert place.tf_config(environment) == {
-        "cluster": {
-            "chief": ["algo-1:2222"],
-            "ps": ["algo-1:2223", "algo-2:2223", "algo-3:2223"],
-            "worker": ["algo-2:2222", "algo-3:2222"],
-        },
-        "task": {"type": "chief", "index": 0},
-    }
-    chief = place.from_environment(environment)
+    assert config["task"] == {"type": "chief", "index": 0}
+    assert json.loads(os.environ["TF_CONFIG"]) == config  # what TensorFlow then reads
+    chief = place.here()
     assert (chief.name, chief.rank, chief.world_size) == ("chief-0", 0, 3)
 
 
@@ -120,29 +103,15 @@ def test_chief_and_workers_have_ranks_and_the_others_have_none(
     assert (found.name, found.rank, found.world_size) == (f"{kind}-{index}", rank, 3)
 
 
-@pytest.mark.usefixtures("no_platform")
-def test_the_mended_cluster_is_what_tensorflow_then_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TF_CONFIG", SAGEMAKER_TF_CONFIG)
-    assert place.tf_config() == json.loads(os.environ["TF_CONFIG"])
-    assert "master" not in os.environ["TF_CONFIG"]
-    assert "environment" not in os.environ["TF_CONFIG"]
-    assert place.tf_config() == json.loads(os.environ["TF_CONFIG"])
-
-
 @pytest.mark.parametrize(
     ("environment", "named"),
     [
         ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK is 'one'"),
         ({"RANK": "0"}, "WORLD_SIZE is ''"),
-        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK is '-1'"),
         ({"TF_CONFIG": "{"}, "TF_CONFIG is '{'"),
-        ({"TF_CONFIG": "[]"}, "TF_CONFIG is '[]'"),
         ({"TF_CONFIG": '{"cluster": {}}'}, 'TF_CONFIG is \'{"cluster"'),
-        ({"TF_CONFIG": '{"cluster": [], "task": {"type": "ps", "index": 0}}'}, "TF_CONFIG is '{"),
-        ({"TF_CONFIG": '{"task": {"type": "ps", "index": "first"}}'}, "TF_CONFIG is '{"),
         ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "SM_HOSTS is 'algo-1'"),
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST is 'algo-2'"),
-        ({"SM_HOSTS": '["algo-1"]'}, "SM_CURRENT_HOST is None"),
     ],
 )
 def test_a_place_that_cannot_be_read_is_answered_with_the_variable(
@@ -155,16 +124,10 @@ def test_a_place_that_cannot_be_read_is_answered_with_the_variable(
 
 def test_folders_are_sagemakers_where_it_sets_them_and_the_launchers_otherwise() -> None:
     own = {"WORKSHOP_DATA": "/d", "WORKSHOP_MODEL": "/m"}
-    sagemaker = {"SM_CHANNEL_TRAINING": "/opt/ml/input/data/training", "SM_MODEL_DIR": "/opt/ml/model"}
-    folders = [
-        (str(found.data_folder), str(found.model_folder))
-        for found in map(place.from_environment, ({}, own, {**own, **sagemaker}))
-    ]
-    assert folders == [
-        ("data", "model"),
-        ("/d", "/m"),
-        ("/opt/ml/input/data/training", "/opt/ml/model"),
-    ]
+    sagemaker = {"SM_CHANNEL_TRAINING": "/opt/ml/data", "SM_MODEL_DIR": "/opt/ml/model"}
+    found = [place.from_environment(variables) for variables in ({}, own, {**own, **sagemaker})]
+    assert [str(each.data_folder) for each in found] == ["data", "/d", "/opt/ml/data"]
+    assert [str(each.model_folder) for each in found] == ["model", "/m", "/opt/ml/model"]
 
 
 # Reports
@@ -238,11 +201,6 @@ def test_images_and_labels_are_read_plain_or_gzipped(packed: bool, data_folder: 
     assert (test.count, test.labels) == (2, bytes(range(2)))
 
 
-def test_a_split_that_does_not_exist_is_refused(data_folder: Path) -> None:
-    with pytest.raises(ValueError, match="split is 'validation'; it must be 'train' or 'test'"):
-        place.load("validation", data_folder)
-
-
 def test_a_missing_file_is_named_with_its_folder_and_the_variable_that_says_it(tmp_path: Path) -> None:
     with pytest.raises(
         FileNotFoundError, match=rf"train-images-idx3-ubyte is not in {tmp_path} .*WORKSHOP_DATA"
@@ -257,44 +215,19 @@ def test_images_without_as_many_labels_are_refused(tmp_path: Path) -> None:
         place.load("train", tmp_path)
 
 
-def test_labels_in_the_place_of_images_are_refused(tmp_path: Path) -> None:
-    write_idx(tmp_path / "train-images-idx3-ubyte", (3,), bytes(3))
-    write_idx(tmp_path / "train-labels-idx1-ubyte", (3,), bytes(3))
-    with pytest.raises(
-        ValueError, match=r"train-images-idx3-ubyte has shape \(3,\); it must have 3 dimensions"
-    ):
-        place.load("train", tmp_path)
-
-
+# Two rows of three bytes.
 WHOLE = b"\0\0\x08\x02" + b"\0\0\0\x02" + b"\0\0\0\x03" + bytes(range(6))
 
 
-def test_an_idx_file_is_read_with_its_shape(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(WHOLE)
-    assert place.read_idx(tmp_path / "file") == ((2, 3), bytes(range(6)))
-
-
-@pytest.mark.parametrize("length", range(len(WHOLE)))
-def test_an_idx_file_that_is_cut_short_anywhere_is_refused(length: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [0, 3, 10, len(WHOLE) - 1])
+def test_an_idx_file_that_is_cut_short_is_refused(length: int, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(WHOLE[:length])
     with pytest.raises(ValueError, match=r"file (is not an idx file|ends inside its header|claims 6 bytes)"):
         place.read_idx(file)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [WHOLE + b"\0", b"\0\0\x0d" + WHOLE[3:], b"<html>not found</html>", b"\0\0\x08\xff" + bytes(20)],
-    ids=["longer", "floats", "a web page", "255 dimensions"],
-)
-def test_what_is_not_an_idx_file_of_bytes_is_refused(content: bytes, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(content)
-    with pytest.raises(ValueError, match="file "):
-        place.read_idx(file)
-
-
-@pytest.mark.parametrize("keep", [0, 1, 5, 12, 20, -1])
+@pytest.mark.parametrize("keep", [1, 12, -1])
 def test_a_gzipped_idx_file_that_is_cut_short_is_refused(keep: int, tmp_path: Path) -> None:
     file = tmp_path / "file.gz"
     file.write_bytes(gzip.compress(WHOLE)[:keep])
@@ -340,23 +273,10 @@ def test_a_server_serves_until_the_chief_that_it_has_seen_leaves(monkeypatch: py
     assert not serving.is_alive()
 
 
-def test_a_chief_that_never_comes_is_waited_for_with_patience_and_then_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound, but not listening: connections are refused
-        port = nobody.getsockname()[1]
-        chief_at(port, monkeypatch)
-        with pytest.raises(
-            TimeoutError, match=rf"the chief at 127\.0\.0\.1:{port} did not answer within 0 s"
-        ):
-            place.serve_until_chief_leaves(0.01, 0.1)
-
-
-@pytest.mark.usefixtures("no_platform")
-def test_without_a_chief_there_is_nobody_to_wait_for() -> None:
-    with pytest.raises(ValueError, match="TF_CONFIG names no chief"):
-        place.serve_until_chief_leaves()
+def test_a_chief_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    chief_at(1, monkeypatch)
+    with pytest.raises(TimeoutError, match=r"the chief at 127\.0\.0\.1:1 did not answer within 0 s"):
+        place.serve_until_chief_leaves(0.01, 0.1)
 
 
 # Failures and what outlives them

@@ -1,11 +1,10 @@
 import json
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from workshop_utils import place
-from workshop_utils.jobs import JobError, StrategyName, TrainingJob
+from workshop_utils.jobs import StrategyName, TrainingJob
 from workshop_utils.strategies import STRATEGIES, Addresses, strategy_of
 
 
@@ -60,48 +59,3 @@ def test_a_parameter_server_cluster_has_a_chief_servers_and_workers_with_address
     assert ranks["chief-0"] == 0
     assert [ranks[f"ps-{index}"] for index in range(servers)] == [None] * servers
     assert [ranks[f"worker-{index}"] for index in range(workers)] == list(range(1, workers + 1))
-
-
-def test_only_the_chief_of_a_parameter_server_cluster_is_waited_for(tmp_path: Path) -> None:
-    members = strategy_of(job_of("parameter_server", 2, tmp_path)).members(
-        job_of("parameter_server", 2, tmp_path)
-    )
-    assert [member.name for member in members if member.awaited] == ["chief-0"]
-
-
-def test_ranks_of_torch_meet_at_the_address_of_rank_0_alone(tmp_path: Path) -> None:
-    job = job_of("torch_ddp", 3, tmp_path)
-    assert [member.listens for member in strategy_of(job).members(job)] == [True, False, False]
-    assert {(told["MASTER_ADDR"], told["MASTER_PORT"]) for told in environments(job).values()} == {
-        ("127.0.0.1", "10000")
-    }
-
-
-def test_ranks_of_horovod_meet_at_a_rendezvous_that_no_one_waits_for(tmp_path: Path) -> None:
-    job = job_of("horovod", 2, tmp_path)
-    rendezvous, *workers = strategy_of(job).members(job)
-    assert (rendezvous.role, rendezvous.awaited, rendezvous.listens) == ("rendezvous", False, True)
-    assert not any(worker.listens for worker in workers)
-    assert environments(job)["worker-1"]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "10000"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "workers", "servers", "sentence"),
-    [
-        ("single", 2, 1, "workers is 2; strategy 'single' has one worker"),
-        ("parameter_server", 1, 1, "workers is 1; strategy 'parameter_server' needs at least 2"),
-        ("horovod", 2, 2, "parameter_servers is 2; strategy 'horovod' has no parameter servers"),
-    ],
-)
-def test_a_strategy_refuses_what_it_does_not_have(
-    strategy: StrategyName, workers: int, servers: int, sentence: str, tmp_path: Path
-) -> None:
-    with pytest.raises(JobError) as caught:
-        strategy_of(job_of(strategy, workers, tmp_path, servers))
-    assert str(caught.value).startswith(sentence)
-
-
-def test_every_strategy_is_registered_under_its_own_name() -> None:
-    assert {name: strategy.name for name, strategy in STRATEGIES.items()} == {
-        name: name for name in get_args(StrategyName)
-    }

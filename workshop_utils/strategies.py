@@ -21,7 +21,6 @@ the real platforms set, so a script cannot tell the difference:
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -67,7 +66,7 @@ class Addresses:
         return host, port
 
 
-class Strategy(ABC):
+class Strategy:
     """How the workers of a job co-operate."""
 
     name: ClassVar[StrategyName]
@@ -87,9 +86,9 @@ class Strategy(ABC):
         """The processes of `job`, in the order in which they are started."""
         return tuple(Member("worker", rank, rank) for rank in range(job.workers))
 
-    @abstractmethod
     def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
-        """The variables by which `member` learns its own place and finds its peers."""
+        """The variables by which `member` learns its own place and finds its peers; none by default."""
+        return {}
 
 
 class Single(Strategy):
@@ -104,9 +103,6 @@ class Single(Strategy):
                 f"workers is {job.workers}; strategy 'single' has one worker: use another strategy, such as 'torch_ddp'"
             )
 
-    def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
-        return {}
-
 
 class Ring(Strategy):
     """The workshop's own ranks, as equals: each can send to each, and the algorithms choose the neighbours."""
@@ -115,7 +111,7 @@ class Ring(Strategy):
     uses_comm = True
 
     def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        return tuple(Member("worker", rank, rank, listens=rank == 0) for rank in range(job.workers))
+        return _meeting_at_rank_0(job)
 
     def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
         return _own_ranks(self.members(job), member, addresses)
@@ -153,7 +149,7 @@ class TorchDDP(Strategy):
     name = "torch_ddp"
 
     def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        return tuple(Member("worker", rank, rank, listens=rank == 0) for rank in range(job.workers))
+        return _meeting_at_rank_0(job)
 
     def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
         host, port = addresses.split("worker-0")
@@ -210,14 +206,7 @@ class HorovodElastic(Strategy):
     name = "horovod_elastic"
 
     def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        driver = Member("driver", 0, listens=True)
-        workers = (
-            Member("worker", rank, rank, awaited=False, started_by=driver.name) for rank in range(job.workers)
-        )
-        return (driver, *workers)
-
-    def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
-        return {}
+        return _started_by(Member("driver", 0, listens=True), job)
 
 
 class MPI(Strategy):
@@ -225,9 +214,6 @@ class MPI(Strategy):
 
     name = "mpi"
     started_by_mpirun = True
-
-    def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
-        return {}
 
 
 class Spark(Strategy):
@@ -240,11 +226,7 @@ class Spark(Strategy):
     name = "spark"
 
     def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        driver = Member("driver", 0)
-        workers = (
-            Member("worker", rank, rank, awaited=False, started_by=driver.name) for rank in range(job.workers)
-        )
-        return (driver, *workers)
+        return _started_by(Member("driver", 0), job)
 
     def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
         return {"GLOO_SOCKET_IFNAME": addresses.interface}
@@ -291,6 +273,15 @@ class ParameterServer(Strategy):
 
     def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
         return _tf_config(self.members(job), member, addresses)
+
+
+def _meeting_at_rank_0(job: TrainingJob) -> tuple[Member, ...]:
+    return tuple(Member("worker", rank, rank, listens=rank == 0) for rank in range(job.workers))
+
+
+def _started_by(driver: Member, job: TrainingJob) -> tuple[Member, ...]:
+    ranks = range(job.workers)
+    return (driver, *(Member("worker", rank, rank, awaited=False, started_by=driver.name) for rank in ranks))
 
 
 def _own_ranks(members: Sequence[Member], member: Member, addresses: Addresses) -> dict[str, str]:

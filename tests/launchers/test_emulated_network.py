@@ -11,11 +11,10 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 from conftest import eventually, marked_processes
 
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local, LocalRun
 from workshop_utils.network import Network, availability, has_netem
 from workshop_utils.runs import RunFailed, RunState
@@ -144,7 +143,7 @@ def test_between_racks_the_spine_decides_and_within_a_rack_it_does_not(make_job:
         assert seconds[rank] > 2 * seconds[1]
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 6])
+@pytest.mark.parametrize("size", [2, 5])
 def test_in_a_ring_each_rank_reaches_the_others_through_its_neighbours(make_job: MakeJob, size: int) -> None:
     job = make_job(COUNT_HOPS, strategy="torch_ddp", workers=size)
     counted: dict[str, str] = {}
@@ -159,14 +158,6 @@ def test_in_a_ring_each_rank_reaches_the_others_through_its_neighbours(make_job:
             other: min((other - rank) % size, (rank - other) % size) for other in range(size) if other != rank
         }
         assert counted[f"worker-{rank}"] == f"hops {sorted(hops.items())}"
-
-
-def test_a_slow_link_of_a_ring_slows_what_passes_it(make_job: MakeJob) -> None:
-    job = make_job(TAKE_TURNS, strategy="torch_ddp", workers=5)
-    ring = Network.parse("40Mbit,topology=ring,worker-1:worker-2=5Mbit")
-    seconds = transfer_seconds(Local(network=ring).launch(job))
-    assert EARLIEST < seconds[2] / theory(0.625e6) < LATEST  # through rank 1
-    assert all(seconds[2] > 2 * seconds[rank] for rank in (1, 3, 4))
 
 
 def test_every_process_has_a_network_and_a_host_of_its_own_and_nothing_of_them_is_left(
@@ -200,39 +191,14 @@ def test_every_process_has_a_network_and_a_host_of_its_own_and_nothing_of_them_i
     assert watch.eventually(lambda: networks() <= before)
 
 
-@pytest.mark.parametrize("victim", ["worker", "supervisor"])
-def test_networks_are_gone_when_somebody_is_killed(make_job: MakeJob, watch: Watch, victim: str) -> None:
-    job = make_job(
-        "import time; from workshop_utils import place; place.here(); print('ready', flush=True); time.sleep(1000)",
-        strategy="torch_ddp",
-        workers=2,
-    )
-    interfaces, before = network_interfaces(), networks()
-    run = Local(network=Network(bandwidth="100Mbit", topology="ring")).launch(job)
-    next(run.logs(follow=True))
-    pid = run.process_ids["worker-1"]
-    if victim == "supervisor":
-        pid = psutil.Process(pid).ppid()
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(RunFailed, match=r"worker-1 .*SIGKILL" if victim == "worker" else "watches over it"):
-        run.wait(30)
-    assert watch.eventually(lambda: networks() <= before)
-    assert network_interfaces() == interfaces
-
-
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="there is no one else to be")
 def test_a_user_without_privileges_can_make_one_too(nothing_is_left: Path, data_folder: Path) -> None:
-    nobody = [
-        "setpriv",
-        "--reuid",
-        "65534",
-        "--regid",
-        "65534",
-        "--clear-groups",
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    nobody += [
         "sh",
         "-c",
         'exec "$0" "$@"',
-    ]
+    ]  # which has none of root's rights any more when it looks for a program
     environment = {
         **os.environ,
         "HOME": "/nonexistent",
@@ -241,10 +207,7 @@ def test_a_user_without_privileges_can_make_one_too(nothing_is_left: Path, data_
     probe = "import workshop_utils.network as n, sys; sys.exit(n.availability() != 'user namespaces')"
     # This Python may lie in a folder that is root's alone; the system's may do for the same packages.
     for python in (sys.executable, "/usr/bin/python3"):
-        tried = subprocess.run(
-            [*nobody, python, "-c", probe], env=environment, capture_output=True, check=False
-        )
-        if tried.returncode == 0:
+        if subprocess.run([*nobody, python, "-c", probe], env=environment, check=False).returncode == 0:
             break
     else:
         pytest.skip(
@@ -252,13 +215,13 @@ def test_a_user_without_privileges_can_make_one_too(nothing_is_left: Path, data_
         )
     nothing_is_left.chmod(0o755)
     shutil.copytree(data_folder, nothing_is_left / "data")
-    folder = nothing_is_left / "job"
+    folder, temporary = nothing_is_left / "job", nothing_is_left / "temporary"
     folder.mkdir()
+    temporary.mkdir()
+    (folder / "train.py").write_text(textwrap.dedent(TAKE_TURNS))
     for file in (nothing_is_left / "data", folder, *(nothing_is_left / "data").iterdir()):
         file.chmod(0o755)
-    (folder / "train.py").write_text(textwrap.dedent(TAKE_TURNS))
-    (nothing_is_left / "temporary").mkdir()
-    (nothing_is_left / "temporary").chmod(0o777)
+    temporary.chmod(0o777)
     script = f"""
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
@@ -268,7 +231,7 @@ for text in ("20Mbit", "20Mbit,topology=ring"):
     run = Local(network=Network.parse(text)).launch(job).wait()
     print(run.records[0]["transfer_seconds"])
 """
-    environment["TMPDIR"] = str(nothing_is_left / "temporary")
+    environment["TMPDIR"] = str(temporary)
     done = subprocess.run(
         [*nobody, python, "-c", script], env=environment, capture_output=True, text=True, check=False
     )
@@ -299,39 +262,20 @@ def test_the_workshop_s_own_ranks_feel_it_and_stamped_links_where_there_is_no_ne
         assert set(run.metrics["bytes_sent"]) == {400_000}
 
 
-def test_the_command_line_takes_a_network_and_says_how_it_is_emulated() -> None:
-    command = [str(Path(sys.executable).with_name("workshop")), "launch", str(JOBS / "measure_all_reduce")]
-    command += ["-a", "nbytes=4000", "-a", "repeats=1", "--network"]
-    done = subprocess.run(
-        [*command, "bandwidth=50Mbit,worker-1=20Mbit"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(
-        "network: 50Mbit each way for each process, but 20Mbit for worker-1; in network namespaces: every framework"
-    )
-    refused = subprocess.run([*command, "1GBit/s"], capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert refused.stderr == (
-        "workshop: bandwidth is '1GBit/s'; it must be a rate in bits, such as '100Mbit' or '1Gbit' (small b)\n"
-    )
-
-
 @pytest.mark.parametrize("emulation", ["network namespaces", "stamped links"])
-def test_unix_sockets_and_shared_memory_cannot_pass_by_the_network(
+def test_unix_sockets_cannot_pass_by_the_network(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, emulation: str
 ) -> None:
     monkeypatch.setattr(Network, "emulation", lambda *_: emulation)
     job = make_job(
         """
-    import numpy
     from workshop_utils import place
-    from workshop_utils.comm import shared_memory, tcp
+    from workshop_utils.comm import tcp
     place.here()
-    for connect, options in ((tcp.connect, {"family": "unix"}), (shared_memory.connect, {})):
-        try:
-            connect(*place.rendezvous(), timeout_seconds=5, **options)
-        except ValueError as error:
-            print("refused:", error)
+    try:
+        tcp.connect(*place.rendezvous(), timeout_seconds=5, family="unix")
+    except ValueError as error:
+        print("refused:", error)
     """,
         strategy="ring",
         workers=2,
@@ -340,14 +284,7 @@ def test_unix_sockets_and_shared_memory_cannot_pass_by_the_network(
     assert run.network is not None
     assert emulation in run.network
     refused = [line.text for line in run.logs() if line.text.startswith("refused: family is 'unix'")]
-    assert len(refused) == 4
-
-
-def test_a_name_that_is_not_in_the_job_is_refused_before_anything_starts(make_job: MakeJob) -> None:
-    with pytest.raises(JobError, match="there is no worker-7 in this job"):
-        Local(network=Network.parse("100Mbit,worker-7=1Mbit")).launch(
-            make_job("", strategy="ring", workers=2)
-        )
+    assert len(refused) == 2
 
 
 # MPI: a host for each rank, entered by mpirun's launch agent
@@ -404,35 +341,7 @@ def test_each_rank_of_mpi_has_a_host_of_its_own_and_its_bytes_pass_the_network(m
 
 
 @pytest.mark.slow
-def test_a_rank_of_mpi_that_is_killed_in_it_is_named_though_its_peers_abort(
-    make_job: MakeJob, nothing_is_left: Path
-) -> None:
-    job = make_job(
-        MPI,
-        """
-    world.Bcast(np.zeros(1000))  # connects them, so that the peers see the end of a link
-    if world.rank == 1:
-        print("my last words", flush=True)
-        time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGKILL)
-    world.Barrier()
-    """,
-        strategy="mpi",
-        workers=3,
-    )
-    run = Local(network=Network(bandwidth="100Mbit")).launch(job)
-    with pytest.raises(RunFailed) as failure:
-        run.wait(60)
-    message = str(failure.value)
-    assert message.startswith(
-        f"{job.name} failed: worker-1 (rank 1) was killed by SIGKILL; the others were stopped."
-    )
-    assert message.endswith("Its last lines:\n  my last words")
-    assert list(nothing_is_left.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["mpirun", "worker-1", "supervisor"])
+@pytest.mark.parametrize("victim", ["mpirun", "worker-1"])
 def test_hosts_of_mpi_are_gone_with_the_run_whoever_is_killed(
     victim: str, make_job: MakeJob, watch: Watch, nothing_is_left: Path
 ) -> None:
@@ -444,11 +353,8 @@ def test_hosts_of_mpi_are_gone_with_the_run_whoever_is_killed(
             ready += line.text == "ready"
             if ready == 2:
                 break
-        if victim == "supervisor":
-            os.kill(psutil.Process(run.process_ids["mpirun"]).ppid(), signal.SIGKILL)
-        else:
-            os.kill(run.process_ids[victim], signal.SIGKILL)
-        with pytest.raises(RunFailed, match="watches over it" if victim == "supervisor" else "SIGKILL"):
+        os.kill(run.process_ids[victim], signal.SIGKILL)
+        with pytest.raises(RunFailed, match="SIGKILL"):
             run.wait(60)
     assert not any(watch.alive(start["pid"]) for start in run.starts)
     assert watch.eventually(lambda: networks() <= before)
@@ -457,34 +363,19 @@ def test_hosts_of_mpi_are_gone_with_the_run_whoever_is_killed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", ["star", "ring"])
 @pytest.mark.parametrize(
-    ("name", "package"),
+    ("name", "package", "topology"),
     [
-        ("mnist_torch_ddp", "torch"),
-        ("mnist_horovod", "horovod"),
-        ("mnist_mpi", "mpi4py"),
-        ("mnist_multi_worker_mirrored", "tensorflow"),
-        ("mnist_parameter_server", "tensorflow"),
-        ("digits_ring", "numpy"),
-        ("digits_parameter_server", "numpy"),
+        ("mnist_torch_ddp", "torch", "star"),
+        ("mnist_horovod", "horovod", "ring"),
+        ("mnist_multi_worker_mirrored", "tensorflow", "star"),
+        ("mnist_parameter_server", "tensorflow", "star"),
+        ("digits_parameter_server", "numpy", "ring"),
     ],
 )
 def test_every_framework_trains_in_it(name: str, package: str, topology: str) -> None:
-    if topology == "ring" and package in ("tensorflow", "torch"):
-        pytest.skip("one topology is enough for what takes most of a minute")
     pytest.importorskip(package)
     job = TrainingJob.load(JOBS / name).replace(workers=2, arguments={"epochs": 1}, timeout="4min")
     run = Local(network=Network.parse(f"100Mbit,topology={topology}")).launch(job).wait()
     assert run.state is RunState.SUCCEEDED
     assert run.metrics["loss"].notna().any()
-
-
-@pytest.mark.slow
-def test_gloo_takes_as_long_as_the_links_need() -> None:
-    pytest.importorskip("torch")
-    job = TrainingJob.load(JOBS / "measure_gloo").replace(
-        workers=3, arguments={"nbytes": 600_000, "repeats": 2}
-    )
-    run = Local(network=Network(bandwidth="10Mbit"), warm=True).launch(job).wait()
-    assert run.metrics["all_reduce_seconds"].max() > EARLIEST * 4 / 3 * 600_000 / 1.25e6

@@ -106,11 +106,6 @@ def test_a_rank_that_never_asked_for_its_place_is_named(make_job: MakeJob) -> No
     )
 
 
-def test_a_rank_that_hangs_inside_a_library_is_shown_at_the_learners_line(make_job: MakeJob) -> None:
-    said = reason(make_job, SAY, "subprocess.run(['sleep', '1000'])", workers=1)
-    assert re.fullmatch(r"worker-0 waits at train\.py, line \d+ \(in \w+\)\.", said), said
-
-
 def test_ranks_that_have_ended_are_not_said_to_hang(make_job: MakeJob) -> None:
     said = reason(make_job, SAY, "if here.rank == 1: time.sleep(1000)")
     assert said == "worker-1 waits at train.py, line 6 (in <module>). worker-0, worker-2 had ended before."
@@ -128,14 +123,6 @@ def test_a_rank_that_ignores_every_signal_is_ended_at_its_timeout(make_job: Make
         workers=1,
     )
     assert said == "worker-0 did not answer: its process is sleeping."
-
-
-def test_the_stacks_are_in_the_log_of_the_run(make_job: MakeJob) -> None:
-    run = Local().launch(make_job(SAY, "time.sleep(1000)", timeout="1s"))
-    with pytest.raises(RunFailed):
-        run.wait(60)
-    errors = [line.text for line in run.logs() if line.stream == "stderr"]
-    assert any("train.py" in text for text in errors)
 
 
 @pytest.mark.slow
@@ -209,22 +196,4 @@ def test_workers_with_the_same_stack_are_shown_together_without_the_machines_fol
         "\nThe stack of worker-0, the innermost call first:\n  wait (queue.py, line 9)\n  <module> (train.py, line 4)"
         "\nThe stack of worker-1, worker-3, the innermost call first:\n  wait (torch/c10d.py, line 9)\n"
         "  <module> (train.py, line 4)"
-    )
-
-
-def test_only_the_last_of_several_stacks_counts() -> None:
-    run = RunByHand("job", ("worker-0",))
-    run.print("worker-0", start(0))
-    stack(run, "worker-0", '  File "/x/train.py", line 1 in first')
-    stack(run, "worker-0", '  File "/x/train.py", line 2 in second')
-    assert diagnosis(run, {}) == "worker-0 waits at train.py, line 2 (in second)."
-
-
-def test_a_stack_of_libraries_alone_is_no_answer() -> None:
-    run = RunByHand("job", ("worker-0", "worker-1"))
-    run.print("worker-0", start(0))
-    stack(run, "worker-0", '  File "/usr/lib/python3.11/threading.py", line 2 in wait')
-    assert diagnosis(run, {100: "D (disk sleep)"}) == (
-        "worker-0 did not answer: its process is disk sleep. "
-        "worker-1 never said that it had started (`place.here()`)."
     )

@@ -14,11 +14,9 @@ import pytest
 from conftest import MakeJob, Watch
 
 from workshop_utils import place
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local, LocalRun
-from workshop_utils.network import Network
 from workshop_utils.runs import RunFailed, RunState
-from workshop_utils.strategies import STRATEGIES
 
 JOB = Path(__file__).parents[2] / "jobs" / "digits_horovod_elastic"
 PATIENCE_SECONDS = 120.0
@@ -32,47 +30,12 @@ needs_horovod = pytest.mark.skipif(
 # What is decided without starting anything
 
 
-def test_the_launcher_starts_the_driver_and_the_driver_the_workers(make_job: MakeJob) -> None:
-    job = make_job("", strategy="horovod_elastic", workers=3, arguments={"steps": 5})
-    members = STRATEGIES["horovod_elastic"].members(job)
-    assert [(member.name, member.rank, member.started_by) for member in members] == [
-        ("driver-0", None, None),
-        *((f"worker-{rank}", rank, "driver-0") for rank in range(3)),
-    ]
-    (driver,) = Local().render(job).processes
-    host, port, interface, count, script, *words = driver.argv[driver.argv.index("drive") + 1 :]
-    assert (host, interface, count) == ("127.0.0.1", "lo", "3")
-    assert port.isdecimal()
-    assert (Path(script).name, words) == ("train.py", ["--steps", "5"])
-
-
-def test_a_network_is_refused_since_the_workers_could_not_have_links_of_their_own(make_job: MakeJob) -> None:
-    job = make_job("", strategy="horovod_elastic", workers=2)
-    with pytest.raises(
-        JobError, match="network: the workers of strategy 'horovod_elastic' are started by its driver"
-    ):
-        Local(network=Network(bandwidth="100Mbit")).render(job)
-
-
 def test_a_worker_keeps_its_index_when_its_rank_changes() -> None:
     variables = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2", "WORKSHOP_INDEX": "1"}
     here = place.from_environment(variables)
     assert (here.name, here.rank, here.world_size) == ("worker-1", 0, 2)
     with pytest.raises(ValueError, match="WORKSHOP_INDEX is 'one'"):
         place.from_environment({**variables, "WORKSHOP_INDEX": "one"})
-
-
-@needs_horovod
-def test_those_who_stay_keep_the_lower_ranks_and_new_ones_come_by_name() -> None:
-    from workshop_utils.launchers.horovod_elastic import in_order
-
-    assert in_order({"worker-0", "worker-1", "worker-2"}, []) == ["worker-0", "worker-1", "worker-2"]
-    assert in_order({"worker-0", "worker-1", "worker-2"}, ["worker-2", "worker-1"]) == [
-        "worker-2",
-        "worker-1",
-        "worker-0",
-    ]
-    assert in_order({"worker-1"}, ["worker-0", "worker-1"]) == ["worker-1"]
 
 
 @needs_horovod

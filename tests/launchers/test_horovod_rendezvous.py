@@ -1,19 +1,15 @@
 import http.client
-import importlib.util
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 
 import pytest
-from conftest import MakeJob, Watch
+from conftest import Watch
 
 from workshop_utils.launchers import horovod_rendezvous
-from workshop_utils.launchers.local import Local
 from workshop_utils.processes.ports import PortReservation
-from workshop_utils.runs import RunFailed
 
 Answer = tuple[int, bytes]
 
@@ -69,76 +65,7 @@ def test_a_value_of_unknown_or_absurd_length_is_refused(length: str, port: int) 
     assert ask(port, "GET", "/global/2")[0] == 404
 
 
-def test_many_ranks_may_ask_at_once(port: int) -> None:
-    answers: dict[int, Answer] = {}
-
-    def put_and_get(rank: int) -> None:
-        ask(port, "PUT", f"/many/{rank}", str(rank).encode())
-        answers[rank] = ask(port, "GET", f"/many/{rank}")
-
-    ranks = [threading.Thread(target=put_and_get, args=(rank,)) for rank in range(20)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(60)
-    assert answers == {rank: (200, str(rank).encode()) for rank in range(20)}
-
-
 def test_it_is_reached_through_loopback_alone(port: int) -> None:
     listening = [line.split() for line in open("/proc/net/tcp").readlines()[1:]]  # noqa: SIM115, PTH123
     addresses = {words[1] for words in listening if words[1].endswith(f":{port:04X}") and words[3] == "0A"}
     assert addresses == {f"0100007F:{port:04X}"}
-
-
-needs_horovod = pytest.mark.skipif(
-    importlib.util.find_spec("horovod") is None,
-    reason="Horovod is not installed: `workshop install-horovod` builds it",
-)
-
-SCRIPT = """
-    import os
-    import torch
-    import horovod.torch as hvd
-    from workshop_utils import place
-    here = place.here()
-    hvd.init()
-    assert (hvd.rank(), hvd.size(), hvd.local_rank()) == (here.rank, here.world_size, here.local_rank)
-    total = hvd.allreduce(torch.arange(5.0) + here.rank, op=hvd.Sum, name="total")
-    print(total.tolist())
-"""
-
-
-@needs_horovod
-@pytest.mark.slow
-@pytest.mark.usefixtures("nothing_is_left")
-def test_ranks_of_horovod_meet_there_and_reduce(make_job: MakeJob) -> None:
-    run = Local().launch(make_job(SCRIPT, strategy="horovod", workers=2, timeout="2min")).wait(150)
-    assert run.workers == ("worker-0", "worker-1")
-    for worker in run.workers:
-        assert [
-            number
-            for line in run.logs(worker=worker)
-            if line.text.startswith("[")
-            for number in map(float, line.text.strip("[]").split(", "))
-        ] == [1.0, 3.0, 5.0, 7.0, 9.0]
-
-
-@needs_horovod
-@pytest.mark.slow
-@pytest.mark.usefixtures("nothing_is_left")
-def test_a_rank_of_horovod_that_dies_is_named(make_job: MakeJob) -> None:
-    job = make_job(
-        SCRIPT,
-        """
-        if here.rank == 1:
-            os._exit(5)
-        hvd.allreduce(torch.ones(1), name="never")
-        """,
-        strategy="horovod",
-        workers=2,
-        timeout="2min",
-    )
-    with pytest.raises(
-        RunFailed, match=r"worker-1 \(rank 1\) ended with exit code 5; the others were stopped"
-    ):
-        Local().launch(job).wait(150)

@@ -34,17 +34,6 @@ def test_the_zeros_at_the_ends_of_ranks_outputs_are_no_lines_and_hide_none():
     ]
 
 
-def test_mpirun_s_word_on_its_own_race_is_left_out():
-    race = "[10.77.0.1:12062] plm:ssh: Warning: setpgid(12083,12083) failed in parent with errno=Permission denied(13)"
-    assert list(mpirun.lines("mpirun", race, "stderr")) == []
-
-
-def test_the_notices_of_a_rank_that_aborts_are_not_among_its_last_words():
-    said = "my last words\n[10.77.0.3:15087] Delaying for 1 seconds before aborting\n"
-    said += f"{'-' * 74}\nMPI_ABORT was invoked on rank 1\n  Errorcode: 3\n{'-' * 74}\n"
-    assert mpirun.NOTICE.sub("", said) == "my last words\n"
-
-
 def imitation(folder: Path) -> str:
     """A program `mpirun` in `folder`."""
     folder.mkdir(exist_ok=True)
@@ -63,12 +52,6 @@ def test_mpirun_is_this_environment_s_or_else_the_system_s(
     assert mpirun.program("strategy is 'mpi'") == system
     own = imitation(tmp_path / "bin")
     assert mpirun.program("strategy is 'mpi'") == own
-
-
-def test_a_parameter_of_open_mpi_is_the_same_as_an_option_and_as_a_variable() -> None:
-    parameters = {"mpi_yield_when_idle": "1", "btl": "^ofi"}
-    assert mpirun.as_options(parameters) == ("--mca", "mpi_yield_when_idle", "1", "--mca", "btl", "^ofi")
-    assert mpirun.as_variables(parameters) == {"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl": "^ofi"}
 
 
 def agent(folder: Path) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from conftest import reserved_ports
@@ -49,13 +48,6 @@ def test_a_run_ends_as_its_processes_do_and_lets_go_of_its_ports(
     assert reserved_ports() == before
 
 
-@pytest.mark.usefixtures("nothing_is_left")
-def test_leaving_a_run_stops_it() -> None:
-    with Played("import time; time.sleep(600)") as run:
-        assert run.state is RunState.RUNNING
-    assert run.state is RunState.STOPPED
-
-
 def test_ports_stay_reserved_after_the_block_but_not_where_it_raises() -> None:
     before = set(reserved_ports())
     with reserve(2) as reservation:
@@ -77,10 +69,3 @@ def test_a_process_inherits_what_is_no_other_run_s(monkeypatch: pytest.MonkeyPat
         "PET_NNODES",
         "COLOUR",
     }
-
-
-def test_every_run_has_a_scratch_folder_of_its_own(nothing_is_left: Path) -> None:
-    first, second = scratch_folder(), scratch_folder()
-    assert first != second
-    assert first.parent == second.parent == nothing_is_left
-    assert not first.exists()  # the supervisor makes it

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from conftest import MakeJob, Watch
 
-from workshop_utils.jobs import JobError
 from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.restarting import Restarting
 from workshop_utils.runs import RunFailed, RunState
@@ -64,13 +63,6 @@ def test_a_job_that_fails_every_time_is_given_up(make_job: MakeJob) -> None:
     assert str(failure.value).endswith(f"{job.name} had been restarted 2 times before.")
 
 
-def test_without_restarts_the_reason_is_the_launchers_own(make_job: MakeJob) -> None:
-    with Restarting(Local(), restarts=0).launch(make_job("raise SystemExit(3)")) as run:
-        with pytest.raises(RunFailed):
-            run.wait(60)
-        assert run.reason == run.attempts[0].reason
-
-
 def test_a_hang_counts_as_a_failure_once_it_has_met_its_timeout(make_job: MakeJob) -> None:
     job = make_job(COUNT, "if not before: time.sleep(1000)", timeout="2s")
     with Restarting(Local(), restarts=1).launch(job) as run:
@@ -104,16 +96,3 @@ def test_checkpoints_stay_where_a_folder_was_named_and_go_where_not(
         with Restarting(Local(), restarts=0, checkpoints=folder).launch(make_job(COUNT)) as run:
             run.wait(60)
         assert (folder / "lives-0").read_text() == lives
-
-
-def test_a_mistake_in_the_job_is_raised_before_anything_starts(make_job: MakeJob) -> None:
-    with pytest.raises(JobError, match="strategy 'single' has one worker"):
-        Restarting(Local(), restarts=1).launch(make_job("", workers=2))
-    with pytest.raises(JobError, match="restarts is -1; it must be at least 0"):
-        Restarting(Local(), restarts=-1)
-
-
-def test_what_would_be_started_is_shown_with_the_two_variables(make_job: MakeJob) -> None:
-    shown = str(Restarting(Local(), restarts=1, checkpoints="/somewhere").render(make_job("")))
-    assert "TORCHELASTIC_RESTART_COUNT=0" in shown
-    assert "WORKSHOP_CHECKPOINTS=/somewhere" in shown

@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import MakeJob, Watch, eventually, marked_processes
+from test_spark import GROUP, PATIENCE_SECONDS, RANK, listening
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
@@ -15,33 +16,8 @@ from workshop_utils.launchers.spark import Spark, StandaloneCluster
 from workshop_utils.runs import RunFailed, RunState
 
 JOBS = Path(__file__).parents[2] / "jobs"
-PATIENCE_SECONDS = 240.0
 
 pytestmark = pytest.mark.timeout(600)  # two JVMs and four Pythons for a job, on a busy machine
-RANK = """
-    import os, sys, time
-    from workshop_utils import place
-    here = place.here()
-"""
-# Two ranks that meet: what the job is on Spark for.
-GROUP = """
-    import torch, torch.distributed as dist
-    dist.init_process_group("gloo")
-    total = torch.tensor([float(here.rank + 1)])
-    dist.all_reduce(total)
-"""
-
-
-def listening(pids: set[int]) -> set[str]:
-    """The addresses on which these processes listen."""
-    found: set[str] = set()
-    for pid in pids:
-        try:
-            connections = psutil.Process(pid).net_connections("inet")
-        except psutil.NoSuchProcess:
-            continue
-        found |= {c.laddr.ip.removeprefix("::ffff:") for c in connections if c.status == psutil.CONN_LISTEN}
-    return found
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from conftest import MakeJob, Watch
 
@@ -42,20 +41,13 @@ def texts(job: TrainingJob, **options: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("script", "framework"),
     [
-        ("import numpy", "numpy"),
-        ("import numpy as np, os", "numpy"),
         ("from numpy.linalg import norm", "numpy"),
         ("import torch\nimport numpy", "torch"),
         ("def train():\n    import torch.nn", "torch"),
         ("import tensorflow as tf\nimport numpy", None),
         ("import horovod.torch as hvd\nimport torch", "torch"),
         ("import horovod.torch\nimport torch, mpi4py", None),
-        ("import horovod.tensorflow as hvd\nimport numpy", None),
-        ("import horovod\nimport torch", None),
-        ("from mpi4py import MPI\nimport numpy", None),
-        ("from . import numpy", None),
         ("print('numpy')", None),
-        ("import numpy ???", None),
     ],
 )
 def test_the_imports_of_a_script_say_what_it_can_be_forked_from(
@@ -63,42 +55,6 @@ def test_the_imports_of_a_script_say_what_it_can_be_forked_from(
 ) -> None:
     (tmp_path / "train.py").write_text(script)
     assert warm.framework_of(tmp_path / "train.py") == framework
-
-
-@pytest.mark.parametrize(
-    ("variables", "can"),
-    [
-        ({}, True),
-        ({"COLOUR": "red"}, True),
-        ({"OMP_NUM_THREADS": "1"}, True),
-        ({"OMP_NUM_THREADS": "2"}, False),
-        ({"PYTHONHASHSEED": "0"}, False),
-        ({"LD_PRELOAD": "x.so"}, False),
-        ({"MALLOC_ARENA_MAX": "1"}, False),
-    ],
-)
-def test_a_job_whose_variables_are_read_at_import_cannot_be_forked(
-    variables: dict[str, str], can: bool
-) -> None:
-    assert warm.can_be_forked(variables) is can
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"environment": {"OMP_NUM_THREADS": "2"}},
-        {"resources": {"cpu": 2}},
-        {"script": "other.py"},
-    ],
-    ids=["variable", "resources", "another script"],
-)
-def test_what_cannot_be_forked_starts_cold_and_works(fields: dict[str, Any], make_job: MakeJob) -> None:
-    job = make_job(SAY, "print(os.environ['OMP_NUM_THREADS'])")
-    (job.folder / "other.py").write_text("import os; print(os.environ['OMP_NUM_THREADS'])")
-    run = Local(warm=True).launch(job.replace(**fields))
-    assert not run.warm
-    (line,) = run.wait(60).logs()
-    assert line.text == ("1" if "script" in fields else "2")
 
 
 # A forked rank is as a fresh one
@@ -150,12 +106,6 @@ def test_forked_workers_hold_no_descriptor_of_another(make_job: MakeJob) -> None
     assert len({link for links in held for link in links}) == 6
 
 
-def test_lines_of_a_forked_worker_come_while_it_still_runs(make_job: MakeJob) -> None:
-    with Local(warm=True).launch(make_job(SAY, "print('ready'); time.sleep(1000)")) as run:
-        assert next(run.logs(follow=True)).text == "ready"
-        assert run.state is RunState.RUNNING
-
-
 def test_two_runs_do_not_see_each_others_traces(make_job: MakeJob) -> None:
     job = make_job(
         SAY,
@@ -191,36 +141,13 @@ def test_random_numbers_differ_between_ranks_and_between_runs_and_a_seed_is_kept
     assert {text for text in printed if "seeded" in text} == {"seeded 0.07630828937395717"}
 
 
-def test_a_job_gives_the_same_results_cold_and_warm(make_job: MakeJob) -> None:
-    job = make_job(
-        SAY,
-        """
-    rng = numpy.random.default_rng(here.rank)
-    a = rng.normal(size=(50, 50))
-    for step in range(3):
-        a = a @ a.T / numpy.linalg.norm(a)
-        place.report(step, loss=a.trace())
-    """,
-        strategy="torch_ddp",
-        workers=2,
-    )
-    tables = [
-        Local(warm=is_warm).launch(job).wait(60).metrics.sort_values(["rank", "step"])
-        for is_warm in (False, True)
-    ]
-    assert list(tables[0]["loss"]) == list(tables[1]["loss"])
-    assert len(tables[0]) == 6
-
-
 # Ends
 
 
 @pytest.mark.parametrize(
     ("ending", "code", "last"),
     [
-        ("sys.exit(0)", None, None),
         ("sys.exit(None)", None, None),
-        ("sys.exit(3)", 3, None),
         ("sys.exit(-1)", 255, None),
         ("sys.exit('no data')", 1, "no data"),
         ("raise ValueError('bad')", 1, "ValueError: bad"),
@@ -244,14 +171,11 @@ def test_exit_codes_are_those_of_python(
 @pytest.mark.parametrize(
     "script",
     [
-        "def train():\n    raise ValueError('bad')\ntrain()",
         "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('bad') from error",
         "import json\njson.loads('{')",
         "x = = 1",
-        "import nowhere",
-        "raise ExceptionGroup('two', [ValueError('a'), TypeError('b')])",
     ],
-    ids=["own", "chained", "in a library", "syntax", "missing module", "group"],
+    ids=["chained", "in a library", "syntax"],
 )
 def test_a_traceback_shows_the_learners_frames_and_nothing_of_the_server(
     script: str, make_job: MakeJob
@@ -284,39 +208,6 @@ def test_what_is_to_run_at_exit_runs_and_threads_are_waited_for(make_job: MakeJo
     assert "".join(texts(job)) == "the script is donethe thread is doneat exit"
 
 
-def test_a_killed_forked_worker_fails_the_run_and_what_it_started_ends(
-    make_job: MakeJob, watch: Watch
-) -> None:
-    job = make_job(
-        SAY,
-        """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    print("ready")
-    time.sleep(1000)
-    """,
-        strategy="torch_ddp",
-        workers=2,
-    )
-    run = Local(warm=True).launch(job)
-    lines = run.logs(follow=True)
-    assert [next(lines).text for _ in run.workers] == ["ready", "ready"]
-    os.kill(run.process_ids["worker-1"], signal.SIGKILL)
-    with pytest.raises(RunFailed, match=r"worker-1 \(rank 1\) was killed by SIGKILL"):
-        run.wait(60)
-    assert not any(map(watch.alive, run.process_ids.values()))
-
-
-def test_a_killed_supervisor_of_forked_workers_takes_them_with_it(make_job: MakeJob, watch: Watch) -> None:
-    job = make_job(SAY, "subprocess.Popen(['sleep', '1000']); print('ready'); time.sleep(1000)")
-    run = Local(warm=True).launch(job)
-    assert next(run.logs(follow=True)).text == "ready"
-    os.kill(psutil.Process(run.process_ids["worker-0"]).ppid(), signal.SIGKILL)
-    with pytest.raises(RunFailed, match="the process that watches over it was killed"):
-        run.wait(60)
-    assert watch.eventually(lambda: not watch.alive(run.process_ids["worker-0"]))
-
-
 def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job: MakeJob) -> None:
     job = make_job(SAY, "print('ready'); time.sleep(0.5)")
     run = Local(warm=True).launch(job)
@@ -327,13 +218,6 @@ def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job: MakeJob
     assert run.wait(60).state is RunState.SUCCEEDED
     assert texts(job) == ["ready"]
     assert warm.server_for("numpy") is not server
-
-
-def test_one_server_serves_many_runs_at_once(make_job: MakeJob) -> None:
-    job = make_job(SAY, "print(here.rank)", strategy="torch_ddp", workers=2)
-    runs = [Local(warm=True).launch(job) for _ in range(10)]
-    for run in runs:
-        assert sorted(line.text for line in run.wait(60).logs()) == ["0", "1"]
 
 
 # The server
@@ -362,12 +246,6 @@ def test_a_server_whose_modules_start_a_thread_is_refused(module: Any, watch: Wa
     ):
         warm.WarmServer(("json", name))
     assert watch.eventually(lambda: set(watch.marked_processes()) == before)
-
-
-def test_a_server_that_cannot_import_is_named(module: Any) -> None:
-    name = module("broken", "import os; os._exit(1)")
-    with pytest.raises(warm.WarmServerError, match="the warm server ended while importing broken"):
-        warm.WarmServer((name,))
 
 
 def test_a_server_that_has_got_a_second_thread_forks_no_more_and_the_run_says_so(
@@ -399,7 +277,7 @@ OWNER = """
     import os, sys, time
     from workshop_utils.processes import warm
     server = warm.server_for("numpy")
-    if sys.argv[1] == "with a child" and os.fork() == 0:
+    if os.fork() == 0:
         os.close(1)
         os.close(2)
         time.sleep(15)
@@ -409,11 +287,10 @@ OWNER = """
 """
 
 
-@pytest.mark.parametrize("case", ["alone", "with a child"])
-def test_a_server_ends_with_its_owner(case: str, watch: Watch) -> None:
+def test_a_server_ends_with_its_owner_though_a_child_of_that_still_holds_its_socket(watch: Watch) -> None:
     before = set(watch.marked_processes())
     with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(OWNER), case], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", textwrap.dedent(OWNER)], stdout=subprocess.PIPE, text=True
     ) as owner:
         assert owner.stdout is not None
         server = int(owner.stdout.readline())
@@ -425,13 +302,6 @@ def test_a_server_ends_with_its_owner(case: str, watch: Watch) -> None:
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)
-
-
-def test_an_interrupt_in_the_terminal_does_not_reach_the_server(make_job: MakeJob) -> None:
-    server = warm.server_for("numpy")
-    os.kill(server._process.pid, signal.SIGINT)
-    assert texts(make_job(SAY, "print('ready')")) == ["ready"]
-    assert warm.server_for("numpy") is server
 
 
 # PyTorch

@@ -1,4 +1,4 @@
-"""Who hangs? What is said of a run that met its timeout."""
+"""Who hangs? The message of a run that met its timeout."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from collections.abc import Mapping
 
 from workshop_utils.runs import Run
 
-# A frame as Python's faulthandler prints it, the innermost first.
+# A stack as Python's faulthandler prints it: a heading, then the frames, the innermost first.
+HEADING = re.compile(r"(Current thread .+|Thread .+|Stack) \(most recent call first\):")
 FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
+
+
+def timed_out(run: Run, timeout: str, process_states: Mapping[int, str]) -> str:
+    """The whole message: the time limit, the diagnosis, and the stacks of those that answered."""
+    return (
+        f"{run.name} did not end within its timeout of {timeout}. "
+        f"{diagnosis(run, process_states)}{shown_stacks(run)}"
+    )
 
 
 def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
@@ -90,9 +99,7 @@ def _last_stack(run: Run, worker: str) -> list[re.Match[str]]:
     """The frames of the last stack that `worker` printed, the innermost first."""
     frames: list[re.Match[str]] = []
     for line in run.logs(worker=worker):
-        if line.stream == "stderr" and line.text.startswith(
-            ("Current thread", "Thread", "Stack (most recent")
-        ):
+        if HEADING.match(line.text):
             frames = []
         elif match := FRAME.match(line.text):
             frames.append(match)

@@ -92,7 +92,7 @@ class Local:
             JobError: if the job asks for what its strategy, or this machine, does not have.
         """
         if job.strategy == "spark":
-            return self._spark().render(job)
+            return self._spark(job).render(job)
         with PortReservation(_listeners(job)) as reservation:
             return self._request(job, reservation.ports, Path(tempfile.gettempdir()) / "workshop-...")
 
@@ -103,7 +103,7 @@ class Local:
             JobError: as `render` does; nothing has been started then.
         """
         if job.strategy == "spark":
-            return self._spark().launch(job)
+            return self._spark(job).launch(job)
         await_horovod(job)
         with reserve(_listeners(job)) as reservation:
             if self.output is not None:
@@ -112,16 +112,20 @@ class Local:
             request = self._request(job, reservation.ports, scratch)
             return LocalRun(job, request, scratch, reservation, self._warm_start(job))
 
-    def _spark(self) -> Spark:
-        """Who starts a Spark job on this machine."""
+    def _spark(self, job: TrainingJob) -> Spark:
+        """The launcher of Spark jobs."""
         from workshop_utils.launchers.spark import Spark  # here, since it stands on this module
 
-        if self.network is not None:
+        self._check_network(strategy_of(job).members(job), strategy_of(job))
+        return Spark(output=self.output)
+
+    def _check_network(self, members: Sequence[Member], strategy: Strategy) -> None:
+        """Raise JobError if the workers of this strategy cannot have links of their own."""
+        if self.network is not None and any(member.started_by for member in members):
             raise JobError(
-                "network: the workers of strategy 'spark' are started by its driver, inside one namespace; "
+                f"network: the workers of strategy {strategy.name!r} are started by its driver, inside one namespace; "
                 "leave the network out, or use another strategy"
             )
-        return Spark(output=self.output)
 
     def _warm_start(self, job: TrainingJob) -> Callable[[int, int], None] | None:
         framework = warm.framework_of(job.script_path) if self.warm else None
@@ -137,13 +141,12 @@ class Local:
         listening = [member.name for member in members if member.listens]
         # mpirun is no member of the job, and yet a host of its own in the network.
         names = [*([mpirun.NAME] if strategy.started_by_mpirun else []), *(member.name for member in members)]
-        if self.network is not None and any(member.started_by for member in members):
-            raise JobError(
-                f"network: the workers of strategy {strategy.name!r} are started by its driver, inside one namespace; "
-                "leave the network out, or use another strategy"
-            )
-        emulation = self._emulation(strategy, names)
-        in_namespaces = self.network is not None and emulation == "network namespaces"
+        self._check_network(members, strategy)
+        emulation: Emulation | None = None
+        if self.network is not None:
+            self.network.check(names)
+            emulation = self.network.emulation(strategy)
+        in_namespaces = emulation == "network namespaces"
         hosts = {
             name: self.network.address(index) if self.network and in_namespaces else "127.0.0.1"
             for index, name in enumerate(names)
@@ -154,8 +157,10 @@ class Local:
             secret=secrets.token_hex(16),
         )
         shared = shared_variables(job, scratch, self.output)
-        if emulation == "stamped links":
-            shared["WORKSHOP_LINK"] = self._link(members)
+        if self.network and emulation == "stamped links":  # as `place.link` reads it
+            bandwidths = [self.network.bandwidth_of(member.name) for member in members]
+            link = {"bandwidths": bandwidths, "latency_seconds": self.network.latency_seconds}
+            shared["WORKSHOP_LINK"] = json.dumps(link)
         inherited = inherited_variables()
         apart = {member.name: hosts[member.name] for member in members} if in_namespaces else {}
         commands = _commands(job, strategy, addresses, scratch, apart)
@@ -178,20 +183,6 @@ class Local:
         )
         said = self.network.describe(emulation) if self.network and emulation else None
         return LocalRequest(processes, added, switch, said, emulation)
-
-    def _emulation(self, strategy: Strategy, names: Sequence[str]) -> Emulation | None:
-        """How the network is emulated for this job; None where there is none. Raises JobError where it cannot be."""
-        if self.network is None:
-            return None
-        self.network.check(names)
-        return self.network.emulation(strategy)
-
-    def _link(self, members: Sequence[Member]) -> str:
-        """The links of all ranks, as `place.link` reads them."""
-        network = self.network
-        assert network is not None
-        bandwidths = [network.bandwidth_of(member.name) for member in members]
-        return json.dumps({"bandwidths": bandwidths, "latency_seconds": network.latency_seconds})
 
 
 def shared_variables(job: TrainingJob, scratch: Path, output: Path | None) -> dict[str, str]:
@@ -283,8 +274,6 @@ class LocalRun(ProcessRun):
         self.network, self.emulation = request.network, request.emulation
         self.process_ids: dict[str, int] = {}
         self._job, self._strategy = job, strategy
-        self._exits: dict[str, int] = {}
-        self._process_states: dict[int, str] = {}
         model = Path(request.added[0]["WORKSHOP_MODEL"])
         files = {
             **{f"source/{name}": text for name, text in shipped(strategy).items()},
@@ -295,15 +284,9 @@ class LocalRun(ProcessRun):
         self._start(request.processes, job.timeout_seconds, scratch, files, request.switch, start_warm)
 
     def _on_event(self, event: Event) -> None:
-        kind = event["event"]
-        if kind == "started":
+        if event["event"] == "started":
             self.process_ids[event["name"]] = event["pid"]
-        elif kind == "exited":
-            self._exits[event["name"]] = event["code"]
-        elif kind == "silent":
-            self._process_states = {int(pid): state for pid, state in event["processes"].items()}
-        else:
-            super()._on_event(event)
+        super()._on_event(event)
 
     def _take_line(self, name: str, text: str, stream: str) -> None:
         if name == "driver-0" and (tagged := ELASTIC_TAG.match(text)):
@@ -314,18 +297,11 @@ class LocalRun(ProcessRun):
             self._receive_line(name, text, stream)
 
     def _timed_out(self) -> str:
-        diagnosis = hang.diagnosis(self, self._process_states)
-        return (
-            f"{self.name} did not end within its timeout of {self._job.timeout}. {diagnosis}"
-            f"{hang.shown_stacks(self)}"
-        )
+        return hang.timed_out(self, self._job.timeout, self._process_states)
 
     def _blame(self, name: str, code: int | None, reason: str | None) -> str:
-        """Who failed, how, and what it printed last."""
-        if reason is not None:
-            return endings.not_started(self.name, reason)
         if code is None:
-            return endings.unwatched(self.name)
+            return super()._blame(name, code, reason)
         lines = list(self.logs())
         if name == mpirun.NAME:
             said = "\n".join(line.text for line in lines if line.worker == mpirun.NAME)

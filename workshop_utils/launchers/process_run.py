@@ -1,4 +1,4 @@
-"""A run that is carried out here, by processes of its own: what such runs have in common, whatever they play.
+"""A run whose processes are on this machine: what such runs have in common, whichever platform they emulate.
 
 A subclass reserves the ports at which its processes listen, and starts them as the last thing that it does:
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers import mpirun
+from workshop_utils.launchers import endings, mpirun
 from workshop_utils.processes.group import Event, Process, ProcessGroup, Switch
 from workshop_utils.processes.imports import imported, packages
 from workshop_utils.processes.ports import PortReservation
@@ -73,6 +73,7 @@ class ProcessRun(Run):
     def __init__(self, name: str, workers: tuple[str, ...], reservation: PortReservation) -> None:
         super().__init__(name, workers)
         self._reservation = reservation
+        self._process_states: dict[int, str] = {}  # at the time limit, by process id
 
     def _start(
         self,
@@ -100,6 +101,8 @@ class ProcessRun(Run):
     def _on_event(self, event: Event) -> None:
         if event["event"] == "line":
             self._take_line(event["name"], event["text"], event["stream"])
+        elif event["event"] == "silent":
+            self._process_states = {int(pid): state for pid, state in event["processes"].items()}
         elif event["event"] == "ended":
             self._reservation.release()
             self._finish(*self._verdict(event))
@@ -118,11 +121,16 @@ class ProcessRun(Run):
 
     @abstractmethod
     def _timed_out(self) -> str:
-        """What is said of a run that met its time limit."""
+        """The message of a run that met its time limit."""
 
-    @abstractmethod
     def _blame(self, name: str, code: int | None, reason: str | None) -> str:
         """Who failed, how, and what it printed last.
 
         `code` is None where nobody knows it; with a `reason`, something could not be started.
         """
+        if reason is not None:
+            return endings.not_started(self.name, reason)
+        if code is None:
+            return endings.unwatched(self.name)
+        texts = [line.text for line in self.logs(worker=name)]
+        return f"{self.name} failed: {name} {endings.how(code)}. {endings.last_lines(texts)}"

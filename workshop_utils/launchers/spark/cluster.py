@@ -13,19 +13,18 @@ Source: Spark 3.5, "Spark Standalone Mode".
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import secrets
 import sys
 import tempfile
 import threading
-import uuid
 from collections import deque
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
+from workshop_utils.launchers.process_run import inherited_variables, scratch_folder
 from workshop_utils.launchers.spark.java import java_home
 from workshop_utils.launchers.spark.launcher import JVM, LOGGING, OTHERS, spark_home
 from workshop_utils.launchers.spark.settings import LOOPBACK, Settings
@@ -36,6 +35,7 @@ LIFETIME_SECONDS = 24 * 3600.0  # of a cluster that nobody ends
 START_SECONDS = 120.0  # two JVMs after another, on a busy machine
 ENDING_SECONDS = 30.0
 LAST_LINES = 12
+EXECUTORS = ("--port", "0", "--cores", "1", "--memory", "1g")  # of a worker
 REGISTERED = re.compile(r"Registering worker \S+ with")
 DEPLOY_LOGGING = """\
 logger.deploy.name = org.apache.spark.deploy
@@ -48,7 +48,7 @@ class ClusterFailed(RuntimeError):
 
 
 class StandaloneCluster:
-    """A master and `workers` workers, each with `cores` cores for executors. A context manager: leaving ends it all.
+    """A master and `workers` workers, each with a core for an executor. A context manager: leaving ends it all.
 
     `process_ids` are those of `master` and `worker-N`; `lines` what they said last.
 
@@ -57,33 +57,29 @@ class StandaloneCluster:
         JobError: if there is no Java that Spark can use.
     """
 
-    def __init__(
-        self, workers: int = 2, cores: int = 1, memory: str = "1g", java: Path | None = None
-    ) -> None:
-        home, self._secret = java_home(java), secrets.token_hex(32)
-        self._scratch = Path(tempfile.gettempdir()) / f"workshop-{uuid.uuid4().hex}"
+    def __init__(self, workers: int = 2) -> None:
+        self._secret, self._scratch = secrets.token_hex(32), scratch_folder()
         self.process_ids: dict[str, int] = {}
         self.lines: deque[str] = deque(maxlen=500)
         self._registered, self._wanted, self._ended = 0, workers, False
         self._changed = threading.Condition()
         self._reservation = PortReservation(1)
-        self.master = f"spark://{LOOPBACK}:{self._reservation.ports[0]}"
-        port = str(self._reservation.ports[0])
-        environment = self._environment(home)
-        started = [("master", "master.Master", ["--port", port, "--webui-port", "0"])]
+        port = self._reservation.ports[0]
+        self.master = f"spark://{LOOPBACK}:{port}"
+        started: dict[str, tuple[str, ...]] = {"master": ("master.Master", "--port", str(port))}
         for index in range(workers):
-            own = ["--cores", str(cores), "--memory", memory, "--port", "0", "--webui-port", "0"]
-            folder = ["--work-dir", str(self._scratch / f"worker-{index}")]
-            started.append((f"worker-{index}", "worker.Worker", [*own, *folder, self.master]))
-        program = str(spark_home() / "bin" / "spark-class")
+            folder = str(self._scratch / f"worker-{index}")
+            started[f"worker-{index}"] = ("worker.Worker", self.master, *EXECUTORS, "--work-dir", folder)
+        program, environment = str(spark_home() / "bin" / "spark-class"), self._environment(java_home())
+        common = ("--host", LOOPBACK, "--webui-port", "0")
         processes = [
             Process(
                 name,
-                (program, f"org.apache.spark.deploy.{kind}", "--host", LOOPBACK, *words),
+                (program, f"org.apache.spark.deploy.{kind}", *common, *options),
                 environment,
                 tempfile.gettempdir(),
             )
-            for name, kind, words in started
+            for name, (kind, *options) in started.items()
         ]
         properties = {
             "spark.authenticate": "true",
@@ -138,8 +134,7 @@ class StandaloneCluster:
         self.stop()
 
     def _environment(self, home: Path) -> dict[str, str]:
-        inherited = {name: value for name, value in os.environ.items() if not OTHERS.match(name)}
-        return inherited | {
+        return inherited_variables(OTHERS) | {
             "JAVA_HOME": str(home),
             "SPARK_HOME": str(spark_home()),
             "SPARK_CONF_DIR": f"{self._scratch}/conf",

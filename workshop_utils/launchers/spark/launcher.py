@@ -8,7 +8,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from workshop_utils.launchers.spark.settings import LOOPBACK, Settings
 from workshop_utils.processes import imports
 from workshop_utils.processes.group import Event, Process
 from workshop_utils.processes.ports import PortReservation
+from workshop_utils.quantities import bytes_of
 from workshop_utils.strategies import Addresses, strategy_of
 
 DRIVER, RANK = (Path(__file__).with_name(name) for name in ("driver.py", "rank.py"))
@@ -112,8 +112,8 @@ class Spark:
     def _request(self, job: TrainingJob, scratch: Path) -> SparkRequest:
         if importlib.util.find_spec("pyspark") is None:
             raise JobError("strategy is 'spark', but there is no Spark here: `pip install pyspark==3.5.9`")
-        python = self._python(job)
-        self._compare_pythons(python)
+        environment = environment_of(job)
+        python = sys.executable if environment is None else str(environment.folder / "bin" / "python")
         properties = self._properties(job, scratch)
         variables = self._variables(job, scratch, python)
         script = str(job.script_path.absolute())
@@ -137,7 +137,7 @@ class Spark:
     def _properties(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
         """What Spark is told. Source: Spark 3.5, "Spark Configuration"."""
         settings = self.settings
-        mebibytes = f"{_mebibytes(settings.memory)}m"
+        mebibytes = f"{bytes_of(settings.memory) // 2**20}m"
         properties = {
             "spark.master": settings.master_for(job),
             "spark.app.name": job.name,
@@ -178,12 +178,8 @@ class Spark:
     def _variables(self, job: TrainingJob, scratch: Path, python: str) -> dict[str, str]:
         settings = self.settings
         ranks = shared_variables(job, scratch, self.output)
-        for name, folder in (
-            ("WORKSHOP_DATA", settings.data_folder),
-            ("WORKSHOP_MODEL", settings.model_folder),
-        ):
-            if folder is not None:
-                ranks[name] = folder
+        elsewhere = {"WORKSHOP_DATA": settings.data_folder, "WORKSHOP_MODEL": settings.model_folder}
+        ranks |= {name: folder for name, folder in elsewhere.items() if folder is not None}
         if settings.driver_host == LOOPBACK:
             driver, *_ = strategy_of(job).members(job)
             ranks |= strategy_of(job).environment(job, driver, Addresses({}, interface="lo"))
@@ -202,28 +198,6 @@ class Spark:
             libraries = sorted((home / "python" / "lib").glob("*.zip"))
             ranks["PYTHONPATH"] = os.pathsep.join([ranks["PYTHONPATH"], *map(str, libraries)])
         return {**ranks, **own, "WORKSHOP_RANK_VARIABLES": json.dumps(travelling)}
-
-    def _python(self, job: TrainingJob) -> str:
-        environment = environment_of(job)
-        return sys.executable if environment is None else str(environment.folder / "bin" / "python")
-
-    def _compare_pythons(self, own: str) -> None:
-        """Raise JobError where the executors' Python is on this machine, and cannot be the driver's partner."""
-        other = self.settings.python
-        on_this_machine = self.settings.is_local or f"//{LOOPBACK}:" in (self.settings.master or "")
-        if other is None or other == own or not on_this_machine:
-            return
-        ask = [other, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-        try:
-            answer = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip()
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise JobError(f"python is {other!r}, which does not run: {error}") from None
-        ours = f"{sys.version_info.major}.{sys.version_info.minor}"
-        if answer != ours:
-            raise JobError(
-                f"python is {other!r}, which is Python {answer}; the driver's is {ours}, and what one pickles the "
-                "other must unpickle: name one of the same minor version"
-            )
 
     def _find_master(self) -> None:
         master = self.settings.master or ""
@@ -262,16 +236,9 @@ def environment_of(job: TrainingJob) -> Environment | None:
 
 def spark_home() -> Path:
     """Where Spark itself lies: in the package pyspark."""
-    found = importlib.util.find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    import pyspark  # here, since it takes longer to import than a local launch may take
 
-
-def _mebibytes(size: str) -> int:
-    from workshop_utils.quantities import bytes_of
-
-    return int(bytes_of(size)) // 2**20
+    return Path(pyspark.__file__).parent
 
 
 class SparkRun(LocalRun):

@@ -46,9 +46,8 @@ def main() -> int:
     name = f"worker-{os.environ['RANK']}"
     # torchrun counts its own restarts, of which there are none: the driver's are what count.
     variables = {"TORCHELASTIC_RESTART_COUNT": os.environ.get("WORKSHOP_RESTARTS", "0")}
-    say(
-        f"[{name}]<started>: ", ""
-    )  # of the first line Spark makes two: it connects only then, and prints until it has
+    # Spark makes two lines of the first one: it connects only then, and prints until it has.
+    say(f"[{name}]<started>: ", "")
     process = subprocess.Popen(
         [sys.executable, *sys.argv[1:]],
         env={**os.environ, **variables},
@@ -73,7 +72,7 @@ def main() -> int:
     say(f"[{name}]<exited>: ", str(code))
     Path(os.environ["WORKSHOP_EXITS"], name).write_text(
         str(code)
-    )  # who started it would not hear of it otherwise
+    )  # torchrun's exit code gets lost on its way
     return code if code >= 0 else 1
 
 

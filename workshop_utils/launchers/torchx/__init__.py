@@ -8,16 +8,17 @@
     with place.launch(job) as run:
         run.wait()
 
-TorchX's urllib3 is older than the workshop's, so it lives in an environment of its own (see `environments`), and is
-spoken to through a program there.
+TorchX's urllib3 is older than the workshop's, so it lives in an environment of its own (see `environments`), where its
+command line is called.
 
 | module | concept |
 | --- | --- |
-| `settings` | what is said of the place |
-| `components` | the workshop's components and instances; TorchX's environment reads it, `torchx run` too |
-| `driver` | the program that speaks to TorchX |
-| `launcher`, `run` | the launcher, and the run that it gives |
-| `etcd` | a meeting point on this machine |
+| `settings` | scheduler, rendezvous, cluster |
+| `components` | the workshop's component and instances: what is handed to `torchx run` |
+| `launcher` | what `torchx run` is called with, here or for a cluster |
+| `follow`, `run` | `torchx run` on this machine: a program that follows its log files, and the run |
+| `volcano` | on a cluster: the rest of the Volcano Job, and the run |
+| `etcd` | a rendezvous server on this machine |
 """
 
 from workshop_utils.launchers.torchx.launcher import TorchX

@@ -1,15 +1,17 @@
 """TorchX components for the workshop's jobs: from a few arguments, the description of an application.
 
-They run in TorchX's own environment, called by this package's `driver` or by hand:
+They run in TorchX's own environment, through its command line; the launcher calls it as one would by hand:
 
     torchx run --dryrun -s local_cwd workshop_utils/launchers/torchx/components.py:ddp --script train.py --nodes 2
 
-TorchX's own `dist.ddp` has no choice of rendezvous endpoint, no restarts by torchrun, and a Trainium instance whose
-device Neuron has dropped; what is different here is that.
+TorchX's own `dist.ddp` has no choice of rendezvous endpoint and no restarts by torchrun, and its Trainium instance
+asks for a device that Neuron has dropped. This component differs in that, and in how variables and arguments are
+written: TorchX's own notation has no way to write a value that holds an equals sign, or to repeat a word.
 """
 
+import json
 import shlex
-from typing import Dict, List, Optional  # noqa: UP035  TorchX reads these annotations, and knows no others
+from typing import List, Optional  # noqa: UP035  TorchX reads these annotations, and knows no others
 
 from torchx import specs
 
@@ -17,39 +19,36 @@ EFA = "vpc.amazonaws.com/efa"
 NEURON = "aws.amazon.com/neuron"  # Neuron 2.20 dropped the older name, neurondevice
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 
+# Whole instances: processors, memory in GiB, Trainium chips, Elastic Fabric Adapter interfaces.
+# Source: AWS, "Amazon EC2 accelerated computing instances".
+INSTANCES = {
+    "trn1.2xlarge": (8, 32, 1, 0),
+    "trn1.32xlarge": (128, 512, 16, 8),
+    "trn1n.32xlarge": (128, 512, 16, 16),
+    "trn2.48xlarge": (192, 2048, 16, 16),
+}
+SHARE = 15 / 16  # of an instance, for the pod: the node's own pods, the kubelet and the system need the rest
+# What makes the collectives go through the Elastic Fabric Adapter. Source: AWS Neuron, "Distributed training".
+OVER_EFA = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
+# For the sockets through which the ranks first meet, and for chips that a killed run has left busy.
+ON_TRAINIUM = {"CCOM_SOCKET_IFNAME": "eth0", "NEURON_RT_RESET_CORES": "1"}
 
-# Of an instance, what a pod can have: the node's own pods, the kubelet and the system need the rest.
-SHARE = 15 / 16
+# How a rank's lines start in the log of its node.
+LINE_PREFIX = "[worker-${rank}]: "
 
 
-def _trainium(name: str, cpu: int, memory_gib: int, chips: int, interfaces: int) -> specs.Resource:
+def trainium(instance_type: str) -> specs.Resource:
+    """A whole instance of this type."""
+    if instance_type not in INSTANCES:
+        raise ValueError(f"instance_type is {instance_type!r}; it must be one of {', '.join(INSTANCES)}")
+    cpu, memory_gib, chips, interfaces = INSTANCES[instance_type]
     return specs.Resource(
         cpu=int(cpu * SHARE),
         gpu=0,
         memMB=int(memory_gib * 1024 * SHARE),
         devices={NEURON: chips} | ({EFA: interfaces} if interfaces else {}),
-        capabilities={INSTANCE_TYPE: name},
+        capabilities={INSTANCE_TYPE: instance_type},
     )
-
-
-# Whole instances: processors, memory, Trainium chips, Elastic Fabric Adapter interfaces.
-# Source: AWS, "Amazon EC2 accelerated computing instances".
-INSTANCES = {
-    resource.capabilities[INSTANCE_TYPE]: resource
-    for resource in (
-        _trainium("trn1.2xlarge", cpu=8, memory_gib=32, chips=1, interfaces=0),
-        _trainium("trn1.32xlarge", cpu=128, memory_gib=512, chips=16, interfaces=8),
-        _trainium("trn1n.32xlarge", cpu=128, memory_gib=512, chips=16, interfaces=16),
-        _trainium("trn2.48xlarge", cpu=192, memory_gib=2048, chips=16, interfaces=16),
-    )
-}
-# What makes the collectives go through the Elastic Fabric Adapter. Source: AWS Neuron, "Distributed training".
-OVER_EFA = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
-# The same for the sockets by which the ranks first meet, and chips that a killed run has left busy.
-ON_TRAINIUM = {"CCOM_SOCKET_IFNAME": "eth0", "NEURON_RT_RESET_CORES": "1"}
-
-# How a line of a rank starts in the log of its node, so that whoever reads it can tell the ranks apart.
-LINE_PREFIX = "[worker-${rank}]: "
 
 
 def ddp(
@@ -69,16 +68,16 @@ def ddp(
     local_address: Optional[str] = None,  # noqa: UP045
     max_restarts: int = 0,
     wrapper: Optional[str] = None,  # noqa: UP045
-    env: Optional[Dict[str, str]] = None,  # noqa: UP006, UP045
+    env: str = "{}",
     mounts: Optional[List[str]] = None,  # noqa: UP006, UP045
 ) -> specs.AppDef:
     """Data parallel training with PyTorch: on each node a torchrun, which starts the ranks there.
 
     Args:
         script_args: arguments of the script
-        script: the script, as a path in the image or, locally, on this machine
-        name: what the application is called
-        image: the container image, which a local run has no use for
+        script: the script, as a path in the image or, locally, on this machine; arguments may follow it
+        name: the name of the application
+        image: the container image; a local run does not use it
         nodes: how many nodes, each with a torchrun of its own
         processes_per_node: how many ranks a torchrun starts
         cpu: processors of a node
@@ -88,10 +87,10 @@ def ddp(
         rendezvous: how the nodes find each other: c10d, etcd or etcd-v2
         rendezvous_endpoint: host:port where they meet; with c10d by default the first node
         port: where the first node listens, with c10d
-        local_address: the address at which this node's ranks are found; by default what its host name stands for
-        max_restarts: how often torchrun starts the ranks anew where one fails
+        local_address: the address of this node's ranks; by default that of its host name
+        max_restarts: how often torchrun restarts all ranks when one fails
         wrapper: a program, with its arguments, that runs torchrun, such as neuron_parallel_compile
-        env: variables of the ranks
+        env: variables of the ranks, as a JSON object
         mounts: what is mounted into the container, in TorchX's notation
     """
     if rendezvous_endpoint is None:
@@ -125,14 +124,11 @@ def ddp(
     }
     resource = specs.Resource(cpu=cpu, gpu=gpu, memMB=memMB)
     if instance_type is not None:
-        if instance_type not in INSTANCES:
-            raise ValueError(f"instance_type is {instance_type!r}; it must be one of {', '.join(INSTANCES)}")
-        resource = INSTANCES[instance_type]
+        resource = trainium(instance_type)
         variables |= ON_TRAINIUM | (OVER_EFA if EFA in resource.devices else {})
+    program = [*shlex.split(script), *script_args]
     # Without `exec` the shell would stand between a signal and torchrun.
-    command = " ".join(
-        ["exec", *shlex.split(wrapper or ""), *torchrun, *map(shlex.quote, (script, *script_args))]
-    )
+    command = " ".join(["exec", *shlex.split(wrapper or ""), *torchrun, *map(shlex.quote, program)])
     return specs.AppDef(
         name=name,
         roles=[
@@ -141,7 +137,7 @@ def ddp(
                 image=image,
                 entrypoint="bash",
                 args=["-c", command],
-                env={**variables, **(env or {})},
+                env={**variables, **json.loads(env)},
                 num_replicas=nodes,
                 resource=resource,
                 port_map={"c10d": port},

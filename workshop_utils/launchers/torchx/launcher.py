@@ -1,19 +1,23 @@
-"""The launcher: describes a job to TorchX, renders what its scheduler would get, and has it submitted."""
+"""The launcher: has TorchX describe a job, and run it here; on a cluster it sends what TorchX describes."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
-import shutil
+import shlex
+import sys
 import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from workshop_utils.environments import Environment
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import shared_variables
 from workshop_utils.launchers.process_run import inherited_variables, reserve, scratch_folder
 from workshop_utils.launchers.source import shipped
@@ -23,14 +27,17 @@ from workshop_utils.processes.group import Process
 from workshop_utils.processes.ports import PortReservation
 from workshop_utils.strategies import strategy_of
 
+if TYPE_CHECKING:
+    from workshop_utils.launchers.torchx.volcano import VolcanoRun
+
 ENVIRONMENT = Environment("torchx", "TorchX")
-DRIVER = Path(__file__).with_name("driver.py")
-C10D_PORT = 29500  # in a pod, which has all ports to itself
+COMPONENT, FOLLOW = (Path(__file__).with_name(name) for name in ("components.py", "follow.py"))
 LOOPBACK = "127.0.0.1"
 RENDER_SECONDS = 120.0
-SPECIFICATION = "torchx.json"
 # What would tell torchrun, or TorchX, that it is part of another run.
-FOREIGN_TO_TORCHX = re.compile(r"PET_|TORCHX|PYTHONPATH$|PYTHONHOME$|VIRTUAL_ENV$")
+FOREIGN_TO_TORCHX = re.compile(r"PET_|TORCHX|PYTHONPATH$|PYTHONHOME$|PYTHONUNBUFFERED$|VIRTUAL_ENV$")
+# How `torchx run --dryrun` prints what it would do.
+SECTIONS = re.compile(r"=== APPLICATION ===\n(.*)\n=== SCHEDULER REQUEST ===\n(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -43,13 +50,12 @@ class Rendered:
 
     application: dict[str, Any]
     request: dict[str, Any]
-    on_cluster: bool
 
     def __str__(self) -> str:
         # Here, since the clients of Kubernetes take longer to import than a local launch may take.
         from workshop_utils.launchers.kubernetes.manifest import yaml_of
 
-        return yaml_of([self.request if self.on_cluster else self.application])
+        return yaml_of([self.request if "kind" in self.request else self.application])
 
     __repr__ = __str__
 
@@ -67,50 +73,62 @@ class TorchX(Settings):
             JobError: if TorchX, or the scheduler, cannot run the job.
             EnvironmentFailed: if TorchX's environment cannot be made.
         """
+        self.check(job)
         with PortReservation(1) as reservation:
             scratch = Path(tempfile.gettempdir()) / "workshop-..."
-            described = self._specification(job, scratch, reservation.ports[0])
-            answer = ENVIRONMENT.run(
-                "python", str(DRIVER), "render", text=json.dumps(described), timeout_seconds=RENDER_SECONDS
+            printed = ENVIRONMENT.run(
+                "torchx",
+                *self._words(job, scratch, reservation.ports[0], "--dryrun"),
+                folder=job.folder,
+                timeout_seconds=RENDER_SECONDS,
             )
-        rendered = Rendered(**json.loads(answer), on_cluster=self.scheduler == "kubernetes")
-        if rendered.on_cluster:
-            from workshop_utils.launchers.kubernetes import check, rules
+        found = SECTIONS.search(printed)
+        assert found is not None
+        application = _application(found[1], job)
+        if self.scheduler == "local_cwd":
+            return Rendered(application, ast.literal_eval(found[2]))
+        from workshop_utils.launchers.kubernetes import check, rules
+        from workshop_utils.launchers.torchx import volcano
 
-            check.body(rendered.request)
-            rules.body(rendered.request)
-        return rendered
+        # The command line gives its session a name of its own, which is of no use to anybody.
+        request = yaml.safe_load(found[2].replace("kubernetes://torchx/", "kubernetes://workshop/"))
+        volcano.complete(request, job, self)
+        check.body(request)
+        rules.body(request)
+        return Rendered(application, request)
 
-    def launch(self, job: TrainingJob) -> TorchXRun:
+    def launch(self, job: TrainingJob) -> TorchXRun | VolcanoRun:
         """Submit the job.
 
         Raises:
-            JobError: as `render` does, or if there is no torchrun, or no cluster; nothing has been sent then.
+            JobError: as `render` does, or if there is no cluster; nothing has been sent then.
             EnvironmentFailed: as `render` does.
+            KubernetesError: where the cluster refuses; what was made before is deleted again.
         """
         self.check(job)
         if self.scheduler == "kubernetes":
-            _check_kubeconfig()
-        else:
-            _check_torchrun()
-        python = ENVIRONMENT.program("python")
-        scratch = scratch_folder()
+            from workshop_utils.launchers.torchx import volcano
+
+            return volcano.launch(job, self)
+        torchx, scratch = str(ENVIRONMENT.program("torchx")), scratch_folder()
+        path = os.pathsep.join(
+            [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
+        )  # has torchrun
+        variables = {"PATH": path, "TMPDIR": str(scratch / "tmp"), "LOGLEVEL": "ERROR"}
         with reserve(1) as reservation:
-            described = self._specification(job, scratch, reservation.ports[0])
+            words = self._words(job, scratch, reservation.ports[0])
             process = Process(
                 "torchx",
-                (str(python), str(DRIVER), "launch", str(scratch / SPECIFICATION)),
-                _environment(scratch),
+                (sys.executable, "-I", "-S", str(FOLLOW), str(scratch / "logs"), torchx, *words),
+                {**inherited_variables(FOREIGN_TO_TORCHX), **variables},
                 str(job.folder.absolute()),
             )
-            sources = {f"source/{name}": text for name, text in shipped(strategy_of(job)).items()}
-            files = {SPECIFICATION: json.dumps(described), "tmp/.keep": "", "model/.keep": "", **sources}
-            on_cluster = self.scheduler == "kubernetes"
-            return TorchXRun(job, self.nodes(job), process, scratch, files, reservation, on_cluster)
+            files = {f"source/{name}": text for name, text in shipped(strategy_of(job)).items()}
+            files |= {"tmp/.keep": "", "model/.keep": ""}
+            return TorchXRun(job, self.nodes(job), process, scratch, files, reservation)
 
-    def _specification(self, job: TrainingJob, scratch: Path, port: int) -> dict[str, Any]:
-        """What the driver is told. Raises JobError."""
-        self.check(job)
+    def _words(self, job: TrainingJob, scratch: Path, port: int, *options: str) -> list[str]:
+        """What follows `torchx` on its command line."""
         each, count = job.resources, self.processes_per_node
         component = {
             "name": job.name,
@@ -125,104 +143,54 @@ class TorchX(Settings):
             "max_restarts": self.max_restarts,
             "wrapper": self.wrapper,
         }
-        described = {
-            "scheduler": self.scheduler,
-            "arguments": job.command_line_arguments,
-            "component": component,
-        }
         if self.scheduler == "local_cwd":
-            component |= {
-                "script": str(job.script_path.absolute()),
-                "port": port,
-                "local_address": LOOPBACK,
-                "env": {
-                    "WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints"),
-                    **shared_variables(job, scratch, None),
-                    "GLOO_SOCKET_IFNAME": "lo",
-                },
+            script = str(job.script_path.absolute())
+            variables = {
+                "WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints"),
+                **shared_variables(job, scratch, None),
+                "GLOO_SOCKET_IFNAME": "lo",
             }
-            return {**described, "options": {"log_dir": str(scratch / "logs")}}
-        return {**described, **self._on_cluster(job, component)}
-
-    def _on_cluster(self, job: TrainingJob, component: dict[str, Any]) -> dict[str, Any]:
-        # Here, since the clients of Kubernetes take longer to import than a local launch may take.
-        from workshop_utils.launchers.kubernetes import files, pods
-
-        component |= {
-            "script": pods.script(job),
-            "image": job.image or self.image,
-            "port": C10D_PORT,
-            "env": pods.variables(job),
-            "mounts": [
-                word
-                for path, claim in self.volumes.items()
-                for word in ("type=volume", f"src={claim}", f"dst={path}")
-            ],
-        }
-        options = {
-            "queue": self.queue,
-            "namespace": self.namespace,
-            "service_account": self.service_account,
-            "priority_class": self.priority_class,
-        }
-        claims = list(self.volumes.values())
-        volumes: list[dict[str, Any]] = []
-        mounted = "data"
-        if self.data_claim is None:
-            volumes = [{"name": "data", "configMap": {"name": "{job}-data"}}]
-        elif self.data_claim in claims:  # a pod that names a claim twice may wait for it for ever
-            mounted = f"mount-{claims.index(self.data_claim)}"  # as TorchX calls it
+            component |= {"port": port, "local_address": LOOPBACK}
+            settings: dict[str, Any] = {"log_dir": scratch / "logs"}
         else:
-            claim = {"claimName": self.data_claim, "readOnly": True}
-            volumes = [{"name": "data", "persistentVolumeClaim": claim}]
-        items = [{"key": key, "path": path} for key, path in files.paths(job).items()]
-        config_maps = files.config_maps(job, with_data=self.data_claim is None)
-        for described, name in zip(config_maps, ("{job}", "{job}-data"), strict=False):
-            described["metadata"] = {"name": name, "labels": dict(pods.LABELS)}
-        return {
-            "options": {name: value for name, value in options.items() if value is not None},
-            "config_maps": config_maps,
-            "pod": {
-                "labels": dict(pods.LABELS),
-                "seconds": round(job.timeout_seconds),
-                "keep_seconds": self.keep_seconds,
-                "node_selector": self.node_selector,
-                "volumes": [
-                    {"name": "job", "configMap": {"name": "{job}", "items": items}},
-                    *volumes,
-                    {"name": "model", "emptyDir": {}},
-                ],
-                "mounts": [
-                    {"name": "job", "mountPath": pods.JOB_FOLDER},
-                    {"name": mounted, "mountPath": pods.DATA_FOLDER, "readOnly": True},
-                    {"name": "model", "mountPath": pods.MODEL_FOLDER},
-                ],
-            },
+            # Here, since the clients of Kubernetes take longer to import than a local launch may take.
+            from workshop_utils.launchers.kubernetes import pods
+
+            script, variables = pods.script(job), pods.variables(job)
+            mounts = [f"type=volume,src={claim},dst={path}" for path, claim in self.volumes.items()]
+            component |= {"image": job.image or self.image, "mounts": ",".join(mounts) or None}
+            names = ("queue", "namespace", "service_account", "priority_class")
+            settings = {name: getattr(self, name) for name in names}
+        component |= {
+            "script": shlex.join([script, *job.command_line_arguments]),
+            "env": json.dumps(variables),
         }
+        configured = ",".join(f"{name}={value}" for name, value in settings.items() if value is not None)
+        words = [
+            "run",
+            *options,
+            "--workspace",
+            "",
+            "-s",
+            self.scheduler,
+            "-cfg",
+            configured,
+            f"{COMPONENT}:ddp",
+        ]
+        return words + [f"--{name}={value}" for name, value in component.items() if value is not None]
 
 
-def _environment(scratch: Path) -> dict[str, str]:
-    """The variables of TorchX and of what it starts: this process's, with the workshop's programs first."""
-    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
-    inherited = inherited_variables(FOREIGN_TO_TORCHX)
-    return {**inherited, "PATH": path, "TMPDIR": str(scratch / "tmp"), "PYTHONUNBUFFERED": "1"}
+def _application(printed: str, job: TrainingJob) -> dict[str, Any]:
+    """The application as `torchx run --dryrun` prints it, without what TorchX adds to its variables."""
+    application: dict[str, Any] = ast.literal_eval(re.sub(r"<[\w.]+: ('\w+')>", r"\1", printed))
+    (role,) = application["roles"]
+    for name in {"TORCHX_JOB_ID", "PATH"} - job.environment.keys():
+        role["env"].pop(name, None)
+    found: dict[str, Any] = _without_empty(application)
+    return found
 
 
-def _check_torchrun() -> None:
-    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
-    if shutil.which("torchrun", path=path) is None:
-        raise JobError(
-            "there is no torchrun on the PATH; it comes with PyTorch: install torch, or run `make setup`"
-        )
-
-
-def _check_kubeconfig() -> None:
-    from workshop_utils.launchers.kubernetes import calls
-
-    try:
-        calls.connect().close()
-    except calls.KubernetesError as error:
-        raise JobError(
-            f"scheduler is 'kubernetes'; {str(error).partition('; name a')[0]}; name a kubeconfig in KUBECONFIG. "
-            "Without a cluster, --render shows the Volcano Job, and scheduler 'local_cwd' runs the application here"
-        ) from None
+def _without_empty(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_empty(each) for name, each in value.items() if each not in (None, {}, [])}
+    return [_without_empty(each) for each in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""What a learner says of the place: scheduler, rendezvous, cluster. Nothing here talks to TorchX.
+"""The settings: scheduler, rendezvous, cluster. Nothing here talks to TorchX.
 
 Settings(scheduler="kubernetes", queue="training", instance_type="trn1.32xlarge", processes_per_node=32)
 Settings.load("place.yaml")
@@ -17,6 +17,7 @@ from workshop_utils.quantities import seconds_of
 from workshop_utils.strategies import strategy_of
 
 STRATEGIES: tuple[StrategyName, ...] = ("torch_ddp", "single")
+HERE_TOO = ("scheduler", "processes_per_node", "rendezvous", "rendezvous_endpoint", "max_restarts")
 RANDOM_LETTERS = 14  # which TorchX adds to a name, at most: 64 bits in its alphabet
 LONGEST_NAME = 63  # of a pod's host: a DNS-1035 label
 
@@ -33,20 +34,20 @@ class Settings(PlaceSettings):
         rendezvous: how the nodes find each other: `"c10d"` at the first of them, `"etcd-v2"` (or the older `"etcd"`) at
             an etcd server, which outlives the first node.
         rendezvous_endpoint: `host:port` of that server.
-        max_restarts: how often torchrun starts all workers anew where one fails; the script must be able to go on
-            from a checkpoint.
+        max_restarts: how often torchrun restarts all workers when one fails; the script must be able to go on from a
+            checkpoint.
         queue: Volcano's queue.
         namespace: where the job is made.
-        image: of every container where the job names none.
+        image: the image of every container, unless the job names one.
         instance_type: a Trainium instance for each node, whole, in place of the job's resources.
-        service_account: whose rights the pods have.
-        priority_class: how urgent the job is.
+        service_account: the account whose rights the pods have.
+        priority_class: the job's priority.
         data_claim: a PersistentVolumeClaim that holds the data; without it the data travels in a ConfigMap, which
             holds 1 MiB at most.
         volumes: further PersistentVolumeClaims, by the path where they are mounted, such as a cache of compiled graphs.
         node_selector: labels that a node must have.
         wrapper: a program in the image that runs torchrun, such as `neuron_parallel_compile`.
-        keep: how long the finished job is kept where nobody deletes it.
+        keep: how long the finished job is kept if nobody deletes it.
     """
 
     EXAMPLE: ClassVar[str] = "scheduler: kubernetes"
@@ -84,12 +85,11 @@ class Settings(PlaceSettings):
             raise ValueError(
                 f"rendezvous_endpoint is {endpoint!r}; it must be host:port, such as etcd-server:2379"
             )
-        if self.scheduler == "local_cwd":
-            without_use = [name for name in ON_A_CLUSTER if name in self.model_fields_set]
-            if without_use:
-                raise ValueError(
-                    f"{without_use[0]} is for scheduler 'kubernetes'; leave it out, or set scheduler: kubernetes"
-                )
+        useless = sorted(self.model_fields_set.difference(HERE_TOO))
+        if self.scheduler == "local_cwd" and useless:
+            raise ValueError(
+                f"{useless[0]} is for scheduler 'kubernetes'; leave it out, or set scheduler: kubernetes"
+            )
         for path in self.volumes:
             if not path.startswith("/") or path == "/":
                 raise ValueError(f"volumes.{path} must be a path in the container, such as /cache")
@@ -125,18 +125,3 @@ class Settings(PlaceSettings):
     def keep_seconds(self) -> int:
         """`keep` in whole seconds."""
         return round(seconds_of(self.keep))
-
-
-ON_A_CLUSTER = (
-    "queue",
-    "namespace",
-    "image",
-    "instance_type",
-    "service_account",
-    "priority_class",
-    "data_claim",
-    "volumes",
-    "node_selector",
-    "wrapper",
-    "keep",
-)

@@ -1,0 +1,118 @@
+"""A job on a cluster with Volcano: TorchX describes it, and the Kubernetes launcher's client sends and follows it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.kubernetes import calls, files, pods
+from workshop_utils.launchers.kubernetes.cluster import Cluster
+from workshop_utils.launchers.kubernetes.manifest import Manifest
+from workshop_utils.launchers.kubernetes.operators import Pod
+from workshop_utils.launchers.kubernetes.run import KubernetesRun
+from workshop_utils.launchers.torchx.run import NodeLogs
+
+if TYPE_CHECKING:
+    from workshop_utils.launchers.torchx.launcher import TorchX
+
+# The phases in which a Volcano Job stays, as Kubernetes calls them of its own Job.
+# Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
+FINAL = {"Completed": "Complete", "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}
+
+
+def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
+    """Add to a Volcano Job, and to each of its pods, what TorchX has no word for.
+
+    A pod that fails ends the job, as the others would wait for it for ever; nobody's job stays for ever, either. The
+    pods get their volumes, a time limit, and the labels of their nodes.
+    """
+    name, spec = resource["metadata"]["name"], resource["spec"]
+    resource["metadata"]["labels"] = dict(pods.LABELS)
+    spec["policies"] = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
+    spec["ttlSecondsAfterFinished"] = place.keep_seconds
+    spec["minAvailable"] = len(spec["tasks"])  # all or none: half a job would hold its nodes in vain
+    items = [{"key": key, "path": path} for key, path in files.paths(job).items()]
+    volumes: list[dict[str, Any]] = [{"name": "job", "configMap": {"name": name, "items": items}}]
+    mounted, claims = "data", list(place.volumes.values())
+    if place.data_claim is None:
+        volumes.append({"name": "data", "configMap": {"name": f"{name}-data"}})
+    elif place.data_claim in claims:  # a pod that names a claim twice may wait for it for ever
+        mounted = f"mount-{claims.index(place.data_claim)}"  # as TorchX calls it
+    else:
+        claim = {"claimName": place.data_claim, "readOnly": True}
+        volumes.append({"name": "data", "persistentVolumeClaim": claim})
+    volumes.append({"name": "model", "emptyDir": {}})
+    for task in spec["tasks"]:
+        task["template"]["metadata"]["labels"] |= pods.LABELS
+        pod = task["template"]["spec"]
+        pod["activeDeadlineSeconds"] = round(job.timeout_seconds)
+        if place.node_selector:
+            pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **place.node_selector}
+        pod["volumes"] += volumes
+        pod["containers"][0]["volumeMounts"] += [
+            {"name": "job", "mountPath": pods.JOB_FOLDER},
+            {"name": mounted, "mountPath": pods.DATA_FOLDER, "readOnly": True},
+            {"name": "model", "mountPath": pods.MODEL_FOLDER},
+        ]
+
+
+def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
+    """Render the job and make its objects. Raises as `TorchX.launch` does."""
+    try:
+        api = calls.connect()
+    except calls.KubernetesError:
+        file = os.environ.get("KUBECONFIG", "~/.kube/config")
+        raise JobError(
+            f"scheduler is 'kubernetes', and there is no cluster to talk to in {file}: name a kubeconfig in "
+            "KUBECONFIG. Without a cluster, --render shows the Volcano Job, and scheduler 'local_cwd' runs it here"
+        ) from None
+    resource = place.render(job).request
+    resource["metadata"]["namespace"] = place.namespace
+    name = resource["metadata"]["name"]
+    config_maps = files.config_maps(job, with_data=place.data_claim is None)
+    for described, called in zip(config_maps, (name, f"{name}-data"), strict=False):
+        described["metadata"] = {"name": called, "labels": dict(pods.LABELS)}
+    cluster = VolcanoCluster(api, Manifest(resource), config_maps)
+    cluster.create()
+    return VolcanoRun(job, cluster, place.nodes(job))
+
+
+class VolcanoCluster(Cluster):
+    """The objects of a Volcano Job."""
+
+    def pods(self) -> list[Any]:
+        """The job's pods. Raises KubernetesError."""
+        asked, selector = f"looking at the pods of {self.name}", f"volcano.sh/job-name={self.name}"
+        found = calls.call(asked, self._core.list_namespaced_pod, self.namespace, label_selector=selector)
+        return list(found.items)
+
+
+class VolcanoRun(KubernetesRun):
+    """A run of a Volcano Job; `handle` is TorchX's name for it, `nodes` are node-0, node-1, ..."""
+
+    def __init__(self, job: TrainingJob, cluster: VolcanoCluster, nodes: int) -> None:
+        self.handle = f"kubernetes://workshop/{cluster.namespace}:{cluster.name}"
+        self.nodes = tuple(f"node-{node}" for node in range(nodes))
+        self._logs = NodeLogs(super()._receive_line)
+        named = [
+            Pod(f"{cluster.name}-worker-{node}-0", name, {}, {}, slots=job.workers)
+            for node, name in enumerate(self.nodes)
+        ]
+        super().__init__(cluster, named)
+
+    def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
+        if worker in self.nodes:
+            self._logs.take(worker, text, stream)
+        else:
+            super()._receive_line(worker, text, stream)
+
+    def _take(self, job: Mapping[str, Any]) -> bool:
+        """Take in the job's phase; whether it has ended."""
+        phase = job.get("status", {}).get("state", {}).get("phase")
+        condition = {"type": FINAL.get(phase), "status": "True", "message": f"Volcano says {phase}"}
+        return super()._take({"status": {"conditions": [condition]}})
+
+    def _reason_of(self, why: str) -> str:
+        return self._logs.reason(self) or super()._reason_of(why)
