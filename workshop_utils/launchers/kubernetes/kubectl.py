@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workshop_utils.launchers.kubernetes import files, mpijob
+from workshop_utils.launchers.kubernetes import files, kinds
 from workshop_utils.launchers.kubernetes.cluster import PLURALS, job_label
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import pods_of
@@ -68,7 +68,7 @@ def _first_pod(manifest: Manifest) -> str:
     """What kubectl calls the pod from which `worker-0` is heard; the name of a Job's pod is not known before."""
     kind, name = manifest.resource["kind"], manifest.resource["metadata"]["name"]
     if kind == "MPIJob":
-        return f"jobs/{name}-{mpijob.LAUNCHER}"
+        return f"jobs/{name}-{kinds.LAUNCHER}"
     if kind in MADE_OF_JOBS:
         return f"-l {job_label(kind)}={name},{INDEX_LABEL}=0"
     return next(pod.name for pod in pods_of(manifest) if pod.worker == "worker-0")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.kubernetes import indexed_job, mpijob, pytorchjob, tfjob, trainjob
+from workshop_utils.launchers.kubernetes import kinds
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 
 POD_COLUMNS = ("pod", "worker", "phase")  # of the tables of pods that runs give
@@ -56,7 +56,7 @@ def _tfjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
     places = [(role, index) for role in specs for index in range(specs[role].get("replicas", 1))]
     cluster: dict[str, list[str]] = {}
     for role, index in places:
-        port = _port(specs[role], tfjob.CONTAINER, "tfjob-port", tfjob.PORT)
+        port = _port(specs[role], kinds.TENSORFLOW, "tfjob-port", kinds.TENSORFLOW_PORT)
         host, port = reach(f"{name}-{role.lower()}-{index}.{space}.svc", port)
         cluster.setdefault(role.lower(), []).append(f"{host}:{port}")
     has_chief = bool({"Chief", "Master"} & specs.keys())
@@ -70,7 +70,7 @@ def _tfjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
         variables = {"TF_CONFIG": json.dumps(config)} if len(places) > 1 else {}
         spec = specs[role]["template"]["spec"]
         pod, worker = f"{name}-{role.lower()}-{index}", f"{role.lower()}-{index}"
-        found.append(Pod(pod, worker, spec, _container(spec, tfjob.CONTAINER), variables, decides))
+        found.append(Pod(pod, worker, spec, _container(spec, kinds.TENSORFLOW), variables, decides))
     return tuple(found)
 
 
@@ -79,7 +79,7 @@ def _pytorchjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
     elastic = manifest.resource["spec"].get("elasticPolicy")
     size = sum(replica.get("replicas", 1) for replica in specs.values())
     first = "Master" if "Master" in specs else "Worker"
-    port = _port(specs[first], pytorchjob.CONTAINER, "pytorchjob-port", pytorchjob.PORT)
+    port = _port(specs[first], kinds.PYTORCH, "pytorchjob-port", kinds.PYTORCH_PORT)
     if elastic is not None:
         host = elastic.get("rdzvHost", f"{name}-worker-0")
         host, port = reach(host, elastic.get("rdzvPort", port))
@@ -100,7 +100,7 @@ def _pytorchjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
                     "RANK": str(rank),
                 }
             spec = replica["template"]["spec"]
-            container = _container(spec, pytorchjob.CONTAINER)
+            container = _container(spec, kinds.PYTORCH)
             # The master alone decides, where there is one.
             awaited = role == "Master" or "Master" not in specs
             pod = f"{name}-{role.lower()}-{index}"
@@ -137,7 +137,7 @@ def _mpijob(manifest: Manifest, _reach: Reach) -> tuple[Pod, ...]:
     }
     spec = specs["Launcher"]["template"]["spec"]
     container = spec["containers"][0]
-    launcher = f"{name}-{mpijob.LAUNCHER}"
+    launcher = f"{name}-{kinds.LAUNCHER}"
     return (Pod(launcher, "mpirun", spec, container, variables, slots=hosts * slots),)
 
 
@@ -150,12 +150,12 @@ def _trainjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
     spec = next(
         each["template"]["spec"]["template"]["spec"]
         for each in replicated
-        if trainjob.ANCESTOR.items() <= each["template"].get("metadata", {}).get("labels", {}).items()
+        if kinds.ANCESTOR.items() <= each["template"].get("metadata", {}).get("labels", {}).items()
     )
     nodes = trainer.get("numNodes", runtime["spec"].get("mlPolicy", {}).get("numNodes", 1))
-    host, port = reach(f"{name}-{trainjob.CONTAINER}-0-0.{name}", trainjob.PORT)
+    host, port = reach(f"{name}-{kinds.NODE}-0-0.{name}", kinds.NODE_PORT)
     own = {key: trainer[key] for key in ("command", "args", "image") if key in trainer}
-    container = {**_container(spec, trainjob.CONTAINER), **own}
+    container = {**_container(spec, kinds.NODE), **own}
     container["env"] = [*container.get("env", []), *trainer.get("env", [])]
     shared = {
         "PET_NNODES": str(nodes),
@@ -165,7 +165,7 @@ def _trainjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
     }
     return tuple(
         Pod(
-            f"{name}-{trainjob.CONTAINER}-0-{node}",
+            f"{name}-{kinds.NODE}-0-{node}",
             f"worker-{node}",
             spec,
             container,
@@ -181,7 +181,7 @@ def _job(manifest: Manifest, _reach: Reach) -> tuple[Pod, ...]:
     return tuple(
         Pod(
             f"{name}-{index}",
-            f"{indexed_job.CONTAINER}-{index}",
+            f"{kinds.WORKER}-{index}",
             spec,
             spec["containers"][0],
             {"JOB_COMPLETION_INDEX": str(index)},
