@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from workshop_utils.jobs import Resources, TrainingJob
@@ -171,7 +172,8 @@ def _script_container(
 def _replica(
     job: TrainingJob, settings: Settings, count: int, container: dict[str, Any], restart: str = "Never"
 ) -> dict[str, Any]:
-    template = pods.template(job, settings, container)
+    # A copy, so that whoever changes one role of a manifest does not change the others.
+    template = pods.template(job, settings, copy.deepcopy(container))
     return {"replicas": count, "restartPolicy": restart, "template": template}
 
 
