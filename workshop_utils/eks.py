@@ -45,11 +45,7 @@ QUESTIONS = {
 
 
 def load(name: str) -> dict[str, Any]:
-    """The ClusterConfig in the file of that name.
-
-    Raises:
-        JobError: if there is none, it is wrong, or it says too little for a price.
-    """
+    """The ClusterConfig in the file of that name. Raises JobError if there is none, or eksctl would refuse it."""
     files = {path.stem: path for path in sorted((ROOT / FOLDER / "clusters").glob("*.yaml"))}
     if name not in files:
         raise JobError(f"cluster is {name!r}; {FOLDER}/clusters has {', '.join(files)}, and room for yours")
@@ -59,16 +55,14 @@ def load(name: str) -> dict[str, Any]:
         raise JobError(f"{files[name]} is not readable as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise JobError(f"{files[name]} must hold a ClusterConfig of eksctl.io/v1alpha5")
-    problems = list(check.problems_of(config)) or list(rules.problems_of(config))
-    problems = problems or [
-        f"managedNodeGroups[{index}].{field} is missing; the price and the commands need it"
-        for index, group in enumerate(config.get("managedNodeGroups") or [{}])
-        for field in ("instanceType", "desiredCapacity", "availabilityZones")
-        if not group.get(field)
-    ]
-    if problems:
-        raise JobError("\n".join(f"{name}.yaml: {problem}" for problem in problems))
-    return config
+    check.body(config)
+    rules.body(config)
+    for index, group in enumerate(config.get("managedNodeGroups") or [{}]):
+        for field in {"instanceType", "desiredCapacity", "availabilityZones"} - group.keys():
+            raise JobError(
+                f"managedNodeGroups[{index}].{field} is missing; the price and the commands need it"
+            )
+    return dict(config)
 
 
 def bill(config: dict[str, Any]) -> str:

@@ -104,7 +104,7 @@ def test_a_wrong_cluster_is_refused_with_what_would_be_right(
             text.replace("    instanceType: m5.xlarge\n", ""),
             r"managedNodeGroups\[0\]\.instanceType is missing",
         ),
-        (text.replace("withOIDC: true", "withOIDC: false"), r"own\.yaml: iam\.withOIDC must be true"),
+        (text.replace("withOIDC: true", "withOIDC: false"), "iam.withOIDC must be true"),
     ):
         (tmp_path / eks.FOLDER / "clusters" / "own.yaml").write_text(wrong)
         with pytest.raises(JobError, match=message):

@@ -201,7 +201,7 @@ def test_an_amount_is_what_kubernetes_can_read(amount: object, is_one: bool) -> 
         ("MPIJob", "spec.mpiReplicaSpecs.Worker.replicas", 0, "there must be at least 1"),
         ("MPIJob", "metadata.name", "a" * 60, "would have more than 63 characters"),
         ("MPIJob", "spec.launcherCreationPolicy", "Later", "it must be one of AtStartup, WaitForWorkersReady"),
-        ("MPIJob", "spec.runPolicy.backoffLimit", -1, "must not be less than 0"),
+        ("MPIJob", "spec.runPolicy.backoffLimit", -1, "there must be at least 0"),
         ("TrainJob", "spec.trainer.env", [{"name": "PET_NNODES", "value": "2"}], "sets it itself"),
         ("TrainJob", "spec.trainer.numNodes", 0, "there must be at least 1"),
         ("Runtime", "spec.template.spec.replicatedJobs.0.template.metadata", {}, "the trainer starts nothing"),

@@ -163,31 +163,21 @@ def _trainjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
         "PET_MASTER_ADDR": host,
         "PET_MASTER_PORT": str(port),
     }
-    return tuple(
-        Pod(
-            f"{name}-{kinds.NODE}-0-{node}",
-            f"worker-{node}",
-            spec,
-            container,
-            {**shared, "PET_NODE_RANK": str(node)},
-        )
-        for node in range(nodes)
-    )
+    pods = []
+    for node in range(nodes):
+        variables = {**shared, "PET_NODE_RANK": str(node)}
+        pods.append(Pod(f"{name}-{kinds.NODE}-0-{node}", f"worker-{node}", spec, container, variables))
+    return tuple(pods)
 
 
 def _job(manifest: Manifest, _reach: Reach) -> tuple[Pod, ...]:
     name, wanted = manifest.resource["metadata"]["name"], manifest.resource["spec"]
     spec = wanted["template"]["spec"]
-    return tuple(
-        Pod(
-            f"{name}-{index}",
-            f"{kinds.WORKER}-{index}",
-            spec,
-            spec["containers"][0],
-            {"JOB_COMPLETION_INDEX": str(index)},
-        )
-        for index in range(wanted.get("completions", 1))
-    )
+    pods = []
+    for index in range(wanted.get("completions", 1)):
+        variables = {"JOB_COMPLETION_INDEX": str(index)}
+        pods.append(Pod(f"{name}-{index}", f"{kinds.WORKER}-{index}", spec, spec["containers"][0], variables))
+    return tuple(pods)
 
 
 _PODS: dict[tuple[str, str], Callable[[Manifest, Reach], tuple[Pod, ...]]] = {

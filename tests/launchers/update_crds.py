@@ -1,6 +1,6 @@
-"""Writes the tables in this folder from the operators' resource definitions and eksctl's schema.
+"""Writes the tables of workshop_utils/launchers/kubernetes/crds from resource definitions and eksctl's schema.
 
-    python workshop_utils/launchers/kubernetes/crds/update.py SOURCE FILE...
+    python tests/launchers/update_crds.py SOURCE FILE...
 
 FILE is a CustomResourceDefinition in YAML, or what `eksctl utils schema` prints; SOURCE says of which version it is.
 A table is the schema without descriptions. Where it repeats a type of Kubernetes's own, such as a pod's template, it
@@ -16,6 +16,7 @@ from typing import Any
 import kubernetes.client as core
 import yaml
 
+CRDS = Path(__file__).parents[2] / "workshop_utils" / "launchers" / "kubernetes" / "crds"
 KEPT = (
     "enum", "maximum", "maxLength", "minimum", "minItems", "minLength", "minProperties", "pattern", "required", "type",
 )  # fmt: skip
@@ -57,9 +58,10 @@ def table(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
 
 def write(source: str, version: str, kind: str, made: dict[str, Any]) -> None:
     """Keep a table in its file."""
-    path = Path(__file__).parent / f"{version.replace('/', '_')}_{kind}.yaml"
+    path = CRDS / f"{version.replace('/', '_')}_{kind}.yaml"
     text = yaml.safe_dump(made, default_flow_style=None, width=110)
-    path.write_text(f"# {kind} of {version}, written by update.py from {source}.\n{text}", encoding="utf-8")
+    head = f"# {kind} of {version}, from {source}. Written by tests/launchers/update_crds.py.\n"
+    path.write_text(head + text, encoding="utf-8")
 
 
 def main() -> None:
