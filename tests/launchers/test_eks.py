@@ -44,25 +44,18 @@ def test_a_cluster_is_safe_to_leave_and_its_nodes_are_private_and_in_one_zone(na
     assert all(action.startswith("fsx:") and "*" not in action for action in actions)
 
 
-def test_efa_s_plugin_runs_exactly_where_there_is_efa() -> None:
-    plugin = objects("devices/efa.yaml")[0]["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
-    (term,) = plugin["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    listed = set(term["matchExpressions"][0]["values"])
-    for group in (group for name in CLUSTERS for group in eks.load(name)["managedNodeGroups"]):
-        assert (group["instanceType"] in listed) == group.get("efaEnabled", False)
-
-
-def test_names_agree_between_place_claim_service_and_cluster() -> None:
+def test_names_agree_between_place_claim_plugin_and_cluster() -> None:
     place = Kubernetes.load(FOLDER / "place.yaml")
     (claim,) = objects("storage/claim.yaml")
     assert place.data_claim == claim["metadata"]["name"]
     assert place.context == eks.load("cpu")["metadata"]["name"]
     assert claim["spec"]["resources"]["requests"]["storage"] == f"{eks.LUSTRE_GB}Gi"
     assert claim["spec"]["storageClassName"] == objects("storage/storage-class.yaml")[0]["metadata"]["name"]
-    service, deployment = objects("etcd.yaml")
-    pod = deployment["spec"]["template"]
-    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
-    assert "--enable-v2" in pod["spec"]["containers"][0]["command"]
+    plugin = objects("devices/efa.yaml")[0]["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    (term,) = plugin["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    for group in (group for name in CLUSTERS for group in eks.load(name)["managedNodeGroups"]):
+        listed = group["instanceType"] in term["matchExpressions"][0]["values"]
+        assert listed == group.get("efaEnabled", False)
 
 
 def test_what_is_fetched_has_a_fixed_version_and_files_that_are_named_exist() -> None:
