@@ -58,7 +58,7 @@ def load(name: str) -> dict[str, Any]:
     check.body(config)
     rules.body(config)
     for index, group in enumerate(config.get("managedNodeGroups") or [{}]):
-        for field in {"instanceType", "desiredCapacity", "availabilityZones"} - group.keys():
+        for field in sorted({"instanceType", "desiredCapacity", "availabilityZones"} - group.keys()):
             raise JobError(
                 f"managedNodeGroups[{index}].{field} is missing; the price and the commands need it"
             )

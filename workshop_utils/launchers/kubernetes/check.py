@@ -33,24 +33,17 @@ CORE = {
 }
 # How Kubernetes writes an amount: 500m, 2Gi, 1e3. Source: apimachinery, pkg/api/resource, `Quantity`.
 QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(([KMGTPE]i|[numkMGTPE])|[eE][+-]?\d+)?")
-TYPES: dict[str, Any] = {
-    "string": str,
-    "integer": int,
-    "number": int | float,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
+# By type: what it is in Python, and what is said to whoever wrote something else.
+TYPES: dict[str, tuple[Any, str]] = {
+    "string": (str, "a text; put it in quotes"),
+    "integer": (int, "a whole number"),
+    "number": (int | float, "a number"),
+    "boolean": (bool, "true or false"),
+    "array": (list, "a list"),
+    "object": (dict, "an object with fields of its own"),
 }
-WORDS = {
-    "string": "a text; put it in quotes",
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-    "array": "a list",
-    "object": "an object with fields of its own",
-    "map": "a map of names to values",
-    "quantity": "an amount such as 500m, 2 or 2Gi",
-}
+A_MAP = "a map of names to values"
+AN_AMOUNT = "an amount such as 500m, 2 or 2Gi"
 # What the client calls the types of its fields, and those that it calls texts though they are amounts.
 CLIENT_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "datetime": "string"}
 AMOUNT: Schema = {"type": "quantity"}
@@ -172,9 +165,11 @@ def _what_would_be_right(value: Any, schema: Schema) -> str | None:
     """What `value` must be or have, if it is or has not."""
     wanted = schema.get("type")
     if wanted == "quantity":
-        return None if is_quantity(value) else f"be {WORDS[wanted]}"
-    if wanted and (not isinstance(value, TYPES[wanted]) or (isinstance(value, bool) and wanted != "boolean")):
-        return f"be {WORDS['map' if wanted == 'object' and 'properties' not in schema else wanted]}"
+        return None if is_quantity(value) else f"be {AN_AMOUNT}"
+    if wanted is not None:
+        kind, words = TYPES[wanted]
+        if not isinstance(value, kind) or (isinstance(value, bool) and wanted != "boolean"):
+            return f"be {A_MAP if wanted == 'object' and 'properties' not in schema else words}"
     if "enum" in schema and value not in schema["enum"]:
         return f"be one of {', '.join(map(repr, schema['enum']))}"
     if "pattern" in schema and not re.search(schema["pattern"], value):

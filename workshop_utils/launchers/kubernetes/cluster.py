@@ -12,14 +12,6 @@ from kubernetes import client
 from workshop_utils.launchers.kubernetes.calls import KubernetesError, call
 from workshop_utils.launchers.kubernetes.manifest import Manifest, yaml_of
 
-PLURALS = {
-    "TFJob": "tfjobs",
-    "PyTorchJob": "pytorchjobs",
-    "MPIJob": "mpijobs",
-    "TrainJob": "trainjobs",
-    "TrainingRuntime": "trainingruntimes",
-    "Job": "jobs",
-}
 # By which label the pods of a job of a kind are found; the others have the training operators'.
 POD_LABELS = {"TrainJob": "jobset.sigs.k8s.io/jobset-name", "Job": "batch.kubernetes.io/job-name"}
 OPERATORS_LABEL = "training.kubeflow.org/job-name"
@@ -167,7 +159,7 @@ class Cluster:
         else:
             function = getattr(self._custom, f"{verb}_namespaced_custom_object")
             group, _, version = described["apiVersion"].partition("/")
-            options |= {"group": group, "version": version, "plural": PLURALS[described["kind"]]}
+            options |= {"group": group, "version": version, "plural": plural(described["kind"])}
         answer = call(asked, function, namespace=self.namespace, **options)
         return self._api.sanitize_for_serialization(answer)
 
@@ -195,6 +187,11 @@ class Cluster:
             pod, self.namespace, container=container, follow=True, timestamps=True, _preload_content=False,
             **({"since_seconds": since_seconds} if since_seconds else {}),
         )  # fmt: skip
+
+
+def plural(kind: str) -> str:
+    """How a kind's objects are called in addresses, and by kubectl."""
+    return f"{kind.lower()}s"
 
 
 def job_label(kind: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workshop_utils.launchers.kubernetes import files, kinds
-from workshop_utils.launchers.kubernetes.cluster import PLURALS, job_label
+from workshop_utils.launchers.kubernetes.cluster import job_label, plural
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import pods_of
 
@@ -48,7 +48,7 @@ def side_by_side(manifest: Manifest, folder: str = ".") -> SideBySide:
     kind, metadata = manifest.resource["kind"], manifest.resource["metadata"]
     name, namespace = metadata["name"], metadata.get("namespace", "default")
     kubectl = "kubectl" if namespace == "default" else f"kubectl --namespace {namespace}"
-    this, file = f"{PLURALS[kind]} {name}", f"{folder}/{files.RENDERED}"
+    this, file = f"{plural(kind)} {name}", f"{folder}/{files.RENDERED}"
     ended = "Complete" if kind in MADE_OF_JOBS else "Succeeded"
     return SideBySide(
         (

@@ -44,11 +44,11 @@ def pods_of(manifest: Manifest, reach: Reach = lambda host, port: (host, port)) 
     Raises:
         JobError: if its last object is none that an operator known here makes pods of.
     """
-    found = (manifest.resource["apiVersion"], manifest.resource["kind"])
-    if found not in _PODS:
-        kinds = ", ".join(kind for _, kind in _PODS)
-        raise JobError(f"the manifest's last object is a {found[1]} of {found[0]}; it must be a job: {kinds}")
-    return _PODS[found](manifest, reach)
+    version, kind = manifest.resource["apiVersion"], manifest.resource["kind"]
+    if (version, kind) not in _PODS:
+        known = ", ".join(kind for _, kind in _PODS)
+        raise JobError(f"the manifest's last object is a {kind} of {version}; it must be a job: {known}")
+    return _PODS[version, kind](manifest, reach)
 
 
 def _tfjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
@@ -93,12 +93,8 @@ def _pytorchjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
             rank = index + (1 if role == "Worker" and "Master" in specs else 0)
             variables = {"PYTHONUNBUFFERED": "1", **shared}
             if "Master" in specs:
-                variables |= {
-                    "MASTER_ADDR": host,
-                    "MASTER_PORT": str(port),
-                    "WORLD_SIZE": str(size),
-                    "RANK": str(rank),
-                }
+                variables |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+                variables |= {"WORLD_SIZE": str(size), "RANK": str(rank)}
             spec = replica["template"]["spec"]
             container = _container(spec, kinds.PYTORCH)
             # The master alone decides, where there is one.
@@ -109,10 +105,9 @@ def _pytorchjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
 
 
 def _elastic_variables(policy: Mapping[str, Any], workers: int, endpoint: str) -> dict[str, str]:
-    bounded = "minReplicas" in policy or "maxReplicas" in policy
-    nodes = (
-        f"{policy.get('minReplicas', 1)}:{policy.get('maxReplicas', workers)}" if bounded else str(workers)
-    )
+    nodes = str(workers)
+    if "minReplicas" in policy or "maxReplicas" in policy:
+        nodes = f"{policy.get('minReplicas', 1)}:{policy.get('maxReplicas', workers)}"
     optional = {
         "PET_MAX_RESTARTS": "maxRestarts",
         "PET_NPROC_PER_NODE": "nProcPerNode",
