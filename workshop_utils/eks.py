@@ -96,9 +96,7 @@ def script(action: str, name: str, config: dict[str, Any]) -> str:
         "cluster": config["metadata"]["name"],
         "region": config["metadata"]["region"],
         "file": f"{FOLDER}/clusters/{name}.yaml",
-        "zone": groups[-1]["availabilityZones"][0],
         "instances": " ".join(f"{each['instanceType']}/{each['availabilityZones'][0]}" for each in groups),
-        "efa": "yes" if any(each.get("efaEnabled") for each in groups) else "no",
     }
     values = "".join(f"{name}={shlex.quote(value)}\n" for name, value in known.items())
     return values + (ROOT / FOLDER / f"{action}.sh").read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 # Makes a cluster on EKS and all that the lessons need in it. `python -m workshop_utils.eks create CLUSTER` sets
-# cluster, region, file, zone, instances and efa, says the price, asks, and runs this from the repository's root. It can
-# be run again where it broke off.
+# cluster, region, file and instances (TYPE/ZONE of each node group, the one that trains last), says the price, asks, and
+# runs this from the repository's root. It can be run again where it broke off.
 set -euo pipefail
 folder=jobs/clusters/eks
 for program in aws eksctl kubectl helm; do
@@ -53,7 +53,7 @@ if [[ " $instances" == *" "trn* || " $instances" == *" "inf* ]]; then
     helm upgrade --install neuron oci://public.ecr.aws/neuron/neuron-helm-chart --version 1.9.0 \
         --kube-context "$cluster" --namespace kube-system --set npd.enabled=false --wait
 fi
-if [ "$efa" = yes ]; then
+if grep -q 'efaEnabled: true' "$file"; then
     kube delete daemonset aws-efa-k8s-device-plugin-daemonset --namespace kube-system --ignore-not-found
     apply -f "$folder/devices/efa.yaml"
 fi
@@ -66,6 +66,7 @@ apply -f "$folder/queue.yaml"
 # FSx for Lustre: the driver, how a file system is made, and the claim that makes one: 10 minutes
 apply -k 'https://github.com/kubernetes-sigs/aws-fsx-csi-driver/deploy/kubernetes/overlays/stable/?ref=v1.10.0'
 kube rollout status --namespace kube-system deployment/fsx-csi-controller --timeout=10m
+zone=${instances##*/}
 subnet=$(aws ec2 describe-subnets --region "$region" --query 'Subnets[0].SubnetId' --output text --filters \
     "Name=tag:alpha.eksctl.io/cluster-name,Values=$cluster" "Name=availability-zone,Values=$zone" \
     Name=tag:kubernetes.io/role/internal-elb,Values=1)
