@@ -73,7 +73,8 @@ class PlayedRun(ProcessRun):
             scratch = scratch_folder()
             # Logs show the paths of the manifest, not those that take their place here.
             self._in_pod = {sys.executable: "python"}
-            processes, contents = [], {}
+            processes: list[Process] = []
+            contents: dict[str, str] = {}
             for pod in pods:
                 folders = _folders(pod, job, scratch)
                 self._in_pod |= {here: there for there, here in folders.items()}
