@@ -11,76 +11,63 @@ from urllib.parse import parse_qs, urlparse
 
 import yaml
 
-GROUP, VERSION = "kubeflow.org", "kubeflow.org/v1"
+VERSION = {"groupVersion": "kubeflow.org/v1", "version": "v1"}
 VERBS = ["get", "list", "watch", "create", "patch", "delete"]
 
 
-def _resource(name: str, kind: str) -> dict[str, Any]:
-    return {"name": name, "namespaced": True, "kind": kind, "verbs": VERBS}
+def _resources(version: str, **kinds: str) -> dict[str, Any]:
+    listed = [
+        {"name": name, "namespaced": True, "kind": kind, "verbs": VERBS} for name, kind in kinds.items()
+    ]
+    return {"kind": "APIResourceList", "groupVersion": version, "resources": listed}
 
 
-def _strict(kind: str) -> dict[str, Any]:
-    """Says that changes of this kind can be tried, and checked field by field: kubectl asks."""
-    group, _, version = VERSION.partition("/")
-    about = {"group": group, "version": version, "kind": kind}
-    parameters = [{"name": name, "in": "query"} for name in ("dryRun", "fieldValidation")]
-    return {"patch": {"x-kubernetes-group-version-kind": about, "parameters": parameters, "responses": {}}}
-
-
-# What kubectl asks of every server before it asks for anything.
+# What kubectl asks of every server before it asks for anything; the last says that a PyTorchJob can be tried, and
+# checked field by field.
+PYTORCHJOB = {"group": "kubeflow.org", "version": "v1", "kind": "PyTorchJob"}
 DISCOVERY: dict[str, Any] = {
     "/version": {"major": "1", "minor": "35", "gitVersion": "v1.35.0"},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
     "/apis": {
         "kind": "APIGroupList",
         "apiVersion": "v1",
-        "groups": [
-            {
-                "name": GROUP,
-                "versions": [{"groupVersion": VERSION, "version": "v1"}],
-                "preferredVersion": {"groupVersion": VERSION, "version": "v1"},
-            }
-        ],
+        "groups": [{"name": "kubeflow.org", "versions": [VERSION], "preferredVersion": VERSION}],
     },
-    "/api/v1": {
-        "kind": "APIResourceList",
-        "groupVersion": "v1",
-        "resources": [
-            _resource("pods", "Pod"),
-            _resource("pods/log", "Pod"),
-            _resource("configmaps", "ConfigMap"),
-            _resource("events", "Event"),
-        ],
+    "/api/v1": _resources("v1", pods="Pod", configmaps="ConfigMap", events="Event", **{"pods/log": "Pod"}),
+    "/apis/kubeflow.org/v1": _resources("kubeflow.org/v1", pytorchjobs="PyTorchJob"),
+    "/openapi/v3": {
+        "paths": {"apis/kubeflow.org/v1": {"serverRelativeURL": "/openapi/v3/apis/kubeflow.org/v1"}}
     },
-    f"/apis/{VERSION}": {
-        "kind": "APIResourceList",
-        "groupVersion": VERSION,
-        "resources": [_resource("pytorchjobs", "PyTorchJob")],
-    },
-    "/openapi/v3": {"paths": {f"apis/{VERSION}": {"serverRelativeURL": f"/openapi/v3/apis/{VERSION}"}}},
-    f"/openapi/v3/apis/{VERSION}": {
+    "/openapi/v3/apis/kubeflow.org/v1": {
         "openapi": "3.0.0",
         "info": {"title": "a cluster", "version": "1"},
-        "paths": {f"/apis/{VERSION}/namespaces/{{namespace}}/pytorchjobs/{{name}}": _strict("PyTorchJob")},
+        "paths": {
+            "/apis/kubeflow.org/v1/namespaces/{namespace}/pytorchjobs/{name}": {
+                "patch": {
+                    "x-kubernetes-group-version-kind": PYTORCHJOB,
+                    "parameters": [{"name": name, "in": "query"} for name in ("dryRun", "fieldValidation")],
+                    "responses": {},
+                }
+            }
+        },
     },
 }
 
 
 def refused(status: int, message: str) -> tuple[int, Any]:
-    return status, {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "status": "Failure",
-        "message": message,
-        "code": status,
-    }
+    about = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
+    return status, {**about, "message": message, "code": status}
+
+
+def _listed(kind: str, items: list[dict[str, Any]]) -> tuple[int, Any]:
+    return 200, {"kind": f"{kind}List", "apiVersion": "v1", "metadata": {}, "items": items}
 
 
 class ApiServer:
     """Keeps what is created, and answers as a cluster would, but for what its script says.
 
-    `script` holds answers that come first, by method and the last part of the path. `job_status` and `pods` are what
-    is told of the job. `events` are the watch's: a list for each watch; None drops the connection.
+    `script` holds answers that come first, by method and the last part of the path. `job_status`, `pods` and
+    `warnings` are what it says of the job; a log breaks off once where None stands among its lines.
     """
 
     def __init__(self) -> None:
@@ -90,10 +77,8 @@ class ApiServer:
         self.script: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         self.job_status: dict[str, Any] = {}
         self.pods: list[dict[str, Any]] = []
-        self.events: list[list[Any] | None] = []
         self.logs: dict[str, list[str | None]] = {}
         self.warnings: list[dict[str, Any]] = []
-        self.changed = threading.Condition()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -133,75 +118,59 @@ class ApiServer:
         self.http.shutdown()
         self.http.server_close()
         self.thread.join()
-        with self.changed:
-            self.changed.notify_all()
+
+    def made(self) -> list[str]:
+        return sorted(f"{each['kind']} {each['metadata']['name']}" for each in self.objects.values())
 
     def answer(self, request: Any) -> None:
-        url, method = urlparse(request.path), request.command
+        path = urlparse(request.path).path
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
-        query, last = parse_qs(url.query), url.path.rpartition("/")[2]
-        self.requests.append((method, request.path))
+        self.requests.append((request.command, request.path))
         self.authorizations.add(request.headers.get("Authorization"))
-        if answers := self.script.get((method, last)):
-            return self.send(request, *answers.pop(0))
-        if url.path in DISCOVERY:
-            return self.send(request, 200, DISCOVERY[url.path])
-        if method == "POST":
-            described = json.loads(body)
-            path = f"{url.path}/{described['metadata']['name']}"
-            if path in self.objects:
-                return self.send(request, *refused(409, f"{last} already exists"))
-            if query.get("dryRun") == ["All"]:
-                described["metadata"] |= {"uid": "none-yet", "managedFields": [{"manager": "python"}]}
-                return self.send(request, 201, described)
+        last = path.rpartition("/")[2]
+        if answers := self.script.get((request.command, last)):
+            self.send(request, *answers.pop(0))
+        elif path in DISCOVERY:
+            self.send(request, 200, DISCOVERY[path])
+        elif last == "log":
+            self.send_log(request, path.split("/")[-2])
+        elif request.command == "GET":
+            self.send(request, *self.get(path, last))
+        else:
+            dry_run = "dryRun" in parse_qs(urlparse(request.path).query)
+            self.send(request, *self.change(request.command, path, body, dry_run))
+
+    def get(self, path: str, last: str) -> tuple[int, Any]:
+        if path.endswith(f"/pods/{last}"):
+            pods = [each for each in self.pods if each["metadata"]["name"] == last]
+            return (200, pods[0]) if pods else refused(404, f"{last} not found")
+        if last == "pods":
+            return _listed("Pod", self.pods)
+        if last == "events":
+            return _listed("Event", self.warnings)
+        known = {where: {**each, "status": self.job_status} for where, each in self.objects.items()}
+        if last == "pytorchjobs":
+            return _listed("PyTorchJob", [each for where, each in known.items() if where.startswith(path)])
+        return (200, known[path]) if path in known else refused(404, f"{last} not found")
+
+    def change(self, method: str, path: str, body: bytes, dry_run: bool) -> tuple[int, Any]:
+        if method == "DELETE":
+            self.pods = []
+            gone = self.objects.pop(path, None)
+            return (200, {"kind": "Status", "status": "Success"}) if gone else refused(404, "not found")
+        described = json.loads(body)
+        if method == "PATCH":
+            self.objects[path]["metadata"] |= described["metadata"]
+            return 200, self.objects[path]
+        path = f"{path}/{described['metadata']['name']}"
+        if path in self.objects:
+            return refused(409, "it already exists")
+        if dry_run:
+            described["metadata"] |= {"uid": "none-yet", "managedFields": [{"manager": "python"}]}
+        else:
             described["metadata"]["uid"] = f"uid-{len(self.requests)}"
             self.objects[path] = described
-            return self.send(request, 201, described)
-        if method == "PATCH":  # a merge
-            self.objects[url.path]["metadata"] |= json.loads(body)["metadata"]
-            return self.send(request, 200, self.objects[url.path])
-        if method == "DELETE":
-            found = self.objects.pop(url.path, None)
-            self.pods = []
-            with self.changed:
-                self.changed.notify_all()
-            return self.send(
-                request,
-                *(
-                    (200, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
-                    if found
-                    else refused(404, "not found")
-                ),
-            )
-        if url.path.endswith(f"/pods/{last}"):
-            found = next((each for each in self.pods if each["metadata"]["name"] == last), None)
-            return self.send(request, *((200, found) if found else refused(404, f"{last} not found")))
-        if last == "log":
-            return self.send_log(request, url.path.split("/")[-2])
-        if last == "pods":
-            return self.send(
-                request, 200, {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self.pods}
-            )
-        if last == "events":
-            listed = {"kind": "EventList", "apiVersion": "v1", "metadata": {}, "items": self.warnings}
-            return self.send(request, 200, listed)
-        if "watch" in query:
-            return self.send_events(request)
-        if last == "pytorchjobs":
-            kept = [self.told(each) for path, each in self.objects.items() if path.startswith(url.path)]
-            listed = {
-                "kind": "PyTorchJobList",
-                "apiVersion": "kubeflow.org/v1",
-                "metadata": {"resourceVersion": "7"},
-            }
-            return self.send(request, 200, {**listed, "items": kept})
-        if url.path not in self.objects:
-            return self.send(request, *refused(404, f"{last} not found"))
-        return self.send(request, 200, self.told(self.objects[url.path]))
-
-    def told(self, described: dict[str, Any]) -> dict[str, Any]:
-        metadata = {**described["metadata"], "resourceVersion": "7"}
-        return {**described, "metadata": metadata, "status": self.job_status}
+        return 201, described
 
     def send(self, request: Any, status: int, content: Any) -> None:
         data = json.dumps(content).encode() if not isinstance(content, bytes) else content
@@ -213,37 +182,16 @@ class ApiServer:
         request.end_headers()
         request.wfile.write(data)
 
-    def send_events(self, request: Any) -> None:
-        """The next watch: its events, then the end; with none left it lasts until something is deleted."""
-        request.send_response(200)
-        request.send_header("Content-Type", "application/json")
-        if not self.events:
-            request.end_headers()
-            with self.changed:
-                self.changed.wait(timeout=20)
-            return
-        events = self.events.pop(0)
-        if events is None:  # more was promised than comes
-            request.send_header("Content-Length", "1000")
-            events = []
-        request.end_headers()
-        for event in events:
-            request.wfile.write((event if isinstance(event, str) else json.dumps(event) + "\n").encode())
-
     def send_log(self, request: Any, pod: str) -> None:
-        """The pod's log so far, a line a chunk; where None stands among the lines, the connection breaks, once."""
+        """The pod's log so far, a line a chunk."""
         lines = self.logs.get(pod, [])
         request.send_response(200)
         request.send_header("Transfer-Encoding", "chunked")
         request.end_headers()
-        if None in lines:
-            self.logs[pod] = [line for line in lines if line is not None]
+        self.logs[pod] = [line for line in lines if line is not None]
         for line in lines:
             if line is None:
                 return
             data = f"{line}\n".encode()
             request.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         request.wfile.write(b"0\r\n\r\n")
-
-    def made(self) -> list[str]:
-        return sorted(f"{each['kind']} {each['metadata']['name']}" for each in self.objects.values())

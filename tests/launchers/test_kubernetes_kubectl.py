@@ -37,37 +37,22 @@ def test_kubectl_understands_each_line_and_asks_for_the_job(make_job: MakeJob, t
     manifest = Kubernetes().render(job)
     (tmp_path / "kubernetes.yaml").write_text(str(manifest))
     server = ApiServer()
-    pod = {"name": "ddp-master-0", "namespace": "default"}
-    server.pods = [
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": pod,
-            "spec": {"containers": [{"name": "pytorch"}]},
-            "status": {"phase": "Running"},
-        }
-    ]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ddp-master-0", "namespace": "default"}}
+    containers = {"containers": [{"name": "pytorch"}]}
+    server.pods = [{**pod, "spec": containers, "status": {"phase": "Running"}}]
     server.logs["ddp-master-0"] = ["hello"]
     server.job_status = {"conditions": [{"type": "Succeeded", "status": "True", "message": "all is well"}]}
     environment = {**os.environ, "KUBECONFIG": str(server.write_kubeconfig(tmp_path)), "HOME": str(tmp_path)}
     try:
         for step in kubectl.side_by_side(manifest, str(tmp_path)):
             before = len(server.requests)
+            words = shlex.split(step.kubectl)
             done = subprocess.run(
-                shlex.split(step.kubectl),
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
+                words, env=environment, capture_output=True, text=True, timeout=60, check=False
             )
             method, path, said = ASKED[step.what]
             asked = [(how, unquote(what)) for how, what in server.requests[before:]]
-            assert any(how == method and what.startswith(path) for how, what in asked), (
-                step,
-                asked,
-                done.stderr,
-            )
+            assert any(how == method and what.startswith(path) for how, what in asked), (step, asked)
             assert done.returncode == 0, done.stderr
             assert said in done.stdout
             assert server.made() == ([] if step.what in ("try", "delete") else ["PyTorchJob ddp"])

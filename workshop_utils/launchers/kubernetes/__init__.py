@@ -14,11 +14,9 @@
 | --- | --- |
 | `settings` | what is said of the place, and which kind carries out which strategy |
 | `pods`, `files` | what every pod looks like, and what travels to it |
-| `tfjob`, `pytorchjob`, `mpijob`, `trainjob`, `indexed_job` | one kind each |
-| `manifest`, `rendered` | the objects of a job and their YAML; the files that are kept beside the jobs |
-| `tables`, `compare`, `quantity` | which fields there are, by the clients' tables, and where an object differs |
-| `kinds` | models of the kinds that no client has: MPIJob v2beta1, Volcano's Job and Queue, eksctl's ClusterConfig |
-| `check` | what is wrong with an object, whatever its kind |
+| `kinds` | what a TFJob, a PyTorchJob, an MPIJob, a TrainJob and a Job look like |
+| `manifest` | the objects of a job, and their YAML |
+| `check`, `crds/` | what is wrong with an object, whatever its kind; which fields the operators' kinds have |
 | `rules` | what the operators ask for beyond that |
 | `operators`, `play` | what an operator makes of a manifest, and the pods as local processes |
 | `calls`, `cluster` | a call to a cluster, with errors for people; what is asked of it |

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kubernetes import client, watch
+from kubernetes import client
 
 from workshop_utils.launchers.kubernetes.calls import KubernetesError, call
 from workshop_utils.launchers.kubernetes.manifest import Manifest, yaml_of
 
-PLURALS = {
-    "TFJob": "tfjobs",
-    "PyTorchJob": "pytorchjobs",
-    "MPIJob": "mpijobs",
-    "TrainJob": "trainjobs",
-    "TrainingRuntime": "trainingruntimes",
-    "Job": "jobs",
-}
 # By which label the pods of a job of a kind are found; the others have the training operators'.
 POD_LABELS = {"TrainJob": "jobset.sigs.k8s.io/jobset-name", "Job": "batch.kubernetes.io/job-name"}
 OPERATORS_LABEL = "training.kubeflow.org/job-name"
@@ -27,7 +19,6 @@ OPERATORS_LABEL = "training.kubeflow.org/job-name"
 # Source: trainer v2.3.0, pkg/runtime/core/trainingruntime.go, `ValidateObjects`.
 RUNTIME_UNKNOWN = "must be created before the TrainJob"
 REFUSALS = {400, 403, 404, 409, 422}  # of one object; others might be made all the same
-WATCH_SECONDS = 300
 GONE_SECONDS = 60.0
 POLL_SECONDS = 0.5
 
@@ -76,7 +67,9 @@ class Cluster:
             owner = {key: self._manifest.resource[key] for key in ("apiVersion", "kind")}
             owner |= {"name": self.name, "uid": answer["metadata"]["uid"]}
             for described in self._manifest.before:  # which had to be there first, and had no owner then
-                self._give(described, owner)
+                asked = f"giving {_named(described)} to {_named(self._manifest.resource)}"
+                change = {"metadata": {"ownerReferences": [owner]}}
+                self._ask(asked, "patch", described, name=described["metadata"]["name"], body=change)
             for described in self._config_maps:
                 owned = {**described["metadata"], "ownerReferences": [owner]}
                 self._create({**described, "metadata": owned})
@@ -95,7 +88,7 @@ class Cluster:
         objects, refused, notes = [], [], []
         for described in (*self._manifest.objects, *self._config_maps):
             try:
-                answer = self._create(described, dry_run="All")
+                answer = self._create(described, dry_run=True)
             except KubernetesError as error:
                 if RUNTIME_UNKNOWN in str(error) and self._manifest.before:
                     notes.append(
@@ -112,28 +105,6 @@ class Cluster:
         if refused:
             raise KubernetesError("\n".join(map(str, refused)), refused[0].status)
         return DryRun(tuple(objects), tuple(notes))
-
-    def _create(self, described: Mapping[str, Any], dry_run: str | None = None) -> Any:
-        verb = "trying" if dry_run else "creating"
-        asked = f"{verb} {described['kind']} {described['metadata']['name']}"
-        options: dict[str, Any] = {"field_validation": "Strict", "creates": dry_run is None}
-        if dry_run:
-            options["dry_run"] = dry_run
-        elif self._manifest.before:
-            options["passing"] = RUNTIME_UNKNOWN
-        if described["kind"] == "ConfigMap":
-            made = call(asked, self._core.create_namespaced_config_map, self.namespace, described, **options)
-            return self._api.sanitize_for_serialization(made)
-        where = (*_group(described), self.namespace, PLURALS[described["kind"]])
-        return call(asked, self._custom.create_namespaced_custom_object, *where, described, **options)
-
-    def _give(self, described: Mapping[str, Any], owner: Mapping[str, str]) -> None:
-        """Make `described`, which is there, belong to `owner`."""
-        name = described["metadata"]["name"]
-        where = (*_group(described), self.namespace, PLURALS[described["kind"]], name)
-        change = {"metadata": {"ownerReferences": [owner]}}
-        asked = f"giving {described['kind']} {name} to {owner['kind']} {owner['name']}"
-        call(asked, self._custom.patch_namespaced_custom_object, *where, change)
 
     def delete(self) -> None:
         """Delete everything; returns once the job and its pods are gone. What is gone already does no harm.
@@ -152,48 +123,45 @@ class Cluster:
                 )
             time.sleep(POLL_SECONDS)
 
+    def job(self) -> dict[str, Any]:
+        """The job as the cluster has it. Raises KubernetesError."""
+        described = self._manifest.resource
+        found: dict[str, Any] = self._ask(f"looking at {_named(described)}", "get", described, name=self.name)
+        return found
+
+    def _create(self, described: Mapping[str, Any], dry_run: bool = False) -> Any:
+        options: dict[str, Any] = {"body": described, "field_validation": "Strict", "creates": not dry_run}
+        if dry_run:
+            options["dry_run"] = "All"
+        elif self._manifest.before:
+            options["passing"] = RUNTIME_UNKNOWN
+        verb = "trying" if dry_run else "creating"
+        return self._ask(f"{verb} {_named(described)}", "create", described, **options)
+
     def _delete(self, described: Mapping[str, Any]) -> None:
         name = described["metadata"]["name"]
-        asked = f"deleting {described['kind']} {name}"
         try:
-            if described["kind"] == "ConfigMap":
-                call(asked, self._core.delete_namespaced_config_map, name, self.namespace)
-            else:
-                where = (*_group(described), self.namespace, PLURALS[described["kind"]], name)
-                function = self._custom.delete_namespaced_custom_object
-                call(asked, function, *where, propagation_policy="Background")
+            self._ask(
+                f"deleting {_named(described)}",
+                "delete",
+                described,
+                name=name,
+                propagation_policy="Background",
+            )
         except KubernetesError as error:
             if error.status != 404:
                 raise
 
-    def job(self) -> dict[str, Any]:
-        """The job as the cluster has it. Raises KubernetesError."""
-        where = (*_group(self._manifest.resource), self.namespace, PLURALS[self.kind], self.name)
-        found: dict[str, Any] = call(
-            f"looking at {self.kind} {self.name}", self._custom.get_namespaced_custom_object, *where
-        )
-        return found
-
-    def changes(self, version: str) -> Iterator[dict[str, Any]]:
-        """The job, each time that it changes after `version`; ends by itself now and then.
-
-        Raises what the client raises: ApiException, with status 410 where `version` is too old to be known; and
-        urllib3's errors where the connection is lost. An event that was cut off is a ConnectionError.
-        """
-        where = (*_group(self._manifest.resource), self.namespace, PLURALS[self.kind])
-        events = watch.Watch().stream(
-            self._custom.list_namespaced_custom_object,
-            *where,
-            field_selector=f"metadata.name={self.name}",
-            resource_version=version,
-            timeout_seconds=WATCH_SECONDS,
-            _request_timeout=(10, WATCH_SECONDS + 30),
-        )
-        while (event := _next(events)) is not None:
-            kind, job = event
-            if kind == "DELETED":
-                raise client.ApiException(status=404, reason="it was deleted")
-            yield job
+    def _ask(self, asked: str, verb: str, described: Mapping[str, Any], **options: Any) -> Any:
+        """Call the client's function for `verb` and the kind of `described`; the answer is as in YAML."""
+        if described["kind"] == "ConfigMap":
+            function = getattr(self._core, f"{verb}_namespaced_config_map")
+        else:
+            function = getattr(self._custom, f"{verb}_namespaced_custom_object")
+            group, _, version = described["apiVersion"].partition("/")
+            options |= {"group": group, "version": version, "plural": plural(described["kind"])}
+        answer = call(asked, function, namespace=self.namespace, **options)
+        return self._api.sanitize_for_serialization(answer)
 
     def pods(self) -> list[Any]:
         """The job's pods. Raises KubernetesError."""
@@ -221,27 +189,15 @@ class Cluster:
         )  # fmt: skip
 
 
+def plural(kind: str) -> str:
+    """How a kind's objects are called in addresses, and by kubectl."""
+    return f"{kind.lower()}s"
+
+
 def job_label(kind: str) -> str:
     """The label whose value, in the pods of a job of `kind`, is the job's name."""
     return POD_LABELS.get(kind, OPERATORS_LABEL)
 
 
-def _next(events: Iterator[Any]) -> tuple[str, dict[str, Any]] | None:
-    """Type and object of the watch's next event, None after the last. Raises ConnectionError where it was cut off."""
-    try:
-        event: Any = next(events, {})
-        if event == {}:
-            return None
-        # What it cannot read the client makes None, or fails with one of these.
-        return event["type"], event["object"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConnectionError(f"the cluster sent an event that was cut off: {error!r}") from error
-
-
 def _named(described: Mapping[str, Any]) -> str:
     return f"{described['kind']} {described['metadata']['name']}"
-
-
-def _group(described: Mapping[str, Any]) -> tuple[str, str]:
-    group, _, version = str(described["apiVersion"]).partition("/")
-    return group, version

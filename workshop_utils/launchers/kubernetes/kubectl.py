@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workshop_utils.launchers.kubernetes import files, mpijob
-from workshop_utils.launchers.kubernetes.cluster import PLURALS, job_label
+from workshop_utils.launchers.kubernetes import files, kinds
+from workshop_utils.launchers.kubernetes.cluster import job_label, plural
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import pods_of
 
@@ -48,7 +48,7 @@ def side_by_side(manifest: Manifest, folder: str = ".") -> SideBySide:
     kind, metadata = manifest.resource["kind"], manifest.resource["metadata"]
     name, namespace = metadata["name"], metadata.get("namespace", "default")
     kubectl = "kubectl" if namespace == "default" else f"kubectl --namespace {namespace}"
-    this, file = f"{PLURALS[kind]} {name}", f"{folder}/{files.RENDERED}"
+    this, file = f"{plural(kind)} {name}", f"{folder}/{files.RENDERED}"
     ended = "Complete" if kind in MADE_OF_JOBS else "Succeeded"
     return SideBySide(
         (
@@ -68,7 +68,7 @@ def _first_pod(manifest: Manifest) -> str:
     """What kubectl calls the pod from which `worker-0` is heard; the name of a Job's pod is not known before."""
     kind, name = manifest.resource["kind"], manifest.resource["metadata"]["name"]
     if kind == "MPIJob":
-        return f"jobs/{name}-{mpijob.LAUNCHER}"
+        return f"jobs/{name}-{kinds.LAUNCHER}"
     if kind in MADE_OF_JOBS:
         return f"-l {job_label(kind)}={name},{INDEX_LABEL}=0"
     return next(pod.name for pod in pods_of(manifest) if pod.worker == "worker-0")

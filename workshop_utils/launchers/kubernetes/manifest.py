@@ -8,26 +8,17 @@ from typing import Any
 
 import yaml
 
-from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.kubernetes import (
-    check,
-    files,
-    indexed_job,
-    mpijob,
-    pytorchjob,
-    rules,
-    tfjob,
-    trainjob,
-)
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.kubernetes import check, files, kinds, rules
 from workshop_utils.launchers.kubernetes.settings import Kind, Settings
 from workshop_utils.launchers.source import PACKAGE
 
 RENDERERS: dict[Kind, Callable[[TrainingJob, Settings], dict[str, Any]]] = {
-    "TFJob": tfjob.render,
-    "PyTorchJob": pytorchjob.render,
-    "MPIJob": mpijob.render,
-    "TrainJob": trainjob.render,
-    "Job": indexed_job.render,
+    "TFJob": kinds.tfjob,
+    "PyTorchJob": kinds.pytorchjob,
+    "MPIJob": kinds.mpijob,
+    "TrainJob": kinds.trainjob,
+    "Job": kinds.plain_job,
 }
 PREPARED = "$(python -c 'from workshop_utils import data; print(data.prepare(\"{source}\"))')"
 
@@ -58,7 +49,7 @@ def build(job: TrainingJob, settings: Settings) -> Manifest:
         JobError: for what Kubernetes, or an operator, would refuse.
     """
     kind = settings.kind_for(job)
-    before = (trainjob.runtime(job, settings),) if kind == "TrainJob" else ()
+    before = (kinds.runtime(job, settings),) if kind == "TrainJob" else ()
     manifest = Manifest(RENDERERS[kind](job, settings), before, _how_to(job, settings))
     for described in manifest.objects:
         check.body(described)
@@ -105,21 +96,3 @@ def yaml_of(objects: Iterable[dict[str, Any]]) -> str:
     """`objects` as YAML, each a document of its own."""
     texts = [yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=100) for each in objects]
     return "---\n".join(texts)
-
-
-def read(text: str) -> Manifest:
-    """The manifest that `text`, YAML for kubectl, holds; the job is its last object.
-
-    Raises:
-        JobError: if it is not YAML, or holds something else than objects that a cluster would take.
-    """
-    try:
-        found = list(yaml.safe_load_all(text))
-    except yaml.YAMLError as error:
-        raise JobError(f"the manifest is not readable as YAML: {' '.join(str(error).split())}") from None
-    if not found or not all(isinstance(each, dict) for each in found):
-        raise JobError("the manifest holds no objects; each must have an apiVersion, a kind and a spec")
-    for each in found:
-        check.body(each)
-        rules.body(each)
-    return Manifest(found[-1], tuple(found[:-1]))

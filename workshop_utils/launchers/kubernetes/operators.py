@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.kubernetes import indexed_job, mpijob, pytorchjob, tfjob, trainjob
+from workshop_utils.launchers.kubernetes import kinds
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 
 POD_COLUMNS = ("pod", "worker", "phase")  # of the tables of pods that runs give
@@ -44,11 +44,11 @@ def pods_of(manifest: Manifest, reach: Reach = lambda host, port: (host, port)) 
     Raises:
         JobError: if its last object is none that an operator known here makes pods of.
     """
-    found = (manifest.resource["apiVersion"], manifest.resource["kind"])
-    if found not in _PODS:
-        kinds = ", ".join(kind for _, kind in _PODS)
-        raise JobError(f"the manifest's last object is a {found[1]} of {found[0]}; it must be a job: {kinds}")
-    return _PODS[found](manifest, reach)
+    version, kind = manifest.resource["apiVersion"], manifest.resource["kind"]
+    if (version, kind) not in _PODS:
+        known = ", ".join(kind for _, kind in _PODS)
+        raise JobError(f"the manifest's last object is a {kind} of {version}; it must be a job: {known}")
+    return _PODS[version, kind](manifest, reach)
 
 
 def _tfjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
@@ -56,7 +56,7 @@ def _tfjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
     places = [(role, index) for role in specs for index in range(specs[role].get("replicas", 1))]
     cluster: dict[str, list[str]] = {}
     for role, index in places:
-        port = _port(specs[role], tfjob.CONTAINER, "tfjob-port", tfjob.PORT)
+        port = _port(specs[role], kinds.TENSORFLOW, "tfjob-port", kinds.TENSORFLOW_PORT)
         host, port = reach(f"{name}-{role.lower()}-{index}.{space}.svc", port)
         cluster.setdefault(role.lower(), []).append(f"{host}:{port}")
     has_chief = bool({"Chief", "Master"} & specs.keys())
@@ -70,7 +70,7 @@ def _tfjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
         variables = {"TF_CONFIG": json.dumps(config)} if len(places) > 1 else {}
         spec = specs[role]["template"]["spec"]
         pod, worker = f"{name}-{role.lower()}-{index}", f"{role.lower()}-{index}"
-        found.append(Pod(pod, worker, spec, _container(spec, tfjob.CONTAINER), variables, decides))
+        found.append(Pod(pod, worker, spec, _container(spec, kinds.TENSORFLOW), variables, decides))
     return tuple(found)
 
 
@@ -79,7 +79,7 @@ def _pytorchjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
     elastic = manifest.resource["spec"].get("elasticPolicy")
     size = sum(replica.get("replicas", 1) for replica in specs.values())
     first = "Master" if "Master" in specs else "Worker"
-    port = _port(specs[first], pytorchjob.CONTAINER, "pytorchjob-port", pytorchjob.PORT)
+    port = _port(specs[first], kinds.PYTORCH, "pytorchjob-port", kinds.PYTORCH_PORT)
     if elastic is not None:
         host = elastic.get("rdzvHost", f"{name}-worker-0")
         host, port = reach(host, elastic.get("rdzvPort", port))
@@ -93,14 +93,10 @@ def _pytorchjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
             rank = index + (1 if role == "Worker" and "Master" in specs else 0)
             variables = {"PYTHONUNBUFFERED": "1", **shared}
             if "Master" in specs:
-                variables |= {
-                    "MASTER_ADDR": host,
-                    "MASTER_PORT": str(port),
-                    "WORLD_SIZE": str(size),
-                    "RANK": str(rank),
-                }
+                variables |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+                variables |= {"WORLD_SIZE": str(size), "RANK": str(rank)}
             spec = replica["template"]["spec"]
-            container = _container(spec, pytorchjob.CONTAINER)
+            container = _container(spec, kinds.PYTORCH)
             # The master alone decides, where there is one.
             awaited = role == "Master" or "Master" not in specs
             pod = f"{name}-{role.lower()}-{index}"
@@ -109,10 +105,9 @@ def _pytorchjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
 
 
 def _elastic_variables(policy: Mapping[str, Any], workers: int, endpoint: str) -> dict[str, str]:
-    bounded = "minReplicas" in policy or "maxReplicas" in policy
-    nodes = (
-        f"{policy.get('minReplicas', 1)}:{policy.get('maxReplicas', workers)}" if bounded else str(workers)
-    )
+    nodes = str(workers)
+    if "minReplicas" in policy or "maxReplicas" in policy:
+        nodes = f"{policy.get('minReplicas', 1)}:{policy.get('maxReplicas', workers)}"
     optional = {
         "PET_MAX_RESTARTS": "maxRestarts",
         "PET_NPROC_PER_NODE": "nProcPerNode",
@@ -137,7 +132,7 @@ def _mpijob(manifest: Manifest, _reach: Reach) -> tuple[Pod, ...]:
     }
     spec = specs["Launcher"]["template"]["spec"]
     container = spec["containers"][0]
-    launcher = f"{name}-{mpijob.LAUNCHER}"
+    launcher = f"{name}-{kinds.LAUNCHER}"
     return (Pod(launcher, "mpirun", spec, container, variables, slots=hosts * slots),)
 
 
@@ -150,12 +145,12 @@ def _trainjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
     spec = next(
         each["template"]["spec"]["template"]["spec"]
         for each in replicated
-        if trainjob.ANCESTOR.items() <= each["template"].get("metadata", {}).get("labels", {}).items()
+        if kinds.ANCESTOR.items() <= each["template"].get("metadata", {}).get("labels", {}).items()
     )
     nodes = trainer.get("numNodes", runtime["spec"].get("mlPolicy", {}).get("numNodes", 1))
-    host, port = reach(f"{name}-{trainjob.CONTAINER}-0-0.{name}", trainjob.PORT)
+    host, port = reach(f"{name}-{kinds.NODE}-0-0.{name}", kinds.NODE_PORT)
     own = {key: trainer[key] for key in ("command", "args", "image") if key in trainer}
-    container = {**_container(spec, trainjob.CONTAINER), **own}
+    container = {**_container(spec, kinds.NODE), **own}
     container["env"] = [*container.get("env", []), *trainer.get("env", [])]
     shared = {
         "PET_NNODES": str(nodes),
@@ -163,31 +158,21 @@ def _trainjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
         "PET_MASTER_ADDR": host,
         "PET_MASTER_PORT": str(port),
     }
-    return tuple(
-        Pod(
-            f"{name}-{trainjob.CONTAINER}-0-{node}",
-            f"worker-{node}",
-            spec,
-            container,
-            {**shared, "PET_NODE_RANK": str(node)},
-        )
-        for node in range(nodes)
-    )
+    pods = []
+    for node in range(nodes):
+        variables = {**shared, "PET_NODE_RANK": str(node)}
+        pods.append(Pod(f"{name}-{kinds.NODE}-0-{node}", f"worker-{node}", spec, container, variables))
+    return tuple(pods)
 
 
 def _job(manifest: Manifest, _reach: Reach) -> tuple[Pod, ...]:
     name, wanted = manifest.resource["metadata"]["name"], manifest.resource["spec"]
     spec = wanted["template"]["spec"]
-    return tuple(
-        Pod(
-            f"{name}-{index}",
-            f"{indexed_job.CONTAINER}-{index}",
-            spec,
-            spec["containers"][0],
-            {"JOB_COMPLETION_INDEX": str(index)},
-        )
-        for index in range(wanted.get("completions", 1))
-    )
+    pods = []
+    for index in range(wanted.get("completions", 1)):
+        variables = {"JOB_COMPLETION_INDEX": str(index)}
+        pods.append(Pod(f"{name}-{index}", f"{kinds.WORKER}-{index}", spec, spec["containers"][0], variables))
+    return tuple(pods)
 
 
 _PODS: dict[tuple[str, str], Callable[[Manifest, Reach], tuple[Pod, ...]]] = {

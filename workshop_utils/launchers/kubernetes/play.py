@@ -1,7 +1,7 @@
 """Plays a manifest without a cluster: its pods' commands, as processes of this machine.
 
     run = play(job)                              # what would be sent for this job
-    run = play(job, manifest.read(text))         # or a manifest that was changed by hand
+    run = play(job, Manifest(resource))          # or a manifest that was changed by hand
 
 Each pod's container becomes a process with the command, the arguments and the variables of the manifest, and those
 that the operator would add, so that a mistake in the manifest shows as a run that fails. What differs from a pod:
@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workshop_utils import data
 from workshop_utils.jobs import JobError, TrainingJob
@@ -71,12 +71,16 @@ class PlayedRun(ProcessRun):
             self._kind = manifest.resource["kind"]
             self._phases = dict.fromkeys(self._pods, "Pending")
             scratch = scratch_folder()
-            # Who reads a log is to see the paths of the manifest, not those that stand in for them.
+            # Logs show the paths of the manifest, not those that take their place here.
             self._in_pod = {sys.executable: "python"}
+            processes: list[Process] = []
+            contents: dict[str, str] = {}
             for pod in pods:
-                self._in_pod |= {here: there for there, here in _folders(pod, job, scratch).items()}
-            processes = [_process(pod, job, scratch) for pod in pods]
-            self._start(processes, _deadline(manifest, job), scratch, _files(job, pods))
+                folders = _folders(pod, job, scratch)
+                self._in_pod |= {here: there for there, here in folders.items()}
+                processes.append(_process(pod, folders, scratch))
+                contents |= _contents(pod, job)
+            self._start(processes, _deadline(manifest, job), scratch, contents)
 
     def pods(self) -> pd.DataFrame:
         """The pods as they are now: pod, worker, phase."""
@@ -123,13 +127,17 @@ class PlayedRun(ProcessRun):
         return f"{where} {endings.how(code)}. {endings.last_lines(said)}"
 
 
-def _process(pod: Pod, job: TrainingJob, scratch: Path) -> Process:
-    folders = _folders(pod, job, scratch)
-    own = {each["name"]: _value(each, pod) for each in pod.container.get("env", [])}
-    variables = {name: _moved(value, folders) for name, value in {**own, **pod.variables}.items()}
+def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
+    own = {each["name"]: str(each.get("value", "")) for each in pod.container.get("env", [])}
+    for each in pod.container.get("env", []):
+        if "valueFrom" in each:
+            raise JobError(
+                f"pod {pod.name}: variable {each['name']} has a valueFrom, which cannot be played here"
+            )
     words = [*pod.container.get("command", ()), *pod.container.get("args", ())]
     if not words:
         raise JobError(f"pod {pod.name}: its container has no command; the image's own cannot be played here")
+    variables = {name: _moved(value, folders) for name, value in {**own, **pod.variables}.items()}
     return Process(
         pod.worker,
         _program(pod, [_moved(word, folders) for word in words]),
@@ -140,64 +148,45 @@ def _process(pod: Pod, job: TrainingJob, scratch: Path) -> Process:
     )
 
 
-def _value(variable: Mapping[str, Any], pod: Pod) -> str:
-    if "valueFrom" in variable:
-        raise JobError(
-            f"pod {pod.name}: variable {variable['name']} has a valueFrom, which cannot be played here"
-        )
-    return str(variable.get("value", ""))
-
-
 def _folders(pod: Pod, job: TrainingJob, scratch: Path) -> dict[str, str]:
     """The folder here by the path at which it is mounted in the pod."""
     volumes = {volume["name"]: volume for volume in pod.spec.get("volumes", [])}
-    found = {}
+    folders = {}
     for mount in pod.container.get("volumeMounts", []):
-        volume = volumes.get(mount["name"])
-        if volume is None:
+        name = mount["name"]
+        if name not in volumes:
+            raise JobError(f"pod {pod.name}: volumeMounts has {name!r}, and there is no volume of that name")
+        source = volumes[name].get("configMap", {}).get("name")
+        if "persistentVolumeClaim" in volumes[name] or source == files.data_name(job):
+            folder = data.prepare(job.data)
+        elif "emptyDir" in volumes[name] or source == job.name:
+            folder = scratch / pod.name / name
+        else:
             raise JobError(
-                f"pod {pod.name}: volumeMounts has {mount['name']!r}, and there is no volume of that name"
+                f"pod {pod.name}: volume {name!r} is of {source!r}; there is {job.name!r} and "
+                f"{files.data_name(job)!r}"
             )
-        found[mount["mountPath"].rstrip("/")] = str(_folder(volume, pod, job, scratch))
-    return found
+        folders[mount["mountPath"].rstrip("/")] = str(folder)
+    return folders
 
 
-def _folder(volume: Mapping[str, Any], pod: Pod, job: TrainingJob, scratch: Path) -> Path:
-    if "emptyDir" in volume:
-        return scratch / pod.name / volume["name"]
-    if "persistentVolumeClaim" in volume:
-        return data.prepare(job.data)
-    name = volume.get("configMap", {}).get("name")
-    if name == files.data_name(job):
-        return data.prepare(job.data)
-    if name == job.name:
-        return scratch / pod.name / volume["name"]
-    raise JobError(
-        f"pod {pod.name}: volume {volume['name']!r} is of {name!r}; there is {job.name!r} and {files.data_name(job)!r}"
-    )
-
-
-def _files(job: TrainingJob, pods: tuple[Pod, ...]) -> dict[str, str]:
-    """What the pods find in their volumes, text by path below the scratch folder."""
+def _contents(pod: Pod, job: TrainingJob) -> dict[str, str]:
+    """What the pod finds in its volumes, text by path below the scratch folder."""
     by_key = {Path(path).name: text for path, text in files.sources(job).items()}
-    found: dict[str, str] = {}
-    for pod in pods:
-        for volume in pod.spec.get("volumes", []):
-            root = f"{pod.name}/{volume['name']}"
-            if "emptyDir" in volume:
-                found[f"{root}/.keep"] = ""
-            elif volume.get("configMap", {}).get("name") == job.name:
-                keys = {each["key"]: each["path"] for each in volume["configMap"].get("items", [])}
-                missing = keys.keys() - by_key.keys()
-                if missing:
+    contents = {f"{pod.name}/hostfile": f"localhost slots={pod.slots}\n"} if pod.slots else {}
+    for volume in pod.spec.get("volumes", []):
+        root = f"{pod.name}/{volume['name']}"
+        if "emptyDir" in volume:
+            contents[f"{root}/.keep"] = ""
+        elif volume.get("configMap", {}).get("name") == job.name:
+            items = volume["configMap"].get("items") or [{"key": key, "path": key} for key in by_key]
+            for item in items:
+                if item["key"] not in by_key:
                     raise JobError(
-                        f"volume {volume['name']!r}: ConfigMap {job.name} has no key {min(missing)!r}"
+                        f"volume {volume['name']!r}: ConfigMap {job.name} has no key {item['key']!r}"
                     )
-                for key, path in (keys or {key: key for key in by_key}).items():
-                    found[f"{root}/{path}"] = by_key[key]
-        if pod.slots:
-            found[f"{pod.name}/hostfile"] = f"localhost slots={pod.slots}\n"
-    return found
+                contents[f"{root}/{item['path']}"] = by_key[item["key"]]
+    return contents
 
 
 def _moved(text: str, folders: Mapping[str, str]) -> str:

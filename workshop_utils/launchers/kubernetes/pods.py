@@ -15,7 +15,7 @@ from typing import Any
 
 from workshop_utils.jobs import Resources, TrainingJob
 from workshop_utils.launchers.kubernetes import files
-from workshop_utils.launchers.kubernetes.quantity import is_quantity
+from workshop_utils.launchers.kubernetes.check import is_quantity
 from workshop_utils.launchers.kubernetes.settings import Settings
 
 JOB_FOLDER = "/workshop/job"

@@ -8,11 +8,11 @@ pkg/apis/eksctl.io/v1alpha5/validation.go.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.kubernetes import pytorchjob, tfjob, trainjob
+from workshop_utils.launchers.kubernetes import kinds
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1035
 RESTART = ("Always", "OnFailure", "Never", "ExitCode")
@@ -53,47 +53,33 @@ def problems_of(described: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _tfjob(described: Mapping[str, Any]) -> Iterator[str]:
-    specs = described["spec"]["tfReplicaSpecs"]
-    path = "spec.tfReplicaSpecs"
-    yield from _replicas(specs, path, ("Chief", "Master", "PS", "Worker", "Evaluator"), tfjob.CONTAINER)
-    yield from _policy(described)
-    if sum(specs.get(role, {}).get("replicas", 1) for role in ("Chief", "Master") if role in specs) > 1:
-        yield f"{path}: there is more than one Chief or Master; at most one may be"
+    roles = ("Chief", "Master", "PS", "Worker", "Evaluator")
+    specs = yield from _replicas(described, "tfReplicaSpecs", roles, kinds.TENSORFLOW)
+    if sum(specs[role].get("replicas", 1) for role in ("Chief", "Master") if role in specs) > 1:
+        yield "spec.tfReplicaSpecs: there is more than one Chief or Master; at most one may be"
 
 
 def _pytorchjob(described: Mapping[str, Any]) -> Iterator[str]:
-    specs = described["spec"]["pytorchReplicaSpecs"]
-    path = "spec.pytorchReplicaSpecs"
-    yield from _replicas(specs, path, ("Master", "Worker"), pytorchjob.CONTAINER)
-    yield from _policy(described)
-    if specs.get("Master", {}).get("replicas", 1) != 1:
-        yield f"{path}.Master.replicas is {specs['Master']['replicas']}; there must be 1"
-    if specs.get("Worker", {}).get("replicas", 1) < 1:
-        yield f"{path}.Worker.replicas is {specs['Worker']['replicas']}; there must be at least 1"
+    specs = yield from _replicas(described, "pytorchReplicaSpecs", ("Master", "Worker"), kinds.PYTORCH)
+    if (masters := specs.get("Master", {}).get("replicas", 1)) != 1:
+        yield f"spec.pytorchReplicaSpecs.Master.replicas is {masters}; there must be 1"
+    yield from _at_least(1, specs.get("Worker", {}), "replicas", "spec.pytorchReplicaSpecs.Worker")
     if "elasticPolicy" in described["spec"] and "Worker" not in specs:
-        yield f"{path}.Worker is missing; an elasticPolicy needs it"
+        yield "spec.pytorchReplicaSpecs.Worker is missing; an elasticPolicy needs it"
 
 
 def _mpijob(described: Mapping[str, Any]) -> Iterator[str]:
-    specs = described["spec"]["mpiReplicaSpecs"]
-    path = "spec.mpiReplicaSpecs"
-    yield from _replicas(specs, path, ("Launcher", "Worker"), None, ("OnFailure", "Never"))
-    yield from _policy(described)
+    roles, restart = ("Launcher", "Worker"), ("OnFailure", "Never")
+    specs = yield from _replicas(described, "mpiReplicaSpecs", roles, None, restart)
     if "Launcher" not in specs:
-        yield f"{path}.Launcher is missing"
-    elif specs["Launcher"]["replicas"] != 1:
-        yield f"{path}.Launcher.replicas is {specs['Launcher']['replicas']}; there must be 1"
+        yield "spec.mpiReplicaSpecs.Launcher is missing"
+    elif (launchers := specs["Launcher"].get("replicas", 1)) != 1:
+        yield f"spec.mpiReplicaSpecs.Launcher.replicas is {launchers}; there must be 1"
+    yield from _at_least(1, specs.get("Worker", {}), "replicas", "spec.mpiReplicaSpecs.Worker")
     workers = specs.get("Worker", {}).get("replicas", 1)
-    if workers < 1:
-        yield f"{path}.Worker.replicas is {workers}; there must be at least 1"
-    last = f"{described['metadata']['name']}-worker-{workers - 1}"
-    if len(last) > 63:
-        yield f"metadata.name is too long: {last}, the last worker's, would have more than 63 characters"
-    for field, values in (
-        ("mpiImplementation", ("OpenMPI", "Intel", "MPICH")),
-        ("launcherCreationPolicy", ("AtStartup", "WaitForWorkersReady")),
-    ):
-        yield from _one_of(described["spec"], field, values, "spec")
+    yield from _short_enough(f"{described['metadata']['name']}-worker-{workers - 1}")
+    created = ("AtStartup", "WaitForWorkersReady")
+    yield from _one_of(created, described["spec"], "launcherCreationPolicy", "spec")
 
 
 def _trainjob(described: Mapping[str, Any]) -> Iterator[str]:
@@ -101,22 +87,20 @@ def _trainjob(described: Mapping[str, Any]) -> Iterator[str]:
     for index, variable in enumerate(trainer.get("env", [])):
         if variable["name"] in TORCHRUN_SETS:
             yield f"spec.trainer.env[{index}].name is {variable['name']!r}; the trainer sets it itself"
-    if trainer.get("numNodes", 1) < 1:
-        yield f"spec.trainer.numNodes is {trainer['numNodes']}; there must be at least 1"
+    yield from _at_least(1, trainer, "numNodes", "spec.trainer")
 
 
 def _runtime(described: Mapping[str, Any]) -> Iterator[str]:
     path = "spec.template.spec.replicatedJobs"
     jobs = described["spec"].get("template", {}).get("spec", {}).get("replicatedJobs", [])
     steps = [each["template"].get("metadata", {}).get("labels", {}) for each in jobs]
-    if not any(trainjob.ANCESTOR.items() <= labels.items() for labels in steps):
-        label = "".join(f"{name}: {value}" for name, value in trainjob.ANCESTOR.items())
+    if not any(kinds.ANCESTOR.items() <= labels.items() for labels in steps):
+        label = "".join(f"{name}: {value}" for name, value in kinds.ANCESTOR.items())
         yield f"{path}: none has the label {label}; without it the trainer starts nothing"
     for index, each in enumerate(jobs):
         spec = each["template"]["spec"]["template"].get("spec", {})
-        names = [container["name"] for container in spec.get("containers", [])]
-        if trainjob.CONTAINER not in names:
-            yield f"{path}[{index}]: no container is named {trainjob.CONTAINER!r}"
+        if kinds.NODE not in [container["name"] for container in spec.get("containers", [])]:
+            yield f"{path}[{index}]: no container is named {kinds.NODE!r}"
 
 
 def _volcano_job(described: Mapping[str, Any]) -> Iterator[str]:
@@ -132,8 +116,7 @@ def _volcano_job(described: Mapping[str, Any]) -> Iterator[str]:
             yield f"{path}.name is {name!r}; another task is called so already"
         if task.get("minAvailable", 0) > replicas:
             yield f"{path}.minAvailable is {task['minAvailable']}; it may be at most replicas, {replicas}"
-        if len(last := f"{job}-{name}-{max(replicas - 1, 0)}") > 63:
-            yield f"metadata.name is too long: {last}, a pod's name, would have more than 63 characters"
+        yield from _short_enough(f"{job}-{name}-{max(replicas - 1, 0)}")
         for after in task.get("dependsOn", {}).get("name", []):
             if after not in names:
                 yield f"{path}.dependsOn.name holds {after!r}; the tasks are {', '.join(names)}"
@@ -158,7 +141,7 @@ def _lifecycle(values: Mapping[str, Any], path: str) -> Iterator[str]:
             yield f"{here} must have either event (or events) or exitCode"
         if policy.get("exitCode") == 0:
             yield f"{here}.exitCode is 0; success is no failure to react to"
-        yield from _one_of(policy, "action", ACTIONS, here)
+        yield from _one_of(ACTIONS, policy, "action", here)
 
 
 def _queue(described: Mapping[str, Any]) -> Iterator[str]:
@@ -211,20 +194,27 @@ _RULES: dict[tuple[str, str], Callable[[Mapping[str, Any]], Iterator[str]]] = {
 
 
 def _replicas(
-    specs: Mapping[str, Any],
-    path: str,
+    described: Mapping[str, Any],
+    field: str,
     roles: tuple[str, ...],
     container: str | None,
     restart: tuple[str, ...] = RESTART,
-) -> Iterator[str]:
+) -> Generator[str, None, Mapping[str, Any]]:
+    """What holds for all jobs with replicas; returns these, by role."""
+    specs: Mapping[str, Any] = described["spec"][field]
+    policy = described["spec"].get("runPolicy", {})
     if not specs:
-        yield f"{path} is empty; it must have one of {', '.join(roles)}"
+        yield f"spec.{field} is empty; it must have one of {', '.join(roles)}"
     for role, replica in specs.items():
-        here = f"{path}.{role}"
+        path = f"spec.{field}.{role}"
         if role not in roles:
-            yield f"{here}: unknown role; the roles are {', '.join(roles)}"
-        yield from _one_of(replica, "restartPolicy", restart, here)
-        yield from _containers(replica, here, container)
+            yield f"{path}: unknown role; the roles are {', '.join(roles)}"
+        yield from _one_of(restart, replica, "restartPolicy", path)
+        yield from _containers(replica, path, container)
+    yield from _one_of(CLEAN, policy, "cleanPodPolicy", "spec.runPolicy")
+    for limit in ("activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished"):
+        yield from _at_least(0, policy, limit, "spec.runPolicy")
+    return specs
 
 
 def _containers(replica: Mapping[str, Any], path: str, wanted: str | None = None) -> Iterator[str]:
@@ -239,14 +229,16 @@ def _containers(replica: Mapping[str, Any], path: str, wanted: str | None = None
             yield f"{below}[{index}].image is missing"
 
 
-def _policy(described: Mapping[str, Any]) -> Iterator[str]:
-    policy = described["spec"].get("runPolicy", {})
-    yield from _one_of(policy, "cleanPodPolicy", CLEAN, "spec.runPolicy")
-    for field in ("activeDeadlineSeconds", "backoffLimit", "ttlSecondsAfterFinished"):
-        if policy.get(field, 0) < 0:
-            yield f"spec.runPolicy.{field} is {policy[field]}; it must not be less than 0"
-
-
-def _one_of(values: Mapping[str, Any], field: str, allowed: tuple[str, ...], path: str) -> Iterator[str]:
+def _one_of(allowed: tuple[str, ...], values: Mapping[str, Any], field: str, path: str) -> Iterator[str]:
     if field in values and values[field] not in allowed:
         yield f"{path}.{field} is {values[field]!r}; it must be one of {', '.join(allowed)}"
+
+
+def _at_least(least: int, values: Mapping[str, Any], field: str, path: str) -> Iterator[str]:
+    if values.get(field, least) < least:
+        yield f"{path}.{field} is {values[field]}; there must be at least {least}"
+
+
+def _short_enough(pod: str) -> Iterator[str]:
+    if len(pod) > 63:
+        yield f"metadata.name is too long: {pod}, a pod's name, would have more than 63 characters"

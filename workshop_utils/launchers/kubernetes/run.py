@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import urllib3
 from kubernetes import client
 
 from workshop_utils.launchers import mpirun
-from workshop_utils.launchers.kubernetes import mpijob
+from workshop_utils.launchers.kubernetes import kinds
 from workshop_utils.launchers.kubernetes.calls import KubernetesError
 from workshop_utils.launchers.kubernetes.cluster import Cluster
 from workshop_utils.launchers.kubernetes.operators import POD_COLUMNS, Pod
@@ -34,20 +34,19 @@ class KubernetesRun(Run):
         ranks = tuple(f"worker-{index}" for index in range(pods[0].slots))  # which mpirun tells apart
         super().__init__(cluster.name, ranks or tuple(pod.worker for pod in pods))
         self._cluster, self._poll_seconds = cluster, POLL_SECONDS
-        self._called = {pod.name: pod.worker for pod in pods}
+        self._worker_by_pod = {pod.name: pod.worker for pod in pods}
         self._ended = threading.Event()
         self._deleting = self._deleted = False
         self._followers: dict[str, threading.Thread] = {}
         self._warned: set[tuple[str, str]] = set()
-        for target in (self._watch, self._look_after_pods):
-            threading.Thread(target=target, name="workshop-run", daemon=True).start()
+        threading.Thread(target=self._watch, name="workshop-run", daemon=True).start()
 
     def pods(self) -> pd.DataFrame:
         """The job's pods as they are now: pod, worker, phase. Raises KubernetesError."""
         import pandas as pd  # here, since it takes longer to import than a launch may take
 
-        found = [(pod.metadata.name, pod.status.phase) for pod in self._cluster.pods()]
-        rows = [(name, self._worker_in(name), phase) for name, phase in found]
+        pods = [(pod.metadata.name, pod.status.phase) for pod in self._cluster.pods()]
+        rows = [(name, self._worker_in(name), phase) for name, phase in pods]
         return pd.DataFrame(rows, columns=list(POD_COLUMNS))
 
     def describe(self) -> str:
@@ -72,7 +71,7 @@ class KubernetesRun(Run):
             self._deleted = True
 
     def _request_stop(self) -> None:
-        self._deleting = True  # who watches is not to wonder that the job is gone
+        self._deleting = True  # so that the watching thread does not report the job as lost
         try:
             self._cluster.delete()
         except KubernetesError as error:
@@ -89,91 +88,70 @@ class KubernetesRun(Run):
     # The job
 
     def _watch(self) -> None:
+        """Look at the job and its pods until the job has ended, or cannot be seen for too long."""
+        seen = time.monotonic()
         try:
-            self._follow_job()
+            while not self._ended.is_set():
+                try:
+                    job = self._cluster.job()
+                except KubernetesError as error:
+                    self._not_seen(error, time.monotonic() - seen)
+                else:
+                    seen = time.monotonic()
+                    self._look_at_pods()
+                    self._take(job)
+                self._ended.wait(self._poll_seconds)
         except Exception as error:  # nobody else would end the run
             what = f"{type(error).__name__}: {error}"
             self._end(RunState.FAILED, f"{self.name} could not be followed, and may still run. {what}")
             raise
 
-    def _follow_job(self) -> None:
-        """Follow the job until it has ended; where the view is lost, look again."""
-        seen = time.monotonic()
-        while not self._ended.is_set():
-            try:
-                job = self._cluster.job()
-                seen = time.monotonic()
-                if self._take(job):
-                    return
-                for changed in self._cluster.changes(job["metadata"]["resourceVersion"]):
-                    seen = time.monotonic()
-                    if self._ended.is_set() or self._take(changed):
-                        return
-            except (KubernetesError, client.ApiException) as error:
-                if error.status in (401, 403, 404) and not self._deleting:
-                    self._end(
-                        RunState.FAILED, f"{self.name} is gone or cannot be seen any more. {_said(error)}"
-                    )
-                    return
-                lost = error  # 410: what was known of the past is too old; look at the present
-            except (urllib3.exceptions.HTTPError, OSError) as error:
-                lost = error
-            else:
-                continue
-            if time.monotonic() - seen > BLIND_SECONDS:
-                self._end(
-                    RunState.FAILED, f"{self.name} cannot be seen any more, and may still run. {_said(lost)}"
-                )
-                return
-            self._ended.wait(self._poll_seconds)
+    def _not_seen(self, error: KubernetesError, seconds: float) -> None:
+        if error.status in (401, 403, 404) and not self._deleting:
+            self._end(RunState.FAILED, f"{self.name} is gone or cannot be seen any more. {error}")
+        elif seconds > BLIND_SECONDS:
+            self._end(RunState.FAILED, f"{self.name} cannot be seen any more, and may still run. {error}")
 
-    def _take(self, job: Mapping[str, Any]) -> bool:
-        """Take in the job's conditions; whether it has ended."""
+    def _take(self, job: Mapping[str, Any]) -> None:
+        """Take in the job's conditions; if one says that it has ended, end the run."""
         for condition in job.get("status", {}).get("conditions", []):
             state = FINAL.get(condition.get("type"))
             if state is not None and _holds(condition):
-                self._read_the_rest()
-                said = condition.get("message") or condition.get("reason") or "Kubernetes gave no reason"
-                self._end(state, self._reason_of(said) if state is RunState.FAILED else "")
-                return True
-        return False
+                self._await_logs()
+                why = condition.get("message") or condition.get("reason") or "Kubernetes gave no reason"
+                self._end(state, self._reason_of(why) if state is RunState.FAILED else "")
+                return
 
-    def _reason_of(self, said: str) -> str:
-        last = "".join(f"\n  {line}" for line in list(self.logs())[-LAST_LINES:])
-        return f"{self.name} failed: {said}" + (f"\nThe last lines of its log:{last}" if last else "")
-
-    # Its pods
-
-    def _look_after_pods(self) -> None:
-        """Follow the log of each pod that has started, and tell why another does not."""
-        while not self._ended.wait(self._poll_seconds):
-            self._look_at_pods()
-
-    def _look_at_pods(self) -> None:
-        try:
-            for pod in self._cluster.pods():
-                if pod.status.phase == "Pending":
-                    self._warn(pod)
-                elif pod.metadata.name not in self._followers and _trains(pod):
-                    follower = threading.Thread(
-                        target=self._follow, args=(pod,), name="workshop-log", daemon=True
-                    )
-                    self._followers[pod.metadata.name] = follower
-                    follower.start()
-        except KubernetesError as error:
-            self._say(self.name, _said(error))
-
-    def _read_the_rest(self) -> None:
-        self._look_at_pods()  # a short job may have ended before anybody looked
+    def _await_logs(self) -> None:
         deadline = time.monotonic() + LOG_SECONDS
         for follower in list(self._followers.values()):
             follower.join(max(0.0, deadline - time.monotonic()))
 
-    def _warn(self, pod: Any) -> None:
-        for warning in self._cluster.warnings(pod.metadata.name):
-            self._say(pod.metadata.name, warning)
+    def _reason_of(self, why: str) -> str:
+        last = "".join(f"\n  {line}" for line in list(self.logs())[-LAST_LINES:])
+        return f"{self.name} failed: {why}" + (f"\nThe last lines of its log:{last}" if last else "")
 
-    def _say(self, name: str, text: str) -> None:
+    # Its pods
+
+    def _look_at_pods(self) -> None:
+        """Follow the log of each pod that has started, and report why another does not."""
+        try:
+            for pod in self._cluster.pods():
+                name = pod.metadata.name
+                if pod.status.phase == "Pending":
+                    for warning in self._cluster.warnings(name):
+                        self._warn(name, warning)
+                elif name not in self._followers and _trains(pod):
+                    follower = threading.Thread(
+                        target=self._follow, args=(pod,), name="workshop-log", daemon=True
+                    )
+                    self._followers[name] = follower
+                    follower.start()
+        except KubernetesError as error:
+            self._warn(self.name, str(error))
+
+    def _warn(self, name: str, text: str) -> None:
+        """Put a warning into the log, once."""
         if (name, text) not in self._warned:
             self._warned.add((name, text))
             self._receive_line(name, text, "stderr")
@@ -187,16 +165,16 @@ class KubernetesRun(Run):
             known = last
             try:
                 since = int(time.monotonic() - lost) + 5 if lost else None
-                for line in _lines(self._cluster.log(name, container, since)):
-                    stamp, _, text = line.partition(" ")
+                for line in self._cluster.log(name, container, since):
+                    stamp, _, text = line.decode(errors="replace").removesuffix("\n").partition(" ")
                     if stamp > known:  # times are RFC 3339 with nine digits, so they sort as texts
                         last = stamp
-                        for who, said, stream in mpirun.lines(worker, text, "stdout"):
-                            self._receive_line(who, said, stream)
+                        for who, what, stream in mpirun.lines(worker, text, "stdout"):
+                            self._receive_line(who, what, stream)
                 return
             except client.ApiException as error:
                 if error.status not in (400, 429, 500, 503):  # 400: the container has not started yet
-                    self._say(name, f"its log cannot be read: {_said(error)}")
+                    self._warn(name, f"its log cannot be read: {error.reason}")
                     return
             except (urllib3.exceptions.HTTPError, OSError):
                 lost = lost or time.monotonic()
@@ -204,7 +182,7 @@ class KubernetesRun(Run):
 
     def _worker_in(self, pod: str) -> str:
         # What a Job makes has five more letters; and an elastic job may have grown.
-        return self._called.get(pod) or self._called.get(pod.rpartition("-")[0], pod)
+        return self._worker_by_pod.get(pod) or self._worker_by_pod.get(pod.rpartition("-")[0], pod)
 
 
 def _holds(condition: Mapping[str, Any]) -> bool:
@@ -213,19 +191,4 @@ def _holds(condition: Mapping[str, Any]) -> bool:
 
 def _trains(pod: Any) -> bool:
     """Whether the pod's log is of interest: an MPI worker's is that of sshd."""
-    return list(pod.spec.containers[0].command or ()) != list(mpijob.SSHD)
-
-
-def _lines(answer: Any) -> Iterator[str]:
-    """The lines of an answer that comes in parts."""
-    rest = b""
-    for part in answer.stream(amt=None):
-        *whole, rest = (rest + part).split(b"\n")
-        for line in whole:
-            yield line.decode(errors="replace")
-    if rest:
-        yield rest.decode(errors="replace")
-
-
-def _said(error: Exception) -> str:
-    return str(error.reason) if isinstance(error, client.ApiException) else str(error)
+    return list(pod.spec.containers[0].command or ()) != list(kinds.SSHD)
