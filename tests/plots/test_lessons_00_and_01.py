@@ -23,13 +23,6 @@ def words(figure) -> list[str]:
     return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_the_whole_idea_has_each_worker_and_the_flow(workers):
-    shown = words(welcome.whole_idea(workers))
-    assert [f"worker {index}" in shown for index in range(4)] == [index < workers for index in range(4)]
-    assert {"TrainingJob", "Launcher", "Run", "Measurements", "CostModel", "plots"} <= set(shown)
-
-
 def metrics() -> pd.DataFrame:
     rows = [
         ("worker-0", 1, 2.0, None),

@@ -93,7 +93,3 @@ def test_each_direction_of_a_mesh_has_a_part_of_the_bar():
     (axes,) = tensor.bytes_by_direction(sent).axes
     assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(0, 3), (3, 1), (4, 0.5)]
     assert {"data", "tensor", "pipeline"} <= set(words(axes.figure))
-
-
-def test_the_mesh_shows_all_eight_ranks():
-    assert {str(rank) for rank in range(8)} <= set(words(tensor.mesh_of_eight()))

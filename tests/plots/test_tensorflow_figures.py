@@ -93,9 +93,3 @@ def test_progress_has_a_line_for_every_worker_and_names_the_slow_one():
     assert [list(line.get_xdata()) for line in lines] == [[0, 1], [0, 2]]
     assert [list(line.get_ydata()) for line in lines] == [[1, 5], [1, 2]]
     assert {"worker-0", "worker-1, slow", "asynchronous"} <= set(words(figure))
-
-
-def test_every_form_of_the_drawing_is_named():
-    shown = " ".join(words(figures.forms()))
-    for name in ("In-graph", "Between-graph", "ParameterServerStrategy", "Mirrored"):
-        assert name in shown

@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from workshop_utils.plots import drawing, style
+from workshop_utils.plots import style
 
 LONG_AGO = 16  # updates; staler gradients share the last bar
 SERVER_MODES = ("#332288", "#CC6677", "#117733", "#999933")  # Tol's muted: modes are no workers
-
-
-def parameter_server() -> Figure:
-    """Workers push gradients to, and pull parameters from, servers that each keep a part."""
-    figure, axes = drawing.canvas(8.6, 3.9)
-    drawing.title(
-        axes,
-        "Servers keep the parameters, workers compute",
-        "Each server keeps a part. All that it sends or receives goes through its one link.",
-    )
-    parts = ("#4D4D4D", "#8A8A8A")
-    for server in range(2):
-        left = 2.15 + 2.6 * server
-        drawing.box(axes, (left, 2.2), 1.7, 0.62, f"server {server}", colour=parts[server], weight="bold")
-        for worker in range(3):
-            start = (1.45 + 2.6 * worker, 0.98)
-            end = (left + 0.45 + 0.4 * worker, 2.2)
-            drawing.arrow(axes, start, end, colour=f"worker {worker}", both_ways=True, width=1.4)
-    for worker in range(3):
-        left = 0.6 + 2.6 * worker
-        drawing.box(
-            axes, (left, 0.36), 1.7, 0.62, f"worker {worker}", colour=f"worker {worker}", weight="bold"
-        )
-    drawing.text(axes, (0.2, 1.72), "up: push,\nits gradient", align="left", colour=style.QUIET, size=9)
-    drawing.text(axes, (8.4, 1.72), "down: pull,\nthe parameters", align="right", colour=style.QUIET, size=9)
-    drawing.text(axes, (1.05, 2.5), "first half of the\nparameters", size=9, colour=style.QUIET)
-    drawing.text(axes, (7.5, 2.5), "second half of the\nparameters", size=9, colour=style.QUIET)
-    return figure
 
 
 def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int | None = None) -> Figure:
@@ -213,6 +185,3 @@ def hogwild(trials: pd.DataFrame) -> Figure:
 
 def _colours(count: int) -> tuple[str, ...]:
     return tuple(SERVER_MODES[index % len(SERVER_MODES)] for index in range(count))
-
-
-DRAWINGS: dict[str, Callable[[], Figure]] = {"03_parameter_server.svg": parameter_server}

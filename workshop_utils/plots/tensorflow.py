@@ -1,8 +1,8 @@
-"""Lesson 06: TensorFlow's forms of data parallelism, who has the training loop in each, and how they train."""
+"""Lesson 06: how TensorFlow's forms of data parallelism train."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
-from workshop_utils.plots import drawing, style
+from workshop_utils.plots import style
 
 # Each form has one colour throughout; those that a strategy of jobs stands for have that strategy's.
 FORMS = {
@@ -23,74 +23,6 @@ FORMS = {
     "ParameterServerStrategy": style.COLOURS["parameter_server"],
 }
 SAME = 1e-3  # nats; curves that are never further apart than this are drawn and named as one
-
-
-def forms() -> Figure:
-    """Four arrangements of processes; those with a training loop of their own are filled."""
-    figure, axes = drawing.canvas(10.6, 3.9)
-    drawing.title(
-        axes,
-        "Who has the training loop, and where are the variables?",
-        "filled: it has a loop of its own; pale: it does what others ask of it",
-    )
-    panels = (
-        ("In-graph", "one loop, one graph\nfor all", True, False, "its part of the graph"),
-        ("Between-graph", "every worker its own\nloop and graph", False, True, "update, if synchronous"),
-        ("ParameterServerStrategy", "the chief hands out\nsteps as functions", True, False, "next step"),
-    )
-    for panel, (name, words, chief_loops, workers_loop, hands) in enumerate(panels):
-        left = 0.25 + 2.62 * panel
-        _panel(axes, left, name, words)
-        _with_servers(axes, left, chief_loops, workers_loop, hands)
-    left = 0.25 + 2.62 * 3
-    _panel(axes, left, "Mirrored strategies", "each has all variables;\ngradients are all-reduced")
-    _mirrored(axes, left)
-    return figure
-
-
-def _panel(axes: Axes, left: float, name: str, words: str) -> None:
-    drawing.text(axes, (left, 2.93), name, weight="bold", align="left", size=10)
-    drawing.text(axes, (left, 2.57), words, align="left", colour=style.QUIET, size=9)
-
-
-def _with_servers(axes: Axes, left: float, chief_loops: bool, workers_loop: bool, hands: str) -> None:
-    drawing.box(axes, (left + 0.02, 1.72), 0.8, 0.48, "chief", colour="chief", filled=chief_loops)
-    drawing.box(
-        axes, (left + 1.3, 1.72), 0.85, 0.48, "server:\nvariables", colour="server", filled=False, size=8.5
-    )
-    for worker in range(2):
-        x = left + 0.18 + 1.12 * worker
-        colour = f"worker {worker}"
-        drawing.box(axes, (x, 0.55), 0.95, 0.48, colour, colour=colour, filled=workers_loop, size=9)
-        drawing.arrow(
-            axes, (x + 0.62, 1.03), (left + 1.5 + 0.4 * worker, 1.72), colour="server", both_ways=True
-        )
-        if chief_loops:
-            start = (left + 0.3 + 0.3 * worker, 1.72)
-            drawing.arrow(axes, start, (x + 0.2, 1.03), colour="chief", dashed=True)
-    if workers_loop:
-        drawing.arrow(axes, (left + 0.82, 1.96), (left + 1.3, 1.96), colour="chief", dashed=True)
-    words = f"dashed: {hands}"
-    drawing.text(axes, (left, 0.25), words, align="left", size=8.5, colour=style.QUIET)
-
-
-def _mirrored(axes: Axes, left: float) -> None:
-    for worker, (x, y) in enumerate(((0.6, 1.72), (0.02, 0.65), (1.2, 0.65))):
-        drawing.box(
-            axes,
-            (left + x, y),
-            0.95,
-            0.5,
-            f"worker {worker}:\nvariables",
-            colour=f"worker {worker}",
-            size=8.5,
-        )
-    drawing.arrow(axes, (left + 1.35, 1.7), (left + 1.75, 1.17), width=1.8)
-    drawing.arrow(axes, (left + 1.18, 0.9), (left + 0.99, 0.9), width=1.8)
-    drawing.arrow(axes, (left + 0.42, 1.17), (left + 0.8, 1.7), width=1.8)
-    drawing.text(
-        axes, (left, 0.25), "MirroredStrategy: one process", align="left", size=8.5, colour=style.QUIET
-    )
 
 
 def learning_curve(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -205,6 +137,3 @@ def progress(runs: Mapping[str, pd.DataFrame], slow: str) -> Figure:
     for axes in np.atleast_1d(grid):
         style.label_ends(axes)
     return figure
-
-
-DRAWINGS: dict[str, Callable[[], Figure]] = {"06_forms.svg": forms}
