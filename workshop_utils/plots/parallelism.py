@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workshop_utils import models
 from workshop_utils.plots import style
 
+SMOOTHED = 10  # updates of a running mean
 NOTHING = 1e-17  # where a difference of zero is drawn on a logarithmic axis
 
 
@@ -30,38 +32,19 @@ def bytes_per_step(network: models.MLP, workers: int, counted: Mapping[int, floa
     batches = np.geomspace(min(counted) / 1.5, max(counted) * 1.5, 50)
     crossover = models.crossover_batch(network)
     sent = models.data_parallel_bytes(network, workers)
-    style.theory(
-        by_batch,
-        batches,
-        [sent for _ in batches],
-        "data parallel",
-        colour="data parallel",
-        linestyle=(0, (5, 2)),
-    )
-    style.theory(
-        by_batch,
-        batches,
-        batches * models.model_parallel_bytes(network, workers, 1),
-        "model parallel",
-        colour="model parallel",
-    )
+    data: dict[str, Any] = {"colour": "data parallel", "linestyle": style.DASHES[1]}
+    style.theory(by_batch, batches, np.full(len(batches), sent), "data parallel", **data)
+    activations = batches * models.model_parallel_bytes(network, workers, 1)
+    style.theory(by_batch, batches, activations, "model parallel", colour="model parallel")
     style.measured(by_batch, list(counted), list(counted.values()), colour="model parallel")
-    by_batch.set(
-        xscale="log", yscale="log", xlabel="batch (images)", ylabel=f"sent per worker and step, N = {workers}"
-    )
+    by_batch.set(yscale="log", ylabel=f"sent per worker and step, N = {workers}", xlabel="batch (images)")
     style.power_axis(by_batch, list(counted))
     style.unit_axis(by_batch.yaxis, "B")
-    by_batch.annotate(
-        f"equal at a batch of {crossover:.0f}",
-        (crossover, sent),
-        (10, -26),
-        textcoords="offset points",
-        fontsize=9.5,
-        arrowprops={"arrowstyle": "-", "color": style.QUIET, "shrinkB": 3},
-    )
-    style.headline(
-        by_batch, "Only activations grow with the batch", "lines: formulas, points: counted while training"
-    )
+    line = {"arrowstyle": "-", "color": style.QUIET, "shrinkB": 3}
+    place = (crossover, sent)
+    style.note(by_batch, f"equal at a batch of {crossover:.0f}", place, (10, -26), arrowprops=line)
+    detail = "lines: formulas, points: counted while training"
+    style.headline(by_batch, "Only activations grow with the batch", detail)
     style.label_ends(by_batch)
     _crossover_by_width(by_width, network)
     return figure
@@ -75,17 +58,16 @@ def _crossover_by_width(axes: Axes, network: models.MLP) -> None:
     style.theory(axes, widths, fixed, f"{inputs} inputs", colour="one process", linestyle=(0, (5, 2)))
     style.theory(axes, widths, square, "as many inputs\nas hidden units", colour="one process")
     style.measured(axes, [width], [models.crossover_batch(network)], colour="one process", markersize=8)
-    axes.set(xscale="log", yscale="log", xlabel="hidden units", ylabel="batch at which both send the same")
+    axes.set(yscale="log", ylabel="batch at which both send the same", ylim=(12, 9000))
+    axes.set_xlabel("hidden units")
     style.power_axis(axes, [16, 64, 256, 1024, 4096])
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.minorticks_off()
-    axes.set_ylim(12, 9000)
     label: dict[str, Any] = {"transform": axes.transAxes, "fontsize": 9.5}
     axes.text(0.05, 0.93, "data parallelism sends less", **label, color=style.colour_of("data parallel"))
     axes.text(0.44, 0.05, "model parallelism sends less", **label, color=style.colour_of("model parallel"))
-    style.headline(
-        axes, "The wider all layers, the larger that batch", "large dot: the network of this lesson"
-    )
+    detail = "large dot: the network of this lesson"
+    style.headline(axes, "The wider all layers, the larger that batch", detail)
     style.label_ends(axes)
 
 
@@ -104,7 +86,7 @@ def losses_agree(reference: npt.ArrayLike, runs: Mapping[str, npt.ArrayLike]) ->
     figure, (curves, gaps) = style.figure(10.4, 4.2, columns=2)
     style.theory(curves, steps, expected, colour="one process")
     early = min(2, len(steps) - 1)
-    curves.annotate("line: one process", (steps[early], expected[early]), (14, 6), textcoords="offset points")
+    style.note(curves, "line: one process", (steps[early], expected[early]), (14, 6), fontsize=10)
     jitter = np.random.default_rng(0)
     for index, (name, losses) in enumerate(runs.items()):
         colour = "data parallel" if name.startswith("data parallel") else "model parallel"
@@ -116,9 +98,8 @@ def losses_agree(reference: npt.ArrayLike, runs: Mapping[str, npt.ArrayLike]) ->
         row = -index + jitter.uniform(-0.22, 0.22, len(difference))
         style.measured(gaps, difference, row, colour=colour, marker=marker, markersize=4.5, alpha=0.8)
     curves.set(xlabel="step", ylabel="loss of the whole batch (nats)", ylim=(0, None))
-    style.headline(
-        curves, "One curve, however the work is split", "points: real processes, each every few steps"
-    )
+    detail = "points: real processes, each every few steps"
+    style.headline(curves, "One curve, however the work is split", detail)
     largest = max(float(np.abs(np.asarray(losses) - expected).max()) for losses in runs.values())
     gaps.set(xscale="log", xlabel="difference from one process (nats)")
     gaps.set_xlim(NOTHING / 2, max(1e-11, 10 * largest))
@@ -129,9 +110,8 @@ def losses_agree(reference: npt.ArrayLike, runs: Mapping[str, npt.ArrayLike]) ->
     rounding = float(np.finfo(float).eps)
     gaps.axvline(rounding, color=style.colour_of("theory"), linewidth=1.2, linestyle=(0, (5, 2)))
     gaps.text(rounding * 1.5, 0.68, "one rounding in float64", fontsize=9, color=style.QUIET, va="center")
-    style.headline(
-        gaps, f"They differ by {_scientific(largest)} at most", "a point a step; sums in another order"
-    )
+    finding = f"They differ by {_scientific(largest)} at most"
+    style.headline(gaps, finding, "a point a step; sums in another order")
     return figure
 
 
@@ -143,32 +123,18 @@ def _scientific(value: float) -> str:
     return f"{mantissa} · 10{str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 
-def asynchronous_losses(
-    reference: npt.ArrayLike, runs: Mapping[str, npt.ArrayLike], smooth: int = 10
-) -> Figure:
-    """The loss of one process and of asynchronous `runs` by update, each as a mean over `smooth` updates."""
+def asynchronous_losses(reference: npt.ArrayLike, runs: Mapping[str, npt.ArrayLike]) -> Figure:
+    """The loss of one process and of asynchronous `runs` by update, each as a running mean."""
     figure, axes = style.figure(7.8, 4.2)
     for index, (name, losses) in enumerate([("one process", reference), *runs.items()]):
-        values = np.convolve(np.asarray(losses), np.ones(smooth) / smooth, mode="valid")
-        strength = 0.4 + 0.6 * index / len(runs)
-        colour = "one process" if index == 0 else style.tint("#96700F", strength)
+        means = pd.Series(losses).rolling(SMOOTHED).mean().dropna()
+        updates = means.index.to_numpy() + 1
+        colour = "one process" if index == 0 else style.tint("#96700F", 0.4 + 0.6 * index / len(runs))
         dashes = style.DASHES[index % len(style.DASHES)]
-        style.theory(
-            axes,
-            np.arange(smooth, smooth + len(values)),
-            values,
-            name,
-            colour=colour,
-            linestyle=dashes,
-            linewidth=2,
-        )
-    axes.set(
-        xlabel="update of the parameters", ylabel=f"loss (nats), mean of {smooth} updates", ylim=(0, None)
-    )
-    style.headline(
-        axes,
-        "Without waiting, the order of arrival decides the result",
-        "Downpour SGD, simulated; same data, same start",
-    )
+        style.theory(axes, updates, means.to_numpy(), name, colour=colour, linestyle=dashes, linewidth=2)
+    axes.set(ylabel=f"loss (nats), mean of {SMOOTHED} updates", ylim=(0, None))
+    axes.set_xlabel("update of the parameters")
+    finding = "Without waiting, the order of arrival decides the result"
+    style.headline(axes, finding, "Downpour SGD, simulated; same data, same start")
     style.label_ends(axes)
     return figure

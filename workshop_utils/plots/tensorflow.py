@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
 from workshop_utils.plots import style
 
@@ -50,10 +48,7 @@ def groups(curves: Mapping[str, pd.DataFrame]) -> list[list[str]]:
         for group in found:
             other = curves[group[0]]
             same_steps = list(other["step"]) == list(curve["step"])
-            if (
-                same_steps
-                and np.abs(other["test_loss"].to_numpy() - curve["test_loss"].to_numpy()).max() < SAME
-            ):
+            if same_steps and (other["test_loss"] - curve["test_loss"]).abs().max() < SAME:
                 group.append(name)
                 break
         else:
@@ -72,10 +67,8 @@ def losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
             _curve(by_step, curves[name], "step", name, marker="o", markersize=size, label=label)
         if len(group) > 1:
             last = curves[group[0]].iloc[-1]
-            by_step.annotate(
-                f"{len(group)} synchronous\nforms", (last["step"], last["test_loss"]), (0, -13),
-                textcoords="offset points", ha="center", va="top", fontsize=9.5, linespacing=1.2,
-            )  # fmt: skip
+            words, place = f"{len(group)} synchronous\nforms", (last["step"], last["test_loss"])
+            style.note(by_step, words, place, (0, -13), ha="center", va="top", linespacing=1.2)
     by_end = sorted(curves, key=lambda name: float(curves[name]["seconds"].iloc[-1]))
     for name in by_end:
         marker = style.MARKERS[list(FORMS).index(name)]
@@ -83,15 +76,13 @@ def losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
         # The loss before training, at 0 seconds, has no place on a logarithmic axis.
         _curve(by_time, curves[name].iloc[1:], "seconds", name, marker=marker, markersize=6, label=label)
     lowest = min(float(curve["test_loss"].min()) for curve in curves.values())
-    by_step.set(xlabel="steps (updates of the variables)", ylabel="test loss (nats)", yscale="log")
+    by_step.set(yscale="log", ylabel="test loss (nats)", xlabel="steps (updates of the variables)")
     by_step.set_ylim(bottom=0.55 * lowest)
-    by_time.set(xlabel="seconds since every worker's first step", xscale="log")
-    by_time.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    by_time.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2) if tick > 0.55 * lowest]
-    by_step.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    for axes in (by_step, by_time):
-        axes.minorticks_off()
+    ticks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+    style.plain_ticks(by_step.yaxis, [tick for tick in ticks if tick > 0.55 * lowest])
+    by_time.set(xscale="log", xlabel="seconds since every worker's first step")
+    style.log_ticks(by_time.xaxis)
+    by_time.xaxis.set_major_formatter("{x:g}")
     by_time.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="until the last test")
     largest = max(together, key=len)
     style.headline(
@@ -115,8 +106,8 @@ def progress(runs: Mapping[str, pd.DataFrame], slow: str) -> Figure:
 
     `runs` are metrics by name: rows with a loss, and columns worker, step, seconds.
     """
-    figure, grid = style.figure(9.6, 3.5, columns=len(runs), sharey=True, sharex=True)
-    for axes, (name, metrics) in zip(np.atleast_1d(grid), runs.items(), strict=True):
+    figure, grid = style.panels(runs, 9.6, 3.5, sharey=True, sharex=True)
+    for axes, metrics in zip(grid, runs.values(), strict=True):
         reports = metrics.dropna(subset=["loss"])
         begin = reports["seconds"].min()
         for index, worker in enumerate(sorted(map(str, reports["worker"].unique()))):
@@ -128,12 +119,11 @@ def progress(runs: Mapping[str, pd.DataFrame], slow: str) -> Figure:
                 marker=style.MARKERS[index % 8], markersize=9 - 4 * (index % 2), linewidth=1.4,
                 markeredgecolor="white", markeredgewidth=0.7,
             )  # fmt: skip
-        axes.set_title(name, fontsize=10, loc="left", pad=3)
         axes.set_xlabel("seconds since the first report")
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
-    np.atleast_1d(grid)[0].set_ylabel("the worker's own steps")
+    grid[0].set_ylabel("the worker's own steps")
     style.headline(figure, "One late worker holds up all, or itself alone", f"{slow} sleeps before each step")
-    for axes in np.atleast_1d(grid):
+    for axes in grid:
         style.label_ends(axes)
     return figure

@@ -29,24 +29,14 @@ def losses(metrics: pd.DataFrame) -> Figure:
     lower.margins(y=0.15)
     style.percent_axis(lower.yaxis)
     workers = reported["worker"].nunique()
-    style.headline(
-        upper,
-        f"{workers} workers, {workers} losses, one model"
-        if workers > 1
-        else "One worker, one loss, one model",
-        "each loss is that of a worker's own examples; they learn the same weights",
-    )
+    finding = f"{workers} workers, {workers} losses, one model"
+    if workers == 1:
+        finding = "One worker, one loss, one model"
+    detail = "each loss is that of a worker's own examples; they learn the same weights"
+    style.headline(upper, finding, detail)
     style.label_ends(upper)
     last_step, last = tested.index[-1], tested.iloc[-1]
-    lower.annotate(
-        f"{100 * last:.1f} %",
-        (last_step, last),
-        (8, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=9.5,
-        annotation_clip=False,
-    )
+    style.note(lower, f"{100 * last:.1f} %", (last_step, last), (8, 0), va="center", annotation_clip=False)
     return figure
 
 
@@ -67,9 +57,8 @@ def starts(runs: dict[str, Run]) -> Figure:
             rows.append((position, f"{name}\n{worker}", edges))
             position += 1
         position += 0.4
-    axes.set_yticks([row[0] for row in rows], [row[1] for row in rows], color=style.INK)
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
+    style.rows(axes, [row[1] for row in rows], places=[row[0] for row in rows])
+    axes.tick_params(axis="y", labelcolor=style.INK)
     axes.set_xlabel("seconds since the launch")
     first_steps = [float(run.metrics["seconds"].min()) for run in runs.values()]
     style.headline(
@@ -77,13 +66,7 @@ def starts(runs: dict[str, Run]) -> Figure:
         f"{[*runs][-1].capitalize()}, the first step comes {first_steps[0] / first_steps[-1]:.0f} times sooner",
         "what each process does after the launch",
     )
-    first = rows[0][2]
-    for kind, name, (left, right) in zip(
-        ("load", "wait", "worker 0"),
-        ("import PyTorch", "set up, meet", "train"),
-        pairwise(first),
-        strict=True,
-    ):
-        axes.text((left + right) / 2, rows[0][0], name, ha="center", va="center", fontsize=9,
-                  color=style.ink_on(kind))  # fmt: skip
+    names = {"load": "import PyTorch", "wait": "set up, meet", "worker 0": "train"}
+    for (kind, name), (left, right) in zip(names.items(), pairwise(rows[0][2]), strict=True):
+        style.inside(axes, (left + right) / 2, 0, name, kind)
     return figure
