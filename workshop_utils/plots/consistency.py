@@ -29,7 +29,7 @@ def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int) -> 
     for axes, table in zip(grid, runs.values(), strict=True):
         workers = range(int(table["pusher"].max()) + 1)
         for (worker, late), mine in table.groupby(["pusher", "late"]):
-            colour = style.colour_of(f"worker {worker}")
+            colour = style.colour_of(f"worker {worker:.0f}")  # a table with gaps has no whole numbers
             axes.plot(
                 mine["push_seconds"], mine["pusher"], linestyle="none", marker="o", markersize=5,
                 markerfacecolor="white" if late else colour, markeredgecolor=colour,
