@@ -40,8 +40,8 @@ test: setup ## everything below that checks: lint, types, unit tests, notebooks
 	@$(MAKE) lint types
 	@code=0; $(MAKE) unit || code=1; $(MAKE) notebooks || code=1; exit $$code
 
-lint: setup ## ruff: rules and format
-	$(call step,lint,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
+lint: setup ## ruff: rules and format; import-linter: what may import what
+	$(call step,lint,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache --no-logo)
 
 types: setup ## mypy
 	$(call step,types,$(BIN)/mypy)

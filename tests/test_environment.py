@@ -75,7 +75,7 @@ def test_horovod_is_named_with_its_version_in_a_comment_and_required_nowhere(nam
     lines = (ROOT / name).read_text().splitlines()
     naming = [line.strip() for line in lines if "horovod" in line.lower()]
     assert any(re.match(rf"# Horovod {re.escape(HOROVOD_VERSION)} ", line) for line in naming)
-    assert all(line.startswith("#") or "overrides" in line or "module = [" in line for line in naming)
+    assert not any(re.match(r"[-\"' ]*horovod\b", line, re.IGNORECASE) for line in naming)
 
 
 def test_binder_reads_the_files_in_the_root() -> None:
@@ -164,7 +164,7 @@ def _imitation(folder: Path, exit_codes: dict[str, str]) -> None:
     (folder / "Makefile").write_text((ROOT / "Makefile").read_text())
     tools = folder / ".venv" / "bin"
     tools.mkdir(parents=True)
-    for name, code in (exit_codes | {"python3": "0"}).items():
+    for name, code in (exit_codes | {"python3": "0", "lint-imports": "0"}).items():
         (tools / name).write_text(f'#!/bin/sh\necho "ran {name} ${{1:--}}"\nexit {code}\n')
         (tools / name).chmod(0o755)
     (tools / "python3").write_text("#!/bin/sh\n")

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from workshop_utils.exercises.spark import partial_sums
 from workshop_utils.plots import spark as figures
 
 matplotlib.use("Agg")
@@ -40,9 +39,3 @@ def test_every_mode_is_a_named_point_and_none_is_called_the_best():
         [[3.0, 0.95]],
         [[5.0, 0.9]],
     ]
-
-
-def test_the_drawing_has_six_partitions_on_their_way_out_and_back():
-    said = words(figures.sgd_step())
-    assert said.count("+") == partial_sums(6, 2)  # as Spark would make the tree
-    assert [said.count(f"part {number}") for number in range(6)] == [2] * 6

@@ -30,12 +30,10 @@ def step_time(medians: Mapping[int, Mapping[str, float]]) -> Figure:
             is_widest = share == max(other[phase] for other in shares)
             label = f"{phase}\n{_percent(share)}" if is_widest else _percent(share)
             if share > 0.06:
-                axes.text(left + share / 2, row, label, ha="center", va="center", fontsize=9,
-                          color=style.ink_on(colour), linespacing=1.2)  # fmt: skip
+                style.inside(axes, left + share / 2, row, label, colour, linespacing=1.2)
             left += share
         axes.text(1.01, row, f"{1000 * sum(seconds.values()):,.1f} ms", va="center", fontsize=9.5)
-    axes.set_yticks(range(len(medians)), [f"{batch:,}" for batch in medians])
-    axes.invert_yaxis()
+    style.rows(axes, [f"{batch:,}" for batch in medians])
     axes.set(xlim=(0, 1), xlabel="share of a step", ylabel="samples in a batch")
     style.percent_axis(axes.xaxis)
     axes.grid(visible=False)
@@ -68,12 +66,7 @@ def memory(measured: Mapping[str, float], predicted: TrainingMemory) -> Figure:
         "backward": ("parameters", "gradients"),
         "update": ("parameters", "gradients", "optimizer"),
     }
-    colours = {
-        "parameters": "compute",
-        "activations": "load",
-        "gradients": "send",
-        "optimizer": "#9DB0BF",
-    }
+    colours = {"parameters": "compute", "activations": "load", "gradients": "send", "optimizer": "#9DB0BF"}
     figure, axes = style.figure(7.2, 4.2)
     named = set()
     for x, stage in enumerate(parts):
@@ -83,13 +76,12 @@ def memory(measured: Mapping[str, float], predicted: TrainingMemory) -> Figure:
             axes.bar(x, height, bottom=bottom, width=0.62, color=colour, edgecolor="white")
             if part not in named:
                 label = "optimizer's\nstate" if part == "optimizer" else part
-                axes.text(x, bottom + height / 2, label, ha="center", va="center", fontsize=9,
-                          color=style.ink_on(colour))  # fmt: skip
+                style.inside(axes, x, bottom + height / 2, label, colour)
                 named.add(part)
             bottom += height
     seen = [measured[stage] / 1e6 for stage in parts]
     style.measured(axes, range(len(parts)), seen, colour="one process", marker="D", markersize=8)
-    axes.annotate("measured", (0, seen[0]), (0, 10), textcoords="offset points", ha="center", fontsize=9.5)
+    style.note(axes, "measured", (0, seen[0]), (0, 10), ha="center")
     axes.set_xticks(range(len(parts)), ["model made", "after forward", "after backward", "after update"])
     axes.set(ylabel="memory, in MB", ylim=(0, 1.12 * max(*seen, bottom)))
     axes.grid(visible=False, axis="x")
@@ -118,9 +110,9 @@ def time_to_train() -> Figure:
         style.measured(axes, [work], [years], colour=colour, marker=marker, markersize=8)
         # The LLaMA points lie just under the line of their device, the others on theirs.
         offset, side = ((9, -9), "left") if run.name.startswith("LLaMA") else ((-9, 6), "right")
-        axes.annotate(run.name, (work, years), offset, textcoords="offset points", ha=side, fontsize=9.5)
-    axes.set(xscale="log", yscale="log", xlabel="training compute 6 · N · D, in floating-point operations",
-             ylabel="years on one GPU")  # fmt: skip
+        style.note(axes, run.name, (work, years), offset, ha=side)
+    axes.set(xscale="log", xlabel="training compute 6 · N · D, in floating-point operations")
+    axes.set(yscale="log", ylabel="years on one GPU")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axes.set_xlim(right=max(flops) * 2.5)
     longest = max(run.device_hours for run in TRAINING_RUNS) * 3600 / YEAR_SECONDS

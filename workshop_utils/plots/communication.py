@@ -10,7 +10,6 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import LogLocator
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator, Event
@@ -19,19 +18,12 @@ from workshop_utils.plots import style
 AllReduce = Callable[[Communicator, Any], None]
 
 
-class Moment(NamedTuple):
-    """What a rank holds: `has[c, r]` is how often rank r's contribution is in chunk c; `came` has just changed."""
-
-    has: np.ndarray
-    came: int | None
-
-
 class _Witness(list[Event]):
     """A trace that also keeps what the array held after each event: exact sums of powers of 16, one a rank."""
 
-    def __init__(self, array: np.ndarray, ranks: int) -> None:
+    def __init__(self, array: np.ndarray) -> None:
         super().__init__()
-        self._array, self._ranks = array, ranks
+        self._array = array
         self.held = [self._contributions()]
 
     def append(self, event: Event) -> None:
@@ -41,44 +33,38 @@ class _Witness(list[Event]):
         super().append(event)
 
     def _contributions(self) -> np.ndarray:
-        return self._array[:, None] // 16 ** np.arange(self._ranks) % 16
+        return self._array[:, None] // 16 ** np.arange(len(self._array)) % 16
 
 
-def moments(all_reduce: AllReduce, size: int) -> list[list[Moment]]:
+def contributions(all_reduce: AllReduce, size: int) -> np.ndarray:
     """Run `all_reduce` on `size` threads over one element a chunk; what each rank holds after each of its sends.
 
-    The first entry of each rank is the start. Meant for algorithms that send and receive in every step, such as
-    the ring, where entry k of all ranks is step k.
+    Element [rank, step, chunk, r] is how often rank r's contribution is in that chunk; step 0 is the start. Meant for
+    algorithms that send and receive in every step, such as the ring.
     """
 
-    def program(communicator: Communicator) -> list[Moment]:
+    def program(communicator: Communicator) -> list[np.ndarray]:
         array = np.full(size, 16**communicator.rank, np.int64)
-        witness = _Witness(array, size)
-        communicator.trace = witness
+        communicator.trace = witness = _Witness(array)
         all_reduce(communicator, array)
-        found = [Moment(witness.held[0], None)]
-        for before, after in zip(witness.held, witness.held[1:], strict=False):
-            changed = np.flatnonzero((before != after).any(axis=1))
-            found.append(Moment(after, int(changed[0]) if len(changed) else None))
-        return found
+        return witness.held
 
-    return threads.run(size, program)
+    return np.array(threads.run(size, program))
 
 
-def ring_steps(all_reduce: AllReduce, size: int = 4) -> Figure:
+def ring_steps(all_reduce: AllReduce, size: int) -> Figure:
     """The chunks of a ring all-reduce moving, step by step, as they did when it was run on threads.
 
     A panel a step, a row a rank, a column a chunk; each cell holds the contributions of the ranks in their colours.
     """
-    history = moments(all_reduce, size)
-    panels = len(history[0])
-    columns = (panels + 1) // 2 if panels > 5 else panels
-    rows = -(-panels // columns)
-    figure, grid = style.figure(2.35 * columns, 2.3 * rows + 0.65, columns=columns, rows=rows, squeeze=False)
-    for panel, axes in enumerate(grid.flat):
+    held = contributions(all_reduce, size)
+    steps = held.shape[1]
+    columns = (steps + 1) // 2
+    figure, grid = style.figure(2.35 * columns, 5.25, columns=columns, rows=2)
+    for step, axes in enumerate(grid.flat):
         axes.axis("off")
-        if panel < panels:
-            _panel(axes, [held[panel] for held in history], _step_name(panel, size))
+        if step < steps:
+            _panel(axes, held[:, step], held[:, max(0, step - 1)], _step_name(step, size))
     style.headline(
         figure,
         "Every chunk goes round the ring twice: once to be added up, once to be known",
@@ -87,22 +73,22 @@ def ring_steps(all_reduce: AllReduce, size: int = 4) -> Figure:
     return figure
 
 
-def _step_name(panel: int, size: int) -> str:
-    if panel == 0:
+def _step_name(step: int, size: int) -> str:
+    if step == 0:
         return "start"
-    phase, step = ("reduce-scatter", panel) if panel < size else ("all-gather", panel - size + 1)
-    return f"{phase} {step}"
+    return f"reduce-scatter {step}" if step < size else f"all-gather {step - size + 1}"
 
 
-def _panel(axes: Axes, ranks: Sequence[Moment], name: str) -> None:
-    size = len(ranks)
+def _panel(axes: Axes, held: np.ndarray, before: np.ndarray, name: str) -> None:
+    """What all ranks hold, as [rank, chunk, contribution]; what is not as `before` is framed."""
+    size = len(held)
     axes.set(xlim=(-0.55, size + 0.1), ylim=(size + 0.05, -0.35), aspect="equal")
     axes.set_title(name, fontsize=10, fontweight="normal", pad=2)
-    for rank, moment in enumerate(ranks):
+    for rank in range(size):
         axes.text(-0.12, rank + 0.5, f"{rank}", ha="right", va="center", fontsize=9, color=style.QUIET)
-        for chunk, counts in enumerate(moment.has):
-            _cell(axes, (chunk, rank), counts)
-            if moment.came == chunk:
+        for chunk in range(size):
+            _cell(axes, (chunk, rank), held[rank, chunk])
+            if (held[rank, chunk] != before[rank, chunk]).any():
                 frame = Rectangle((chunk + 0.03, rank + 0.03), 0.94, 0.94, fill=False, linewidth=2.2)
                 frame.set(edgecolor=style.INK, zorder=4)
                 axes.add_patch(frame)
@@ -122,7 +108,7 @@ def _cell(axes: Axes, corner: tuple[float, float], counts: np.ndarray) -> None:
 Traces = Mapping[str, Sequence[Sequence[Event]]]  # by algorithm, of each rank
 
 
-def timelines(columns: Mapping[str, Traces], detail: str = "") -> Figure:
+def timelines(columns: Mapping[str, Traces], detail: str) -> Figure:
     """Who sent what when: a row an algorithm, a column for each way in which they ran, all on one time axis.
 
     The bars are the sends of each rank (from `communicator.trace`), pale from when the sender was done with it until it
@@ -137,7 +123,7 @@ def timelines(columns: Mapping[str, Traces], detail: str = "") -> Figure:
     figure, grid = style.figure(wide, high, sharex=True, sharey=True, squeeze=False, **shape)
     for column, (way, traces) in enumerate(columns.items()):
         for row, name in enumerate(names):
-            _timeline(grid[row, column], traces[name], f"{_shown_name(name)}, {way}", longest)
+            _timeline(grid[row, column], traces[name], f"{name.replace('_', '-')}, {way}", longest)
         grid[-1, column].set_xlim(0, longest * 1.02)
         grid[-1, column].set_xlabel("time")
         style.unit_axis(grid[-1, column].xaxis, "s")
@@ -154,11 +140,9 @@ def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: 
             colour = style.tint(f"worker {event.peer}", 0.3)
             axes.barh(rank, received - event.end, 0.74, left=event.end, color=colour, linewidth=0, zorder=0.5)
     finish = max(event.end for events in ranks for event in events)
-    axes.axvline(finish, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
+    style.mark(axes, finish)
     axes.set_title(f"{name}: {_shown_seconds(finish)}", fontsize=10, loc="left", pad=3)
-    axes.set_yticks(range(len(ranks)))
-    axes.set_ylim(len(ranks) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
+    style.rows(axes, [str(rank) for rank in range(len(ranks))], (len(ranks) - 0.4, -0.6))
 
 
 def _sends(ranks: Sequence[Sequence[Event]]) -> Iterator[tuple[int, Event, float]]:
@@ -182,14 +166,7 @@ def _message(axes: Axes, rank: int, event: Event, whole: float) -> None:
     duration = event.end - event.start
     axes.barh(rank, duration, 0.74, left=event.start, color=colour, edgecolor="white", linewidth=0.6)
     if duration > 0.022 * whole:
-        middle = event.start + duration / 2
-        axes.text(
-            middle, rank, f"→{event.peer}", ha="center", va="center", fontsize=8, color=style.ink_on(colour)
-        )
-
-
-def _shown_name(algorithm: str) -> str:
-    return algorithm.replace("_", "-")
+        style.inside(axes, event.start + duration / 2, rank, f"→{event.peer}", colour, fontsize=8)
 
 
 def _shown_seconds(seconds: float) -> str:
@@ -206,24 +183,20 @@ class Series(NamedTuple):
     marker: str = "o"
 
 
-def against_workers(series: Mapping[str, Series], finding: str, detail: str = "") -> Figure:
+def against_workers(series: Mapping[str, Series], finding: str, detail: str) -> Figure:
     """Seconds by number of workers: points measured, lines theory. On the right, measured over theory."""
     figure, (left, right) = style.figure(10.0, 4.2, columns=2, width_ratios=(1.75, 1))
+    ratios = [0.5, 1.5]  # what is seen in any case
     for name, each in series.items():
         style.theory(left, each.workers, each.theory, name, colour=each.colour)
         style.measured(left, each.workers, each.seconds, colour=each.colour, marker=each.marker)
         ratio = np.asarray(each.seconds) / np.asarray(each.theory)
         style.measured(right, each.workers, ratio, colour=each.colour, marker=each.marker)
+        ratios += [*ratio]
     ticks = sorted({count for each in series.values() for count in each.workers})
-    for axes in (left, right):
-        axes.set_xlabel("workers")
-        axes.set_xticks(ticks)
-    left.set_ylabel("seconds")
-    left.set_ylim(0, None)
+    left.set(xlabel="workers", xticks=ticks, ylabel="seconds", ylim=(0, None))
     right.axhline(1, color=style.colour_of("theory"), linewidth=1.4)
-    ratios = [m / t for each in series.values() for m, t in zip(each.seconds, each.theory, strict=True)]
-    right.set_ylim(min(0.5, *ratios) if ratios else 0.5, max(1.5, *ratios) if ratios else 1.5)
-    right.set_ylabel("measured over theory")
+    right.set(xlabel="workers", xticks=ticks, ylabel="measured over theory", ylim=(min(ratios), max(ratios)))
     style.headline(left, finding, detail)
     style.headline(right, "Held against theory", "1: as predicted")
     style.label_ends(left)
@@ -237,16 +210,11 @@ def bytes_a_rank(counted: Mapping[int, float], formula: Callable[[int], float]) 
     style.theory(axes, sizes, [formula(int(size)) for size in sizes], "2(N − 1)/N", colour="ring")
     style.measured(axes, list(counted), list(counted.values()), colour="ring")
     axes.axhline(2, color=style.colour_of("ideal"), linewidth=1.2, linestyle=(0, (4, 2)))
-    axes.annotate(
-        "never above 2", (2, 2), (0, 5), textcoords="offset points", fontsize=9.5, color=style.QUIET
-    )
+    style.note(axes, "never above 2", (2, 2), (0, 5), color=style.QUIET)
     style.power_axis(axes, [2, 4, 8, 16, 32, 64, 128])
     axes.set(xlabel="ranks N", ylabel="bytes sent / bytes of the array", ylim=(0.8, 2.2))
-    style.headline(
-        axes,
-        "Bounded, not constant: from K at two ranks towards 2K",
-        "points: counted by communicator.traffic",
-    )
+    finding = "Bounded, not constant: from K at two ranks towards 2K"
+    style.headline(axes, finding, "points: counted by communicator.traffic")
     style.label_ends(axes)
     return figure
 
@@ -257,33 +225,24 @@ def against_size(
     lines: Mapping[str, npt.ArrayLike],
     crossover: float | None,
     headline: tuple[str, str],
-    axes: Axes | None = None,
-) -> Axes:
+    axes: Axes,
+) -> None:
     """Seconds by size on logarithmic axes: points of `series`, `lines` of the same names; where two cross."""
-    if axes is None:
-        _, axes = style.figure(7.2, 4.0)
     for index, (name, seconds) in enumerate(series.items()):
         colour = style.colour_of("ring") if name == "ring" else SHADES[index % len(SHADES)]
         line = np.asarray(lines.get(name, seconds), dtype=float)
-        style.theory(
-            axes,
-            nbytes,
-            line,
-            _shown_name(name),
-            colour=colour,
-            linestyle="solid" if name in lines else (0, (1.5, 1.5)),
-        )
+        dashes = style.DASHES[0 if name in lines else 2]
+        style.theory(axes, nbytes, line, name.replace("_", "-"), colour=colour, linestyle=dashes)
         style.measured(axes, nbytes, seconds, colour=colour, marker=style.MARKERS[index % 8])
     axes.set(xscale="log", yscale="log", xlabel="size of the array", ylabel="time of one all-reduce")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    style.log_ticks(axes.yaxis)
     style.unit_axis(axes.xaxis, "B")
     style.unit_axis(axes.yaxis, "s")
     axes.minorticks_off()
     if crossover:
-        axes.axvline(crossover, color=style.QUIET, linewidth=1.1, linestyle=(0, (4, 2)))
+        style.mark(axes, crossover)
     style.headline(axes, *headline)
     style.label_ends(axes)
-    return axes
 
 
 SHADES = ("#0072B2", "#CC6677", "#117733", "#999933")
@@ -297,16 +256,11 @@ def fusion(seconds: Mapping[int, Sequence[float]], nbytes: int) -> Figure:
     axes.barh(range(len(counts)), medians, 0.62, color=style.tint("ring", 0.55))
     for row, count in enumerate(counts):
         style.measured(axes, list(seconds[count]), [row] * len(seconds[count]), colour="ring")
-        label = f" {medians[row] / min(medians):.1f}×"
-        right = max(seconds[count])
-        axes.annotate(label, (right, row), (6, 0), textcoords="offset points", va="center", fontsize=9.5)
-    each = [f"{count:,} × {_shown_nbytes(nbytes / count)}" for count in counts]
-    axes.set_yticks(range(len(counts)), each)
-    axes.invert_yaxis()
-    axes.set_xlabel("time")
-    axes.set_xlim(0, 1.12 * max(max(values) for values in seconds.values()))
+        times = f" {medians[row] / min(medians):.1f}×"
+        style.note(axes, times, (max(seconds[count]), row), (6, 0), va="center")
+    style.rows(axes, [f"{count:,} × {_shown_nbytes(nbytes / count)}" for count in counts])
+    axes.set(xlabel="time", xlim=(0, 1.12 * max(map(max, seconds.values()))))
     style.unit_axis(axes.xaxis, "s")
-    axes.grid(visible=False, axis="y")
     style.headline(
         axes,
         "One large message beats many small ones",

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import NullFormatter
 
-from workshop_utils.plots import drawing, style
+from workshop_utils.plots import style
 
 LONG_AGO = 16  # updates; staler gradients share the last bar
 SERVER_MODES = ("#332288", "#CC6677", "#117733", "#999933")  # Tol's muted: modes are no workers
 
 
-def parameter_server() -> Figure:
-    """Workers push gradients to, and pull parameters from, servers that each keep a part."""
-    figure, axes = drawing.canvas(8.6, 3.9)
-    drawing.title(
-        axes,
-        "Servers keep the parameters, workers compute",
-        "Each server keeps a part. All that it sends or receives goes through its one link.",
-    )
-    parts = ("#4D4D4D", "#8A8A8A")
-    for server in range(2):
-        left = 2.15 + 2.6 * server
-        drawing.box(axes, (left, 2.2), 1.7, 0.62, f"server {server}", colour=parts[server], weight="bold")
-        for worker in range(3):
-            start = (1.45 + 2.6 * worker, 0.98)
-            end = (left + 0.45 + 0.4 * worker, 2.2)
-            drawing.arrow(axes, start, end, colour=f"worker {worker}", both_ways=True, width=1.4)
-    for worker in range(3):
-        left = 0.6 + 2.6 * worker
-        drawing.box(
-            axes, (left, 0.36), 1.7, 0.62, f"worker {worker}", colour=f"worker {worker}", weight="bold"
-        )
-    drawing.text(axes, (0.2, 1.72), "up: push,\nits gradient", align="left", colour=style.QUIET, size=9)
-    drawing.text(axes, (8.4, 1.72), "down: pull,\nthe parameters", align="right", colour=style.QUIET, size=9)
-    drawing.text(axes, (1.05, 2.5), "first half of the\nparameters", size=9, colour=style.QUIET)
-    drawing.text(axes, (7.5, 2.5), "second half of the\nparameters", size=9, colour=style.QUIET)
-    return figure
-
-
-def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int | None = None) -> Figure:
+def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int) -> Figure:
     """Who pushed when, in the first `seconds` of each run.
 
     Args:
@@ -51,25 +25,19 @@ def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int | No
         seconds: how much of the runs to show.
         straggler: the worker that is marked as slow.
     """
-    figure, grid = style.figure(9.6, 0.75 + 1.15 * len(runs), rows=len(runs), sharex=True)
-    for axes, (name, table) in zip(np.atleast_1d(grid), runs.items(), strict=True):
-        workers = sorted(int(worker) for worker in table["pusher"].unique())
-        for worker in workers:
-            mine = table[table["pusher"] == worker]
-            for late, face in ((0, style.colour_of(f"worker {worker}")), (1, "white")):
-                times = mine.loc[mine["late"] == late, "push_seconds"]
-                edge = style.colour_of(f"worker {worker}")
-                axes.plot(
-                    times, np.full(len(times), worker), linestyle="none", marker="o", markersize=5,
-                    markerfacecolor=face, markeredgecolor=edge, clip_on=True,
-                )  # fmt: skip
-        axes.set_yticks(workers, [f"{w}, slow" if w == straggler else f"{w}" for w in workers])
-        axes.set_ylim(max(workers) + 0.6, -0.6)
-        axes.set_xlim(-0.01 * seconds, seconds)
-        axes.set_title(name, fontsize=10, loc="left", pad=3)
-        axes.grid(visible=False, axis="y")
-        axes.set_ylabel("worker")
-    np.atleast_1d(grid)[-1].set_xlabel("seconds since the first push")
+    figure, grid = style.panels(runs, 9.6, 0.75 + 1.15 * len(runs), below=True, sharex=True)
+    for axes, table in zip(grid, runs.values(), strict=True):
+        workers = range(int(table["pusher"].max()) + 1)
+        for (worker, late), mine in table.groupby(["pusher", "late"]):
+            colour = style.colour_of(f"worker {worker:.0f}")  # a table with gaps has no whole numbers
+            axes.plot(
+                mine["push_seconds"], mine["pusher"], linestyle="none", marker="o", markersize=5,
+                markerfacecolor="white" if late else colour, markeredgecolor=colour,
+            )  # fmt: skip
+        names = [f"{worker}, slow" if worker == straggler else f"{worker}" for worker in workers]
+        style.rows(axes, names, (len(names) - 0.4, -0.6))
+        axes.set(xlim=(-0.01 * seconds, seconds), ylabel="worker")
+    grid[-1].set_xlabel("seconds since the first push")
     style.headline(
         figure,
         "How far workers drift apart is a choice",
@@ -80,24 +48,20 @@ def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int | No
 
 def staleness(runs: Mapping[str, pd.DataFrame]) -> Figure:
     """How many updates by others came between a worker's pull and its push: a histogram for each run."""
-    figure, grid = style.figure(9.6, 3.1, columns=len(runs), sharey=True)
+    figure, grid = style.panels(runs, 9.6, 3.1, sharey=True)
     most = min(LONG_AGO, int(max(table["staleness"].max() for table in runs.values())))
-    for axes, (name, table), colour in zip(
-        np.atleast_1d(grid), runs.items(), _colours(len(runs)), strict=True
-    ):
+    for axes, table, colour in zip(grid, runs.values(), cycle(SERVER_MODES), strict=False):
         applied = table.loc[table["late"] == 0, "staleness"]
         shares = np.bincount(applied.clip(upper=most).astype(int), minlength=most + 1) / max(1, len(applied))
         axes.bar(np.arange(most + 1), shares, color=colour, width=0.85)
-        axes.axvline(applied.mean(), color=style.INK, linewidth=1.2, linestyle=(0, (4, 2)))
+        style.mark(axes, applied.mean(), color=style.INK, linewidth=1.2)
         axes.annotate(
             f"mean {applied.mean():.1f}\nmost {int(applied.max())}", (0.96, 0.95), xycoords="axes fraction",
             ha="right", va="top", fontsize=9.5,
         )  # fmt: skip
-        axes.set_title(name, fontsize=10, loc="left", pad=3)
-        axes.set_xlabel("staleness (updates)")
-        axes.set_xlim(-0.7, max(4, most) + 0.7)
-    style.percent_axis(np.atleast_1d(grid)[0].yaxis)
-    np.atleast_1d(grid)[0].set_ylabel("share of gradients")
+        axes.set(xlabel="staleness (updates)", xlim=(-0.7, max(4, most) + 0.7))
+    style.percent_axis(grid[0].yaxis)
+    grid[0].set_ylabel("share of gradients")
     last = f"; the bar at {LONG_AGO} holds all from there on" if most == LONG_AGO else ""
     style.headline(
         figure,
@@ -110,13 +74,12 @@ def staleness(runs: Mapping[str, pd.DataFrame]) -> Figure:
 def losses(runs: Mapping[str, pd.DataFrame]) -> Figure:
     """The workers' mean loss over time, for each run: columns seconds (since its first report) and loss."""
     figure, axes = style.figure(8.4, 3.8)
-    for index, ((name, table), colour) in enumerate(zip(runs.items(), _colours(len(runs)), strict=True)):
+    looks = cycle(zip(SERVER_MODES, style.DASHES, strict=True))
+    for (name, table), (colour, dashes) in zip(runs.items(), looks, strict=False):
         ordered = table.sort_values("seconds")
-        smooth = ordered["loss"].rolling(6, min_periods=1).mean()
-        style.theory(
-            axes, ordered["seconds"].to_numpy(), smooth.to_numpy(), name, colour=colour,
-            linestyle=style.DASHES[index % 4], linewidth=2,
-        )  # fmt: skip
+        smooth = ordered["loss"].rolling(6, min_periods=1).mean().to_numpy()
+        seconds = ordered["seconds"].to_numpy()
+        style.theory(axes, seconds, smooth, name, colour=colour, linestyle=dashes, linewidth=2)
     axes.set(xlabel="seconds since the first report", ylabel="loss (nats)", ylim=(0, None))
     style.headline(
         axes, "With a straggler, time is what waiting costs", "mean loss of the workers' last six reports"
@@ -135,21 +98,16 @@ def thousand_workers(kernel: pd.DataFrame, real: pd.DataFrame, most: np.ndarray,
         detail: the conditions, for the second line of the title.
     """
     figure, (left, right) = style.figure(9.6, 4.1, columns=2)
-    columns = ("updates per second", "mean staleness")
-    names = ("updates per second", "staleness (updates, mean)")
-    for axes, column, name in zip((left, right), columns, names, strict=True):
+    for axes, column, name in (
+        (left, "updates per second", "updates per second"),
+        (right, "mean staleness", "staleness (updates, mean)"),
+    ):
         shown, points = kernel[kernel[column] > 0], real[real[column] > 0]  # a logarithmic axis has no 0
         style.theory(axes, shown.index.to_numpy(), shown[column].to_numpy(), colour=SERVER_MODES[3])
-        style.measured(
-            axes,
-            points.index.to_numpy(),
-            points[column].to_numpy(),
-            colour="workshop_parameter_server",
-            zorder=4,
-        )
-        axes.set(xscale="log", yscale="log", xlabel="workers", ylabel=name)
-        axes.set_xlim(0.9, 1.15 * kernel.index.max())
-        axes.set_ylim(0.7 * shown[column].min(), None)
+        real_workers, values = points.index.to_numpy(), points[column].to_numpy()
+        style.measured(axes, real_workers, values, colour="workshop_parameter_server", zorder=4)
+        axes.set(xscale="log", xlabel="workers", xlim=(0.9, 1.15 * kernel.index.max()))
+        axes.set(yscale="log", ylabel=name, ylim=(0.7 * shown[column].min(), None))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             axis.set_minor_formatter(NullFormatter())
@@ -161,11 +119,9 @@ def thousand_workers(kernel: pd.DataFrame, real: pd.DataFrame, most: np.ndarray,
         (left, "W/(c + r)", (workers[full // 2], most[full // 2]), (-8, 4)),
         (right, "W − 1", (workers[middle], kernel["mean staleness"].iloc[middle]), (-8, 6)),
     ):
-        axes.annotate(
-            text, place, shift, textcoords="offset points", ha="right", fontsize=9.5, color=style.QUIET
-        )
+        style.note(axes, text, place, shift, ha="right", color=style.QUIET)
     left.set_ylim(top=1.6 * most.max())
-    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    style.log_ticks(left.yaxis)
     style.headline(figure, "A full link makes workers staler, not faster", detail)
     return figure
 
@@ -178,41 +134,18 @@ def hogwild(trials: pd.DataFrame) -> Figure:
     """
     kinds = list(dict.fromkeys(trials["kind"]))
     figure, grid = style.figure(9.6, 1.5 + 0.42 * len(kinds), columns=3, sharey=True)
-    names = {
-        "updates_per_second": "updates per second",
-        "lost": "additions lost",
-        "overlapped": "pulls overlapped",
-    }
-    for axes, (column, name) in zip(grid, names.items(), strict=True):
+    columns = ("updates_per_second", "lost", "overlapped")
+    names = ("updates per second", "additions lost", "pulls overlapped")
+    for axes, column, name in zip(grid, columns, names, strict=True):
         for row, kind in enumerate(kinds):
             values = trials.loc[trials["kind"] == kind, column].to_numpy(float)
-            colour = SERVER_MODES[row // 2]
-            marker = style.MARKERS[row % 2]
-            style.measured(
-                axes, values, np.full(len(values), row), colour=colour, marker=marker, clip_on=False
-            )
-            axes.plot(
-                [np.median(values)] * 2, [row - 0.3, row + 0.3], color=style.INK, linewidth=1.4, zorder=2
-            )
-        axes.set_xlim(0, 1.1 * trials[column].max() or 1e-3)
-        axes.set_xlabel(name)
-        axes.grid(visible=False, axis="y")
-        if column != "updates_per_second":
-            style.percent_axis(axes.xaxis)
-        else:
-            style.unit_axis(axes.xaxis, "")
-    grid[0].set_yticks(range(len(kinds)), kinds)
-    grid[0].set_ylim(len(kinds) - 0.5, -0.5)
-    style.headline(
-        figure,
-        "What a lock costs, and what it saves",
-        "a point: a run of real processes; a line: their median",
-    )
+            look: dict[str, Any] = {"colour": SERVER_MODES[row // 2], "marker": style.MARKERS[row % 2]}
+            style.measured(axes, values, np.full(len(values), row), **look, clip_on=False)
+            axes.vlines(np.median(values), row - 0.3, row + 0.3, color=style.INK, linewidth=1.4, zorder=2)
+        style.rows(axes, kinds, (len(kinds) - 0.5, -0.5))
+        axes.set(xlabel=name, xlim=(0, 1.1 * trials[column].max() or 1e-3))
+        style.percent_axis(axes.xaxis)
+    style.unit_axis(grid[0].xaxis, "")
+    finding = "What a lock costs, and what it saves"
+    style.headline(figure, finding, "a point: a run of real processes; a line: their median")
     return figure
-
-
-def _colours(count: int) -> tuple[str, ...]:
-    return tuple(SERVER_MODES[index % len(SERVER_MODES)] for index in range(count))
-
-
-DRAWINGS: dict[str, Callable[[], Figure]] = {"03_parameter_server.svg": parameter_server}

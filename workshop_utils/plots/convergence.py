@@ -6,14 +6,13 @@ In all of them a point is the mean of several seeds and the bar through it goes 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import cycle, takewhile
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from workshop_utils.plots import style
 from workshop_utils.scaling.convergence import CriticalBatch, stable_learning_rate, staleness_at_most
@@ -27,11 +26,10 @@ GIVEN_UP = 2.3  # nats, ln 10: what a guess among ten digits costs; a loss above
 def curves(runs: Mapping[str, pd.DataFrame], finding: str, detail: str) -> Figure:
     """The mean loss of each run's seeds against epochs: columns epoch, seed and loss."""
     figure, axes = style.figure(8.2, 3.9)
-    for index, (name, table) in enumerate(runs.items()):
+    looks = cycle(zip(HUES, WIDTHS, strict=True))
+    for (name, table), (hue, width) in zip(runs.items(), looks, strict=False):
         mean = table.groupby("epoch")["loss"].mean()
-        style.theory(
-            axes, mean.index.to_numpy(), mean.to_numpy(), name, colour=HUES[index % 4], linewidth=WIDTHS[index % 4],
-        )  # fmt: skip
+        style.theory(axes, mean.index.to_numpy(), mean.to_numpy(), name, colour=hue, linewidth=width)
     axes.set(xlabel="epochs", ylabel="loss on the training images (nats)", ylim=(0, None))
     style.headline(axes, finding, detail)
     style.label_ends(axes)
@@ -60,8 +58,8 @@ def against_batch(table: pd.DataFrame) -> Figure:
 def warm_up(table: pd.DataFrame) -> Figure:
     """Final losses without and with a warm-up, for each kind of start: columns start, warmup (steps), loss."""
     starts = list(dict.fromkeys(table["start"]))
-    figure, grid = style.figure(8.2, 3.7, columns=len(starts), sharey=True)
-    for axes, start in zip(np.atleast_1d(grid), starts, strict=True):
+    figure, grid = style.panels(starts, 8.2, 3.7, sharey=True)
+    for axes, start in zip(grid, starts, strict=True):
         rows = table[table["start"] == start]
         lengths = sorted(rows["warmup"].unique())
         for x, length in enumerate(lengths):
@@ -70,15 +68,10 @@ def warm_up(table: pd.DataFrame) -> Figure:
             style.measured(axes, spots, losses, colour=HUES[0], alpha=0.75)
             axes.hlines(losses.mean(), x - 0.25, x + 0.25, color=style.INK, linewidth=2)
         axes.set_xticks(range(len(lengths)), ["none" if not n else f"{n} steps" for n in lengths])
-        axes.set_xlim(-0.6, len(lengths) - 0.4)
-        axes.set_title(start, fontsize=10, loc="left", pad=3)
-        axes.set_xlabel("warm-up")
-    np.atleast_1d(grid)[0].set(ylabel="final loss (nats)", ylim=(0, 2.5))
-    style.headline(
-        figure,
-        "What a warm-up does depends on the start",
-        "a point: one seed; a line: their mean; same steps in all",
-    )
+        axes.set(xlabel="warm-up", xlim=(-0.6, len(lengths) - 0.4))
+    grid[0].set(ylabel="final loss (nats)", ylim=(0, 2.5))
+    finding = "What a warm-up does depends on the start"
+    style.headline(figure, finding, "a point: one seed; a line: their mean; same steps in all")
     return figure
 
 
@@ -87,31 +80,26 @@ def critical(steps: Mapping[int, Sequence[float]], rates: Mapping[int, float], l
     figure, (left, right) = style.figure(9.6, 4.2, columns=2)
     batches = sorted(steps)
     fine = np.geomspace(batches[0], batches[-1], 100)
-    table = pd.DataFrame(
-        [(batch, each) for batch in batches for each in steps[batch]], columns=["batch", "steps"]
-    )
+    table = pd.Series(steps, name="steps").explode().astype(float).rename_axis("batch").reset_index()
     style.theory(left, fine, np.asarray(law.steps(fine)))
     ideal = law.minimum_steps * law.critical_batch / fine
     style.theory(left, fine, ideal, colour="ideal", linestyle=(0, (1.5, 1.5)))
-    _spread(left, table, "batch", "steps", "_measured", 0, joined=False)
-    left.set(yscale="log", xlabel="images in a batch", ylabel="steps to the target loss")
-    left.set_ylim(law.minimum_steps / 2.5, 1.6 * table["steps"].max())
+    _spread(left, table, "batch", "steps", "", 0)
+    highest = 1.6 * table["steps"].max()
+    left.set(yscale="log", ylabel="steps to the target loss", ylim=(law.minimum_steps / 2.5, highest))
     beside = law.critical_batch / 2
-    left.annotate("twice the batch,\nhalf the steps", (beside, 2 * law.minimum_steps), (-6, -8),
-                  textcoords="offset points", ha="right", va="top", fontsize=9, color=style.QUIET)  # fmt: skip
-    left.axvline(law.critical_batch, color=style.QUIET, linestyle=(0, (4, 2)), linewidth=1.2)
-    left.annotate(f"critical batch {law.critical_batch:.0f}", (law.critical_batch, 0.97), (5, 0), fontsize=9.5,
-                  xycoords=("data", "axes fraction"), textcoords="offset points", va="top")  # fmt: skip
+    quiet: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": 9, "color": style.QUIET}
+    style.note(left, "twice the batch,\nhalf the steps", (beside, 2 * law.minimum_steps), (-6, -8), **quiet)
+    style.mark(left, law.critical_batch, f"critical batch {law.critical_batch:.0f}", linewidth=1.2)
     largest = max(rates.values())
     style.theory(right, fine, np.asarray(law.learning_rate(fine, largest)))
     style.measured(right, batches, [rates[batch] for batch in batches], colour=HUES[1], marker="s")
-    right.set(yscale="log", xlabel="images in a batch", ylabel="best learning rate of those tried")
-    _plain_ticks(
-        left.yaxis, [10 * 2**power for power in range(8) if 10 * 2**power < 1.6 * table["steps"].max()]
-    )
-    _plain_ticks(right.yaxis, sorted(set(rates.values())))
+    right.set(yscale="log", ylabel="best learning rate of those tried")
+    style.plain_ticks(left.yaxis, [10 * 2**power for power in range(8) if 10 * 2**power < highest])
+    style.plain_ticks(right.yaxis, sorted(set(rates.values())))
     for axes in (left, right):
         style.power_axis(axes, batches)
+        axes.set_xlabel("images in a batch")
     style.headline(
         figure,
         f"Beyond a batch of about {law.critical_batch:.0f}, more workers save few steps",
@@ -123,22 +111,21 @@ def critical(steps: Mapping[int, Sequence[float]], rates: Mapping[int, float], l
 def local_sgd(table: pd.DataFrame) -> Figure:
     """Final loss against steps between meetings: columns shards, optimizer, local_steps, loss."""
     kinds = list(dict.fromkeys(table["shards"]))
-    figure, grid = style.figure(9.6, 4.0, columns=len(kinds), sharey=True)
-    for axes, kind in zip(np.atleast_1d(grid), kinds, strict=True):
+    figure, grid = style.panels([f"{kind} shards" for kind in kinds], 9.6, 4.0, sharey=True)
+    for axes, kind in zip(grid, kinds, strict=True):
         rows = table[table["shards"] == kind]
         for index, (optimizer, of_optimizer) in enumerate(rows.groupby("optimizer", sort=False)):
             _spread(axes, of_optimizer, "local_steps", "loss", str(optimizer), index)
         style.power_axis(axes, sorted(rows["local_steps"].unique()))
         axes.set_xlabel("local steps between two meetings")
-        axes.set_title(f"{kind} shards", fontsize=10, loc="left", pad=3)
-    np.atleast_1d(grid)[0].set(ylabel="final loss (nats)", ylim=(0, None))  # once all is drawn on both
+    grid[0].set(ylabel="final loss (nats)", ylim=(0, None))  # once all is drawn on both
     most = int(table["local_steps"].max())
     style.headline(
         figure,
         f"Meeting in one step of {most}: cheap if all see the same kind of data",
         f"final loss after equally many steps; {_seeds(table)}",
     )
-    for axes in np.atleast_1d(grid):
+    for axes in grid:
         style.label_ends(axes)
     return figure
 
@@ -150,8 +137,8 @@ def staleness(table: pd.DataFrame, workers: int) -> Figure:
     style.theory(axes, bounds, [staleness_at_most(workers, int(b)) for b in bounds], "cannot be more")
     style.measured(axes, bounds, table["most"].to_numpy(), "most", colour=HUES[1], marker="s")
     style.measured(axes, bounds, table["mean"].to_numpy(), "mean", colour=HUES[0])
-    axes.set(xlabel="bound (steps that a worker may be ahead)", ylabel="staleness (updates)", ylim=(0, None))
-    axes.set_xticks(bounds)
+    axes.set(xlabel="bound (steps that a worker may be ahead)", xticks=bounds)
+    axes.set(ylabel="staleness (updates)", ylim=(0, None))
     style.headline(
         axes,
         f"No gradient is staler than ({workers} − 1)(2 · bound + 1)",
@@ -174,14 +161,14 @@ def stale_rates(table: pd.DataFrame, stable: pd.DataFrame) -> Figure:
         _spread(left, rows, "learning_rate", "loss", f"{workers} worker{'s' if workers > 1 else ''}", index)
     rates = sorted(table["learning_rate"].unique())
     left.set_xscale("log")
-    _plain_ticks(left.xaxis, rates[::2])
+    style.plain_ticks(left.xaxis, rates[::2])
     left.set(xlabel="learning rate", ylabel="final loss (nats)", ylim=(0, 2.6))
     fine = np.linspace(0, 1.15 * max(stable["staleness"]), 100)
     fresh = float(stable.sort_values("staleness")["learning_rate"].iloc[0])
     style.theory(right, fine, [fresh * stable_learning_rate(delay) for delay in fine])
     style.measured(right, *stable[["staleness", "learning_rate"]].to_numpy().T, colour=HUES[1], marker="s")
     right.set(yscale="log", xlabel="mean staleness (updates)", ylabel="largest learning rate that trains")
-    _plain_ticks(right.yaxis, rates[::2])
+    style.plain_ticks(right.yaxis, rates[::2])
     right.set_ylim(rates[0] / 1.5, rates[-1] * 1.5)
     style.headline(
         figure,
@@ -195,44 +182,34 @@ def stale_rates(table: pd.DataFrame, stable: pd.DataFrame) -> Figure:
 def batch_norm(table: pd.DataFrame) -> Figure:
     """Accuracy against each worker's part of the batch: columns cut, statistics, part, accuracy."""
     cuts = list(dict.fromkeys(table["cut"]))
-    figure, grid = style.figure(9.6, 3.9, columns=len(cuts), sharey=True)
-    for axes, cut in zip(np.atleast_1d(grid), cuts, strict=True):
+    figure, grid = style.panels(cuts, 9.6, 3.9, sharey=True)
+    for axes, cut in zip(grid, cuts, strict=True):
         rows = table[table["cut"] == cut]
         for index, (statistics, of_these) in enumerate(rows.groupby("statistics", sort=False)):
             _spread(axes, of_these, "part", "accuracy", str(statistics), index)
         style.power_axis(axes, sorted(rows["part"].unique()))
         axes.set_xlabel("images of each worker in a step")
-        axes.set_title(cut, fontsize=10, loc="left", pad=3)
         style.percent_axis(axes.yaxis)
-    np.atleast_1d(grid)[0].set_ylabel("accuracy on the test images")
+    grid[0].set_ylabel("accuracy on the test images")
     style.headline(
         figure,
         "Batch normalisation is the layer that notices how the batch is cut",
         f"bars: from the worst to the best of all workers and seeds; {_seeds(table)}",
     )
-    for axes in np.atleast_1d(grid):
+    for axes in grid:
         style.label_ends(axes)
     return figure
 
 
-def _spread(
-    axes: Axes, rows: pd.DataFrame, x: str, y: str, label: str, index: int, joined: bool = True
-) -> None:
-    """Means as points, joined by a thin line that carries the label, and bars from the least to the most."""
-    grouped = rows.assign(drawn=_drawable(rows[y]) if y == "loss" else rows[y]).groupby(x)["drawn"]
-    positions = np.array(sorted(rows[x].unique()), float)
-    mean, low, high = (values.to_numpy() for values in (grouped.mean(), grouped.min(), grouped.max()))
-    hue = HUES[index % 4]
-    axes.vlines(positions, low, high, color=hue, linewidth=1.4, alpha=0.55)
-    if joined:
+def _spread(axes: Axes, rows: pd.DataFrame, x: str, y: str, label: str, index: int) -> None:
+    """Means as points, joined by a thin line if they have a label, and bars from the least to the most."""
+    drawn = rows.assign(drawn=_drawable(rows[y]) if y == "loss" else rows[y])
+    table = drawn.groupby(x)["drawn"].agg(["mean", "min", "max"])
+    positions, mean, hue = table.index.to_numpy(float), table["mean"].to_numpy(), HUES[index % 4]
+    axes.vlines(positions, table["min"], table["max"], color=hue, linewidth=1.4, alpha=0.55)
+    if label:
         style.theory(axes, positions, mean, label, colour=hue, linewidth=1, linestyle=style.DASHES[index % 4])
     style.measured(axes, positions, mean, colour=hue, marker=style.MARKERS[index % 8])
-
-
-def _plain_ticks(axis: Axis, values: Sequence[float]) -> None:
-    """On a logarithmic axis these ticks alone, as people write numbers."""
-    axis.set_ticks(list(values), [f"{value:g}" for value in values])
-    axis.set_minor_locator(NullLocator())
 
 
 def _drawable(losses: pd.Series) -> np.ndarray:

@@ -21,20 +21,9 @@ def waiting(metrics: pd.DataFrame) -> Figure:
     steps = steps[steps["step"] > steps["step"].min()]  # the first one warms up
     medians = steps.groupby("worker")[["compute_seconds", "all_reduce_seconds"]].median()
     figure, axes = style.figure(8.4, 0.62 * len(medians) + 1.5)
-    kinds = {"compute_seconds": ("compute", "compute"), "all_reduce_seconds": ("wait", "in the all-reduce")}
-    left = np.zeros(len(medians))
-    for column, (colour, label) in kinds.items():
-        widths = medians[column].to_numpy()
-        shade = style.colour_of(colour)
-        axes.barh(medians.index.to_list(), widths, left=left, color=shade, height=0.62)
-        widest = int(np.argmax(widths))
-        axes.text(
-            left[widest] + widths[widest] / 2, widest, label, ha="center", va="center", color=style.ink_on(shade),
-            fontsize=9.5,
-        )  # fmt: skip
-        left += widths
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
+    parts = {"compute": medians["compute_seconds"], "in the all-reduce": medians["all_reduce_seconds"]}
+    style.stacked(axes, parts, {"compute": "compute", "in the all-reduce": "wait"}, fontsize=9.5)
+    style.rows(axes, medians.index.to_list())
     axes.set(xlabel="time in a step", xlim=(0, None))
     style.unit_axis(axes.xaxis, "s")
     slowest = medians["compute_seconds"].idxmax()
@@ -52,27 +41,17 @@ def remedies(rates: pd.DataFrame) -> Figure:
     rows = np.arange(len(rates))
     even, slow = rates["even"].to_numpy(), rates["straggler"].to_numpy()
     axes.hlines(rows, slow, even, color=style.FAINT, linewidth=4, zorder=1)
-    style.measured(
-        axes, even, rows, colour="worker 0", marker="o", markersize=9, markerfacecolor="white",
-        markeredgecolor=style.colour_of("worker 0"), markeredgewidth=2,
-    )  # fmt: skip
+    style.measured(axes, even, rows, colour="worker 0", hollow=True, markersize=9, markeredgewidth=2)
     style.measured(axes, slow, rows, colour="worker 5", marker="D", markersize=9)
     for values, label, shift in ((even, "all equally fast", 14), (slow, "one slow worker", -14)):
-        axes.annotate(
-            label, (values[0], 0), (0, shift), textcoords="offset points", fontsize=9.5, ha="center", va="center",
-        )  # fmt: skip
-    axes.set_yticks(rows, list(rates.index))
-    axes.set_ylim(len(rates) - 0.4, -0.7)
-    axes.grid(visible=False, axis="y")
+        style.note(axes, label, (values[0], 0), (0, shift), ha="center", va="center")
+    style.rows(axes, list(rates.index), (len(rates) - 0.4, -0.7))
     axes.set(xlabel="gradients applied per second, all workers together", xlim=(0, None))
     kept = slow / even
     best = rates.index[int(np.argmax(kept))]
     parts = [f"{name} {share:.0%}" for name, share in zip(rates.index, kept, strict=True)]
-    style.headline(
-        axes,
-        f"Keeps most of its own speed with a slow worker: {best}",
-        f"kept of the speed: {', '.join(parts)}",
-    )
+    finding = f"Keeps most of its own speed with a slow worker: {best}"
+    style.headline(axes, finding, f"kept of the speed: {', '.join(parts)}")
     return figure
 
 
@@ -93,14 +72,9 @@ def restart(metrics: pd.DataFrame) -> Figure:
         name = "first start" if attempt == 0 else f"restart {int(attempt)}"
         colour = style.WORKERS[int(attempt) % len(style.WORKERS)]
         style.measured(axes, seconds[~again], step[~again], colour=colour, markersize=4.5)
-        style.measured(
-            axes, seconds[again], step[again], colour=colour, markersize=5.5, markerfacecolor="white",
-            markeredgecolor=colour, markeredgewidth=1.2,
-        )  # fmt: skip
-        axes.annotate(
-            name, (seconds[len(step) // 2], step[len(step) // 2]), (14, -8), textcoords="offset points", color=colour,
-            fontsize=9.5, va="center",
-        )  # fmt: skip
+        style.measured(axes, seconds[again], step[again], colour=colour, markersize=5.5, hollow=True)
+        middle = len(step) // 2
+        style.note(axes, name, (seconds[middle], step[middle]), (14, -8), color=colour, va="center")
         reached = max(reached, int(step.max()))
     axes.axhline(reached, color=style.FAINT, zorder=0)
     axes.set(xlabel="seconds since the first step", ylabel="step", ylim=(0, None))
@@ -136,10 +110,9 @@ def interval(
         best = recovery.best_interval(save_seconds, failure)
         least = recovery.lost_share(best, save_seconds, failure, restart_seconds)
         axes.plot(best / 60, least, marker="|", color=style.INK, markersize=16, zorder=4)
-    axes.set_xscale("log")
-    axes.set_xticks([1, 3, 10, 30, 100, 300], ["1", "3", "10", "30", "100", "300"])
-    axes.minorticks_off()
-    axes.set(xlabel="minutes between checkpoints", ylabel="share of the time that is lost", ylim=(0, 1))
+    axes.set(xscale="log", xlabel="minutes between checkpoints")
+    style.plain_ticks(axes.xaxis, [1, 3, 10, 30, 100, 300])
+    axes.set(ylabel="share of the time that is lost", ylim=(0, 1))
     style.percent_axis(axes.yaxis)
     style.headline(
         axes, "More workers fail more often, and must save more often",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator
 
 from workshop_utils import timeline
 from workshop_utils.plots import style
@@ -38,31 +38,13 @@ def front_ends(runs: Mapping[str, pd.DataFrame], schedule: Callable[[np.ndarray]
     steps = np.arange(last + 1)
     style.theory(left, steps + 1, schedule(steps), "asked for")
     sizes = np.linspace(11, 5, len(runs))  # one inside the other, since they cover each other
-    for (name, table), colour, size, marker in zip(
-        runs.items(), FRONT_ENDS, sizes, style.MARKERS, strict=False
-    ):
-        rates = table.dropna(subset=["learning_rate"])
-        rates = rates[rates["rank"] == 0]
-        style.measured(
-            left,
-            rates["step"].to_numpy(),
-            rates["learning_rate"].to_numpy(),
-            colour=colour,
-            marker=marker,
-            markersize=size,
-        )
-        losses = table.dropna(subset=["mean_loss"])
-        style.measured(
-            right,
-            losses["step"].to_numpy(),
-            losses["mean_loss"].to_numpy(),
-            name,
-            colour=colour,
-            marker=marker,
-            markersize=size,
-            linestyle="solid",
-            linewidth=1.0,
-        )
+    looks = zip(FRONT_ENDS, sizes, style.MARKERS, strict=False)
+    for (name, table), (colour, size, marker) in zip(runs.items(), looks, strict=False):
+        look: dict[str, Any] = {"colour": colour, "marker": marker, "markersize": size}
+        rates = table[table["rank"] == 0].dropna(subset=["learning_rate"])
+        style.measured(left, *rates[["step", "learning_rate"]].to_numpy().T, **look)
+        steps, losses = table.dropna(subset=["mean_loss"])[["step", "mean_loss"]].to_numpy().T
+        style.measured(right, steps, losses, name, linestyle="solid", linewidth=1.0, **look)
     left.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
     right.set(xlabel="step", ylabel="mean loss of all ranks (nats)", ylim=(0, None))
     style.headline(left, "The learning rate warms up to N times its size", "line: the rule; points: reported")
@@ -95,25 +77,20 @@ def tuning(
     right.set_xticks(list(cycles))
     for axes in (left, right):
         axes.set_ylabel("time until all gradients are back")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        style.log_ticks(axes.yaxis)
         style.unit_axis(axes.yaxis, "s")
         axes.minorticks_off()
-    found = (
-        "One large message beats many small ones",
-        f"{tensors} gradients; faint: each repeat; bold: lower quartile",
-    )
-    style.headline(left, *found)
+    detail = f"{tensors} gradients; faint: each repeat; bold: lower quartile"
+    style.headline(left, "One large message beats many small ones", detail)
     style.headline(right, "A long cycle makes everybody wait", "the same gradients, with the largest buffer")
     style.label_ends(right)
     return figure
 
 
 def _repeats(axes: Axes, x: Sequence[float] | np.ndarray, samples: Sequence[Sequence[float]]) -> None:
+    look: dict[str, Any] = {"color": style.colour_of("horovod"), "alpha": 0.25, "markeredgewidth": 0}
     for place, seconds in zip(x, samples, strict=True):
-        axes.plot(
-            np.full(len(seconds), place), seconds, "o", color=style.colour_of("horovod"), alpha=0.25, markersize=4,
-            markeredgewidth=0,
-        )  # fmt: skip
+        axes.plot(np.full(len(seconds), place), seconds, "o", markersize=4, **look)
     # Other work on the machine only ever adds, so the faster repeats say more of Horovod.
     quartiles = [float(np.percentile(seconds, 25)) for seconds in samples]
     style.measured(axes, x, quartiles, colour="horovod", markersize=9)
@@ -126,15 +103,15 @@ def timelines(recorded: Mapping[str, Sequence[Span]]) -> Figure:
     """
     shown = {name: _fastest(timeline.steps(spans)) for name, spans in recorded.items()}
     tensors = max(len({span.tensor for span in spans}) for spans in shown.values())
-    figure, grid = style.figure(
-        9.6, 1.0 + len(shown) * (0.75 + 0.16 * tensors), rows=len(shown), squeeze=False
-    )
-    for axes, (name, spans) in zip(grid[:, 0], shown.items(), strict=True):
+    messages = {name: len(timeline.messages(spans)) for name, spans in shown.items()}
+    titles = [
+        f"{name}: {count} message{'s' * (count > 1)} for {tensors} gradients"
+        for name, count in messages.items()
+    ]
+    figure, grid = style.panels(titles, 9.6, 1.0 + len(shown) * (0.75 + 0.16 * tensors), below=True)
+    for axes, spans in zip(grid, shown.values(), strict=True):
         _gradients(axes, spans)
-        count = len(timeline.messages(spans))
-        title = f"{name}: {count} message{'s' * (count > 1)} for {tensors} gradients"
-        axes.set_title(title, fontsize=10, loc="left", pad=3)
-    grid[-1, 0].set_xlabel("milliseconds since the first gradient was handed over (mind the scales)")
+    grid[-1].set_xlabel("milliseconds since the first gradient was handed over (mind the scales)")
     shares = dict(PHASES.values())
     handles = [Patch(color=colour, label=label) for label, colour in shares.items()]
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=9)
@@ -162,9 +139,8 @@ def _gradients(axes: Axes, spans: Sequence[Span]) -> None:
             colour = PHASES[span.activity][1]
             axes.barh(rows[span.tensor], length, 0.72, (span.start - first) * 1e3, color=colour)
     names = [tensor.removeprefix("allreduce.") for tensor in rows]
-    axes.set_yticks(list(rows.values()), names, fontsize=8)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
+    style.rows(axes, names, (len(rows) - 0.4, -0.6))
+    axes.tick_params(axis="y", labelsize=8)
 
 
 def adasum(table: pd.DataFrame, rule: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Figure:
@@ -174,27 +150,27 @@ def adasum(table: pd.DataFrame, rule: Callable[[np.ndarray, np.ndarray], np.ndar
         table: a row an angle, with angle, adasum_x, adasum_y, mean_x and mean_y, from two ranks.
         rule: the combination of two vectors that Horovod's is held against.
     """
-    figure, grid = style.figure(2.35 * len(table), 2.9, columns=len(table), squeeze=False, sharey=True)
-    for axes, row in zip(grid[0], table.itertuples(), strict=True):
-        angle = np.radians(float(row.angle))  # type: ignore[arg-type]  # pandas knows no types of columns
+    titles = [f"{angle:g}°" for angle in table["angle"]]
+    figure, grid = style.panels(titles, 2.35 * len(table), 2.9, sharey=True)
+    for axes, row in zip(grid, table.to_dict("records"), strict=True):
+        angle = np.radians(row["angle"])
         first, second = np.array([1.0, 0.0]), np.array([np.cos(angle), np.sin(angle)])
         # Each thinner than those before it, so that arrows in one direction are all seen.
         _arrow(axes, rule(first, second), style.colour_of("horovod"), 4.5)
         _arrow(axes, first, style.colour_of("worker 0"), 3.0)
         _arrow(axes, second, style.colour_of("worker 1"), 2.0)
         _arrow(axes, (first + second) / 2, style.colour_of("theory"), 1.0)
-        axes.plot(row.mean_x, row.mean_y, "o", color=style.colour_of("theory"), markersize=6, zorder=4)
-        axes.plot(row.adasum_x, row.adasum_y, "D", color=style.colour_of("horovod"), markersize=7, zorder=4)
+        axes.plot(row["mean_x"], row["mean_y"], "o", color=style.colour_of("theory"), markersize=6, zorder=4)
+        axes.plot(
+            row["adasum_x"], row["adasum_y"], "D", color=style.colour_of("horovod"), markersize=7, zorder=4
+        )
         axes.set(xlim=(-1.15, 1.35), ylim=(-0.35, 1.25), aspect="equal")
-        axes.set_title(f"{row.angle:g}°", fontsize=10, loc="left", pad=3)
         axes.tick_params(labelsize=8)
-    names = {
-        "gradient of rank 0": "worker 0",
-        "of rank 1": "worker 1",
-        "their mean": "theory",
-        "Adasum": "horovod",
-    }
-    handles = [Patch(color=style.colour_of(colour), label=name) for name, colour in names.items()]
+    colours = ("worker 0", "worker 1", "theory", "horovod")
+    names = ("gradient of rank 0", "of rank 1", "their mean", "Adasum")
+    handles = [
+        Patch(color=style.colour_of(colour), label=name) for name, colour in zip(names, colours, strict=True)
+    ]
     figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=9)
     style.headline(
         figure,
@@ -206,15 +182,11 @@ def adasum(table: pd.DataFrame, rule: Callable[[np.ndarray, np.ndarray], np.ndar
 
 def _arrow(axes: Axes, vector: np.ndarray, colour: str, width: float) -> None:
     if float(np.hypot(*vector)) > 1e-6:
-        axes.annotate(
-            "",
-            tuple(vector),
-            (0, 0),
-            arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 0, "shrinkB": 0},
-        )
+        shape = {"arrowstyle": "-|>", "color": colour, "linewidth": width, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", tuple(vector), (0, 0), arrowprops=shape)
 
 
-def elastic(metrics: pd.DataFrame, killed_seconds: float, joined_seconds: float | None = None) -> Figure:
+def elastic(metrics: pd.DataFrame, killed_seconds: float, joined_seconds: float | None) -> Figure:
     """The loss of every worker by the clock, and how many workers there were.
 
     Args:
@@ -231,18 +203,13 @@ def elastic(metrics: pd.DataFrame, killed_seconds: float, joined_seconds: float 
     sizes = reports[["seconds", "world_size"]]
     lower.plot(sizes["seconds"], sizes["world_size"], color=style.INK, drawstyle="steps-post")
     most = int(sizes["world_size"].max())
-    lower.set(
-        xlabel="seconds since the launch", ylabel="workers", ylim=(0, most + 0.6), yticks=range(most + 1)
-    )
+    lower.set(xlabel="seconds since the launch", yticks=range(most + 1))
+    lower.set(ylabel="workers", ylim=(0, most + 0.6))
     moments = {"a worker is killed": killed_seconds, "another has started": joined_seconds}
     for words, moment in moments.items():
         if moment is not None:
-            for axes in (upper, lower):
-                axes.axvline(moment, color=style.QUIET, linewidth=1.2, linestyle=(0, (4, 2)))
-            upper.annotate(
-                words, (moment, 1), (4, -4), xycoords=("data", "axes fraction"), textcoords="offset points",
-                fontsize=9.5, color=style.QUIET, va="top",
-            )  # fmt: skip
+            style.mark(upper, moment, words, linewidth=1.2)
+            style.mark(lower, moment, linewidth=1.2)
     style.headline(upper, "The loss goes on where it was", "points: reports of each worker")
     style.label_ends(upper)
     return figure

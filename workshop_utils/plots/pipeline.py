@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,12 +13,7 @@ from workshop_utils.parallel.schedule import Timeline, bubble, bubble_fraction
 from workshop_utils.plots import style
 
 FORWARD, BACKWARD = "#5B8DB8", "#E0A75E"
-SHOWN_NAMES = {
-    "naive": "naive",
-    "gpipe": "GPipe",
-    "one_f_one_b": "1F1B",
-    "interleaved": "interleaved 1F1B",
-}
+SHOWN_NAMES = {"naive": "naive", "gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "interleaved 1F1B"}
 COLOURS = {"naive": "#1A1A1A", "gpipe": "#882255", "one_f_one_b": "#0072B2", "interleaved": "#117733"}
 MARKERS = {"naive": "X", "gpipe": "s", "one_f_one_b": "o", "interleaved": "^"}
 
@@ -29,15 +25,14 @@ def timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
         runs: by schedule, the predicted and the measured timeline, in seconds.
     """
     ranks = max(len({timed.rank for timed in predicted}) for predicted, _ in runs.values())
-    figure, grid = style.figure(
-        11.4, 0.9 + (0.23 * ranks + 0.42) * len(runs), rows=len(runs), columns=2, sharex="row", squeeze=False
-    )
+    height = 0.9 + (0.23 * ranks + 0.42) * len(runs)
+    figure, grid = style.figure(11.4, height, rows=len(runs), columns=2, sharex="row", squeeze=False)
     for row, (name, pair) in zip(grid, runs.items(), strict=True):
         for axes, timeline, what in zip(row, pair, ("predicted", "measured"), strict=True):
             _timeline(axes, timeline, ranks)
             axes.set_xlim(0, 1.01 * max(timed.end for each in pair for timed in each))
             idle = f"{100 * bubble(timeline):.0f} % idle"
-            axes.set_title(f"{SHOWN_NAMES.get(name, name)}, {what}: {idle}", fontsize=10, loc="left", pad=3)
+            axes.set_title(f"{SHOWN_NAMES[name]}, {what}: {idle}", fontsize=10, loc="left", pad=3)
     for axes in grid[-1]:
         axes.set_xlabel("time")
     for axes in grid[:, 0]:
@@ -54,20 +49,14 @@ def _timeline(axes: Axes, timeline: Timeline, ranks: int) -> None:
     end = max(timed.end for timed in timeline)
     for timed in timeline:
         seconds = timed.end - timed.start
-        chunk = timed.each.stage // ranks
-        colour = style.tint(
-            FORWARD if timed.each.kind == "forward" else BACKWARD, 0.65 if chunk == 0 else 1.0
-        )
+        hue = FORWARD if timed.each.kind == "forward" else BACKWARD
+        colour = style.tint(hue, 0.65 if timed.each.stage < ranks else 1.0)
         axes.barh(timed.rank, seconds, 0.8, left=timed.start, color=colour, edgecolor="white", linewidth=0.6)
         if seconds > 0.014 * end:
-            axes.text(
-                timed.start + seconds / 2, timed.rank, str(timed.each.microbatch), ha="center", va="center",
-                fontsize=6, color=style.INK, clip_on=True,
-            )  # fmt: skip
-    axes.set_yticks(range(ranks))
-    axes.set_ylim(ranks - 0.5, -0.5)
+            words, middle = str(timed.each.microbatch), timed.start + seconds / 2
+            style.inside(axes, middle, timed.rank, words, colour, fontsize=6, color=style.INK)
+    style.rows(axes, [str(rank) for rank in range(ranks)], (ranks - 0.5, -0.5))
     style.unit_axis(axes.xaxis, "s")
-    axes.grid(visible=False, axis="y")
 
 
 def idle_shares(
@@ -92,18 +81,10 @@ def idle_shares(
             line = [bubble_fraction(ranks, count, each) for count in counts]
             style.theory(axes, counts, line, label, colour="theory" if each == 1 else COLOURS[name])
             drawn.add(each)
+        look: dict[str, Any] = {"colour": COLOURS[name], "marker": MARKERS[name], "markersize": 7}
         for count, shares in series.items():
-            style.measured(
-                axes,
-                [aside * count] * len(shares),
-                list(shares),
-                colour=COLOURS[name],
-                marker=MARKERS[name],
-                markersize=7,
-            )
-    handles = [
-        axes.plot([], [], MARKERS[name], color=COLOURS[name], linestyle="none")[0] for name in measured
-    ]
+            style.measured(axes, [aside * count] * len(shares), shares, **look)
+    handles = [axes.plot([], [], MARKERS[name], color=COLOURS[name])[0] for name in measured]
     axes.legend(handles, [SHOWN_NAMES[name] for name in measured], loc="upper right")
     style.power_axis(axes, [2**power for power in range(int(np.log2(most)) + 1)])
     axes.set(xlabel="microbatches m", ylabel="idle share of the ranks' time", ylim=(0, None))
@@ -121,10 +102,8 @@ def held_microbatches(held: Mapping[str, Sequence[float]]) -> Figure:
     """The most microbatches whose activations each rank kept at once, by schedule."""
     figure, axes = style.figure(7.8, 3.6)
     for name, counts in held.items():
-        axes.plot(
-            range(len(counts)), list(counts), marker=MARKERS[name], color=COLOURS[name], linewidth=1.4,
-            label=SHOWN_NAMES[name],
-        )  # fmt: skip
+        look: dict[str, Any] = {"marker": MARKERS[name], "color": COLOURS[name], "label": SHOWN_NAMES[name]}
+        axes.plot(range(len(counts)), counts, linewidth=1.4, **look)
     ranks = max(len(counts) for counts in held.values())
     axes.set_xticks(range(ranks))
     axes.set(xlabel="rank", ylabel="microbatches held at once", ylim=(0, None), xlim=(-0.2, ranks - 0.8))
@@ -148,7 +127,6 @@ def training(losses: Mapping[str, Mapping[int, float]]) -> Figure:
         style.measured(axes, steps, values, name, colour=f"worker {index}", marker=style.MARKERS[index])
     axes.set(xlabel="step", ylabel="loss (nats a byte)")
     axes.legend(loc="upper right", fontsize=9)
-    style.headline(
-        axes, "One curve, however the model is cut", "a GPT of 140,064 parameters learns Python's manual"
-    )
+    detail = "a GPT of 140,064 parameters learns Python's manual"
+    style.headline(axes, "One curve, however the model is cut", detail)
     return figure

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,25 +18,21 @@ Timeline = Mapping[int, Sequence[Phase]]
 PHASES = {"forward": style.tint("compute", 0.45), "backward": "compute", "wait": "wait", "all-reduce": "send"}
 
 
-def steps_with_communication(timelines: Mapping[str, Timeline], finding: str, detail: str = "") -> Figure:
+def steps_with_communication(timelines: Mapping[str, Timeline], finding: str, detail: str) -> Figure:
     """Two lanes a rank, what it computes and what it sends, in one step of each of `timelines`, on one time axis."""
     ranks = max(len(timeline) for timeline in timelines.values())
-    figure, grid = style.figure(
-        9.6, 0.95 + (0.5 * ranks + 0.5) * len(timelines), rows=len(timelines), sharex=True
-    )
-    last = max(
-        phase.end for timeline in timelines.values() for phases in timeline.values() for phase in phases
-    )
-    for axes, (name, timeline) in zip(np.atleast_1d(grid), timelines.items(), strict=True):
+    titles = [f"{name}{_waited(timeline)}" for name, timeline in timelines.items()]
+    height = 0.95 + (0.5 * ranks + 0.5) * len(timelines)
+    figure, grid = style.panels(titles, 9.6, height, below=True, sharex=True)
+    ends = [
+        max(phase.end for phases in timeline.values() for phase in phases) for timeline in timelines.values()
+    ]
+    for axes, timeline, end in zip(grid, timelines.values(), ends, strict=True):
         for row, phases in enumerate(timeline.values()):
-            _row(axes, row, phases, last)
-        end = max(phase.end for phases in timeline.values() for phase in phases)
-        axes.axvline(end, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
-        axes.set_title(f"{name}{_waited(timeline)}", fontsize=10, loc="left", pad=3)
-        axes.set_yticks(range(len(timeline)), [f"rank {rank}" for rank in timeline])
-        axes.set_ylim(len(timeline) - 0.45, -0.55)
-        axes.grid(visible=False, axis="y")
-    axes.set(xlim=(0, 1.03 * last), xlabel="time since the step began")
+            _row(axes, row, phases, max(ends))
+        style.mark(axes, end)
+        style.rows(axes, [f"rank {rank}" for rank in timeline], (len(timeline) - 0.45, -0.55))
+    axes.set(xlim=(0, 1.03 * max(ends)), xlabel="time since the step began")
     style.unit_axis(axes.xaxis, "s")
     style.headline(figure, finding, detail)
     return figure
@@ -64,8 +59,7 @@ def _row(axes: Axes, row: int, phases: Sequence[Phase], last: float) -> None:
         colour, width = style.colour_of(PHASES[phase.kind]), phase.end - phase.start
         _bar(axes, phase, row - 0.37, 0.36, colour)
         if row == 0 and width > 0.07 * last:
-            place = phase.start + width / 2, row - 0.19
-            axes.text(*place, phase.kind, ha="center", va="center", fontsize=8.5, color=style.ink_on(colour))
+            style.inside(axes, phase.start + width / 2, row - 0.19, phase.kind, colour, fontsize=8.5)
     height = 0.36 / max(1, len(free))
     for lane, phase in lanes:
         _bar(axes, phase, row + 0.01 + lane * height, height, style.colour_of(PHASES["all-reduce"]))
@@ -76,7 +70,7 @@ def _bar(axes: Axes, phase: Phase, top: float, height: float, colour: str) -> No
     axes.barh(top, width, height, left, align="edge", color=colour, edgecolor="white", linewidth=0.8)
 
 
-def exposed_communication(seconds: Mapping[str, Sequence[float]], alone: float, detail: str = "") -> Figure:
+def exposed_communication(seconds: Mapping[str, Sequence[float]], alone: float, detail: str) -> Figure:
     """How long ranks waited for gradients after the backward pass: a point a step, medians as bars.
 
     `alone` are the seconds that the bytes need on the link when nothing hides them.
@@ -88,15 +82,11 @@ def exposed_communication(seconds: Mapping[str, Sequence[float]], alone: float, 
     for row, name in enumerate(names):
         style.measured(axes, list(seconds[name]), [row] * len(seconds[name]), colour="send")
     axes.axvline(alone, color=style.colour_of("theory"), linewidth=1.6, zorder=2)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.85)
+    style.rows(axes, names, (len(names) - 0.4, -0.85))
     axes.text(alone, -0.6, " bytes / bandwidth", fontsize=9.5, color=style.QUIET, va="center")
-    axes.set(
-        xlabel="waiting for gradients after the backward pass",
-        xlim=(0, 1.08 * max(1.3 * alone, *itertools.chain(*seconds.values()))),
-    )
+    longest = max(1.3 * alone, *map(max, seconds.values()))
+    axes.set(xlabel="waiting for gradients after the backward pass", xlim=(0, 1.08 * longest))
     style.unit_axis(axes.xaxis, "s")
-    axes.grid(visible=False, axis="y")
     first, last = 1000 * medians[0], 1000 * medians[-1]
     found = f"{names[-1].capitalize()}, {last:.0f} ms of waiting are left of {first:.0f} ms"
     if last >= first:
@@ -116,24 +106,15 @@ class Held(NamedTuple):
 def memory_per_rank(ways: Mapping[str, Held], workers: int, parameters: int) -> Figure:
     """What each rank holds between two steps: bars of the formula, in its parts, and diamonds of what was measured."""
     figure, axes = style.figure(8.2, 0.52 * len(ways) + 1.9)
-    parts = {"parameters": "compute", "gradients": "send", "optimizer": "#9DB0BF"}
+    colours = {"parameters": "compute", "gradients": "send", "optimizer": "#9DB0BF"}
+    parts = {part: [getattr(held.expected, part) / 1e6 for held in ways.values()] for part in colours}
+    style.stacked(axes, parts, colours, 0.6)
     for row, held in enumerate(ways.values()):
-        left = 0.0
-        for part, colour in parts.items():
-            width = getattr(held.expected, part) / 1e6
-            filled = style.colour_of(colour)
-            axes.barh(row, width, left=left, height=0.6, color=filled, edgecolor="white")
-            if row == 0:
-                place = left + width / 2, row
-                axes.text(*place, part, ha="center", va="center", fontsize=9, color=style.ink_on(filled))
-            left += width
         own = "one process" if held.ours else "torch_ddp"
         style.measured(axes, [held.measured / 1e6], [row], colour=own, marker="D", markersize=8)
-    axes.set_yticks(range(len(ways)), list(ways))
-    axes.invert_yaxis()
+    style.rows(axes, list(ways))
     largest = max(max(held.measured, held.expected.total) for held in ways.values()) / 1e6
     axes.set(xlabel="held by one rank, in MB", xlim=(0, 1.08 * largest))
-    axes.grid(visible=False, axis="y")
     totals = [held.expected.total for held in ways.values()]
     style.headline(
         axes,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from workshop_utils.plots import style
 
@@ -35,32 +35,19 @@ def throughput(measured: pd.DataFrame, cores: int) -> Figure:
     """
     rows = measured[measured["state"] == "succeeded"].sort_values("workers")
     figure, axes = style.figure(7.6, 4.6)
-    for index, (strategy, of_strategy) in enumerate(rows.groupby("strategy")):
-        axes.plot(
-            of_strategy["workers"],
-            of_strategy["samples_per_second"],
-            color=style.colour_of(str(strategy)),
-            marker=style.MARKERS[index % len(style.MARKERS)],
-            markeredgecolor="white",
-            label=str(strategy),
-        )
+    for (strategy, own), marker in zip(rows.groupby("strategy"), cycle(style.MARKERS), strict=False):
+        look = {"color": style.colour_of(str(strategy)), "marker": marker, "markeredgecolor": "white"}
+        axes.plot(own["workers"], own["samples_per_second"], label=str(strategy), **look)
     counts = sorted(rows["workers"].unique())
-    axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xticks(counts, [str(count) for count in counts])
     axes.minorticks_off()
+    style.power_axis(axes, counts)
     if counts:
         axes.set_xlim(counts[0] * 0.9, counts[-1] * 1.1)
         start = rows.loc[rows["workers"] == counts[0], "samples_per_second"].max()  # as efficiency has it
-        style.theory(
-            axes,
-            counts,
-            [start * count / counts[0] for count in counts],
-            "perfect, from the fastest",
-            linestyle=(0, (5, 2)),
-        )
-    axes.set_xlabel("workers")
-    axes.set_ylabel("samples per second, all workers together")
+        perfect = [start * count / counts[0] for count in counts]
+        style.theory(axes, counts, perfect, "perfect, from the fastest", linestyle=style.DASHES[1])
+    axes.set(xlabel="workers", ylabel="samples per second, all workers together")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     most = rows[(rows["workers"] == counts[-1]) & (rows["workers"] > 1)] if counts else rows
     finding = (
@@ -77,34 +64,27 @@ def efficiency(
     rows: pd.DataFrame,
     theory: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]],
     finding: str,
-    detail: str = "",
-    axes: Axes | None = None,
-) -> Axes:
+    detail: str,
+) -> Figure:
     """Efficiency against workers: points measured, with the range of their repeats; lines theory.
 
     `rows` are those of `efficiency.scaling`; `theory` has workers and efficiency by strategy.
     """
-    if axes is None:
-        _, axes = style.figure(7.2, 4.2)
+    figure, axes = style.figure(7.2, 4.2)
     axes.axhline(1, color=style.colour_of("ideal"), linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
     for index, (strategy, own) in enumerate(rows.groupby("strategy", sort=False)):
         colour, name = str(strategy), name_of(str(strategy))
         own = own.sort_values("workers")
         if strategy in theory:
-            line = [np.asarray(values, dtype=float) for values in theory[colour]]
-            style.theory(axes, line[0], line[1], name, colour=colour)
-        for _, row in own.iterrows():
-            between = row["efficiency"] * row["step_seconds"] / np.array([row["highest"], row["lowest"]])
-            axes.plot([row["workers"]] * 2, between, color=style.colour_of(colour), linewidth=1.2, zorder=2)
-        label = "_measured" if strategy in theory else name
-        style.measured(
-            axes,
-            own["workers"].to_numpy(float),
-            own["efficiency"].to_numpy(float),
-            label,
-            colour=colour,
-            marker=style.MARKERS[index % 8],
+            workers, line = (np.asarray(values, dtype=float) for values in theory[colour])
+            style.theory(axes, workers, line, name, colour=colour)
+            name = "_measured"
+        slowest, fastest = (
+            own["efficiency"] * own["step_seconds"] / own[column] for column in ("highest", "lowest")
         )
+        axes.vlines(own["workers"], slowest, fastest, color=style.colour_of(colour), linewidth=1.2, zorder=2)
+        places, reached = own[["workers", "efficiency"]].to_numpy(float).T
+        style.measured(axes, places, reached, name, colour=colour, marker=style.MARKERS[index % 8])
     counts = {int(count) for count in rows["workers"]}
     counts |= {int(count) for line in theory.values() for count in np.asarray(line[0]) if count in _POWERS}
     style.power_axis(axes, sorted(counts))
@@ -112,54 +92,38 @@ def efficiency(
     style.percent_axis(axes.yaxis)
     style.headline(axes, finding, detail)
     style.label_ends(axes)
-    return axes
+    return figure
 
 
 _POWERS = {2**power for power in range(11)}
 
 
-def where_time_goes(rows: pd.DataFrame, finding: str, detail: str = "") -> Figure:
+def where_time_goes(rows: pd.DataFrame, finding: str, detail: str) -> Figure:
     """One step as a stacked bar for each strategy and number of workers; on the right, communication's share.
 
     `rows` are those of `efficiency.scaling`.
     """
-    rows = rows.sort_values(
-        ["strategy", "workers"], key=lambda values: values.map(_order(rows)).fillna(values)
-    )
+    order = pd.CategoricalDtype([*rows["strategy"].unique()])  # in the order in which they come
+    rows = rows.astype({"strategy": order}).sort_values(["strategy", "workers"]).astype({"strategy": str})
     figure, axes = style.figure(8.6, 1.3 + 0.34 * len(rows))
     left = np.zeros(len(rows))
     places = np.arange(len(rows)) + 0.5 * rows["strategy"].ne(rows["strategy"].shift()).cumsum().to_numpy()
     for part, (label, colour) in PARTS.items():
         seconds = rows[part].clip(lower=0).to_numpy(float)
-        axes.barh(
-            places, seconds, 0.78, left=left, color=style.colour_of(colour), label=label, edgecolor="white"
-        )
+        look = {"color": style.colour_of(colour), "edgecolor": "white", "label": label}
+        axes.barh(places, seconds, 0.78, left=left, **look)
         left += seconds
     for place, end, share in zip(places, left, rows["communication_share"], strict=True):
-        axes.annotate(
-            f"{share:.0%}", (end, place), (5, 0), textcoords="offset points", va="center", fontsize=9
-        )
-    labels = [
-        f"{name_of(strategy)}, {workers}"
-        for strategy, workers in zip(rows["strategy"], rows["workers"], strict=True)
-    ]
-    axes.set_yticks(places, labels)
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, 1.1 * left.max())
-    axes.set_xlabel("time of one step")
+        style.note(axes, f"{share:.0%}", (end, place), (5, 0), va="center", fontsize=9)
+    style.rows(axes, [*(rows["strategy"].map(name_of) + ", " + rows["workers"].astype(str))], places=places)
+    axes.set(xlabel="time of one step", xlim=(0, 1.1 * left.max()))
     style.unit_axis(axes.xaxis, "s")
     axes.legend(ncols=4, loc="upper right", bbox_to_anchor=(1, -0.9 / (0.34 * len(rows) + 0.6)), fontsize=9)
     style.headline(axes, finding, detail)
     return figure
 
 
-def _order(rows: pd.DataFrame) -> dict[str, int]:
-    """Strategies in the order in which they come."""
-    return {name: place for place, name in enumerate(dict.fromkeys(rows["strategy"]))}
-
-
-def noise(table: pd.DataFrame, finding: str, detail: str = "") -> Figure:
+def noise(table: pd.DataFrame, finding: str, detail: str) -> Figure:
     """Every run as a point, over the median of its setting; outliers as crosses.
 
     `table` is that of `efficiency.mark_outliers`.
@@ -172,20 +136,11 @@ def noise(table: pd.DataFrame, finding: str, detail: str = "") -> Figure:
         colour = str(own["strategy"].iloc[0])
         for marked, marker, size in ((False, "o", 6), (True, "x", 8)):
             chosen = ratios[own["outlier"].to_numpy(bool) == marked]
-            edge = style.colour_of(colour) if marked else "white"
-            style.measured(
-                axes,
-                chosen,
-                [place] * len(chosen),
-                colour=colour,
-                marker=marker,
-                markersize=size,
-                markeredgecolor=edge,
-            )
+            look: dict[str, Any] = {"colour": colour, "marker": marker, "markersize": size}
+            look["markeredgecolor"] = style.colour_of(colour) if marked else "white"
+            style.measured(axes, chosen, [place] * len(chosen), **look)
     axes.axvline(1, color=style.QUIET, linewidth=1)
-    axes.set_yticks(range(named.nunique()), list(dict.fromkeys(named)))
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
+    style.rows(axes, [*named.unique()])
     reach = max(0.12, 1.1 * float((axes.dataLim.intervalx - 1).__abs__().max()))
     axes.set(xlim=(1 - reach, 1 + reach), xlabel="a run's step over the median of its setting")
     style.percent_axis(axes.xaxis)
@@ -194,7 +149,7 @@ def noise(table: pd.DataFrame, finding: str, detail: str = "") -> Figure:
 
 
 def roofline(
-    rows: pd.DataFrame, flops: pd.Series[float], peak: float, bandwidth: float, finding: str, detail: str = ""
+    rows: pd.DataFrame, flops: pd.Series[float], peak: float, bandwidth: float, finding: str, detail: str
 ) -> Figure:
     """Arithmetic a second of a worker against arithmetic a byte that it sends: below the roof that link and core make.
 
@@ -209,42 +164,23 @@ def roofline(
     ends = np.geomspace(float(intensity.min()) / 3, max(float(intensity.max()), peak / bandwidth) * 4, 200)
     style.theory(axes, ends, np.minimum(peak, ends * bandwidth), colour="theory")
     ridge = peak / bandwidth
-    axes.axvline(ridge, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
-    for words, x, align in (
-        ("bound by the link", ridge / 1.15, "right"),
-        ("bound by computing", ridge * 1.15, "left"),
-    ):
-        axes.annotate(
-            words, (x, 0.03), xycoords=("data", "axes fraction"), ha=align, fontsize=9.5, color=style.QUIET
-        )
+    style.mark(axes, ridge)
+    beside: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": 9.5, "color": style.QUIET}
+    axes.text(ridge / 1.15, 0.03, "bound by the link", ha="right", **beside)
+    axes.text(ridge * 1.15, 0.03, "bound by computing", ha="left", **beside)
     for index, (strategy, own) in enumerate(rows[sent.notna()].groupby("strategy", sort=False)):
         colour, marker = str(strategy), style.MARKERS[index % 8]
         across, up = intensity[own.index].to_numpy(float), reached[own.index].to_numpy(float)
         style.measured(axes, across, up, colour=colour, marker=marker, markersize=8)
         for point, workers in zip(zip(across, up, strict=True), own["workers"], strict=True):
             # Below the point, away from the roof; and not in the way of the strategy's next point on the right.
-            under = point[0] < 0.95 * across.max()
-            axes.annotate(
-                f"{name_of(colour)}, {workers}",
-                point,
-                (0, -6) if under else (8, -4),
-                textcoords="offset points",
-                fontsize=8.5,
-                color=style.INK,
-                ha="center" if under else "left",
-                va="top",
-            )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="arithmetic for each byte sent, FLOP/B",
-        ylabel="FLOP/s of a worker",
-    )
-    axes.set_ylim(float(reached.min()) / 4, 2 * peak)
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            shift, align = ((0, -6), "center") if point[0] < 0.95 * across.max() else ((8, -4), "left")
+            style.note(axes, f"{name_of(colour)}, {workers}", point, shift, fontsize=8.5, ha=align, va="top")
+    axes.set(xscale="log", xlabel="arithmetic for each byte sent, FLOP/B")
+    axes.set(yscale="log", ylabel="FLOP/s of a worker", ylim=(float(reached.min()) / 4, 2 * peak))
+    style.log_ticks(axes.yaxis)
     style.unit_axis(axes.yaxis, "FLOP/s")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.minorticks_off()
+    style.log_ticks(axes.xaxis)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     style.headline(axes, finding, detail)
     return figure

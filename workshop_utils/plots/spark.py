@@ -1,4 +1,4 @@
-"""Figures of lesson 14: what a step of SGD is in Spark, what it costs, and Elephas's modes side by side."""
+"""Figures of lesson 14: what a step of SGD costs in Spark, and Elephas's modes side by side."""
 
 from __future__ import annotations
 
@@ -8,36 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from workshop_utils.plots import drawing, style
-
-
-def sgd_step() -> Figure:
-    """One step in Spark, left: the weights go out; right: gradients are added in a tree on their way back."""
-    figure, axes = drawing.canvas(9.6, 4.1)
-    drawing.title(
-        axes,
-        "In Spark the data stays where it is: weights go out, sums of gradients come back",
-        "a job of two stages, which the driver plans and schedules anew in every step",
-    )
-    headings = ("1  broadcast the weights", "2  mapPartitions to gradients, add them in a tree")
-    for half, heading in enumerate(headings):
-        left = 0.3 + 4.75 * half
-        drawing.text(axes, (left, 3.0), heading, weight="bold", align="left", size=9.5)
-        drawing.box(axes, (left + 1.35, 2.1), 1.55, 0.55, "driver", colour="spark")
-        for number in range(6):
-            x = left + 0.73 * number
-            drawing.box(axes, (x, 0.3), 0.66, 0.6, f"part {number}", colour=f"worker {number}", size=8)
-            if half == 0:
-                start = (left + 1.55 + 0.22 * number, 2.1)
-                drawing.arrow(axes, start, (x + 0.33, 0.9), colour="spark", dashed=True)
-            else:
-                middle = left + 1.06 + 2.19 * (number // 3)
-                drawing.arrow(axes, (x + 0.33, 0.9), (middle - 0.2 + 0.2 * (number % 3), 1.25), colour="send")
-    for pair in range(2):
-        middle = 0.3 + 4.75 + 1.06 + 2.19 * pair
-        drawing.box(axes, (middle - 0.3, 1.25), 0.6, 0.38, "+", colour="compute", size=11)
-        drawing.arrow(axes, (middle, 1.63), (6.9 + 0.55 * pair, 2.1), colour="send")
-    return figure
+from workshop_utils.plots import style
 
 
 def step_times(seconds: Mapping[str, Sequence[float]]) -> Figure:
@@ -89,6 +60,3 @@ def modes(table: pd.DataFrame) -> Figure:
     detail = "those with a server differ from run to run"
     style.headline(axes, "One run each: too few to say which mode is best", detail)
     return figure
-
-
-DRAWINGS = {"14_sgd_step.svg": sgd_step}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -10,16 +11,18 @@ from matplotlib.figure import Figure
 from workshop_utils.plots import style
 from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup
 
+SERIAL_FRACTIONS = (0.01, 0.05, 0.25)
 
-def laws(serial_fractions: Sequence[float] = (0.01, 0.05, 0.25), largest: int = 1024) -> Figure:
+
+def laws() -> Figure:
     """Both laws against the number of workers, side by side, for some serial fractions."""
     figure, (fixed_work, fixed_time) = style.figure(9.2, 4.4, columns=2, sharex=True, sharey=True)
-    workers = np.geomspace(1, largest, 101)
+    workers = np.geomspace(1, 1024, 101)
     for axes, law in ((fixed_work, amdahl_speedup), (fixed_time, gustafson_speedup)):
         style.theory(axes, workers, workers, "_perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
-        for index, serial in enumerate(serial_fractions):
-            style.theory(axes, workers, law(serial, workers), f"{100 * serial:g} %", colour=f"worker {index}",
-                         linestyle=style.DASHES[index % len(style.DASHES)])  # fmt: skip
+        for index, serial in enumerate(SERIAL_FRACTIONS):
+            look: dict[str, Any] = {"colour": f"worker {index}", "linestyle": style.DASHES[index]}
+            style.theory(axes, workers, law(serial, workers), f"{100 * serial:g} %", **look)
         style.power_axis(axes, [1, 4, 16, 64, 256, 1024])
         style.power_axis(axes, [1, 4, 16, 64, 256, 1024], "y")
         axes.set_xlabel("workers")
@@ -47,10 +50,8 @@ def measured(speedups: Mapping[int, Sequence[float]], serial_fraction: float, co
         low, middle, high = np.percentile(speedups[size], [25, 50, 75])
         axes.plot([size, size], [low, high], color=style.colour_of("torch_ddp"), linewidth=1.4, zorder=2)
         style.measured(axes, [size], [middle], colour="torch_ddp", markersize=8)
-        axes.annotate(f"{middle:.2f}", (size, middle), (9, -11), textcoords="offset points", fontsize=9.5)
-    axes.axvline(cores, color=style.QUIET, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
-    axes.annotate(f"{cores} cores", (cores, 1), (4, -6), xycoords=("data", "axes fraction"),
-                  textcoords="offset points", va="top", fontsize=9, color=style.QUIET)  # fmt: skip
+        style.note(axes, f"{middle:.2f}", (size, middle), (9, -11))
+    style.mark(axes, cores, f"{cores} cores", linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
     style.power_axis(axes, [size for size in (1, 2, 4, 8, 16, 32) if size <= 2 * sizes[-1]])
     style.power_axis(axes, [1, 2, 4, 8, 16, 32], "y")
     axes.set(xlabel="workers", ylabel="speed-up over one worker", ylim=(0.7, 2.4 * sizes[-1]))

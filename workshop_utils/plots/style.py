@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import matplotlib
@@ -30,7 +29,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from workshop_utils import lab
 from workshop_utils.plots import alternative
@@ -107,7 +106,6 @@ RC: dict[Any, Any] = {
     "lines.markersize": 6,
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
-    "svg.hashsalt": "workshop",  # the same drawing gives the same file
 }
 
 
@@ -166,6 +164,18 @@ def figure(
         return plt.subplots(rows, columns, figsize=(width, height), **options)
 
 
+def panels(
+    names: Iterable[str], width: float, height: float, *, below: bool = False, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel for each of `names`, side by side or one `below` the other; `options` as for `figure`."""
+    names = list(names)
+    shape = {"rows" if below else "columns": len(names)}
+    drawn, grid = figure(width, height, squeeze=False, **shape, **options)
+    for axes, name in zip(grid.flat, names, strict=True):
+        axes.set_title(name, fontsize=10, loc="left", pad=3)
+    return drawn, list(grid.flat)
+
+
 def headline(on: Axes | Figure, finding: str, detail: str = "") -> None:
     """Write what the reader is to see, in bold, and below it the conditions under which it was found."""
     if isinstance(on, Axes):
@@ -192,15 +202,15 @@ def measured(
     *,
     colour: str = "worker 0",
     marker: str = "o",
+    hollow: bool = False,
     **options: Any,
 ) -> Any:
-    """Draw measurements as points, in the colour of `colour`."""
-    defaults: dict[str, Any] = {
-        "linestyle": "none",
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.8,
-        "zorder": 3,
-    }
+    """Draw measurements as points in the colour of `colour`, or as rings, where they differ from the others."""
+    defaults: dict[str, Any] = {"linestyle": "none", "zorder": 3}
+    if hollow:
+        defaults |= {"markerfacecolor": "white", "markeredgewidth": 1.2}
+    else:
+        defaults |= {"markeredgecolor": "white", "markeredgewidth": 0.8}
     (line,) = axes.plot(x, y, marker=marker, color=colour_of(colour), label=label, **(defaults | options))
     return line
 
@@ -218,6 +228,57 @@ def theory(
     options = {"linewidth": 1.6, "zorder": 2} | options
     (line,) = axes.plot(x, y, color=colour_of(colour), label=label, **options)
     return line
+
+
+def note(axes: Axes, words: str, at: tuple[Any, Any], shift: tuple[float, float], **options: Any) -> None:
+    """Write `words` beside the point `at`, moved by `shift` points to the right and up."""
+    axes.annotate(words, at, shift, textcoords="offset points", **({"fontsize": 9.5} | options))
+
+
+def inside(axes: Axes, x: float, y: float, words: str, background: str, **options: Any) -> None:
+    """Write `words` around a place that has the colour `background`, such as the middle of a bar."""
+    defaults: dict[str, Any] = {"fontsize": 9, "color": ink_on(background)}
+    axes.text(x, y, words, ha="center", va="center", **(defaults | options))
+
+
+def mark(axes: Axes, x: float, words: str = "", **options: Any) -> None:
+    """A dashed line across the axes at `x`, where something changes, with `words` beside its upper end."""
+    defaults: dict[str, Any] = {"color": QUIET, "linewidth": 1, "linestyle": (0, (4, 2))}
+    axes.axvline(x, **(defaults | options))
+    if words:
+        note(axes, words, (x, 1), (4, -4), xycoords=("data", "axes fraction"), va="top", color=QUIET)
+
+
+def rows(
+    axes: Axes,
+    names: Sequence[str],
+    limits: tuple[float, float] | None = None,
+    places: Sequence[float] | np.ndarray | None = None,
+) -> None:
+    """Name the rows from top to bottom, at 0, 1, 2 … or `places`; `limits` are the axis's lower and upper end."""
+    axes.set_yticks(range(len(names)) if places is None else places, names)
+    axes.invert_yaxis()
+    if limits:
+        axes.set_ylim(*limits)
+    axes.grid(visible=False, axis="y")
+
+
+def stacked(
+    axes: Axes,
+    parts: Mapping[str, Sequence[float] | np.ndarray],
+    colours: Mapping[str, str],
+    height: float = 0.62,
+    **options: Any,
+) -> None:
+    """A bar in each row, made of `parts` from left to right; each part is named where it is widest."""
+    left = np.zeros(len(next(iter(parts.values()))))
+    for name, widths in parts.items():
+        colour, widths = colour_of(colours[name]), np.asarray(widths, dtype=float)
+        axes.barh(range(len(left)), widths, height, left=left, color=colour, edgecolor="white")
+        widest = int(np.argmax(widths))
+        if widths[widest] > 0:
+            inside(axes, left[widest] + widths[widest] / 2, widest, name, colour, **options)
+        left = left + widths
 
 
 def label_ends(axes: Axes, *, gap_points: float = 12.0, fontsize: float = 9.5) -> None:
@@ -246,20 +307,15 @@ def label_ends(axes: Axes, *, gap_points: float = 12.0, fontsize: float = 9.5) -
 def spread(positions: Sequence[float] | np.ndarray, gap: float) -> np.ndarray:
     """`positions`, moved as little as needed (in the least-squares sense) to lie at least `gap` apart.
 
-    Their order is kept. This is isotonic regression on positions less the room that the lower ones take,
-    solved by pooling adjacent violators (Barlow et al. 1972).
+    Their order is kept. This is isotonic regression on positions less the room that the lower ones take.
     """
+    from scipy.optimize import isotonic_regression  # here, since not every lesson waits for it to be imported
+
     order = np.argsort(positions, kind="stable")
     room = gap * np.arange(len(order))
-    pools: list[list[float]] = []  # each: sum, number of members
-    for value in np.asarray(positions, dtype=float)[order] - room:
-        pools.append([value, 1])
-        while len(pools) > 1 and pools[-2][0] / pools[-2][1] > pools[-1][0] / pools[-1][1]:
-            total, members = pools.pop()
-            pools[-1][0] += total
-            pools[-1][1] += members
     result = np.empty(len(order))
-    result[order] = np.concatenate([[s / n] * int(n) for s, n in pools] or [[]]) + room
+    if len(order):
+        result[order] = isotonic_regression(np.asarray(positions, dtype=float)[order] - room).x + room
     return result
 
 
@@ -281,6 +337,19 @@ def percent_axis(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
 
 
+def log_ticks(axis: Axis) -> None:
+    """Ticks at 1, 2, 5, 10 … of a logarithmic axis, and none between them."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+
+
+def plain_ticks(axis: Axis, values: Iterable[float]) -> None:
+    """Ticks at these values alone, written as people write numbers."""
+    values = list(values)
+    axis.set_ticks(values, [f"{value:g}" for value in values])
+    axis.set_minor_locator(NullLocator())
+
+
 def power_axis(axes: Axes, values: Sequence[int], which: Literal["x", "y"] = "x") -> None:
     """A logarithmic axis of base 2 whose ticks are exactly `values`, such as 1, 2, 4, 8 workers."""
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -288,11 +357,3 @@ def power_axis(axes: Axes, values: Sequence[int], which: Literal["x", "y"] = "x"
     axis.set_ticks(list(values), [f"{value:,}" for value in values])
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write `figure` as SVG or PNG, by the name's ending; the same figure gives the same bytes again."""
-    with matplotlib.rc_context(RC):
-        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        figure.savefig(path, metadata=metadata)
-    plt.close(figure)

@@ -1,17 +1,15 @@
-"""Lesson 06: TensorFlow's forms of data parallelism, who has the training loop in each, and how they train."""
+"""Lesson 06: how TensorFlow's forms of data parallelism train."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
-from workshop_utils.plots import drawing, style
+from workshop_utils.plots import style
 
 # Each form has one colour throughout; those that a strategy of jobs stands for have that strategy's.
 FORMS = {
@@ -23,74 +21,6 @@ FORMS = {
     "ParameterServerStrategy": style.COLOURS["parameter_server"],
 }
 SAME = 1e-3  # nats; curves that are never further apart than this are drawn and named as one
-
-
-def forms() -> Figure:
-    """Four arrangements of processes; those with a training loop of their own are filled."""
-    figure, axes = drawing.canvas(10.6, 3.9)
-    drawing.title(
-        axes,
-        "Who has the training loop, and where are the variables?",
-        "filled: it has a loop of its own; pale: it does what others ask of it",
-    )
-    panels = (
-        ("In-graph", "one loop, one graph\nfor all", True, False, "its part of the graph"),
-        ("Between-graph", "every worker its own\nloop and graph", False, True, "update, if synchronous"),
-        ("ParameterServerStrategy", "the chief hands out\nsteps as functions", True, False, "next step"),
-    )
-    for panel, (name, words, chief_loops, workers_loop, hands) in enumerate(panels):
-        left = 0.25 + 2.62 * panel
-        _panel(axes, left, name, words)
-        _with_servers(axes, left, chief_loops, workers_loop, hands)
-    left = 0.25 + 2.62 * 3
-    _panel(axes, left, "Mirrored strategies", "each has all variables;\ngradients are all-reduced")
-    _mirrored(axes, left)
-    return figure
-
-
-def _panel(axes: Axes, left: float, name: str, words: str) -> None:
-    drawing.text(axes, (left, 2.93), name, weight="bold", align="left", size=10)
-    drawing.text(axes, (left, 2.57), words, align="left", colour=style.QUIET, size=9)
-
-
-def _with_servers(axes: Axes, left: float, chief_loops: bool, workers_loop: bool, hands: str) -> None:
-    drawing.box(axes, (left + 0.02, 1.72), 0.8, 0.48, "chief", colour="chief", filled=chief_loops)
-    drawing.box(
-        axes, (left + 1.3, 1.72), 0.85, 0.48, "server:\nvariables", colour="server", filled=False, size=8.5
-    )
-    for worker in range(2):
-        x = left + 0.18 + 1.12 * worker
-        colour = f"worker {worker}"
-        drawing.box(axes, (x, 0.55), 0.95, 0.48, colour, colour=colour, filled=workers_loop, size=9)
-        drawing.arrow(
-            axes, (x + 0.62, 1.03), (left + 1.5 + 0.4 * worker, 1.72), colour="server", both_ways=True
-        )
-        if chief_loops:
-            start = (left + 0.3 + 0.3 * worker, 1.72)
-            drawing.arrow(axes, start, (x + 0.2, 1.03), colour="chief", dashed=True)
-    if workers_loop:
-        drawing.arrow(axes, (left + 0.82, 1.96), (left + 1.3, 1.96), colour="chief", dashed=True)
-    words = f"dashed: {hands}"
-    drawing.text(axes, (left, 0.25), words, align="left", size=8.5, colour=style.QUIET)
-
-
-def _mirrored(axes: Axes, left: float) -> None:
-    for worker, (x, y) in enumerate(((0.6, 1.72), (0.02, 0.65), (1.2, 0.65))):
-        drawing.box(
-            axes,
-            (left + x, y),
-            0.95,
-            0.5,
-            f"worker {worker}:\nvariables",
-            colour=f"worker {worker}",
-            size=8.5,
-        )
-    drawing.arrow(axes, (left + 1.35, 1.7), (left + 1.75, 1.17), width=1.8)
-    drawing.arrow(axes, (left + 1.18, 0.9), (left + 0.99, 0.9), width=1.8)
-    drawing.arrow(axes, (left + 0.42, 1.17), (left + 0.8, 1.7), width=1.8)
-    drawing.text(
-        axes, (left, 0.25), "MirroredStrategy: one process", align="left", size=8.5, colour=style.QUIET
-    )
 
 
 def learning_curve(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -118,10 +48,7 @@ def groups(curves: Mapping[str, pd.DataFrame]) -> list[list[str]]:
         for group in found:
             other = curves[group[0]]
             same_steps = list(other["step"]) == list(curve["step"])
-            if (
-                same_steps
-                and np.abs(other["test_loss"].to_numpy() - curve["test_loss"].to_numpy()).max() < SAME
-            ):
+            if same_steps and (other["test_loss"] - curve["test_loss"]).abs().max() < SAME:
                 group.append(name)
                 break
         else:
@@ -140,10 +67,8 @@ def losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
             _curve(by_step, curves[name], "step", name, marker="o", markersize=size, label=label)
         if len(group) > 1:
             last = curves[group[0]].iloc[-1]
-            by_step.annotate(
-                f"{len(group)} synchronous\nforms", (last["step"], last["test_loss"]), (0, -13),
-                textcoords="offset points", ha="center", va="top", fontsize=9.5, linespacing=1.2,
-            )  # fmt: skip
+            words, place = f"{len(group)} synchronous\nforms", (last["step"], last["test_loss"])
+            style.note(by_step, words, place, (0, -13), ha="center", va="top", linespacing=1.2)
     by_end = sorted(curves, key=lambda name: float(curves[name]["seconds"].iloc[-1]))
     for name in by_end:
         marker = style.MARKERS[list(FORMS).index(name)]
@@ -151,15 +76,13 @@ def losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
         # The loss before training, at 0 seconds, has no place on a logarithmic axis.
         _curve(by_time, curves[name].iloc[1:], "seconds", name, marker=marker, markersize=6, label=label)
     lowest = min(float(curve["test_loss"].min()) for curve in curves.values())
-    by_step.set(xlabel="steps (updates of the variables)", ylabel="test loss (nats)", yscale="log")
+    by_step.set(yscale="log", ylabel="test loss (nats)", xlabel="steps (updates of the variables)")
     by_step.set_ylim(bottom=0.55 * lowest)
-    by_time.set(xlabel="seconds since every worker's first step", xscale="log")
-    by_time.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    by_time.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    ticks = [tick for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2) if tick > 0.55 * lowest]
-    by_step.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    for axes in (by_step, by_time):
-        axes.minorticks_off()
+    ticks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
+    style.plain_ticks(by_step.yaxis, [tick for tick in ticks if tick > 0.55 * lowest])
+    by_time.set(xscale="log", xlabel="seconds since every worker's first step")
+    style.log_ticks(by_time.xaxis)
+    by_time.xaxis.set_major_formatter("{x:g}")
     by_time.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="until the last test")
     largest = max(together, key=len)
     style.headline(
@@ -183,8 +106,8 @@ def progress(runs: Mapping[str, pd.DataFrame], slow: str) -> Figure:
 
     `runs` are metrics by name: rows with a loss, and columns worker, step, seconds.
     """
-    figure, grid = style.figure(9.6, 3.5, columns=len(runs), sharey=True, sharex=True)
-    for axes, (name, metrics) in zip(np.atleast_1d(grid), runs.items(), strict=True):
+    figure, grid = style.panels(runs, 9.6, 3.5, sharey=True, sharex=True)
+    for axes, metrics in zip(grid, runs.values(), strict=True):
         reports = metrics.dropna(subset=["loss"])
         begin = reports["seconds"].min()
         for index, worker in enumerate(sorted(map(str, reports["worker"].unique()))):
@@ -196,15 +119,11 @@ def progress(runs: Mapping[str, pd.DataFrame], slow: str) -> Figure:
                 marker=style.MARKERS[index % 8], markersize=9 - 4 * (index % 2), linewidth=1.4,
                 markeredgecolor="white", markeredgewidth=0.7,
             )  # fmt: skip
-        axes.set_title(name, fontsize=10, loc="left", pad=3)
         axes.set_xlabel("seconds since the first report")
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
-    np.atleast_1d(grid)[0].set_ylabel("the worker's own steps")
+    grid[0].set_ylabel("the worker's own steps")
     style.headline(figure, "One late worker holds up all, or itself alone", f"{slow} sleeps before each step")
-    for axes in np.atleast_1d(grid):
+    for axes in grid:
         style.label_ends(axes)
     return figure
-
-
-DRAWINGS: dict[str, Callable[[], Figure]] = {"06_forms.svg": forms}
