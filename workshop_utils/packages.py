@@ -123,7 +123,17 @@ def pytorch_arguments(python: Path) -> list[str]:
         )
         return []
     backend = ["--torch-backend=cpu"]
-    trial = ["pip", "install", "--dry-run", "--no-deps", "--python", str(python), *backend, "torch"]
+    trial = [
+        "pip",
+        "install",
+        "--dry-run",
+        "--reinstall",
+        "--no-deps",
+        "--python",
+        str(python),
+        *backend,
+        "torch",
+    ]
     try:  # the proxy and the certificates are uv's, so uv is asked
         run_uv(python, *trial, quiet=True, UV_HTTP_TIMEOUT=INDEX_TIMEOUT_SECONDS, UV_HTTP_RETRIES="0")
     except SetupError as error:
