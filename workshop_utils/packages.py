@@ -123,19 +123,10 @@ def pytorch_arguments(python: Path) -> list[str]:
         )
         return []
     backend = ["--torch-backend=cpu"]
-    trial = [
-        "pip",
-        "install",
-        "--dry-run",
-        "--reinstall",
-        "--no-deps",
-        "--python",
-        str(python),
-        *backend,
-        "torch",
-    ]
+    trial = ["pip", "install", "--dry-run", "--reinstall", "--no-deps", "--python", str(python), *backend]
+    patience = {"UV_HTTP_TIMEOUT": INDEX_TIMEOUT_SECONDS, "UV_HTTP_RETRIES": "0"}
     try:  # the proxy and the certificates are uv's, so uv is asked
-        run_uv(python, *trial, quiet=True, UV_HTTP_TIMEOUT=INDEX_TIMEOUT_SECONDS, UV_HTTP_RETRIES="0")
+        run_uv(python, *trial, "torch", quiet=True, **patience)
     except SetupError as error:
         reason = str(error).splitlines()[-1].strip()
         say(
