@@ -19,6 +19,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -83,17 +84,18 @@ def make_venv(root: Path) -> None:
     venv = root / ".venv"
     if is_usable(venv, minors):
         return
+    shutil.rmtree(venv, ignore_errors=True)
     # Not sys.executable: under an activated environment that is .venv's own, which may have to be made again.
     name = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     running = Path(sys.base_prefix) / "bin" / name
     if sys.version_info[1] in minors:
-        packages.run([str(running), "-m", "venv", "--clear", str(venv)])
+        packages.run([str(running), "-m", "venv", str(venv)])
         return
     with tempfile.TemporaryDirectory() as folder:  # uv's own, for this step
         packages.run([str(running), "-m", "venv", folder])
         pip = Path(folder) / "bin" / "python"
         try:
-            packages.run_uv(pip, "venv", "--clear", "--force", "--seed", "--python", requires, str(venv))
+            packages.run_uv(pip, "venv", "--seed", "--python", requires, str(venv))
         except SetupError as error:
             raise SetupError(
                 f"Python {requires} is needed; found: {name}, and uv can bring no other. Where the system offers "
