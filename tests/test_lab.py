@@ -6,21 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from conftest import MakeJob
+from conftest import MakeJob, Watch
+from IPython.core.interactiveshell import InteractiveShell
 
 from workshop_utils import horovod_build, lab
-from workshop_utils.horovod_build import Progress
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.local import Local
 
 SECONDS = 60.0
+PROGRESS = "Horovod is being compiled: {} %, 1 min 1 s so far"
 
 # A program that opens the lab where Horovod is missing; what it would start are scripts that note what they are.
 PROGRAM = """
@@ -34,14 +33,14 @@ lab.open_lab(Path("my lessons/00_welcome.ipynb"))
 INSTEAD_OF_PYTHON = """#!/bin/bash
 case "$*" in
 *horovod_build*) echo "$*" > build; exec {python} -c "$BUILD" "$@" ;;
-*) trap : INT; echo "$*" > server; echo "$PATH" > path; until test -e end; do sleep 0.02; done; exit 3 ;;
+*) trap : INT; echo "$PATH $*" > server; until test -e end; do sleep 0.02; done; exit 3 ;;
 esac
 """
 # The build's own program, whose long part is a process that sleeps.
 BUILD = """
 import subprocess, sys
 from workshop_utils import horovod_build
-def install(**_):
+def install():
     with subprocess.Popen(["sleep", "1000"]) as compiler:
         try:
             compiler.wait()
@@ -57,7 +56,7 @@ class OpenLab:
     """The program above in `folder`; `build` is what runs as Horovod's build."""
 
     def __init__(self, folder: Path, build: str) -> None:
-        self.folder = folder
+        self.server = folder / "server"
         instead = folder / "python"
         instead.write_text(INSTEAD_OF_PYTHON.format(python=sys.executable))
         instead.chmod(0o755)
@@ -65,18 +64,18 @@ class OpenLab:
             [sys.executable, "-c", PROGRAM, str(instead)], env={**os.environ, "BUILD": build},
             cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
-        wait_for(lambda: (folder / "build").exists() and (folder / "server").exists())
+        assert Watch.eventually(lambda: self.server.exists() and self.server.read_text(), SECONDS)
 
-    def builders(self) -> list[psutil.Process]:
-        """The build and what it has started, once its compiler runs."""
-        found: list[psutil.Process] = []
+    def builders(self) -> list[int]:
+        """The build and what it has started, at the lowest priority, once its compiler runs."""
+        found: list[int] = []
 
         def look() -> bool:
             children = psutil.Process(self.process.pid).children(recursive=True)
-            found[:] = [child for child in children if child.nice() == 19]
+            found[:] = [child.pid for child in children if child.nice() == 19]
             return len(found) == 2
 
-        wait_for(look)
+        assert Watch.eventually(look, SECONDS)
         return found
 
 
@@ -88,53 +87,44 @@ def opened(tmp_path: Path) -> Iterator[OpenLab]:
     made.process.communicate(timeout=SECONDS)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end, "not within its time"
-        time.sleep(0.02)
-
-
-def is_gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
-def test_jupyterlab_listens_here_alone_and_opens_the_page(opened: OpenLab, tmp_path: Path) -> None:
-    wait_for(lambda: (tmp_path / "path").exists())
-    server = (tmp_path / "server").read_text()
-    assert server.startswith("-m jupyterlab --ServerApp.ip=127.0.0.1")
+def test_jupyterlab_listens_here_alone_and_takes_the_build_with_it_when_it_ends(
+    opened: OpenLab, tmp_path: Path, watch: Watch
+) -> None:
+    server = opened.server.read_text()
+    assert server.startswith(str(Path(sys.executable).parent))
+    assert " -m jupyterlab --ServerApp.ip=127.0.0.1 " in server
     assert "/lab/tree/my%20lessons/00_welcome.ipynb" in server
-    wait_for(lambda: (tmp_path / "path").read_text().startswith(str(Path(sys.executable).parent)))
-    wait_for(lambda: (tmp_path / "build").read_text() != "")
-    build = f"-m workshop_utils.horovod_build --in-background {opened.process.pid}\n"
-    assert (tmp_path / "build").read_text() == build
-
-
-def test_a_ctrl_c_is_for_jupyterlab_and_its_end_is_that_of_the_build(opened: OpenLab, tmp_path: Path) -> None:
     builders = opened.builders()
-    os.killpg(opened.process.pid, signal.SIGINT)  # as a terminal does; JupyterLab asks, and goes on
-    assert not any(map(is_gone, builders))
+    os.killpg(opened.process.pid, signal.SIGINT)  # a Ctrl-C is for JupyterLab, which asks, and goes on
+    assert all(map(watch.alive, builders))
     (tmp_path / "end").touch()
     assert opened.process.wait(SECONDS) == 3
-    wait_for(lambda: all(map(is_gone, builders)))
+    assert watch.eventually(lambda: not any(map(watch.alive, builders)), SECONDS)
 
 
-def test_a_killed_jupyterlab_takes_the_build_with_it(opened: OpenLab) -> None:
+def test_a_killed_jupyterlab_takes_the_build_with_it(opened: OpenLab, watch: Watch) -> None:
     builders = opened.builders()
     opened.process.kill()
-    wait_for(lambda: all(map(is_gone, builders)))
+    assert watch.eventually(lambda: not any(map(watch.alive, builders)), SECONDS)
 
 
-def test_that_it_is_built_or_why_not_is_said_when_it_is_known(tmp_path: Path) -> None:
-    failing = BUILD.replace(
-        "    with", "    raise horovod_build.HorovodBuildError('No compiler.\\n    Install one.')\n    with"
-    )
-    opened = OpenLab(tmp_path, failing)
-    stdout = opened.process.stdout
-    assert stdout is not None
-    assert "Horovod compiles in the background" in stdout.readline()
-    assert stdout.readline() == "Horovod is not installed. No compiler.\n"
-    assert stdout.readline() == "    Install one.\n"
+@pytest.mark.parametrize(
+    ("install", "lines"),
+    [
+        ("return", ["Horovod 0.28.1 is compiled and installed."]),
+        (
+            "raise horovod_build.SetupError('No compiler.\\n    Install one.')",
+            ["Horovod is not installed. No compiler.", "    Install one."],
+        ),
+    ],
+)
+def test_that_it_is_built_or_why_not_is_said_when_it_is_known(
+    install: str, lines: list[str], tmp_path: Path
+) -> None:
+    opened = OpenLab(tmp_path, BUILD.replace("    with", f"    {install}\n    with"))
+    assert opened.process.stdout is not None
+    assert "Horovod compiles in the background" in opened.process.stdout.readline()
+    assert [opened.process.stdout.readline().rstrip() for _ in lines] == lines
     (tmp_path / "end").touch()
     opened.process.communicate(timeout=SECONDS)
 
@@ -152,13 +142,10 @@ def test_a_folder_that_jupyterlab_would_not_show_is_refused(tmp_path: Path) -> N
     [(True, "Horovod is ready."), (False, "Horovod could not be built, or its build was ended.")],
 )
 def test_a_job_waits_for_horovod_and_shows_how_far_it_is(
-    is_built: bool,
-    outcome: str,
-    make_job: MakeJob,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    steps = iter([Progress(42, 61.0), Progress(43, 120.0), None])
+    is_built: bool, outcome: str,
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    steps = iter([PROGRESS.format(42), PROGRESS.format(43), None])
     monkeypatch.setattr(horovod_build, "in_progress", lambda: next(steps))
     monkeypatch.setattr(horovod_build, "is_installed", lambda: is_built)
     script = (
@@ -167,11 +154,10 @@ def test_a_job_waits_for_horovod_and_shows_how_far_it_is(
     run = Local().launch(make_job(script, strategy="single")).wait(SECONDS)
     assert [line.text for line in run.logs()] == ["on"]
     first, second, last = capsys.readouterr().out.removeprefix("\r").split("\r")
-    assert first == "Horovod is being compiled: 42 %, 1 min 1 s so far. The job starts when that is finished."
-    assert second.startswith("Horovod is being compiled: 43 %, 2 min 0 s so far.")
-    assert len(second) >= len(first)  # each line covers the one before
+    assert first == f"{PROGRESS.format(42)}. The job starts when that is finished."
+    assert second.startswith(PROGRESS.format(43))
     assert last.rstrip() == outcome
-    assert len(last.rstrip("\n")) >= len(second.rstrip())
+    assert len(last.rstrip("\n")) >= len(second)  # each line covers the one before
 
 
 def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_like(
@@ -192,60 +178,23 @@ def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_li
 # Cells that measure
 
 
-class Events:
-    """IPython's events, of which a test says when they come."""
-
-    def __init__(self) -> None:
-        self.callbacks: dict[str, list[Any]] = {"pre_run_cell": [], "post_run_cell": []}
-        self.now = 0.0
-
-    def register(self, event: str, callback: Any) -> None:
-        self.callbacks[event].append(callback)
-
-    def unregister(self, event: str, callback: Any) -> None:
-        self.callbacks[event].remove(callback)
-
-    def run_cell(self, seconds: float, then: Callable[[], None] = lambda: None) -> None:
-        for callback in list(self.callbacks["pre_run_cell"]):
-            callback(None)
-        self.now += seconds
-        then()
-        for callback in list(self.callbacks["post_run_cell"]):
-            callback(None)
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    yield InteractiveShell.instance()
+    InteractiveShell.clear_instance()
 
 
 def test_a_longer_cell_says_that_horovod_compiles_until_it_does_no_more(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    events = Events()
-    shell = type("Shell", (), {"events": events})()
-    monkeypatch.setitem(
-        sys.modules, "IPython", type("IPython", (), {"get_ipython": staticmethod(lambda: shell)})
-    )
-    progress: list[Progress | None] = [Progress(42, 61.0)]
-    monkeypatch.setattr(horovod_build, "in_progress", lambda: progress[0])
-    monkeypatch.setattr(lab.time, "monotonic", lambda: events.now)
+    progress = [PROGRESS.format(42)] * 5
+    monkeypatch.setattr(horovod_build, "in_progress", lambda: progress.pop() if progress else None)
+    monkeypatch.setattr(lab, "MEASURING_SECONDS", 0.5)
     lab.mention_build()
-    events.run_cell(0.5)
-    assert capsys.readouterr().out == ""
-    events.run_cell(1.5)
-    assert "42 %, 1 min 1 s so far, in the background: times measured in this cell" in capsys.readouterr().out
     lab.mention_build()  # as when the first cell is run again
-    events.run_cell(1.5, then=lambda: progress.__setitem__(0, None))
-    assert capsys.readouterr().out == (
-        "(Horovod was being compiled, in the background: times measured in this cell may be too long.)\n"
-    )
-    events.run_cell(1.5)
-    assert capsys.readouterr().out == ""
-    assert events.callbacks == {"pre_run_cell": [], "post_run_cell": []}
-
-
-def test_where_nothing_is_built_no_cell_says_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = Events()
-    shell = type("Shell", (), {"events": events})()
-    monkeypatch.setitem(
-        sys.modules, "IPython", type("IPython", (), {"get_ipython": staticmethod(lambda: shell)})
-    )
-    monkeypatch.setattr(horovod_build, "in_progress", lambda: None)
-    lab.mention_build()
-    assert events.callbacks == {"pre_run_cell": [], "post_run_cell": []}
+    notes = []
+    for seconds in (0, 0.6, 0.6, 0.6):
+        shell.run_cell(f"import time; time.sleep({seconds})")
+        notes.append(capsys.readouterr().out)
+    warning = "in the background: times measured in this cell may be too long.)\n"
+    assert notes == ["", f"({PROGRESS.format(42)}, {warning}", f"(Horovod was being compiled, {warning}", ""]

