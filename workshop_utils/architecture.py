@@ -46,7 +46,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
     "models and laws": ("parallel", "scaling", "eks"),
     "what is seen": ("architecture", "plots", "lesson_page", "report", "batch"),
     "lessons": ("exercises", "freshness", "editions", "grading", "book"),
-    "doors": ("benchmarks", "cli"),
+    "doors": ("cli",),
 }
 
 EXCEPTIONS: dict[tuple[str, str], str] = {

@@ -316,33 +316,6 @@ def test_the_command_line_takes_a_network_and_says_how_it_is_emulated() -> None:
     )
 
 
-@pytest.mark.parametrize("emulation", ["network namespaces", "stamped links"])
-def test_unix_sockets_and_shared_memory_cannot_pass_by_the_network(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, emulation: str
-) -> None:
-    monkeypatch.setattr(Network, "emulation", lambda *_: emulation)
-    job = make_job(
-        """
-    import numpy
-    from workshop_utils import place
-    from workshop_utils.comm import shared_memory, tcp
-    place.here()
-    for connect, options in ((tcp.connect, {"family": "unix"}), (shared_memory.connect, {})):
-        try:
-            connect(*place.rendezvous(), timeout_seconds=5, **options)
-        except ValueError as error:
-            print("refused:", error)
-    """,
-        strategy="ring",
-        workers=2,
-    )
-    run = Local(network=Network(bandwidth="100Mbit")).launch(job).wait(60)
-    assert run.network is not None
-    assert emulation in run.network
-    refused = [line.text for line in run.logs() if line.text.startswith("refused: family is 'unix'")]
-    assert len(refused) == 4
-
-
 def test_a_name_that_is_not_in_the_job_is_refused_before_anything_starts(make_job: MakeJob) -> None:
     with pytest.raises(JobError, match="there is no worker-7 in this job"):
         Local(network=Network.parse("100Mbit,worker-7=1Mbit")).launch(

@@ -1,4 +1,4 @@
-"""Between real processes, over sockets and through shared memory, data parallel and sharded training are exact."""
+"""Between real processes, data parallel and sharded training are exact."""
 
 from __future__ import annotations
 
@@ -33,13 +33,10 @@ def program(communicator: Communicator) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("size", [3])
 def test_every_way_between_processes_equals_one_process(ranks: Any, size: int) -> None:
     expected = by_one_process(made("tied"), "AdamW", size)
-    for transport in ("tcp", "shared memory"):
-        for found in ranks.run(transport, size, program):
-            assert len(found) == 5
-            for way, parameters in found.items():
-                np.testing.assert_allclose(
-                    parameters, expected, rtol=0, atol=1e-12, err_msg=f"{way}, {transport}"
-                )
+    for found in ranks.run("tcp", size, program):
+        assert len(found) == 5
+        for way, parameters in found.items():
+            np.testing.assert_allclose(parameters, expected, rtol=0, atol=1e-12, err_msg=way)
 
 
 def is_let_go(communicator: Communicator) -> bool:
@@ -52,6 +49,5 @@ def is_let_go(communicator: Communicator) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["tcp", "unix", "plain tcp", "shared memory"])
-def test_a_communicator_does_not_keep_the_last_array(ranks: Any, transport: str) -> None:
-    assert ranks.run(transport, 2, is_let_go) == [True, True]
+def test_a_communicator_does_not_keep_the_last_array(ranks: Any) -> None:
+    assert ranks.run("tcp", 2, is_let_go) == [True, True]

@@ -9,8 +9,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from workshop_utils import benchmarks, cli
-from workshop_utils.benchmarks import plan as plan_benchmark
+from workshop_utils import cli
 from workshop_utils.parallel.schedule import bubble_fraction
 from workshop_utils.plots.planner import WIDGET_VIEW, planner
 from workshop_utils.scaling import catalogue
@@ -18,7 +17,7 @@ from workshop_utils.scaling.catalogue import CatalogueError, instance, model
 from workshop_utils.scaling.layouts import REASONS, USABLE_MEMORY, layout_of, search
 from workshop_utils.scaling.plan import EFFECTIVE_TIME, PlanError, plan_run
 from workshop_utils.scaling.price import PriceError
-from workshop_utils.scaling.published_layouts import RUNS, against_published, geometric_mean_error
+from workshop_utils.scaling.published_layouts import against_published, geometric_mean_error
 from workshop_utils.scaling.step_time import step_time
 from workshop_utils.scaling.worker_memory import Layout, worker_memory
 
@@ -116,16 +115,6 @@ def test_device_hours_of_published_runs_are_within_half_as_much_again() -> None:
         found = plan_run(transformer, tokens, instances=[kind], machines=[devices // 8], objective="hours")
         assert found.best is not None
         assert 1 / 1.5 < found.best.hours * devices / device_hours < 1.5
-
-
-def test_the_benchmark_has_rows_for_the_search_and_one_for_each_published_run(monkeypatch) -> None:
-    monkeypatch.setattr(plan_benchmark, "ROUNDS", 1)
-    results = plan_benchmark.measure(lambda _: None)
-    assert benchmarks.BENCHMARKS["plan"] is plan_benchmark.measure
-    assert plan_benchmark.evaluate() == plan_benchmark.LAYOUTS
-    assert len(results.rows) == 2 + len(RUNS)
-    assert all(row.is_met for row in results.rows[2:])
-    assert [row.bar is None for row in results.rows[2:]] == [not run.scored for run in RUNS]
 
 
 # The search.

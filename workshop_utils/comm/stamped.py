@@ -142,6 +142,3 @@ class StampedCommunicator(Communicator):
         through = max(first, self._downlink_free) + incoming.nbytes / own
         self._downlink_free = max(through, first + incoming.nbytes / theirs)  # the slower link decides
         return self._downlink_free
-
-    def allocate(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
-        return self._inner.allocate(shape, dtype)
