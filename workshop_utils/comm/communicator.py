@@ -131,7 +131,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def wait_any(self, sources: Sequence[int]) -> int:
-        """The rank among `sources` whose message came first, once there is one; receive it next.
+        """A rank among `sources` whose message has come, once there is one; receive it next.
 
         Raises:
             PeerSilent: if none sends within the time-out.

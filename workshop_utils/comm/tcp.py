@@ -72,6 +72,7 @@ class TcpCommunicator(Communicator):
 
         Of several, the one that comes after the last one named, so that nobody starves behind a busy low rank.
         """
+        self._control.raise_failure()
         while not (ready := self._wait(sources)):
             continue
         self._last_named = min(ready, key=lambda source: (source - self._last_named - 1) % self.size)
