@@ -73,8 +73,8 @@ test-browser: setup ## each lesson in a real JupyterLab in Chromium, pictures in
 	@$(BIN)/python -c "import playwright" 2>/dev/null || $(BIN)/python -m pip install --quiet -e ".[browser]"
 	$(call step,lessons in the browser,NOTEBOOKS="$(NOTEBOOKS)" WORKSHOP_SIZE=small $(BIN)/pytest tests/browser/lessons.py -q)
 
-bench: setup ## measure, and print the tables
-	$(BIN)/workshop bench
+bench: setup ## measure what is claimed, beside its bars (NAMES="all_reduce steps")
+	$(BIN)/python tests/benchmarks $(NAMES)
 
 site: setup ## the executed lessons as a web site, with search: build/site/html/index.html
 	@$(BIN)/python -m workshop_utils.book

@@ -7,28 +7,21 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from workshop_utils.comm import shared_memory, tcp
+from workshop_utils.comm import tcp
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.processes.ports import PortReservation
 
 MOST_RANKS = 9
 
 # Name of a transport → what connects it, called with rank, size, coordinator, secret.
-TRANSPORTS: dict[str, tuple[Callable[..., Communicator], dict[str, Any]]] = {
-    "tcp": (tcp.connect, {}),
-    "unix": (tcp.connect, {"family": "unix"}),
-    "plain tcp": (tcp.connect, {"plain": True}),
-    "shared memory": (shared_memory.connect, {}),
-    "shared memory with tokens": (shared_memory.connect, {"flags": False}),
-}
+TRANSPORTS: dict[str, Callable[..., Communicator]] = {"tcp": tcp.connect}
 
 
 def rank_main(
     transport: str, rank: int, size: int, coordinator: str, secret: bytes, program: Any, *args: Any
 ) -> Any:
     """One rank: connect, run `program(communicator, *args)`, disconnect."""
-    connect, options = TRANSPORTS[transport]
-    with connect(rank, size, coordinator, secret, timeout_seconds=60.0, **options) as communicator:
+    with TRANSPORTS[transport](rank, size, coordinator, secret) as communicator:
         return program(communicator, *args)
 
 

@@ -227,18 +227,6 @@ def doctor() -> None:
 
 
 @app.command()
-def bench(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Which benchmarks; all when none is named.")
-    ] = None,
-) -> None:
-    """Measure, and print each table beside its bar; the exit code says whether all were met."""
-    from workshop_utils import benchmarks
-
-    raise typer.Exit(benchmarks.run(names or None))
-
-
-@app.command()
 def plan(
     model: Annotated[
         str,

@@ -44,7 +44,7 @@ def main() -> None:
 
     pixels, hidden = images.shape[1], options.hidden
     weights = np.zeros(pixels * hidden + hidden + hidden * 10 + 10, np.float32)
-    gradients = communicator.allocate(weights.shape, np.float32)
+    gradients = np.zeros_like(weights)
     w1, b1, w2, b2 = layers(weights, pixels, hidden)
     g1, gb1, g2, gb2 = layers(gradients, pixels, hidden)
     random = np.random.default_rng(options.seed)  # the same seed gives every rank the same weights

@@ -51,7 +51,7 @@ def main() -> None:
     with tcp.connect(*place.rendezvous()) as communicator:
         all_reduce, size = ALGORITHMS[options.algorithm], communicator.size
         for nbytes in sizes:
-            array = communicator.allocate(nbytes // 4, np.float32)
+            array = np.zeros(nbytes // 4, np.float32)
             for repeat in range(options.repeats):
                 array[:] = communicator.rank + 1
                 communicator.barrier()  # so that all begin together

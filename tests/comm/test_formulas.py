@@ -16,18 +16,9 @@ from workshop_utils.comm.direct import direct_all_reduce, direct_seconds
 from workshop_utils.comm.double_tree import double_tree_all_reduce, double_tree_seconds
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce, hierarchical_seconds
-from workshop_utils.comm.ring import ring_all_reduce, ring_bytes_sent, ring_seconds
+from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
 from workshop_utils.comm.simulated import Cluster, Link, Shape, Simulation, simulate
-from workshop_utils.comm.tree import (
-    chain_broadcast,
-    chain_reduce,
-    chain_seconds,
-    tree_all_reduce,
-    tree_all_reduce_seconds,
-    tree_broadcast,
-    tree_broadcast_seconds,
-    tree_children,
-)
+from workshop_utils.comm.tree import tree_all_reduce, tree_all_reduce_seconds
 
 LATENCY, BANDWIDTH = 50e-6, 125e6
 LINK = Link(LATENCY, BANDWIDTH)
@@ -48,9 +39,6 @@ def simulated(algorithm: Callable[..., Any], size: int, link: Link | Cluster = L
         (central_all_reduce, central_seconds),
         (direct_all_reduce, direct_seconds),
         (halving_doubling_all_reduce, halving_doubling_seconds),
-        (tree_broadcast, tree_broadcast_seconds),
-        (chain_broadcast, chain_seconds),
-        (chain_reduce, chain_seconds),
     ],
 )
 def test_the_simulated_clock_equals_the_closed_form(
@@ -125,17 +113,6 @@ def test_up_to_three_ranks_a_ring_is_never_slower_than_a_tree() -> None:
 def test_one_rank_has_no_crossover() -> None:
     with pytest.raises(ValueError, match="size is 1"):
         tree_ring_crossover_nbytes(1, LATENCY, BANDWIDTH)
-
-
-def test_rings_bytes_rise_towards_twice_the_array_and_central_ones_without_end() -> None:
-    sent = [ring_bytes_sent(size, 1000) for size in (1, 2, 10, 1000)]
-    assert sent == [0, 1000, 1800, 1998]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 13])
-def test_a_binomial_trees_children_are_all_ranks_but_the_root(size: int) -> None:
-    assert sum(tree_children(size, place) for place in range(size)) == size - 1
-    assert tree_children(size, 0) == (size - 1).bit_length()
 
 
 @pytest.mark.parametrize("elements", [0, 1, 2, 7, 1003])

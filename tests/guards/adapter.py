@@ -29,7 +29,6 @@ from workshop_utils.comm import (
     simulated,
     threads,
     tree,
-    tuned,
 )
 
 PACKAGE = "workshop_utils"
@@ -83,7 +82,6 @@ ALL_REDUCES: dict[str, Callable[[Any, Any], object]] = {
     "hierarchical in groups of 4": partial(hierarchical.hierarchical_all_reduce, group_size=4),
     "central": central.central_all_reduce,
     "direct": direct.direct_all_reduce,
-    "tuned": tuned.tuned_all_reduce,
 }
 MEAN: Callable[[Any, Any], object] = partial(ring.ring_all_reduce, operation="mean")
 REDUCES_AT_RANK_0: dict[str, Callable[[Any, Any], object]] = {

@@ -262,29 +262,6 @@ def test_the_workshop_s_own_ranks_feel_it_and_stamped_links_where_there_is_no_ne
         assert set(run.metrics["bytes_sent"]) == {400_000}
 
 
-@pytest.mark.parametrize("emulation", ["network namespaces", "stamped links"])
-def test_unix_sockets_cannot_pass_by_the_network(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, emulation: str
-) -> None:
-    monkeypatch.setattr(Network, "emulation", lambda *_: emulation)
-    job = make_job(
-        """
-    from workshop_utils import place
-    from workshop_utils.comm import tcp
-    place.here()
-    try:
-        tcp.connect(*place.rendezvous(), timeout_seconds=5, family="unix")
-    except ValueError as error:
-        print("refused:", error)
-    """,
-        strategy="ring",
-        workers=2,
-    )
-    run = Local(network=Network(bandwidth="100Mbit")).launch(job).wait(60)
-    assert run.network is not None
-    assert emulation in run.network
-    refused = [line.text for line in run.logs() if line.text.startswith("refused: family is 'unix'")]
-    assert len(refused) == 2
 
 
 # MPI: a host for each rank, entered by mpirun's launch agent

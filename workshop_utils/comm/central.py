@@ -31,11 +31,6 @@ def central_all_reduce(
         communicator.send(rank, whole)
 
 
-def central_bytes_received_by_root(size: int, nbytes: int) -> int:
-    """Bytes that come in at the root to all-reduce `nbytes` among `size` ranks: (N − 1) · K."""
-    return (size - 1) * nbytes
-
-
 def central_bytes_sent(size: int, nbytes: int, rank: int, root: int = 0) -> int:
     """Bytes that `rank` sends: (N − 1) · K on the root, K elsewhere."""
     return (size - 1) * nbytes if rank == root else nbytes

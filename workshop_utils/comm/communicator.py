@@ -1,7 +1,7 @@
 """Message passing reduced to what the lessons need: one protocol, under which the transports plug in.
 
-A collective is written once, against this protocol, and then runs between processes (`tcp`, `shared_memory`), between
-threads (`threads`), and in simulated time among thousands of ranks (`simulated`):
+A collective is written once, against this protocol, and then runs between processes (`tcp`), between threads
+(`threads`), and in simulated time among thousands of ranks (`simulated`):
 
     @collective
     def shift(communicator: Communicator, array: Array) -> None:
@@ -20,13 +20,13 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from workshop_utils.comm.adapters import in_place
+from workshop_utils.comm.adapters import as_array
 
 # A NumPy array, or what stands for one where only time is asked (`simulated.Shape`): it has `dtype`, `size`,
 # `nbytes`, `reshape(-1)` and slices.
@@ -93,41 +93,11 @@ class Traffic:
         self.bytes_sent = np.zeros(size, dtype=np.int64)
         self.messages_received = np.zeros(size, dtype=np.int64)
         self.bytes_received = np.zeros(size, dtype=np.int64)
-        # The same memory: to count in an array's element takes three times as long.
-        self._sent = self.messages_sent.data, self.bytes_sent.data
-        self._received = self.messages_received.data, self.bytes_received.data
-
-    def count_sent(self, to: int, nbytes: int, messages: int = 1) -> None:
-        """Count messages to rank `to`, of `nbytes` bytes in all."""
-        counted, counted_bytes = self._sent
-        counted[to] += messages
-        counted_bytes[to] += nbytes
-
-    def count_received(self, source: int, nbytes: int) -> None:
-        """Count a message from rank `source`."""
-        counted, counted_bytes = self._received
-        counted[source] += 1
-        counted_bytes[source] += nbytes
 
     def reset(self) -> None:
         """Count from zero again."""
         for counter in (self.messages_sent, self.bytes_sent, self.messages_received, self.bytes_received):
             counter[:] = 0
-
-
-class Window(Protocol):
-    """One-dimensional arrays, one of each rank, that all ranks may read. No rank is told when another reads.
-
-    So a rank may change of `mine` what no other reads before the next `fence`.
-    """
-
-    mine: Array
-
-    def read(self, source: int, part: slice) -> Array:
-        """That part of rank `source`'s array, where it lies: to be used before the next fence, and not changed."""
-
-    def fence(self) -> None:
-        """Return once every rank has come here: what they have written before can be read after."""
 
 
 class Communicator(ABC):
@@ -139,8 +109,7 @@ class Communicator(ABC):
         timeout_seconds: how long one message may take before PeerSilent is raised.
     """
 
-    has_windows = False  # whether ranks can read each other's memory: see `window`
-    # Seconds in which all was sent and nothing came, of transports that look (`tcp`): see `activity`.
+    # Seconds in which all was sent and nothing came; only `tcp` counts them: see `activity`.
     waited_seconds = 0.0
 
     def __init__(self, rank: int, size: int, timeout_seconds: float = 60.0) -> None:
@@ -162,7 +131,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def wait_any(self, sources: Sequence[int]) -> int:
-        """The rank among `sources` whose message came first, once there is one; receive it next.
+        """A rank among `sources` whose message has come, once there is one; receive it next.
 
         Raises:
             PeerSilent: if none sends within the time-out.
@@ -194,11 +163,8 @@ class Communicator(ABC):
         self._transfer(to, outgoing, source, incoming)
 
     def recv_combine(self, source: int, accumulator: Array, operation: Operation = "sum") -> None:
-        """`accumulator ⊕=` what rank `source` sends: `recv` and `combine` at once.
-
-        A transport that can reduces straight out of what it receives, and saves the copy.
-        """
-        self._transfer_combine(None, None, source, accumulator, operation)
+        """`accumulator ⊕=` what rank `source` sends: `recv` and `combine` at once."""
+        self.send_recv_combine(None, None, source, accumulator, operation)
 
     def send_recv_combine(
         self,
@@ -214,31 +180,10 @@ class Communicator(ABC):
         """
         if source is None:
             self._transfer(to, outgoing, None, None)
-        else:
-            self._transfer_combine(to, outgoing, source, accumulator, operation)
-
-    def everyones(self, array: Array) -> list[Array]:
-        """What every rank has in `array`, by rank: copies, to be read before the next call.
-
-        Each rank sends all of it to each other one; a transport that has memory to share writes it once.
-        """
-        copies = [self.scratch(array, f"of rank {rank}") for rank in range(self.size)]
-        copies[self.rank][:] = array
-        for distance in range(1, self.size):
-            to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
-            self.send_recv(to, array, source, copies[source])
-        return copies
-
-    def window(self, array: Array) -> AbstractContextManager[Window]:
-        """Let all ranks read `array`, and read theirs, in a `with` block that all enter and leave together.
-
-        Only where `has_windows`. An array from `allocate` is read where it lies; of another one, `mine` is a copy,
-        put back at the end.
-
-        Raises:
-            NotImplementedError: where ranks cannot read each other's memory.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no memory that other ranks can read")
+            return
+        incoming = self.scratch(accumulator)
+        self._transfer(to, outgoing, source, incoming)
+        self.combine(accumulator, incoming, operation)
 
     def combine(self, accumulator: Array, incoming: Array, operation: Operation = "sum") -> None:
         """`accumulator ⊕= incoming`, the one place where a collective reduces. Mean adds, see `finish`."""
@@ -261,14 +206,6 @@ class Communicator(ABC):
                 to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
                 self.send_recv(to, token, source, answer)
                 distance *= 2
-
-    def allocate(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
-        """An array of zeros that this transport sends fastest; an ordinary one where it makes no difference."""
-        return np.zeros(shape, dtype)
-
-    def shares(self, array: Array) -> bool:
-        """Whether other ranks can read `array` where it lies."""
-        return False
 
     def scratch(self, like: Array, purpose: str = "incoming") -> Array:
         """An array of `like`'s size and dtype to receive into; kept, since allocating one a call is slow.
@@ -302,13 +239,6 @@ class Communicator(ABC):
         self._exchange(to, outgoing, source, incoming)
         self._count(to, outgoing, source, incoming, start)
 
-    def _transfer_combine(
-        self, to: int | None, outgoing: Array, source: int, accumulator: Array, operation: Operation
-    ) -> None:
-        incoming = self.scratch(accumulator)
-        self._transfer(to, outgoing, source, incoming)
-        self.combine(accumulator, incoming, operation)
-
     def _check(self, to: int | None, source: int | None) -> None:
         for peer in (to, source):
             if peer is not None and (peer == self.rank or not 0 <= peer < self.size):
@@ -321,9 +251,11 @@ class Communicator(ABC):
     ) -> None:
         traffic = self.traffic
         if to is not None:
-            traffic.count_sent(to, outgoing.nbytes)
+            traffic.messages_sent[to] += 1
+            traffic.bytes_sent[to] += outgoing.nbytes
         if source is not None:
-            traffic.count_received(source, incoming.nbytes)
+            traffic.messages_received[source] += 1
+            traffic.bytes_received[source] += incoming.nbytes
         if self.trace is not None:
             if to is not None:
                 self._record("send", to, outgoing, start)
@@ -357,25 +289,15 @@ def number_of(name: str) -> int:
 def collective(function: Algorithm[Arguments, Result]) -> Algorithm[Arguments, Result]:
     """Mark a function of (communicator, ...) as a collective: its messages carry its name.
 
-    If its first other argument is a tensor of PyTorch or TensorFlow, the function sees an array: see `adapters`.
+    If its first other argument is a tensor of PyTorch, the function sees an array: see `adapters`.
     """
     COLLECTIVES[number_of(function.__name__)] = function.__name__
     call_with: Callable[..., Result] = function
 
     @functools.wraps(function)
     def call(communicator: Communicator, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        if args and not isinstance(args[0], np.ndarray):
-            with communicator.inside(function.__name__), in_place(args[0]) as array:
-                return call_with(communicator, array, *args[1:], **kwargs)
-        if communicator.collective:  # part of a larger one
-            return function(communicator, *args, **kwargs)
-        communicator.collective = (
-            function.__name__
-        )  # as `inside` does, which takes as long as a small message
-        try:
-            return function(communicator, *args, **kwargs)
-        finally:
-            communicator.collective = ""
+        with communicator.inside(function.__name__):
+            return call_with(communicator, *map(as_array, args[:1]), *args[1:], **kwargs)
 
     return call
 

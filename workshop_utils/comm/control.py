@@ -1,8 +1,8 @@
-"""What the transports between processes share: how a failure of one rank becomes known to all.
+"""How a failure of one rank becomes known to all.
 
-Beside the links that carry messages, each pair of ranks has a *control* link. Whoever finds that a rank has died, is
-silent, or calls another collective, tells all others there, and every rank raises the same error, also ranks that
-have nothing to do with the dead one. Control links are looked at when a rank has to wait, and cost nothing otherwise.
+Beside the links that carry messages, each pair of ranks has a *control* link. A rank that finds another one dead,
+silent or in another collective tells all others there, and every rank raises the same error, also ranks that have
+nothing to do with the dead one. A rank listens to its control links while it waits; otherwise they cost nothing.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import select
 import selectors
 import socket
 import time
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 from workshop_utils.comm import frames
 from workshop_utils.comm.communicator import (
-    _COMBINE,
-    Array,
     CommunicationError,
     Communicator,
     FrameError,
     Mismatch,
-    Operation,
     PeerDied,
     PeerSilent,
 )
@@ -32,116 +30,78 @@ _ERRORS: list[type[CommunicationError]] = [PeerDied, Mismatch, PeerSilent, Frame
 _LONGEST_TEXT = 1000  # bytes of an error's message on a control link
 
 
-class ControlledCommunicator(Communicator):
-    """A rank with a control link to every other one."""
+class ControlLinks:
+    """The control links of one rank, by peer, and what it knows of the others.
 
-    def __init__(self, rank: int, size: int, control: Links, timeout_seconds: float) -> None:
-        super().__init__(rank, size, timeout_seconds)
-        self._control = control
-        self._failure: CommunicationError | None = None
-        self._waiting_for: int | None = None  # the last for whom it has waited, so it is true while it waits
-        self._answers: dict[int, int] = {}  # rank → for whom it waits, as it has told
-        self._ended: set[int] = set()  # ranks whose control link has ended
+    Attributes:
+        failure: the error that has ended the run for this rank; None while all is well.
+        waiting_for: the rank that this one waited for last; others may ask.
+    """
+
+    def __init__(self, communicator: Communicator, links: Links) -> None:
+        self._communicator, self._links = communicator, links
+        self._rank = communicator.rank
+        self.failure: CommunicationError | None = None
+        self.waiting_for = self._rank
+        self._answers: dict[int, int] = {}  # rank → the rank that it waits for, as it has said
+        self._ended: set[int] = set()  # ranks whose link has ended
         self._watch = selectors.DefaultSelector()
-        for peer, link in control.items():
+        for peer, link in links.items():
             self._watch.register(link, selectors.EVENT_READ, peer)
 
+    def fileno(self) -> int:
+        """What can be read when `heed` has something to do."""
+        return self._watch.fileno()
+
     def close(self) -> None:
-        """Let go of links and memory. Safe to call twice."""
-        self._failure = self._failure or CommunicationError(f"rank {self.rank} has closed its communicator")
-        for link in self._control.values():
+        """Let go of the links. Safe to call twice."""
+        self.failure = self.failure or CommunicationError(f"rank {self._rank} has closed its communicator")
+        for link in self._links.values():
             link.close()
         self._watch.close()
-        super().close()
 
     def abort(self, error: BaseException) -> None:
-        """Tell every other rank that this one has failed, and how; each raises the like in what it does next."""
+        """Tell every other rank that this one has failed, and how."""
         kind = next((kind for kind in _ERRORS if isinstance(error, kind)), PeerDied)
-        dead = error.rank if isinstance(error, PeerDied) else self.rank
+        dead = error.rank if isinstance(error, PeerDied) else self._rank
         text = str(error).encode()[:_LONGEST_TEXT]
-        for peer in self._control:
+        for peer in self._links:
             self._tell(peer, frames.control(frames.ABORT, dead, _ERRORS.index(kind), len(text)) + text)
 
-    def __exit__(self, *raised: object) -> None:
-        error = raised[1]
-        if isinstance(error, BaseException) and self._failure is None:
-            self.abort(error)
-        self.close()
-
-    # For the transports.
-
-    def _fail(self, error: CommunicationError) -> NoReturn:
+    def fail(self, error: CommunicationError) -> NoReturn:
         """Raise `error` here and on every other rank; this communicator is of no more use."""
-        if self._failure is None:
-            self._failure = error
+        if self.failure is None:
+            self.failure = error
             self.abort(error)
-        raise self._failure
+        raise self.failure
 
-    def _lost(self, peer: int) -> NoReturn:
-        """The link to `peer` has ended: because it has died, or because it has failed and said so before."""
-        link = self._control[peer]
-        while peer not in self._ended and select.select([link], [], [], 1.0)[0]:
-            self._read_control(peer)
-        self._heed()
-        self._fail(PeerDied(peer, self.collective))
+    def raise_failure(self) -> None:
+        """Raise the failure, if there has been one."""
+        if self.failure is not None:
+            raise self.failure
 
-    def _heed(self) -> None:
-        """Read what has come on the control links. Raises the error of which one tells."""
-        if self._failure is not None:
-            raise self._failure
+    def heed(self) -> None:
+        """Read what has come. Raises the error that another rank has told."""
+        self.raise_failure()
         for key, _ in self._watch.select(0):
-            self._read_control(key.data)
+            self._read(key.data)
 
-    def _read_control(self, peer: int) -> None:
-        frame = self._control_bytes(peer, frames.HEADER.size)
-        if not frame:
-            return
-        kind, number, code, nbytes = frames.read_control(frame)
-        if kind == frames.ABORT and nbytes <= _LONGEST_TEXT and code < len(_ERRORS):
-            text = self._control_bytes(peer, nbytes).decode("utf-8", "replace")
-            # Passed on, so that whoever sees this rank leave has read why before.
-            self._fail(PeerDied(number, self.collective) if code == 0 else _ERRORS[code](text))
-        self._act(peer, kind, number)
+    def lost(self, peer: int) -> NoReturn:
+        """The link to `peer` has ended: because it has died, or because it has failed and said so before."""
+        link = self._links[peer]
+        while peer not in self._ended and select.select([link], [], [], 1.0)[0]:
+            self._read(peer)
+        self.heed()
+        self.fail(PeerDied(peer, self._communicator.collective))
 
-    def _act(self, peer: int, kind: int, number: int) -> None:
-        """Do what a control frame asks for."""
-        if kind == frames.ASK:
-            waits_for = self.rank if self._waiting_for is None else self._waiting_for
-            self._tell(peer, frames.control(frames.WAITS, waits_for))
-        elif kind == frames.WAITS:
-            self._answers[peer] = number
-        else:
-            self._fail(FrameError(f"what rank {self.rank} received from rank {peer} is no control message"))
-
-    def _tell(self, peer: int, frame: bytes) -> None:
-        with contextlib.suppress(OSError):  # who has left need not know
-            self._control[peer].sendall(frame)
-
-    def _control_bytes(self, peer: int, nbytes: int) -> bytes:
-        """`nbytes` bytes, or none if the link has ended."""
-        try:
-            data = self._control[peer].recv(nbytes, socket.MSG_WAITALL)
-        except ConnectionError:
-            data = b""
-        return self._whole(peer, data, nbytes)
-
-    def _whole(self, peer: int, data: bytes, nbytes: int) -> bytes:
-        if len(data) < nbytes:
-            if peer not in self._ended:
-                self._ended.add(peer)
-                self._watch.unregister(self._control[peer])
-            return b""
-        return data
-
-    def _silent(self, peers: list[int]) -> NoReturn:
+    def silent(self, peers: Sequence[int]) -> NoReturn:
         """Nothing has come from `peers` in time: find out who keeps all waiting, and raise PeerSilent."""
-        named = f"rank {peers[0]}" if len(peers) == 1 else f"any of the ranks {peers}"
-        where = self.collective or "send or recv"
-        text = f"rank {self.rank} waited {self.timeout_seconds:g} s for {named} in {where}"
-        chain = [self.rank, peers[0]]
-        self._waiting_for = peers[0]
+        seconds, where = self._communicator.timeout_seconds, self._communicator.collective or "send or recv"
+        named = f"rank {peers[0]}" if len(peers) == 1 else f"any of the ranks {list(peers)}"
+        text = f"rank {self._rank} waited {seconds:g} s for {named} in {where}"
+        chain = [self._rank, peers[0]]
         while len(peers) == 1 and chain[-1] not in chain[:-1]:
-            waits_for = self._ask(chain[-1])
+            waits_for = self._ask(chain[-1], min(1.0, seconds))
             if waits_for in (None, chain[-1]):  # it does not answer, or is just going on
                 break
             text += f", which waits for rank {waits_for}"
@@ -149,30 +109,49 @@ class ControlledCommunicator(Communicator):
         if len(chain) > 2:
             circle = chain[-1] in chain[:-1]
             text += "; they wait for each other" if circle else f"; rank {chain[-1]} is silent"
-        self._fail(PeerSilent(text))
+        self.fail(PeerSilent(text))
 
-    def _ask(self, peer: int) -> int | None:
-        """For whom `peer` waits; None if it does not answer, since it is not waiting for anybody."""
+    def _ask(self, peer: int, seconds: float) -> int | None:
+        """The rank that `peer` waits for; None if it does not answer, since it is not waiting for anybody."""
         self._answers.pop(peer, None)
         self._tell(peer, frames.control(frames.ASK))
-        deadline = time.monotonic() + min(1.0, self.timeout_seconds)
+        deadline = time.monotonic() + seconds
         while peer not in self._answers and time.monotonic() < deadline:
             select.select([self._watch], [], [], 0.05)
-            self._heed()
+            self.heed()
         return self._answers.get(peer)
 
-    def _transfer_combine(
-        self, to: int | None, outgoing: Array, source: int, accumulator: Array, operation: Operation
-    ) -> None:
-        if self.trace is not None:  # one after the other, so that the trace shows what is what
-            super()._transfer_combine(to, outgoing, source, accumulator, operation)
+    def _read(self, peer: int) -> None:
+        """Read a frame from `peer`, and do what it says."""
+        frame = self._receive(peer, frames.HEADER.size)
+        if not frame:
             return
-        self._check(to, source)
-        self._exchange(to, outgoing, source, accumulator, _COMBINE[operation])
-        self._count(to, outgoing, source, accumulator, 0.0)
+        kind, number, code, nbytes = frames.read_control(frame)
+        if kind == frames.ASK:
+            self._tell(peer, frames.control(frames.WAITS, self.waiting_for))
+        elif kind == frames.WAITS:
+            self._answers[peer] = number
+        elif kind == frames.ABORT and nbytes <= _LONGEST_TEXT and code < len(_ERRORS):
+            text = self._receive(peer, nbytes).decode("utf-8", "replace")
+            # Passed on, so that a rank that sees this one leave has read why before.
+            died = PeerDied(number, self._communicator.collective)
+            self.fail(died if code == 0 else _ERRORS[code](text))
+        else:
+            self.fail(FrameError(f"what rank {self._rank} received from rank {peer} is no control message"))
 
-    def _exchange(
-        self, to: int | None, outgoing: Array, source: int | None, incoming: Array, reduce: Any = None
-    ) -> None:
-        """As in Communicator; with `reduce`, a ufunc, what comes is combined with `incoming`."""
-        raise NotImplementedError
+    def _tell(self, peer: int, frame: bytes) -> None:
+        with contextlib.suppress(OSError):  # a rank that has left need not know
+            self._links[peer].sendall(frame)
+
+    def _receive(self, peer: int, nbytes: int) -> bytes:
+        """`nbytes` bytes, or none if the link has ended."""
+        try:
+            received = self._links[peer].recv(nbytes, socket.MSG_WAITALL)
+        except ConnectionError:
+            received = b""
+        if len(received) == nbytes:
+            return received
+        if peer not in self._ended:
+            self._ended.add(peer)
+            self._watch.unregister(self._links[peer])
+        return b""

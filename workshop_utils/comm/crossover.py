@@ -1,4 +1,4 @@
-"""From what size on a ring all-reduce is faster than a tree.
+"""The array size at which a ring all-reduce becomes faster than a tree, by formula.
 
 A tree has few steps and sends whole arrays; a ring has many steps and sends each byte twice at most. So a tree is
 faster while latency matters, and a ring from some size on.

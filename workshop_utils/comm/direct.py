@@ -1,7 +1,7 @@
 """Direct all-reduce: every rank sends all it has to every other one, and each adds for itself.
 
 One step, against a ring's 2 (N − 1), for N/2 times a ring's bytes: the way for arrays so small that a message takes as
-long as its first byte. In memory that ranks share it is one write, one flag and N − 1 reads.
+long as its first byte.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ def direct_all_reduce(communicator: Communicator, array: Array, operation: Opera
 
     All add in the order of ranks, so that they get the same result to the last bit.
     """
-    whole = flat(array)
-    first, *others = communicator.everyones(whole)
-    whole[:] = first
-    for other in others:
-        communicator.combine(whole, other, operation)
+    rank, size, whole = communicator.rank, communicator.size, flat(array)
+    copies = [communicator.scratch(whole, f"of rank {each}") for each in range(size)]
+    copies[rank][:] = whole
+    for distance in range(1, size):
+        to, source = (rank + distance) % size, (rank - distance) % size
+        communicator.send_recv(to, whole, source, copies[source])
+    whole[:] = copies[0]
+    for copy in copies[1:]:
+        communicator.combine(whole, copy, operation)
     communicator.finish(whole, operation)
-
-
-def direct_bytes_sent(size: int, nbytes: int) -> int:
-    """Bytes that each of `size` ranks sends to all-reduce `nbytes`: (N − 1) K."""
-    return (size - 1) * nbytes
 
 
 def direct_seconds(

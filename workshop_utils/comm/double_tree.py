@@ -16,15 +16,7 @@ import functools
 from collections import defaultdict
 from typing import NamedTuple
 
-from workshop_utils.comm.communicator import (
-    Array,
-    Communicator,
-    Operation,
-    chunk,
-    chunk_nbytes,
-    collective,
-    flat,
-)
+from workshop_utils.comm.communicator import Array, Communicator, Operation, chunk, collective, flat
 
 
 class Edge(NamedTuple):
@@ -147,12 +139,6 @@ def schedule(size: int, segments: int) -> tuple[tuple[Turn, ...], ...]:
             sender[step] = sender.get(step, idle)._replace(child=edge.child, sent=piece)
             receiver[step] = receiver.get(step, idle)._replace(parent=edge.parent, received=piece)
     return tuple(tuple(turn for _, turn in sorted(of_rank.items())) for of_rank in turns)
-
-
-def double_tree_bytes_sent(size: int, nbytes: int, rank: int, itemsize: int = 1) -> int:
-    """Bytes that `rank` sends: for each tree its half of the array to the parent, and to each child; about 2 K."""
-    halves = [chunk_nbytes(nbytes, itemsize, tree, 2) for tree in (0, 1)]
-    return sum(halves[edge.tree] * ((edge.child == rank) + (edge.parent == rank)) for edge in edges(size))
 
 
 def double_tree_steps(size: int, segments: int = 4) -> int:

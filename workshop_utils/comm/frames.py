@@ -29,7 +29,7 @@ HEADER = struct.Struct("<4sBBHHxxIQ")
 MAGIC = b"wshp"
 VERSION = 1
 
-DATA, ABORT, ASK, WAITS, SEGMENT, WAKE, POSTED, TAKEN = range(8)
+DATA, ABORT, ASK, WAITS = range(4)
 
 _DTYPES = [np.dtype(character) for character in "?bBhHiIlLqQefdgFD"]
 _NAMES = {number: dtype.name for number, dtype in enumerate(_DTYPES, start=1)}

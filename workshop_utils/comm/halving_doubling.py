@@ -13,7 +13,7 @@ operations in MPICH", section 4.5. With P the largest power of two up to N:
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, chunk_nbytes, collective, flat
+from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
 
 
 @collective
@@ -69,29 +69,6 @@ def _halve_and_double(
 def largest_power_of_two(size: int) -> int:
     """The largest power of two that is at most `size`."""
     return 1 << (size.bit_length() - 1)
-
-
-def halving_doubling_bytes_sent(size: int, nbytes: int, rank: int, itemsize: int = 1) -> int:
-    """Bytes that `rank` sends: 2 (P − 1)/P · K among the P ranks, K more in a pair, K only for its even rank.
-
-    Exact, with the rounding of pieces: on the way down a rank sends every piece but its own; on the way up its own
-    log₂ P times, its first neighbour's log₂ P − 1 times, and so on.
-    """
-    power = largest_power_of_two(size)
-    folded = size - power
-    in_pair = rank < 2 * folded
-    if in_pair and rank % 2 == 0:
-        return nbytes
-    place = rank // 2 if in_pair else rank - folded
-    halving = nbytes - chunk_nbytes(nbytes, itemsize, place, power)
-    doubling, distance = 0, 1
-    while distance < power:
-        mine = place // distance * distance
-        doubling += sum(
-            chunk_nbytes(nbytes, itemsize, piece, power) for piece in range(mine, mine + distance)
-        )
-        distance *= 2
-    return halving + doubling + (nbytes if in_pair else 0)
 
 
 def halving_doubling_seconds(

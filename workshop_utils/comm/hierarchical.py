@@ -16,7 +16,7 @@ take the result from them afterwards: K bytes more, each way.
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, chunk_nbytes, collective, flat
+from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
 from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter, ring_seconds
 from workshop_utils.comm.subset import Subset
 
@@ -59,26 +59,6 @@ def arrangement(size: int, group_size: int) -> tuple[int, int, int]:
         raise ValueError(f"group_size is {group_size}; it must be at least 1")
     group_size = min(group_size, size)
     return group_size, size // group_size, size % group_size
-
-
-def hierarchical_bytes_sent(
-    size: int, nbytes: int, rank: int, itemsize: int = 1, group_size: int = 2
-) -> tuple[int, int]:
-    """Bytes that `rank` sends inside its group, and across groups, to the rounding of chunks.
-
-    What ranks left over exchange with the first group counts as across.
-    """
-    group_size, groups, left_over = arrangement(size, group_size)
-    if rank >= group_size * groups:
-        return 0, nbytes
-    place, group = rank % group_size, rank // group_size
-    mine = chunk_nbytes(nbytes, itemsize, place + 1, group_size)
-    inside = across = 0
-    if group_size > 1:
-        inside = 2 * nbytes - mine - chunk_nbytes(nbytes, itemsize, place + 2, group_size)
-    if groups > 1:
-        across = 2 * mine - sum(chunk_nbytes(mine, itemsize, group + ahead, groups) for ahead in (1, 2))
-    return inside, across + (nbytes if rank < left_over else 0)
 
 
 def hierarchical_seconds(

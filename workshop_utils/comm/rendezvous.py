@@ -22,38 +22,32 @@ import contextlib
 import errno
 import hmac
 import ipaddress
-import os
 import secrets
 import socket
 import struct
-import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from workshop_utils import place
 from workshop_utils.comm.communicator import CommunicationError, FrameError, PeerDied, PeerSilent
 
-Family = Literal["tcp", "unix"]
 Links = dict[int, socket.socket]
 
 # Loopback, and the subnet of `workshop_utils.network`, which exists in the namespaces of a run alone.
-REACHABLE = [ipaddress.ip_network(block) for block in ("127.0.0.0/8", "::1/128", "10.77.0.0/24")]
+REACHABLE = [ipaddress.ip_network(block) for block in ("127.0.0.0/8", "10.77.0.0/24")]
 
 _MAGIC = b"workshop comm 1\n"
 _NONCE = 32
 _PROOF = 32  # bytes of an HMAC-SHA256
-_ADDRESS = 108  # more than any address takes
+_ADDRESS = 32  # more than any address and port take
 _CLAIM = struct.Struct(f"<II16s{_ADDRESS}s")
 _VERDICTS = {
     b"\0": "",
     b"\1": "another process has joined as this rank",
     b"\2": "the ranks do not agree on how many they are",
 }
-_MOST_CALLERS = 1024  # being greeted at once
-_NOT_YET = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENOENT, errno.EAGAIN}
+_NOT_YET = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EAGAIN}
 
 
 class Caller(NamedTuple):
@@ -65,8 +59,8 @@ class Caller(NamedTuple):
     link: socket.socket
 
 
-class Run(NamedTuple):
-    """What a rank knows of its run before it meets the others."""
+class Credentials(NamedTuple):
+    """What a rank shows to the others of its run, and how long it waits for them."""
 
     rank: int
     size: int
@@ -74,8 +68,8 @@ class Run(NamedTuple):
     deadline: float  # of time.monotonic()
 
     @classmethod
-    def starting(cls, rank: int, size: int, secret: bytes, timeout_seconds: float) -> Self:
-        """The run that starts now. Raises ValueError for a rank that there cannot be, or without a secret."""
+    def until(cls, timeout_seconds: float, rank: int, size: int, secret: bytes) -> Self:
+        """Of a run that starts now. Raises ValueError for a rank that there cannot be, or without a secret."""
         if not 0 <= rank < size:
             raise ValueError(f"rank is {rank}; with size {size} it must be from 0 to {size - 1}")
         if not secret:
@@ -83,17 +77,21 @@ class Run(NamedTuple):
         return cls(rank, size, secret, time.monotonic() + timeout_seconds)
 
 
-class Door:
-    """A listener at `address` that lets in the other ranks of the run, each once for each purpose."""
+class Listener:
+    """Listens at `address`, and lets in the other ranks of the run, each once for each purpose."""
 
-    def __init__(self, run: Run, family: Family, address: str) -> None:
-        self._run = run
-        self._listener, self.address = _listen(family, address)
+    def __init__(self, own: Credentials, address: str) -> None:
+        self._own = own
+        try:
+            self._listener = socket.create_server(endpoint(address))
+        except OSError as error:
+            raise CommunicationError(f"cannot listen at {address}: {error.strerror}") from error
+        self.address = "{}:{}".format(*self._listener.getsockname())
         self._callers: dict[tuple[str, int], Caller] = {}
-        self._admitted: set[tuple[str, int]] = set()  # those, and who is just being told so
+        self._admitted: set[tuple[str, int]] = set()  # those, and the one that is just being told so
         self._greeted: set[socket.socket] = set()
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._open, name="workshop-door", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="workshop-listener", daemon=True)
         self._thread.start()
 
     def wait(self, purpose: str, ranks: range) -> dict[int, Caller]:
@@ -103,45 +101,32 @@ class Door:
             return [rank for rank in ranks if (purpose, rank) not in self._callers]
 
         with self._changed:
-            seconds = max(0.0, self._run.deadline - time.monotonic())
+            seconds = max(0.0, self._own.deadline - time.monotonic())
             if not self._changed.wait_for(lambda: not missing(), timeout=seconds):
                 names = ", ".join(map(str, missing()))
-                raise PeerSilent(f"rank {self._run.rank} has waited in vain for rank {names} to join the run")
+                raise PeerSilent(f"rank {self._own.rank} has waited in vain for rank {names} to join the run")
             return {rank: self._callers[purpose, rank] for rank in ranks}
 
     def close(self) -> None:
-        """Let nobody in any more; who is still being greeted is shut out."""
+        """Let nobody in any more; callers that are still being greeted are shut out."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
-        if self.address.startswith(os.sep):
-            Path(self.address).unlink(missing_ok=True)
         with self._changed:
             for link in self._greeted:
                 with contextlib.suppress(OSError):
                     link.shutdown(socket.SHUT_RDWR)
         self._thread.join(timeout=1.0)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _open(self) -> None:
-        while True:
-            try:
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
                 link, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            with self._changed:
-                full = len(self._greeted) >= _MOST_CALLERS
-                if not full:
+                with self._changed:
                     self._greeted.add(link)
-            if full:
-                link.close()
-            else:
-                threading.Thread(target=self._greet, args=(link,), name="workshop-door", daemon=True).start()
+                threading.Thread(
+                    target=self._greet, args=(link,), name="workshop-listener", daemon=True
+                ).start()
 
     def _greet(self, link: socket.socket) -> None:
         try:
@@ -157,15 +142,15 @@ class Door:
             link.close()
 
     def _recognise(self, link: socket.socket) -> Caller | None:
-        run = self._run
-        hello = receive(link, len(_MAGIC) + _NONCE, run.deadline)
+        own = self._own
+        hello = receive(link, len(_MAGIC) + _NONCE, own.deadline)
         if not hello.startswith(_MAGIC):
             return None
         theirs, ours = hello[len(_MAGIC) :], secrets.token_bytes(_NONCE)
-        link.sendall(ours + _proof(run.secret, b"called", theirs, ours))
-        claim = receive(link, _CLAIM.size, run.deadline)
-        proof = receive(link, _PROOF, run.deadline)
-        if not hmac.compare_digest(proof, _proof(run.secret, b"caller", ours, theirs, claim)):
+        link.sendall(ours + _proof(own.secret, b"called", theirs, ours))
+        claim = receive(link, _CLAIM.size, own.deadline)
+        proof = receive(link, _PROOF, own.deadline)
+        if not hmac.compare_digest(proof, _proof(own.secret, b"caller", ours, theirs, claim)):
             return None
         rank, size, purpose, address = _CLAIM.unpack(claim)
         caller = Caller(rank, _text(purpose), _text(address), link)
@@ -174,96 +159,91 @@ class Door:
         return None if _VERDICTS[verdict] else caller
 
     def _admit(self, caller: Caller, size: int) -> bytes:
-        if size != self._run.size or caller.rank >= size:
+        if size != self._own.size or caller.rank >= size:
             return b"\2"
         with self._changed:
             who = (caller.purpose, caller.rank)
-            if who in self._admitted or caller.rank == self._run.rank:
+            if who in self._admitted or caller.rank == self._own.rank:
                 return b"\1"
             self._admitted.add(who)
         return b"\0"
 
 
-def call(run: Run, family: Family, address: str, purpose: str, own_address: str = "") -> socket.socket:
+def call(own: Credentials, address: str, purpose: str, own_address: str = "") -> socket.socket:
     """A link to the rank that listens at `address`, which both sides have proved to belong to the run.
 
     Raises:
         FrameError: if what listens there does not know the secret, or refuses this rank.
         PeerSilent: if nothing listens there by the deadline, or it does not answer.
     """
-    link = _dial(family, address, run.deadline)
-    try:
-        ours = secrets.token_bytes(_NONCE)
-        link.sendall(_MAGIC + ours)
-        answer = receive(link, _NONCE + _PROOF, run.deadline)
-        theirs, proof = answer[:_NONCE], answer[_NONCE:]
-        if not hmac.compare_digest(proof, _proof(run.secret, b"called", ours, theirs)):
-            raise FrameError(f"what listens at {address} does not know this run's secret")
-        claim = _CLAIM.pack(run.rank, run.size, purpose.encode(), own_address.encode())
-        link.sendall(claim + _proof(run.secret, b"caller", theirs, ours, claim))
-        verdict = _VERDICTS.get(receive(link, 1, run.deadline), "it gave no reason that is known here")
-    except TimeoutError:
-        link.close()
-        raise PeerSilent(f"what listens at {address} did not answer rank {run.rank}") from None
-    except OSError as error:
-        link.close()
-        raise FrameError(f"what listens at {address} refused rank {run.rank}: {error}") from error
-    except FrameError:
-        link.close()
-        raise
-    if verdict:
-        link.close()
-        raise FrameError(f"what listens at {address} refused rank {run.rank} of {run.size}: {verdict}")
+    link = _dial(address, own.deadline)
+    with contextlib.ExitStack() as unless_let_in:
+        unless_let_in.callback(link.close)
+        try:
+            verdict = _introduce(link, own, purpose, own_address)
+        except TimeoutError:
+            raise PeerSilent(f"what listens at {address} did not answer rank {own.rank}") from None
+        except OSError as error:
+            raise FrameError(f"what listens at {address} refused rank {own.rank}: {error}") from error
+        if verdict:
+            raise FrameError(f"what listens at {address} refused rank {own.rank} of {own.size}: {verdict}")
+        unless_let_in.pop_all()
     return link
 
 
-def meet(run: Run, coordinator: str, family: Family, purposes: tuple[str, ...]) -> dict[str, Links]:
+def _introduce(link: socket.socket, own: Credentials, purpose: str, own_address: str) -> str:
+    """Why the called side does not let this rank in; empty if it does."""
+    ours = secrets.token_bytes(_NONCE)
+    link.sendall(_MAGIC + ours)
+    answer = receive(link, _NONCE + _PROOF, own.deadline)
+    theirs, proof = answer[:_NONCE], answer[_NONCE:]
+    if not hmac.compare_digest(proof, _proof(own.secret, b"called", ours, theirs)):
+        raise FrameError("what listens at {}:{} does not know this run's secret".format(*link.getpeername()))
+    claim = _CLAIM.pack(own.rank, own.size, purpose.encode(), own_address.encode())
+    link.sendall(claim + _proof(own.secret, b"caller", theirs, ours, claim))
+    return _VERDICTS.get(receive(link, 1, own.deadline), "it gave no reason that is known here")
+
+
+def meet(own: Credentials, coordinator: str, purposes: tuple[str, ...]) -> dict[str, Links]:
     """The links of this rank to every other one, by purpose; blocking sockets without a time-out.
 
     Raises:
-        ValueError: if `coordinator` is not `host:port` on loopback or in a network namespace of a run, or if
-            Unix sockets are to pass by an emulated network.
+        ValueError: if `coordinator` is not `host:port` on loopback or in a network namespace of a run.
         FrameError, PeerSilent, PeerDied: if the ranks do not all come together.
     """
-    host, _ = endpoint(coordinator)
-    if family == "unix" and (place.link() is not None or not ipaddress.ip_address(host).is_loopback):
-        raise ValueError(
-            "family is 'unix' in an emulated network; Unix sockets, and the memory that is shared through them, would "
-            "pass by its links, so it must be 'tcp' (comm.tcp.connect)"
-        )
+    endpoint(coordinator)
     links: dict[str, Links] = {purpose: {} for purpose in purposes}
-    if run.size == 1:
+    if own.size == 1:
         return links
-    with Door(run, family, _own_address(family, coordinator)) as door:
-        addresses = (_join if run.rank else _gather)(run, coordinator, door.address)
+    with contextlib.closing(Listener(own, f"{_own_host(coordinator)}:0")) as listener:
+        addresses = (_join if own.rank else _gather)(own, coordinator, listener.address)
         for purpose, ours in links.items():
-            ours.update({rank: call(run, family, addresses[rank], purpose) for rank in range(run.rank)})
+            ours.update({rank: call(own, addresses[rank], purpose) for rank in range(own.rank)})
         for purpose, ours in links.items():
-            higher = door.wait(purpose, range(run.rank + 1, run.size))
+            higher = listener.wait(purpose, range(own.rank + 1, own.size))
             ours.update({rank: caller.link for rank, caller in higher.items()})
     for link in (link for of_purpose in links.values() for link in of_purpose.values()):
         link.settimeout(None)
-        if link.family != socket.AF_UNIX:
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return links
 
 
-def _join(run: Run, coordinator: str, own_address: str) -> list[str]:
+def _join(own: Credentials, coordinator: str, own_address: str) -> list[str]:
     """The addresses of all ranks, once all have joined."""
-    with call(run, "tcp", coordinator, "join", own_address) as link:
+    with call(own, coordinator, "join", own_address) as link:
         try:
-            table = receive(link, run.size * _ADDRESS, run.deadline)
+            table = receive(link, own.size * _ADDRESS, own.deadline)
         except TimeoutError:
-            raise PeerSilent(f"rank {run.rank} has joined, but not all {run.size} ranks have") from None
+            raise PeerSilent(f"rank {own.rank} has joined, but not all {own.size} ranks have") from None
         except OSError:
             raise PeerDied(0, "the rendezvous") from None
     return [_text(table[at : at + _ADDRESS]) for at in range(0, len(table), _ADDRESS)]
 
 
-def _gather(run: Run, coordinator: str, own_address: str) -> list[str]:
+def _gather(own: Credentials, coordinator: str, own_address: str) -> list[str]:
     """The same for rank 0, which tells them to the others."""
-    with Door(run, "tcp", coordinator) as door:
-        callers = door.wait("join", range(1, run.size))
+    with contextlib.closing(Listener(own, coordinator)) as listener:
+        callers = listener.wait("join", range(1, own.size))
         addresses = [own_address, *(caller.address for caller in callers.values())]
         table = b"".join(address.encode().ljust(_ADDRESS, b"\0") for address in addresses)
         for caller in callers.values():
@@ -279,9 +259,9 @@ def endpoint(coordinator: str) -> tuple[str, int]:
         ValueError: if it has another form, or is an address that others than this run could reach.
     """
     host, _, port = coordinator.rpartition(":")
-    host = {"localhost": "127.0.0.1"}.get(host, host.strip("[]"))
+    host = "127.0.0.1" if host == "localhost" else host
     try:
-        address, number = ipaddress.ip_address(host), int(port)
+        address, number = ipaddress.IPv4Address(host), int(port)
     except ValueError:
         raise ValueError(
             f"coordinator is {coordinator!r}; it must be an address and a port, '127.0.0.1:4000'"
@@ -294,12 +274,12 @@ def endpoint(coordinator: str) -> tuple[str, int]:
     return host, number
 
 
-def _subnet_of_the_run() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+def _subnet_of_the_run() -> list[ipaddress.IPv4Network]:
     text = place.subnet()
     if text is None:
         return []
     try:
-        block = ipaddress.ip_network(text)
+        block = ipaddress.IPv4Network(text)
     except ValueError:
         raise ValueError(f"WORKSHOP_SUBNET is {text!r}; it must be a subnet, such as 10.0.0.0/16") from None
     if not block.is_private:
@@ -307,17 +287,16 @@ def _subnet_of_the_run() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     return [block]
 
 
-def receive(link: socket.socket, nbytes: int, deadline: float | None = None) -> bytes:
+def receive(link: socket.socket, nbytes: int, deadline: float) -> bytes:
     """Exactly `nbytes` bytes. Raises TimeoutError at the deadline, ConnectionError if the link ends before."""
-    received = bytearray()
+    received = b""
     while len(received) < nbytes:
-        if deadline is not None:
-            link.settimeout(max(0.001, deadline - time.monotonic()))
+        link.settimeout(max(0.001, deadline - time.monotonic()))
         part = link.recv(nbytes - len(received))
         if not part:
             raise ConnectionError("the link was closed")
         received += part
-    return bytes(received)
+    return received
 
 
 def _proof(secret: bytes, *parts: bytes) -> bytes:
@@ -328,51 +307,21 @@ def _text(padded: bytes) -> str:
     return padded.rstrip(b"\0").decode("utf-8", "replace")
 
 
-def _own_address(family: Family, coordinator: str) -> str:
-    """Where this rank can listen for the others."""
-    if family == "tcp":
-        kind, where = _socket_address("tcp", coordinator)
-        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            probe.connect(where)  # sends nothing, but finds out which of this machine's addresses leads there
-            host = probe.getsockname()[0]
-        return f"[{host}]:0" if ":" in host else f"{host}:0"
-    name = f"workshop-{secrets.token_hex(16)}"
-    # Linux's abstract names leave no file behind, whatever happens; elsewhere there is one for a moment.
-    return f"@{name}" if sys.platform == "linux" else str(Path(tempfile.gettempdir()) / name)
+def _own_host(coordinator: str) -> str:
+    """This machine's address on the way to the coordinator, where the other ranks can call it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(endpoint(coordinator))  # sends nothing
+        host: str = probe.getsockname()[0]
+    return host
 
 
-def _socket_address(family: Family, address: str) -> tuple[int, str | tuple[str, int]]:
-    if family == "unix":
-        return socket.AF_UNIX, address.replace("@", "\0", 1) if address.startswith("@") else address
-    host, port = endpoint(address)
-    return socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port)
-
-
-def _listen(family: Family, address: str) -> tuple[socket.socket, str]:
-    kind, where = _socket_address(family, address)
-    listener = socket.socket(kind, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen(_MOST_CALLERS)
-    except OSError as error:
-        listener.close()
-        raise CommunicationError(f"cannot listen at {address}: {error.strerror}") from error
-    if family == "unix":
-        return listener, address
-    host, port = listener.getsockname()[:2]
-    return listener, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _dial(family: Family, address: str, deadline: float) -> socket.socket:
-    kind, where = _socket_address(family, address)
+def _dial(address: str, deadline: float) -> socket.socket:
     while True:
-        link = socket.socket(kind, socket.SOCK_STREAM)
+        link = socket.socket()
         link.settimeout(max(0.001, deadline - time.monotonic()))
         try:
-            link.connect(where)
-            # With nobody listening, TCP may connect a socket to itself.
-            if family == "unix" or link.getsockname() != link.getpeername():
+            link.connect(endpoint(address))
+            if link.getsockname() != link.getpeername():  # as TCP may connect a socket to itself
                 return link
         except OSError as error:
             if error.errno not in _NOT_YET and not isinstance(error, TimeoutError):

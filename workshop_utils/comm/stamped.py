@@ -116,6 +116,3 @@ class StampedCommunicator(Communicator):
         theirs = first + incoming.nbytes / self._bandwidths[source]
         self._downlink.free = max(through, theirs)  # the slower link decides
         return self._downlink.free
-
-    def allocate(self, shape: int | tuple[int, ...], dtype: Any = np.float32) -> Array:
-        return self._inner.allocate(shape, dtype)

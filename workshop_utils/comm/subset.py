@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from workshop_utils.comm.communicator import Array, Communicator, Event, Operation, Traffic
 
@@ -55,24 +54,13 @@ class Subset(Communicator):
     def combine(self, accumulator: Array, incoming: Array, operation: Operation = "sum") -> None:
         self._whole.combine(accumulator, incoming, operation)
 
-    def allocate(self, shape: int | tuple[int, ...], dtype: Any = "float32") -> Array:
-        return self._whole.allocate(shape, dtype)
-
     def scratch(self, like: Array, purpose: str = "incoming") -> Array:
         return self._whole.scratch(like, purpose)
-
-    def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
-        raise NotImplementedError("a subset's messages are passed on before they get here")
 
     def _transfer(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         self._whole.send_recv(self._translated(to), outgoing, self._translated(source), incoming)
 
-    def _transfer_combine(
-        self, to: int | None, outgoing: Array, source: int, accumulator: Array, operation: Operation
-    ) -> None:
-        self._whole.send_recv_combine(
-            self._translated(to), outgoing, self._translated(source), accumulator, operation
-        )
+    _exchange = _transfer
 
     def _translated(self, rank: int | None) -> int | None:
         return None if rank is None else self._ranks[rank]

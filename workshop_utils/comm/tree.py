@@ -91,59 +91,9 @@ def chain_reduce(
         communicator.finish(whole, operation)
 
 
-def tree_children(size: int, place: int) -> int:
-    """How many children the rank at `place` (0 is the root) has in a binomial tree of `size` ranks."""
-    lowest_bit = place & -place if place else size
-    return sum(1 for power in range(size.bit_length()) if (1 << power) < min(lowest_bit, size - place))
-
-
-def tree_broadcast_bytes_sent(size: int, nbytes: int, rank: int, root: int = 0) -> int:
-    """Bytes that `rank` sends: K for each child, which is ⌈log₂ N⌉ · K on the root."""
-    return tree_children(size, (rank - root) % size) * nbytes
-
-
-def tree_reduce_bytes_sent(nbytes: int, rank: int, root: int = 0) -> int:
-    """Bytes that `rank` sends, however many ranks there are: K, and nothing on the root."""
-    return 0 if rank == root else nbytes
-
-
-def tree_all_reduce_bytes_sent(size: int, nbytes: int, rank: int) -> int:
-    """Bytes that `rank` sends: up the tree and down again."""
-    return tree_reduce_bytes_sent(nbytes, rank) + tree_broadcast_bytes_sent(size, nbytes, rank)
-
-
-def chain_bytes_sent(size: int, nbytes: int, place: int) -> int:
-    """Bytes that the rank at `place` of the chain, 0 where it begins, sends: K, and nothing at its end."""
-    return 0 if place == size - 1 else nbytes
-
-
-def tree_broadcast_seconds(
-    size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float
-) -> float:
-    """⌊log₂ N⌋ α + ⌈log₂ N⌉ K/B.
-
-    The root sends ⌈log₂ N⌉ times one after the other. A path with that many turns has ⌊log₂ N⌋ hops at most.
-    """
-    hops, turns = size.bit_length() - 1, (size - 1).bit_length()
-    return hops * latency_seconds + turns * nbytes / bandwidth_bytes_per_second
-
-
 def tree_all_reduce_seconds(
     size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float
 ) -> float:
     """2 ⌈log₂ N⌉ (α + K/B): exact for a power of two, an upper bound otherwise."""
     levels = (size - 1).bit_length()
     return 2 * levels * (latency_seconds + nbytes / bandwidth_bytes_per_second)
-
-
-def chain_seconds(
-    size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float, segments: int = 8
-) -> float:
-    """(N − 1)(α + K/sB) + (s − 1) K/sB: the first piece goes through, the others follow on its heels.
-
-    Exact where s divides the number of elements.
-    """
-    if size == 1:
-        return 0.0
-    piece_seconds = nbytes / segments / bandwidth_bytes_per_second
-    return (size - 1) * (latency_seconds + piece_seconds) + (segments - 1) * piece_seconds

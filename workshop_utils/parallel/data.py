@@ -212,7 +212,7 @@ class BucketedDataParallel(NaiveDataParallel):
     ) -> None:
         super().__init__(module, communicator, find_unused)
         self.buckets = [
-            Bucket(names, parameters, _room(communicator, parameters))
+            Bucket(names, parameters, _room(parameters))
             for names, parameters in buckets_of(self._trainable, bucket_bytes)
         ]
         self._bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
@@ -375,8 +375,8 @@ def listed(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + rest
 
 
-def _room(communicator: Communicator, parameters: list[nn.Parameter]) -> np.ndarray:
+def _room(parameters: list[nn.Parameter]) -> np.ndarray:
     """Memory for the gradients of `parameters`, which have one dtype."""
     dtype = as_array(torch.empty(0, dtype=parameters[0].dtype)).dtype
-    room: np.ndarray = communicator.allocate(sum(parameter.numel() for parameter in parameters), dtype)
+    room: np.ndarray = np.zeros(sum(parameter.numel() for parameter in parameters), dtype)
     return room

@@ -1,0 +1,69 @@
+"""Our message passing and parallelism beside PyTorch's over gloo: all-reduce, and a step of each kind of training."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from comparison import WITHIN_A_TENTH, Bar, Row
+
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.local import Local
+
+WORKERS = (2, 4)
+KIB, MIB = 1024, 1024 * 1024
+# Bytes, algorithm, calls in a sample, and how many times as fast as gloo it must be.
+ALL_REDUCES = (
+    (4 * KIB, "direct", 60, 3.0),
+    (64 * KIB, "direct", 30, 3.0),
+    (MIB, "ring", 8, 1.0),
+    (16 * MIB, "ring", 3, 1.0),
+    (64 * MIB, "ring", 1, 1.0),
+)
+# Subject, case, width of the layers.
+STEPS = (
+    ("DDP, gradients of 0.4 MB", "ddp", 128),
+    ("DDP, gradients of 13 MB", "ddp", 1024),
+    ("pipeline, GPipe", "gpipe", 0),
+    ("pipeline, 1F1B", "one_f_one_b", 0),
+    ("tensor-parallel blocks", "tensor", 0),
+)
+
+
+def all_reduce(quick: bool) -> Iterator[Row]:
+    """float32, in place, summed; each call after a barrier. The algorithm is the one that a size is for."""
+    for workers in WORKERS[:1] if quick else WORKERS:
+        for nbytes, algorithm, calls, times in ALL_REDUCES[:2] if quick else ALL_REDUCES:
+            name = f"{nbytes // KIB} KiB" if nbytes < MIB else f"{nbytes // MIB} MiB"
+            pairs = measured(algorithm, workers, 1 if quick else 15, nbytes, calls)
+            subject = f"all-reduce of {name} among {workers}: {algorithm}, beside gloo"
+            yield Row.of(subject, pairs, "ms", Bar(low=times), times_faster=True)
+
+
+def steps(quick: bool) -> Iterator[Row]:
+    """The same model, values and batches in the same processes, a step of ours and of PyTorch's in turn."""
+    for workers in WORKERS[:1] if quick else WORKERS:
+        for subject, case, width in STEPS[:1] if quick else STEPS:
+            pairs = measured(case, workers, 1 if quick else 20, width)
+            yield Row.of(f"{subject}, {workers} ranks, beside PyTorch", pairs, "ms", WITHIN_A_TENTH)
+
+
+def measured(
+    case: str, workers: int, samples: int, amount: int = 0, calls: int = 1
+) -> list[tuple[float, float]]:
+    """Milliseconds of ours and theirs, a pair a sample."""
+    with tempfile.TemporaryDirectory(prefix="workshop-bench-") as folder:
+        job = TrainingJob(
+            name="benchmark",
+            folder=Path(__file__).parent,
+            script="ranks.py",
+            strategy="ring",
+            workers=workers,
+            arguments={
+                "case": case, "amount": amount, "samples": samples, "calls": calls, "store": f"{folder}/gloo",
+            },
+        )  # fmt: skip
+        with Local(warm=True).launch(job) as run:
+            records = run.wait().records
+    return [(1000 * record["ours"], 1000 * record["theirs"]) for record in records]

@@ -1,0 +1,92 @@
+"""Two ways of doing the same thing, measured in turn, and the bar that their ratio must meet."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+
+class BenchmarkError(RuntimeError):
+    """Something could not be measured; the message says what, and why."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a ratio must be: at least `low` and at most `high`, where they are given."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def __str__(self) -> str:
+        if math.isfinite(self.low) and math.isfinite(self.high):
+            return f"{self.low:g} to {self.high:g}"
+        return f"at most {self.high:g}" if math.isfinite(self.high) else f"at least {self.low:g}"
+
+
+AS_THEORY = Bar(0.9, 1.1)
+WITHIN_A_TENTH = Bar(high=1.1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """`ours[i]` and `theirs[i]` were measured one straight after the other.
+
+    What a busy machine does to one of a pair it mostly does to the other, so the ratio is taken pair by pair, and the
+    bar is for the median of those ratios: ours over theirs, or with `times_faster` theirs over ours.
+    """
+
+    subject: str
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...]
+    unit: str
+    bar: Bar
+    times_faster: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        subject: str,
+        pairs: Iterable[tuple[float, float]],
+        unit: str,
+        bar: Bar,
+        times_faster: bool = False,
+    ) -> Row:
+        """The row of at least one pair of ours and theirs.
+
+        Raises:
+            BenchmarkError: if there is none.
+        """
+        ours, theirs = zip(*pairs, strict=True) or ((), ())
+        return cls(subject, ours, theirs, unit, bar, times_faster)
+
+    @property
+    def ratios(self) -> list[float]:
+        """One ratio a pair, in order of size."""
+        pairs = zip(self.ours, self.theirs, strict=True)
+        return sorted(theirs / ours if self.times_faster else ours / theirs for ours, theirs in pairs)
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the median ratio is within the bar."""
+        return self.bar.low <= statistics.median(self.ratios) <= self.bar.high
+
+    def __str__(self) -> str:
+        ratios, ours, theirs = self.ratios, statistics.median(self.ours), statistics.median(self.theirs)
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        return (
+            f"{self.subject:<62} {ours:>9.4g} {theirs:>9.4g} {self.unit:<3} "
+            f"{statistics.median(ratios):>7.3g} ({low:.3g} to {high:.3g}), {self.bar}: "
+            f"{'met' if self.is_met else 'MISSED'}"
+        )
+
+
+def rounds(most: int, seconds: float, least: int = 3) -> Iterator[int]:
+    """Number the rounds of a benchmark: `most` of them, or fewer, but `least`, once `seconds` have passed."""
+    started = time.monotonic()
+    for number in range(most):
+        if number >= min(least, most) and time.monotonic() - started > seconds:
+            return
+        yield number

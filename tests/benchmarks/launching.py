@@ -1,0 +1,126 @@
+"""How long until the first step: `workshop launch` beside the launchers that it starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import bare
+from comparison import Bar, BenchmarkError, Row, rounds
+
+from workshop_utils.jobs import StrategyName, TrainingJob
+from workshop_utils.launchers.local import Local
+
+FIRST_STEP = Path(__file__).with_name("first_step.py")
+GLOO_READY = Path(__file__).with_name("gloo_ready.py")
+
+WORKERS = 4
+AS_ROOT = ("--allow-run-as-root",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
+# The tools with what their manuals say to start WORKERS processes on this machine.
+TOOLS: dict[StrategyName, tuple[str, ...]] = {
+    "torch_ddp": ("torchrun", "--standalone", "--nproc-per-node", str(WORKERS)),
+    "horovod": ("horovodrun", "--gloo", "-np", str(WORKERS), sys.executable),
+    "mpi": ("mpirun", *AS_ROOT, "--oversubscribe", "-n", str(WORKERS), sys.executable),
+}
+
+
+def cold(quick: bool) -> Iterator[Row]:
+    """From the command line to the last rank's first report, for the same script, arguments and environment."""
+    with tempfile.TemporaryDirectory(prefix="workshop-bench-") as name:
+        folder = Path(name)
+        pairs: dict[StrategyName, list[tuple[float, float]]] = {strategy: [] for strategy in TOOLS}
+        for turn in rounds(1 if quick else 7, seconds=150):
+            for strategy in TOOLS:
+                ways = {"ours": with_workshop(strategy, folder), "theirs": with_tool(strategy, folder)}
+                order = ways if turn % 2 else reversed(ways)
+                seconds = {way: seconds_until_all_are_there(ways[way], folder) for way in order}
+                pairs[strategy].append((seconds["ours"], seconds["theirs"]))
+        for strategy, words in TOOLS.items():
+            subject = f"{strategy}, {WORKERS} workers, to the first step, beside {words[0]}"
+            yield Row.of(subject, pairs[strategy], "s", Bar(high=1.05))
+
+
+def warm(quick: bool) -> Iterator[Row]:
+    """Until all ranks have left a gloo barrier, forked from a server that has imported PyTorch, as in a notebook."""
+    place, arguments = Local(warm=True), [str(GLOO_READY), "--moments"]
+
+    def launch(moments: Path) -> None:
+        job = TrainingJob(
+            name="gloo-ready",
+            folder=GLOO_READY.parent,
+            script=GLOO_READY.name,
+            strategy="torch_ddp",
+            workers=WORKERS,
+            arguments={"moments": str(moments)},
+        )
+        with place.launch(job) as run:
+            run.wait()
+
+    with tempfile.TemporaryDirectory(prefix="workshop-bench-") as name:
+        folder = Path(name)
+        tool, *words = TOOLS["torch_ddp"]
+
+        def torchrun(moments: Path) -> None:
+            bare.run([bare.program(tool), *words, *arguments, str(moments)], bare.environment(folder))
+
+        seconds_until_all_are_there(launch, folder)  # starts the server
+        pairs = [
+            (seconds_until_all_are_there(launch, folder), seconds_until_all_are_there(torchrun, folder))
+            for _ in rounds(1 if quick else 7, seconds=60)
+        ]
+    subject = f"warm launch of {WORKERS} ranks, beside torchrun"
+    yield Row.of(subject, pairs, "s", Bar(low=30), times_faster=True)
+
+
+def seconds_until_all_are_there(start: Callable[[Path], None], folder: Path) -> float:
+    """Seconds until the last rank writes its moment into the folder that `start` is given.
+
+    Raises:
+        BenchmarkError: if not every rank has done so by the time `start` returns.
+    """
+    moments = Path(tempfile.mkdtemp(dir=folder))
+    started = time.monotonic()
+    start(moments)
+    written = [float(file.read_text()) for file in moments.iterdir()]
+    if len(written) != WORKERS:
+        raise BenchmarkError(f"{len(written)} of {WORKERS} ranks reached their first step")
+    return max(written) - started
+
+
+def with_workshop(strategy: StrategyName, folder: Path) -> Callable[[Path], None]:
+    """`workshop launch` of a job whose script notes its first step."""
+    job = TrainingJob(
+        name="first-step",
+        script=str(FIRST_STEP),
+        strategy=strategy,
+        workers=WORKERS,
+        arguments={"epochs": 1, "script": str(script_of(strategy))},
+    )
+    job.save(folder / strategy)
+
+    def start(moments: Path) -> None:
+        words = ["launch", str(folder / strategy), "--argument", f"moments={moments}"]
+        bare.run([bare.program("workshop"), *words], bare.environment(folder))
+
+    return start
+
+
+def with_tool(strategy: StrategyName, folder: Path) -> Callable[[Path], None]:
+    """The tool itself with the same script."""
+    tool, *words = TOOLS[strategy]
+    arguments = ["--epochs", "1", "--script", str(script_of(strategy)), "--moments"]
+
+    def start(moments: Path) -> None:
+        command = [bare.program(tool), *words, str(FIRST_STEP), *arguments, str(moments)]
+        bare.run(command, bare.environment(folder))
+
+    return start
+
+
+def script_of(strategy: StrategyName) -> Path:
+    """The training script."""
+    return bare.JOBS / f"mnist_{strategy}" / "train.py"

@@ -1,0 +1,181 @@
+"""One rank of the benchmarks of communication: ours and PyTorch's in turn, in the same processes.
+
+Reports, sample by sample, the seconds of `ours` and `theirs`. Both have the same model, values and batches.
+"""
+
+import argparse
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+# Later, this import would keep the group's threads alive: see jobs/mnist_torch_ddp.
+import torch.distributed.nn
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from workshop_utils import place
+from workshop_utils.comm import tcp
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.direct import direct_all_reduce
+from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.parallel import gpt
+from workshop_utils.parallel.data import MEBIBYTE, OverlappedDataParallel
+from workshop_utils.parallel.pipeline import ModuleStage, run
+from workshop_utils.parallel.schedule import schedule_of
+from workshop_utils.parallel.tensor import Region, parallelize
+
+BATCH = 32
+SIZES = gpt.GPTSizes(layers=4, width=144, heads=12, sequence=48)
+MICROBATCHES, MICROBATCH = 8, 2
+
+Step = Callable[[], object]
+
+
+def main() -> None:
+    """Measure one case by turns."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--case", required=True, help="a key of CASES")
+    parser.add_argument("--amount", type=int, default=0, help="bytes to reduce, or width of the layers")
+    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--calls", type=int, default=1, help="in one sample, which is their median")
+    parser.add_argument("--store", required=True, help="a file by which the gloo group comes together")
+    options = parser.parse_args()
+    here = place.here()
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", f"file://{options.store}", rank=here.rank, world_size=here.world_size)
+    with tcp.connect(*place.rendezvous()) as communicator:
+        ours, theirs = CASES[options.case](communicator, options.amount)
+        ways = {"ours": ours, "theirs": theirs}
+        for sample in range(-2, options.samples):  # two to settle
+            order = ways if sample % 2 else reversed(ways)
+            seconds = {way: seconds_of(ways[way], communicator, options.calls) for way in order}
+            if sample >= 0 and here.rank == 0:
+                place.report(step=sample, **seconds)
+        communicator.barrier()
+        if isinstance(model := getattr(ours, "model", None), OverlappedDataParallel):
+            model.close()
+        del ours, theirs, ways, model  # DDP holds the process group
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def seconds_of(step: Step, communicator: Communicator, calls: int) -> float:
+    """The median of `calls` calls, which all ranks begin together; the mean of the ranks."""
+    seconds = []
+    for _ in range(calls):
+        communicator.barrier()
+        started = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - started)
+    mean = np.array([statistics.median(seconds)])
+    ring_all_reduce(communicator, mean, "mean")
+    return float(mean[0])
+
+
+def all_reduce(algorithm: Callable[..., None], communicator: Communicator, nbytes: int) -> tuple[Step, Step]:
+    """Sum zeros, which can be summed again and again."""
+    array = np.zeros(nbytes // 4, np.float32)
+    return partial(algorithm, communicator, array), partial(dist.all_reduce, torch.from_numpy(array))
+
+
+class TrainingStep:
+    """A step of SGD with momentum."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+        self._images, self._labels = torch.rand(BATCH, 64), torch.randint(10, (BATCH,))
+
+    def __call__(self) -> None:
+        self._optimizer.zero_grad()
+        cross_entropy(self.model(self._images), self._labels).backward()
+        if isinstance(self.model, OverlappedDataParallel):
+            self.model.synchronise()
+        self._optimizer.step()
+
+
+def data_parallel(communicator: Communicator, width: int) -> tuple[Step, Step]:
+    """A perceptron of four hidden layers; buckets of 1 MB of which gradients are views."""
+
+    def module() -> nn.Module:
+        torch.manual_seed(0)
+        pairs = itertools.pairwise([64, width, width, width, width])
+        hidden = [layer for pair in pairs for layer in (nn.Linear(*pair), nn.ReLU())]
+        return nn.Sequential(*hidden, nn.Linear(width, 10))
+
+    theirs = DistributedDataParallel(module(), bucket_cap_mb=1, gradient_as_bucket_view=True)
+    return TrainingStep(OverlappedDataParallel(module(), communicator, MEBIBYTE)), TrainingStep(theirs)
+
+
+def pipeline(name: str, theirs: type[Any], communicator: Communicator, _: int) -> tuple[Step, Step]:
+    """Forward and backward through a GPT, one stage a rank."""
+    rank, size = communicator.rank, communicator.size
+    batch = gpt.batch_of(gpt.manual(), 1, MICROBATCHES * MICROBATCH, SIZES.sequence)
+    tokens, targets = (each.chunk(MICROBATCHES) for each in batch)
+
+    def loss_of(logits: Tensor, microbatch: int) -> Tensor:
+        return gpt.cross_entropy(logits, targets[microbatch]) / MICROBATCHES
+
+    mine, other = (gpt.GPT(SIZES).stages(size)[rank] for _ in range(2))
+    stage = ModuleStage(mine, tokens.__getitem__, loss_of if rank == size - 1 else None)
+    schedule, message = schedule_of(name, size, MICROBATCHES), (MICROBATCH, SIZES.sequence, SIZES.width)
+    theirs_stage = PipelineStage(other, rank, size, torch.device("cpu"))
+    theirs_schedule = theirs(theirs_stage, MICROBATCHES, loss_fn=gpt.cross_entropy)
+    inputs = (batch[0],) if rank == 0 else ()
+    last = {"target": batch[1], "losses": []} if rank == size - 1 else {}
+
+    def our_step() -> None:
+        mine.zero_grad()
+        run(schedule, {rank: stage}, communicator, message)
+
+    def their_step() -> None:
+        other.zero_grad()
+        theirs_schedule.step(*inputs, **last)
+
+    return our_step, their_step
+
+
+def tensor_parallel(communicator: Communicator, _: int) -> tuple[Step, Step]:
+    """Forward and backward through all blocks of a GPT, each cut between all ranks."""
+    mesh = init_device_mesh("cpu", (communicator.size,))
+    plan = {"attention.qkv": ColwiseParallel(), "attention.out": RowwiseParallel()}
+    plan |= {"mlp.up": ColwiseParallel(), "mlp.down": RowwiseParallel()}
+    mine, other = (nn.Sequential(*list(gpt.GPT(SIZES).layers)[1:-1]) for _ in range(2))
+    for block in other:
+        parallelize_module(block, mesh, plan)
+    shape = (MICROBATCHES * MICROBATCH, SIZES.sequence, SIZES.width)
+    activations = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+    def through(blocks: nn.Module) -> None:
+        blocks.zero_grad()
+        activations.grad = None
+        blocks(activations).square().mean().backward()
+
+    return partial(through, parallelize(mine, Region(communicator))), partial(through, other)
+
+
+CASES: dict[str, Callable[[Communicator, int], tuple[Step, Step]]] = {
+    "ring": partial(all_reduce, ring_all_reduce),
+    "direct": partial(all_reduce, direct_all_reduce),
+    "ddp": data_parallel,
+    "gpipe": partial(pipeline, "gpipe", ScheduleGPipe),
+    "one_f_one_b": partial(pipeline, "one_f_one_b", Schedule1F1B),
+    "tensor": tensor_parallel,
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Jobs of the lessons beside theory and PyTorch: slow links, memory of a rank, recovery from a failure."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import bare
+from comparison import AS_THEORY, WITHIN_A_TENTH, Bar, BenchmarkError, Row, rounds
+
+from workshop_utils.comm.parameter_server import server_bytes_received
+from workshop_utils.comm.ring import ring_seconds
+from workshop_utils.jobs import Argument, TrainingJob
+from workshop_utils.launchers.local import Local
+from workshop_utils.launchers.restarting import Restarting
+from workshop_utils.network import Network
+from workshop_utils.scaling.communication import goodput
+from workshop_utils.scaling.memory import zero_memory
+from workshop_utils.strategies import TORCHRUN_RESTARTS
+
+NETWORK = Network(bandwidth="100Mbit")
+REPEATS = 4  # of which the first is left out: connections are still opening up
+
+LAYERS: dict[str, Argument] = {"width": 2048, "layers": 8, "steps": 2, "batch-size": 16, "measure-memory": 1}
+THEIRS = {0: ("ddp", "DDP"), 1: ("zero", "ZeroRedundancyOptimizer"), 3: ("fsdp", "FSDP2")}
+
+WORKERS, STEPS, CHECKPOINT_STEPS, KILL_STEP = 4, 60, 10, 37
+KILL: dict[str, Argument] = {
+    "steps": STEPS,
+    "checkpoint-steps": CHECKPOINT_STEPS,
+    "kill-rank": WORKERS - 1,
+    "kill-step": KILL_STEP,
+}
+
+
+def records_of(job: str, workers: int, place: Any, **arguments: Argument) -> list[Mapping[str, Any]]:
+    """What the workers of a job of `jobs/` report."""
+    described = TrainingJob.load(bare.JOBS / job).replace(
+        workers=workers, arguments={name.replace("_", "-"): value for name, value in arguments.items()}
+    )
+    with place.launch(described) as run:
+        return list(run.wait().records)
+
+
+def network(quick: bool) -> Iterator[Row]:
+    """Of the slowest rank. Theory: what the bytes need at the 95.6 % of the rate that TCP leaves for payload."""
+    place, bandwidth, nbytes = Local(network=NETWORK, warm=True), goodput(NETWORK), 4_000_000
+    for workers in (2,) if quick else (2, 3, 4, 8):
+        records = records_of("measure_all_reduce", workers, place, nbytes=nbytes, repeats=REPEATS)
+        theory = ring_seconds(workers, nbytes, 0.0, bandwidth)
+        pairs = [(seconds, theory) for seconds in slowest(records, "all_reduce_seconds")]
+        yield Row.of(f"ring over 100 Mbit/s, {workers} workers, beside theory", pairs, "s", AS_THEORY)
+        records = records_of("measure_parameter_server", workers, place, nbytes=nbytes // 2, steps=REPEATS)
+        theory = 2 * server_bytes_received(workers, nbytes // 2) / bandwidth  # all in, and only then all out
+        pairs = [(seconds, theory) for seconds in slowest(records, "step_seconds")]
+        subject = f"parameter server over 100 Mbit/s, {workers} workers, beside theory"
+        yield Row.of(subject, pairs, "s", AS_THEORY)
+
+
+def slowest(records: Iterable[Mapping[str, Any]], name: str) -> list[float]:
+    """Seconds of each repeat but the first, of its slowest rank."""
+    seconds: dict[int, float] = {}
+    for record in records:
+        if record.get(name) is not None:
+            seconds[record["step"]] = max(record[name], seconds.get(record["step"], 0.0))
+    return [seconds[step] for step in sorted(seconds)[1:]]
+
+
+def memory(quick: bool) -> Iterator[Row]:
+    """What the system counts for each rank after its second step, less what it counted before the model was made.
+
+    A perceptron of 29 million parameters in float32, Adam; pairs are ranks. Formula: Rajbhandari et al. (2020),
+    section 5, without activations. PyTorch has nothing to set beside stage 2.
+    """
+    for workers in (2,) if quick else (2, 4):
+        for stage in (3,) if quick else (0, 1, 2, 3):
+            subject = f"memory of ZeRO-{stage}, {workers} ranks" if stage else f"memory, {workers} ranks"
+            ours, parameters = held("digits_sharded", workers, stage=stage)
+            formula = zero_memory(parameters, workers, stage).total / 1e6
+            pairs = [(megabytes, formula) for megabytes in ours]
+            yield Row.of(f"{subject}, beside the formula", pairs, "MB", WITHIN_A_TENTH)
+            if stage in THEIRS:
+                by, name = THEIRS[stage]
+                theirs, _ = held("digits_fsdp", workers, by=by)
+                yield Row.of(
+                    f"{subject}, beside {name}", zip(ours, theirs, strict=True), "MB", WITHIN_A_TENTH
+                )
+
+
+def held(job: str, workers: int, **arguments: Argument) -> tuple[list[float], int]:
+    """Megabytes that each rank holds, the least first, and the number of parameters."""
+    records = records_of(job, workers, Local(warm=True), **LAYERS, **arguments)
+    records = [record for record in records if record.get("memory_nbytes") is not None]
+    if len(records) != workers:
+        raise BenchmarkError(f"{job}: {len(records)} of {workers} ranks have reported memory_nbytes")
+    return sorted(record["memory_nbytes"] / 1e6 for record in records), int(records[0]["parameters"])
+
+
+def recovery(quick: bool) -> Iterator[Row]:
+    """One of four workers kills itself; until the first step after the restart that any rank reports.
+
+    Ours starts all ranks from a warm server, torchrun --max-restarts=1 from the beginning; the script is the same.
+    """
+    place = Restarting(Local(warm=True), restarts=1)
+    cost_of(records_of("digits_resumable", WORKERS, place, **KILL))  # starts the server
+    costs = []
+    for _ in rounds(1 if quick else 5, seconds=100):
+        ours = cost_of(records_of("digits_resumable", WORKERS, place, **KILL))
+        costs.append((ours, cost_of(records_of_torchrun())))
+    seconds = [(ours[0], theirs[0]) for ours, theirs in costs]
+    yield Row.of("killed worker to next good step, beside torchrun", seconds, "s", Bar(high=1.0))
+    lost = [(float(ours[1]), float(CHECKPOINT_STEPS)) for ours, _ in costs]
+    yield Row.of("steps lost, beside the steps between checkpoints", lost, "", Bar(high=1.0))
+
+
+def records_of_torchrun() -> list[Mapping[str, Any]]:
+    """What the same job reports under `torchrun --max-restarts`."""
+    with tempfile.TemporaryDirectory(prefix="workshop-bench-") as name:
+        folder = Path(name)
+        command = [bare.program("torchrun"), "--standalone", "--nproc-per-node", str(WORKERS)]
+        command += ["--max-restarts", "1", "--redirects", "3", "--log-dir", str(folder / "logs")]
+        command += [str(bare.JOBS / "digits_resumable" / "train.py")]
+        command += [word for name, value in KILL.items() for word in (f"--{name}", str(value))]
+        bare.run(command, {**bare.environment(folder), **TORCHRUN_RESTARTS})
+        texts = [file.read_text() for file in (folder / "logs").rglob("stdout.log")]
+    lines = [line for text in texts for line in text.splitlines()]
+    return [json.loads(line) for line in lines if line.startswith('{"workshop": "metric"')]
+
+
+def cost_of(records: Iterable[Mapping[str, Any]]) -> tuple[float, int]:
+    """What the failure in the records of a job's two lives cost: seconds, and steps made again.
+
+    The second life begins where a rank reports a step that is no later than one that it had reported. The seconds are
+    those from the last step of the rank that was killed to the first of the second life.
+
+    Raises:
+        BenchmarkError: if no such step is there, or the job did not reach its end.
+    """
+    steps = sorted((record for record in records if "loss" in record), key=lambda record: record["time"])
+    reached: dict[int, int] = {}
+    last_of_victim = steps[0]
+    for number, record in enumerate(steps):
+        if record["step"] <= reached.get(record["rank"], 0):
+            if max(later["step"] for later in steps[number:]) != STEPS:
+                raise BenchmarkError(f"the job did not reach step {STEPS} after its restart")
+            return record["time"] - last_of_victim["time"], last_of_victim["step"] - record["step"] + 1
+        reached[record["rank"]] = record["step"]
+        if record["rank"] == WORKERS - 1:
+            last_of_victim = record
+    raise BenchmarkError("no step was made again, so nothing has failed")
