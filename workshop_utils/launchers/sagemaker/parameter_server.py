@@ -13,7 +13,6 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-PATIENCE_SECONDS = 300.0  # for the master to come up
 POLL_SECONDS = 0.5  # the toolkit looks every ten seconds; nobody here pays for the wait
 
 
@@ -29,26 +28,21 @@ def main() -> None:
     # TensorFlow 2 knows no master; the name belongs to the toolkit, whose TensorFlow 1 server does not mind.
     cluster = {("chief" if role == "master" else role): hosts for role, hosts in config["cluster"].items()}
     _server = tf.distribute.Server(cluster, "ps", config["task"]["index"], "grpc", threads)
-    wait_for_the_end_of(config["cluster"]["master"][0])
-
-
-def wait_for_the_end_of(address: str) -> None:
-    """Return once `address`, having answered, answers no more. Raises TimeoutError if it never answers."""
-    host, _, port = address.rpartition(":")
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    seen = False
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-            seen = True
-        except OSError:
-            if seen:
-                return
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"the master at {address} did not answer within {PATIENCE_SECONDS:.0f} s"
-                ) from None
+    (master,) = config["cluster"]["master"]
+    while not answers(master):
         time.sleep(POLL_SECONDS)
+    while answers(master):
+        time.sleep(POLL_SECONDS)
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens at `address`."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":
