@@ -41,27 +41,36 @@ LOOK = """
     print("FOUND " + json.dumps(found), flush=True)
 """
 
-# A master that listens, as TensorFlow's does, until its workers have come and gone.
+# A master that listens, as TensorFlow's does, until it has reached all servers and trained for a while.
 MASTER = """
-    import socket, time
+    import socket, threading, time
+
+    def accept(listener):
+        while True:
+            listener.accept()[0].close()
+
+    def reach(address):
+        host, port = address.split(":")
+        while True:
+            try:
+                return socket.create_connection((host, int(port))).close()
+            except OSError:
+                time.sleep(0.1)
+
     config = json.loads(os.environ["TF_CONFIG"])
-    host, port = config["cluster"]["master"][0].split(":")
     if config["task"]["type"] == "master":
-        with socket.create_server((host, int(port))) as listener:
-            for host in config["cluster"]["ps"]:
-                while True:
-                    try:
-                        socket.create_connection((host.split(":")[0], int(host.split(":")[1]))).close()
-                        break
-                    except OSError:
-                        time.sleep(0.1)
-            listener.accept()
+        host, port = config["cluster"]["master"][0].split(":")
+        listener = socket.create_server((host, int(port)))
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        for server in config["cluster"]["ps"]:
+            reach(server)
+        time.sleep(1)
 """
 
 
 def looked(job: TrainingJob, **options: Any) -> dict[str, dict[str, Any]]:
     """What the script found, by host; MPI ranks by worker."""
-    run = Instances(**options).launch(job).wait(120)
+    run = Instances(**options).launch(job).wait(300)
     return {
         line.worker: json.loads(line.text.removeprefix("FOUND "))
         for line in run.logs()
@@ -163,7 +172,7 @@ def test_every_variable_file_folder_and_argument_is_the_documented_one(make_job:
 
 @pytest.mark.slow
 def test_the_classic_mode_runs_a_server_beside_the_script_on_every_host(make_job: MakeJob) -> None:
-    found = looked(make_job(LOOK, MASTER, strategy="parameter_server", workers=2))
+    found = looked(make_job(LOOK, MASTER, strategy="parameter_server", workers=2, timeout="5min"))
     configs = {host: json.loads(each["variables"]["TF_CONFIG"]) for host, each in found.items()}
     # The script sees itself as master or worker; the servers are the toolkit's, and the master could reach both.
     assert {host: config["task"] for host, config in configs.items()} == {

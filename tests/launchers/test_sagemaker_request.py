@@ -84,10 +84,9 @@ def test_each_strategy_takes_its_hosts(
             {},
             "the toolkit runs one on each of the 5 hosts: leave it out, or set mode: drivers",
         ),
+        ({}, {"instance_type": "ml.c5.xlarg"}, "must be one that SageMaker has: did you mean ml.c5.xlarge?"),
         ({"timeout": "7d"}, {}, "MaxRuntimeInSeconds is 604800; at most 432000 (5 days) is allowed"),
         ({}, {"spot": True, "max_wait": "30s"}, "it must be at least MaxRuntimeInSeconds, 60"),
-        ({"environment": {"A B": "1"}}, {}, "Environment (the name 'A B') is 'A B'; it must match"),
-        ({}, {"tags": {"a": "x" * 300}}, "has a length of 300; at most 256"),
         ({"resources": {"gpu": 1}}, {}, "ml.c5.xlarge has no NVIDIA GPU; take one such as ml.g5.xlarge"),
     ],
 )
@@ -234,34 +233,7 @@ def test_nothing_of_the_user_s_own_configuration_gets_into_a_request(
     assert "VpcConfig" not in body_of(make_job(TORCH), region="ap-south-1")
 
 
-# What the service model knows, and what it does not
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"TrainingJobNmae": "x"}, 'Unknown parameter in input: "TrainingJobNmae"'),
-        ({"RoleArn": 7}, "Invalid type for parameter RoleArn"),
-        ({"OutputDataConfig": {}}, 'Missing required parameter in OutputDataConfig: "S3OutputPath"'),
-        ({"TrainingJobName": "under_score"}, "TrainingJobName is 'under_score'; it must match"),
-        (
-            {"ResourceConfig": {"InstanceType": "ml.c5.xlarg", "InstanceCount": 1}},
-            "InstanceType is 'ml.c5.xlarg'; it must be one that SageMaker has: did you mean ml.c5.xlarge?",
-        ),
-        (
-            {"ResourceConfig": {"InstanceType": "ml.c5.xlarge", "KeepAlivePeriodInSeconds": 30_000}},
-            "KeepAlivePeriodInSeconds is 30000; at most 21600",
-        ),
-        ({"VpcConfig": {"Subnets": ["a b"], "SecurityGroupIds": ["sg-1"]}}, "VpcConfig.Subnets[0] is 'a b'"),
-        ({"HyperParameters": {str(i): "" for i in range(101)}}, "has a length of 101; at most 100"),
-    ],
-)
-def test_what_the_service_model_forbids_is_found(
-    make_job: MakeJob, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(JobError) as refused:
-        check.body({**body_of(make_job(TORCH)), **changes})
-    assert message in str(refused.value)
+# Rules that botocore does not know
 
 
 def test_a_parameter_server_together_with_mpi_is_refused(make_job: MakeJob) -> None:

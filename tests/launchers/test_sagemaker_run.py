@@ -58,7 +58,11 @@ def scripted(*services: str) -> tuple[Aws, dict[str, Stubber]]:
     ("code", "said", "message"),
     [
         ("ExpiredTokenException", "expired", "your credentials have expired; log in with `aws configure`"),
-        ("UnrecognizedClientException", "invalid", "AWS does not know these credentials"),
+        (
+            "UnrecognizedClientException",
+            "The security token included is invalid",
+            "AWS does not know these credentials",
+        ),
         ("AccessDeniedException", "no", "you may not do that; what a learner needs is in jobs/clusters/"),
         ("ResourceLimitExceeded", "is 0 Instances.", "Ask for more under Service Quotas, Amazon SageMaker"),
         (

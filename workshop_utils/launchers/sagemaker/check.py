@@ -1,95 +1,49 @@
-"""Would SageMaker take this request? Asked without an account.
+"""What SageMaker would refuse, or take and not do as meant, though botocore has nothing against the request.
 
-`body` compares a request with the service model that botocore carries: names, types, what is required, lengths,
-patterns and enumerations. `rules` knows what the model does not: requests that the service takes, and that then fail
-or do something else than was meant, when the instances are paid for already.
+Botocore compares every request that ModelTrainer makes with the service model that it carries: names, types, and what
+is required. Here are its enumeration of instance types, which it does not look at, and rules that it does not know:
+without them a job fails, or does something else, when the instances are paid for already.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from botocore.loaders import Loader
 from botocore.model import ServiceModel
-from botocore.validate import ParamValidator
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.images import lacks_horovod
 
-OPERATION = "CreateTrainingJob"
 LONGEST_JOB_SECONDS = 5 * 86_400  # without an increase of the quota "longest run time for a training job"
 
 
 @functools.cache
-def request_shape() -> Any:
-    """The form of a request, as botocore describes SageMaker's interface; nothing is sent."""
+def instance_types() -> list[str]:
+    """The types of instances that SageMaker has for training."""
     # Not through a session, which reads the learner's AWS profile: none is needed to look at a request.
     model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
-    return model.operation_model(OPERATION).input_shape
-
-
-def body(request: Mapping[str, Any]) -> None:
-    """Raise JobError where `request` is not a CreateTrainingJob request; one line for each thing that is wrong."""
-    report = ParamValidator().validate(request, request_shape())
-    _refuse(
-        report.generate_report().splitlines()
-        if report.has_errors()
-        else _problems(request, request_shape(), OPERATION)
-    )
+    return list(model.shape_for("TrainingInstanceType").enum)  # type: ignore[attr-defined]
 
 
 def instance_type(name: str) -> None:
     """Raise JobError where SageMaker has no instances of the type `name`."""
-    shape = request_shape().members["ResourceConfig"].members["InstanceType"]
-    _refuse(_problems(name, shape, f"{OPERATION}.ResourceConfig.InstanceType"))
-
-
-def _refuse(problems: Iterator[str] | list[str]) -> None:
-    if text := "\n".join(problems):
-        raise JobError(text)
-
-
-def _problems(value: Any, shape: Any, path: str) -> Iterator[str]:
-    """What botocore's own validator leaves out of a value of the right form."""
-    if shape.type_name == "structure":
-        for name, member in value.items():
-            yield from _problems(member, shape.members[name], f"{path}.{name}")
-    elif shape.type_name == "map":
-        for key, item in value.items():
-            yield from _problems(key, shape.key, f"{path} (the name {key!r})")
-            yield from _problems(item, shape.value, f"{path}.{key}")
-    elif shape.type_name == "list":
-        for position, item in enumerate(value):
-            yield from _problems(item, shape.member, f"{path}[{position}]")
-    most, pattern = shape.metadata.get("max"), shape.metadata.get("pattern")
-    allowed = getattr(shape, "enum", None)
-    is_number = isinstance(value, int)
-    if allowed and value not in allowed:
-        close = difflib.get_close_matches(value, allowed, n=1)
-        advice = f"did you mean {close[0]}?" if close else f"one of {len(allowed)}, such as {allowed[0]}"
-        yield f"{path} is {value!r}; it must be one that SageMaker has: {advice}"
-    elif most is not None and (value if is_number else len(value)) > most:
-        size = f"is {value}" if is_number else f"has a length of {len(value)}"
-        yield f"{path} {size}; at most {most} is allowed"
-    elif pattern and not re.fullmatch(_python_pattern(pattern), value, re.DOTALL):
-        yield f"{path} is {value!r}; it must match {pattern}"
-
-
-def _python_pattern(pattern: str) -> str:
-    """The service model writes Java's patterns; Python has no Unicode categories, and these come close."""
-    for category, ours in ((r"\p{L}", r"\w"), (r"\p{Z}", r"\s"), (r"\p{N}", r"\d")):
-        pattern = pattern.replace(category, ours)
-    return pattern
+    if name not in instance_types():
+        close = difflib.get_close_matches(name, instance_types(), n=1) or ["ml.c5.xlarge"]
+        raise JobError(
+            f"CreateTrainingJob.ResourceConfig.InstanceType is {name!r}; it must be one that SageMaker has: "
+            f"did you mean {close[0]}?"
+        )
 
 
 def rules(request: Mapping[str, Any]) -> None:
     """Raise JobError where SageMaker would take `request` and not do what was meant."""
-    _refuse(_broken_rules(request))
+    if problems := "\n".join(_broken_rules(request)):
+        raise JobError(problems)
 
 
 def _broken_rules(request: Mapping[str, Any]) -> Iterator[str]:

@@ -14,15 +14,13 @@ FOLDER = "jobs/clusters/sagemaker"
 # Words in AWS's code or message, in small letters; and what they mean.
 MEANINGS = {
     "expired": f"your credentials have expired; {LOGIN}",
-    "unrecognizedclient": f"AWS does not know these credentials; {LOGIN}",
-    "invalidclienttoken": f"AWS does not know these credentials; {LOGIN}",
+    "security token": f"AWS does not know these credentials; {LOGIN}",
     "assume role": (
         f"SageMaker cannot act as the role. It must exist, and trust sagemaker.amazonaws.com (the stack of {FOLDER}/ "
         "makes one)"
     ),
     "nosuchentity": f"there is no such role (the stack of {FOLDER}/ makes one)",
-    "accessdenied": f"you may not do that; what a learner needs is in {FOLDER}/policies/learner.json",
-    "unauthorized": f"you may not do that; what a learner needs is in {FOLDER}/policies/learner.json",
+    "denied": f"you may not do that; what a learner needs is in {FOLDER}/policies/learner.json",
     "resourcelimitexceeded": (
         "the account may not use so many instances of this type. Ask for more under Service Quotas, Amazon SageMaker, "
         "'<instance type> for training job usage' (a day or two), or take another type; new accounts have a quota of 0 "

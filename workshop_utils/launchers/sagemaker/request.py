@@ -41,9 +41,7 @@ class Plan:
     @property
     def hyperparameters(self) -> dict[str, str]:
         """The script's arguments, and what the toolkit is told."""
-        return toolkit.hyperparameters(
-            self.job, self.settings, self.processes_per_host, self.name, self.source_uri
-        )
+        return toolkit.hyperparameters(self)
 
     @property
     def environment(self) -> dict[str, str]:

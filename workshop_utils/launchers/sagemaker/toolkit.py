@@ -7,10 +7,12 @@ JSON. Sources: sagemaker-training-toolkit, params.py and runner.py; sagemaker-te
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from workshop_utils.jobs import StrategyName, TrainingJob
-from workshop_utils.launchers.sagemaker.settings import Settings
+from workshop_utils.jobs import StrategyName
+
+if TYPE_CHECKING:
+    from workshop_utils.launchers.sagemaker.request import Plan
 
 PARAMETER_SERVER = "sagemaker_parameter_server_enabled"
 MPI = "sagemaker_mpi_enabled"
@@ -29,27 +31,25 @@ SWITCHES: dict[StrategyName, str | None] = {
 }
 
 
-def hyperparameters(
-    job: TrainingJob, settings: Settings, processes_per_host: int, job_name: str, source_uri: str
-) -> dict[str, str]:
+def hyperparameters(plan: Plan) -> dict[str, str]:
     """HyperParameters of a CreateTrainingJob request: the script's arguments and the toolkit's settings.
 
     There is no `model_dir` among them: the toolkit would hand it on to the script as an argument, and the workshop's
     scripts take their folder from SM_MODEL_DIR, so that they run unmodified.
     """
-    values: dict[str, Any] = {**job.arguments, "sagemaker_program": job.script}
-    if settings.mode == "toolkit":
+    values: dict[str, Any] = {**plan.job.arguments, "sagemaker_program": plan.job.script}
+    if plan.settings.mode == "toolkit":
         values |= {
-            "sagemaker_submit_directory": source_uri,
-            "sagemaker_job_name": job_name,
-            "sagemaker_region": settings.region_name,
+            "sagemaker_submit_directory": plan.source_uri,
+            "sagemaker_job_name": plan.name,
+            "sagemaker_region": plan.settings.region_name,
             "sagemaker_container_log_level": 20,
         }
-        if switch := SWITCHES[job.strategy]:
+        if switch := SWITCHES[plan.job.strategy]:
             values[switch] = True
         if switch in (MPI, TORCH_DISTRIBUTED):
-            values[PROCESSES_PER_HOST] = processes_per_host
+            values[PROCESSES_PER_HOST] = plan.processes_per_host
         if switch == TORCH_DISTRIBUTED:
-            values["sagemaker_instance_type"] = settings.instance_type
+            values["sagemaker_instance_type"] = plan.settings.instance_type
     # As the SDK's version 2 sends it, so that a number comes out of it as a number.
     return {name: json.dumps(value) for name, value in sorted(values.items())}

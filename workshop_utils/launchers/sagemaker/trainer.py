@@ -24,6 +24,7 @@ from typing import Any
 
 import boto3
 import botocore.session
+from botocore.exceptions import BotoCoreError
 from sagemaker.core import shapes
 from sagemaker.core.config.config_manager import SageMakerConfig
 from sagemaker.core.helper.session_helper import Session
@@ -66,9 +67,8 @@ def render(plan: Plan) -> Request:
         body = _train(request, _to_nobody(plan.settings.region_name, plan.settings.bucket_name))
     except JobError:
         raise
-    except ValueError as error:
+    except (ValueError, BotoCoreError) as error:
         raise JobError(f"ModelTrainer refuses {plan.job.name}: {error}") from None
-    check.body(body)
     check.rules(body)
     return Request(plan, body, started)
 
@@ -148,7 +148,7 @@ class WorkshopDriver(DistributedConfig):
 def _train(request: Request, wire: Wire) -> dict[str, Any]:
     """Let ModelTrainer send a job through `wire`; the request as it went out."""
     plan = request.plan
-    wire.name = plan.name
+    wire.name, wire.body = plan.name, {}
     with tempfile.TemporaryDirectory() as folder:
         trainer = ModelTrainer(
             sagemaker_session=wire.session,
