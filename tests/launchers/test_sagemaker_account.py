@@ -21,7 +21,6 @@ from workshop_utils.launchers.sagemaker.request import TAG
 from workshop_utils.launchers.sagemaker.upload import ensure_bucket
 from workshop_utils.runs import RunState
 
-TEMPLATES = Path(__file__).parents[2] / "jobs" / "clusters" / "sagemaker" / "templates"
 ROLE = "arn:aws:iam::123456789012:role/workshop"
 SAY = "from workshop_utils import place\nprint('hello from', place.here().name)\n"
 
@@ -165,36 +164,6 @@ def test_what_the_clean_up_may_not_remove_does_not_keep_the_rest(monkeypatch: py
     assert cleaned.exit_code == 1
     assert "could not remove stack not-ours: you may not do that" in cleaned.output
     assert removed == ["ours"]
-
-
-def test_the_templates_make_a_network_and_roles_that_a_job_can_name(make_job: MakeJob, aws: Aws) -> None:
-    outputs = {}
-    for name, given in {"network": {"Zone": "us-east-1a"}, "roles": {}}.items():
-        aws.call(
-            "cloudformation",
-            "create_stack",
-            StackName=f"workshop-{name}",
-            TemplateBody=(TEMPLATES / f"{name}.yaml").read_text(),
-            Parameters=[{"ParameterKey": key, "ParameterValue": value} for key, value in given.items()],
-            Capabilities=["CAPABILITY_NAMED_IAM"],
-            Tags=[TAG],
-        )
-        (stack,) = aws.call("cloudformation", "describe_stacks", StackName=f"workshop-{name}")["Stacks"]
-        outputs |= {output["OutputKey"]: output["OutputValue"] for output in stack["Outputs"]}
-    (subnet,) = aws.call("ec2", "describe_subnets", SubnetIds=[outputs["Subnet"]])["Subnets"]
-    assert (subnet["AvailabilityZone"], subnet["MapPublicIpOnLaunch"]) == ("us-east-1a", False)
-    asked = aws.call("ec2", "describe_security_groups", GroupIds=[outputs["SecurityGroup"]])
-    (rule,) = asked["SecurityGroups"][0]["IpPermissions"]
-    assert [pair["GroupId"] for pair in rule["UserIdGroupPairs"]] == [outputs["SecurityGroup"]]
-    network = {"subnets": (outputs["Subnet"],), "security_groups": (outputs["SecurityGroup"],)}
-    launcher = place(aws, role=outputs["TrainingRole"], **network)
-    assert launcher.launch(make_job(SAY)).wait(60).state is RunState.SUCCEEDED
-    stacks = {thing.name: thing for thing in cleanup.find(aws) if thing.kind == "stack"}
-    assert set(stacks) == {"workshop-network", "workshop-roles"}
-    cleanup.remove(
-        stacks["workshop-roles"], aws
-    )  # moto cannot remove the parts of the network in AWS's order
-    assert "workshop-roles" not in {thing.name for thing in cleanup.find(aws)}
 
 
 # The command line

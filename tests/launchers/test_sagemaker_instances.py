@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from conftest import MakeJob, Watch
 
 from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.sagemaker import driver
 from workshop_utils.launchers.sagemaker.instances import Instances
 from workshop_utils.network import Network, availability
 from workshop_utils.runs import RunFailed, RunState
@@ -191,20 +194,6 @@ def test_the_classic_mode_runs_a_server_beside_the_script_on_every_host(make_job
     assert found["algo-3"]["place"] == ["worker", 1, 2, 3]
 
 
-def test_eleven_hosts_are_numbered_in_the_order_of_their_names_as_text(make_job: MakeJob) -> None:
-    found = looked(make_job(LOOK, strategy="multi_worker_mirrored", workers=11))
-    indices = {
-        host: json.loads(each["variables"]["TF_CONFIG"])["task"]["index"] for host, each in found.items()
-    }
-    assert [indices[host] for host in ("algo-1", "algo-10", "algo-11", "algo-2", "algo-9")] == [
-        0,
-        1,
-        2,
-        3,
-        10,
-    ]
-
-
 def test_every_mpi_rank_believes_that_it_is_on_the_first_host(make_job: MakeJob) -> None:
     found = looked(make_job(LOOK, strategy="mpi", workers=4), processes_per_host=2)
     assert set(found) == {f"worker-{rank}" for rank in range(4)}
@@ -316,3 +305,23 @@ def test_in_namespaces_names_and_ports_are_sagemaker_s_own_and_the_names_are_kno
 def test_a_network_that_cannot_be_is_refused(make_job: MakeJob) -> None:
     with pytest.raises(JobError, match=r"no algo-3 in this job|no network namespaces"):
         Instances(network=Network(bandwidth="1Gbit", exceptions={"algo-3": "1Mbit"})).launch(make_job("1"))
+
+
+# On a real instance
+
+
+def test_the_driver_starts_what_is_listed_for_its_host_and_says_why_it_failed(tmp_path: Path) -> None:
+    shutil.copy(driver.__file__, tmp_path)
+    say = "import os, sys; print(*(os.environ[name] for name in ('WHERE', 'WORKSHOP_SUBNET'))); sys.exit(3)"
+    worker = {"name": "worker-0", "command": ["{python}", "-c", say], "environment": {"WHERE": "{interface}"}}
+    (tmp_path / "members.json").write_text(json.dumps({"localhost": [{**worker, "awaited": True}]}))
+    given = {
+        "SM_CURRENT_HOST": "localhost",
+        "SM_HOSTS": '["localhost"]',
+        "SM_NETWORK_INTERFACE_NAME": "eth0",
+        "SM_OUTPUT_DIR": str(tmp_path),
+    }
+    command = [sys.executable, str(tmp_path / "driver.py")]
+    ended = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (3, "eth0 127.0.0.0/16\n"), ended.stderr
+    assert (tmp_path / "failure").read_text() == "ExecuteUserScriptError on localhost: exit code 3"

@@ -46,26 +46,6 @@ def test_hosts_are_sorted_as_text_so_that_the_tenth_stands_before_the_second() -
 
 
 @pytest.mark.parametrize(
-    ("strategy", "workers", "per_host", "mode", "hosts"),
-    [
-        ("single", 1, 1, "toolkit", 1),
-        ("torch_ddp", 4, 2, "toolkit", 2),
-        ("mpi", 8, 4, "toolkit", 2),
-        ("multi_worker_mirrored", 3, 1, "toolkit", 3),
-        ("parameter_server", 2, 1, "toolkit", 3),
-        ("ring", 4, 2, "drivers", 2),
-        ("parameter_server", 2, 1, "drivers", 3),
-    ],
-)
-def test_each_strategy_takes_its_hosts(
-    make_job: MakeJob, strategy: str, workers: int, per_host: int, mode: str, hosts: int
-) -> None:
-    job = make_job(TORCH, strategy=strategy, workers=workers)
-    body = body_of(job, processes_per_host=per_host, mode=mode)
-    assert body["ResourceConfig"]["InstanceCount"] == hosts
-
-
-@pytest.mark.parametrize(
     ("fields", "settings", "message"),
     [
         ({"strategy": "horovod_elastic", "workers": 2}, {"mode": "drivers"}, "run it locally"),
@@ -99,72 +79,25 @@ def test_what_sagemaker_would_not_do_is_said_with_a_way_out(
 # The body
 
 
-def test_the_body_of_a_parameter_server_job_is_this_one(make_job: MakeJob) -> None:
-    job = make_job(
-        KERAS,
-        strategy="parameter_server",
-        workers=2,
-        arguments={"epochs": 3, "rate": 0.5, "mode": "fast", "flag": True},
-        environment={"COLOUR": "red"},
-        timeout="90s",
-    )
-    body = body_of(job, subnets=("subnet-0a1",), security_groups=("sg-0b2",), tags={"team": "größe"})
-    name = body["TrainingJobName"]
-    bucket = "s3://sagemaker-workshop-eu-west-1-123456789012/workshop"
-    source = {
-        "S3DataType": "S3Prefix",
-        "S3Uri": f"{bucket}/data/folder-job-1/",
-        "S3DataDistributionType": "FullyReplicated",
-    }
-    assert body == {
-        "TrainingJobName": name,
-        "AlgorithmSpecification": {
-            "TrainingImage": "763104351884.dkr.ecr.eu-west-1.amazonaws.com/tensorflow-training:2.19-cpu-py312",
-            "TrainingInputMode": "File",
-        },
-        "RoleArn": ROLE,
-        "InputDataConfig": [
-            {"ChannelName": "training", "DataSource": {"S3DataSource": source}, "InputMode": "File"}
-        ],
-        "OutputDataConfig": {"S3OutputPath": f"{bucket}/models"},
-        "ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": 3, "VolumeSizeInGB": 30},
-        "StoppingCondition": {"MaxRuntimeInSeconds": 90},
-        "Environment": {"PYTHONUNBUFFERED": "1", "COLOUR": "red"},
-        "Tags": [
-            {"Key": "made-by", "Value": "distributed-training-workshop"},
-            {"Key": "team", "Value": "größe"},
-        ],
-        "HyperParameters": {
-            "epochs": "3",
-            "flag": "true",
-            "mode": '"fast"',
-            "rate": "0.5",
-            "sagemaker_container_log_level": "20",
-            "sagemaker_job_name": f'"{name}"',
-            "sagemaker_parameter_server_enabled": "true",
-            "sagemaker_program": '"train.py"',
-            "sagemaker_region": '"eu-west-1"',
-            "sagemaker_submit_directory": f'"{bucket}/source/{name}/sourcedir.tar.gz"',
-        },
-        "VpcConfig": {"Subnets": ["subnet-0a1"], "SecurityGroupIds": ["sg-0b2"]},
-    }
-
-
 def test_mpi_and_torchrun_are_told_how_many_processes_a_host_has(make_job: MakeJob) -> None:
-    for strategy, switch in (
-        ("mpi", "sagemaker_mpi_enabled"),
-        ("torch_ddp", "sagemaker_torch_distributed_enabled"),
-    ):
-        job = make_job(TORCH, workers=4, strategy=strategy)
-        told = body_of(job, processes_per_host=2)["HyperParameters"]
+    switches = {"mpi": "sagemaker_mpi_enabled", "torch_ddp": "sagemaker_torch_distributed_enabled"}
+    for strategy, switch in switches.items():
+        body = body_of(make_job(TORCH, workers=4, strategy=strategy), processes_per_host=2)
+        told = body["HyperParameters"]
         assert (told[switch], told["sagemaker_mpi_num_of_processes_per_host"]) == ("true", "2")
+        assert body["ResourceConfig"]["InstanceCount"] == 2
 
 
 def test_every_option_has_its_field(make_job: MakeJob) -> None:
     job = make_job(TORCH, timeout="10min").replace(data="s3://elsewhere/mnist")
-    body = body_of(
-        job, keep_alive="15min", encrypt_traffic=True, input_mode="FastFile", volume_gb=50, retries=3
-    )
+    options = {
+        "keep_alive": "15min",
+        "encrypt_traffic": True,
+        "input_mode": "FastFile",
+        "tags": {"team": "größe"},
+    }
+    body = body_of(job, **options, volume_gb=50, retries=3)
+    assert body["Tags"][1:] == [{"Key": "team", "Value": "größe"}]
     assert body["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 900
     assert body["ResourceConfig"]["VolumeSizeInGB"] == 50
     assert body["RetryStrategy"] == {"MaximumRetryAttempts": 3}

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import datetime
 import io
-import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
-from botocore.awsrequest import AWSResponse
-from botocore.compat import HTTPHeaders
 from botocore.stub import Stubber
 from conftest import MakeJob, Watch
 
@@ -22,7 +17,7 @@ from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.sagemaker import SageMaker, cleanup
 from workshop_utils.launchers.sagemaker import run as run_module
 from workshop_utils.launchers.sagemaker.account import Aws
-from workshop_utils.launchers.sagemaker.errors import TRIES, AwsError
+from workshop_utils.launchers.sagemaker.errors import AwsError
 from workshop_utils.launchers.sagemaker.preflight import NotConfirmed
 from workshop_utils.launchers.sagemaker.request import plan
 from workshop_utils.launchers.sagemaker.run import LATE_LOOKS, SageMakerRun
@@ -70,6 +65,7 @@ def scripted(*services: str) -> tuple[Aws, dict[str, Stubber]]:
             "Could not assume role x.",
             "SageMaker cannot act as the role. It must exist",
         ),
+        ("ThrottlingException", "Rate exceeded", "AWS still asks to slow down after 6 tries"),
         ("ResourceInUse", "names must be unique", "a job of that name exists already"),
         ("SomethingNew", "never seen", "AWS answered SomethingNew. AWS says: never seen"),
     ],
@@ -117,39 +113,6 @@ def test_only_this_machine_is_a_stand_in_and_every_other_endpoint_may_cost_money
     aws = Aws("us-east-1", endpoint)
     assert aws.is_stand_in is stand_in
     assert str(aws).startswith(said)
-
-
-@pytest.mark.parametrize("times", [3, TRIES])
-def test_a_throttled_call_is_tried_again_more_and_more_slowly_but_not_for_ever(
-    times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=pauses.append))
-    asked: list[Any] = []
-
-    def answer(request: Any, **_: Any) -> AWSResponse:
-        asked.append(request)
-        refused = {"__type": "ThrottlingException", "message": "Rate exceeded"}
-        content = {"TrainingJobSummaries": []} if len(asked) > times else refused
-        body = Body(json.dumps(content).encode())
-        return AWSResponse(request.url, 200 if len(asked) > times else 400, HTTPHeaders(), body)
-
-    aws = Aws("us-east-1")
-    aws.client("sagemaker").meta.events.register("before-send.sagemaker", answer)
-    if times < TRIES:
-        assert aws.call("sagemaker", "list_training_jobs")["TrainingJobSummaries"] == []
-    else:
-        with pytest.raises(AwsError, match=f"still asks to slow down after {TRIES} tries"):
-            aws.call("sagemaker", "list_training_jobs")
-    assert len(pauses) == min(times, TRIES - 1)
-    assert all(pause <= 2**tries for tries, pause in enumerate(pauses))
-
-
-class Body(io.BytesIO):
-    """The body of an answer, as urllib3 hands it out."""
-
-    def stream(self, **_: Any) -> Iterator[bytes]:
-        yield self.read()
 
 
 # A job's life

@@ -119,23 +119,3 @@ def test_everything_that_can_bear_a_tag_bears_the_workshop_s() -> None:
                 "AWS::EC2::RouteTable",
             ) or (kind in ("AWS::IAM::Role", "AWS::SageMaker::NotebookInstance")):
                 assert TAG in resource["Properties"]["Tags"], (path.name, name)
-
-
-def test_what_a_notebook_instance_runs_at_its_start_is_valid() -> None:
-    """The shell script, and the Python program that it writes, once CloudFormation has filled in its values."""
-    properties = template("notebook")["Resources"]["SetUp"]["Properties"]
-    values = {
-        "Repository": "https://example.org/x.git",
-        "IdleMinutes": "60",
-        "AWS::Region": "us-east-1",
-        "Name": "n",
-    }
-    for step in ("OnStart",):
-        script = properties[step][0]["Content"]["Fn::Base64"]["Fn::Sub"]
-        for name, value in values.items():
-            script = script.replace(f"${{{name}}}", value)
-        assert "${" not in script
-        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-    program = script.partition("<<'PROGRAM'\n")[2].partition("\nPROGRAM\n")[0]
-    compile(program, "stop-when-idle", "exec")
-    assert '["aws", "sagemaker", "stop-notebook-instance", "--region", "us-east-1"]' in program

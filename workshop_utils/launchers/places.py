@@ -2,8 +2,8 @@
 
     place("sagemaker", config="place.yaml")
 
-`sagemaker-stand-in` emulates the instances of a training job by processes of this machine; `kubernetes-stand-in` plays
-the pods of the manifest so. `torchx` is either, as its place.yaml has it.
+`sagemaker-stand-in` emulates the instances of a training job, `kubernetes-stand-in` the pods of the manifest, by
+processes of this machine. `torchx` is either, as its place.yaml has it.
 """
 
 from __future__ import annotations
