@@ -29,7 +29,7 @@ EXCEPTIONS = {
     "processors": "the processors are this machine's, and all hosts share them",
     "mpi": "all MPI ranks are started by the first host's mpirun, without sshd",
     "python": "Python and its packages are this environment's",
-    "groups": "there are no variables about groups of instances, since all instances of a job are alike",
+    "left out": "variables about groups of instances, and about libraries that only AWS's images have",
 }
 
 
