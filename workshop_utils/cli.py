@@ -72,9 +72,7 @@ def launch(
     if dry_run not in (None, "client", "server"):
         raise JobError(f"--dry-run is {dry_run!r}; it must be client or server, as kubectl has it")
     starts = not (render or dry_run)
-    launcher = place(
-        on, config, Network.parse(network) if network is not None else None, output, rendering=not starts
-    )
+    launcher = place(on, config, Network.parse(network) if network is not None else None, output)
     if dry_run == "server":
         if not isinstance(launcher, ChecksOnServer):
             raise JobError(
@@ -282,7 +280,7 @@ def clean_up(
 ) -> None:
     """List what the workshop has left in your AWS account, found by its tag, and remove it once you agree."""
     from workshop_utils.launchers.sagemaker import account, cleanup
-    from workshop_utils.launchers.sagemaker.calls import AwsError
+    from workshop_utils.launchers.sagemaker.errors import AwsError
 
     aws = account.profile(region)
     typer.echo(f"looking at {aws}")

@@ -2,8 +2,8 @@
 
     place("sagemaker", config="place.yaml")
 
-`sagemaker-stand-in` is SageMaker with an account that exists on this machine alone; `kubernetes-stand-in` plays the
-pods of the manifest as processes of this machine. `torchx` is either, as its place.yaml has it.
+`sagemaker-stand-in` emulates the instances of a training job, `kubernetes-stand-in` the pods of the manifest, by
+processes of this machine. `torchx` is either, as its place.yaml has it.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ def place(
     config: Path | None = None,
     network: Network | None = None,
     output: Path | None = None,
-    rendering: bool = False,
 ) -> Launcher:
-    """The launcher for the place called so. With `rendering`, nothing is started for it beforehand, either.
+    """The launcher for the place called so.
 
     Raises:
         JobError: if there is no such place, or it has no use for what was given.
@@ -78,7 +77,7 @@ def place(
         raise JobError(
             f"--config is missing; {name} needs a place.yaml with a role, as in jobs/clusters/sagemaker/"
         )
-    return _sagemaker(name, config, rendering)
+    return _sagemaker(name, config)
 
 
 def _kubernetes(name: str, config: Path | None) -> Launcher:
@@ -89,13 +88,8 @@ def _kubernetes(name: str, config: Path | None) -> Launcher:
     return kind.load(config) if config is not None else kind()
 
 
-def _sagemaker(name: str, config: Path, rendering: bool) -> Launcher:
+def _sagemaker(name: str, config: Path) -> Launcher:
     # Here, since boto3 takes longer to import than a local launch may take.
-    from workshop_utils.launchers.sagemaker import SageMaker, account
+    from workshop_utils.launchers.sagemaker import SageMaker, StandIn
 
-    described = SageMaker.load(config)
-    if rendering or name == "sagemaker":
-        return described
-    aws = account.connect_to_stand_in(described.region_name)
-    account.ensure_role(described.role, aws)
-    return described.within(aws)
+    return (SageMaker if name == "sagemaker" else StandIn).load(config)

@@ -8,25 +8,30 @@
         run.wait()
     run.metrics
 
+A launch, in order:
+
 | module | concept |
 | --- | --- |
 | `settings` | what is said of the place: role, instances, network, limits |
-| `hosts` | which instances a job takes, and who runs on which |
-| `images` | container images, and which have Horovod |
-| `toolkit` | the hyperparameters of classic script mode |
-| `request`, `check` | the request, and whether SageMaker would take it |
-| `source`, `upload` | what a job brings along, and how it gets to S3 |
-| `calls` | a call to AWS: patience, and errors for people |
-| `prices`, `preflight` | what a launch may cost, and the question before it |
-| `sdk`, `model_trainer` | the Python SDK's ModelTrainer, in a process of its own |
-| `launcher`, `run` | the launcher, and the run that it gives |
-| `contract` | what a training container finds |
-| `container`, `parameter_server` | programs: a container's entry point, and the server beside the script |
-| `instances` | a local stand-in for N instances |
-| `account`, `account_server` | a local stand-in for the account |
+| `request`, `hosts`, `toolkit`, `images` | what a job becomes: hosts, name, hyperparameters, image |
+| `members`, `driver` | with `mode: drivers`: what each host starts, and the program that starts it |
+| `trainer` | the Python SDK's ModelTrainer, which makes the request, to be shown or to be sent |
+| `check` | whether SageMaker would take it |
+| `preflight`, `prices` | what a launch may cost, and the question before it |
+| `account`, `errors` | AWS, or moto on this machine; what AWS says no with, in words for people |
+| `upload` | source and data, brought to S3 |
+| `launcher`, `run` | the launchers, and the run on SageMaker |
 | `cleanup` | finds and removes what the workshop made |
+
+Without an account:
+
+| module | concept |
+| --- | --- |
+| `contract` | what a training container finds |
+| `instances` | emulated instances, which keep the contract |
+| `emulated_host`, `emulated_toolkit`, `parameter_server` | their container, and what the toolkit starts in it |
 """
 
-from workshop_utils.launchers.sagemaker.launcher import SageMaker
+from workshop_utils.launchers.sagemaker.launcher import SageMaker, StandIn
 
-__all__ = ["SageMaker"]
+__all__ = ["SageMaker", "StandIn"]

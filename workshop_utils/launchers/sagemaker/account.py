@@ -1,131 +1,116 @@
-"""Which account answers: AWS itself where AWS_PROFILE is set, and otherwise a stand-in on this machine.
+"""The account that answers: AWS itself where AWS_PROFILE is set, and otherwise moto's, on this machine.
 
-aws = connect()          # the stand-in is started when it is first needed, and ends with this process
+aws = connect()          # moto's server is started when it is first needed, and ends with this process
 print(aws)               # which of the two answers
+aws.call("sagemaker", "describe_training_job", TrainingJobName="...")
+
+Moto keeps what it is told (buckets, roles, stacks, training jobs and their tags), and calls every training job
+completed the moment it is created: what trains here are emulated instances, see `instances`.
 """
 
 from __future__ import annotations
 
 import functools
-import json
+import logging
 import os
-import queue
-import sys
-import tempfile
-import uuid
-from pathlib import Path
-from typing import Self
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
 
-from workshop_utils.launchers.sagemaker.calls import Aws, AwsError
-from workshop_utils.processes.group import Event, Process, ProcessGroup
+import boto3
+from botocore.config import Config
 
-CREDENTIALS = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
-SERVER = "workshop_utils.launchers.sagemaker.account_server"
-START_SECONDS = 60.0  # moto's many services take a while to be imported
-LIFE_SECONDS = 86_400.0
+from workshop_utils.launchers.sagemaker.errors import TRIES, explained
+
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+PATIENT = Config(
+    retries={"mode": "standard", "total_max_attempts": TRIES},
+    connect_timeout=5,  # it is tried again, too
+    read_timeout=60,
+)
 
 
-class StandInAccount:
-    """An account on this machine: a server process, which ends with this object's `close`, or with this process.
+def _endpoint() -> str | None:
+    return os.environ.get("AWS_ENDPOINT_URL") or None
 
-    `endpoint` is where it listens.
+
+@dataclass(frozen=True)
+class Aws:
+    """Clients of one account in one region, with the credentials of the environment.
+
+    `endpoint` is where boto3 finds it: moto's server, or AWS in a VPC; None means AWS where everybody finds it.
     """
 
-    def __init__(self) -> None:
-        self._said: queue.Queue[str] = queue.Queue()
-        self._ended: queue.Queue[str] = queue.Queue()
-        foreign = ("AWS_", "SAGEMAKER_", "MOTO_")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-        # No configuration of the user's own, no look-up of an instance's identity, and a region for who names none.
-        environment |= {
-            "AWS_CONFIG_FILE": os.devnull,
-            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-        # Runs that are carried out have their folders in the server's own, which goes with it. Its name is short, since
-        # Open MPI puts sockets below it.
-        scratch = Path(tempfile.gettempdir()) / f"workshop-{uuid.uuid4().hex[:8]}"
-        environment["TMPDIR"] = str(scratch)
-        root = str(Path(__file__).parents[3])
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH")]))
-        server = Process("account", (sys.executable, "-m", SERVER), environment, tempfile.gettempdir())
-        self._group = ProcessGroup([server], self._on_event, timeout_seconds=LIFE_SECONDS, scratch=scratch)
-        try:
-            line = self._said.get(timeout=START_SECONDS)
-        except queue.Empty:
-            self.close()
-            raise AwsError(f"the stand-in for AWS did not start within {START_SECONDS:.0f} s") from None
-        if not line.startswith("listening at "):
-            raise AwsError(f"the stand-in for AWS could not be started: {line}")
-        self.endpoint = line.removeprefix("listening at ")
+    region: str
+    endpoint: str | None = field(default_factory=_endpoint)
+    clients: dict[str, Any] = field(default_factory=dict)
 
-    def _on_event(self, event: Event) -> None:
-        if event["event"] == "line":
-            self._said.put(event["text"])
-        elif event["event"] == "ended":
-            self._said.put("it ended")
-            self._ended.put("it ended")
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether nothing that is asked for here reaches AWS, or costs anything: the endpoint is this machine's."""
+        return urlsplit(self.endpoint or "").hostname in LOOPBACK
 
-    def aws(self, region: str = "us-east-1") -> Aws:
-        """Clients of this account in `region`."""
-        return Aws(region, self.endpoint, dict(CREDENTIALS))
+    def __str__(self) -> str:
+        if self.is_stand_in:
+            return f"a local stand-in for AWS at {self.endpoint}: nothing reaches AWS, nothing costs money"
+        profile = os.environ.get("AWS_PROFILE", "default")
+        where = f" at {self.endpoint}" if self.endpoint else ""
+        return f"AWS itself{where}, region {self.region}, profile {profile}: what is started here is paid for"
 
-    def close(self) -> None:
-        """End the server, and all that it has started."""
-        self._group.stop()
-        self._ended.get()
-        self._ended.put("it ended")  # closing twice does no harm
+    def session(self) -> boto3.Session:
+        """A new session, which can make clients. Raises AwsError where AWS_PROFILE names no profile."""
+        with explained():
+            return boto3.Session(region_name=self.region)
 
-    def __enter__(self) -> Self:
-        return self
+    def client(self, service: str) -> Any:
+        """The client of `service`, made when it is first asked for."""
+        if service not in self.clients:
+            session: Any = self.session()  # its types are for services that are named one by one
+            with explained():
+                self.clients[service] = session.client(service, config=PATIENT)
+        return self.clients[service]
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def call(self, service: str, operation: str, **values: Any) -> dict[str, Any]:
+        """The answer of `operation`, a method of the client. Tries again, more and more slowly, where AWS throttles.
 
+        Raises:
+            AwsError: where it is refused, or nobody answers.
+        """
+        with explained(operation):
+            answer: dict[str, Any] = getattr(self.client(service), operation)(**values)
+        return answer
 
-@functools.cache
-def _stand_in() -> StandInAccount:
-    return StandInAccount()
-
-
-def connect(region: str | None = None) -> Aws:
-    """The account that answers here: that of AWS_PROFILE, or the stand-in, one for this process."""
-    return profile(region) if os.environ.get("AWS_PROFILE") else connect_to_stand_in(_region(region))
-
-
-def connect_to_stand_in(region: str = "us-east-1") -> Aws:
-    """The stand-in, started when it is first asked for; it ends with this process."""
-    return _stand_in().aws(region)
+    def pages(self, service: str, operation: str, key: str, **values: Any) -> Iterator[Any]:
+        """What stands under `key` in all pages of a listing. Raises AwsError as `call` does."""
+        with explained(operation):
+            for answer in self.client(service).get_paginator(operation).paginate(**values):
+                yield from answer.get(key, [])
 
 
 def profile(region: str | None = None) -> Aws:
-    """AWS itself, or the endpoint that AWS_ENDPOINT_URL names, with the environment's credentials."""
-    return Aws.connect(_region(region))
+    """AWS itself, or the endpoint that AWS_ENDPOINT_URL names."""
+    return Aws(region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1")
 
 
-def _region(name: str | None) -> str:
-    return name or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+def connect(region: str | None = None) -> Aws:
+    """The account that answers here: that of AWS_PROFILE, or moto's, in this process and for all of it."""
+    if not os.environ.get("AWS_PROFILE"):
+        os.environ |= {
+            "AWS_ENDPOINT_URL": _moto(),
+            "AWS_ACCESS_KEY_ID": "testing",  # moto takes any credentials
+            "AWS_SECRET_ACCESS_KEY": "testing",
+        }
+    return profile(region)
 
 
-TRUST = {
-    "Version": "2012-10-17",
-    "Statement": [
-        {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
-    ],
-}
+@functools.cache
+def _moto() -> str:
+    """The address of moto's server, on a thread of this process and a port of loopback that the kernel chooses."""
+    from moto.server import ThreadedMotoServer
 
-
-def ensure_role(arn: str, aws: Aws) -> None:
-    """Make the role `arn` in a stand-in; in AWS itself the stack of jobs/clusters/sagemaker/ does.
-
-    Raises:
-        AwsError: if `aws` is AWS itself and there is no such role.
-    """
-    name = arn.rpartition("/")[2]
-    try:
-        aws.call("iam", "get_role", RoleName=name)
-    except AwsError:
-        if not aws.is_stand_in:
-            raise
-        aws.call("iam", "create_role", RoleName=name, AssumeRolePolicyDocument=json.dumps(TRUST))
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it would print every request
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    return f"http://{host}:{port}"

@@ -8,20 +8,24 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-PATIENCE_SECONDS = 300.0  # for the master to come up
-POLL_SECONDS = 0.5  # the toolkit looks every ten seconds; nobody here pays for the wait
+POLL_SECONDS = 0.1  # the toolkit looks every ten seconds; nobody here pays for the wait
 
 
 def main() -> None:
     """Serve until the master's port, having answered, answers no more."""
+    config = json.loads(sys.argv[1])
+    (master,) = config["cluster"]["master"]
+    # From the beginning: the master cannot end before this server serves, and so is seen before it has gone.
+    watch = threading.Thread(target=until_gone, args=(master,))
+    watch.start()
     import tensorflow as tf
 
-    config = json.loads(sys.argv[1])
     # Several threads to run operations in: one that waits for a peer holds its own.
     threads = tf.compat.v1.ConfigProto(
         device_count={"GPU": 0}, intra_op_parallelism_threads=1, inter_op_parallelism_threads=16
@@ -29,26 +33,25 @@ def main() -> None:
     # TensorFlow 2 knows no master; the name belongs to the toolkit, whose TensorFlow 1 server does not mind.
     cluster = {("chief" if role == "master" else role): hosts for role, hosts in config["cluster"].items()}
     _server = tf.distribute.Server(cluster, "ps", config["task"]["index"], "grpc", threads)
-    wait_for_the_end_of(config["cluster"]["master"][0])
+    watch.join()
 
 
-def wait_for_the_end_of(address: str) -> None:
-    """Return once `address`, having answered, answers no more. Raises TimeoutError if it never answers."""
-    host, _, port = address.rpartition(":")
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    seen = False
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-            seen = True
-        except OSError:
-            if seen:
-                return
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"the master at {address} did not answer within {PATIENCE_SECONDS:.0f} s"
-                ) from None
+def until_gone(address: str) -> None:
+    """Return once `address`, having answered, answers no more."""
+    while not answers(address):
         time.sleep(POLL_SECONDS)
+    while answers(address):
+        time.sleep(POLL_SECONDS)
+
+
+def answers(address: str) -> bool:
+    """Whether somebody listens at `address`."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

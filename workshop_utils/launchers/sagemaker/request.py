@@ -1,4 +1,4 @@
-"""The CreateTrainingJob request of a job: exactly what is sent, and where its parts come from."""
+"""What a launch sends, from a job and what is said of the place: its hosts, its name, its parts in the bucket."""
 
 from __future__ import annotations
 
@@ -6,224 +6,142 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import JobError, StrategyName, TrainingJob
 from workshop_utils.launchers.sagemaker import check, toolkit
-from workshop_utils.launchers.sagemaker.hosts import Layout, layout, members_by_host
-from workshop_utils.launchers.sagemaker.images import has_nvidia_gpu, image_for
+from workshop_utils.launchers.sagemaker.hosts import host_names
+from workshop_utils.launchers.sagemaker.images import has_nvidia_gpu
 from workshop_utils.launchers.sagemaker.settings import Settings
 from workshop_utils.quantities import seconds_of
-from workshop_utils.strategies import Addresses, strategy_of
+from workshop_utils.strategies import strategy_of
 
 TAG = {"Key": "made-by", "Value": "distributed-training-workshop"}  # by which the clean-up finds it
 PREFIX = "workshop"  # of everything in the bucket
-CHECKPOINTS = "/opt/ml/checkpoints"
+MANY_A_HOST: tuple[StrategyName, ...] = ("horovod", "mpi", "torch_ddp")  # to the toolkit
 
-# Where own drivers find things: SageMaker puts each channel into a folder of its name.
-DRIVERS, CODE, DATA = "drivers", "code", "training"
-ENTRY_POINT = "container.py"
-MEMBERS_FILE = "members.json"
-FIRST_PORT = 7000  # of the processes that own drivers start; within a job's security group any will do
+Members = Mapping[str, list[dict[str, Any]]]  # the processes that each host starts, see `members`
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training job that may be launched, before anybody makes a request of it.
+
+    `secret` is the run's own: whoever does not know it cannot join.
+    """
+
+    job: TrainingJob
+    settings: Settings
+    hosts: tuple[str, ...]
+    processes_per_host: int
+    name: str
+    secret: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    @property
+    def hyperparameters(self) -> dict[str, str]:
+        """The script's arguments, and what the toolkit is told."""
+        return toolkit.hyperparameters(self)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that the request has for all hosts."""
+        return {"PYTHONUNBUFFERED": "1", **self.job.environment}
+
+    @property
+    def limit_seconds(self) -> int:
+        """After how long the service ends the job; at least one second, since it counts whole ones."""
+        return max(1, round(seconds_of(self.settings.max_runtime or self.job.timeout)))
+
+    @property
+    def source_uri(self) -> str:
+        """Where the source lies in the bucket."""
+        return f"s3://{self.settings.bucket_name}/{PREFIX}/source/{self.name}/sourcedir.tar.gz"
+
+    @property
+    def data_uri(self) -> str:
+        """Where the data lies: in place if it is on S3, and otherwise below the workshop's own prefix."""
+        data = self.job.data
+        if data.startswith("s3://"):
+            return data
+        label = data if data in ("digits", "mnist") else f"folder-{self.job.name}"
+        return f"s3://{self.settings.bucket_name}/{PREFIX}/data/{label}/"
+
+    @property
+    def checkpoint_uri(self) -> str:
+        """Where checkpoints lie: those of the job, not of this launch, so that the next one finds them."""
+        return f"s3://{self.settings.bucket_name}/{PREFIX}/checkpoints/{self.name.rsplit('-', 2)[0]}"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `launch` would send: the body, and for own drivers the members that each host would start."""
+    """A CreateTrainingJob request as it goes out, and with `mode: drivers` what each host would start."""
 
+    plan: Plan
     body: dict[str, Any]
-    members: dict[str, list[dict[str, Any]]] | None = None
-
-    @property
-    def name(self) -> str:
-        """The training job's name."""
-        return str(self.body["TrainingJobName"])
+    members: Members | None = None
 
     def __str__(self) -> str:
         text = json.dumps(self.body, indent=2)
-        if self.members is None:
-            return text
-        shown = {
-            host: [_without_secret(member) for member in listed] for host, listed in self.members.items()
-        }
-        return f"{text}\n\n# {DRIVERS}/{MEMBERS_FILE}\n{json.dumps(shown, indent=2)}"
+        if self.members is not None:
+            text += f"\n\n# drivers/members.json\n{json.dumps(self.members, indent=2)}"
+        return text.replace(self.plan.secret, "****")
 
     __repr__ = __str__
 
 
-def build(job: TrainingJob, settings: Settings) -> Request:
-    """The request for `job`, checked.
+def plan(job: TrainingJob, settings: Settings) -> Plan:
+    """The hosts that `job` takes, under a name that no other job of the account has.
 
     Raises:
-        JobError: for what SageMaker would refuse, or would take and then not do; one line for each thing.
+        JobError: if the job cannot be laid out so; the message says what would be right.
     """
-    plan = layout(job, settings)
+    check.instance_type(settings.instance_type)
     if job.resources.gpu and not has_nvidia_gpu(settings.instance_type):
         raise JobError(
             f"resources.gpu is {job.resources.gpu}, and instance_type {settings.instance_type} has no NVIDIA GPU; take "
             "one such as ml.g5.xlarge"
         )
-    name = job_name(job)
-    body: dict[str, Any] = {
-        "TrainingJobName": name,
-        "AlgorithmSpecification": {
-            "TrainingImage": image_for(job, settings.region_name, settings.instance_type),
-            "TrainingInputMode": settings.input_mode,
-        },
-        "RoleArn": settings.role,
-        "InputDataConfig": [channel(DATA, data_uri(job, settings), settings.input_mode)],
-        "OutputDataConfig": {"S3OutputPath": f"s3://{settings.bucket_name}/{PREFIX}/models"},
-        "ResourceConfig": {
-            "InstanceType": settings.instance_type,
-            "InstanceCount": len(plan.hosts),
-            "VolumeSizeInGB": settings.volume_gb,
-        },
-        "StoppingCondition": {"MaxRuntimeInSeconds": max_runtime_seconds(job, settings)},
-        "Environment": {"PYTHONUNBUFFERED": "1", **job.environment},
-        "Tags": [TAG, *({"Key": key, "Value": value} for key, value in settings.tags.items())],
-    }
-    members = None
-    if settings.mode == "toolkit":
-        source = f"{source_prefix(settings, name)}/sourcedir.tar.gz"
-        body["HyperParameters"] = toolkit.hyperparameters(job, settings, plan, name, source)
+    per_host = settings.processes_per_host
+    _check_strategy(job, per_host, settings.mode == "toolkit")
+    if (
+        job.strategy == "parameter_server"
+    ):  # a host for the chief, which does not train, and one for each worker
+        hosts = job.workers + 1
+    elif job.workers % per_host:
+        raise JobError(
+            f"workers is {job.workers} and processes_per_host {per_host}; the first must be a multiple of the second"
+        )
     else:
-        members = _drive(body, job, settings, plan)
-    _add_options(body, settings, name)
-    check.body(body)
-    check.rules(body)
-    return Request(body, members)
+        hosts = job.workers // per_host
+    name = f"{job.name[:42].rstrip('-')}-{time.strftime('%Y%m%d%H%M%S')}-{secrets.token_hex(2)}"
+    return Plan(job, settings, host_names(hosts), per_host, name)
 
 
-def job_name(job: TrainingJob) -> str:
-    """A name that no other job of the account has, of at most 63 characters."""
-    return f"{job.name[:42].rstrip('-')}-{time.strftime('%Y%m%d%H%M%S')}-{secrets.token_hex(2)}"
-
-
-def max_runtime_seconds(job: TrainingJob, settings: Settings) -> int:
-    """After how long the service ends the job; at least one second, since it counts whole ones."""
-    return max(1, round(seconds_of(settings.max_runtime or job.timeout)))
-
-
-def channel(name: str, uri: str, mode: str) -> dict[str, Any]:
-    """A channel that gives every host all that lies below `uri`; how to read shards is the strategies' own matter."""
-    source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
-    return {"ChannelName": name, "DataSource": {"S3DataSource": source}, "InputMode": mode}
-
-
-def source_prefix(settings: Settings, name: str) -> str:
-    """Below what the source of the training job `name` lies in the bucket."""
-    return f"s3://{settings.bucket_name}/{PREFIX}/source/{name}"
-
-
-def data_uri(job: TrainingJob, settings: Settings) -> str:
-    """Where the job's data lies: in place if it is on S3, and otherwise below the workshop's own prefix."""
-    if job.data.startswith("s3://"):
-        return job.data
-    label = job.data if job.data in ("digits", "mnist") else f"folder-{job.name}"
-    return f"s3://{settings.bucket_name}/{PREFIX}/data/{label}/"
-
-
-def _drive(
-    body: dict[str, Any], job: TrainingJob, settings: Settings, plan: Layout
-) -> dict[str, list[dict[str, Any]]]:
-    """Let a program of the workshop be the container's entry point, and say which members each host starts."""
-    prefix = source_prefix(settings, body["TrainingJobName"])
-    body["AlgorithmSpecification"] |= {
-        "ContainerEntrypoint": ["python3"],
-        "ContainerArguments": [f"/opt/ml/input/data/{DRIVERS}/{ENTRY_POINT}"],
-    }
-    body["InputDataConfig"] += [
-        channel(CODE, f"{prefix}/{CODE}/", "File"),
-        channel(DRIVERS, f"{prefix}/{DRIVERS}/", "File"),
-    ]
-    # Only values that Python's JSON gives back as they were; the script's name is the entry point's to know.
-    body["HyperParameters"] = toolkit.encoded({**job.arguments, "sagemaker_program": job.script})
-    return members(job, plan)
-
-
-def members(job: TrainingJob, plan: Layout) -> dict[str, list[dict[str, Any]]]:
-    """What each host starts, with the variables by which it finds the others: the hosts' names are known beforehand.
-
-    `{interface}` in a value stands for the network interface, which only the host itself knows.
-    """
+def _check_strategy(job: TrainingJob, per_host: int, by_toolkit: bool) -> None:
+    """Raise JobError for what the toolkit, or the workshop's driver, does not start."""
     strategy = strategy_of(job)
-    placed = members_by_host(job, plan)
-    where = {member.name: host for host, listed in placed.items() for member in listed}
-    everyone = strategy.members(job)
-    addresses = Addresses(
-        {
-            member.name: f"{where[member.name]}:{FIRST_PORT + number}"
-            for number, member in enumerate(everyone)
-            if member.listens
-        },
-        interface="{interface}",
-        secret=secrets.token_hex(16),
-    )
-    described: dict[str, list[dict[str, Any]]] = {}
-    for host, listed in placed.items():
-        described[host] = []
-        trains = [member for member in listed if member.rank is not None]
-        for member in listed:
-            environment: dict[str, str] = {}
-            if member.role != "rendezvous":
-                environment = strategy.environment(job, member, addresses)
-                local = trains.index(member) if member in trains else 0
-                environment = _on_its_host(environment, local, len(trains), plan, host)
-            described[host].append(
-                {
-                    "name": member.name,
-                    "role": member.role,
-                    "awaited": member.awaited,
-                    "leaves": member.leaves,
-                    "address": addresses.of.get(member.name, ""),
-                    "environment": environment,
-                }
-            )
-    return described
-
-
-def _on_its_host(
-    environment: dict[str, str], local_rank: int, here: int, plan: Layout, host: str
-) -> dict[str, str]:
-    """`environment` with what a strategy cannot know: which of the members share a host."""
-    local = {
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(here),
-        "HOROVOD_LOCAL_RANK": str(local_rank),
-        "HOROVOD_LOCAL_SIZE": str(here),
-        "HOROVOD_CROSS_RANK": str(plan.hosts.index(host)),
-        "HOROVOD_CROSS_SIZE": str(len(plan.hosts)),
-        "HOROVOD_HOSTNAME": host,
-    }
-    return {name: local.get(name, value) for name, value in environment.items()}
-
-
-def _add_options(body: dict[str, Any], settings: Settings, name: str) -> None:
-    if settings.subnets:
-        body["VpcConfig"] = {
-            "Subnets": list(settings.subnets),
-            "SecurityGroupIds": list(settings.security_groups),
-        }
-    if settings.encrypt_traffic:
-        body["EnableInterContainerTrafficEncryption"] = True
-    if settings.retries:
-        body["RetryStrategy"] = {"MaximumRetryAttempts": settings.retries}
-    if settings.keep_alive:
-        body["ResourceConfig"]["KeepAlivePeriodInSeconds"] = round(seconds_of(settings.keep_alive))
-    if settings.spot:
-        limit = body["StoppingCondition"]["MaxRuntimeInSeconds"]
-        body["EnableManagedSpotTraining"] = True
-        wait = seconds_of(settings.max_wait) if settings.max_wait else 2 * limit
-        body["StoppingCondition"]["MaxWaitTimeInSeconds"] = round(wait)
-        # Of the job, not of this launch: the next one goes on where a spot instance was taken away.
-        stem = name.rsplit("-", 2)[0]
-        body["CheckpointConfig"] = {
-            "S3Uri": f"s3://{settings.bucket_name}/{PREFIX}/checkpoints/{stem}",
-            "LocalPath": CHECKPOINTS,
-        }
-
-
-def _without_secret(member: Mapping[str, Any]) -> dict[str, Any]:
-    hidden = {name: "****" if "SECRET" in name else value for name, value in member["environment"].items()}
-    return {**member, "environment": hidden}
+    if by_toolkit and job.strategy not in toolkit.SWITCHES:
+        raise JobError(
+            f"strategy is {job.strategy!r}; the toolkit in SageMaker's images does not know it: set mode: drivers"
+        )
+    if strategy.started_by_mpirun and not by_toolkit:
+        raise JobError(
+            "strategy is 'mpi'; mpirun reaches the other hosts through the toolkit: set mode: toolkit"
+        )
+    if not by_toolkit and any(member.started_by for member in strategy.members(job)):
+        raise JobError(
+            f"strategy is {job.strategy!r}; its driver starts workers on one machine alone: run it locally"
+        )
+    one_each = job.strategy == "parameter_server" or (by_toolkit and job.strategy not in MANY_A_HOST)
+    if per_host > 1 and one_each:
+        starter = "the toolkit" if by_toolkit else "the driver"
+        raise JobError(
+            f"processes_per_host is {per_host}; with strategy {job.strategy!r} {starter} starts one on each host"
+        )
+    hosts = job.workers + 1
+    if by_toolkit and job.strategy == "parameter_server" and job.parameter_servers not in (1, hosts):
+        raise JobError(
+            f"parameter_servers is {job.parameter_servers}; the toolkit runs one on each of the {hosts} hosts: leave "
+            "it out, or set mode: drivers"
+        )

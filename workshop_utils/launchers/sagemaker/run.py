@@ -8,19 +8,19 @@ import re
 import tarfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from workshop_utils.launchers import mpirun
-from workshop_utils.launchers.sagemaker.calls import Aws, AwsError
-from workshop_utils.launchers.sagemaker.preflight import Preflight
-from workshop_utils.launchers.sagemaker.request import Request
+from workshop_utils.launchers.sagemaker.account import Aws
+from workshop_utils.launchers.sagemaker.errors import AwsError
+from workshop_utils.launchers.sagemaker.request import Plan
 from workshop_utils.launchers.sagemaker.upload import split_uri
 from workshop_utils.runs import Run, RunState
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 POLL_SECONDS = 5.0
-STAND_IN_POLL_SECONDS = 0.25
 # CloudWatch shows lines some seconds after they were printed, so after a job's end it is asked again.
 LATE_LOOKS, LATE_SECONDS = 2, 5.0
 LAST_LINES = 12  # in the message of a job that failed
@@ -31,20 +31,23 @@ STATES = {"Completed": RunState.SUCCEEDED, "Failed": RunState.FAILED, "Stopped":
 TOOLKIT_TAG = re.compile(r"\[\d+,mpirank:(\d+),algo-\d+\]<(stdout|stderr)>: ?(.*)")
 
 
+def log_streams(job: str, aws: Aws) -> Iterator[str]:
+    """The names of the log streams of the training job `job`: one for each host that has printed something."""
+    where = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{job}/"}
+    try:
+        for stream in aws.pages("logs", "describe_log_streams", "logStreams", **where):
+            yield stream["logStreamName"]
+    except AwsError as error:
+        if error.code != "ResourceNotFoundException":  # no job of this account has ever printed anything
+            raise
+
+
 class SageMakerRun(Run):
     """A run on SageMaker. Its workers are called as their hosts are; leaving its `with` block stops the job."""
 
-    def __init__(
-        self,
-        request: Request,
-        aws: Aws,
-        preflight: Preflight,
-        hosts: tuple[str, ...],
-        poll_seconds: float | None = None,
-    ) -> None:
-        super().__init__(request.name, hosts)
-        self._poll_seconds = poll_seconds or (STAND_IN_POLL_SECONDS if aws.is_stand_in else POLL_SECONDS)
-        self.preflight = preflight
+    def __init__(self, plan: Plan, aws: Aws, poll_seconds: float = POLL_SECONDS) -> None:
+        super().__init__(plan.name, plan.hosts)
+        self._poll_seconds = poll_seconds
         self.answered_by = str(aws)
         self._aws = aws
         self._description: dict[str, Any] = {}
@@ -111,19 +114,20 @@ class SageMakerRun(Run):
                 self._read_logs()
                 blind = 0
             except AwsError as error:
-                blind += 1
-                state = RunState.RUNNING
+                state, blind = RunState.RUNNING, blind + 1
                 if blind == BLIND_POLLS:
-                    self._finish(
-                        RunState.FAILED, f"{self.name} cannot be seen any more, and may still run. {error}"
-                    )
+                    reason = f"{self.name} cannot be seen any more, and may still run. {error}"
+                    self._finish(RunState.FAILED, reason)
                     return
             if state is not RunState.RUNNING:
-                self._read_late_lines()
-                self._finish(state, self._reason_of(state))
-                return
+                break
             self._wake.wait(self._poll_seconds)
             self._wake.clear()
+        for _ in range(0 if self._aws.is_stand_in else LATE_LOOKS):
+            time.sleep(LATE_SECONDS)
+            with contextlib.suppress(AwsError):  # lines that cannot be had do not change how it ended
+                self._read_logs()
+        self._finish(state, self._reason_of(state))
 
     def _look(self) -> RunState:
         self._description = self._aws.call("sagemaker", "describe_training_job", TrainingJobName=self.name)
@@ -131,47 +135,21 @@ class SageMakerRun(Run):
 
     def _read_logs(self) -> None:
         """Take in what the hosts have printed since the last time; each has a log stream of its own."""
-        where = {"logGroupName": LOG_GROUP}
-        try:
-            streams = list(
-                self._aws.pages(
-                    "logs", "describe_log_streams", "logStreams", **where, logStreamNamePrefix=f"{self.name}/"
-                )
-            )
-        except AwsError as error:
-            if error.code == "ResourceNotFoundException":  # nobody has printed anything yet
-                return
-            raise
-        for stream in streams:
-            self._read_stream(stream["logStreamName"])
-
-    def _read_late_lines(self) -> None:
-        """Look again for what a job printed at its end; a stand-in has it at once."""
-        for _ in range(0 if self._aws.is_stand_in else LATE_LOOKS):
-            time.sleep(LATE_SECONDS)
-            # The job's end is known; lines that cannot be had do not change it.
-            with contextlib.suppress(AwsError):
-                self._read_logs()
-
-    def _read_stream(self, name: str) -> None:
-        host = name.partition("/")[2].rpartition("-")[0] or name
-        while True:
-            token = self._tokens.get(name)
-            further = {"nextToken": token} if token else {}
-            answer = self._aws.call(
-                "logs", "get_log_events",
-                logGroupName=LOG_GROUP, logStreamName=name, startFromHead=True, **further,
-            )  # fmt: skip
-            for event in answer["events"]:
-                self._take(host, event["message"])
-            self._tokens[name] = answer["nextForwardToken"]
-            if not answer["events"] or answer["nextForwardToken"] == token:
-                return
+        for stream in log_streams(self.name, self._aws):
+            host = stream.partition("/")[2].rpartition("-")[0]
+            where = {"logGroupName": LOG_GROUP, "logStreamName": stream, "startFromHead": True}
+            before: str | None = None
+            while self._tokens.get(stream, "") != before:
+                before = self._tokens.get(stream, "")
+                further = {"nextToken": before} if before else {}
+                answer = self._aws.call("logs", "get_log_events", **where, **further)
+                for event in answer["events"]:
+                    self._take(host, event["message"])
+                self._tokens[stream] = answer["nextForwardToken"]  # at the end of the stream, the same again
 
     def _take(self, host: str, message: str) -> None:
         """One line of a host: the toolkit marks those of MPI ranks."""
-        tagged = TOOLKIT_TAG.match(message)
-        if tagged:
+        if tagged := TOOLKIT_TAG.match(message):
             self._receive_line(f"worker-{tagged[1]}", tagged[3])
             return
         for worker, text, _ in mpirun.lines(host, message, "stdout"):

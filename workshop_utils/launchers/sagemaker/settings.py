@@ -33,8 +33,7 @@ class Settings(PlaceSettings):
         processes_per_host: how many workers share an instance (strategies `horovod`, `mpi`, `torch_ddp` and those
             that own drivers start).
         mode: `"toolkit"` sends the hyperparameters by which the toolkit inside AWS's images starts a strategy
-            (classic script mode); `"drivers"` brings an entry point of its own, which needs no toolkit;
-            `"model_trainer"` has the Python SDK's ModelTrainer send the job with that entry point as its driver.
+            (classic script mode); `"drivers"` brings a driver of the workshop's own, which needs no toolkit.
         region: such as `"us-east-1"`; by default that of `AWS_REGION` or `AWS_DEFAULT_REGION`.
         bucket: for source, data and models; by default `sagemaker-workshop-REGION-ACCOUNT`, made where it is missing.
         subnets, security_groups: the VPC in which the instances meet; both or none.
@@ -44,7 +43,7 @@ class Settings(PlaceSettings):
         max_runtime: the service ends the job after so long, whatever it does; the job's own timeout by default.
         spot: use spare capacity, which is cheaper and may be taken away; checkpoints are then kept in the bucket.
         max_wait: with `spot`, how long waiting and running may take together; twice `max_runtime` by default.
-        retries: how often SageMaker starts the job anew where a fault of its own, not the script's, has ended it.
+        retries: how often SageMaker starts the job again where a fault of its own, not the script's, has ended it.
         keep_alive: keep the instances warm for the next job for so long after this one. Warm instances are paid for.
         tags: are put on every job, beside the workshop's own by which the clean-up finds it.
         confirm: start without asking, though it costs money.
@@ -55,7 +54,7 @@ class Settings(PlaceSettings):
     role: str
     instance_type: str = "ml.c5.xlarge"
     processes_per_host: int = Field(default=1, ge=1, strict=True)
-    mode: Literal["toolkit", "drivers", "model_trainer"] = "toolkit"
+    mode: Literal["toolkit", "drivers"] = "toolkit"
     region: str | None = None
     bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
     subnets: tuple[Subnet, ...] = ()
@@ -99,6 +98,11 @@ class Settings(PlaceSettings):
         match = _ROLE.fullmatch(self.role)
         assert match is not None  # validated above
         return match[1]
+
+    @property
+    def keep_alive_seconds(self) -> int:
+        """For how long instances are kept warm; 0 where they are not."""
+        return round(seconds_of(self.keep_alive)) if self.keep_alive else 0
 
     @property
     def region_name(self) -> str:

@@ -1,42 +1,53 @@
-"""What must lie in the bucket before a job starts: its source, own drivers, its data."""
+"""What must lie in the bucket before a job starts: its source and its data. (ModelTrainer brings drivers itself.)"""
 
 from __future__ import annotations
 
 import hashlib
-import json
+import io
+import tarfile
 from pathlib import Path
 
 from workshop_utils import data
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.sagemaker import request as requests
-from workshop_utils.launchers.sagemaker.calls import Aws, AwsError
-from workshop_utils.launchers.sagemaker.request import Request
-from workshop_utils.launchers.sagemaker.settings import Settings
-from workshop_utils.launchers.sagemaker.source import driver_files, packed
+from workshop_utils.launchers.sagemaker.account import Aws
+from workshop_utils.launchers.sagemaker.errors import AwsError
+from workshop_utils.launchers.sagemaker.request import TAG, Plan
+from workshop_utils.launchers.source import shipped
+from workshop_utils.strategies import strategy_of
 
+LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git", ".venv"}
 MISSING = {"404", "NoSuchBucket", "NotFound"}
 
 
-def bring(job: TrainingJob, request: Request, settings: Settings, aws: Aws) -> None:
-    """Put everything that `request` names into the bucket, which is made where it is missing.
+def bring(plan: Plan, aws: Aws) -> None:
+    """Put what the job needs into the bucket, which is made where it is missing.
 
     Raises:
         AwsError: where AWS refuses it.
         DataError: where the job's data cannot be had.
     """
-    folder = None if job.data.startswith("s3://") else data.prepare(job.data)
-    ensure_bucket(settings.bucket_name, aws)
-    prefix = requests.source_prefix(settings, request.name)
-    if settings.mode == "toolkit":
-        put(f"{prefix}/sourcedir.tar.gz", packed(job), aws)
-    elif settings.mode == "drivers":  # the SDK brings its own
-        put(f"{prefix}/{requests.CODE}/sourcedir.tar.gz", packed(job), aws)
-        for name, text in driver_files().items():
-            put(f"{prefix}/{requests.DRIVERS}/{name}", text.encode(), aws)
-        listing = json.dumps(request.members).encode()
-        put(f"{prefix}/{requests.DRIVERS}/{requests.MEMBERS_FILE}", listing, aws)
+    is_there = plan.job.data.startswith("s3://")
+    folder = None if is_there else data.prepare(plan.job.data)
+    ensure_bucket(plan.settings.bucket_name, aws)
+    bucket, key = split_uri(plan.source_uri)
+    aws.call("s3", "put_object", Bucket=bucket, Key=key, Body=packed(plan.job))
     if folder is not None:
-        _bring_data(folder, requests.data_uri(job, settings), aws)
+        _bring_data(folder, plan.data_uri, aws)
+
+
+def packed(job: TrainingJob) -> bytes:
+    """`sourcedir.tar.gz` of `job`: its folder, and beside the script the modules that it may import."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as file:
+        for path in sorted(path for path in job.folder.rglob("*") if path.is_file()):
+            relative = path.relative_to(job.folder)
+            if not LEFT_OUT & set(relative.parts):
+                file.add(path, relative.as_posix())
+        for name, text in shipped(strategy_of(job)).items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text.encode())
+            file.addfile(entry, io.BytesIO(text.encode()))
+    return archive.getvalue()
 
 
 def ensure_bucket(name: str, aws: Aws) -> None:
@@ -55,19 +66,13 @@ def ensure_bucket(name: str, aws: Aws) -> None:
     closed = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
     access = dict.fromkeys(closed, True)
     aws.call("s3", "put_public_access_block", Bucket=name, PublicAccessBlockConfiguration=access)
-    aws.call("s3", "put_bucket_tagging", Bucket=name, Tagging={"TagSet": [requests.TAG]})
+    aws.call("s3", "put_bucket_tagging", Bucket=name, Tagging={"TagSet": [TAG]})
 
 
 def split_uri(uri: str) -> tuple[str, str]:
     """Bucket and key of an s3:// address."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     return bucket, key
-
-
-def put(uri: str, content: bytes, aws: Aws) -> None:
-    """Store `content` under `uri`."""
-    bucket, key = split_uri(uri)
-    aws.call("s3", "put_object", Bucket=bucket, Key=key, Body=content)
 
 
 def _bring_data(folder: Path, uri: str, aws: Aws) -> None:
@@ -77,8 +82,7 @@ def _bring_data(folder: Path, uri: str, aws: Aws) -> None:
     there = {entry["Key"]: entry["ETag"].strip('"') for entry in listed}
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         content = path.read_bytes()
-        digest = hashlib.md5(
-            content, usedforsecurity=False
-        ).hexdigest()  # what S3 calls the ETag of a small object
+        # What S3 calls the ETag of a small object.
+        digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if there.get(prefix + path.name) != digest:
             aws.call("s3", "put_object", Bucket=bucket, Key=prefix + path.name, Body=content)

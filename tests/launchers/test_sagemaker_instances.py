@@ -1,9 +1,11 @@
-"""The stand-in for instances, field by field against what SageMaker documents, and the exceptions from it."""
+"""Emulated instances, field by field as SageMaker documents real ones, and the exceptions."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from conftest import MakeJob, Watch
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.sagemaker import contract
+from workshop_utils.launchers.sagemaker import driver
 from workshop_utils.launchers.sagemaker.instances import Instances
 from workshop_utils.network import Network, availability
 from workshop_utils.runs import RunFailed, RunState
@@ -42,27 +44,36 @@ LOOK = """
     print("FOUND " + json.dumps(found), flush=True)
 """
 
-# A master that listens, as TensorFlow's does, until its workers have come and gone.
+# A master that listens, as TensorFlow's does, until it has reached all servers and trained for a while.
 MASTER = """
-    import socket, time
+    import socket, threading, time
+
+    def accept(listener):
+        while True:
+            listener.accept()[0].close()
+
+    def reach(address):
+        host, port = address.split(":")
+        while True:
+            try:
+                return socket.create_connection((host, int(port))).close()
+            except OSError:
+                time.sleep(0.1)
+
     config = json.loads(os.environ["TF_CONFIG"])
-    host, port = config["cluster"]["master"][0].split(":")
     if config["task"]["type"] == "master":
-        with socket.create_server((host, int(port))) as listener:
-            for host in config["cluster"]["ps"]:
-                while True:
-                    try:
-                        socket.create_connection((host.split(":")[0], int(host.split(":")[1]))).close()
-                        break
-                    except OSError:
-                        time.sleep(0.1)
-            listener.accept()
+        host, port = config["cluster"]["master"][0].split(":")
+        listener = socket.create_server((host, int(port)))
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        for server in config["cluster"]["ps"]:
+            reach(server)
+        time.sleep(1)
 """
 
 
 def looked(job: TrainingJob, **options: Any) -> dict[str, dict[str, Any]]:
     """What the script found, by host; MPI ranks by worker."""
-    run = Instances(**options).launch(job).wait(120)
+    run = Instances(**options).launch(job).wait(300)
     return {
         line.worker: json.loads(line.text.removeprefix("FOUND "))
         for line in run.logs()
@@ -70,50 +81,24 @@ def looked(job: TrainingJob, **options: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def as_documented(found: dict[str, Any]) -> dict[str, Any]:
-    """`found` with the exceptions "root" and "processors" taken out of it."""
-    text = json.dumps(found).replace(found["root"], contract.OPT_ML)
-    cores = os.cpu_count()
-    processors = {
-        f'"SM_NUM_CPUS": "{cores}"': '"SM_NUM_CPUS": "4"',
-        f'\\"num_cpus\\":{cores},': '\\"num_cpus\\":4,',
-    }
-    for here, there in processors.items():
-        assert here in text
-        text = text.replace(here, there)
-    value: dict[str, Any] = json.loads(text)
-    return value
-
-
 def test_every_variable_file_folder_and_argument_is_the_documented_one(make_job: MakeJob) -> None:
-    job = make_job(
-        LOOK,
-        strategy="multi_worker_mirrored",
-        workers=2,
-        arguments={"epochs": 3, "batch-size": 8, "mode": "fast", "x": True},
-    )
-    found = as_documented(looked(job, instance_type="ml.m5.xlarge")["algo-2"])
+    arguments = {"epochs": 3, "batch-size": 8, "mode": "fast", "x": True}
+    job = make_job(LOOK, strategy="multi_worker_mirrored", workers=2, arguments=arguments)
+    seen = looked(job, instance_type="ml.m5.xlarge")["algo-2"]
+    found = json.loads(json.dumps(seen).replace(seen["root"], "/opt/ml"))  # the exception "root"
 
-    group = {
-        "instance_group_name": "homogeneousCluster",
-        "instance_type": "ml.m5.xlarge",
-        "hosts": ["algo-1", "algo-2"],
-    }
+    hosts = ["algo-1", "algo-2"]
+    group = {"instance_group_name": "homogeneousCluster", "instance_type": "ml.m5.xlarge", "hosts": hosts}
     resources = {
         "current_host": "algo-2",
         "current_instance_type": "ml.m5.xlarge",
         "current_group_name": "homogeneousCluster",
-        "hosts": ["algo-1", "algo-2"],
+        "hosts": hosts,
         "instance_groups": [group],
         "network_interface_name": "lo",  # the exception "interface"
     }
-    inputs = {
-        "training": {
-            "TrainingInputMode": "File",
-            "S3DistributionType": "FullyReplicated",
-            "RecordWrapperType": "None",
-        }
-    }
+    how = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated", "RecordWrapperType": "None"}
+    inputs = {"training": how}
     assert found["config"]["resourceconfig.json"] == resources
     assert found["config"]["inputdataconfig.json"] == inputs
     hyperparameters = found["config"]["hyperparameters.json"]
@@ -121,37 +106,22 @@ def test_every_variable_file_folder_and_argument_is_the_documented_one(make_job:
     assert hyperparameters["sagemaker_program"] == '"train.py"'
     assert found["arguments"] == ["--batch-size", "8", "--epochs", "3", "--mode", "fast", "-x", "True"]
     assert found["folder"] == "/opt/ml/code"
-    assert found["code"] == [
-        "train.py",
-        "workshop_utils/__init__.py",
-        "workshop_utils/checkpoints.py",
-        "workshop_utils/place.py",
-    ]
-    assert set(found["folders"]) >= {
-        "input",
-        "input/config",
-        "input/data",
-        "input/data/training",
-        "model",
-        "output",
-        "output/data",
-    }
+    assert {"train.py", "workshop_utils/checkpoints.py", "workshop_utils/place.py"} < set(found["code"])
+    assert {"input/data/training", "model", "output/data"} < set(found["folders"])
 
     variables = found["variables"]
-    name = variables["TRAINING_JOB_NAME"]
-    own = {"batch-size": 8, "epochs": 3, "mode": "fast", "x": True}
+    config = json.loads(variables.pop("TF_CONFIG"))
     flag = {"sagemaker_multi_worker_mirrored_strategy_enabled": True}
-    source = json.loads(hyperparameters["sagemaker_submit_directory"])
-    plain = {
-        "TRAINING_JOB_NAME": name,
+    cores = str(os.cpu_count())  # the exception "processors"
+    texts = {
+        "TRAINING_JOB_NAME": json.loads(hyperparameters["sagemaker_job_name"]),
         "CURRENT_HOST": "algo-2",
         "SM_CURRENT_HOST": "algo-2",
         "SM_CURRENT_INSTANCE_TYPE": "ml.m5.xlarge",
-        "SM_CURRENT_INSTANCE_GROUP": "homogeneousCluster",
         "SM_NETWORK_INTERFACE_NAME": "lo",
-        "SM_NUM_CPUS": "4",
-        "SM_NUM_GPUS": "0",
-        "SM_NUM_NEURONS": "0",
+        "SM_NUM_CPUS": cores,
+        "SM_NUM_GPUS": variables["SM_NUM_GPUS"],
+        "SM_NUM_NEURONS": variables["SM_NUM_NEURONS"],
         "SM_CHANNEL_TRAINING": "/opt/ml/input/data/training",
         "SM_MODEL_DIR": "/opt/ml/model",
         "SM_INPUT_DIR": "/opt/ml/input",
@@ -161,75 +131,39 @@ def test_every_variable_file_folder_and_argument_is_the_documented_one(make_job:
         "SM_OUTPUT_INTERMEDIATE_DIR": "/opt/ml/output/intermediate",
         "SM_LOG_LEVEL": "20",
         "SM_MODULE_NAME": "train",
-        "SM_MODULE_DIR": source,
+        "SM_MODULE_DIR": json.loads(hyperparameters["sagemaker_submit_directory"]),
         "SM_USER_ENTRY_POINT": "train.py",
-        "SM_FRAMEWORK_MODULE": "",
         "SM_HP_BATCH-SIZE": "8",
         "SM_HP_EPOCHS": "3",
         "SM_HP_MODE": "fast",
         "SM_HP_X": "true",
-        "SM_IS_HETERO": "false",
     }
     encoded: dict[str, Any] = {
-        "SM_HOSTS": ["algo-1", "algo-2"],
-        "SM_CURRENT_INSTANCE_GROUP_HOSTS": ["algo-1", "algo-2"],
-        "SM_INSTANCE_GROUPS": ["homogeneousCluster"],
-        "SM_INSTANCE_GROUPS_DICT": {"homogeneousCluster": group},
-        "SM_DISTRIBUTION_INSTANCE_GROUPS": ["homogeneousCluster"],
+        "SM_HOSTS": hosts,
         "SM_CHANNELS": ["training"],
-        "SM_HPS": own,
+        "SM_HPS": arguments,
         "SM_FRAMEWORK_PARAMS": flag,
         "SM_RESOURCE_CONFIG": resources,
         "SM_INPUT_DATA_CONFIG": inputs,
         "SM_USER_ARGS": found["arguments"],
     }
-    encoded["SM_TRAINING_ENV"] = {
+    repeated = json.loads(variables.pop("SM_TRAINING_ENV"))
+    assert {name: text for name, text in variables.items() if name not in encoded} == texts
+    assert {name: json.loads(variables[name]) for name in encoded} == encoded
+    # As SageMaker writes it: without spaces, sorted.
+    assert variables["SM_RESOURCE_CONFIG"] == json.dumps(resources, sort_keys=True, separators=(",", ":"))
+    own = {
         "additional_framework_parameters": flag,
         "channel_input_dirs": {"training": "/opt/ml/input/data/training"},
-        "current_host": "algo-2",
-        "current_instance_group": "homogeneousCluster",
-        "current_instance_group_hosts": ["algo-1", "algo-2"],
-        "current_instance_type": "ml.m5.xlarge",
-        "distribution_hosts": ["algo-1", "algo-2"],
-        "distribution_instance_groups": ["homogeneousCluster"],
-        "framework_module": None,
-        "hosts": ["algo-1", "algo-2"],
-        "hyperparameters": own,
-        "input_config_dir": "/opt/ml/input/config",
-        "input_data_config": inputs,
-        "input_dir": "/opt/ml/input",
-        "instance_groups": ["homogeneousCluster"],
-        "instance_groups_dict": {"homogeneousCluster": group},
-        "is_hetero": False,
+        "hyperparameters": arguments,
         "is_master": False,
-        "is_modelparallel_enabled": None,
-        "is_smddpmprun_installed": False,
-        "is_smddprun_installed": False,
-        "job_name": name,
-        "log_level": 20,
+        "job_name": texts["TRAINING_JOB_NAME"],
         "master_hostname": "algo-1",
-        "model_dir": "/opt/ml/model",
-        "module_dir": source,
-        "module_name": "train",
-        "network_interface_name": "lo",
-        "num_cpus": 4,
-        "num_gpus": 0,
-        "num_neurons": 0,
-        "output_data_dir": "/opt/ml/output/data",
-        "output_dir": "/opt/ml/output",
-        "output_intermediate_dir": "/opt/ml/output/intermediate",
-        "resource_config": resources,
-        "topology": [],
-        "user_entry_point": "train.py",
     }
-    config = json.loads(variables.pop("TF_CONFIG"))
-    assert {key: value for key, value in variables.items() if key not in encoded} == plain
-    assert {key: json.loads(variables[key]) for key in encoded} == encoded
-    # As SageMaker writes it: without spaces, sorted.
-    assert all(
-        variables[key] == json.dumps(json.loads(variables[key]), sort_keys=True, separators=(",", ":"))
-        for key in encoded
-    )
+    assert {name: repeated.pop(name) for name in own} == own
+    for name, value in repeated.items():  # the rest says again what the variables say
+        text = variables[f"SM_{name.upper()}"]
+        assert value == (text if isinstance(value, str) else json.loads(text)), name
     # The exception "addresses": each a loopback port of its own, in the place of algo-N:8890.
     addresses = config["cluster"].pop("worker")
     assert config == {"cluster": {}, "environment": "cloud", "task": {"index": 1, "type": "worker"}}
@@ -239,33 +173,9 @@ def test_every_variable_file_folder_and_argument_is_the_documented_one(make_job:
     assert found["images"] == 2
 
 
-def test_the_exceptions_are_these_and_no_others() -> None:
-    assert set(contract.EXCEPTIONS) == {"root", "addresses", "interface", "processors", "mpi", "python"}
-
-
-def test_three_hosts_are_three_servers_two_workers_and_a_master_in_the_toolkit_s_own_words() -> None:
-    # The TF_CONFIG that sagemaker-tensorflow-training-toolkit builds for three hosts.
-    documented = {
-        "cluster": {
-            "master": ["algo-1:2222"],
-            "ps": ["algo-1:2223", "algo-2:2223", "algo-3:2223"],
-            "worker": ["algo-2:2222", "algo-3:2222"],
-        },
-        "environment": "cloud",
-        "task": {"index": 0, "type": "master"},
-    }
-    hosts = ["algo-1", "algo-2", "algo-3"]
-    assert contract.parameter_server_config(hosts, "algo-1") == documented
-    assert contract.parameter_server_config(hosts, "algo-3")["task"] == {"index": 1, "type": "worker"}
-    assert contract.parameter_server_config(hosts, "algo-3", server=True)["task"] == {
-        "index": 2,
-        "type": "ps",
-    }
-
-
 @pytest.mark.slow
 def test_the_classic_mode_runs_a_server_beside_the_script_on_every_host(make_job: MakeJob) -> None:
-    found = looked(make_job(LOOK, MASTER, strategy="parameter_server", workers=2))
+    found = looked(make_job(LOOK, MASTER, strategy="parameter_server", workers=2, timeout="5min"))
     configs = {host: json.loads(each["variables"]["TF_CONFIG"]) for host, each in found.items()}
     # The script sees itself as master or worker; the servers are the toolkit's, and the master could reach both.
     assert {host: config["task"] for host, config in configs.items()} == {
@@ -284,20 +194,6 @@ def test_the_classic_mode_runs_a_server_beside_the_script_on_every_host(make_job
     assert found["algo-3"]["place"] == ["worker", 1, 2, 3]
 
 
-def test_eleven_hosts_are_numbered_in_the_order_of_their_names_as_text(make_job: MakeJob) -> None:
-    found = looked(make_job(LOOK, strategy="multi_worker_mirrored", workers=11))
-    indices = {
-        host: json.loads(each["variables"]["TF_CONFIG"])["task"]["index"] for host, each in found.items()
-    }
-    assert [indices[host] for host in ("algo-1", "algo-10", "algo-11", "algo-2", "algo-9")] == [
-        0,
-        1,
-        2,
-        3,
-        10,
-    ]
-
-
 def test_every_mpi_rank_believes_that_it_is_on_the_first_host(make_job: MakeJob) -> None:
     found = looked(make_job(LOOK, strategy="mpi", workers=4), processes_per_host=2)
     assert set(found) == {f"worker-{rank}" for rank in range(4)}
@@ -306,23 +202,6 @@ def test_every_mpi_rank_believes_that_it_is_on_the_first_host(make_job: MakeJob)
     assert [found[f"worker-{rank}"]["place"] for rank in range(4)] == [
         ["worker", rank, rank, 4] for rank in range(4)
     ]
-
-
-def test_mpirun_is_called_as_the_toolkit_calls_it() -> None:
-    words = contract.mpirun(["algo-1", "algo-2", "algo-3"], 4, "eth0", ["SM_HOSTS"])
-    assert " ".join(words) == (
-        "mpirun --host algo-1:4,algo-2:4,algo-3:4 -np 12 --allow-run-as-root --tag-output -bind-to none -map-by slot "
-        "-mca btl_tcp_if_include eth0 -mca oob_tcp_if_include eth0 -mca plm_rsh_no_tree_spawn 1 -mca pml ob1 "
-        "-mca btl ^openib -mca orte_abort_on_non_zero_status 1 -mca btl_vader_single_copy_mechanism none -x SM_HOSTS"
-    )
-
-
-def test_torchrun_is_called_as_the_toolkit_calls_it() -> None:
-    assert contract.torchrun(["algo-1"], "algo-1", 2) == ["--nnodes", "1", "--nproc_per_node", "2"]
-    words = contract.torchrun(["algo-1", "algo-2"], "algo-2", 1)
-    assert " ".join(words) == (
-        "--nnodes 2 --nproc_per_node 1 --master_addr algo-1 --master_port 7777 --node_rank 1"
-    )
 
 
 def test_own_drivers_start_the_members_with_the_variables_of_their_strategy(make_job: MakeJob) -> None:
@@ -426,3 +305,23 @@ def test_in_namespaces_names_and_ports_are_sagemaker_s_own_and_the_names_are_kno
 def test_a_network_that_cannot_be_is_refused(make_job: MakeJob) -> None:
     with pytest.raises(JobError, match=r"no algo-3 in this job|no network namespaces"):
         Instances(network=Network(bandwidth="1Gbit", exceptions={"algo-3": "1Mbit"})).launch(make_job("1"))
+
+
+# On a real instance
+
+
+def test_the_driver_starts_what_is_listed_for_its_host_and_says_why_it_failed(tmp_path: Path) -> None:
+    shutil.copy(driver.__file__, tmp_path)
+    say = "import os, sys; print(*(os.environ[name] for name in ('WHERE', 'WORKSHOP_SUBNET'))); sys.exit(3)"
+    worker = {"name": "worker-0", "command": ["{python}", "-c", say], "environment": {"WHERE": "{interface}"}}
+    (tmp_path / "members.json").write_text(json.dumps({"localhost": [{**worker, "awaited": True}]}))
+    given = {
+        "SM_CURRENT_HOST": "localhost",
+        "SM_HOSTS": '["localhost"]',
+        "SM_NETWORK_INTERFACE_NAME": "eth0",
+        "SM_OUTPUT_DIR": str(tmp_path),
+    }
+    command = [sys.executable, str(tmp_path / "driver.py")]
+    ended = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (3, "eth0 127.0.0.0/16\n"), ended.stderr
+    assert (tmp_path / "failure").read_text() == "ExecuteUserScriptError on localhost: exit code 3"
