@@ -262,8 +262,6 @@ def test_the_workshop_s_own_ranks_feel_it_and_stamped_links_where_there_is_no_ne
         assert set(run.metrics["bytes_sent"]) == {400_000}
 
 
-
-
 # MPI: a host for each rank, entered by mpirun's launch agent
 
 MPI = """

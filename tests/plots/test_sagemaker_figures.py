@@ -9,7 +9,6 @@ import matplotlib
 import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
-from matplotlib.text import Text
 
 from workshop_utils.plots import sagemaker as figures
 

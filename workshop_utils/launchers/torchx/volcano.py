@@ -108,11 +108,11 @@ class VolcanoRun(KubernetesRun):
         else:
             super()._receive_line(worker, text, stream)
 
-    def _take(self, job: Mapping[str, Any]) -> bool:
+    def _take(self, job: Mapping[str, Any]) -> None:
         """Take in the job's phase; whether it has ended."""
         phase = job.get("status", {}).get("state", {}).get("phase")
         condition = {"type": FINAL.get(phase), "status": "True", "message": f"Volcano says {phase}"}
-        return super()._take({"status": {"conditions": [condition]}})
+        super()._take({"status": {"conditions": [condition]}})
 
     def _reason_of(self, why: str) -> str:
         return self._logs.reason(self) or super()._reason_of(why)
