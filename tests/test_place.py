@@ -279,6 +279,24 @@ def test_a_chief_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         place.serve_until_chief_leaves(0.01, 0.1)
 
 
+def test_the_first_task_leaves_when_the_other_workers_have_left_and_these_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket() as worker:
+        worker.bind(("127.0.0.1", 0))
+        worker.listen()
+        cluster = {"worker": ["127.0.0.1:1", f"127.0.0.1:{worker.getsockname()[1]}"]}
+        for index in (1, 0):
+            config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+            monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+            leaving = threading.Thread(target=place.leave_last, args=(0.02, 30), daemon=True)
+            leaving.start()
+            leaving.join(0.5 if index == 0 else 10)
+            assert leaving.is_alive() == (index == 0)
+    leaving.join(10)
+    assert not leaving.is_alive()
+
+
 # Failures and what outlives them
 
 

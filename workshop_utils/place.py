@@ -258,6 +258,33 @@ def serve_until_chief_leaves(poll_seconds: float = 0.5, patience_seconds: float 
         time.sleep(poll_seconds)
 
 
+def leave_last(poll_seconds: float = 0.1, patience_seconds: float = 30.0) -> None:
+    """On the first task of TF_CONFIG's chief and workers, return once no port of the others answers; elsewhere at once.
+
+    The first task hosts TensorFlow's coordination service. If it ended before the others, one of them that is still
+    ending would log that the service is gone. One that has not ended after `patience_seconds` is not waited for.
+    """
+    config = tf_config()
+    if config is None:
+        return
+    tasks = [
+        (role, index, address)
+        for role in ("chief", "worker")
+        for index, address in enumerate(config["cluster"].get(role, []))
+    ]
+    if not tasks or tasks[0][:2] != (config["task"]["type"], config["task"]["index"]):
+        return
+    deadline = time.monotonic() + patience_seconds
+    for _, _, address in tasks[1:]:
+        host, _, port = address.rpartition(":")
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection((host, int(port)), timeout=5).close()
+            except OSError:
+                break
+            time.sleep(poll_seconds)
+
+
 def report(step: int, **values: float) -> None:
     """Print one metric record as a JSON line, which any platform carries home with the log.
 

@@ -72,6 +72,7 @@ def main() -> None:
                     collectives=count,
                     all_reduce_seconds=seconds,
                 )
+    place.leave_last()
 
 
 if __name__ == "__main__":

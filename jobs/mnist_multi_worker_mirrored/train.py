@@ -135,6 +135,7 @@ def main() -> None:
         here.model_folder.mkdir(parents=True, exist_ok=True)
         w1, b1, w2, b2 = (weight.numpy() for weight in weights)
         np.savez(here.model_folder / "model.npz", w1=w1, b1=b1, w2=w2, b2=b2)
+    place.leave_last()
 
 
 if __name__ == "__main__":
