@@ -258,7 +258,7 @@ def serve_until_chief_leaves(poll_seconds: float = 0.5, patience_seconds: float 
         time.sleep(poll_seconds)
 
 
-def leave_last(poll_seconds: float = 0.1, patience_seconds: float = 30.0) -> None:
+def leave_last(poll_seconds: float = 0.1, patience_seconds: float = 120.0) -> None:
     """On the first task of TF_CONFIG's chief and workers, return once no port of the others answers; elsewhere at once.
 
     The first task hosts TensorFlow's coordination service. If it ended before the others, one of them that is still
