@@ -51,6 +51,13 @@ def write_idx(path: Path, shape: tuple[int, ...], content: bytes) -> None:
     path.write_bytes(header + content)
 
 
+@pytest.fixture(autouse=True)
+def _no_figure_is_left() -> Iterator[None]:
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
+
+
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three training and two test images of 2 × 2 pixels: data for scripts that do not look at it."""

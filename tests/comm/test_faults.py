@@ -367,7 +367,9 @@ def test_a_claim_of_a_huge_message_allocates_nothing():
 
 
 @pytest.mark.parametrize(
-    "garbage", [frames.control(frames.ABORT, 1, 0, 2**60), os.urandom(frames.HEADER.size)]
+    "garbage",
+    [frames.control(frames.ABORT, 1, 0, 2**60), os.urandom(frames.HEADER.size)],
+    ids=["far too long", "random"],
 )
 def test_garbage_on_a_control_link_is_an_error(garbage):
     communicator, control, _ = pair()

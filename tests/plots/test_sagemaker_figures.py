@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import matplotlib
 import pandas as pd
 import pytest
-from matplotlib import pyplot as plt
 
 from workshop_utils.plots import sagemaker as figures
 
 matplotlib.use("Agg")
-
-
-@pytest.fixture(autouse=True)
-def _no_figure_is_left() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 @pytest.mark.parametrize(("narrow", "wide"), [(0.9, 1.8), (1.7, 1.8), (0.5, 0.9)])

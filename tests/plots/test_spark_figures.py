@@ -2,18 +2,10 @@
 
 import matplotlib
 import pandas as pd
-import pytest
-from matplotlib import pyplot as plt
 
 from workshop_utils.plots import spark as figures
 
 matplotlib.use("Agg")
-
-
-@pytest.fixture(autouse=True)
-def _no_figure_is_left():
-    yield
-    plt.close("all")
 
 
 def words(figure):
