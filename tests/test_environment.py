@@ -125,7 +125,7 @@ def test_make_test_runs_all_checks_and_any_of_them_can_fail_it(failing: str, tmp
         "unit tests": "pytest tests/launchers",
         "notebooks (source)": "pytest --nbval",
     }
-    for name in ("ruff", "mypy", "pytest", "python3"):
+    for name in ("ruff", "lint-imports", "mypy", "pytest", "python3"):
         (tools / name).write_text(
             f'#!/bin/sh\ncase "{name} $*" in "{fails.get(failing, "-")}"*) exit 1; esac\n'
         )

@@ -92,12 +92,17 @@ def launch(
         typer.echo(launcher.render(described))
         return
     run = launcher.launch(described)
-    for known in ("network", "answered_by"):  # what some places' runs can tell
-        if getattr(run, known, None):
-            typer.echo(f"{known.replace('_', ' ')}: {getattr(run, known)}")
-    from workshop_utils import live  # only now: the ranks start while the display is imported
+    try:
+        for known in ("network", "answered_by"):  # what some places' runs can tell
+            if getattr(run, known, None):
+                typer.echo(f"{known.replace('_', ' ')}: {getattr(run, known)}")
+        from workshop_utils import live  # only now: the ranks start while the display is imported
 
-    live.show(run)
+        live.show(run)
+    except KeyboardInterrupt:
+        run.stop()
+        typer.echo(f"{run.name}: stopped, nothing is left running", err=True)
+        raise typer.Exit(130) from None
 
 
 def _arguments(pairs: list[str]) -> dict[str, str]:

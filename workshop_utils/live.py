@@ -18,17 +18,13 @@ REFRESH_SECONDS = 0.25
 
 
 def show(run: Run) -> None:
-    """Follow `run` to its end. Raises typer.Exit with 1 where it failed; an interrupt stops it."""
+    """Follow `run` to its end, and stop it where that is left early. Raises typer.Exit with 1 where it failed."""
     console = Console(stderr=False)
     try:
         if sys.stdout.isatty():  # a notebook forces colours, but it cannot redraw a table
             _draw(run, console)
         else:
             _print(run)
-    except KeyboardInterrupt:
-        run.stop()
-        typer.echo(f"{run.name}: stopped, nothing is left running", err=True)
-        raise typer.Exit(130) from None
     finally:
         run.stop()
     if run.state is RunState.FAILED:

@@ -94,6 +94,16 @@ class Traffic:
         self.messages_received = np.zeros(size, dtype=np.int64)
         self.bytes_received = np.zeros(size, dtype=np.int64)
 
+    def count_sent(self, to: int, nbytes: int) -> None:
+        """Count a message to rank `to`."""
+        self.messages_sent[to] += 1
+        self.bytes_sent[to] += nbytes
+
+    def count_received(self, source: int, nbytes: int) -> None:
+        """Count a message from rank `source`."""
+        self.messages_received[source] += 1
+        self.bytes_received[source] += nbytes
+
     def reset(self) -> None:
         """Count from zero again."""
         for counter in (self.messages_sent, self.bytes_sent, self.messages_received, self.bytes_received):
@@ -249,13 +259,10 @@ class Communicator(ABC):
     def _count(
         self, to: int | None, outgoing: Array, source: int | None, incoming: Array, start: float
     ) -> None:
-        traffic = self.traffic
         if to is not None:
-            traffic.messages_sent[to] += 1
-            traffic.bytes_sent[to] += outgoing.nbytes
+            self.traffic.count_sent(to, outgoing.nbytes)
         if source is not None:
-            traffic.messages_received[source] += 1
-            traffic.bytes_received[source] += incoming.nbytes
+            self.traffic.count_received(source, incoming.nbytes)
         if self.trace is not None:
             if to is not None:
                 self._record("send", to, outgoing, start)

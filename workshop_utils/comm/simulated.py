@@ -330,8 +330,8 @@ class _SparseTraffic(Traffic):
     def reset(self) -> None:
         self._counts: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
 
-    def count_sent(self, to: int, nbytes: int, messages: int = 1) -> None:
-        self._counts["messages_sent"][to] += messages
+    def count_sent(self, to: int, nbytes: int) -> None:
+        self._counts["messages_sent"][to] += 1
         self._counts["bytes_sent"][to] += nbytes
 
     def count_received(self, source: int, nbytes: int) -> None:
