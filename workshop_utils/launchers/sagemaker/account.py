@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,6 +111,9 @@ def _moto() -> str:
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it would print every request
+    # moto makes all of a stack but a rule for outgoing traffic, and would say so twice.
+    logging.getLogger("moto").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", "Tried to parse AWS::EC2::SecurityGroupEgress", UserWarning)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
