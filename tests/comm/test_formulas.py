@@ -10,10 +10,7 @@ import numpy as np
 import pytest
 
 from workshop_utils.comm.central import central_all_reduce, central_seconds
-from workshop_utils.comm.communicator import chunk, chunk_nbytes
 from workshop_utils.comm.crossover import tree_ring_crossover_nbytes
-from workshop_utils.comm.direct import direct_all_reduce, direct_seconds
-from workshop_utils.comm.double_tree import double_tree_all_reduce, double_tree_seconds
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce, hierarchical_seconds
 from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
@@ -37,7 +34,6 @@ def simulated(algorithm: Callable[..., Any], size: int, link: Link | Cluster = L
     [
         (ring_all_reduce, ring_seconds),
         (central_all_reduce, central_seconds),
-        (direct_all_reduce, direct_seconds),
         (halving_doubling_all_reduce, halving_doubling_seconds),
     ],
 )
@@ -60,12 +56,6 @@ def test_the_bound_of_a_tree_all_reduce_is_not_passed_and_near(size: int) -> Non
     assert 0.9 * bound <= simulated(tree_all_reduce, size).seconds <= bound * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("size", [3, 4, 5, 6, 8, 9, 16, 100])
-def test_the_estimate_of_a_double_tree_is_a_third_off_at_most(size: int) -> None:
-    estimate = double_tree_seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH)
-    assert simulated(double_tree_all_reduce, size).seconds == pytest.approx(estimate, rel=1 / 3)
-
-
 @pytest.mark.parametrize(("size", "group_size"), [(8, 2), (8, 4), (9, 3), (6, 3), (5, 1), (5, 5), (3, 8)])
 def test_a_hierarchical_all_reduce_equals_its_closed_form(size: int, group_size: int) -> None:
     algorithm = functools.partial(hierarchical_all_reduce, group_size=group_size)
@@ -86,15 +76,6 @@ def test_a_hierarchical_all_reduce_on_shared_nics_is_near_its_closed_form() -> N
     assert simulated(algorithm, 16, cluster).seconds == pytest.approx(expected, rel=0.05)
 
 
-def test_a_double_tree_is_nearly_as_fast_as_a_ring_on_large_arrays_and_faster_on_small_ones() -> None:
-    def seconds(algorithm: Callable[..., Any], elements: int) -> float:
-        return simulate(32, lambda communicator: algorithm(communicator, Shape(elements)), LINK).seconds
-
-    many_segments = functools.partial(double_tree_all_reduce, segments=200)
-    assert seconds(many_segments, 50_000_000) < 1.3 * seconds(ring_all_reduce, 50_000_000)
-    assert seconds(double_tree_all_reduce, 100) < 0.5 * seconds(ring_all_reduce, 100)
-
-
 @pytest.mark.parametrize("size", [4, 8, 16, 64])
 def test_tree_and_ring_cross_where_the_formula_says(size: int) -> None:
     def seconds(algorithm: Callable[..., Any], nbytes: float) -> float:
@@ -113,11 +94,3 @@ def test_up_to_three_ranks_a_ring_is_never_slower_than_a_tree() -> None:
 def test_one_rank_has_no_crossover() -> None:
     with pytest.raises(ValueError, match="size is 1"):
         tree_ring_crossover_nbytes(1, LATENCY, BANDWIDTH)
-
-
-@pytest.mark.parametrize("elements", [0, 1, 2, 7, 1003])
-@pytest.mark.parametrize("count", [1, 2, 3, 8])
-def test_bytes_of_a_chunk_are_those_of_the_chunk(elements: int, count: int) -> None:
-    array = np.zeros(elements, np.float32)
-    for index in range(-1, count + 2):
-        assert chunk_nbytes(array.nbytes, 4, index, count) == chunk(array, index, count).nbytes

@@ -21,7 +21,6 @@ from workshop_utils import cli
 from workshop_utils.comm import (
     central,
     direct,
-    double_tree,
     halving_doubling,
     hierarchical,
     parameter_server,
@@ -72,10 +71,7 @@ def problems_of_manifest(described: dict[str, Any]) -> list[str]:
 # Collectives: (communicator, array) → None, each of them a sum in place. Broadcasts begin at rank 0.
 ALL_REDUCES: dict[str, Callable[[Any, Any], object]] = {
     "ring": ring.ring_all_reduce,
-    "ring in pieces of 64 bytes": partial(ring.pipelined_ring_all_reduce, chunk_bytes=64),
     "tree": tree.tree_all_reduce,
-    "double tree": double_tree.double_tree_all_reduce,
-    "double tree of one segment": partial(double_tree.double_tree_all_reduce, segments=1),
     "halving and doubling": halving_doubling.halving_doubling_all_reduce,
     "hierarchical in groups of 2": partial(hierarchical.hierarchical_all_reduce, group_size=2),
     "hierarchical in groups of 3": partial(hierarchical.hierarchical_all_reduce, group_size=3),
@@ -84,14 +80,8 @@ ALL_REDUCES: dict[str, Callable[[Any, Any], object]] = {
     "direct": direct.direct_all_reduce,
 }
 MEAN: Callable[[Any, Any], object] = partial(ring.ring_all_reduce, operation="mean")
-REDUCES_AT_RANK_0: dict[str, Callable[[Any, Any], object]] = {
-    "tree reduce": tree.tree_reduce,
-    "chain reduce in 8 pieces": tree.chain_reduce,
-}
-BROADCASTS: dict[str, Callable[[Any, Any], object]] = {
-    "tree broadcast": tree.tree_broadcast,
-    "chain broadcast in 8 pieces": tree.chain_broadcast,
-}
+REDUCES_AT_RANK_0: dict[str, Callable[[Any, Any], object]] = {"tree reduce": tree.tree_reduce}
+BROADCASTS: dict[str, Callable[[Any, Any], object]] = {"tree broadcast": tree.tree_broadcast}
 
 
 def on_threads(size: int, program: Callable[[Any], Any]) -> list[Any]:

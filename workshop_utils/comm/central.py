@@ -10,30 +10,23 @@ from workshop_utils.comm.communicator import Array, Communicator, Operation, col
 
 
 @collective
-def central_all_reduce(
-    communicator: Communicator, array: Array, operation: Operation = "sum", root: int = 0
-) -> None:
-    """Replace `array`, in place on every rank, by the reduction over all ranks, done on `root`.
+def central_all_reduce(communicator: Communicator, array: Array, operation: Operation = "sum") -> None:
+    """Replace `array`, in place on every rank, by the reduction over all ranks, done on rank 0, the root.
 
     The root receives and sends (N − 1) · K bytes, every other rank K. Contributions are added in the order of
     ranks, so that the result is the same at every call.
     """
     whole = flat(array)
-    if communicator.rank != root:
-        communicator.send(root, whole)
-        communicator.recv(root, whole)
+    if communicator.rank != 0:
+        communicator.send(0, whole)
+        communicator.recv(0, whole)
         return
-    others = [rank for rank in range(communicator.size) if rank != root]
+    others = range(1, communicator.size)
     for rank in others:
         communicator.recv_combine(rank, whole, operation)
     communicator.finish(whole, operation)
     for rank in others:
         communicator.send(rank, whole)
-
-
-def central_bytes_sent(size: int, nbytes: int, rank: int, root: int = 0) -> int:
-    """Bytes that `rank` sends: (N − 1) · K on the root, K elsewhere."""
-    return (size - 1) * nbytes if rank == root else nbytes
 
 
 def central_seconds(

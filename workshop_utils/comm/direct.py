@@ -25,10 +25,3 @@ def direct_all_reduce(communicator: Communicator, array: Array, operation: Opera
     for copy in copies[1:]:
         communicator.combine(whole, copy, operation)
     communicator.finish(whole, operation)
-
-
-def direct_seconds(
-    size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float
-) -> float:
-    """(N − 1)(α + K/B) to all-reduce `nbytes`: N − 1 messages, one after the other over a rank's one link."""
-    return (size - 1) * (latency_seconds + nbytes / bandwidth_bytes_per_second)

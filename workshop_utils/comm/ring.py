@@ -46,22 +46,6 @@ def ring_all_gather(communicator: Communicator, array: Array) -> None:
         communicator.send_recv(right, outgoing, left, incoming)
 
 
-@collective
-def pipelined_ring_all_reduce(
-    communicator: Communicator, array: Array, operation: Operation = "sum", chunk_bytes: int = 1024 * 1024
-) -> None:
-    """The same for large arrays: segment after segment, each cut into chunks of `chunk_bytes` at most.
-
-    What a rank has just received and added is still in its processor's cache when it sends it on, and ranks need
-    not be in the same segment. It sends as many bytes, in more messages, so it pays only where a chunk takes much
-    longer to move than a message takes to start. Source: the segmented ring of Open MPI (`coll/tuned`).
-    """
-    whole = flat(array)
-    length = max(1, chunk_bytes // max(1, array.dtype.itemsize)) * communicator.size
-    for start in range(0, whole.size, length):
-        ring_all_reduce(communicator, whole[start : start + length], operation)
-
-
 def ring_bytes_sent(size: int, nbytes: int) -> float:
     """Bytes that each of `size` ranks sends to all-reduce `nbytes`: 2 (N − 1)/N · K, never above 2 K.
 

@@ -1,11 +1,9 @@
-"""Trees and chains: few steps for small arrays, where a ring would pay N latencies.
+"""Trees: few steps for small arrays, where a ring would pay N latencies.
 
 | algorithm | steps on the longest path | bytes a rank sends at most | source |
 | --- | --- | --- | --- |
 | binomial tree, broadcast or reduce | log₂ N | log₂ N · K, or K | Thakur, Rabenseifner, Gropp (2005), section 4 |
 | binomial tree all-reduce | 2 log₂ N | (1 + log₂ N) · K | the same |
-| chain, pipelined in s segments | N − 2 + s, each of K/s | K | van de Geijn and Watts (1997), section 3 |
-| double binary tree all-reduce | see `double_tree` | 2 K | Sanders, Speck, Träff (2009) |
 
 In a binomial tree the parent of rank r is r with its lowest one-bit cleared. For N = 8:
 
@@ -17,7 +15,7 @@ In a binomial tree the parent of rank r is r with its lowest one-bit cleared. Fo
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, chunk, collective, flat
+from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
 
 
 @collective
@@ -43,51 +41,17 @@ def tree_broadcast(communicator: Communicator, array: Array, root: int = 0) -> N
 
 
 @collective
-def tree_reduce(
-    communicator: Communicator, array: Array, operation: Operation = "sum", root: int = 0
-) -> None:
-    """Replace `array` on `root` by the reduction over all ranks; on the others it is left partly reduced."""
+def tree_reduce(communicator: Communicator, array: Array, operation: Operation = "sum") -> None:
+    """Replace `array` on rank 0 by the reduction over all ranks; on the others it is left partly reduced."""
     rank, size, whole = communicator.rank, communicator.size, flat(array)
-    place = (rank - root) % size
     distance = 1
-    while distance < size and not place & distance:
-        if place + distance < size:
-            communicator.recv_combine((rank + distance) % size, whole, operation)
+    while distance < size and not rank & distance:
+        if rank + distance < size:
+            communicator.recv_combine(rank + distance, whole, operation)
         distance *= 2
-    if place:
-        communicator.send((rank - distance) % size, whole)
+    if rank:
+        communicator.send(rank - distance, whole)
     else:
-        communicator.finish(whole, operation)
-
-
-@collective
-def chain_broadcast(communicator: Communicator, array: Array, root: int = 0, segments: int = 8) -> None:
-    """Replace `array` on every rank by that of `root`: a bucket brigade of `segments` pieces.
-
-    A rank passes one piece on while the next comes in, so that all links of the chain are busy at once.
-    """
-    rank, size, whole = communicator.rank, communicator.size, flat(array)
-    ahead = None if (rank + 1) % size == root else (rank + 1) % size
-    behind = None if rank == root else (rank - 1) % size
-    for step in range(segments + 1):
-        to, outgoing = ahead if step > 0 else None, chunk(whole, step - 1, segments)
-        source, incoming = behind if step < segments else None, chunk(whole, step, segments)
-        communicator.send_recv(to, outgoing, source, incoming)
-
-
-@collective
-def chain_reduce(
-    communicator: Communicator, array: Array, operation: Operation = "sum", root: int = 0, segments: int = 8
-) -> None:
-    """Replace `array` on `root` by the reduction over all ranks; on the others it is left partly reduced."""
-    rank, size, whole = communicator.rank, communicator.size, flat(array)
-    ahead = None if rank == root else (rank - 1) % size
-    behind = None if (rank + 1) % size == root else (rank + 1) % size
-    for step in range(segments + 1):
-        to, outgoing = ahead if step > 0 else None, chunk(whole, step - 1, segments)
-        source, accumulator = behind if step < segments else None, chunk(whole, step, segments)
-        communicator.send_recv_combine(to, outgoing, source, accumulator, operation)
-    if rank == root:
         communicator.finish(whole, operation)
 
 
