@@ -5,30 +5,10 @@ import time
 import numpy as np
 import pytest
 
-from workshop_utils.comm import activity
 from workshop_utils.comm.activity import Activity
 from workshop_utils.comm.ring import ring_all_reduce
 
 LATE_SECONDS = 0.5
-
-
-class Waiter:
-    waited_seconds = 0.0
-
-
-def test_each_second_goes_to_one_activity_and_what_is_read_is_counted_anew(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(activity.time, "perf_counter", lambda: now)
-    communicator = Waiter()
-    clock = Activity(communicator)
-    now = 103.0
-    clock.communicates()
-    now, communicator.waited_seconds = 108.0, 4.0
-    clock.computes()
-    now = 110.0
-    assert clock.seconds() == {"compute_seconds": 5.0, "send_seconds": 1.0, "wait_seconds": 4.0}
-    now = 111.0
-    assert clock.seconds() == {"compute_seconds": 1.0, "send_seconds": 0.0, "wait_seconds": 0.0}
 
 
 def one_comes_late(communicator):

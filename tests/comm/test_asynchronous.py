@@ -82,15 +82,6 @@ def test_equals_are_as_stale_as_there_are_others() -> None:
     assert pushes.steady().staleness.mean() == pytest.approx(199, rel=0.02)
 
 
-def test_computing_times_have_their_median_and_their_seed() -> None:
-    times = compute_times(3, 2001, 0.1, jitter=0.5, seed=3)
-    np.testing.assert_allclose(np.median(times, axis=1), 0.1, rtol=0.1)
-    np.testing.assert_array_equal(times, compute_times(3, 2001, 0.1, 0.5, seed=3))
-    np.testing.assert_array_equal(compute_times(2, 3, 0.1), np.full((2, 3), 0.1))
-    with pytest.raises(ValueError, match=r"seconds is -1\.0"):
-        compute_times(2, 3, -1.0)
-
-
 @pytest.mark.parametrize(
     ("arrangement", "times", "message"),
     [

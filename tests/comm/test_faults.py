@@ -1,7 +1,5 @@
 """A rank that dies, is silent, disagrees or does not belong: every other rank says so, in time, by name."""
 
-import contextlib
-import hmac
 import multiprocessing
 import os
 import secrets
@@ -17,6 +15,7 @@ import pytest
 from workshop_utils.comm import frames, rendezvous, tcp
 from workshop_utils.comm.communicator import CommunicationError, FrameError, Mismatch, PeerDied, PeerSilent
 from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.network import SUBNET
 from workshop_utils.processes.ports import PortReservation
 
 TIMEOUT_SECONDS = 20.0  # of the runs in which a rank dies: the others must not need it
@@ -88,9 +87,8 @@ def run_to_the_bitter_end(size, port, program, *args):
             process.join()
 
 
-@pytest.mark.parametrize("size", [1, 100_003])
-def test_every_rank_names_the_one_that_was_killed(size, port):
-    outcomes = run_to_the_bitter_end(5, port, reduce_until_killed, size, 3)
+def test_every_rank_names_the_one_that_was_killed(port):
+    outcomes = run_to_the_bitter_end(5, port, reduce_until_killed, 1003, 3)
     assert sorted(outcomes) == [0, 1, 2, 4]  # 1 is no neighbour of 3
     for error, seconds in outcomes.values():
         assert isinstance(error, PeerDied), error
@@ -251,21 +249,6 @@ def test_strangers_are_refused_and_the_run_goes_on(port):
         stranger.close()
 
 
-def test_an_answer_to_a_challenge_cannot_be_used_again(port):
-    """Who sends the called side's own proof back at it is not let in."""
-    own = rendezvous.Credentials.until(10, 0, 2, b"secret")
-    with contextlib.closing(rendezvous.Listener(own, f"127.0.0.1:{port}")) as listener:
-        stranger = socket.create_connection(("127.0.0.1", port))
-        stranger.sendall(rendezvous._MAGIC + bytes(32))
-        answer = rendezvous.receive(stranger, 64, own.deadline)
-        claim = rendezvous._CLAIM.pack(1, 2, b"join", b"127.0.0.1:1")
-        stranger.sendall(claim + answer[32:])
-        assert stranger.recv(1) == b""
-        assert not listener._callers
-        stranger.close()
-    assert hmac.compare_digest(answer[32:], rendezvous._proof(b"secret", b"called", bytes(32), answer[:32]))
-
-
 def test_two_processes_cannot_be_the_same_rank_and_sizes_must_agree(port):
     def main(index):
         rank, size = [(0, 3), (1, 3), (1, 3), (1, 4), (2, 3)][index]
@@ -285,39 +268,27 @@ def test_a_rank_that_never_joins_is_named(port):
         tcp.connect(1, 3, f"127.0.0.1:{port}", b"secret", timeout_seconds=0.5)
 
 
-@pytest.mark.parametrize(
-    ("coordinator", "named"),
-    [
-        ("0.0.0.0:4000", "loopback"),
-        ("192.168.1.1:4000", "loopback"),
-        ("nowhere", "address and a port"),
-        ("127.0.0.1:http", "address and a port"),
-    ],
-)
-def test_a_coordinator_that_others_could_reach_is_refused(coordinator, named):
-    with pytest.raises(ValueError, match=named):
-        tcp.connect(0, 2, coordinator, b"secret")
-
-
-def test_the_emulated_network_is_within_reach():
-    from workshop_utils.network import SUBNET
-
+def test_the_emulated_network_and_the_private_subnet_that_is_named_are_within_reach(monkeypatch):
     assert rendezvous.endpoint(f"{SUBNET}.1:4000") == (f"{SUBNET}.1", 4000)
-
-
-def test_ranks_on_several_machines_may_meet_in_the_private_subnet_that_is_named(monkeypatch):
     monkeypatch.setenv("WORKSHOP_SUBNET", "10.0.0.0/16")
     assert rendezvous.endpoint("10.0.3.7:4000") == ("10.0.3.7", 4000)
-    with pytest.raises(ValueError, match="must be on loopback"):
-        rendezvous.endpoint("10.1.3.7:4000")
-    for subnet, why in (
-        ("0.0.0.0/0", "must be private"),
-        ("8.8.0.0/16", "must be private"),
-        ("here", "must be a subnet"),
-    ):
-        monkeypatch.setenv("WORKSHOP_SUBNET", subnet)
-        with pytest.raises(ValueError, match=why):
-            rendezvous.endpoint("10.0.3.7:4000")
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "subnet", "named"),
+    [
+        ("0.0.0.0:4000", "", "must be on loopback"),
+        ("10.1.3.7:4000", "10.0.0.0/16", "must be on loopback"),
+        ("10.0.3.7:4000", "8.8.0.0/16", "must be private"),
+        ("10.0.3.7:4000", "here", "must be a subnet"),
+        ("nowhere", "", "address and a port"),
+        ("127.0.0.1:http", "", "address and a port"),
+    ],
+)
+def test_a_coordinator_that_others_could_reach_is_refused(coordinator, subnet, named, monkeypatch):
+    monkeypatch.setenv("WORKSHOP_SUBNET", subnet)
+    with pytest.raises(ValueError, match=named):
+        tcp.connect(0, 2, coordinator, b"secret")
 
 
 # Frames that are none.
@@ -342,11 +313,10 @@ def test_a_header_with_one_corrupt_byte_is_an_error_wherever_it_is():
                 communicator.recv(1, np.empty(10, np.float32))
 
 
-@pytest.mark.parametrize("garbage", [b"HTTP/1.1 200 OK\r\n\r\n" * 9, bytes(200), os.urandom(200)])
-def test_garbage_in_place_of_a_message_is_a_frame_error(garbage):
+def test_garbage_in_place_of_a_message_is_a_frame_error():
     communicator, _, data = pair()
     with communicator:
-        data.sendall(garbage)
+        data.sendall(b"HTTP/1.1 200 OK\r\n\r\n" * 9)
         with pytest.raises(FrameError, match="from rank 1 is not a message"):
             communicator.recv(1, np.empty(10, np.float32))
 

@@ -12,7 +12,7 @@ import pytest
 
 from workshop_utils.comm import hogwild, threads
 from workshop_utils.comm.communicator import CommunicationError, Communicator, PeerSilent
-from workshop_utils.comm.hogwild import HogwildLog, Locking, SharedPart
+from workshop_utils.comm.hogwild import Locking, SharedPart
 from workshop_utils.comm.parameter_server import Arrangement
 
 ELEMENTS = 1003
@@ -95,15 +95,6 @@ def test_an_overlapped_pull_is_seen_and_staleness_counts_the_others_updates() ->
     assert threads.run(3, program)[1] == (0, False, 1, True)
 
 
-def test_no_steps_leave_the_parameters_as_they_were() -> None:
-    arrangement = Arrangement(1, 2, 0, "asynchronous")
-    (_, log, _), *workers = threads.run(3, lambda c: add_ones(c, arrangement, "lock"))
-    assert isinstance(log, HogwildLog)
-    assert log.version == 0
-    for parameters, _, _ in workers:
-        assert not parameters.any()
-
-
 def test_a_worker_does_not_wait_for_ever_for_one_that_makes_no_update() -> None:
     arrangement = Arrangement(1, 2, 1, "asynchronous")
     released = threading.Event()
@@ -152,9 +143,3 @@ def test_memory_that_is_not_the_servers_is_refused_by_name(
             threads.run(2, program)
     finally:
         os.close(other)
-
-
-def test_a_system_without_nameless_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create")
-    with pytest.raises(CommunicationError, match="need Linux"):
-        threads.run(2, lambda c: add_ones(c, Arrangement(1, 1, 1, "asynchronous"), "none"))

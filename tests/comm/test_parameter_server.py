@@ -31,31 +31,6 @@ def descend(arrangement, delays=None, rate=0.3):
     return threads.run(arrangement.size, program)
 
 
-@pytest.mark.parametrize("servers", [1, 2, 3, 9])
-@pytest.mark.parametrize("workers", [1, 2, 3, 5])
-def test_synchronous_training_equals_one_process_whatever_the_numbers(servers, workers):
-    steps = 5
-    expected = np.zeros(TARGET.size)
-    for _ in range(steps):
-        expected -= 0.3 * (expected - TARGET)
-    results = descend(Arrangement(servers, workers, steps))
-    for parameters, _, _ in results[servers:]:
-        np.testing.assert_allclose(parameters, expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize("servers", [1, 7])
-def test_each_server_receives_w_times_its_part_and_sends_as_much_and_the_versions(servers):
-    workers, steps = 3, 4
-    results = descend(Arrangement(servers, workers, steps))
-    for _, _, traffic in results[:servers]:
-        received = parameter_server.server_bytes_received(workers, TARGET.nbytes, servers)
-        sent = parameter_server.server_bytes_sent(workers, TARGET.nbytes, servers)
-        assert traffic.bytes_received.sum() == steps * received
-        assert (
-            traffic.bytes_sent.sum() == (steps + 1) * sent
-        )  # the initial parameters, then one answer a step
-
-
 def test_asynchronous_workers_do_not_wait_for_a_straggler_and_their_staleness_is_logged():
     arrangement = Arrangement(1, 3, steps=10, consistency="asynchronous")
     log = descend(arrangement, delays=[0.0, 0.0, 0.02], rate=0.1)[0][1]

@@ -34,29 +34,6 @@ def test_random_messages_arrive_whole_and_in_order(ranks, size):
     assert ranks.run("tcp", size, random_exchanges) == [0] * size
 
 
-def first_comes_first(communicator):
-    if communicator.rank == 0:
-        order = []
-        into = np.empty(3)
-        for awaited in ([1, 2], [2]):
-            source = communicator.wait_any(awaited)
-            communicator.recv(source, into)
-            order.append((source, into[0]))
-            communicator.send(2, into)  # which rank 2 has waited for
-        return order
-    mine = np.full(3, communicator.rank * 10.0)
-    if communicator.rank == 2:
-        communicator.recv(0, np.empty(3))
-    communicator.send(0, mine)
-    if communicator.rank == 2:
-        communicator.recv(0, np.empty(3))
-    return None
-
-
-def test_wait_any_names_the_rank_whose_message_is_there(ranks):
-    assert ranks.run("tcp", 3, first_comes_first)[0] == [(1, 10.0), (2, 20.0)]
-
-
 def three_each(communicator):
     """Ranks 1 to 3 have sent three messages each before rank 0, told so by rank 4, hears the first: in which order."""
     word = np.zeros(1)
