@@ -5,25 +5,25 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
+from workshop_utils.comm.communicator import Communicator
+
 STEPS = 3
 EACH = 4  # examples a rank
 INPUTS, OUTPUTS = 5, 3
 
-Optimize = Callable[..., torch.optim.Optimizer]
-
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "SGD": (torch.optim.SGD, {"lr": 0.1}),
     "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
     "Adam": (torch.optim.Adam, {"lr": 0.02, "amsgrad": True}),
     "AdamW": (torch.optim.AdamW, {"lr": 0.02, "weight_decay": 0.1}),
     "RMSprop": (torch.optim.RMSprop, {"lr": 0.02}),
-    "Adagrad": (torch.optim.Adagrad, {"lr": 0.02}),
+    "Adafactor": (torch.optim.Adafactor, {"lr": 0.05}),
 }
 
 
@@ -95,13 +95,27 @@ def flat(module: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1).double() for parameter in module.parameters()])
 
 
-def by_one_process(module: nn.Module, optimizer: str | Optimize, size: int, **options: Any) -> Tensor:
+def by_one_process(module: nn.Module, optimizer: str, size: int) -> Tensor:
     """The parameters after training on what `size` ranks would train on."""
     module = copy.deepcopy(module)
-    kind, given = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else (optimizer, options)
-    optimize = kind([p for p in module.parameters() if p.requires_grad], **given)
+    kind, options = OPTIMIZERS[optimizer]
+    optimize = kind([p for p in module.parameters() if p.requires_grad], **options)
     for inputs, targets in batches(size):
         optimize.zero_grad()
         mse_loss(module(inputs), targets).backward()
         optimize.step()
     return flat(module)
+
+
+def train(model: Any, optimizer: Any, communicator: Communicator, parts: int = 1) -> None:
+    """Train a parallel model on this rank's share, of which each backward pass has one of `parts`."""
+    for batch in batches(communicator.size):
+        inputs, targets = (share(tensor, communicator.rank).chunk(parts) for tensor in batch)
+        optimizer.zero_grad()
+        for part in range(parts):
+            waits = part < parts - 1 and hasattr(model, "no_sync")
+            with model.no_sync() if waits else nullcontext():
+                (mse_loss(model(inputs[part]), targets[part]) / parts).backward()
+        if hasattr(model, "synchronise"):
+            model.synchronise()
+        optimizer.step()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from typing import Any
 
 import pytest
 import torch
-from parallel_training import MODULES, OPTIMIZERS, batches, by_one_process, flat, made, share
+from parallel_training import MODULES, OPTIMIZERS, batches, by_one_process, flat, made, share, train
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator, PeerDied
@@ -35,45 +33,21 @@ FORMS: dict[str, tuple[type[NaiveDataParallel], dict[str, Any]]] = {
 }
 
 
-def trained(
-    communicator: Communicator, form: str, name: str, optimizer: str, accumulate: bool = False
-) -> Tensor:
-    """The parameters after training by this rank and the others. Only rank 0 starts with those of seed 0."""
-    kind, options = FORMS[form]
-    with kind(made(name, seed=communicator.rank), communicator, **options) as model:
-        make, given = OPTIMIZERS[optimizer]
-        optimize = make([p for p in model.parameters() if p.requires_grad], **given)
-        for inputs, targets in batches(communicator.size):
-            optimize.zero_grad()
-            inputs, targets = (share(tensor, communicator.rank) for tensor in (inputs, targets))
-            if accumulate:
-                with model.no_sync():
-                    (mse_loss(model(inputs[:2]), targets[:2]) / 2).backward()
-                (mse_loss(model(inputs[2:]), targets[2:]) / 2).backward()
-            else:
-                mse_loss(model(inputs), targets).backward()
-            model.synchronise()
-            optimize.step()
-        return flat(model.module)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(("size", "parts"), [(1, 1), (2, 1), (3, 1), (3, 2)])
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("form", FORMS)
-def test_parallel_equals_serial_from_rank_0s_parameters(form: str, name: str, size: int) -> None:
+def test_parallel_equals_serial_from_rank_0s_parameters(form: str, name: str, size: int, parts: int) -> None:
+    make, options = OPTIMIZERS["momentum"]
+    kind, more = FORMS[form]
+
+    def program(communicator: Communicator) -> Tensor:
+        with kind(made(name, seed=communicator.rank), communicator, **more) as model:
+            optimizer = make([p for p in model.parameters() if p.requires_grad], **options)
+            train(model, optimizer, communicator, parts)
+            return flat(model.module)
+
     expected = by_one_process(made(name), "momentum", size)
-    for found in threads.run(size, lambda communicator: trained(communicator, form, name, "momentum")):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("form", FORMS)
-def test_accumulated_gradients_equal_those_of_one_large_batch(form: str, size: int) -> None:
-    expected = by_one_process(made("tied"), "AdamW", size)
-    found = threads.run(
-        size, lambda communicator: trained(communicator, form, "tied", "AdamW", accumulate=True)
-    )
-    for parameters in found:
+    for parameters in threads.run(size, program):
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
 
 
@@ -179,20 +153,6 @@ def test_a_second_backward_pass_without_no_sync_is_refused() -> None:
         threads.run(1, program)
 
 
-def test_spans_say_when_each_bucket_travelled() -> None:
-    def program(communicator: Communicator) -> tuple[list[Any], int]:
-        with OverlappedDataParallel(made("plain"), communicator, bucket_bytes=SMALL) as model:
-            model.spans = []
-            model(torch.ones(2, 5).double()).sum().backward()
-            model.synchronise()
-            return model.spans, model.gradient_nbytes
-
-    for spans, nbytes in threads.run(2, program):
-        assert [span.of for span in spans] == [f"bucket {index}" for index in range(len(spans))]
-        assert sum(span.nbytes for span in spans) == nbytes
-        assert all(before.end <= after.start for before, after in itertools.pairwise(spans))
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_rank_that_fails_is_named_by_the_others_and_leaves_no_thread(form: str) -> None:
     heard: list[PeerDied] = []
@@ -240,11 +200,6 @@ def test_mixed_dtypes_are_trained_together() -> None:
         return torch.cat([p.grad.double().reshape(-1) for p in model.parameters()])
 
     torch.testing.assert_close(*threads.run(2, program), rtol=0, atol=0)
-
-
-def test_bfloat16_is_refused_with_what_to_do() -> None:
-    with pytest.raises(TypeError, match=r"bfloat16.*tensor\.float\(\)"):
-        threads.run(1, lambda communicator: BucketedDataParallel(nn.Linear(2, 2).bfloat16(), communicator))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor, nn
 
 from workshop_utils.comm import threads
@@ -76,23 +75,6 @@ def test_gradients_loss_and_bytes_are_those_of_one_process_and_of_the_formula(
             assert next(iter(stages.values())).most == held(schedule.passes[communicator.rank])
 
     threads.run(ranks, rank_main)
-
-
-def test_gradients_add_up_over_runs_until_they_are_cleared() -> None:
-    schedule = schedule_of("gpipe", 2, 1)
-    tokens, targets = batch_of(TEXT, step=1, batch=1, sequence=SIZES.sequence)
-
-    def rank_main(communicator: Communicator) -> list[tuple[Tensor, Tensor]]:
-        stages = stages_of_rank(schedule, communicator.rank, tokens, targets)
-        module = nn.ModuleList(stage.module for stage in stages.values())
-        seen = []
-        for _ in range(2):
-            run(schedule, stages, communicator, (1, SIZES.sequence, SIZES.width))
-            seen.append([parameter.grad.clone() for parameter in module.parameters()])
-        return list(zip(*seen, strict=True))
-
-    for pairs in threads.run(2, rank_main):
-        assert all(torch.allclose(2 * once, twice) for once, twice in pairs)
 
 
 @pytest.mark.parametrize("latency", ["0us", "300us"])

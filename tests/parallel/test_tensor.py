@@ -90,22 +90,6 @@ def test_a_pair_of_linear_layers_meets_once_in_each_pass() -> None:
     assert threads.run(3, rank_main) == [(4, 4)] * 3  # 2 (N − 1) messages are one ring all-reduce
 
 
-def test_the_parts_of_a_layer_are_all_of_it_and_none_twice() -> None:
-    linear = nn.Linear(6, 10)
-
-    def rank_main(communicator: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
-        region = Region(communicator)
-        return (
-            ColumnParallelLinear(linear, region, unit=2).weight.detach(),
-            RowParallelLinear(linear, region, unit=3).weight.detach(),
-        )
-
-    columns, rows = zip(*threads.run(2, rank_main), strict=True)
-    assert torch.equal(torch.cat(columns), linear.weight)
-    assert torch.equal(torch.cat(rows, dim=1), linear.weight)
-    assert [len(part) for part in columns] == [4, 6]
-
-
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_the_loss_over_a_cut_vocabulary_is_stable_for_large_logits(scale: float) -> None:
     torch.manual_seed(1)

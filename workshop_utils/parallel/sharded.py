@@ -15,7 +15,7 @@ Stage 1 all-reduces gradients and then broadcasts what each owner has updated. S
 gradients and an all-gather of parameters, which together are what an all-reduce is. Stage 3 gathers parameters twice,
 for the forward and for the backward pass, and keeps neither.
 
-    model = FullySharded(module, communicator, units=module.blocks)
+    model = FullySharded(module, communicator)
     optimizer = model.optimizer(torch.optim.AdamW, lr=1e-3)
 
 Source: Rajbhandari et al. (2020), "ZeRO: memory optimizations toward training trillion parameter models", sections 5
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
@@ -44,8 +44,22 @@ from workshop_utils.parallel.data import (
     listed,
 )
 from workshop_utils.parallel.flat import Flat
-from workshop_utils.parallel.separable import treats_alone
 from workshop_utils.parallel.units import divide, of_one_kind
+
+# Optimizers that treat every number by itself, and those that treat every parameter by itself.
+BY_NUMBER = {
+    optim.SGD,
+    optim.Adam,
+    optim.AdamW,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.RMSprop,
+    optim.Adagrad,
+    optim.Adadelta,
+    optim.Rprop,
+}
+BY_PARAMETER = {*BY_NUMBER, optim.Adafactor, optim.Muon}
 
 
 def zero_bytes_sent(size: int, nbytes: int, stage: int) -> float:
@@ -67,81 +81,56 @@ def zero_bytes_sent(size: int, nbytes: int, stage: int) -> float:
 # Stage 1.
 
 
-class ShardedOptimizer(Optimizer):
+class ShardedOptimizer:
     """ZeRO-1: each parameter has an owner, the rank that keeps its optimizer state, updates it, and tells the others.
 
     Gradients are averaged beforehand, by one of the classes of `data`. Owners have whole parameters, so the optimizer
     may do with a parameter what it likes, as Muon and Adafactor do with a matrix; it may not mix parameters, as LBFGS
-    does. `param_groups` are those of the whole model, so that learning rate schedulers do as ever.
+    does.
 
     Args:
-        parameters: as any optimizer takes them, groups too; the same on all ranks.
+        parameters: of the model; the same on all ranks.
         communicator: of these ranks.
         optimizer: the class of the optimizer; `options` are its arguments.
 
+    Attributes:
+        own: the optimizer of this rank's parameters.
+
     Raises:
-        ValueError: if the optimizer mixes parameters.
+        ValueError: if the optimizer is not known to treat every parameter by itself.
     """
 
     def __init__(
         self,
-        parameters: Iterable[Any],
+        parameters: Iterable[nn.Parameter],
         communicator: Communicator,
-        optimizer: Callable[..., Optimizer],
+        optimizer: type[Optimizer],
         **options: Any,
     ) -> None:
-        if not treats_alone([(2, 3), (4, 2)], [[(2, 3)], [(4, 2)]], optimizer, options):
+        if optimizer not in BY_PARAMETER:
             raise ValueError(
-                f"optimizer is {_name(optimizer)}, which mixes parameters; sharded by parameters it would compute "
-                "something else: use one that treats each by itself, such as AdamW"
+                f"optimizer is {optimizer.__name__}; it must be one that is known to treat each parameter by "
+                "itself, such as AdamW, for ranks have some of the parameters each"
             )
-        given = list(parameters)
-        groups = given if given and isinstance(given[0], dict) else [{"params": given}]
-        groups = [{**group, "params": list(group["params"])} for group in groups]
         self.communicator = communicator
-        self._owner = owners([p for group in groups for p in group["params"]], communicator.size)
-        own = [{**group, "params": [p for p in group["params"] if self._is_own(p)]} for group in groups]
-        self._own = optimizer(own, **options)
-        super().__init__(groups, self._own.defaults)
-        self._has_owners = True
+        self._owner = owners(list(parameters), communicator.size)
+        mine = [parameter for parameter, owner in self._owner.items() if owner == communicator.rank]
+        self.own: Optimizer = optimizer([{"params": mine}], **options)  # in a group, which may be empty
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take a group of parameters; only while this is made, for then owners are chosen.
+    def zero_grad(self) -> None:
+        """Let go of all gradients, also of those of others' parameters."""
+        for parameter in self._owner:
+            parameter.grad = None
 
-        Raises:
-            ValueError: later.
-        """
-        if getattr(self, "_has_owners", False):
-            raise ValueError(
-                "param_group is new; a ShardedOptimizer has its owners already: make another one"
-            )
-        super().add_param_group(param_group)
-
-    def _is_own(self, parameter: Tensor) -> bool:
-        return self._owner[parameter] == self.communicator.rank
-
-    def step(self, closure: Any = None) -> Any:
+    def step(self) -> None:
         """Update the own parameters, then give every parameter from its owner to all."""
-        for own, whole in zip(self._own.param_groups, self.param_groups, strict=True):
-            own.update({name: value for name, value in whole.items() if name != "params"})
-        loss = self._own.step(closure)
+        self.own.step()
         for parameter, owner in self._owner.items():
             with contiguous(parameter) as whole_parameter:
                 tree_broadcast(self.communicator, whole_parameter, root=owner)
-        return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the own parameters; each rank saves its own."""
-        return self._own.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what the same rank of as many has saved."""
-        self._own.load_state_dict(state_dict)
-        for own, whole in zip(self._own.param_groups, self.param_groups, strict=True):
-            whole.update({name: value for name, value in own.items() if name != "params"})
 
 
-def owners(parameters: Sequence[Tensor], size: int) -> dict[Tensor, int]:
+def owners(parameters: Sequence[nn.Parameter], size: int) -> dict[nn.Parameter, int]:
     """The owner of each parameter: the largest first, always to the rank that has least so far."""
     load = [0] * size
     owner = {}
@@ -181,18 +170,20 @@ class _Sharded(nn.Module):
         """The module's own forward pass."""
         return self.module(*args, **kwargs)
 
-    def optimizer(self, kind: Callable[..., Optimizer], **options: Any) -> Optimizer:
+    def optimizer(self, kind: type[Optimizer], **options: Any) -> Optimizer:
         """An optimizer of this kind for the shards: its `step`, `zero_grad`, `state_dict` are those of any other.
 
         A shard is a piece of several parameters, end to end. So the optimizer must treat every number by itself, as
         SGD, Adam and most others do; and all parameters have the same options.
 
         Raises:
-            ValueError: if it does not, as Muon, Adafactor and LBFGS, which look at whole matrices or at everything.
+            ValueError: if it is not known to, as Muon, Adafactor and LBFGS, which look at whole matrices or at
+                everything.
         """
-        if not treats_alone([(4, 4)], [[(3,)], [(13,)]], kind, options):
+        if kind not in BY_NUMBER:
+            does_not = "does not" if kind.__module__.startswith("torch.optim") else "may not"
             raise ValueError(
-                f"optimizer is {_name(kind)}, which does not treat every number by itself; on shards it would "
+                f"optimizer is {kind.__name__}, which {does_not} treat every number by itself; on shards it would "
                 "compute something else: use one that does, such as AdamW, or ShardedOptimizer, which shards by "
                 "whole parameters"
             )
@@ -251,32 +242,29 @@ class ShardedGradients(_Sharded):
 class FullySharded(_Sharded):
     """ZeRO-3: of parameters, gradients and optimizer state every rank has its chunk alone.
 
-    The module is divided into units. A unit's parameters are gathered when its forward pass begins, and let go when it
-    ends; autograd keeps a note in their place. When the backward pass asks for one, the unit is gathered again, and
+    The module's children are its units. A unit's parameters are gathered when its forward pass begins, and let go when
+    it ends; autograd keeps a note in their place. When the backward pass asks for one, the unit is gathered again, and
     let go once all its gradients have come and have been reduced.
 
     A module made on the device "meta" has no memory yet: it is given some, and its initial values by each layer's
     `reset_parameters`, unit by unit, so that no rank ever holds all of it.
 
-    Frozen and tied parameters as in `data`; a parameter that two units share belongs to the rest. A parameter without
-    a gradient is refused, and all ranks must go through the same layers, for that is the order in which they send.
+    Frozen and tied parameters as in `data`; what belongs to no child, or to two of them, is gathered around the whole.
+    A parameter without a gradient is refused, and all ranks must go through the same layers, for that is the order in
+    which they send.
 
     Args:
         module: on the CPU or on "meta"; of the same structure on all ranks.
         communicator: of these ranks. While a step is under way, nobody else may use it.
-        units: submodules of `module`, for example its blocks; what is in none of them is a unit too. None makes the
-            children of `module` units.
 
     Raises:
-        ValueError: if a unit is not a submodule, or a layer on "meta" has no `reset_parameters`.
+        ValueError: if a layer on "meta" has no `reset_parameters`, or shares a parameter with another unit.
     """
 
-    def __init__(
-        self, module: nn.Module, communicator: Communicator, units: Iterable[nn.Module] | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__(module, communicator)
         self._unit_of: dict[Flat, list[Flat]] = {}  # the flats of a unit, by each of them
-        for unit in divide(module, list(module.children() if units is None else units)):
+        for unit in divide(module):
             unit.materialise()
             parameters = unit.parameters()
             broadcast_from_first(communicator, itertools.chain(parameters.values(), unit.buffers()))
@@ -335,7 +323,3 @@ class FullySharded(_Sharded):
 def _each(flats: Iterable[Flat], do: Callable[[Flat], None]) -> None:
     for flat in flats:
         do(flat)
-
-
-def _name(optimizer: Callable[..., Optimizer]) -> str:
-    return getattr(optimizer, "__name__", repr(optimizer))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,29 +51,18 @@ class Unit:
                 layer.reset_parameters()  # type: ignore[operator]
 
 
-def divide(module: nn.Module, chosen: Sequence[nn.Module]) -> list[Unit]:
-    """The units of `module` that have parameters or buffers: the `chosen` submodules, and the rest.
-
-    Of a unit within a unit, the inner one has its own layers. What two of them share belongs to the rest.
+def divide(module: nn.Module) -> list[Unit]:
+    """The units of `module` that have parameters or buffers: its children, and what none or several of them have.
 
     Raises:
-        ValueError: if a chosen one is not a submodule; or if it has parameters on "meta" that it shares.
+        ValueError: if two units share parameters on "meta".
     """
-    strangers = [unit for unit in chosen if unit not in set(module.modules())]
-    if strangers:
-        raise ValueError(f"units has a {type(strangers[0]).__name__} that is not a submodule of the module")
-    units = {unit: Unit(unit) for unit in (module, *chosen)}
-    unit_of: dict[nn.Module, Unit] = {}
-
-    def visit(layer: nn.Module, unit: Unit) -> None:
-        unit = units.get(layer, unit)
-        seen = unit_of.setdefault(layer, unit)
-        if seen is not unit:
-            unit_of[layer] = units[module]
-        for child in layer.children():
-            visit(child, unit)
-
-    visit(module, units[module])
+    rest = Unit(module)
+    units = [rest, *(Unit(child) for child in module.children())]
+    unit_of = {module: rest}
+    for unit in units[1:]:
+        for layer in unit.module.modules():
+            unit_of[layer] = rest if layer in unit_of else unit
     where: dict[nn.Parameter, set[Unit]] = {}
     for layer, unit in unit_of.items():
         for parameter in layer.parameters(recurse=False):
@@ -86,12 +74,11 @@ def divide(module: nn.Module, chosen: Sequence[nn.Module]) -> list[Unit]:
             shared = len(where[parameter]) > 1
             if shared and parameter.is_meta:
                 raise ValueError(
-                    f"{full_name} is shared by two units and on the device 'meta'; make the module on the CPU, or "
-                    "leave both layers out of the units"
+                    f"{full_name} is shared by two units and on the device 'meta'; make the module on the CPU"
                 )
-            owner = units[module] if shared else unit_of[layer]
+            owner = rest if shared else unit_of[layer]
             owner.own.append((full_name, layer, attribute))
-    return [unit for unit in units.values() if unit.own or unit.buffers()]
+    return [unit for unit in units if unit.own or unit.buffers()]
 
 
 def of_one_kind(parameters: dict[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
