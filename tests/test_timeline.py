@@ -76,15 +76,6 @@ def test_gradients_that_were_packed_together_are_one_message(written):
     assert second.tensors == ("allreduce.0.bias",)
 
 
-def test_a_step_begins_when_a_gradient_comes_again(written):
-    spans = timeline.read(
-        written([*fused(1000, [1, 2, 3]), *fused(2000, [3, 1, 2]), *fused(3000, [1, 2, 3])])
-    )
-    steps = timeline.steps(spans)
-    assert [len(step) for step in steps] == [15, 15, 15]
-    assert [{span.tensor for span in step} for step in steps] == [{span.tensor for span in spans}] * 3
-
-
 def test_what_was_under_way_when_recording_began_or_ended_is_left_out(written):
     events = [end(1, 5), *fused(10, [1]), begin(2, "NEGOTIATE_ALLREDUCE", 500)]
     assert {span.tensor for span in timeline.read(written(events))} == {"allreduce.2.bias"}

@@ -50,18 +50,6 @@ def test_pushes_are_those_of_the_server_s_own_text(workers: int, nbytes: int) ->
     np.testing.assert_allclose(pushes.seconds[0], log.seconds, rtol=1e-12)
 
 
-@pytest.mark.parametrize("workers", [3, 40])
-def test_every_worker_pushes_once_a_step_and_staleness_adds_up(workers: int) -> None:
-    pushes = simulate_pushes(
-        Arrangement(1, workers, 30, "asynchronous"), 4000, compute_times(workers, 30, 0.1, 0.5), FAST
-    )
-    np.testing.assert_array_equal(np.bincount(pushes.worker[0]), 30)
-    assert (np.diff(pushes.seconds) > 0).all()
-    for worker in range(workers):  # what came between a worker's pushes is what made them stale
-        own = np.flatnonzero(pushes.worker[0] == worker)
-        np.testing.assert_array_equal(np.diff(own) - 1, pushes.staleness[0, own[1:]])
-
-
 @pytest.mark.parametrize("nbytes", [4, 1_000_000])
 @pytest.mark.parametrize("workers", [1, 64, 256])
 def test_throughput_stays_below_the_operational_bounds_and_meets_them_far_from_where_they_cross(

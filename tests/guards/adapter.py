@@ -79,7 +79,6 @@ ALL_REDUCES: dict[str, Callable[[Any, Any], object]] = {
     "central": central.central_all_reduce,
     "direct": direct.direct_all_reduce,
 }
-MEAN: Callable[[Any, Any], object] = partial(ring.ring_all_reduce, operation="mean")
 REDUCES_AT_RANK_0: dict[str, Callable[[Any, Any], object]] = {"tree reduce": tree.tree_reduce}
 BROADCASTS: dict[str, Callable[[Any, Any], object]] = {"tree broadcast": tree.tree_broadcast}
 

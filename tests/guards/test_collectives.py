@@ -20,7 +20,6 @@ import pytest
 from adapter import (
     ALL_REDUCES,
     BROADCASTS,
-    MEAN,
     REDUCES_AT_RANK_0,
     ROOT,
     descend,
@@ -166,21 +165,6 @@ def test_the_result_is_numpys(size: int, run: Callable[..., list[Any]]) -> None:
                 np.testing.assert_array_equal(
                     ranks[rank][number][0], expected, f"{name}, rank {rank} of {size}, {elements} elements"
                 )
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_mean_is_numpys(size: int) -> None:
-    def program(communicator: Any) -> list[np.ndarray]:
-        arrays = [contribution(communicator.rank, elements) for elements in ELEMENTS]
-        for array in arrays:
-            MEAN(communicator, array)
-        return arrays
-
-    ranks = on_threads(size, program)
-    for number, elements in enumerate(ELEMENTS):
-        expected = np.mean([contribution(rank, elements) for rank in range(size)], axis=0)
-        for rank in range(size):
-            np.testing.assert_allclose(ranks[rank][number], expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("size", SIZES)

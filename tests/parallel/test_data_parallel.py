@@ -191,17 +191,6 @@ def test_a_bucket_is_closed_before_it_is_too_large_and_has_one_dtype() -> None:
         buckets_of(parameters, 0)
 
 
-def test_mixed_dtypes_are_trained_together() -> None:
-    def program(communicator: Communicator) -> Tensor:
-        module = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 3))  # rank 0's are everybody's
-        module[1].double()
-        module.forward = lambda inputs: module[1](module[0](inputs.float()).double())  # type: ignore[method-assign]
-        model = one_step(communicator, "overlapped", module)
-        return torch.cat([p.grad.double().reshape(-1) for p in model.parameters()])
-
-    torch.testing.assert_close(*threads.run(2, program), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_even_inputs_pass_and_uneven_ones_are_named(size: int) -> None:
     threads.run(size, lambda communicator: check_even_inputs(communicator, 7))

@@ -95,20 +95,24 @@ def test_a_schedule_that_cannot_be_is_refused_by_name(call, said: str) -> None:
         call()
 
 
-def test_a_missing_a_foreign_and_a_repeated_pass_are_named() -> None:
-    forward, backward = Pass("forward", 0, 0), Pass("backward", 0, 0)
-    for passes in ((forward,), (forward, backward, backward), (forward, backward, Pass("forward", 0, 1))):
-        with pytest.raises(
-            ScheduleError, match="rank 0 must run every pass of its stages exactly once; look at"
-        ):
-            Schedule("mine", (passes,), microbatches=1)
+FORWARD, BACKWARD = Pass("forward", 0, 0), Pass("backward", 0, 0)
 
 
-def test_a_backward_pass_before_its_forward_is_named() -> None:
-    passes = (Pass("backward", 0, 0), Pass("forward", 0, 0))
-    with pytest.raises(
-        ScheduleError, match="rank 0 runs backward of microbatch 0 through stage 0 before its forward"
-    ):
+@pytest.mark.parametrize(
+    ("passes", "said"),
+    [
+        ((FORWARD,), "must run every pass of its stages exactly once; look at"),
+        ((FORWARD, BACKWARD, BACKWARD), "must run every pass of its stages exactly once; look at"),
+        (
+            (FORWARD, BACKWARD, Pass("forward", 0, 1)),
+            "must run every pass of its stages exactly once; look at",
+        ),
+        ((BACKWARD, FORWARD), "runs backward of microbatch 0 through stage 0 before its forward"),
+    ],
+    ids=["missing", "repeated", "foreign", "too early"],
+)
+def test_a_pass_that_is_out_of_place_is_named(passes: tuple[Pass, ...], said: str) -> None:
+    with pytest.raises(ScheduleError, match=f"rank 0 {said}"):
         Schedule("mine", (passes,), microbatches=1)
 
 

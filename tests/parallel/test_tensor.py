@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator
@@ -16,9 +15,7 @@ from workshop_utils.parallel.gpt import (
     kept_for_backward,
 )
 from workshop_utils.parallel.tensor import (
-    ColumnParallelLinear,
     Region,
-    RowParallelLinear,
     block_bytes_sent,
     ends_bytes_sent,
     finish_gradients,
@@ -70,24 +67,6 @@ def test_both_forms_equal_one_process_and_send_the_bytes_of_the_formula(
     expected = EVEN.layers * block_bytes_sent(ranks, nbytes, sequence_parallel)
     expected += ends_bytes_sent(ranks, nbytes, tokens, sequence_parallel)
     assert sent == [round(expected)] * ranks
-
-
-def test_a_pair_of_linear_layers_meets_once_in_each_pass() -> None:
-    torch.manual_seed(0)
-    up, down, x = nn.Linear(5, 11), nn.Linear(11, 3), torch.randn(4, 5)
-    expected = down(up(x).relu())
-
-    def rank_main(communicator: Communicator) -> tuple[int, int]:
-        region = Region(communicator)
-        own_up, own_down = ColumnParallelLinear(up, region), RowParallelLinear(down, region)
-        leaf = x.clone().requires_grad_()
-        given = own_down(own_up(leaf).relu())
-        assert torch.allclose(given, expected, atol=1e-6)
-        forward = communicator.traffic.messages_sent.sum()
-        given.sum().backward()
-        return int(forward), int(communicator.traffic.messages_sent.sum() - forward)
-
-    assert threads.run(3, rank_main) == [(4, 4)] * 3  # 2 (N − 1) messages are one ring all-reduce
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])
