@@ -6,12 +6,11 @@ import functools
 import gzip
 import hashlib
 import http.server
-import os
+import multiprocessing
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -249,23 +248,10 @@ def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch
 
 
 def test_four_processes_at_once_prepare_one_folder(cache: Path) -> None:
-    code = (
-        "import sys; from workshop_utils import data, place; sys.stdin.read(1);"
-        "print(place.load('train', data.prepare('digits')).count)"
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ,
-            text=True,
-        )
-        for _ in range(4)
-    ]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("x")
-        process.stdin.flush()
-    assert [process.communicate(timeout=120)[0].strip() for process in processes] == ["1500"] * 4
+    spawned = multiprocessing.get_context("spawn")
+    together = spawned.Barrier(4)
+    with ProcessPoolExecutor(4, spawned, initializer=together.wait) as pool:
+        folders = list(pool.map(prepare, ["digits"] * 4))
+    assert folders == [cache / "digits"] * 4
+    assert place.load("train", folders[0]).count == 1500
     assert [path.name for path in cache.iterdir() if path.is_dir()] == ["digits"]

@@ -119,21 +119,13 @@ def sent_in_a_step(stage: int, size: int) -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_stages_1_and_2_send_what_the_formula_says(size: int) -> None:
-    sent, nbytes = sent_in_a_step(1, size)
-    assert sum(sent) / size == zero_bytes_sent(size, nbytes, 1)  # owners send, so it is the mean that is so
-    sent, nbytes = sent_in_a_step(2, size)
-    assert set(sent) == {zero_bytes_sent(size, nbytes, 2)}
-    assert zero_bytes_sent(size, nbytes, 2) == zero_bytes_sent(size, nbytes, 0)
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_stage_3_sends_what_the_formula_says_less_a_first_layer_that_is_not_asked_for_again(
-    size: int,
-) -> None:
-    sent, nbytes = sent_in_a_step(3, size)
-    first_layer = 8 * (5 * 8 + 8)
-    assert set(sent) == {zero_bytes_sent(size, nbytes, 3) - (size - 1) / size * first_layer}
+@pytest.mark.parametrize("stage", STAGES)
+def test_each_stage_sends_what_the_formula_says(stage: int, size: int) -> None:
+    sent, nbytes = sent_in_a_step(stage, size)
+    # In stage 3 the backward pass does not ask for the first layer.
+    saved = zero_bytes_sent(size, 8 * (5 * 8 + 8), 0) / 2 if stage == 3 else 0
+    assert sum(sent) / size == zero_bytes_sent(size, nbytes, stage) - saved
+    assert stage == 1 or len(set(sent)) == 1  # in stage 1 owners send, the larger ones more
 
 
 def test_an_unknown_stage_is_named() -> None:
