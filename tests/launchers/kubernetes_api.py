@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+import pytest
 import yaml
+
+from workshop_utils.launchers.kubernetes import calls, run
 
 VERSION = {"groupVersion": "kubeflow.org/v1", "version": "v1"}
 VERBS = ["get", "list", "watch", "create", "patch", "delete"]
@@ -54,6 +59,18 @@ DISCOVERY: dict[str, Any] = {
 }
 
 
+@contextlib.contextmanager
+def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    """A server that is the cluster of KUBECONFIG; the launcher asks it often, and is not patient for long."""
+    server = ApiServer()
+    monkeypatch.setenv("KUBECONFIG", str(server.write_kubeconfig(folder)))
+    monkeypatch.setattr(calls, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(run, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(run, "LOG_SECONDS", 5.0)
+    yield server
+    server.close()
+
+
 def refused(status: int, message: str) -> tuple[int, Any]:
     about = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
     return status, {**about, "message": message, "code": status}
@@ -73,7 +90,6 @@ class ApiServer:
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
         self.requests: list[tuple[str, str]] = []
-        self.authorizations: set[str | None] = set()
         self.script: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         self.job_status: dict[str, Any] = {}
         self.pods: list[dict[str, Any]] = []
@@ -126,7 +142,6 @@ class ApiServer:
         path = urlparse(request.path).path
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         self.requests.append((request.command, request.path))
-        self.authorizations.add(request.headers.get("Authorization"))
         last = path.rpartition("/")[2]
         if answers := self.script.get((request.command, last)):
             self.send(request, *answers.pop(0))

@@ -81,27 +81,25 @@ def test_a_price_is_that_of_the_parts_and_an_unknown_one_is_not_taken_for_nothin
     assert "at least in all" in eks.bill(config)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("apiVersion", "- apiVersion", "not readable as YAML"),
+        ("withOIDC: true", "withOIDC: false", "iam.withOIDC must be true"),
+        ("    instanceType: m5.xlarge\n", "", r"managedNodeGroups\[0\]\.instanceType is missing"),
+    ],
+)
 def test_a_wrong_cluster_is_refused_with_what_would_be_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, message: str
 ) -> None:
-    with pytest.raises(JobError, match=r"cluster is 'tpu'; .*/clusters has cpu, gpu, trainium"):
-        eks.load("tpu")
-    (tmp_path / eks.FOLDER / "clusters").mkdir(parents=True)
     monkeypatch.setattr(eks, "ROOT", tmp_path)
-    text = (FOLDER / "clusters" / "cpu.yaml").read_text()
-    for wrong, message in (
-        ("a: [", "not readable as YAML"),
-        ("- a", "must hold a ClusterConfig"),
-        (text.replace("instanceType", "instanceTyp"), "did you mean instanceType?"),
-        (
-            text.replace("    instanceType: m5.xlarge\n", ""),
-            r"managedNodeGroups\[0\]\.instanceType is missing",
-        ),
-        (text.replace("withOIDC: true", "withOIDC: false"), "iam.withOIDC must be true"),
-    ):
-        (tmp_path / eks.FOLDER / "clusters" / "own.yaml").write_text(wrong)
-        with pytest.raises(JobError, match=message):
-            eks.load("own")
+    own = tmp_path / eks.FOLDER / "clusters" / "own.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text((FOLDER / "clusters" / "cpu.yaml").read_text().replace(old, new))
+    with pytest.raises(JobError, match=message):
+        eks.load("own")
+    with pytest.raises(JobError, match=r"cluster is 'tpu'; .*/clusters has own"):
+        eks.load("tpu")
 
 
 # The commands: against programs that write down how they are called, and answer as they are told

@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MakeJob, eventually
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.kubernetes import Kubernetes, play
+from workshop_utils.launchers.kubernetes import Kubernetes, StandIn, play
 from workshop_utils.launchers.kubernetes.manifest import Manifest
-from workshop_utils.launchers.kubernetes.settings import Elastic, Settings
-from workshop_utils.launchers.places import place
+from workshop_utils.launchers.kubernetes.settings import Elastic
 from workshop_utils.runs import RunFailed, RunState
 
 TELL = """
@@ -32,9 +30,9 @@ place.report(step=place.load("train").count, words=len(sys.argv))
 def told(make_job: MakeJob) -> Callable[..., dict[str, Any]]:
     """What the workers of a job are told, by name, when it is played."""
 
-    def carry_out(settings: Settings | None = None, **fields: Any) -> dict[str, Any]:
+    def carry_out(place: StandIn | None = None, **fields: Any) -> dict[str, Any]:
         job = make_job(TELL, arguments={"epochs": 3}, **fields)
-        with play(job, settings=settings) as run:
+        with (place or StandIn()).launch(job) as run:
             run.wait(timeout_seconds=100)
             # The three images of the data, and `--epochs 3`.
             assert {(record["step"], record["words"]) for record in run.records} == {(3, 3.0)}
@@ -54,11 +52,7 @@ def broken(job: TrainingJob, change: Callable[[dict[str, Any]], object]) -> Mani
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_pytorchjob_is_played_with_rank_and_master(told: Callable[..., dict[str, Any]]) -> None:
     found = told(strategy="torch_ddp", workers=3)
-    assert {name: each["RANK"] for name, each in found.items()} == {
-        "worker-0": "0",
-        "worker-1": "1",
-        "worker-2": "2",
-    }
+    assert [found[f"worker-{rank}"]["RANK"] for rank in range(3)] == ["0", "1", "2"]
     assert {each["WORLD_SIZE"] for each in found.values()} == {"3"}
     assert {each["MASTER_ADDR"] for each in found.values()} == {"127.0.0.1"}
 
@@ -92,12 +86,12 @@ def test_an_mpijob_is_played_by_mpirun_and_its_ranks_are_told_apart(make_job: Ma
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize(
-    "settings", [Settings(kind="TrainJob"), Settings(elastic=Elastic(min_workers=2, max_workers=2))]
+    "place", [StandIn(kind="TrainJob"), StandIn(elastic=Elastic(min_workers=2, max_workers=2))]
 )
 def test_what_torchrun_starts_gets_its_ranks_from_torchrun(
-    told: Callable[..., dict[str, Any]], settings: Settings
+    told: Callable[..., dict[str, Any]], place: StandIn
 ) -> None:
-    found = told(settings, strategy="torch_ddp", workers=2)
+    found = told(place, strategy="torch_ddp", workers=2)
     assert sorted(each["RANK"] for each in found.values()) == ["0", "1"]
 
 
@@ -160,36 +154,9 @@ def test_the_deadline_of_the_manifest_ends_a_job_that_hangs(make_job: MakeJob) -
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_pod_that_a_signal_has_ended_is_said_to_be_killed_by_it(make_job: MakeJob) -> None:
-    job = make_job("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
-    message = r"^pod job-1-0 was killed by SIGKILL\. It had printed nothing\.$"
-    with play(job) as run, pytest.raises(RunFailed, match=message):
-        run.wait(timeout_seconds=60)
-
-
-@pytest.mark.usefixtures("nothing_is_left")
 def test_leaving_the_block_ends_every_pod(make_job: MakeJob) -> None:
     job = make_job("import time\ntime.sleep(600)\n", strategy="torch_ddp", workers=2)
     with play(job) as run:
         assert run.state is RunState.RUNNING
         assert eventually(lambda: set(run.pods()["phase"]) == {"Running"})
     assert run.state is RunState.STOPPED
-
-
-# The command line's names for it
-
-
-@pytest.mark.usefixtures("nothing_is_left")
-def test_the_stand_in_is_a_place_like_others(make_job: MakeJob, tmp_path: Path) -> None:
-    config = tmp_path / "place.yaml"
-    config.write_text("namespace: team-a\n")
-    job = make_job(TELL)
-    launcher = place("kubernetes-stand-in", config)
-    assert "namespace: team-a" in str(launcher.render(job))
-    assert str(launcher.render(job)) == str(place("kubernetes", config).render(job))
-    with launcher.launch(job) as run:
-        run.wait(timeout_seconds=100)
-    with pytest.raises(
-        JobError, match="--output is for local runs; on kubernetes the model goes with its pod"
-    ):
-        place("kubernetes", output=tmp_path)

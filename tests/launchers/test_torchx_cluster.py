@@ -9,25 +9,19 @@ from typing import Any
 
 import pytest
 from conftest import MakeJob
-from kubernetes_api import ApiServer, refused
+from kubernetes_api import ApiServer, cluster
 
-from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.kubernetes import calls, run
-from workshop_utils.launchers.kubernetes.calls import KubernetesError
+from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.torchx import TorchX
-from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.runs import RunFailed
 
 TEAM = TorchX(scheduler="kubernetes", namespace="team")
 
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    made = ApiServer()
-    monkeypatch.setenv("KUBECONFIG", str(made.write_kubeconfig(tmp_path)))
-    monkeypatch.setattr(calls, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(run, "POLL_SECONDS", 0.05)
-    yield made
-    made.close()
+    with cluster(tmp_path, monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture
@@ -88,30 +82,6 @@ def test_a_job_that_fails_names_the_rank_that_failed_first(server: ApiServer, jo
     end(server, "Terminated")
     with run, pytest.raises(RunFailed) as failed:
         run.wait(60)
+    assert server.made() == []
     assert "worker-1 (rank 1) was killed by SIGKILL; the others were stopped" in str(failed.value)
     assert "Its last lines:\n  loading" in str(failed.value)
-
-
-def test_stopping_deletes_everything(server: ApiServer, job: TrainingJob) -> None:
-    with TEAM.launch(job) as run:
-        assert len(server.made()) == 3
-    assert run.state is RunState.STOPPED
-    assert server.made() == []
-
-
-@pytest.mark.parametrize("what", ["jobs", "configmaps"])
-def test_what_a_cluster_refuses_is_explained_and_nothing_stays(
-    server: ApiServer, job: TrainingJob, what: str
-) -> None:
-    server.script["POST", what] = [refused(403, "no, thank you")]
-    with pytest.raises(KubernetesError, match=r"by a Role and a RoleBinding .* no, thank you"):
-        TEAM.launch(job)
-    assert server.made() == []
-
-
-def test_without_a_cluster_nothing_is_started(
-    job: TrainingJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
-    with pytest.raises(JobError, match=r"there is no cluster to talk to .* name a kubeconfig in KUBECONFIG"):
-        TEAM.launch(job)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.kubernetes import calls, files, pods
 from workshop_utils.launchers.kubernetes.cluster import Cluster
 from workshop_utils.launchers.kubernetes.manifest import Manifest
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 # Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
 FINAL = {"Completed": "Complete", "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}
 
+KEPT_SECONDS = 3600  # the finished job, where nobody deletes it
+
 
 def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
     """Add to a Volcano Job, and to each of its pods, what TorchX has no word for.
@@ -31,7 +32,7 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
     name, spec = resource["metadata"]["name"], resource["spec"]
     resource["metadata"]["labels"] = dict(pods.LABELS)
     spec["policies"] = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
-    spec["ttlSecondsAfterFinished"] = place.keep_seconds
+    spec["ttlSecondsAfterFinished"] = KEPT_SECONDS
     spec["minAvailable"] = len(spec["tasks"])  # all or none: half a job would hold its nodes in vain
     items = [{"key": key, "path": path} for key, path in files.paths(job).items()]
     volumes: list[dict[str, Any]] = [{"name": "job", "configMap": {"name": name, "items": items}}]
@@ -48,8 +49,6 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
         task["template"]["metadata"]["labels"] |= pods.LABELS
         pod = task["template"]["spec"]
         pod["activeDeadlineSeconds"] = round(job.timeout_seconds)
-        if place.node_selector:
-            pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **place.node_selector}
         pod["volumes"] += volumes
         pod["containers"][0]["volumeMounts"] += [
             {"name": "job", "mountPath": pods.JOB_FOLDER},
@@ -60,39 +59,20 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
 
 def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     """Render the job and make its objects. Raises as `TorchX.launch` does."""
-    try:
-        api = calls.connect()
-    except calls.KubernetesError:
-        file = os.environ.get("KUBECONFIG", "~/.kube/config")
-        raise JobError(
-            f"scheduler is 'kubernetes', and there is no cluster to talk to in {file}: name a kubeconfig in "
-            "KUBECONFIG. Without a cluster, --render shows the Volcano Job, and scheduler 'local_cwd' runs it here"
-        ) from None
+    api = calls.connect()
     resource = place.render(job).request
     resource["metadata"]["namespace"] = place.namespace
     name = resource["metadata"]["name"]
-    config_maps = files.config_maps(job, with_data=place.data_claim is None)
-    for described, called in zip(config_maps, (name, f"{name}-data"), strict=False):
-        described["metadata"] = {"name": called, "labels": dict(pods.LABELS)}
-    cluster = VolcanoCluster(api, Manifest(resource), config_maps)
+    config_maps = files.config_maps(job.replace(name=name), with_data=place.data_claim is None)
+    cluster = Cluster(api, Manifest(resource), config_maps)
     cluster.create()
     return VolcanoRun(job, cluster, place.nodes(job))
-
-
-class VolcanoCluster(Cluster):
-    """The objects of a Volcano Job."""
-
-    def pods(self) -> list[Any]:
-        """The job's pods. Raises KubernetesError."""
-        asked, selector = f"looking at the pods of {self.name}", f"volcano.sh/job-name={self.name}"
-        found = calls.call(asked, self._core.list_namespaced_pod, self.namespace, label_selector=selector)
-        return list(found.items)
 
 
 class VolcanoRun(KubernetesRun):
     """A run of a Volcano Job; `handle` is TorchX's name for it, `nodes` are node-0, node-1, ..."""
 
-    def __init__(self, job: TrainingJob, cluster: VolcanoCluster, nodes: int) -> None:
+    def __init__(self, job: TrainingJob, cluster: Cluster, nodes: int) -> None:
         self.handle = f"kubernetes://workshop/{cluster.namespace}:{cluster.name}"
         self.nodes = tuple(f"node-{node}" for node in range(nodes))
         self._logs = NodeLogs(super()._receive_line)
