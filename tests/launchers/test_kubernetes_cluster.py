@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -16,17 +15,13 @@ import pytest
 import yaml
 from conftest import MakeJob, eventually
 from kubernetes import client
-from kubernetes_api import ApiServer, cluster, refused
+from kubernetes_api import ApiServer, cluster, metric, refused, stamped
 
 from workshop_utils import cli
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.kubernetes import Kubernetes, calls, kubectl
 from workshop_utils.launchers.kubernetes.calls import KubernetesError, call
 from workshop_utils.runs import RunFailed, RunState
-
-METRIC = json.dumps(
-    {"workshop": "metric", "worker": "worker-0", "rank": 0, "time": 1.0, "step": 3, "loss": 0.5}
-)
 
 
 @pytest.fixture
@@ -54,19 +49,9 @@ def condition(kind: str, message: str = "") -> dict[str, Any]:
     return {"conditions": [{"type": kind, "status": "True", "message": message}]}
 
 
-def refusal(job: TrainingJob) -> str:
-    with pytest.raises(KubernetesError) as raised:
-        Kubernetes().launch(job)
-    return str(raised.value)
-
-
 def test_a_job_is_made_followed_and_deleted(server: ApiServer, job: TrainingJob) -> None:
     server.pods = [pod("master"), pod("worker")]
-    server.logs["ddp-master-0"] = [
-        "2026-01-01T00:00:00.000000001Z hello",
-        f"2026-01-01T00:00:01.000000000Z {METRIC}",
-    ]
-    server.logs["ddp-worker-0"] = ["2026-01-01T00:00:00.500000000Z here too"]
+    server.logs = {"ddp-master-0": stamped("hello", metric(0)), "ddp-worker-0": stamped("here too")}
     server.job_status = condition("Succeeded", "all is well")
     server.job_status["conditions"][:0] = [{"type": "Failed"}, {"status": "True"}]  # which say nothing
     with Kubernetes().launch(job) as started:
@@ -93,20 +78,17 @@ def test_a_job_is_made_followed_and_deleted(server: ApiServer, job: TrainingJob)
 
 def test_a_failed_job_says_why_and_what_it_printed_last(server: ApiServer, job: TrainingJob) -> None:
     server.pods = [pod("master", "Failed")]
-    server.logs["ddp-master-0"] = ["2026-01-01T00:00:00.000000001Z ValueError: no"]
+    server.logs["ddp-master-0"] = stamped("ValueError: no")
     server.job_status = condition("Failed", "PyTorchJob ddp has failed because 1 Master replica(s) failed.")
-    with (
-        Kubernetes().launch(job) as started,
-        pytest.raises(RunFailed, match=r"(?s)1 Master replica.*\[worker-0\] ValueError: no"),
-    ):
+    said = r"(?s)1 Master replica.*\[worker-0\] ValueError: no"
+    with Kubernetes().launch(job) as started, pytest.raises(RunFailed, match=said):
         started.wait(timeout_seconds=20)
     assert server.made() == []
 
 
 def test_a_log_that_breaks_off_goes_on_without_a_line_twice(server: ApiServer, job: TrainingJob) -> None:
     server.pods = [pod("master")]
-    stamps = [f"2026-01-01T00:00:0{second}.000000000Z" for second in range(3)]
-    server.logs["ddp-master-0"] = [f"{stamps[0]} one", f"{stamps[1]} two", None, f"{stamps[2]} three"]
+    server.logs["ddp-master-0"] = stamped("one", "two", None, "three")
     server.job_status = condition("Succeeded")
     with Kubernetes().launch(job) as started:
         started.wait(timeout_seconds=20)
@@ -116,9 +98,8 @@ def test_a_log_that_breaks_off_goes_on_without_a_line_twice(server: ApiServer, j
 def test_a_pod_that_cannot_be_scheduled_says_so_once(server: ApiServer, job: TrainingJob) -> None:
     server.pods = [pod("master", "Pending")]
     reason, message = "FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu."
-    server.warnings = [
-        {"metadata": {"name": "event"}, "involvedObject": {}, "reason": reason, "message": message}
-    ]
+    event = {"metadata": {"name": "event"}, "involvedObject": {}, "reason": reason, "message": message}
+    server.warnings = [event]
     with Kubernetes().launch(job) as started:
         for line in started.logs(follow=True):
             assert str(line) == f"[ddp-master-0] {reason}: {message}"
@@ -149,9 +130,8 @@ def test_a_refusal_says_what_to_do_and_leaves_nothing(
     server: ApiServer, job: TrainingJob, what: str, status: int, message: str, said: str
 ) -> None:
     server.script["POST", what] = [refused(status, message)]
-    answer = refusal(job)
-    assert answer.startswith(said)
-    assert f"Kubernetes says: {message}" in answer
+    with pytest.raises(KubernetesError, match=f"^{said}.* Kubernetes says: {message}$"):
+        Kubernetes().launch(job)
     assert server.made() == []
     assert sum(method == "POST" and "pytorchjobs" in path for method, path in server.requests) == 1
 
@@ -165,7 +145,8 @@ def test_a_cluster_that_fails_for_a_moment_is_asked_again(server: ApiServer, job
         started.wait(timeout_seconds=20)
     assert server.made() == []
     server.script["POST", "configmaps"] = [refused(429, "slow down")] * calls.TRIES
-    assert f"asks to slow down after {calls.TRIES} tries" in refusal(job)
+    with pytest.raises(KubernetesError, match=f"asks to slow down after {calls.TRIES} tries"):
+        Kubernetes().launch(job)
 
 
 def test_a_job_that_cannot_be_deleted_is_not_kept_secret(server: ApiServer, job: TrainingJob) -> None:
@@ -205,12 +186,8 @@ def test_the_ranks_of_an_mpi_job_are_told_apart_and_sshd_is_not_heard(
     launcher["metadata"]["name"] = "ddp-launcher-x7k2p"  # a Job makes it, and gives it letters of its own
     worker["spec"]["containers"][0]["command"] = ["/usr/sbin/sshd", "-De", "-o", "StrictModes=no"]
     server.pods = [launcher, worker]
-    stamp = "2026-01-01T00:00:0{}.000000000Z"
-    server.logs["ddp-launcher-x7k2p"] = [
-        f"{stamp.format(1)} [1,0]<stdout>:one",
-        f"{stamp.format(2)} [1,1]<stdout>:two",
-    ]
-    server.logs["ddp-worker-0"] = [f"{stamp.format(1)} Server listening on 0.0.0.0 port 22."]
+    server.logs["ddp-launcher-x7k2p"] = stamped("[1,0]<stdout>:one", "[1,1]<stdout>:two")
+    server.logs["ddp-worker-0"] = stamped("Server listening on 0.0.0.0 port 22.")
     server.job_status = condition("Succeeded")
     with Kubernetes().launch(job) as started:
         assert started.workers == ("worker-0", "worker-1")
@@ -221,10 +198,7 @@ def test_the_ranks_of_an_mpi_job_are_told_apart_and_sshd_is_not_heard(
 # The runtime of a TrainJob
 
 
-NO_RUNTIME = (
-    'admission webhook "validator.trainjob.trainer.kubeflow.org" denied the request: spec.runtimeRef: Invalid value: '
-    'TrainingRuntime "ddp" not found: specified trainingRuntime must be created before the TrainJob is created'
-)
+NO_RUNTIME = "spec.runtimeRef: specified trainingRuntime must be created before the TrainJob is created"
 
 
 def test_a_runtime_goes_with_its_trainjob_which_is_sent_again_while_the_trainer_does_not_know_it(
@@ -246,8 +220,15 @@ def test_a_runtime_goes_with_its_trainjob_which_is_sent_again_while_the_trainer_
 # A dry run on the server
 
 
-def test_a_dry_run_asks_for_every_object_and_makes_none(server: ApiServer, job: TrainingJob) -> None:
-    said = str(Kubernetes().dry_run(job))
+def test_a_dry_run_asks_for_every_object_and_makes_none(
+    server: ApiServer, job: TrainingJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.save(job.folder)
+    words = ["workshop", "launch", str(job.folder), "--on", "kubernetes", "--dry-run=server"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr().out
     assert server.made() == []
     posts = [parse_qs(urlparse(path).query) for method, path in server.requests if method == "POST"]
     assert [(query["dryRun"], query["fieldValidation"]) for query in posts] == [(["All"], ["Strict"])] * 3
@@ -268,10 +249,8 @@ def test_a_dry_run_names_each_field_that_the_server_complains_of(server: ApiServ
     ]
     status, invalid = refused(422, "PyTorchJob ddp is invalid: several things")
     server.script["POST", "pytorchjobs"] = [(status, {**invalid, "details": {"causes": causes}})]
-    strict = (
-        'ConfigMap in version "v1" cannot be handled as a ConfigMap: strict decoding error: unknown field '
-    )
-    server.script["POST", "configmaps"] = [refused(400, strict + '"datta", unknown field "binary"')]
+    strict = 'ConfigMap in version "v1": strict decoding error: unknown field "datta", unknown field "binary"'
+    server.script["POST", "configmaps"] = [refused(400, strict)]
     with pytest.raises(KubernetesError) as raised:
         Kubernetes().dry_run(job)
     assert str(raised.value).splitlines() == [
@@ -293,26 +272,12 @@ def test_a_dry_run_says_that_the_trainer_could_not_see_the_runtime(
     assert "# TrainJob ddp: fits its schema; the trainer's own check needs its runtime" in said
 
 
-def test_the_command_line_asks_the_server(
-    server: ApiServer, job: TrainingJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job.save(job.folder)
-    server.script["POST", "pytorchjobs"] = [refused(409, "it is there")]
-    monkeypatch.setattr(
-        "sys.argv", ["workshop", "launch", str(job.folder), "--on", "kubernetes", "--dry-run=server"]
-    )
-    for said in ("workshop: trying PyTorchJob ddp: something", "# PyTorchJob ddp: would be made"):
-        with pytest.raises(SystemExit):
-            cli.main()
-        assert said in "".join(capsys.readouterr())
-
-
 # A cluster that goes and comes, and how it is found
 
 
 def test_an_api_server_that_restarts_does_not_end_the_run(server: ApiServer, job: TrainingJob) -> None:
     server.pods = [pod("master")]
-    server.logs["ddp-master-0"] = ["2026-01-01T00:00:00.000000001Z hello"]
+    server.logs["ddp-master-0"] = stamped("hello")
     with Kubernetes().launch(job) as started:
         assert eventually(lambda: list(started.logs()))
         port = server.http.server_port

@@ -14,7 +14,6 @@ from conftest import MakeJob, write_idx
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.kubernetes import Kubernetes, files, rules
 from workshop_utils.launchers.kubernetes.operators import pods_of
-from workshop_utils.launchers.kubernetes.settings import Elastic
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -86,16 +85,3 @@ def test_pytorch_is_told_its_rank_and_the_master() -> None:
     assert all(pod.variables.items() >= shared.items() for pod in pods)
     alone = pods_of(Kubernetes().render(load("mnist_torch_ddp").replace(workers=1)))
     assert [pod.variables["WORLD_SIZE"] for pod in alone] == ["1"]
-
-
-def test_an_elastic_job_is_told_where_to_meet_and_how_few_suffice() -> None:
-    elastic = Kubernetes(elastic=Elastic(min_workers=1, max_workers=3))
-    pods = pods_of(elastic.render(load("digits_resumable")))
-    assert [pod.worker for pod in pods] == ["worker-0", "worker-1"]
-    assert pods[1].variables == {
-        "PYTHONUNBUFFERED": "1",
-        "PET_RDZV_ENDPOINT": "digits-resumable-worker-0:23456",
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_NNODES": "1:3",
-        "PET_MAX_RESTARTS": "3",
-    }

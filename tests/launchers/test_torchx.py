@@ -114,8 +114,7 @@ def test_two_nodes_meet_by_c10d_and_every_line_of_a_burst_arrives(make: Make, no
     with TorchX().launch(make(ALL_REDUCE, arguments={"reports": REPORTS})) as run:
         run.wait(240)
     assert run.state is RunState.SUCCEEDED
-    assert run.handle is not None
-    assert run.handle.startswith("local_cwd://")
+    assert str(run.handle).startswith("local_cwd://")
     assert set(run.metrics["loss"]) == {3}
     for rank in range(2):
         assert list(run.metrics[run.metrics["rank"] == rank]["step"]) == list(range(REPORTS))
@@ -142,10 +141,8 @@ def test_a_server_that_is_no_etcd_is_reported_with_its_last_words(
     program.write_text("#!/bin/sh\necho 'flag provided but not defined: -enable-v2' >&2\nexit 2\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with (
-        pytest.raises(JobError, match=r"etcd did not start.*\n  flag provided but not defined: -enable-v2"),
-        etcd.server(),
-    ):
+    said = r"etcd did not start.*\n  flag provided but not defined: -enable-v2"
+    with pytest.raises(JobError, match=said), etcd.server():
         pass
 
 

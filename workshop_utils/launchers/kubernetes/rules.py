@@ -69,7 +69,9 @@ def _mpijob(described: Mapping[str, Any]) -> Iterator[str]:
         yield f"spec.mpiReplicaSpecs.Launcher.replicas is {launchers}; there must be 1"
     yield from _at_least(1, specs.get("Worker", {}), "replicas", "spec.mpiReplicaSpecs.Worker")
     workers = specs.get("Worker", {}).get("replicas", 1)
-    yield from _short_enough(f"{described['metadata']['name']}-worker-{workers - 1}")
+    last = f"{described['metadata']['name']}-worker-{workers - 1}"
+    if len(last) > 63:
+        yield f"metadata.name is too long: {last}, a pod's name, would have more than 63 characters"
     created = ("AtStartup", "WaitForWorkersReady")
     yield from _one_of(created, described["spec"], "launcherCreationPolicy", "spec")
 
@@ -94,14 +96,11 @@ def _volcano_job(described: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cluster_config(described: Mapping[str, Any]) -> Iterator[str]:
-    groups = [
-        (f"{field}[{index}]", group)
-        for field in ("managedNodeGroups", "nodeGroups")
-        for index, group in enumerate(described.get(field, []))
-    ]
-    names = [group["name"] for _, group in groups]
-    for number, (path, group) in enumerate(groups):
-        if group["name"] in names[:number]:
+    groups = described.get("managedNodeGroups", [])
+    names = [group["name"] for group in groups]
+    for index, group in enumerate(groups):
+        path = f"managedNodeGroups[{index}]"
+        if group["name"] in names[:index]:
             yield f"{path}.name is {group['name']!r}; another node group is called so already"
         sizes = [group[size] for size in ("minSize", "desiredCapacity", "maxSize") if size in group]
         if sizes != sorted(sizes):
@@ -175,8 +174,3 @@ def _one_of(allowed: tuple[str, ...], values: Mapping[str, Any], field: str, pat
 def _at_least(least: int, values: Mapping[str, Any], field: str, path: str) -> Iterator[str]:
     if values.get(field, least) < least:
         yield f"{path}.{field} is {values[field]}; there must be at least {least}"
-
-
-def _short_enough(pod: str) -> Iterator[str]:
-    if len(pod) > 63:
-        yield f"metadata.name is too long: {pod}, a pod's name, would have more than 63 characters"

@@ -100,9 +100,9 @@ class TorchX(Settings):
         """Submit the job.
 
         Raises:
-            JobError: as `render` does, or if there is no cluster; nothing has been sent then.
+            JobError: as `render` does; nothing has been sent then.
             EnvironmentFailed: as `render` does.
-            KubernetesError: where the cluster refuses; what was made before is deleted again.
+            KubernetesError: if there is no cluster, or it refuses; what was made before is deleted again.
         """
         self.check(job)
         if self.scheduler == "kubernetes":
