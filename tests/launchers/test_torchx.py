@@ -84,9 +84,11 @@ def test_the_application_is_one_torchrun_a_node(make: Make) -> None:
 def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_they_lack(make: Make) -> None:
     # With EFA, a claim and etcd it is the job of lesson 13, which the guards keep as it is.
     place = TorchX(scheduler="kubernetes", queue="training", instance_type="trn1.2xlarge")
-    described = place.render(make(name="bert", image="me/mine:1")).request
+    described = place.render(
+        make(name="b" * 37, image="me/mine:1")
+    ).request  # the longest name that there may be
     name, spec = described["metadata"]["name"], described["spec"]
-    assert name.startswith("bert-")
+    assert name.startswith("b" * 37 + "-")
     assert (spec["queue"], spec["minAvailable"]) == ("training", 2)
     pods = [task["template"]["spec"] for task in spec["tasks"]]
     first, second = (pod["containers"][0] for pod in pods)
@@ -104,7 +106,7 @@ def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_
 
 def test_a_name_that_would_be_too_long_for_a_pod_is_refused(make: Make) -> None:
     with pytest.raises(JobError, match="it may have at most 37 characters"):
-        TorchX(scheduler="kubernetes").render(make(name="a" * 38))
+        TorchX(scheduler="kubernetes").render(make(name="b" * 38))
 
 
 # Real processes

@@ -29,22 +29,16 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
     A pod that fails ends the job, as the others would wait for it for ever; nobody's job stays for ever, either. The
     pods get their volumes, a time limit, and the labels of their nodes.
     """
-    name, spec = resource["metadata"]["name"], resource["spec"]
+    spec = resource["spec"]
     resource["metadata"]["labels"] = dict(pods.LABELS)
     spec["policies"] = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
     spec["ttlSecondsAfterFinished"] = KEPT_SECONDS
     spec["minAvailable"] = len(spec["tasks"])  # all or none: half a job would hold its nodes in vain
-    items = [{"key": key, "path": path} for key, path in files.paths(job).items()]
-    volumes: list[dict[str, Any]] = [{"name": "job", "configMap": {"name": name, "items": items}}]
+    volumes = pods.volumes(_called(job, resource), place.data_claim)
     mounted, claims = "data", list(place.volumes.values())
-    if place.data_claim is None:
-        volumes.append({"name": "data", "configMap": {"name": f"{name}-data"}})
-    elif place.data_claim in claims:  # a pod that names a claim twice may wait for it for ever
+    if place.data_claim in claims:  # a pod that names a claim twice may wait for it for ever
         mounted = f"mount-{claims.index(place.data_claim)}"  # as TorchX calls it
-    else:
-        claim = {"claimName": place.data_claim, "readOnly": True}
-        volumes.append({"name": "data", "persistentVolumeClaim": claim})
-    volumes.append({"name": "model", "emptyDir": {}})
+        volumes = [each for each in volumes if each["name"] != "data"]
     for task in spec["tasks"]:
         task["template"]["metadata"]["labels"] |= pods.LABELS
         pod = task["template"]["spec"]
@@ -62,11 +56,15 @@ def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     api = calls.connect()
     resource = place.render(job).request
     resource["metadata"]["namespace"] = place.namespace
-    name = resource["metadata"]["name"]
-    config_maps = files.config_maps(job.replace(name=name), with_data=place.data_claim is None)
+    config_maps = files.config_maps(_called(job, resource), with_data=place.data_claim is None)
     cluster = Cluster(api, Manifest(resource), config_maps)
     cluster.create()
     return VolcanoRun(job, cluster, place.nodes(job))
+
+
+def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
+    """`job` with the name that TorchX has drawn, which may be longer than a job's own."""
+    return job.model_copy(update={"name": resource["metadata"]["name"]})
 
 
 class VolcanoRun(KubernetesRun):
