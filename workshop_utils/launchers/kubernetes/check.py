@@ -19,8 +19,6 @@ from typing import Any
 import kubernetes.client as core
 import yaml
 
-from workshop_utils.jobs import JobError
-
 Schema = Mapping[str, Any]
 
 CRDS = {tuple(path.stem.rsplit("_", 1)): path for path in (Path(__file__).parent / "crds").glob("*.yaml")}
@@ -52,13 +50,6 @@ AMOUNTS = {
     "requests": {"type": "object", "additionalProperties": AMOUNT},
     "size_limit": AMOUNT,
 }
-
-
-def body(described: Mapping[str, Any]) -> None:
-    """Raise JobError where `described` is not an object of its kind; one line for each thing that is wrong."""
-    problems = list(problems_of(described))
-    if problems:
-        raise JobError("\n".join(problems))
 
 
 def problems_of(described: Mapping[str, Any]) -> Iterator[str]:

@@ -12,8 +12,12 @@ from kubernetes import client
 from workshop_utils.launchers.kubernetes.calls import KubernetesError, call
 from workshop_utils.launchers.kubernetes.manifest import Manifest, yaml_of
 
-# By which label the pods of a job of a kind are found; the others have the training operators'.
-POD_LABELS = {"TrainJob": "jobset.sigs.k8s.io/jobset-name", "Job": "batch.kubernetes.io/job-name"}
+# By which label the pods of a job are found, by the group of its kind; the others have the training operators'.
+POD_LABELS = {
+    "trainer.kubeflow.org": "jobset.sigs.k8s.io/jobset-name",
+    "batch": "batch.kubernetes.io/job-name",
+    "batch.volcano.sh": "volcano.sh/job-name",
+}
 OPERATORS_LABEL = "training.kubeflow.org/job-name"
 # What the trainer answers while it does not know the runtime yet: at once after it was made, and at a dry run, always.
 # Source: trainer v2.3.0, pkg/runtime/core/trainingruntime.go, `ValidateObjects`.
@@ -141,13 +145,8 @@ class Cluster:
     def _delete(self, described: Mapping[str, Any]) -> None:
         name = described["metadata"]["name"]
         try:
-            self._ask(
-                f"deleting {_named(described)}",
-                "delete",
-                described,
-                name=name,
-                propagation_policy="Background",
-            )
+            asked = f"deleting {_named(described)}"
+            self._ask(asked, "delete", described, name=name, propagation_policy="Background")
         except KubernetesError as error:
             if error.status != 404:
                 raise
@@ -165,11 +164,9 @@ class Cluster:
 
     def pods(self) -> list[Any]:
         """The job's pods. Raises KubernetesError."""
-        function = self._core.list_namespaced_pod
-        asked = f"looking at the pods of {self.name}"
-        return list(
-            call(asked, function, self.namespace, label_selector=f"{job_label(self.kind)}={self.name}").items
-        )
+        asked, function = f"looking at the pods of {self.name}", self._core.list_namespaced_pod
+        selector = f"{job_label(self._manifest.resource)}={self.name}"
+        return list(call(asked, function, self.namespace, label_selector=selector).items)
 
     def warnings(self, pod: str) -> list[str]:
         """What the cluster warns of about `pod`: why it cannot be scheduled, or its image not be had."""
@@ -194,9 +191,9 @@ def plural(kind: str) -> str:
     return f"{kind.lower()}s"
 
 
-def job_label(kind: str) -> str:
-    """The label whose value, in the pods of a job of `kind`, is the job's name."""
-    return POD_LABELS.get(kind, OPERATORS_LABEL)
+def job_label(resource: Mapping[str, Any]) -> str:
+    """The label whose value, in the pods of the job that is `resource`, is the job's name."""
+    return POD_LABELS.get(resource["apiVersion"].partition("/")[0], OPERATORS_LABEL)
 
 
 def _named(described: Mapping[str, Any]) -> str:

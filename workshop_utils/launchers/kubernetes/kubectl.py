@@ -55,7 +55,7 @@ def side_by_side(manifest: Manifest, folder: str = ".") -> SideBySide:
             Step("try", f"{kubectl} create --dry-run=server -f {file}", "print(place.dry_run(job))"),
             Step("create", f"{kubectl} create -f {file}", "run = place.launch(job)"),
             Step("get", f"{kubectl} get {this}", "run.state"),
-            Step("pods", f"{kubectl} get pods -l {job_label(kind)}={name}", "run.pods()"),
+            Step("pods", f"{kubectl} get pods -l {job_label(manifest.resource)}={name}", "run.pods()"),
             Step("describe", f"{kubectl} describe {this}", "print(run.describe())"),
             Step("logs", f"{kubectl} logs -f {_first_pod(manifest)}", 'run.logs(follow=True, worker="worker-0")'),
             Step("wait", f"{kubectl} wait --for=condition={ended} --timeout=600s {this}", "run.wait(600)"),
@@ -70,5 +70,5 @@ def _first_pod(manifest: Manifest) -> str:
     if kind == "MPIJob":
         return f"jobs/{name}-{kinds.LAUNCHER}"
     if kind in MADE_OF_JOBS:
-        return f"-l {job_label(kind)}={name},{INDEX_LABEL}=0"
+        return f"-l {job_label(manifest.resource)}={name},{INDEX_LABEL}=0"
     return next(pod.name for pod in pods_of(manifest) if pod.worker == "worker-0")

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.kubernetes import check, files, kinds, rules
+from workshop_utils.launchers.kubernetes import files, kinds, rules
 from workshop_utils.launchers.kubernetes.settings import Kind, Settings
 from workshop_utils.launchers.source import PACKAGE
 
@@ -52,7 +52,6 @@ def build(job: TrainingJob, settings: Settings) -> Manifest:
     before = (kinds.runtime(job, settings),) if kind == "TrainJob" else ()
     manifest = Manifest(RENDERERS[kind](job, settings), before, _how_to(job, settings))
     for described in manifest.objects:
-        check.body(described)
         rules.body(described)
     return manifest
 

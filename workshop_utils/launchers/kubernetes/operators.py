@@ -56,8 +56,7 @@ def _tfjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
     places = [(role, index) for role in specs for index in range(specs[role].get("replicas", 1))]
     cluster: dict[str, list[str]] = {}
     for role, index in places:
-        port = _port(specs[role], kinds.TENSORFLOW, "tfjob-port", kinds.TENSORFLOW_PORT)
-        host, port = reach(f"{name}-{role.lower()}-{index}.{space}.svc", port)
+        host, port = reach(f"{name}-{role.lower()}-{index}.{space}.svc", kinds.TENSORFLOW_PORT)
         cluster.setdefault(role.lower(), []).append(f"{host}:{port}")
     has_chief = bool({"Chief", "Master"} & specs.keys())
     by_all = manifest.resource["spec"].get("successPolicy") == "AllWorkers"
@@ -78,15 +77,9 @@ def _pytorchjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
     name, _, specs = _replicas(manifest, "pytorchReplicaSpecs")
     elastic = manifest.resource["spec"].get("elasticPolicy")
     size = sum(replica.get("replicas", 1) for replica in specs.values())
-    first = "Master" if "Master" in specs else "Worker"
-    port = _port(specs[first], kinds.PYTORCH, "pytorchjob-port", kinds.PYTORCH_PORT)
-    if elastic is not None:
-        host = elastic.get("rdzvHost", f"{name}-worker-0")
-        host, port = reach(host, elastic.get("rdzvPort", port))
-        shared = _elastic_variables(elastic, specs["Worker"].get("replicas", 1), f"{host}:{port}")
-    else:
-        host, port = reach(f"{name}-master-0", port)
-        shared = {}
+    first = "master" if "Master" in specs else "worker"
+    host, port = reach(f"{name}-{first}-0", kinds.PYTORCH_PORT)
+    shared = {} if elastic is None else _elastic_variables(elastic, f"{host}:{port}")
     found = []
     for role, replica in specs.items():
         for index in range(replica.get("replicas", 1)):
@@ -104,20 +97,12 @@ def _pytorchjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
     return tuple(found)
 
 
-def _elastic_variables(policy: Mapping[str, Any], workers: int, endpoint: str) -> dict[str, str]:
-    nodes = str(workers)
-    if "minReplicas" in policy or "maxReplicas" in policy:
-        nodes = f"{policy.get('minReplicas', 1)}:{policy.get('maxReplicas', workers)}"
-    optional = {
-        "PET_MAX_RESTARTS": "maxRestarts",
-        "PET_NPROC_PER_NODE": "nProcPerNode",
-        "PET_RDZV_ID": "rdzvId",
-    }
+def _elastic_variables(policy: Mapping[str, Any], endpoint: str) -> dict[str, str]:
     return {
         "PET_RDZV_ENDPOINT": endpoint,
-        "PET_RDZV_BACKEND": policy.get("rdzvBackend", "c10d"),
-        "PET_NNODES": nodes,
-        **{name: str(policy[key]) for name, key in optional.items() if key in policy},
+        "PET_RDZV_BACKEND": policy["rdzvBackend"],
+        "PET_NNODES": f"{policy['minReplicas']}:{policy['maxReplicas']}",
+        "PET_MAX_RESTARTS": str(policy["maxRestarts"]),
     }
 
 
@@ -138,23 +123,17 @@ def _mpijob(manifest: Manifest, _reach: Reach) -> tuple[Pod, ...]:
 
 def _trainjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
     name = manifest.resource["metadata"]["name"]
-    wanted = manifest.resource["spec"]["runtimeRef"]["name"]
-    trainer = manifest.resource["spec"].get("trainer", {})
-    runtime = next(each for each in manifest.before if each["metadata"]["name"] == wanted)
-    replicated = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    spec = next(
-        each["template"]["spec"]["template"]["spec"]
-        for each in replicated
-        if kinds.ANCESTOR.items() <= each["template"].get("metadata", {}).get("labels", {}).items()
-    )
-    nodes = trainer.get("numNodes", runtime["spec"].get("mlPolicy", {}).get("numNodes", 1))
+    trainer = manifest.resource["spec"]["trainer"]
+    (runtime,) = manifest.before
+    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    spec = replicated["template"]["spec"]["template"]["spec"]
+    nodes = trainer["numNodes"]
     host, port = reach(f"{name}-{kinds.NODE}-0-0.{name}", kinds.NODE_PORT)
-    own = {key: trainer[key] for key in ("command", "args", "image") if key in trainer}
+    own = {key: trainer[key] for key in ("command", "args") if key in trainer}
     container = {**_container(spec, kinds.NODE), **own}
-    container["env"] = [*container.get("env", []), *trainer.get("env", [])]
     shared = {
         "PET_NNODES": str(nodes),
-        "PET_NPROC_PER_NODE": str(trainer.get("numProcPerNode", "auto")),
+        "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
         "PET_MASTER_ADDR": host,
         "PET_MASTER_PORT": str(port),
     }
@@ -192,8 +171,3 @@ def _replicas(manifest: Manifest, field: str) -> tuple[str, str, Mapping[str, An
 def _container(spec: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found: Mapping[str, Any] = next(each for each in spec["containers"] if each["name"] == name)
     return found
-
-
-def _port(replica: Mapping[str, Any], container: str, name: str, otherwise: int) -> int:
-    ports = _container(replica["template"]["spec"], container).get("ports", [])
-    return next((each["containerPort"] for each in ports if each.get("name") == name), otherwise)

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 TORCHRUN = re.compile(r"PET_")
 
 
-def play(job: TrainingJob, manifest: Manifest | None = None, settings: Settings | None = None) -> PlayedRun:
-    """Start the pods of `manifest`, by default what `settings` render for `job`, from whose folder the files come.
+def play(job: TrainingJob, manifest: Manifest | None = None) -> PlayedRun:
+    """Start the pods of `manifest`, by default what would be sent for `job`, from whose folder the files come.
 
     Raises:
         JobError: if the job cannot be rendered, or the manifest names a volume or a program that cannot be played.
     """
-    return PlayedRun(job, manifest or manifests.build(job, settings or Settings()))
+    return PlayedRun(job, manifest or manifests.build(job, Settings()))
 
 
 class PlayedRun(ProcessRun):
@@ -129,11 +129,6 @@ class PlayedRun(ProcessRun):
 
 def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
     own = {each["name"]: str(each.get("value", "")) for each in pod.container.get("env", [])}
-    for each in pod.container.get("env", []):
-        if "valueFrom" in each:
-            raise JobError(
-                f"pod {pod.name}: variable {each['name']} has a valueFrom, which cannot be played here"
-            )
     words = [*pod.container.get("command", ()), *pod.container.get("args", ())]
     if not words:
         raise JobError(f"pod {pod.name}: its container has no command; the image's own cannot be played here")

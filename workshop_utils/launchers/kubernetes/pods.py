@@ -75,13 +75,22 @@ def container(
     }
 
 
-def template(job: TrainingJob, settings: Settings, only: dict[str, Any], **further: Any) -> dict[str, Any]:
-    """A pod's template with `only` this container; `further` are fields of its spec."""
-    if settings.data_claim is not None:
-        data: dict[str, Any] = {"persistentVolumeClaim": {"claimName": settings.data_claim, "readOnly": True}}
+def volumes(job: TrainingJob, data_claim: str | None) -> list[dict[str, Any]]:
+    """What the pods of `job` mount: its files, its data, and an empty folder for the model."""
+    if data_claim is not None:
+        data: dict[str, Any] = {"persistentVolumeClaim": {"claimName": data_claim, "readOnly": True}}
     else:
         data = {"configMap": {"name": files.data_name(job)}}
     items = [{"key": key, "path": path} for key, path in files.paths(job).items()]
+    return [
+        {"name": "job", "configMap": {"name": job.name, "items": items}},
+        {"name": "data", **data},
+        {"name": "model", "emptyDir": {}},
+    ]
+
+
+def template(job: TrainingJob, settings: Settings, only: dict[str, Any], **further: Any) -> dict[str, Any]:
+    """A pod's template with `only` this container; `further` are fields of its spec."""
     selector = {"nodeSelector": dict(settings.node_selector)} if settings.node_selector else {}
     return {
         "metadata": {"labels": dict(LABELS)},
@@ -89,10 +98,6 @@ def template(job: TrainingJob, settings: Settings, only: dict[str, Any], **furth
             **further,
             **selector,
             "containers": [only],
-            "volumes": [
-                {"name": "job", "configMap": {"name": job.name, "items": items}},
-                {"name": "data", **data},
-                {"name": "model", "emptyDir": {}},
-            ],
+            "volumes": volumes(job, settings.data_claim),
         },
     }

@@ -12,35 +12,27 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.kubernetes import kinds
+from workshop_utils.launchers.kubernetes import check, kinds
 
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1035
 RESTART = ("Always", "OnFailure", "Never", "ExitCode")
 CLEAN = ("None", "Running", "All")
-# Of Volcano's jobs: what may be done when something happens, and what prepares the pods.
-ACTIONS = (
-    "AbortJob",
-    "RestartJob",
-    "RestartTask",
-    "RestartPod",
-    "RestartPartition",
-    "TerminateJob",
-    "CompleteJob",
-    "ResumeJob",
-)
+# What prepares the pods of Volcano's jobs.
 PLUGINS = ("env", "hcclrank", "mpi", "pytorch", "ray", "ssh", "svc", "tensorflow")
-TORCHRUN_SETS = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
 def body(described: Mapping[str, Any]) -> None:
-    """Raise JobError where the operator of `described`, which has passed `check.body`, would refuse it."""
-    problems = list(problems_of(described))
+    """Raise JobError where `described` is not an object of its kind, or else where its operator would refuse it.
+
+    The message has a line for each thing that is wrong.
+    """
+    problems = [*check.problems_of(described)] or [*problems_of(described)]
     if problems:
         raise JobError("\n".join(problems))
 
 
 def problems_of(described: Mapping[str, Any]) -> Iterator[str]:
-    """What the operator would refuse, a sentence each."""
+    """What its operator would refuse of an object that `check` has nothing against, a sentence each."""
     name = described.get("metadata", {}).get("name", "")
     if not LABEL.fullmatch(name):
         yield (
@@ -77,102 +69,49 @@ def _mpijob(described: Mapping[str, Any]) -> Iterator[str]:
         yield f"spec.mpiReplicaSpecs.Launcher.replicas is {launchers}; there must be 1"
     yield from _at_least(1, specs.get("Worker", {}), "replicas", "spec.mpiReplicaSpecs.Worker")
     workers = specs.get("Worker", {}).get("replicas", 1)
-    yield from _short_enough(f"{described['metadata']['name']}-worker-{workers - 1}")
+    last = f"{described['metadata']['name']}-worker-{workers - 1}"
+    if len(last) > 63:
+        yield f"metadata.name is too long: {last}, a pod's name, would have more than 63 characters"
     created = ("AtStartup", "WaitForWorkersReady")
     yield from _one_of(created, described["spec"], "launcherCreationPolicy", "spec")
 
 
 def _trainjob(described: Mapping[str, Any]) -> Iterator[str]:
-    trainer = described["spec"].get("trainer", {})
-    for index, variable in enumerate(trainer.get("env", [])):
-        if variable["name"] in TORCHRUN_SETS:
-            yield f"spec.trainer.env[{index}].name is {variable['name']!r}; the trainer sets it itself"
-    yield from _at_least(1, trainer, "numNodes", "spec.trainer")
-
-
-def _runtime(described: Mapping[str, Any]) -> Iterator[str]:
-    path = "spec.template.spec.replicatedJobs"
-    jobs = described["spec"].get("template", {}).get("spec", {}).get("replicatedJobs", [])
-    steps = [each["template"].get("metadata", {}).get("labels", {}) for each in jobs]
-    if not any(kinds.ANCESTOR.items() <= labels.items() for labels in steps):
-        label = "".join(f"{name}: {value}" for name, value in kinds.ANCESTOR.items())
-        yield f"{path}: none has the label {label}; without it the trainer starts nothing"
-    for index, each in enumerate(jobs):
-        spec = each["template"]["spec"]["template"].get("spec", {})
-        if kinds.NODE not in [container["name"] for container in spec.get("containers", [])]:
-            yield f"{path}[{index}]: no container is named {kinds.NODE!r}"
+    yield from _at_least(1, described["spec"].get("trainer", {}), "numNodes", "spec.trainer")
 
 
 def _volcano_job(described: Mapping[str, Any]) -> Iterator[str]:
-    job, spec = described["metadata"].get("name", ""), described["spec"]
+    spec = described["spec"]
     tasks = spec.get("tasks", [])
     if not tasks:
         yield "spec.tasks is missing or empty; there must be at least one task"
-    # A task without a name is given this one by Volcano's webhook.
-    names = [task.get("name", f"default{index}") for index, task in enumerate(tasks)]
-    for index, (name, task) in enumerate(zip(names, tasks, strict=True)):
-        path, replicas = f"spec.tasks[{index}]", task.get("replicas", 0)
-        if name in names[:index]:
-            yield f"{path}.name is {name!r}; another task is called so already"
-        if task.get("minAvailable", 0) > replicas:
-            yield f"{path}.minAvailable is {task['minAvailable']}; it may be at most replicas, {replicas}"
-        yield from _short_enough(f"{job}-{name}-{max(replicas - 1, 0)}")
-        for after in task.get("dependsOn", {}).get("name", []):
-            if after not in names:
-                yield f"{path}.dependsOn.name holds {after!r}; the tasks are {', '.join(names)}"
-        yield from _containers(task, path)
-        yield from _lifecycle(task, path)
+    for index, task in enumerate(tasks):
+        yield from _containers(task, f"spec.tasks[{index}]")
     total = sum(task.get("replicas", 0) for task in tasks)
     if spec.get("minAvailable", 0) > total:
         yield f"spec.minAvailable is {spec['minAvailable']}; it may be at most {total}, the replicas of all tasks"
-    yield from _lifecycle(spec, "spec")
     for name in spec.get("plugins", {}):
         if name not in PLUGINS:
             yield f"spec.plugins.{name}: unknown plugin; the plugins are {', '.join(PLUGINS)}"
-    for index, volume in enumerate(spec.get("volumes", [])):
-        if ("volumeClaim" in volume) == ("volumeClaimName" in volume):
-            yield f"spec.volumes[{index}] must have either volumeClaim or volumeClaimName"
-
-
-def _lifecycle(values: Mapping[str, Any], path: str) -> Iterator[str]:
-    for index, policy in enumerate(values.get("policies", [])):
-        here = f"{path}.policies[{index}]"
-        if ("event" in policy or "events" in policy) == ("exitCode" in policy):
-            yield f"{here} must have either event (or events) or exitCode"
-        if policy.get("exitCode") == 0:
-            yield f"{here}.exitCode is 0; success is no failure to react to"
-        yield from _one_of(ACTIONS, policy, "action", here)
-
-
-def _queue(described: Mapping[str, Any]) -> Iterator[str]:
-    if described["metadata"].get("name") == "root":
-        yield "metadata.name is 'root'; that is the queue that holds all others"
 
 
 def _cluster_config(described: Mapping[str, Any]) -> Iterator[str]:
-    groups = [
-        (f"{field}[{index}]", group)
-        for field in ("managedNodeGroups", "nodeGroups")
-        for index, group in enumerate(described.get(field, []))
-    ]
-    names = [group["name"] for _, group in groups]
-    for number, (path, group) in enumerate(groups):
-        if group["name"] in names[:number]:
+    groups = described.get("managedNodeGroups", [])
+    names = [group["name"] for group in groups]
+    for index, group in enumerate(groups):
+        path = f"managedNodeGroups[{index}]"
+        if group["name"] in names[:index]:
             yield f"{path}.name is {group['name']!r}; another node group is called so already"
         sizes = [group[size] for size in ("minSize", "desiredCapacity", "maxSize") if size in group]
         if sizes != sorted(sizes):
             yield f"{path}: minSize, desiredCapacity and maxSize must be in that order, but are {sizes}"
-        zones, subnets = group.get("availabilityZones", []), group.get("subnets", [])
-        if zones and subnets:
-            yield f"{path}: only one of availabilityZones and subnets may be given"
-        if group.get("efaEnabled") and len(zones) + len(subnets) != 1:
-            yield f"{path}.efaEnabled needs one zone: availabilityZones (or subnets) must hold exactly one"
+        zones = group.get("availabilityZones", [])
+        if group.get("efaEnabled") and len(zones) != 1:
+            yield f"{path}.efaEnabled needs one zone: availabilityZones must hold exactly one"
         known = described.get("availabilityZones", [])
         for zone in zones:
             if known and zone not in known:
                 yield f"{path}.availabilityZones holds {zone!r}; the cluster's are {', '.join(known)}"
-        if "placement" in group and not group["placement"].get("groupName"):
-            yield f"{path}.placement.groupName is missing; leave placement out, and efaEnabled makes a group"
     iam = described.get("iam", {})
     if iam.get("serviceAccounts") and not iam.get("withOIDC"):
         yield "iam.withOIDC must be true; service accounts get their roles through it"
@@ -186,9 +125,7 @@ _RULES: dict[tuple[str, str], Callable[[Mapping[str, Any]], Iterator[str]]] = {
     ("kubeflow.org/v1", "PyTorchJob"): _pytorchjob,
     ("kubeflow.org/v2beta1", "MPIJob"): _mpijob,
     ("trainer.kubeflow.org/v1alpha1", "TrainJob"): _trainjob,
-    ("trainer.kubeflow.org/v1alpha1", "TrainingRuntime"): _runtime,
     ("batch.volcano.sh/v1alpha1", "Job"): _volcano_job,
-    ("scheduling.volcano.sh/v1beta1", "Queue"): _queue,
     ("eksctl.io/v1alpha5", "ClusterConfig"): _cluster_config,
 }
 
@@ -237,8 +174,3 @@ def _one_of(allowed: tuple[str, ...], values: Mapping[str, Any], field: str, pat
 def _at_least(least: int, values: Mapping[str, Any], field: str, path: str) -> Iterator[str]:
     if values.get(field, least) < least:
         yield f"{path}.{field} is {values[field]}; there must be at least {least}"
-
-
-def _short_enough(pod: str) -> Iterator[str]:
-    if len(pod) > 63:
-        yield f"metadata.name is too long: {pod}, a pod's name, would have more than 63 characters"

@@ -39,8 +39,6 @@ LINE_PREFIX = "[worker-${rank}]: "
 
 def trainium(instance_type: str) -> specs.Resource:
     """A whole instance of this type."""
-    if instance_type not in INSTANCES:
-        raise ValueError(f"instance_type is {instance_type!r}; it must be one of {', '.join(INSTANCES)}")
     cpu, memory_gib, chips, interfaces = INSTANCES[instance_type]
     return specs.Resource(
         cpu=int(cpu * SHARE),
@@ -85,7 +83,7 @@ def ddp(
         memMB: memory of a node, in MB
         instance_type: a whole Trainium instance in place of cpu, gpu and memMB, such as trn1.32xlarge
         rendezvous: how the nodes find each other: c10d, etcd or etcd-v2
-        rendezvous_endpoint: host:port where they meet; with c10d by default the first node
+        rendezvous_endpoint: host:port of the etcd server; with c10d they meet at the first node
         port: where the first node listens, with c10d
         local_address: the address of this node's ranks; by default that of its host name
         max_restarts: how often torchrun restarts all ranks when one fails
@@ -94,10 +92,6 @@ def ddp(
         mounts: what is mounted into the container, in TorchX's notation
     """
     if rendezvous_endpoint is None:
-        if rendezvous != "c10d":
-            raise ValueError(
-                f"rendezvous is {rendezvous!r}; it needs a rendezvous_endpoint, such as etcd:2379"
-            )
         # Only the shell of each node knows where the first one is. Alone, a node takes any free port.
         first = f"$${{{specs.macros.rank0_env}:=localhost}}:{port}"
         endpoint = first if nodes > 1 else "localhost:0"

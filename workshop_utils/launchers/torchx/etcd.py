@@ -12,18 +12,17 @@ import shutil
 import tempfile
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
 from workshop_utils.jobs import JobError
+from workshop_utils.launchers import endings
 from workshop_utils.launchers.process_run import inherited_variables, scratch_folder
 from workshop_utils.processes.group import Event, Process, ProcessGroup
 from workshop_utils.processes.ports import PortReservation
 
 START_SECONDS = 60.0
 LIFE_SECONDS = 24 * 3600.0  # nobody's server runs for longer
-LAST_LINES = 6
 
 
 def is_installed() -> bool:
@@ -56,42 +55,32 @@ def server() -> Iterator[str]:
     with PortReservation(2) as reservation:
         client, peer = (f"127.0.0.1:{port}" for port in reservation.ports)
         options = {
-            "name": "workshop",
             "data-dir": scratch / "etcd",
             "listen-client-urls": f"http://{client}",
             "advertise-client-urls": f"http://{client}",
             "listen-peer-urls": f"http://{peer}",
             "initial-advertise-peer-urls": f"http://{peer}",
-            "initial-cluster": f"workshop=http://{peer}",
+            "initial-cluster": f"default=http://{peer}",  # etcd's own name for a server
             "log-level": "error",
         }
         argv = (program, "--enable-v2", *(f"--{name}={value}" for name, value in options.items()))
         process = Process("etcd", argv, inherited_variables(re.compile("ETCD_")), tempfile.gettempdir())
         group = ProcessGroup([process], on_event, LIFE_SECONDS, scratch)
         try:
-            problem = _problem(client, ended)
-            if problem is not None:
-                last = "".join(f"\n  {line}" for line in printed[-LAST_LINES:])
-                raise JobError(f"etcd did not start: {problem}{last}")
+            if not _answers(client, ended):
+                raise JobError(f"etcd did not start. {endings.last_lines(printed)}")
             yield client
         finally:
             group.stop()
             ended.wait()
 
 
-def _problem(client: str, ended: threading.Event) -> str | None:
-    """Wait until the server answers; what is wrong where it does not."""
+def _answers(client: str, ended: threading.Event) -> bool:
+    """Wait for the server; whether it answers, before it ends or START_SECONDS have passed."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
     deadline = time.monotonic() + START_SECONDS
-    problem = "it does not answer"
     while not ended.wait(0.05) and time.monotonic() < deadline:
-        try:
+        with contextlib.suppress(OSError):
             opener.open(f"http://{client}/v2/keys/", timeout=5).close()
-            return None
-        except urllib.error.HTTPError as error:
-            problem = f"it has no API of version 2 (it answered {error.code}); etcd 3.6 dropped it"
-            if error.code == 404:
-                return problem
-        except OSError as error:  # not yet
-            problem = f"it does not answer ({error})"
-    return "it has ended" if ended.is_set() else problem
+            return True
+    return False

@@ -87,13 +87,12 @@ class TorchX(Settings):
         application = _application(found[1], job)
         if self.scheduler == "local_cwd":
             return Rendered(application, ast.literal_eval(found[2]))
-        from workshop_utils.launchers.kubernetes import check, rules
+        from workshop_utils.launchers.kubernetes import rules
         from workshop_utils.launchers.torchx import volcano
 
         # The command line gives its session a name of its own, which is of no use to anybody.
         request = yaml.safe_load(found[2].replace("kubernetes://torchx/", "kubernetes://workshop/"))
         volcano.complete(request, job, self)
-        check.body(request)
         rules.body(request)
         return Rendered(application, request)
 
@@ -101,9 +100,9 @@ class TorchX(Settings):
         """Submit the job.
 
         Raises:
-            JobError: as `render` does, or if there is no cluster; nothing has been sent then.
+            JobError: as `render` does; nothing has been sent then.
             EnvironmentFailed: as `render` does.
-            KubernetesError: where the cluster refuses; what was made before is deleted again.
+            KubernetesError: if there is no cluster, or it refuses; what was made before is deleted again.
         """
         self.check(job)
         if self.scheduler == "kubernetes":
@@ -111,9 +110,8 @@ class TorchX(Settings):
 
             return volcano.launch(job, self)
         torchx, scratch = str(ENVIRONMENT.program("torchx")), scratch_folder()
-        path = os.pathsep.join(
-            [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
-        )  # has torchrun
+        torchrun = sysconfig.get_path("scripts")  # the folder that it is in
+        path = os.pathsep.join([torchrun, os.environ.get("PATH", os.defpath)])
         variables = {"PATH": path, "TMPDIR": str(scratch / "tmp"), "LOGLEVEL": "ERROR"}
         with reserve(1) as reservation:
             words = self._words(job, scratch, reservation.ports[0])
@@ -159,25 +157,15 @@ class TorchX(Settings):
             script, variables = pods.script(job), pods.variables(job)
             mounts = [f"type=volume,src={claim},dst={path}" for path, claim in self.volumes.items()]
             component |= {"image": job.image or self.image, "mounts": ",".join(mounts) or None}
-            names = ("queue", "namespace", "service_account", "priority_class")
-            settings = {name: getattr(self, name) for name in names}
+            settings = {"queue": self.queue, "namespace": self.namespace}
         component |= {
             "script": shlex.join([script, *job.command_line_arguments]),
             "env": json.dumps(variables),
         }
-        configured = ",".join(f"{name}={value}" for name, value in settings.items() if value is not None)
-        words = [
-            "run",
-            *options,
-            "--workspace",
-            "",
-            "-s",
-            self.scheduler,
-            "-cfg",
-            configured,
-            f"{COMPONENT}:ddp",
-        ]
-        return words + [f"--{name}={value}" for name, value in component.items() if value is not None]
+        configured = ",".join(f"{name}={value}" for name, value in settings.items())
+        where = ("--workspace", "", "-s", self.scheduler, "-cfg", configured, f"{COMPONENT}:ddp")
+        arguments = (f"--{name}={value}" for name, value in component.items() if value is not None)
+        return ["run", *options, *where, *arguments]
 
 
 def _application(printed: str, job: TrainingJob) -> dict[str, Any]:

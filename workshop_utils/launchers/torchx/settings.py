@@ -11,9 +11,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from workshop_utils.jobs import Duration, JobError, StrategyName, TrainingJob
+from workshop_utils.jobs import JobError, StrategyName, TrainingJob
 from workshop_utils.launchers.settings import PlaceSettings
-from workshop_utils.quantities import seconds_of
 from workshop_utils.strategies import strategy_of
 
 STRATEGIES: tuple[StrategyName, ...] = ("torch_ddp", "single")
@@ -40,14 +39,10 @@ class Settings(PlaceSettings):
         namespace: where the job is made.
         image: the image of every container, unless the job names one.
         instance_type: a Trainium instance for each node, whole, in place of the job's resources.
-        service_account: the account whose rights the pods have.
-        priority_class: the job's priority.
         data_claim: a PersistentVolumeClaim that holds the data; without it the data travels in a ConfigMap, which
             holds 1 MiB at most.
         volumes: further PersistentVolumeClaims, by the path where they are mounted, such as a cache of compiled graphs.
-        node_selector: labels that a node must have.
         wrapper: a program in the image that runs torchrun, such as `neuron_parallel_compile`.
-        keep: how long the finished job is kept if nobody deletes it.
     """
 
     EXAMPLE: ClassVar[str] = "scheduler: kubernetes"
@@ -61,13 +56,9 @@ class Settings(PlaceSettings):
     namespace: Name = "default"
     image: str = Field(default="workshop-pytorch:cpu", min_length=1)
     instance_type: InstanceType | None = None
-    service_account: Name | None = None
-    priority_class: Name | None = None
     data_claim: Name | None = None
     volumes: dict[str, Name] = Field(default={})
-    node_selector: dict[str, str] = Field(default={})
     wrapper: Annotated[str, Field(min_length=1)] | None = None
-    keep: Duration = "1h"
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
@@ -120,8 +111,3 @@ class Settings(PlaceSettings):
     def nodes(self, job: TrainingJob) -> int:
         """How many nodes `job` has."""
         return job.workers // self.processes_per_node
-
-    @property
-    def keep_seconds(self) -> int:
-        """`keep` in whole seconds."""
-        return round(seconds_of(self.keep))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.kubernetes import calls, files, pods
 from workshop_utils.launchers.kubernetes.cluster import Cluster
 from workshop_utils.launchers.kubernetes.manifest import Manifest
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 # Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
 FINAL = {"Completed": "Complete", "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}
 
+KEPT_SECONDS = 3600  # the finished job, where nobody deletes it
+
 
 def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
     """Add to a Volcano Job, and to each of its pods, what TorchX has no word for.
@@ -28,28 +29,20 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
     A pod that fails ends the job, as the others would wait for it for ever; nobody's job stays for ever, either. The
     pods get their volumes, a time limit, and the labels of their nodes.
     """
-    name, spec = resource["metadata"]["name"], resource["spec"]
+    spec = resource["spec"]
     resource["metadata"]["labels"] = dict(pods.LABELS)
     spec["policies"] = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
-    spec["ttlSecondsAfterFinished"] = place.keep_seconds
+    spec["ttlSecondsAfterFinished"] = KEPT_SECONDS
     spec["minAvailable"] = len(spec["tasks"])  # all or none: half a job would hold its nodes in vain
-    items = [{"key": key, "path": path} for key, path in files.paths(job).items()]
-    volumes: list[dict[str, Any]] = [{"name": "job", "configMap": {"name": name, "items": items}}]
+    volumes = pods.volumes(_called(job, resource), place.data_claim)
     mounted, claims = "data", list(place.volumes.values())
-    if place.data_claim is None:
-        volumes.append({"name": "data", "configMap": {"name": f"{name}-data"}})
-    elif place.data_claim in claims:  # a pod that names a claim twice may wait for it for ever
+    if place.data_claim in claims:  # a pod that names a claim twice may wait for it for ever
         mounted = f"mount-{claims.index(place.data_claim)}"  # as TorchX calls it
-    else:
-        claim = {"claimName": place.data_claim, "readOnly": True}
-        volumes.append({"name": "data", "persistentVolumeClaim": claim})
-    volumes.append({"name": "model", "emptyDir": {}})
+        volumes = [each for each in volumes if each["name"] != "data"]
     for task in spec["tasks"]:
         task["template"]["metadata"]["labels"] |= pods.LABELS
         pod = task["template"]["spec"]
         pod["activeDeadlineSeconds"] = round(job.timeout_seconds)
-        if place.node_selector:
-            pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **place.node_selector}
         pod["volumes"] += volumes
         pod["containers"][0]["volumeMounts"] += [
             {"name": "job", "mountPath": pods.JOB_FOLDER},
@@ -60,39 +53,24 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
 
 def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     """Render the job and make its objects. Raises as `TorchX.launch` does."""
-    try:
-        api = calls.connect()
-    except calls.KubernetesError:
-        file = os.environ.get("KUBECONFIG", "~/.kube/config")
-        raise JobError(
-            f"scheduler is 'kubernetes', and there is no cluster to talk to in {file}: name a kubeconfig in "
-            "KUBECONFIG. Without a cluster, --render shows the Volcano Job, and scheduler 'local_cwd' runs it here"
-        ) from None
+    api = calls.connect()
     resource = place.render(job).request
     resource["metadata"]["namespace"] = place.namespace
-    name = resource["metadata"]["name"]
-    config_maps = files.config_maps(job, with_data=place.data_claim is None)
-    for described, called in zip(config_maps, (name, f"{name}-data"), strict=False):
-        described["metadata"] = {"name": called, "labels": dict(pods.LABELS)}
-    cluster = VolcanoCluster(api, Manifest(resource), config_maps)
+    config_maps = files.config_maps(_called(job, resource), with_data=place.data_claim is None)
+    cluster = Cluster(api, Manifest(resource), config_maps)
     cluster.create()
     return VolcanoRun(job, cluster, place.nodes(job))
 
 
-class VolcanoCluster(Cluster):
-    """The objects of a Volcano Job."""
-
-    def pods(self) -> list[Any]:
-        """The job's pods. Raises KubernetesError."""
-        asked, selector = f"looking at the pods of {self.name}", f"volcano.sh/job-name={self.name}"
-        found = calls.call(asked, self._core.list_namespaced_pod, self.namespace, label_selector=selector)
-        return list(found.items)
+def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
+    """`job` with the name that TorchX has drawn, which may be longer than a job's own."""
+    return job.model_copy(update={"name": resource["metadata"]["name"]})
 
 
 class VolcanoRun(KubernetesRun):
     """A run of a Volcano Job; `handle` is TorchX's name for it, `nodes` are node-0, node-1, ..."""
 
-    def __init__(self, job: TrainingJob, cluster: VolcanoCluster, nodes: int) -> None:
+    def __init__(self, job: TrainingJob, cluster: Cluster, nodes: int) -> None:
         self.handle = f"kubernetes://workshop/{cluster.namespace}:{cluster.name}"
         self.nodes = tuple(f"node-{node}" for node in range(nodes))
         self._logs = NodeLogs(super()._receive_line)
