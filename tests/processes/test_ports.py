@@ -1,5 +1,4 @@
 import functools
-import multiprocessing
 import socket
 import subprocess
 import sys
@@ -13,14 +12,6 @@ from conftest import MakeJob
 from workshop_utils.jobs import StrategyName
 from workshop_utils.processes import ports
 from workshop_utils.processes.ports import PortReservation
-
-
-def test_reserved_ports_are_distinct_and_can_be_bound_by_whoever_they_are_for() -> None:
-    with PortReservation(5) as reservation:
-        assert len(set(reservation.ports)) == 5
-        for port in reservation.ports:
-            with socket.create_server(("127.0.0.1", port)):
-                pass
 
 
 def only(monkeypatch: pytest.MonkeyPatch, count: int) -> list[int]:
@@ -54,27 +45,6 @@ def test_a_port_on_which_somebody_listens_is_not_reserved(host: str, monkeypatch
     candidates = only(monkeypatch, 2)
     with socket.create_server((host, candidates[0])), PortReservation(1) as reservation:
         assert reservation.ports == [candidates[1]]
-
-
-def test_a_reservation_ends_with_the_process_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    (port,) = only(monkeypatch, 1)
-
-    def hold(ready: "multiprocessing.synchronize.Event") -> None:
-        _ = PortReservation(1)
-        ready.set()
-        time.sleep(1000)
-
-    context = multiprocessing.get_context("fork")
-    ready = context.Event()
-    holder = context.Process(target=hold, args=(ready,), daemon=True)
-    holder.start()
-    assert ready.wait(30)
-    with pytest.raises(OSError, match="there are not 1 free ports"):
-        PortReservation(1)
-    holder.kill()
-    holder.join()
-    with PortReservation(1) as reservation:
-        assert reservation.ports == [port]
 
 
 # Every launcher says how its runs ended; all of them run at the same time, until the last has bound its ports.

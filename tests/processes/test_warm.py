@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -104,24 +102,6 @@ def test_forked_workers_hold_no_descriptor_of_another(make_job: MakeJob) -> None
     held = [json.loads(line.text) for line in run.logs()]
     assert [len(links) for links in held] == [2, 2, 2]  # standard output and standard error
     assert len({link for links in held for link in links}) == 6
-
-
-def test_two_runs_do_not_see_each_others_traces(make_job: MakeJob) -> None:
-    job = make_job(
-        SAY,
-        """
-    import builtins
-    print(getattr(builtins, "trace", None), getattr(numpy, "trace_of_a_run", None), os.environ.get("TRACE"),
-          sys.argv[1:], os.path.basename(os.getcwd()), "extra" in sys.path, numpy.geterr()["divide"])
-    builtins.trace = numpy.trace_of_a_run = os.environ["TRACE"] = "seen"
-    numpy.seterr(divide="ignore")
-    sys.argv.append("more")
-    sys.path.append("extra")
-    os.chdir("/")
-    """,
-    )
-    first, second = texts(job), texts(job)
-    assert first == second == [f"None None None [] {job.folder.name} False warn"]
 
 
 def test_random_numbers_differ_between_ranks_and_between_runs_and_a_seed_is_kept(make_job: MakeJob) -> None:
@@ -271,37 +251,6 @@ def test_a_server_that_has_got_a_second_thread_forks_no_more_and_the_run_says_so
             Local(warm=True).launch(job).wait(60)
     finally:
         server.close()
-
-
-OWNER = """
-    import os, sys, time
-    from workshop_utils.processes import warm
-    server = warm.server_for("numpy")
-    if os.fork() == 0:
-        os.close(1)
-        os.close(2)
-        time.sleep(15)
-        os._exit(0)
-    print(server._process.pid, flush=True)
-    time.sleep(1000)
-"""
-
-
-def test_a_server_ends_with_its_owner_though_a_child_of_that_still_holds_its_socket(watch: Watch) -> None:
-    before = set(watch.marked_processes())
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(OWNER)], stdout=subprocess.PIPE, text=True
-    ) as owner:
-        assert owner.stdout is not None
-        server = int(owner.stdout.readline())
-        assert watch.alive(server)
-        owner.kill()
-        children = set(watch.marked_processes()) - before - {server, owner.pid}
-    try:
-        assert watch.eventually(lambda: not watch.alive(server))
-    finally:
-        for child in children:
-            os.kill(child, signal.SIGKILL)
 
 
 # PyTorch
