@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeJob, Watch
+from conftest import MakeJob
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
@@ -70,7 +70,7 @@ def test_a_forked_worker_sees_what_a_cold_one_sees(make_job: MakeJob) -> None:
         "path": [f for f in sys.path if "workshop-" not in f and f], "variables": sorted(names),
         "class": Here.__module__, "main": __main__.__file__, "stdin": sys.stdin.read(),
         "source": inspect.getsource(Here), "threads": threading.active_count(),
-        "daemon": threading.current_thread().daemon, "package": os.listdir(os.path.dirname(place.__file__))[:0],
+        "daemon": threading.current_thread().daemon,
         "handlers": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE)],
         "descriptors": sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:3],
         "mask": str(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
@@ -203,44 +203,20 @@ def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job: MakeJob
 # The server
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`module(name, source)` can be imported by a server."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    def write(name: str, source: str) -> str:
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
-        return name
-
-    return write
+LATE = """
+    import signal, threading, time
+    def start(*_):
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    signal.signal(signal.SIGUSR2, start)
+"""
 
 
-def test_a_server_whose_modules_start_a_thread_is_refused(module: Any, watch: Watch) -> None:
-    before = set(watch.marked_processes())
-    name = module(
-        "threaded",
-        "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
-    )
-    with pytest.raises(
-        warm.WarmServerError, match=r"importing json, threaded started 1 threads; it must start none"
-    ):
-        warm.WarmServer(("json", name))
-    assert watch.eventually(lambda: set(watch.marked_processes()) == before)
-
-
-def test_a_server_that_has_got_a_second_thread_forks_no_more_and_the_run_says_so(
-    module: Any, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_has_a_second_thread_forks_no_more_and_the_run_says_so(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = module(
-        "late",
-        """
-        import signal, threading, time
-        def start(*_):
-            threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-        signal.signal(signal.SIGUSR2, start)
-        """,
-    )
-    server = warm.WarmServer((name,))
+    (tmp_path / "late.py").write_text(textwrap.dedent(LATE))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    server = warm.WarmServer(("late",))
     monkeypatch.setattr(warm, "server_for", lambda _: server)
     try:
         job = make_job(SAY, "print('ready')")
