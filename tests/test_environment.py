@@ -1,4 +1,4 @@
-"""The doors to the environment (conda, Binder, dev container, make, CI) lead to the one of pyproject.toml."""
+"""The doors to the environment (conda, dev container, make) lead to the one of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from workshop_utils import bootstrap
-from workshop_utils.horovod_build import HOROVOD_VERSION
 from workshop_utils.packages import PYTORCH_CPU_INDEX
 
 ROOT = Path(__file__).parent.parent
@@ -31,7 +30,7 @@ def commands_of(*arguments: str) -> str:
     return make("--always-make", "--dry-run", *arguments).stdout
 
 
-# conda, Binder, dev container, CI
+# conda, dev container
 
 
 def test_conda_gets_what_pyproject_requires() -> None:
@@ -39,26 +38,11 @@ def test_conda_gets_what_pyproject_requires() -> None:
         "run `make environment.yml`"
     )
     dependencies = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
-    python, pip, packages = dependencies
+    python, _, packages = dependencies
     assert int(python.removeprefix("python=3.")) in bootstrap.supported_python(ROOT)[1]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
     assert packages["pip"] == [f"--extra-index-url {PYTORCH_CPU_INDEX}", *wanted, "-e ."]
-    assert pip == "pip"
-
-
-@pytest.mark.parametrize("name", ["pyproject.toml", "environment.yml"])
-def test_horovod_is_named_with_its_version_in_a_comment_and_required_nowhere(name: str) -> None:
-    lines = (ROOT / name).read_text().splitlines()
-    naming = [line.strip() for line in lines if "horovod" in line.lower()]
-    assert any(re.match(rf"# Horovod {re.escape(HOROVOD_VERSION)} ", line) for line in naming)
-    assert not any(re.match(r"[-\"' ]*horovod\b", line, re.IGNORECASE) for line in naming)
-
-
-def test_binder_reads_the_files_in_the_root() -> None:
-    # Where a folder binder/ or .binder/ exists, Binder reads environment.yml and postBuild there and only there.
-    assert not (ROOT / "binder").exists()
-    assert not (ROOT / ".binder").exists()
 
 
 def test_the_dev_container_has_a_supported_python_and_sets_up() -> None:
@@ -72,13 +56,6 @@ def test_the_dev_container_has_a_supported_python_and_sets_up() -> None:
     )  # as `workshop doctor` asks for
 
 
-def test_ci_asks_nothing_and_runs_make_test() -> None:
-    script = ROOT / ".ci" / "run"
-    assert os.access(script, os.X_OK)
-    assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
-    assert script.read_text().rstrip().endswith("exec make test </dev/null")
-
-
 # make
 
 
@@ -86,18 +63,6 @@ def test_make_alone_lists_every_target() -> None:
     targets = re.search(r"\.PHONY: (.*)", MAKEFILE)
     assert targets is not None
     assert re.findall(r"^  make (\S+)", make("-s").stdout, flags=re.MULTILINE) == targets[1].split()
-
-
-@pytest.mark.parametrize("target", ["run", "test", "lint", "types", "unit", "notebooks", "bench", "site"])
-def test_every_target_that_works_sets_up_first(target: str) -> None:
-    assert commands_of(target).lstrip().startswith("python3 -m workshop_utils.bootstrap --quiet")
-
-
-def test_lab_waits_for_the_packages_alone_and_opens_the_learner_s_own_copy() -> None:
-    assert commands_of("lab").strip().splitlines() == [
-        "python3 -m workshop_utils.bootstrap --without-horovod --quiet",
-        ".venv/bin/workshop lab my_lessons",
-    ]
 
 
 def test_make_run_hands_its_parameters_on() -> None:

@@ -143,7 +143,7 @@ def test_between_racks_the_spine_decides_and_within_a_rack_it_does_not(make_job:
         assert seconds[rank] > 2 * seconds[1]
 
 
-@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("size", [2, 4])
 def test_in_a_ring_each_rank_reaches_the_others_through_its_neighbours(make_job: MakeJob, size: int) -> None:
     job = make_job(COUNT_HOPS, strategy="torch_ddp", workers=size)
     counted: dict[str, str] = {}
@@ -198,40 +198,32 @@ def test_a_user_without_privileges_can_make_one_too(nothing_is_left: Path, data_
         "sh",
         "-c",
         'exec "$0" "$@"',
-    ]  # which has none of root's rights any more when it looks for a program
-    environment = {
-        **os.environ,
-        "HOME": "/nonexistent",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    probe = "import workshop_utils.network as n, sys; sys.exit(n.availability() != 'user namespaces')"
+    ]  # which has none of root's rights left when it looks for a program
+    environment = {**os.environ, "HOME": "/nonexistent", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    probe = (
+        "from workshop_utils import network; raise SystemExit(network.availability() != 'user namespaces')"
+    )
     # This Python may lie in a folder that is root's alone; the system's may do for the same packages.
     for python in (sys.executable, "/usr/bin/python3"):
         if subprocess.run([*nobody, python, "-c", probe], env=environment, check=False).returncode == 0:
             break
     else:
         pytest.skip(
-            "this kernel lets no users make namespaces, or they cannot run a Python with these packages"
+            "this kernel lets no users make namespaces, or they may not read a Python with the packages"
         )
-    nothing_is_left.chmod(0o755)
-    shutil.copytree(data_folder, nothing_is_left / "data")
-    folder, temporary = nothing_is_left / "job", nothing_is_left / "temporary"
-    folder.mkdir()
-    temporary.mkdir()
+    folder = nothing_is_left / "job"
+    shutil.copytree(data_folder, folder)
     (folder / "train.py").write_text(textwrap.dedent(TAKE_TURNS))
-    for file in (nothing_is_left / "data", folder, *(nothing_is_left / "data").iterdir()):
-        file.chmod(0o755)
-    temporary.chmod(0o777)
+    subprocess.run(["chmod", "--recursive", "a+rwX", nothing_is_left], check=True)
     script = f"""
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
-job = TrainingJob(name="job", folder="{folder}", strategy="torch_ddp", workers=3, data="{nothing_is_left / "data"}")
+job = TrainingJob(name="job", folder="{folder}", strategy="torch_ddp", workers=3, data="{folder}")
 for text in ("20Mbit", "20Mbit,topology=ring"):
     run = Local(network=Network.parse(text)).launch(job).wait()
     print(run.records[0]["transfer_seconds"])
 """
-    environment["TMPDIR"] = str(temporary)
     done = subprocess.run(
         [*nobody, python, "-c", script], env=environment, capture_output=True, text=True, check=False
     )
@@ -345,7 +337,6 @@ def test_hosts_of_mpi_are_gone_with_the_run_whoever_is_killed(
         ("mnist_horovod", "horovod", "ring"),
         ("mnist_multi_worker_mirrored", "tensorflow", "star"),
         ("mnist_parameter_server", "tensorflow", "star"),
-        ("digits_parameter_server", "numpy", "ring"),
     ],
 )
 def test_every_framework_trains_in_it(name: str, package: str, topology: str) -> None:

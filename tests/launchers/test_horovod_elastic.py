@@ -13,7 +13,6 @@ import psutil
 import pytest
 from conftest import MakeJob, Watch
 
-from workshop_utils import place
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local, LocalRun
 from workshop_utils.runs import RunFailed, RunState
@@ -27,15 +26,7 @@ needs_horovod = pytest.mark.skipif(
 )
 
 
-# What is decided without starting anything
-
-
-def test_a_worker_keeps_its_index_when_its_rank_changes() -> None:
-    variables = {"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2", "WORKSHOP_INDEX": "1"}
-    here = place.from_environment(variables)
-    assert (here.name, here.rank, here.world_size) == ("worker-1", 0, 2)
-    with pytest.raises(ValueError, match="WORKSHOP_INDEX is 'one'"):
-        place.from_environment({**variables, "WORKSHOP_INDEX": "one"})
+# What comes through a socket
 
 
 @needs_horovod

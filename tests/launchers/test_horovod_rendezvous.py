@@ -41,20 +41,13 @@ def ask(port: int, method: str, path: str, body: bytes | None = None, **headers:
         connection.close()
 
 
-def test_a_value_is_not_there_until_it_is_put_and_then_is_the_same_bytes(port: int) -> None:
+def test_a_value_is_not_there_until_it_is_put_and_stays_for_slower_ranks_when_one_leaves(port: int) -> None:
     value = bytes(range(256))
     assert ask(port, "GET", "/global/0") == (404, b"")
     assert ask(port, "PUT", "/global/0", value) == (200, b"")
+    assert ask(port, "DELETE", "/global/0") == (200, b"")
     assert ask(port, "GET", "/global/0") == (200, value)
     assert ask(port, "GET", "/local/0") == (404, b"")
-    assert ask(port, "PUT", "/global/0", b"") == (200, b"")
-    assert ask(port, "GET", "/global/0") == (200, b"")
-
-
-def test_a_value_stays_for_slower_ranks_when_a_rank_leaves(port: int) -> None:
-    ask(port, "PUT", "/global/1", b"address")
-    assert ask(port, "DELETE", "/global/1") == (200, b"")
-    assert ask(port, "GET", "/global/1") == (200, b"address")
 
 
 @pytest.mark.parametrize("length", ["", "-1", "many", str(2 << 20)])

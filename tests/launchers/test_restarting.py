@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from conftest import MakeJob, Watch
@@ -54,15 +53,6 @@ def test_a_job_goes_on_with_what_it_had_saved(make_job: MakeJob) -> None:
     assert 1 <= sum(start["worker"] == "worker-0" for start in run.starts) <= 3
 
 
-def test_a_job_that_fails_every_time_is_given_up(make_job: MakeJob) -> None:
-    job = make_job(COUNT, "sys.exit('no')")
-    with Restarting(Local(), restarts=2).launch(job) as run, pytest.raises(RunFailed) as failure:
-        run.wait(60)
-    assert len(run.attempts) == 3
-    assert "ended with exit code 1" in str(failure.value)
-    assert str(failure.value).endswith(f"{job.name} had been restarted 2 times before.")
-
-
 def test_a_hang_counts_as_a_failure_once_it_has_met_its_timeout(make_job: MakeJob) -> None:
     job = make_job(COUNT, "if not before: time.sleep(1000)", timeout="2s")
     with Restarting(Local(), restarts=1).launch(job) as run:
@@ -86,13 +76,3 @@ def test_a_second_start_that_cannot_be_made_ends_the_run(make_job: MakeJob, watc
         os.kill(run.starts[0]["pid"], signal.SIGKILL)
         with pytest.raises(RunFailed, match=r"could not be started again: script is 'train\.py'"):
             run.wait(60)
-
-
-def test_checkpoints_stay_where_a_folder_was_named_and_go_where_not(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
-    folder = tmp_path / "kept"
-    for lives in ("1", "2"):
-        with Restarting(Local(), restarts=0, checkpoints=folder).launch(make_job(COUNT)) as run:
-            run.wait(60)
-        assert (folder / "lives-0").read_text() == lives

@@ -64,25 +64,22 @@ def test_the_events_of_a_group_come_in_their_order() -> None:
     assert group.events[3] == {"event": "exited", "name": "one", "code": 0}
 
 
-def test_a_group_succeeds_when_the_awaited_have_ended_and_the_services_are_told_to() -> None:
+@pytest.mark.parametrize(
+    ("script", "leaves", "code", "said"),
+    [
+        ("time.sleep(1000)", False, -signal.SIGTERM, []),
+        ("time.sleep(1); print('goodbye')", True, 0, ["goodbye"]),  # it is given the time for it
+    ],
+)
+def test_a_group_succeeds_when_the_awaited_have_ended_and_its_services_leave_or_are_told_to(
+    script: str, leaves: bool, code: int, said: list[str]
+) -> None:
     started_at = time.monotonic()
-    group = Group(
-        python("chief", "time.sleep(0.2)"),
-        python("service", "time.sleep(1000)", awaited=False, leaves=False),
-    )
+    group = Group(python("chief", "time.sleep(0.2)"), python("service", script, awaited=False, leaves=leaves))
     assert group.end()["outcome"] == "succeeded"
     assert time.monotonic() - started_at < 10
-    assert {"event": "exited", "name": "service", "code": -signal.SIGTERM} in group.events
-
-
-def test_a_service_that_leaves_by_itself_is_given_the_time_for_it() -> None:
-    group = Group(
-        python("chief", "pass"),
-        python("service", "time.sleep(1); print('goodbye')", awaited=False),
-    )
-    assert group.end()["outcome"] == "succeeded"
-    assert group.said("service") == ["goodbye"]
-    assert {"event": "exited", "name": "service", "code": 0} in group.events
+    assert group.said("service") == said
+    assert {"event": "exited", "name": "service", "code": code} in group.events
 
 
 def test_a_service_that_fails_fails_the_group() -> None:
@@ -116,21 +113,6 @@ def test_a_scratch_folder_holds_its_files_and_is_for_its_owner_alone(nothing_is_
     group.end()
     assert group.said("one") == ["hällo 700"]
     assert not scratch.exists()
-
-
-def test_a_process_that_asked_to_hear_sigusr1_is_asked_at_the_timeout_and_no_other() -> None:
-    hear = "signal.signal(signal.SIGUSR1, lambda *_: print('asked', flush=True))\n"
-    group = Group(
-        python("hears", hear + "while True: time.sleep(0.1)"),
-        python("does not", "time.sleep(1000)"),
-        timeout_seconds=3,
-    )
-    assert group.end()["outcome"] == "timeout"
-    assert group.said("hears") == ["asked"]
-    (silent,) = [event for event in group.events if event["event"] == "silent"]
-    assert silent["processes"][str(group.pid("does not"))] == "S (sleeping)"
-    codes = {event["name"]: event["code"] for event in group.events if event["event"] == "exited"}
-    assert codes == {"hears": -signal.SIGTERM, "does not": -signal.SIGTERM}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

@@ -3,15 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeJob, Watch
+from conftest import MakeJob
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
@@ -72,7 +70,7 @@ def test_a_forked_worker_sees_what_a_cold_one_sees(make_job: MakeJob) -> None:
         "path": [f for f in sys.path if "workshop-" not in f and f], "variables": sorted(names),
         "class": Here.__module__, "main": __main__.__file__, "stdin": sys.stdin.read(),
         "source": inspect.getsource(Here), "threads": threading.active_count(),
-        "daemon": threading.current_thread().daemon, "package": os.listdir(os.path.dirname(place.__file__))[:0],
+        "daemon": threading.current_thread().daemon,
         "handlers": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE)],
         "descriptors": sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:3],
         "mask": str(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
@@ -104,24 +102,6 @@ def test_forked_workers_hold_no_descriptor_of_another(make_job: MakeJob) -> None
     held = [json.loads(line.text) for line in run.logs()]
     assert [len(links) for links in held] == [2, 2, 2]  # standard output and standard error
     assert len({link for links in held for link in links}) == 6
-
-
-def test_two_runs_do_not_see_each_others_traces(make_job: MakeJob) -> None:
-    job = make_job(
-        SAY,
-        """
-    import builtins
-    print(getattr(builtins, "trace", None), getattr(numpy, "trace_of_a_run", None), os.environ.get("TRACE"),
-          sys.argv[1:], os.path.basename(os.getcwd()), "extra" in sys.path, numpy.geterr()["divide"])
-    builtins.trace = numpy.trace_of_a_run = os.environ["TRACE"] = "seen"
-    numpy.seterr(divide="ignore")
-    sys.argv.append("more")
-    sys.path.append("extra")
-    os.chdir("/")
-    """,
-    )
-    first, second = texts(job), texts(job)
-    assert first == second == [f"None None None [] {job.folder.name} False warn"]
 
 
 def test_random_numbers_differ_between_ranks_and_between_runs_and_a_seed_is_kept(make_job: MakeJob) -> None:
@@ -223,44 +203,20 @@ def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job: MakeJob
 # The server
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`module(name, source)` can be imported by a server."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    def write(name: str, source: str) -> str:
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
-        return name
-
-    return write
+LATE = """
+    import signal, threading, time
+    def start(*_):
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    signal.signal(signal.SIGUSR2, start)
+"""
 
 
-def test_a_server_whose_modules_start_a_thread_is_refused(module: Any, watch: Watch) -> None:
-    before = set(watch.marked_processes())
-    name = module(
-        "threaded",
-        "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()",
-    )
-    with pytest.raises(
-        warm.WarmServerError, match=r"importing json, threaded started 1 threads; it must start none"
-    ):
-        warm.WarmServer(("json", name))
-    assert watch.eventually(lambda: set(watch.marked_processes()) == before)
-
-
-def test_a_server_that_has_got_a_second_thread_forks_no_more_and_the_run_says_so(
-    module: Any, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+def test_a_server_that_has_a_second_thread_forks_no_more_and_the_run_says_so(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = module(
-        "late",
-        """
-        import signal, threading, time
-        def start(*_):
-            threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-        signal.signal(signal.SIGUSR2, start)
-        """,
-    )
-    server = warm.WarmServer((name,))
+    (tmp_path / "late.py").write_text(textwrap.dedent(LATE))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    server = warm.WarmServer(("late",))
     monkeypatch.setattr(warm, "server_for", lambda _: server)
     try:
         job = make_job(SAY, "print('ready')")
@@ -271,37 +227,6 @@ def test_a_server_that_has_got_a_second_thread_forks_no_more_and_the_run_says_so
             Local(warm=True).launch(job).wait(60)
     finally:
         server.close()
-
-
-OWNER = """
-    import os, sys, time
-    from workshop_utils.processes import warm
-    server = warm.server_for("numpy")
-    if os.fork() == 0:
-        os.close(1)
-        os.close(2)
-        time.sleep(15)
-        os._exit(0)
-    print(server._process.pid, flush=True)
-    time.sleep(1000)
-"""
-
-
-def test_a_server_ends_with_its_owner_though_a_child_of_that_still_holds_its_socket(watch: Watch) -> None:
-    before = set(watch.marked_processes())
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(OWNER)], stdout=subprocess.PIPE, text=True
-    ) as owner:
-        assert owner.stdout is not None
-        server = int(owner.stdout.readline())
-        assert watch.alive(server)
-        owner.kill()
-        children = set(watch.marked_processes()) - before - {server, owner.pid}
-    try:
-        assert watch.eventually(lambda: not watch.alive(server))
-    finally:
-        for child in children:
-            os.kill(child, signal.SIGKILL)
 
 
 # PyTorch

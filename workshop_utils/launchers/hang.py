@@ -56,28 +56,21 @@ def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
     return " ".join(sentences)
 
 
-def stacks(run: Run) -> dict[str, list[str]]:
-    """The last stack that each worker printed when it was asked for it, by worker, the innermost call first.
-
-    A call is named as `all_reduce (torch/distributed/distributed_c10d.py, line 3252)`; workers that did not answer are
-    left out.
-    """
-    answers = {worker: _last_stack(run, worker) for worker in run.workers}
-    return {
-        worker: [f"{frame['function']} ({_short(frame['file'])}, line {frame['line']})" for frame in frames]
-        for worker, frames in answers.items()
-        if frames
-    }
-
-
 def shown_stacks(run: Run) -> str:
-    """The stacks in lines, one for all workers that stand at the same place; empty if nobody answered."""
+    """The last stacks that workers printed when asked for them, in lines; empty if nobody answered.
+
+    A call is named as `all_reduce (torch/distributed/distributed_c10d.py, line 3252)`. Workers that stand at the same
+    place are shown together.
+    """
     alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for worker, calls in stacks(run).items():
+    for worker in run.workers:
+        frames = _last_stack(run, worker)
+        calls = (f"{frame['function']} ({_short(frame['file'])}, line {frame['line']})" for frame in frames)
         alike[tuple(calls)].append(worker)
     return "".join(
         f"\nThe stack of {', '.join(workers)}, the innermost call first:\n  " + "\n  ".join(calls)
         for calls, workers in sorted(alike.items(), key=lambda item: len(item[1]))
+        if calls
     )
 
 

@@ -7,5 +7,5 @@
 - `imports`: what a script imports, by which `warm` knows whether it can be forked;
 - `ports`: ports that no other launch on this machine will take.
 
-Where the house's plan has one module, this is a folder: the supervisor must run without the rest of the package.
+The supervisor and what it imports run without the rest of the package.
 """

@@ -86,7 +86,7 @@ def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) ->
     for module in modules:
         importlib.import_module(module)
     gc.freeze()  # what is imported stays; a fork's garbage collector need not look at it, nor copy its pages
-    connection.sendall((json.dumps({"threads": _threads()}) + "\n").encode())
+    connection.sendall(b"!")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that have ended need no waiting for
     while True:
         ready, _, _ = select.select(heard, [], [])
