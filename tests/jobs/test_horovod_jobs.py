@@ -110,20 +110,6 @@ def test_the_timeline_shows_fused_gradients_in_few_messages_and_others_in_one_ea
     assert list(run.metrics["spread"].dropna()) == [0.0, 0.0]
 
 
-@pytest.mark.parametrize(("workers", "compression"), [(2, "none"), (3, "fp16")])
-def test_many_gradients_come_back_as_their_mean_however_they_are_packed(
-    workers: int, compression: str
-) -> None:
-    run = launched(
-        "horovod_fusion",
-        workers=workers,
-        arguments={"tensors": 7, "nbytes": 4004, "repeats": 2, "compression": compression},
-        environment=Tuning(fusion_threshold="8KiB", cycle_time="2ms").environment,
-    )
-    assert sorted(run.metrics["rank"]) == sorted([*range(workers)] * 2)
-    assert (run.metrics["all_reduce_seconds"] > 0).all()
-
-
 def test_horovods_adasum_is_the_one_that_is_taught() -> None:
     workers = 4  # of pairs, and of a pair of pairs
     run = launched("horovod_adasum", workers=workers, arguments={"angles": "0,30,90,135"})
