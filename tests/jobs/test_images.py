@@ -87,9 +87,8 @@ def test_an_image_copies_all_that_its_script_imports_of_the_workshop(image: str,
 @pytest.mark.parametrize(
     ("name", "variant", "base", "parts"),
     [
-        ("horovod", "cpu", "", ["VARIANT=cpu"]),
+        ("pytorch", "cpu", "", ["VARIANT=cpu"]),
         ("horovod", "gpu", "", ["BASE=nvidia/cuda", "VARIANT=gpu"]),
-        ("pytorch", "gpu", "", ["VARIANT=gpu"]),
         ("neuron", "trn1", "", ["--platform linux/amd64"]),
         ("neuron", "trn2", "example.com/torch:1", ["--build-arg BASE=example.com/torch:1"]),
     ],
@@ -102,9 +101,7 @@ def test_a_dry_run_prints_create_log_in_build_and_push_and_runs_none(
     create, login, make, push, image = printed.stdout.splitlines()
     registry = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
     address = f"{registry}/workshop-{name}:{variant}"
-    assert create.startswith(
-        f"aws ecr create-repository --region eu-west-1 --repository-name workshop-{name} "
-    )
+    assert f"aws ecr create-repository --region eu-west-1 --repository-name workshop-{name} " in create
     assert "Key=made-by,Value=distributed-training-workshop" in create
     assert f"docker login --username AWS --password-stdin {registry}" in login
     assert make.startswith("docker build ")
