@@ -1,8 +1,8 @@
 """What `workshop launch JOB --on TARGET --render` shows stays the same, for every job and every target.
 
-`rendered/TARGET.yaml` holds it: what is sent, by job, or the sentence that refuses, with the jobs that it refuses. What
-differs between machines and moments (paths, ports, random names) and how the package's own modules are called has a
-marker in its place. When something is to change, write the files again and read the difference before committing it:
+`rendered/TARGET.txt` holds it, below the command line: what is sent, or the sentence that refuses. What differs between
+machines and moments (paths, ports, random names) and how the package's own modules are called has a marker in its
+place. When something is to change, write the files again and read the difference before committing it:
 
     GUARDS_UPDATE=1 python -m pytest tests/guards/test_rendered.py; git diff tests/guards/rendered
 
@@ -15,9 +15,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -25,39 +24,26 @@ from adapter import ROOT, workshop
 from normalised import rendering, without_accidents
 
 HERE = Path(__file__).with_name("rendered")
-SAGEMAKER = ("--config", "jobs/clusters/sagemaker/place.yaml")
-TRAINIUM = ("--config", "jobs/bert_pretraining/trainium/place.yaml")
 JOBS = [path.parent.name for path in sorted((ROOT / "jobs").glob("*/job.yaml"))]
 STRATEGIES = {
     name: yaml.safe_load((ROOT / "jobs" / name / "job.yaml").read_text()).get("strategy", "single")
     for name in JOBS
 }
-FIRST_OF_EACH_STRATEGY = {strategy: name for name, strategy in reversed(STRATEGIES.items())}
 ON_TORCHX = {"digits_fsdp", "digits_resumable", "mnist_single", "mnist_torch_ddp"}
 MOST_LINES = 40  # of a difference, in a message
+TITLE = "===== "
 
 
-def launches(target: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The command lines of a file in `rendered/`, each with the name under which its answer is kept there."""
-    for name in JOBS:
-        job = f"jobs/{name}"
-        if target in ("sagemaker", "sagemaker-stand-in"):
-            yield name, (job, "--on", target, *SAGEMAKER)
-        elif target == "torchx":
-            if name in ON_TORCHX or STRATEGIES[name] not in ("single", "torch_ddp"):
-                yield name, (job, "--on", target)
-        elif target != "options":
-            yield name, (job, "--on", target)
+def launches(target: str) -> list[str]:
+    """The command lines of a file in `rendered/`."""
     if target == "options":
-        for line in OPTIONS:
-            yield line, tuple(line.split())
-        for name in FIRST_OF_EACH_STRATEGY.values():
-            for place in (
-                "--on kubernetes --config jobs/clusters/eks/place.yaml",
-                "--on spark --config SPARK",
-            ):
-                line = f"jobs/{name} {place}"
-                yield line, tuple(line.split())
+        places = ("--on kubernetes --config jobs/clusters/eks/place.yaml", "--on spark --config SPARK")
+        first = {strategy: name for name, strategy in reversed(STRATEGIES.items())}  # of each strategy
+        return [*OPTIONS, *(f"jobs/{name} {place}" for name in first.values() for place in places)]
+    config = " --config jobs/clusters/sagemaker/place.yaml" if target.startswith("sagemaker") else ""
+    slow = {name for name in JOBS if STRATEGIES[name] in ("single", "torch_ddp")} - ON_TORCHX
+    names = [name for name in JOBS if target != "torchx" or name not in slow]
+    return [f"jobs/{name} --on {target}{config}" for name in names]
 
 
 # What a learner changes on the command line, and the jobs that have no folder of their own.
@@ -81,7 +67,7 @@ OPTIONS = (
     "jobs/mnist_torch_ddp --on spark --config STANDALONE",
     "jobs/spark_sgd --on spark --config STANDALONE",
     "jobs/bert_pretraining/trainium.yaml --on kubernetes --config jobs/clusters/eks/place.yaml",
-    f"jobs/bert_pretraining/trainium.yaml --on torchx {' '.join(TRAINIUM)}",
+    "jobs/bert_pretraining/trainium.yaml --on torchx --config jobs/bert_pretraining/trainium/place.yaml",
     "jobs/bert_pretraining/precompile.yaml --on torchx "
     "--config jobs/bert_pretraining/trainium/place-precompile.yaml",
 )
@@ -99,48 +85,9 @@ PLACES = {
 }  # fmt: skip
 
 
-def kept(answers: dict[str, dict[str, Any]]) -> str:
-    """The answers as a file: what was rendered by name, then what was refused, by sentence."""
-    rendered = {name: answer["rendered"] for name, answer in sorted(answers.items()) if "rendered" in answer}
-    refused: dict[str, list[str]] = {}
-    for name, answer in sorted(answers.items()):
-        if "refused" in answer:
-            refused.setdefault(answer["refused"], []).append(name)
-    return yaml.dump(
-        {"rendered": rendered, "refused": refused}, Dumper=WithoutAnchors, width=110, allow_unicode=True
-    )
-
-
-def read(file: Path) -> dict[str, dict[str, Any]]:
-    """The answers in a file that `kept` has written."""
-    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    answers = {name: {"rendered": what} for name, what in content.get("rendered", {}).items()}
-    for sentence, names in content.get("refused", {}).items():
-        answers |= {name: {"refused": sentence} for name in names}
-    return answers
-
-
-class WithoutAnchors(yaml.SafeDumper):
-    """Writes what occurs twice twice, since it is to be read."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def difference(before: Any, after: Any) -> str:
-    """A short unified difference between two answers."""
-    texts = [
-        yaml.dump(answer, Dumper=WithoutAnchors, width=110).splitlines() if answer else []
-        for answer in (before, after)
-    ]
-    lines = list(difflib.unified_diff(*texts, "kept", "now", lineterm="", n=2))
-    more = [f"... and {len(lines) - MOST_LINES} lines more"] if len(lines) > MOST_LINES else []
-    return "\n".join([*lines[:MOST_LINES], *more])
-
-
 @pytest.fixture
-def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`answer(arguments)` is what `workshop launch ARGUMENTS --render` says, as data."""
+def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """`answer(line)` is what `workshop launch LINE --render` says."""
     monkeypatch.chdir(ROOT)
     for name in ("PYTHONPATH", "PYTHONUNBUFFERED", "AWS_REGION", "AWS_DEFAULT_REGION", "WORKSHOP_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -148,16 +95,16 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name, text in PLACES.items():
         (tmp_path / f"{name}.yaml").write_text(text.replace("SECRET", str(tmp_path / "secret")))
 
-    def say(arguments: tuple[str, ...]) -> dict[str, Any]:
-        words = [str(tmp_path / f"{word}.yaml") if word in PLACES else word for word in arguments]
+    def say(line: str) -> str:
+        words = [str(tmp_path / f"{word}.yaml") if word in PLACES else word for word in line.split()]
         said = workshop("launch", *words, *([] if "--dry-run" in words else ["--render"]))
-        assert not said.traceback, f"workshop launch {' '.join(words)}:\n{said.traceback}"
+        assert not said.traceback, f"workshop launch {line}:\n{said.traceback}"
         out, err = (text.replace(str(tmp_path), "TEST") for text in (said.out, said.err))
         if said.code == 0:
-            return {"rendered": rendering(out)}
-        assert (said.code, out) == (2, ""), f"workshop launch {' '.join(words)} ends with {said.code}: {err}"
+            return rendering(out).strip()
+        assert (said.code, out) == (2, ""), f"workshop launch {line} ends with {said.code}: {err}"
         assert len(err.splitlines()) == 1, f"a refusal is one sentence, not:\n{err}"
-        return {"refused": without_accidents(err).removeprefix("workshop: ").strip()}
+        return without_accidents(err).strip()
 
     return say
 
@@ -175,28 +122,17 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         "options",
     ],
 )
-def test_what_is_rendered_stays_the_same(target: str, answer: Any) -> None:
-    file = HERE / f"{target}.yaml"
-    now = {name: answer(arguments) for name, arguments in launches(target)}
-    if target.endswith(
-        "-stand-in"
-    ):  # it shows what the place itself would be sent; only differences are kept
-        place = read(HERE / f"{target.removesuffix('-stand-in')}.yaml")
-        now = {name: said for name, said in now.items() if said != place.get(name)}
-    # Through the file's form, so that both sides have the same types.
-    text = kept(now)
-    if os.environ.get("GUARDS_UPDATE"):
-        file.write_text(text, encoding="utf-8")
+def test_what_is_rendered_stays_the_same(target: str, answer: Callable[[str], str]) -> None:
+    place = target.removesuffix("-stand-in")  # which shows what the place itself would be sent
+    file = HERE / f"{place}.txt"
+    now = {line.replace(target, place): answer(line) for line in launches(target)}
+    if os.environ.get("GUARDS_UPDATE") and target == place:
+        file.write_text("".join(f"{TITLE}{line}\n{said}\n\n" for line, said in now.items()), encoding="utf-8")
         pytest.fail(f"written: look at the difference with git diff {file.relative_to(ROOT)}")
-    before, after = read(file), {name: yaml.safe_load(yaml.safe_dump(said)) for name, said in now.items()}
-    changed = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
-    assert not changed, (
-        f"{len(changed)} of {len(after)} differ on {target}: {', '.join(changed)}\n"
-        f"the first of them, {changed[0]}:\n{difference(before.get(changed[0]), after.get(changed[0]))}"
-    )
-
-
-def test_every_job_is_kept_for_every_target() -> None:
-    for target in ("local", "spark", "sagemaker", "kubernetes"):
-        assert sorted(read(HERE / f"{target}.yaml")) == JOBS
-    assert set(read(HERE / "torchx.yaml")) >= ON_TORCHX
+    sections = file.read_text(encoding="utf-8").split(TITLE)[1:]
+    before = {line: said.strip() for line, _, said in (section.partition("\n") for section in sections)}
+    changed = [line for line in sorted({*before, *now}) if before.get(line) != now.get(line)]
+    if changed:
+        texts = [said.get(changed[0], "").splitlines() for said in (before, now)]
+        difference = list(difflib.unified_diff(*texts, "kept", "now", lineterm="", n=2))[:MOST_LINES]
+        pytest.fail("\n".join([f"{len(changed)} of {len(now)} differ:", *changed, *difference]))

@@ -27,18 +27,16 @@ def in_one_process() -> np.ndarray:
     return ends(metrics("digits_large_batch", 1, batch_size=48, learning_rates=0.3, epochs=3), "loss")
 
 
-def test_a_batch_trains_the_same_with_any_number_of_workers(in_one_process):
-    table = metrics("digits_large_batch", 3, batch_size=48, learning_rates=0.3, epochs=3)
-    np.testing.assert_allclose(
-        ends(table, "loss"), in_one_process, rtol=1e-3
-    )  # float32, another order of adding
-    assert (ends(table, "accuracy") > 0.85).all()
-
-
-def test_a_sum_is_a_mean_with_as_many_times_the_learning_rate(in_one_process):
-    arguments = {"batch_size": 48, "learning_rates": 0.1, "epochs": 3, "reduction": "sum"}
+@pytest.mark.parametrize(
+    ("reduction", "rate"),
+    [("mean", 0.3), ("sum", 0.1)],  # a sum is a mean with as many times the learning rate
+)
+def test_a_batch_trains_the_same_with_any_number_of_workers(reduction, rate, in_one_process):
+    arguments = {"batch_size": 48, "learning_rates": rate, "epochs": 3, "reduction": reduction}
     table = metrics("digits_large_batch", 3, **arguments)
+    # float32, another order of adding
     np.testing.assert_allclose(ends(table, "loss"), in_one_process, rtol=1e-3)
+    assert (ends(table, "accuracy") > 0.85).all()
 
 
 def test_a_warm_up_begins_with_shorter_steps():
@@ -82,8 +80,8 @@ def test_an_outer_step_of_rate_one_without_momentum_is_local_sgd():
     np.testing.assert_allclose(ends(plain, "loss"), ends(outer, "loss"), rtol=1e-4)
 
 
-@pytest.mark.parametrize("workers", [2, 4])
-def test_staleness_stays_below_its_bound(workers):
+def test_staleness_stays_below_its_bound():
+    workers = 4
     arguments = {"consistency": "stale_synchronous", "bound": 1, "slow_worker": 0, "updates": 60}
     table = metrics("digits_staleness", workers, **arguments)
     assert 0 < table["staleness_max"].max() <= staleness_at_most(workers, 1)
@@ -96,30 +94,26 @@ def test_one_asynchronous_worker_has_fresh_gradients_and_every_rate_sees_the_sam
     assert sorted(table["learning_rate"].dropna()) == [0.1, 0.1, 0.2, 0.2]
 
 
-@pytest.mark.parametrize("cut", ["shuffled", "sorted"])
-@pytest.mark.parametrize("workers", [2, 3])
-def test_synchronised_batch_normalisation_is_that_of_one_process(workers, cut):
-    arguments = {"batch_size": 24, "steps": 40}
-    alone = metrics("digits_batch_norm", 1, **arguments).groupby("step")["loss"].mean().dropna()
-    together = metrics("digits_batch_norm", workers, statistics="synchronised", cut=cut, **arguments)
-    found = together.groupby("step")["loss"].mean().dropna()
-    np.testing.assert_allclose(found, alone, atol=1e-10)
-    accuracies = together.dropna(subset=["accuracy"]).groupby("seed")["accuracy"]
-    assert (accuracies.nunique() == 1).all(), "all workers have collected the same statistics"
+def normalised(workers, **arguments):
+    """The mean loss of every step, and whether all workers come to the same accuracy, by seed."""
+    table = metrics("digits_batch_norm", workers, batch_size=24, steps=40, **arguments)
+    same = table.dropna(subset=["accuracy"]).groupby("seed")["accuracy"].nunique() == 1
+    return table.groupby("step")["loss"].mean().dropna(), same
+
+
+@pytest.mark.parametrize(
+    ("workers", "statistics", "cut"),
+    [(2, "synchronised", "shuffled"), (3, "synchronised", "sorted"), (2, "none", "sorted")],
+)
+def test_with_statistics_of_the_whole_batch_or_none_training_is_that_of_one_process(workers, statistics, cut):
+    alone, _ = normalised(1, statistics={"synchronised": "local"}.get(statistics, statistics))
+    together, same = normalised(workers, statistics=statistics, cut=cut)
+    np.testing.assert_allclose(together, alone, atol=1e-10)
+    assert same.all(), "all workers have collected the same statistics"
 
 
 def test_local_batch_normalisation_is_another_training_and_each_worker_keeps_its_own_statistics():
-    arguments = {"batch_size": 24, "steps": 40}
-    alone = metrics("digits_batch_norm", 1, **arguments).groupby("step")["loss"].mean().dropna()
-    local = metrics("digits_batch_norm", 3, cut="sorted", **arguments)
-    assert np.abs(local.groupby("step")["loss"].mean().dropna() - alone).max() > 0.01
-    assert (local.dropna(subset=["accuracy"]).groupby("seed")["accuracy"].nunique() > 1).any()
-
-
-def test_without_batch_normalisation_the_cut_does_not_matter():
-    arguments = {"statistics": "none", "batch_size": 24, "steps": 40, "cut": "sorted"}
-    alone, cut = (
-        metrics("digits_batch_norm", count, **arguments).groupby("step")["loss"].mean().dropna()
-        for count in (1, 2)
-    )
-    np.testing.assert_allclose(cut, alone, atol=1e-10)
+    alone, _ = normalised(1)
+    local, same = normalised(3, cut="sorted")
+    assert np.abs(local - alone).max() > 0.01
+    assert not same.all()

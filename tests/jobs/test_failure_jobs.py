@@ -41,17 +41,15 @@ def weights(folder: Path) -> bytes:
 # Ranks that disagree
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_a_barrier_for_one_rank_alone_hangs_and_the_report_has_both_stacks(workers: int) -> None:
-    run = failure_of(job_of("digits_mismatched", workers=workers, timeout="3s"))
+def test_a_barrier_for_one_rank_alone_hangs_and_the_report_has_both_stacks() -> None:
+    run = failure_of(job_of("digits_mismatched", workers=3, timeout="3s"))
     said, *stacks = run.reason.split("\nThe stack of ")
-    others = ", ".join(f"worker-{rank}" for rank in range(1, workers))
     assert "worker-0 waits at train.py, line " in said
     assert "(in barrier) after step 5. " in said
-    assert f"{others} wait{'s' if workers == 2 else ''} at train.py, line " in said
+    assert "worker-1, worker-2 wait at train.py, line " in said
     assert "(in all_reduce) after step 5." in said
     (rank_0,) = [stack for stack in stacks if stack.startswith("worker-0,")]
-    (rest,) = [stack for stack in stacks if stack.startswith(f"{others},")]
+    (rest,) = [stack for stack in stacks if stack.startswith("worker-1, worker-2,")]
     assert "\n  barrier (torch/distributed/distributed_c10d.py, line " in rank_0
     assert "\n  average (train.py, line " in rest
     assert rest.rpartition("\n")[2].startswith("  <module> (train.py, line ")
@@ -75,11 +73,7 @@ def test_a_rank_with_one_batch_more_waits_in_it_for_the_others() -> None:
 
 @pytest.mark.parametrize(
     ("workers", "remedy", "first", "others", "more"),
-    [
-        (3, "join", 6, 5, 1),
-        (2, "drop", 5, 5, 0),
-        (4, "pad", 6, 6, 4),
-    ],
+    [(3, "join", 6, 5, 1), (2, "drop", 5, 5, 0), (4, "pad", 6, 6, 4)],
 )
 def test_each_remedy_lets_all_end_and_uses_the_images_that_it_says(
     workers: int, remedy: str, first: int, others: int, more: int

@@ -50,12 +50,7 @@ def test_tensor_parallel_training_equals_one_process(workers: int, sequence_para
 
 @pytest.mark.parametrize(
     ("workers", "schedule", "chunks"),
-    [
-        (2, "naive", 1),
-        (2, "interleaved", 2),
-        (3, "gpipe", 1),
-        (3, "one_f_one_b", 1),
-    ],
+    [(2, "naive", 1), (2, "interleaved", 2), (3, "gpipe", 1), (3, "one_f_one_b", 1)],
 )
 def test_pipeline_training_equals_one_process(workers: int, schedule: str, chunks: int) -> None:
     run = trained("gpt_pipeline", workers, schedule=schedule, chunks=chunks, microbatches=4, timeline=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from workshop_utils.processes import imports
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "jobs" / "images"
@@ -23,10 +26,9 @@ def requirements(name: str) -> dict[str, Requirement]:
     return {requirement.name: requirement for requirement in found}
 
 
-def build(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", str(IMAGES / "build.sh"), *words], capture_output=True, text=True, check=False, cwd="/"
-    )
+def build(*words: str, base: str = "") -> subprocess.CompletedProcess[str]:
+    command, variables = ["bash", str(IMAGES / "build.sh"), *words], {**os.environ, "BASE": base}
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, cwd="/")
 
 
 @pytest.mark.skipif(not HADOLINT.is_file(), reason="hadolint's wheel is for Linux")
@@ -64,81 +66,64 @@ def test_every_file_that_an_image_copies_exists(path: Path) -> None:
             assert (ROOT / name.replace("${VARIANT}", variant)).is_file(), name
 
 
-def test_the_horovod_image_copies_all_that_the_build_imports_of_the_package() -> None:
-    copied = re.findall(r"workshop_utils/(\w+)\.py", (IMAGES / "horovod.Dockerfile").read_text())
-    needed, found = ["horovod_build"], {"__init__", "horovod_build"}
-    while needed:
-        text = (ROOT / "workshop_utils" / f"{needed.pop()}.py").read_text()
-        names = re.findall(r"^from workshop_utils\.(\w+) import", text, flags=re.MULTILINE)
-        for line in re.findall(r"^from workshop_utils import (.+)$", text, flags=re.MULTILINE):
-            names += line.split(", ")
-        needed += set(names) - found
-        found |= set(names)
-    assert set(copied) == found
+@pytest.mark.parametrize(
+    ("image", "script"),
+    [("horovod", "workshop_utils/horovod_build.py"), ("neuron", "jobs/bert_pretraining/train.py")],
+)
+def test_an_image_copies_all_that_its_script_imports_of_the_workshop(image: str, script: str) -> None:
+    copied = set(re.findall(r"workshop_utils/\w+\.py", (IMAGES / f"{image}.Dockerfile").read_text()))
+    needed, waiting = set(), [script]
+    while waiting:
+        modules = imports.imported(ROOT / waiting.pop())
+        names = modules.pop("workshop_utils", set())
+        names |= {module.partition(".")[2] for module in modules if module.startswith("workshop_utils.")}
+        files = {f"workshop_utils/{name}.py" for name in names} - needed
+        needed |= files
+        waiting += files
+    assert needed
+    assert needed <= copied
 
 
 @pytest.mark.parametrize(
-    ("words", "parts"),
+    ("name", "variant", "base", "parts"),
     [
-        (("horovod", "cpu"), ["-f jobs/images/horovod.Dockerfile", "VARIANT=cpu"]),
-        (("horovod", "gpu"), ["BASE=nvidia/cuda", "VARIANT=gpu"]),
-        (("pytorch", "gpu"), ["-f jobs/images/pytorch.Dockerfile", "VARIANT=gpu"]),
-        (("neuron", "trn1"), ["-f jobs/images/neuron.Dockerfile", "--platform linux/amd64"]),
+        ("pytorch", "cpu", "", ["VARIANT=cpu"]),
+        ("horovod", "gpu", "", ["BASE=nvidia/cuda", "VARIANT=gpu"]),
+        ("neuron", "trn1", "", ["--platform linux/amd64"]),
+        ("neuron", "trn2", "example.com/torch:1", ["--build-arg BASE=example.com/torch:1"]),
     ],
 )
 def test_a_dry_run_prints_create_log_in_build_and_push_and_runs_none(
-    words: tuple[str, ...], parts: list[str]
+    name: str, variant: str, base: str, parts: list[str]
 ) -> None:
-    name, variant = words
-    printed = build("--dry-run", *words, "eu-west-1", "123456789012")
+    printed = build("--dry-run", name, variant, "eu-west-1", "123456789012", base=base)
     assert printed.returncode == 0
     create, login, make, push, image = printed.stdout.splitlines()
-    address = f"123456789012.dkr.ecr.eu-west-1.amazonaws.com/workshop-{name}:{variant}"
-    assert create.startswith(
-        f"aws ecr create-repository --region eu-west-1 --repository-name workshop-{name} "
-    )
+    registry = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
+    address = f"{registry}/workshop-{name}:{variant}"
+    assert f"aws ecr create-repository --region eu-west-1 --repository-name workshop-{name} " in create
     assert "Key=made-by,Value=distributed-training-workshop" in create
-    assert (
-        "docker login --username AWS --password-stdin 123456789012.dkr.ecr.eu-west-1.amazonaws.com" in login
-    )
+    assert f"docker login --username AWS --password-stdin {registry}" in login
     assert make.startswith("docker build ")
-    assert all(part in make for part in parts)
+    assert all(part in make for part in [f"-f jobs/images/{name}.Dockerfile", *parts])
     assert push == f"docker push {address}"
     assert image == f"image: {address}"
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "said"),
     [
-        (),
-        ("mxnet", "cpu", "eu-west-1", "123456789012"),
-        ("horovod", "trn1", "eu-west-1", "123456789012"),
-        ("horovod", "cpu", "europe", "123456789012"),
-        ("horovod", "cpu", "eu-west-1", "12345"),
+        ((), "usage:"),
+        (("horovod", "trn1", "eu-west-1", "123456789012"), "usage:"),
+        (("horovod", "cpu", "europe", "123456789012"), "usage:"),
+        (("horovod", "cpu", "eu-west-1", "12345"), "usage:"),
+        (
+            ("neuron", "trn2", "us-west-2", "123456789012"),
+            "BASE is not set; for trn2 it must name AWS's image with TorchNeuron",
+        ),
     ],
 )
-def test_wrong_words_are_answered_with_the_usage(words: tuple[str, ...]) -> None:
+def test_wrong_words_are_answered_and_nothing_is_printed(words: tuple[str, ...], said: str) -> None:
     answered = build("--dry-run", *words)
-    assert answered.returncode == 2
-    assert "usage:" in answered.stderr
-    assert answered.stdout == ""
-
-
-def test_the_image_for_trainium_2_needs_a_base_and_is_built_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("--dry-run", "neuron", "trn2", "us-west-2", "123456789012")
-    monkeypatch.delenv("BASE", raising=False)
-    refused = build(*words)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "BASE is not set; for trn2 it must name AWS's image with TorchNeuron" in refused.stderr
-    monkeypatch.setenv("BASE", "registry.example/torch-neuron:1")
-    assert "--build-arg BASE=registry.example/torch-neuron:1" in build(*words).stdout
-
-
-def test_the_image_for_trainium_holds_the_script_with_all_that_it_imports_of_the_workshop() -> None:
-    text = (IMAGES / "neuron.Dockerfile").read_text()
-    imported = re.findall(
-        r"^from workshop_utils import (.+)$", (ROOT / "jobs/bert_pretraining/train.py").read_text(), re.M
-    )
-    assert imported == ["checkpoints, place"]
-    for module in imported[0].split(", "):
-        assert f"workshop_utils/{module}.py" in text
+    assert (answered.returncode, answered.stdout) == (2, "")
+    assert said in answered.stderr

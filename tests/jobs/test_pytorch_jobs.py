@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,17 +31,11 @@ def trained(job: str, folder: Path, workers: int, **arguments: Any) -> tuple[Run
 @cache
 def by_one_process(optimizer: str) -> tuple[list[float], Tensor]:
     """The losses, and the parameters in the end, of plain training on the same batches."""
-    specification = importlib.util.spec_from_file_location(
-        "digits_buckets", JOBS / "digits_buckets" / "train.py"
-    )
-    assert specification is not None
-    assert specification.loader is not None
-    script = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(script)
+    network = runpy.run_path(str(JOBS / "digits_buckets" / "train.py"))["network"]
     images, labels = place.load("train", data.prepare("digits")).tensors()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = script.network(images.shape[1], SIZES["width"], SIZES["layers"])
+        module = network(images.shape[1], SIZES["width"], SIZES["layers"])
     kinds: dict[str, Any] = {
         "momentum": lambda parameters: torch.optim.SGD(parameters, 0.2, momentum=0.9),
         "adam": lambda parameters: torch.optim.Adam(parameters, 0.002),

@@ -7,36 +7,21 @@ from workshop_utils.runs import RunFailed
 
 REFUSED = [
     ("digits_mirrored", {"replicas": 0}, "replicas is 0; it must be at least 1"),
-    ("digits_mirrored", {"batch-size": 5000}, "each of 2 replicas has only 750 images"),
     ("digits_horovod_torch", {"reduction": "adasum"}, "launch with strategy 'mpi'"),
     ("digits_horovod_torch", {"batch-size": 1000}, "each of 2 workers has only 750 images"),
     ("horovod_fusion", {"nbytes": 3}, "nbytes is 3; it must be a multiple of 4"),
-    ("horovod_adasum", {"workers": 3}, "Adasum takes 2, 4, 8 … workers; there are 3"),
     ("digits_large_batch", {"batch-size": 33}, "must be a multiple of the 2 workers"),
     ("digits_large_batch", {"workers": 1, "learning-rates": "fast"}, "must be numbers such as 0.1,0.2"),
-    ("digits_large_batch", {"workers": 1, "batch-size": 1501}, "only 1500 images"),
     ("digits_local_sgd", {"local-steps": 7}, "must divide the 256 steps"),
-    ("digits_local_sgd", {"workers": 1, "batch-size": 2000}, "it must be 1 to 1500"),
     ("digits_staleness", {"updates": 0}, "must make at least one"),
     ("digits_batch_norm", {"batch-size": 9}, "all parts must be equal"),
-    *(
-        (name, {"width": 0}, "width is 0; it must be at least 1")
-        for name in ("digits_buckets", "digits_torch_ddp", "digits_sharded", "digits_fsdp")
-    ),
-    ("gpt_tensor_parallel", {"layers": 0}, "layers is 0; it must be at least 1"),
+    ("digits_buckets", {"width": 0}, "width is 0; it must be at least 1"),
     ("gpt_pipeline", {"workers": 3, "layers": 2}, "layers is 2; 3 stages need at least one each"),
     ("gpt_pipeline", {"microbatches": 3}, "batch-size is 8; the 3 microbatches must divide it"),
-    (
-        "gpt_3d",
-        {"workers": 2},
-        "data × tensor × pipeline is 2 × 2 × 2; it must make 2, the number of workers",
-    ),
+    ("gpt_3d", {"workers": 2}, "is 2 × 2 × 2; it must make 2, the number of workers"),
     ("measure_pipeline", {"schedule": "gpipe", "chunks": 2}, "chunks is 2; schedule 'gpipe' has one a rank"),
     ("measure_hogwild", {"stride": 3}, "stride is 3; it must divide"),
-    ("measure_hogwild", {"steps": 0}, "steps is 0; it must be at least 1"),
     ("measure_hogwild", {"parameter_servers": 2}, "parameter_servers is 2"),
-    ("measure_threads", {"threads": 0}, "threads is"),
-    ("measure_threads", {"threads": "many"}, "threads is"),
     ("digits_parameter_server", {"locking": "none"}, "give consistency 'asynchronous'"),
 ]
 

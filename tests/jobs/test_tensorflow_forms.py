@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import pytest
-from launching import JOBS, launched
+from launching import launched
 
 from workshop_utils import data
 
@@ -57,12 +54,9 @@ def steps_an_epoch(workers: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def in_mirrors(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Trained]:
-    """What replicas in one process come to, by their number; a test below holds them against one without any."""
-    return {
-        replicas: trained("digits_mirrored", tmp_path_factory.mktemp("mirrors"), 1, replicas=replicas)
-        for replicas in (2, 3)
-    }
+def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """What replicas in one process come to; a test below compares them with one without any."""
+    return trained("digits_mirrored", tmp_path_factory.mktemp("mirrors"), 1, replicas=WORKERS)
 
 
 def assert_equal(one: Trained, other: Trained, steps: int) -> None:
@@ -77,21 +71,21 @@ def assert_equal(one: Trained, other: Trained, steps: int) -> None:
 
 
 def test_in_graph_replication_equals_one_process_of_replicas_and_has_its_variables_on_the_servers(
-    in_mirrors: dict[int, Trained], tmp_path: Path
+    mirrored: Trained, tmp_path: Path
 ) -> None:
     servers = 2
     run = trained("digits_in_graph", tmp_path, WORKERS, servers)
-    assert_equal(run, in_mirrors[WORKERS], steps_an_epoch(WORKERS))
+    assert_equal(run, mirrored, steps_an_epoch(WORKERS))
     assert set().union(*run.devices.values()) == {f"/job:ps/task:{server}" for server in range(servers)}
     assert set(run.metrics["worker"]) == {"chief-0"}  # nobody else has a training loop
 
 
 def test_synchronous_between_graph_replication_equals_the_same_and_goes_at_the_pace_of_the_slowest(
-    in_mirrors: dict[int, Trained], tmp_path: Path
+    mirrored: Trained, tmp_path: Path
 ) -> None:
     late = {"slow_worker": WORKERS - 1, "slow_seconds": 0.02}
     run = trained("digits_between_graph", tmp_path, WORKERS, consistency="synchronous", **late)
-    assert_equal(run, in_mirrors[WORKERS], steps_an_epoch(WORKERS))
+    assert_equal(run, mirrored, steps_an_epoch(WORKERS))
     assert set().union(*run.devices.values()) == {"/job:ps/task:0"}
     # The slow worker reports a step before it pushes for the next one, without which nobody ends that.
     fast, slow = (run.of(f"worker-{index}").set_index("step")["seconds"] for index in (0, WORKERS - 1))
@@ -112,27 +106,21 @@ def test_asynchronous_between_graph_replication_steps_for_every_batch_and_waits_
     assert reports[0]["seconds"].iloc[-1] < reports[WORKERS - 1]["seconds"].iloc[-1]
 
 
-def test_three_replicas_equal_one_that_takes_the_batch_of_all(
-    in_mirrors: dict[int, Trained], tmp_path: Path
+def test_replicas_equal_one_that_takes_the_batch_of_all_and_have_a_mirror_of_every_variable(
+    mirrored: Trained, tmp_path: Path
 ) -> None:
-    whole = {"batch_size": 3 * BATCH, "learning_rate": 3 * RATE}
+    whole = {"batch_size": WORKERS * BATCH, "learning_rate": WORKERS * RATE}
     serial = trained("digits_mirrored", tmp_path, 1, replicas=1, **whole)
-    assert_equal(in_mirrors[3], serial, steps_an_epoch(3))
-
-
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_every_replica_of_a_process_has_a_mirror_of_every_variable(
-    replicas: int, in_mirrors: dict[int, Trained]
-) -> None:
-    mirrors = {f"/job:localhost/task:0/device:CPU:{index}" for index in range(replicas)}
-    assert in_mirrors[replicas].devices == dict.fromkeys(("w1", "b1", "w2", "b2"), mirrors)
+    assert_equal(mirrored, serial, steps_an_epoch(WORKERS))
+    mirrors = {f"/job:localhost/task:0/device:CPU:{index}" for index in range(WORKERS)}
+    assert mirrored.devices == dict.fromkeys(("w1", "b1", "w2", "b2"), mirrors)
 
 
 def test_workers_in_a_ring_equal_the_same_and_have_a_mirror_each_however_gradients_are_packed(
-    in_mirrors: dict[int, Trained], tmp_path: Path
+    mirrored: Trained, tmp_path: Path
 ) -> None:
     run = trained("mnist_multi_worker_mirrored", tmp_path, WORKERS, bytes_per_pack=1)
-    assert_equal(run, in_mirrors[WORKERS], steps_an_epoch(WORKERS))
+    assert_equal(run, mirrored, steps_an_epoch(WORKERS))
     mirrors = {f"/job:worker/task:{index}/device:CPU:0" for index in range(WORKERS)}
     assert run.devices == dict.fromkeys(("w1", "b1", "w2", "b2"), mirrors)
 
@@ -149,11 +137,3 @@ def test_a_hint_decides_how_many_collectives_there_are() -> None:
     }
     assert len(metrics) == 3 * 4 * 2
     assert (metrics["all_reduce_seconds"] > 0).all()
-
-
-def test_a_form_that_needs_a_cluster_says_so_without_one() -> None:
-    command = [sys.executable, str(JOBS / "digits_in_graph" / "train.py")]
-    variables = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120, check=False)
-    told = "TF_CONFIG must name a cluster of a chief, parameter servers (ps) and workers\n"
-    assert (done.returncode, done.stderr) == (1, told)
