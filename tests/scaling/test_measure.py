@@ -1,11 +1,12 @@
 """The stopwatch, the memory meter, and the throughput of a whole run."""
 
 import time
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from workshop_utils.runs import Run, RunState
 from workshop_utils.scaling.measure import MemoryMeter, Stopwatch, samples_per_second
 
 
@@ -35,30 +36,19 @@ def test_the_meter_sees_memory_come_and_go():
     assert list(meter.nbytes) == ["held", "gone"]
 
 
-class Finished(Run):
-    """A run that only has metrics."""
-
-    def __init__(self, lines: list[tuple[int, int, float | None]]) -> None:
-        super().__init__("finished", ("worker-0", "worker-1"))
-        for rank, step, speed in lines:
-            record = {
-                "workshop": "metric",
-                "worker": f"worker-{rank}",
-                "rank": rank,
-                "time": 0.0,
-                "step": step,
-            }
-            self._records.append(record | ({"samples_per_second": speed} if speed is not None else {}))
-        self._finish(RunState.SUCCEEDED)
-
-    def _request_stop(self) -> None:
-        return
-
-
 def test_throughput_is_the_sum_over_workers_at_each_step_that_all_reported():
-    run = Finished(
-        [(0, 1, None), (1, 1, None), (0, 2, 100.0), (1, 2, 50.0), (1, 4, 70.0), (0, 4, 80.0), (0, 6, 9.0)]
-    )
+    reports = [
+        (0, 1, None),
+        (1, 1, None),
+        (0, 2, 100.0),
+        (1, 2, 50.0),
+        (1, 4, 70.0),
+        (0, 4, 80.0),
+        (0, 6, 9.0),
+    ]
+    metrics = pd.DataFrame(reports, columns=["worker", "step", "samples_per_second"])
+    run = SimpleNamespace(name="finished", metrics=metrics)
     np.testing.assert_array_equal(samples_per_second(run), [150, 150])
+    run.metrics = metrics[:2]
     with pytest.raises(ValueError, match="finished has reported no samples_per_second yet"):
-        samples_per_second(Finished([(0, 1, None)]))
+        samples_per_second(run)

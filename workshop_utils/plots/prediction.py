@@ -96,7 +96,7 @@ def fastest_map(path: Path, finding: str, detail: str, checked: pd.DataFrame) ->
         _label_region(axes, best == index, nbytes, workers, ALGORITHMS[name][0], dots)
     agrees = np.take(MAPPED, _fastest(path, checked["workers"], checked["nbytes"])) == checked["fastest"]
     for points, marker, size in ((checked[agrees], "o", 5), (checked[~agrees], "X", 9)):
-        look = {"colour": style.INK, "marker": marker, "markersize": size}
+        look: dict[str, Any] = {"colour": style.INK, "marker": marker, "markersize": size}
         style.measured(axes, points["nbytes"], points["workers"], **look)
     axes.grid(visible=False)
     axes.set(xlabel="size of the array", ylabel="workers")
