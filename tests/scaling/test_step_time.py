@@ -51,7 +51,7 @@ def test_with_endless_links_only_the_bubble_is_left():
     assert time.bubble / time.seconds == pytest.approx(bubble_fraction(4, 8))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 3])
 def test_communication_that_is_slow_enough_stands_out(stage):
     llama, machine = model("llama-2-7b"), instance("p5.48xlarge")
     slow = machine.model_copy(update={"network_bytes_per_second": 1e9})
