@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from workshop_utils import network
-from workshop_utils.comm import central, ring
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
@@ -42,12 +41,6 @@ def test_every_algorithm_gives_the_mean_between_processes_and_is_timed_for_each_
     assert run.metrics["error"].max() < 1e-6
     assert set(communication.seconds_by_nbytes(job, run)) == {4, 4004}
     assert len(communication.seconds_by_repeat(run)) == 4
-    if algorithm == "ring":
-        sent = run.metrics.groupby("nbytes")["bytes_sent"].sum() / (2 * 2)
-        assert sent[4004] == pytest.approx(workers * ring.ring_bytes_sent(workers, 4004))
-    if algorithm == "central":
-        by_root = run.metrics[(run.metrics["rank"] == 0) & (run.metrics["nbytes"] == 4004)]["bytes_sent"]
-        assert set(by_root) == {2 * central.central_bytes_sent(workers, 4004, 0)}
 
 
 def test_traces_of_real_ranks_have_every_message_of_the_last_repeat_on_one_clock():

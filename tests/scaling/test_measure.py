@@ -12,15 +12,11 @@ from workshop_utils.scaling.measure import MemoryMeter, Stopwatch, samples_per_s
 
 def test_the_stopwatch_keeps_each_visit_and_its_median_leaves_out_the_first_ones():
     clock = Stopwatch()
-    for _ in range(3):
+    for seconds in (0.05, 0.01, 0.01):
         with clock("sleep"):
-            time.sleep(0.01)
-        with clock("nothing"):
-            pass
-    assert len(clock.seconds["sleep"]) == 3
-    clock.seconds["sleep"] = [9.0, 1.0, 3.0]
-    assert clock.medians(skip=1)["sleep"] == 2.0
-    assert clock.medians()["nothing"] < 0.01
+            time.sleep(seconds)
+    assert clock.seconds["sleep"][0] >= 0.05
+    assert clock.medians(skip=1)["sleep"] < 0.05
     with pytest.raises(ValueError, match="sleep was visited 3 times; there must be more than skip=3"):
         clock.medians(skip=3)
 
@@ -33,7 +29,6 @@ def test_the_meter_sees_memory_come_and_go():
     gone = meter.read("gone")
     assert 60 * 2**20 < held < 80 * 2**20
     assert gone < 16 * 2**20
-    assert list(meter.nbytes) == ["held", "gone"]
 
 
 def test_throughput_is_the_sum_over_workers_at_each_step_that_all_reported():

@@ -51,17 +51,6 @@ def test_with_endless_links_only_the_bubble_is_left():
     assert time.bubble / time.seconds == pytest.approx(bubble_fraction(4, 8))
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_communication_that_is_slow_enough_stands_out(stage):
-    llama, machine = model("llama-2-7b"), instance("p5.48xlarge")
-    slow = machine.model_copy(update={"network_bytes_per_second": 1e9})
-    layout = Layout(data=16, zero=stage, microbatches=2, recompute="selective")
-    time = step_time(llama, slow, layout)
-    assert time.data > 10 * step_time(llama, machine, layout).data
-    # At the least what one NIC's ring carries, less what hides behind two micro-batches.
-    assert time.data > 2 * 15 / 16 * 2 * llama.parameters / (0.78 * 1e9) - time.compute
-
-
 def layouts(row, transformer):
     """Those that a source leaves open: the size of micro-batches, and the stages a worker has."""
     data = row.devices // row.tensor // row.pipeline
