@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -265,57 +262,3 @@ def test_the_ring_s_recurrence_is_the_simulated_clock(size: int, elements: int) 
     np.testing.assert_allclose(
         ring_finish_seconds(size, 4 * elements, link), simulation.finish_seconds, rtol=1e-12
     )
-
-
-def turns(trace: list[Event]) -> list[tuple[int | None, int, int | None]]:
-    """A trace as (to, bytes sent, source) for each call of send_recv."""
-    found: list[tuple[int | None, int, int | None]] = []
-    before: Event | None = None
-    for event in trace:
-        if event.kind == "send":
-            found.append((event.peer, event.nbytes, None))
-        elif event.kind == "recv" and before and before.kind == "send" and before.start == event.start:
-            found[-1] = (*found[-1][:2], event.peer)
-        elif event.kind == "recv":
-            found.append((None, 0, event.peer))
-        before = event
-    return found
-
-
-@pytest.mark.parametrize(
-    ("all_reduce", "size"),
-    [
-        (ring_all_reduce, 8),
-        (ring_all_reduce, 5),
-        (tree_all_reduce, 8),
-        (halving_doubling_all_reduce, 8),
-        (halving_doubling_all_reduce, 6),
-        (hierarchical_all_reduce, 8),
-    ],
-)
-def test_simgrid_takes_the_same_time_for_the_same_messages(
-    all_reduce: Callable[..., None], size: int
-) -> None:
-    python = "/usr/bin/python3"
-    try:
-        subprocess.run([python, "-c", "import simgrid"], check=True, capture_output=True, timeout=60)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("SimGrid is not installed (Debian: apt-get install libsimgrid-dev python3-simgrid)")
-    link = Link(1e-4, 1e7)
-    simulation = simulate(
-        size, lambda communicator: all_reduce(communicator, Shape(8400, np.float64)), link, trace=True
-    )
-    given = {
-        "latency_seconds": link.latency_seconds,
-        "bandwidth_bytes_per_second": link.bandwidth_bytes_per_second,
-        "ranks": [turns(trace) for trace in simulation.traces or []],
-    }
-    replayed = subprocess.run(
-        [python, str(Path(__file__).with_name("simgrid_replay.py"))],
-        input=json.dumps(given),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    assert simulation.seconds == pytest.approx(float(replayed.stdout), rel=1e-3)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from workshop_utils import network
+from workshop_utils.comm.ring import ring_bytes_sent
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
@@ -41,6 +42,9 @@ def test_every_algorithm_gives_the_mean_between_processes_and_is_timed_for_each_
     assert run.metrics["error"].max() < 1e-6
     assert set(communication.seconds_by_nbytes(job, run)) == {4, 4004}
     assert len(communication.seconds_by_repeat(run)) == 4
+    if algorithm == "ring":
+        sent = run.metrics.groupby("nbytes")["bytes_sent"].sum() / (2 * 2)
+        assert sent[4004] == pytest.approx(workers * ring_bytes_sent(workers, 4004))
 
 
 def test_traces_of_real_ranks_have_every_message_of_the_last_repeat_on_one_clock():
