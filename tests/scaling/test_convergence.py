@@ -6,8 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from workshop_utils.comm import parameter_server, threads
-from workshop_utils.comm.parameter_server import Arrangement
 from workshop_utils.scaling.convergence import (
     CriticalBatch,
     fastest,
@@ -61,21 +59,6 @@ def test_the_stable_rate_is_where_the_delayed_recurrence_stops_shrinking(delay):
 
     assert growth(0.99 * limit) < 1
     assert growth(1.01 * limit) > 1
-
-
-@pytest.mark.parametrize(("workers", "bound"), [(1, 0), (2, 1), (4, 0), (4, 3)])
-def test_no_gradient_is_staler_than_the_bound_says(workers, bound):
-    arrangement = Arrangement(1, workers, 30, "stale_synchronous", bound)
-
-    def program(communicator):
-        ones = np.ones(3, np.float32)
-        return parameter_server.train(
-            communicator, arrangement, ones.copy(), lambda *_: ones, lambda *_: None
-        )
-
-    log = threads.run(workers + 1, program)[0]
-    assert max(log.staleness) <= staleness_at_most(workers, bound)
-    assert len(log.staleness) == 30 * workers
 
 
 @pytest.mark.parametrize(
