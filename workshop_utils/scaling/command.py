@@ -83,7 +83,9 @@ def measure(
     output.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(output, index=False)
     if "step_seconds" in table:
-        typer.echo(_shown(efficiency.scaling(table)))
+        rows = efficiency.scaling(table)
+        columns = [name for name in efficiency.SHOWN if name in rows]
+        typer.echo(rows[columns].round(4).to_string(index=False))
     failures = efficiency.failures(table)
     for sentence in failures:
         typer.echo(f"failed: {sentence}")
@@ -177,11 +179,3 @@ def _swept(pairs: list[str]) -> dict[str, list[Any]]:
         except yaml.YAMLError:
             raise JobError(f"--argument is {pair!r}; {values!r} has no values that YAML can read") from None
     return swept
-
-
-def _shown(rows: pd.DataFrame) -> str:
-    columns = [
-        "strategy", "workers", "network", "gradient_nbytes", "batch_size", "step_seconds", "lowest", "highest",
-        "repeats", "outliers", "speedup", "efficiency", "communication_share", "bytes_sent",
-    ]  # fmt: skip
-    return rows[[name for name in columns if name in rows]].round(4).to_string(index=False)

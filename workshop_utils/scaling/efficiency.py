@@ -25,7 +25,11 @@ MEASURED = {
     "compute_seconds", "transfer_seconds", "waiting_seconds",
     "other_seconds", "bytes_sent", "bytes_received", "server_bytes_received", "samples_per_second", "loss", "outlier",
 }  # fmt: skip
-PARTS = ("compute_seconds", "transfer_seconds", "waiting_seconds", "other_seconds")
+# Of those of `scaling`, what a reader is shown.
+SHOWN = (
+    "strategy", "workers", "network", "scaling", "gradient_nbytes", "batch_size", "repeats", "outliers", "step_seconds",
+    "lowest", "highest", "speedup", "efficiency", "communication_share", "bytes_sent", "server_bytes_received",
+)  # fmt: skip
 
 OUTLIER_SCORE = 3.5
 LEAST_DEVIATION = 0.1  # of the median: three repeats that agree to a per cent make the fourth no outlier

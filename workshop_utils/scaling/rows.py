@@ -9,7 +9,7 @@ import pandas as pd
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.runs import Run
-from workshop_utils.scaling.communication import seconds_by_repeat
+from workshop_utils.scaling.communication import seconds_by_nbytes
 
 BATCH = "batch-size"  # the argument that says how many examples a worker takes in a step
 
@@ -25,10 +25,9 @@ def rows_of(job: TrainingJob, run: Run) -> Iterator[dict[str, Any]]:
     if "step_seconds" in metrics:
         yield _steps(job, metrics)
     elif "all_reduce_seconds" in metrics:
-        repeats = seconds_by_repeat(run)
         calls = int(job.arguments.get("calls", 1))
-        for nbytes, seconds in (repeats.groupby("nbytes")["seconds"].median() / calls).items():
-            yield {"nbytes": int(str(nbytes).split(".")[0]), "seconds": float(seconds)}
+        for nbytes, seconds in seconds_by_nbytes(job, run).items():
+            yield {"nbytes": nbytes, "seconds": seconds / calls}
     else:
         throughput = metrics.groupby("worker")["samples_per_second"].median().sum(min_count=1)
         yield {"samples_per_second": float(throughput)}
