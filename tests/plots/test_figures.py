@@ -21,12 +21,10 @@ from workshop_utils.plots import (
     failures,
     horovod,
     parallelism,
-    pipeline,
     prediction,
     pytorch,
     scaling,
     speedup,
-    tensor,
     tensorflow,
     welcome,
 )
@@ -56,7 +54,6 @@ STARTS = [{"worker": "worker-0", "time": 102.0}]
 RUN = SimpleNamespace(workers=("worker-0",), launched_at=100.0, starts=STARTS, metrics=TRAINED)
 PUSHES = table("pusher push_seconds staleness late", (0.0, 0.0, 0, 0), (1.0, 0.1, 40, 0), (0.0, 0.2, 9, 1))
 STEP = [Phase("forward", 0.0, 1.0), Phase("wait", 1.0, 2.5), Phase("all-reduce", 1.0, 2.5, 8)]
-SENT = {"2 × 2 × 2": {"data": 1.0, "tensor": 3.0, "pipeline": 0.5}}
 STEPS = (10, 1, 0), (11, 2, 0), (12, 3, 0), (14, 2, 1), (15, 3, 1), (16, 4, 1)
 RESTARTED = table("seconds step attempt", *STEPS).assign(worker="worker-0", loss=1.0)
 SCALED = efficiency.scaling(
@@ -113,8 +110,6 @@ SHOWN = {
     "messages": (lambda: communication.timelines({"real": {"ring": EVENTS}}, "so"), [[(0, 1), (1, 2)]]),
     "workers": (lambda: communication.against_workers({"ring": SERIES}, "Found", "so"),
         [[(2, 1.0), (4, 1.5)], [(2, 1.0), (4, 1.2)]]),
-    "fusion": (lambda: communication.fusion({1: [0.01, 0.03], 10: [0.06]}, 1000000),
-        [[(0.01, 0), (0.03, 0), (0.06, 1)]]),
     "tuning": (lambda: horovod.tuning({"0": [0.2], "1MB": [0.02]}, {0.001: [0.004], 0.02: [0.021]}, 7),
         [[(0, 0.2)] * 2 + [(1, 0.02)] * 2]),
     "recorded": (lambda: horovod.timelines({"fused": FUSED}), [[(0, 500), (500, 1000)]]),
@@ -122,10 +117,6 @@ SHOWN = {
         [[(0, 1), (1, 1.5), (1, 1.5)]]),
     "exposed": (lambda: pytorch.exposed_communication({"naive": [0.2, 0.9], "lapped": [0.1]}, 0.2, "so"),
         [[(0.1, 1), (0.2, 0), (0.9, 0)]]),
-    "idle": (lambda: pipeline.idle_shares({"gpipe": {1: [0.7], 4: [0.4, 0.5]}}, 3, {}),
-        [[(1, 0.7), (4, 0.4), (4, 0.5)]]),
-    "activations": (lambda: tensor.activations({"one": 1e3, "cut": 5e2}, 4), [[(0, 1e3), (0, 5e2)]]),
-    "directions": (lambda: tensor.bytes_by_direction(SENT), [[(0, 3), (3, 1), (4, 0.5)]]),
     # What diverged counts as a guess.
     "batch": (lambda: convergence.against_batch(RULES), [[(32, 0.3), (64, convergence.GIVEN_UP)]]),
     "warm-up": (lambda: convergence.warm_up(WARM_UPS), [[(-0.12, convergence.GIVEN_UP), (0.88, 0.3)]]),

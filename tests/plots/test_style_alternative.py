@@ -19,16 +19,6 @@ def test_the_finding_comes_first_then_conditions_axes_and_names_each_once():
     )
 
 
-def test_the_headline_of_several_panels_and_each_panel_are_said():
-    figure, (left, right) = style.figure(columns=2)
-    style.headline(figure, "Two ways?", "two cores")
-    left.set(title="one", xlabel="step", ylabel="loss")
-    right.set_xticks([0, 1], ["ring", "tree"])
-    assert alternative.describe(figure) == (
-        "Two ways? two cores. one. loss against step. Named in it: ring, tree."
-    )
-
-
 @pytest.mark.parametrize("started_by_server", [False, True])
 def test_a_notebook_gets_the_words_and_html_only_in_a_server_s_kernel(monkeypatch, started_by_server):
     monkeypatch.delenv(alternative.STARTED_BY_SERVER, raising=False)

@@ -61,18 +61,3 @@ def test_a_model_that_is_badly_described_is_named_with_its_field(tmp_path, conte
     file.write_text(content)
     with pytest.raises(CatalogueError, match=message):
         catalogue.model(file)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("p5.48xlarge: {network: fast}", r"p5\.48xlarge\.network is 'fast': it must be a rate in bits"),
-        ("p5.48xlarge: {kernel_efficiency: 1.5}", r"kernel_efficiency is 1\.5: .* less than or equal to 1"),
-        ("mine: 3", "mine must have fields"),
-    ],
-)
-def test_a_machine_that_is_badly_described_is_named_with_its_field(tmp_path, line, message):
-    file = tmp_path / "mine.yaml"
-    file.write_text(line)
-    with pytest.raises(CatalogueError, match=message):
-        catalogue.instances(file)

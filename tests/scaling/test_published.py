@@ -65,16 +65,6 @@ def test_figures_of_which_there_are_too_few_to_fit_are_shown_with_misses():
     assert others["why"].str.startswith("missed").sum() == 5
 
 
-def test_the_worst_point_of_a_system_is_named():
-    rows = [("a", 1.0, 1.0, 5.0, True), ("a", 2.0, 1.0, 1.1, False), ("a", 3.0, 1.0, 0.5, False)]
-    predictions = pd.DataFrame(rows, columns=["system", "value", "measured", "predicted", "fitted"])
-    score = validation.scores(predictions).loc["a"]
-    assert score["points"] == 2
-    assert score["error"] == pytest.approx((1.1 * 2) ** 0.5 - 1)  # half as long is as wrong as twice as long
-    assert score["largest"] == pytest.approx(-0.5)
-    assert score["at"] == 3.0
-
-
 def test_own_measurements_are_predicted_from_those_that_the_fit_may_see():
     def ring(size, nbytes, path):
         return all_reduce_seconds("ring", size, nbytes, path)

@@ -18,9 +18,3 @@ def test_youngs_interval_is_close_to_the_best():
     for failure in (1e4, 1e5, 1e6):
         best = intervals[np.argmin(recovery.lost_share(intervals, 20.0, failure))]
         assert recovery.best_interval(20.0, failure) == pytest.approx(best, rel=0.1)
-
-
-def test_workers_share_their_time_between_failures():
-    assert recovery.failure_interval(86400.0, 24) == 3600.0
-    with pytest.raises(ValueError, match="workers is 0"):
-        recovery.failure_interval(1.0, 0)

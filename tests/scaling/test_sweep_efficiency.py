@@ -65,9 +65,3 @@ def test_failed_runs_are_left_out_and_named_and_so_is_a_table_of_nothing_else():
         efficiency.scaling(measured[1:])
     with pytest.raises(JobError, match="no run has reported step_seconds"):
         efficiency.mark_outliers(measured[:1].drop(columns="step_seconds"))
-
-
-def test_communication_is_what_is_sent_and_waited_for():
-    parts = {"compute_seconds": 0.5, "transfer_seconds": 0.3, "waiting_seconds": 0.1, "other_seconds": 0.1}
-    rows = efficiency.scaling(table(runs("ring", 2, [1.0], **parts)))
-    assert rows["communication_share"].tolist() == pytest.approx([0.4])
