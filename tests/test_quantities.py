@@ -8,21 +8,12 @@ from hypothesis import strategies as st
 from workshop_utils.quantities import bytes_of, bytes_per_second_of, seconds_of
 
 
-def test_a_size_is_read_with_powers_of_1000_and_with_i_powers_of_1024() -> None:
-    texts = (1024, "512Mi", "512MiB", "1.5GB", "1K", "1kB", " 1 M ", "3Ti", "1e3", "7B")
-    nbytes = [1024, 512 * 2**20, 512 * 2**20, 1.5e9, 1000, 1000, 1e6, 3 * 2**40, 1000, 7]
-    assert [bytes_of(text) for text in texts] == nbytes
-
-
-def test_a_duration_is_read_in_seconds() -> None:
-    texts = ("50us", "50µs", "1ms", "1.5", 2, "10min", "2h", "1d")
-    seconds = [5e-5, 5e-5, 1e-3, 1.5, 2, 600, 7200, 86400]
-    assert [seconds_of(text) for text in texts] == pytest.approx(seconds)
-
-
-def test_a_rate_counts_bits_and_is_read_in_bytes_per_second() -> None:
-    texts = ("100Mbit", "1Gbit", "8kbit", "1Gbit/s", "9600bps")
-    assert [bytes_per_second_of(text) for text in texts] == pytest.approx([12.5e6, 125e6, 1000, 125e6, 1200])
+def test_units_are_read_powers_of_1000_of_1024_with_an_i_and_rates_in_bits() -> None:
+    sizes = {1024: 1024, "512MiB": 512 * 2**20, "3Ti": 3 * 2**40, "1.5GB": 1.5e9, "1K": 1000, " 1 M ": 1e6}
+    times = {"50us": 5e-5, "50µs": 5e-5, "1.5": 1.5, 2: 2, "10min": 600, "2h": 7200, "1d": 86400}
+    rates = {"100Mbit": 12.5e6, "8kbit": 1000, "1Gbit/s": 125e6, "9600bps": 1200}
+    for parse, values in ((bytes_of, sizes), (seconds_of, times), (bytes_per_second_of, rates)):
+        assert {text: parse(text) for text in values} == pytest.approx(values)
 
 
 @pytest.mark.parametrize(

@@ -40,10 +40,6 @@ SCORE_COLUMNS = (
     "where_errors_come_from",
 )
 OTHER_COLUMNS = ("what", "measured", "predicted_low", "predicted_high", "why")
-RUN_COLUMNS = (
-    "strategy", "workers", "network", "scaling", "gradient_nbytes", "batch_size", "repeats", "outliers", "step_seconds",
-    "lowest", "highest", "speedup", "efficiency", "communication_share", "bytes_sent", "server_bytes_received",
-)  # fmt: skip
 
 
 class Figure(NamedTuple):
@@ -152,7 +148,7 @@ def _runs(runs: pd.DataFrame) -> dict[str, Any]:
     figures, shown, columns = [], runs, [str(name) for name in runs]
     if "step_seconds" in runs:
         rows = efficiency.scaling(runs)
-        shown, columns = rows, [name for name in RUN_COLUMNS if name in rows]
+        shown, columns = rows, [name for name in efficiency.SHOWN if name in rows]
         compared = [name for name in ("network", "scaling", "gradient_nbytes") if name in rows]
         for _, alike in rows.groupby(compared):
             detail = _detail(alike)

@@ -38,7 +38,7 @@ def all_reduce(quick: bool) -> Iterator[Row]:
             name = f"{nbytes // KIB} KiB" if nbytes < MIB else f"{nbytes // MIB} MiB"
             pairs = measured(algorithm, workers, 1 if quick else 15, nbytes, calls)
             subject = f"all-reduce of {name} among {workers}: {algorithm}, beside gloo"
-            yield Row.of(subject, pairs, "ms", Bar(low=times), times_faster=True)
+            yield Row(subject, pairs, "ms", Bar(low=times), times_faster=True)
 
 
 def steps(quick: bool) -> Iterator[Row]:
@@ -46,7 +46,7 @@ def steps(quick: bool) -> Iterator[Row]:
     for workers in WORKERS[:1] if quick else WORKERS:
         for subject, case, width in STEPS[:1] if quick else STEPS:
             pairs = measured(case, workers, 1 if quick else 20, width)
-            yield Row.of(f"{subject}, {workers} ranks, beside PyTorch", pairs, "ms", WITHIN_A_TENTH)
+            yield Row(f"{subject}, {workers} ranks, beside PyTorch", pairs, "ms", WITHIN_A_TENTH)
 
 
 def measured(

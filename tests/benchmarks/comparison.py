@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -32,41 +32,22 @@ WITHIN_A_TENTH = Bar(high=1.1)
 
 @dataclass(frozen=True)
 class Row:
-    """`ours[i]` and `theirs[i]` were measured one straight after the other.
+    """A subject and its pairs, at least one, of ours and theirs, measured one straight after the other.
 
     What a busy machine does to one of a pair it mostly does to the other, so the ratio is taken pair by pair, and the
     bar is for the median of those ratios: ours over theirs, or with `times_faster` theirs over ours.
     """
 
     subject: str
-    ours: tuple[float, ...]
-    theirs: tuple[float, ...]
+    pairs: Sequence[tuple[float, float]]
     unit: str
     bar: Bar
     times_faster: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        subject: str,
-        pairs: Iterable[tuple[float, float]],
-        unit: str,
-        bar: Bar,
-        times_faster: bool = False,
-    ) -> Row:
-        """The row of at least one pair of ours and theirs.
-
-        Raises:
-            BenchmarkError: if there is none.
-        """
-        ours, theirs = zip(*pairs, strict=True) or ((), ())
-        return cls(subject, ours, theirs, unit, bar, times_faster)
-
     @property
     def ratios(self) -> list[float]:
         """One ratio a pair, in order of size."""
-        pairs = zip(self.ours, self.theirs, strict=True)
-        return sorted(theirs / ours if self.times_faster else ours / theirs for ours, theirs in pairs)
+        return sorted(theirs / ours if self.times_faster else ours / theirs for ours, theirs in self.pairs)
 
     @property
     def is_met(self) -> bool:
@@ -74,7 +55,7 @@ class Row:
         return self.bar.low <= statistics.median(self.ratios) <= self.bar.high
 
     def __str__(self) -> str:
-        ratios, ours, theirs = self.ratios, statistics.median(self.ours), statistics.median(self.theirs)
+        ratios, (ours, theirs) = self.ratios, map(statistics.median, zip(*self.pairs, strict=True))
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         return (
             f"{self.subject:<62} {ours:>9.4g} {theirs:>9.4g} {self.unit:<3} "

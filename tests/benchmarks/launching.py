@@ -41,7 +41,7 @@ def cold(quick: bool) -> Iterator[Row]:
                 pairs[strategy].append((seconds["ours"], seconds["theirs"]))
         for strategy, words in TOOLS.items():
             subject = f"{strategy}, {WORKERS} workers, to the first step, beside {words[0]}"
-            yield Row.of(subject, pairs[strategy], "s", Bar(high=1.05))
+            yield Row(subject, pairs[strategy], "s", Bar(high=1.05))
 
 
 def warm(quick: bool) -> Iterator[Row]:
@@ -73,7 +73,7 @@ def warm(quick: bool) -> Iterator[Row]:
             for _ in rounds(1 if quick else 7, seconds=60)
         ]
     subject = f"warm launch of {WORKERS} ranks, beside torchrun"
-    yield Row.of(subject, pairs, "s", Bar(low=30), times_faster=True)
+    yield Row(subject, pairs, "s", Bar(low=30), times_faster=True)
 
 
 def seconds_until_all_are_there(start: Callable[[Path], None], folder: Path) -> float:

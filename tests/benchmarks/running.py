@@ -52,12 +52,12 @@ def network(quick: bool) -> Iterator[Row]:
         records = records_of("measure_all_reduce", workers, place, nbytes=nbytes, repeats=REPEATS)
         theory = ring_seconds(workers, nbytes, 0.0, bandwidth)
         pairs = [(seconds, theory) for seconds in slowest(records, "all_reduce_seconds")]
-        yield Row.of(f"ring over 100 Mbit/s, {workers} workers, beside theory", pairs, "s", AS_THEORY)
+        yield Row(f"ring over 100 Mbit/s, {workers} workers, beside theory", pairs, "s", AS_THEORY)
         records = records_of("measure_parameter_server", workers, place, nbytes=nbytes // 2, steps=REPEATS)
         theory = 2 * server_bytes_received(workers, nbytes // 2) / bandwidth  # all in, and only then all out
         pairs = [(seconds, theory) for seconds in slowest(records, "step_seconds")]
         subject = f"parameter server over 100 Mbit/s, {workers} workers, beside theory"
-        yield Row.of(subject, pairs, "s", AS_THEORY)
+        yield Row(subject, pairs, "s", AS_THEORY)
 
 
 def slowest(records: Iterable[Mapping[str, Any]], name: str) -> list[float]:
@@ -81,13 +81,12 @@ def memory(quick: bool) -> Iterator[Row]:
             ours, parameters = held("digits_sharded", workers, stage=stage)
             formula = zero_memory(parameters, workers, stage).total / 1e6
             pairs = [(megabytes, formula) for megabytes in ours]
-            yield Row.of(f"{subject}, beside the formula", pairs, "MB", WITHIN_A_TENTH)
+            yield Row(f"{subject}, beside the formula", pairs, "MB", WITHIN_A_TENTH)
             if stage in THEIRS:
                 by, name = THEIRS[stage]
                 theirs, _ = held("digits_fsdp", workers, by=by)
-                yield Row.of(
-                    f"{subject}, beside {name}", zip(ours, theirs, strict=True), "MB", WITHIN_A_TENTH
-                )
+                pairs = list(zip(ours, theirs, strict=True))
+                yield Row(f"{subject}, beside {name}", pairs, "MB", WITHIN_A_TENTH)
 
 
 def held(job: str, workers: int, **arguments: Argument) -> tuple[list[float], int]:
@@ -111,9 +110,9 @@ def recovery(quick: bool) -> Iterator[Row]:
         ours = cost_of(records_of("digits_resumable", WORKERS, place, **KILL))
         costs.append((ours, cost_of(records_of_torchrun())))
     seconds = [(ours[0], theirs[0]) for ours, theirs in costs]
-    yield Row.of("killed worker to next good step, beside torchrun", seconds, "s", Bar(high=1.0))
+    yield Row("killed worker to next good step, beside torchrun", seconds, "s", Bar(high=1.0))
     lost = [(float(ours[1]), float(CHECKPOINT_STEPS)) for ours, _ in costs]
-    yield Row.of("steps lost, beside the steps between checkpoints", lost, "", Bar(high=1.0))
+    yield Row("steps lost, beside the steps between checkpoints", lost, "", Bar(high=1.0))
 
 
 def records_of_torchrun() -> list[Mapping[str, Any]]:

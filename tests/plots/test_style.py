@@ -21,7 +21,7 @@ from workshop_utils.plots import (
     style,
     tensor,
     tensorflow,
-)  # fmt: skip
+)
 
 with np.printoptions():  # it sets NumPy's for the whole process when it is imported
     import colour
@@ -69,12 +69,6 @@ def test_things_drawn_together_differ_for_everybody(group, seen):
         zip(things, lab(things, seen), strict=True), 2
     ):
         assert colour.delta_E(first, second, method="CIE 2000") >= LEAST_DIFFERENCE, (one, other)
-
-
-@pytest.mark.parametrize(("one", "other"), [("compute", "wait"), ("send", "wait"), ("worker 0", "worker 1")])
-def test_neighbours_differ_in_lightness_for_grey_print(one, other):
-    first, second = lab([one, other], None)[:, 0]
-    assert abs(first - second) >= 20
 
 
 @pytest.mark.parametrize("thing", [*style.COLOURS, *WORKERS])

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workshop_utils.comm.cluster import Link
 from workshop_utils.comm.parameter_server import server_bytes_received, server_bytes_sent
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
@@ -25,15 +24,8 @@ def job_of(workers, servers=1, **arguments):
     )
 
 
-def test_headers_take_their_part_of_a_link_in_namespaces_only():
-    assert link_of(SLOW, "stamped links") == Link(2e-3, 12.5e6)
-    assert link_of(SLOW, "network namespaces") == Link(2e-3, 0.956 * 12.5e6)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "workers", [2, 6]
-)  # before and behind the bend: 6 workers wait for the server's link
+@pytest.mark.parametrize("workers", [2, 6])  # before and behind the bend: 6 wait for the server's link
 def test_real_processes_push_as_often_and_as_stale_as_the_kernel_says(workers):
     job = job_of(workers)
     pushes, how = measured(job, SLOW)

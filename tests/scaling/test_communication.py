@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from workshop_utils import network
-from workshop_utils.comm import ring
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.comm.ring import ring_bytes_sent
+from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
 from workshop_utils.scaling import communication
@@ -31,13 +31,6 @@ def test_without_namespaces_other_frameworks_feel_nothing_so_their_table_is_empt
     assert communication.measure(TrainingJob.load(JOBS / "measure_gloo"), SLOW).empty
 
 
-def test_what_nothing_here_can_emulate_is_refused_and_not_left_out(no_namespaces):
-    with pytest.raises(JobError, match="stamped links, which stand in for it, know no racks"):
-        communication.measure(
-            TrainingJob.load(JOBS / "measure_all_reduce"), Network.parse("100Mbit,racks=2,spine=1Mbit")
-        )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", list(communication.ALL_REDUCES))
 def test_every_algorithm_gives_the_mean_between_processes_and_is_timed_for_each_size(algorithm):
@@ -51,7 +44,7 @@ def test_every_algorithm_gives_the_mean_between_processes_and_is_timed_for_each_
     assert len(communication.seconds_by_repeat(run)) == 4
     if algorithm == "ring":
         sent = run.metrics.groupby("nbytes")["bytes_sent"].sum() / (2 * 2)
-        assert sent[4004] == pytest.approx(workers * ring.ring_bytes_sent(workers, 4004))
+        assert sent[4004] == pytest.approx(workers * ring_bytes_sent(workers, 4004))
     if algorithm == "central":
         by_root = run.metrics[(run.metrics["rank"] == 0) & (run.metrics["nbytes"] == 4004)]["bytes_sent"]
         assert set(by_root) == {2 * (workers - 1) * 4004}  # of two calls
@@ -67,16 +60,13 @@ def test_traces_of_real_ranks_have_every_message_of_the_last_repeat_on_one_clock
         assert [event.peer for event in events if event.kind == "send"] == [(rank + 1) % 3] * 4
         assert [event.peer for event in events if event.kind == "recv"] == [(rank - 1) % 3] * 4
         assert {event.nbytes for event in events} == {400}
-    everything = [event for events in traces for event in events]
-    assert min(event.start for event in everything) == 0
+    assert min(event.start for events in traces for event in events) == 0
     # One clock: nothing is received before it was sent.
     for rank, events in enumerate(traces):
         received = [event.end for event in events if event.kind == "recv"]
         sent = [event.start for event in traces[(rank - 1) % 3] if event.kind == "send"]
         assert all(end >= start for end, start in zip(received, sent, strict=True))
-    # Tracing leaves the measurement itself alone, and what was measured is found beside it.
-    assert len(communication.seconds_by_repeat(run)) == 2
-    assert communication.seconds_by_nbytes(job, run).keys() == {1200}
+    assert len(communication.seconds_by_repeat(run)) == 2  # what was measured is found beside it
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """What a worker holds: beside published tables and formulas, and beside what PyTorch really keeps, byte by byte."""
 
-import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -8,16 +8,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from workshop_utils.comm import threads
-from workshop_utils.comm.communicator import Communicator
 from workshop_utils.parallel import gpt
 from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, kept_for_backward, manual
 from workshop_utils.parallel.schedule import held, interleaved, one_f_one_b
 from workshop_utils.parallel.tensor import Region, parallelize
-from workshop_utils.scaling import catalogue
 from workshop_utils.scaling.catalogue import Transformer
-from workshop_utils.scaling.compute import training_flops
 from workshop_utils.scaling.memory import (
-    RECOMPUTE,
     Layout,
     block_activation_nbytes,
     blocks_of_stages,
@@ -29,7 +25,6 @@ from workshop_utils.scaling.memory import (
     worker_memory,
     zero_memory,
 )
-from workshop_utils.scaling.published import PEAK_FLOPS_PER_SECOND, TRAINING_RUNS
 
 WIDTHS = (13, 7, 10)
 GPT3 = Transformer(
@@ -51,6 +46,17 @@ def like(sizes: GPTSizes) -> Transformer:
         name="ours", layers=sizes.layers, width=sizes.width, heads=sizes.heads, sequence=sizes.sequence,
         vocabulary=sizes.vocabulary, positions=sizes.sequence, dropout=False,
     )  # fmt: skip
+
+
+class WithLoss(nn.Module):
+    """A model and its loss, for what both keep."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., torch.Tensor], targets: torch.Tensor) -> None:
+        super().__init__()
+        self.model, self.loss, self.targets = model, loss, targets
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.loss(self.model(inputs), self.targets)
 
 
 def numel(module: nn.Module) -> int:
@@ -83,33 +89,17 @@ def test_the_formulas_count_what_pytorch_keeps(name, optimizer):
     )
 
 
-@pytest.mark.parametrize("batch", [1, 11])
-def test_the_activations_are_those_that_the_backward_pass_keeps(batch):
-    model, inputs = network(), torch.rand(batch, 5)
-    known = {parameter.data_ptr() for parameter in model.parameters()} | {inputs.data_ptr()}
-    saved: dict[int, int] = {}
-
-    def pack(tensor):
-        if tensor.data_ptr() not in known and tensor.is_floating_point() and tensor.dim() == 2:
-            saved[tensor.data_ptr()] = tensor.nbytes
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = cross_entropy(model(inputs), torch.zeros(batch, dtype=torch.long))
-    assert sum(saved.values()) == mlp_activation_nbytes(batch, WIDTHS)
-    del loss
+def test_the_activations_are_those_that_the_backward_pass_keeps():
+    inputs, labels = torch.rand(11, 5), torch.zeros(11, dtype=torch.long)
+    known = inputs.nbytes + labels.nbytes + 4  # the last is a number by which the loss is divided
+    kept = kept_for_backward(WithLoss(network(), cross_entropy, labels), inputs)
+    assert kept - known == mlp_activation_nbytes(11, WIDTHS)
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_it_equals_the_table_of_the_zero_paper(stage, gigabytes):
     # Rajbhandari et al. (2020), figure 1: 7.5 billion parameters, 64 GPUs, Adam in mixed precision.
     assert sharded(mixed_precision_adam(7.5e9), 64, stage).total / 1e9 == pytest.approx(gigabytes, abs=0.05)
-
-
-def test_each_stage_of_zero_shards_one_thing_more():
-    # As in that figure, in bytes a parameter, here of 4 bytes each and with 4 workers.
-    totals = [zero_memory(1, 4, stage).total for stage in (0, 1, 2, 3)]
-    assert totals == [16, 4 + 4 + 2, 4 + 1 + 2, 1 + 1 + 2]
 
 
 @pytest.mark.parametrize(
@@ -125,42 +115,19 @@ def test_what_cannot_be_is_named(call, message):
         call()
 
 
-def test_the_work_of_gpt_3_is_that_of_its_paper():
-    # Brown et al. (2020), table D.1: 174.6 billion parameters, 300 billion tokens, 3.14e23 operations.
-    assert training_flops(174.6e9, 300e9) == pytest.approx(3.14e23, rel=0.01)
-
-
-@pytest.mark.parametrize("run", TRAINING_RUNS, ids=lambda run: run.name)
-def test_published_runs_used_three_to_six_tenths_of_the_peak(run):
-    spent = run.device_hours * 3600 * PEAK_FLOPS_PER_SECOND[run.device]
-    assert 0.3 < training_flops(run.parameters, run.tokens) / spent < 0.6
-
-
 # Transformers, spread over workers.
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("stages", [1, 4])
 def test_the_ends_of_a_pipeline_have_the_parameters_that_are_counted(stages):
     parts = GPT(SIZES).stages(stages)
     assert (numel(parts[0]), numel(parts[-1])) == stage_parameters(like(SIZES), pipeline=stages)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_tensor_parallel_worker_has_the_parameters_that_are_counted(ranks):
-    def rank_main(communicator: Communicator) -> int:
-        return numel(parallelize(GPT(SIZES), Region(communicator)))
-
-    first, _ = stage_parameters(like(SIZES), tensor=ranks)
-    assert threads.run(ranks, rank_main) == [first] * ranks
-
-
-def test_blocks_that_do_not_divide_are_left_to_the_last_stage():
-    llama = catalogue.model("llama-3.1-405b")  # 126 layers
-    assert [blocks_of_stages(llama, *stages) for stages in ((16,), (16, 8), (1,))] == [
-        (8, 6),
-        (8, 6),
-        (126, 126),
-    ]
+def test_a_tensor_parallel_worker_has_the_parameters_that_are_counted():
+    first, _ = stage_parameters(like(SIZES), tensor=4)
+    counted = threads.run(4, lambda communicator: numel(parallelize(GPT(SIZES), Region(communicator))))
+    assert counted == [first] * 4
 
 
 S, B, H, A = GPT3.sequence, 2, GPT3.width, GPT3.heads
@@ -195,16 +162,8 @@ def test_activations_of_a_whole_model_are_those_that_pytorch_keeps():
     batch, model = 3, GPT(SIZES)
     tokens, targets = (each % SIZES.vocabulary for each in batch_of(manual(), 1, batch, SIZES.sequence))
 
-    class WithLoss(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            return gpt.cross_entropy(self.model(tokens), targets)
-
     known = 2 * tokens.nbytes + targets.nbytes  # tokens, positions and targets, which the formula leaves out
-    kept = kept_for_backward(WithLoss(), tokens) - known
+    kept = kept_for_backward(WithLoss(model, gpt.cross_entropy, targets), tokens) - known
     expected = worker_memory(like(SIZES), Layout(micro_batch=batch, recompute="selective"), number_nbytes=4)
     assert kept == pytest.approx(expected.activations, rel=0.04)
 
@@ -218,14 +177,3 @@ def test_the_first_stage_keeps_as_many_microbatches_as_its_schedule(ranks, micro
     in_flight = worker_memory(model, layout).activations / block_activation_nbytes(model, layout) / blocks
     passes = held(schedule.passes[0]) / chunks
     assert passes <= in_flight + 1e-9 <= passes + 1
-
-
-def test_each_way_of_sparing_memory_spares_some():
-    model = catalogue.model("llama-2-7b")
-    by_stage = [worker_memory(model, Layout(data=8, zero=stage)).total for stage in (0, 1, 2, 3)]
-    by_recompute = [worker_memory(model, Layout(recompute=how)).activations for how in RECOMPUTE]
-    by_cut = [
-        worker_memory(model, Layout(tensor=8, sequence_parallel=how)).activations for how in (False, True)
-    ]
-    for sizes in (by_stage, by_recompute, by_cut):
-        assert all(later < earlier for earlier, later in itertools.pairwise(sizes))

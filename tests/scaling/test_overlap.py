@@ -1,32 +1,26 @@
 """Timelines of steps, read from what runs have reported."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from workshop_utils.runs import Run
 from workshop_utils.scaling.overlap import Phase, exposed_seconds, timeline
-
-
-class MadeUp(Run):
-    """A run that has reported these records."""
-
-    def __init__(self, *records) -> None:
-        super().__init__("made up", ())
-        self._records = [{"workshop": "metric", **record} for record in records]
-
-    def _request_stop(self) -> None:
-        self._finish("succeeded")
-
 
 MARKS = {"forward_start": 0.0, "forward_end": 1.0, "backward_end": 3.0}
 
 
+def run_of(*records):
+    return SimpleNamespace(name="made up", records=records)
+
+
 def test_the_phases_of_a_step_come_in_order_and_all_reduces_after_them():
-    run = MadeUp(
-        {"rank": 1, "step": 2, **MARKS, "synchronised": 4.0},
-        {"rank": 1, "step": 2, "all_reduce": 0, "nbytes": 8.0, "start": 2.0, "end": 3.5},
-        {"rank": 0, "step": 2, **MARKS, "synchronised": 5.0},
+    found = timeline(
+        run_of(
+            {"rank": 1, **MARKS, "synchronised": 4.0},
+            {"rank": 1, "all_reduce": 0, "nbytes": 8.0, "start": 2.0, "end": 3.5},
+            {"rank": 0, **MARKS, "synchronised": 5.0},
+        )
     )
-    found = timeline(run)
     assert list(found) == [0, 1]
     assert found[0] == [Phase("forward", 0, 1), Phase("backward", 1, 3), Phase("wait", 3, 5)]
     assert found[1][2:] == [Phase("wait", 3, 4), Phase("all-reduce", 2, 3.5, 8)]
@@ -34,10 +28,10 @@ def test_the_phases_of_a_step_come_in_order_and_all_reduces_after_them():
 
 def test_where_the_backward_pass_waits_itself_the_wait_begins_with_the_last_bucket():
     spans = [
-        {"rank": 0, "step": 2, "all_reduce": index, "nbytes": 8.0, "start": start, "end": 3.0}
+        {"rank": 0, "all_reduce": index, "nbytes": 8.0, "start": start, "end": 3.0}
         for index, start in enumerate((1.5, 2.5))
     ]
-    found = timeline(MadeUp({"rank": 0, "step": 2, **MARKS}, *spans))[0]
+    found = timeline(run_of({"rank": 0, **MARKS}, *spans))[0]
     assert found[:3] == [Phase("forward", 0, 1), Phase("backward", 1, 2.5), Phase("wait", 2.5, 3)]
 
 
@@ -45,8 +39,8 @@ def test_exposed_seconds_are_the_mean_of_the_ranks_without_the_first_step():
     records = [
         {"rank": rank, "step": step, "exposed_seconds": step + rank} for step in (1, 2, 3) for rank in (0, 1)
     ]
-    assert exposed_seconds(MadeUp(*records)) == [2.5, 3.5]
+    assert exposed_seconds(run_of(*records)) == [2.5, 3.5]
     with pytest.raises(ValueError, match="of 1 steps; there must be at least 2"):
-        exposed_seconds(MadeUp(*records[:2]))
+        exposed_seconds(run_of(*records[:2]))
     with pytest.raises(ValueError, match="made up has reported no timeline"):
-        timeline(MadeUp(*records))
+        timeline(run_of(*records))

@@ -13,15 +13,7 @@ from workshop_utils import cli
 from workshop_utils.plots.planner import WIDGET_VIEW, planner
 from workshop_utils.scaling import catalogue
 from workshop_utils.scaling.catalogue import model
-from workshop_utils.scaling.plan import (
-    EFFECTIVE_TIME,
-    REASONS,
-    USABLE_MEMORY,
-    PlanError,
-    PriceError,
-    plan_run,
-)
-from workshop_utils.scaling.step_time import step_time
+from workshop_utils.scaling.plan import REASONS, USABLE_MEMORY, PlanError, plan_run
 
 TWO = ("p5.48xlarge", "trn1.32xlarge")
 
@@ -46,60 +38,24 @@ def test_device_hours_of_published_runs_are_within_half_as_much_again(fast):
     assert 1 / 1.5 < found.best.hours * devices / device_hours < 1.5
 
 
-def test_every_layout_has_a_reason_and_the_reasons_are_true(plan):
-    heads = plan_run("gpt2-xl", 1e9, "1min", 0.5, ["p5.48xlarge"])  # 25 heads
-    assert plan.rejected.sum() + len(plan.usable) == len(plan.table) > 100_000
-    seen = set()
-    for each in (plan, heads):
-        for reason, rows in each.table.groupby("reason"):
-            seen.add(reason)
-            for _, row in rows.sample(min(30, len(rows)), random_state=1).iterrows():
-                assert reason in broken(each, row)
-    assert seen == {"fits", *REASONS}
-
-
-def broken(plan, row) -> set[str]:
-    """The rules that a row breaks, one layout at a time."""
-    kind, transformer = plan.instances[row["instance"]], plan.model
-    workers, parts = int(row["machines"]) * kind.accelerators, int(row["tensor"] * row["pipeline"])
-    share, stages = int(row["data"] * row["micro_batch"]), int(row["pipeline"] * row["chunks"])
-    blocks = math.ceil(transformer.layers / stages) * int(row["chunks"])
-    rules = {
-        "workers": workers % parts != 0,
-        "heads": transformer.heads % row["tensor"] != 0 or transformer.kv_heads % row["tensor"] != 0,
-        "layers": transformer.layers - blocks * (row["pipeline"] - 1) < 1,
-        "batch": plan.sequences % share != 0,
-        "rounds": row["chunks"] > 1 and row["microbatches"] % row["pipeline"] != 0,
-        "alone": row["data"] == 1 and row["zero"] > 0,
-        "regather": row["pipeline"] > 1 and row["zero"] > 1,
-        "memory": row["memory_nbytes"] > USABLE_MEMORY * kind.memory_nbytes,
-        "deadline": row["hours"] > plan.deadline,
-        "budget": row["dollars"] > plan.budget,
-    }
-    return {name for name, is_broken in rules.items() if is_broken} or {"fits"}
-
-
-def test_the_best_plan_keeps_the_limits_and_nothing_allowed_is_cheaper(plan):
+def test_the_best_plan_keeps_the_limits_nothing_allowed_is_cheaper_and_all_else_has_a_reason(plan):
     best = plan.best
     within = plan.timed[(plan.timed["hours"] <= 14 * 24) & (plan.timed["dollars"] <= 30_000)]
     assert best.dollars == within["dollars"].min()
     assert best.memory_nbytes <= USABLE_MEMORY * 80e9
+    assert best.dollars == pytest.approx(best.hours * best.machines * 55.04)
     fastest = plan_run("llama-3.1-8b", 100e9, "14d", 30_000, TWO, objective="hours").best
     assert fastest.hours == within["hours"].min() < best.hours
-    # Its numbers follow from its layout.
-    assert best.layout.sequences * plan.model.sequence == plan.batch_tokens
-    assert best.layout.workers == best.workers == best.machines * 8
-    assert best.step_seconds == step_time(plan.model, plan.instances[best.instance], best.layout).seconds
-    assert best.hours == pytest.approx(plan.steps * best.step_seconds / 3600 / EFFECTIVE_TIME)
-    assert best.dollars == pytest.approx(best.hours * best.machines * 55.04)
+    assert plan.rejected.sum() + len(plan.usable) == len(plan.table) > 100_000
+    assert {*plan.rejected.index} == {*REASONS}
 
 
 def test_the_pareto_front_has_what_nothing_beats_and_runners_up_are_other_machines_in_order(plan):
     for _, row in plan.pareto.iterrows():
         beats = (plan.timed["hours"] <= row["hours"]) & (plan.timed["dollars"] < row["dollars"])
         assert not beats.any()
-    choices = [plan.best, *plan.runner_ups(4)]
-    assert len({(each.instance, each.machines) for each in choices}) == 5
+    choices = [plan.best, *plan.runner_ups]
+    assert len({(each.instance, each.machines) for each in choices}) == 6
     assert choices == sorted(choices, key=lambda each: each.dollars)
 
 
@@ -119,12 +75,6 @@ def test_limits_that_are_too_tight_are_told_with_what_would_be_enough():
     days = float(re.search(r"Within the budget, enough would be ([\d.]+) days", found.verdict).group(1))
     assert plan_run("llama-3.1-70b", 1e12, f"{days + 0.1}d", 100e6, ["p5.48xlarge"]).best is not None
 
-    loose = plan_run("llama-3.1-8b", 100e9, None, None, ["p5.48xlarge"])
-    fast, cheap = loose.pareto.iloc[0], loose.pareto.iloc[-1]
-    found = plan_run("llama-3.1-8b", 100e9, fast["hours"] * 3600 + 1, cheap["dollars"] + 1, ["p5.48xlarge"])
-    assert found.best is None
-    assert "alone is too tight" not in found.verdict
-
 
 def test_a_model_that_fits_nowhere_and_a_batch_that_nothing_divides_are_told():
     found = plan_run("llama-3.1-405b", 1e12, instances=["g5.xlarge"])
@@ -133,70 +83,60 @@ def test_a_model_that_fits_nowhere_and_a_batch_that_nothing_divides_are_told():
     assert "No layout divides gpt2 and its batch of 1021 sequences evenly" in found.verdict
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"instances": ["trn2.48xlarge"]}, PriceError, "no price to rely on is known"),
-        ({"machines": [0]}, PlanError, "machines is"),
-        ({"objective": "fun"}, PlanError, "objective is 'fun'; it must be 'dollars' or 'hours'"),
-    ],
-)
-def test_what_cannot_be_planned_from_python_is_told_in_a_sentence(arguments, error, message):
-    with pytest.raises(error, match=message):
-        plan_run(**{"model": "gpt2", "tokens": 1e9, "instances": ["g5.xlarge"], **arguments})
-
-
-def test_a_file_of_instances_replaces_prices_and_is_what_is_looked_at(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text("p5.48xlarge: {dollars_an_hour: 30}\n")
-    found = plan_run("gpt2", 1e9, instances=[file])
-    assert list(found.instances) == ["p5.48xlarge"]
-    both = plan_run("gpt2", 1e9, instances=[str(file), "p5.48xlarge", "g5.xlarge"])
-    assert both.instances["p5.48xlarge"].dollars_an_hour == 30
-    assert list(both.instances) == ["p5.48xlarge", "g5.xlarge"]
-
-
 def test_without_a_choice_all_machines_with_a_price_are_looked_at():
     found = plan_run("gpt2", 1e9, machines=[1, 2])
     assert set(found.instances) == set(catalogue.instances()) - {"trn2.48xlarge"}
     assert "Left out, as no price to rely on is known: trn2.48xlarge." in str(found)
+    with pytest.raises(PlanError, match="no price to rely on is known"):
+        plan_run("gpt2", 1e9, instances=["trn2.48xlarge"])
+
+
+def test_a_file_of_instances_replaces_prices_and_is_what_is_looked_at(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "p5.48xlarge: {dollars_an_hour: 30}\n"
+        "cupboard: {accelerator: RTX 4090, accelerators: 2, memory: 24GB, memory_bandwidth: 1008GB,\n"
+        "  flops_per_second: {bfloat16: 165.0e12}, inner: 200Gbit, network: 10Gbit, dollars_an_hour: 0.5}\n"
+    )
+    alone = plan_run("gpt2", 1e9, instances=[file]).instances
+    assert list(alone) == ["p5.48xlarge", "cupboard"]
+    assert alone["cupboard"].network_bytes_per_second == 1.25e9
+    both = plan_run("gpt2", 1e9, instances=[str(file), "p5.48xlarge", "g5.xlarge"]).instances
+    assert {name: each.dollars_an_hour for name, each in both.items()} == {
+        "p5.48xlarge": 30,
+        "g5.xlarge": 1.006,
+    }
 
 
 # The command, and the planner in a notebook.
 
-COMMAND = [
-    "plan",
-    "llama-3.1-8b",
-    "--tokens",
-    "100e9",
-    "--deadline",
-    "14d",
-    "--instances",
-    "p5.48xlarge,g6.48xlarge",
-]
+
+def command(*words):
+    line = "plan llama-3.1-8b --tokens 100e9 --deadline 14d --instances p5.48xlarge,g6.48xlarge"
+    done = CliRunner().invoke(cli.app, [*line.split(), *words])
+    return done.exit_code, done.output
 
 
 def test_the_command_prints_the_plan_and_says_by_its_exit_code_whether_there_is_one():
-    done = CliRunner().invoke(cli.app, [*COMMAND, "--budget", "30000"])
-    assert done.exit_code == 0
+    code, output = command("--budget", "30000")
+    assert code == 0
     for words in (
         "Best: 2 × p5.48xlarge (16 workers)", "Runners-up on other machines:", "layouts are out:",
         "not checked against AWS's own page", "How fast g6.48xlarge computes is a guess",
     ):  # fmt: skip
-        assert words in done.output
-    done = CliRunner().invoke(cli.app, [*COMMAND, "--budget", "10"])
-    assert done.exit_code == 1
-    assert "The budget alone is too tight" in done.output
+        assert words in output
+    code, output = command("--budget", "10")
+    assert code == 1
+    assert "The budget alone is too tight" in output
 
 
 def test_the_command_prints_json_for_programs():
-    done = CliRunner().invoke(cli.app, [*COMMAND, "--fastest", "--json", "--batch", "262144"])
-    assert done.exit_code == 0
-    found = json.loads(done.output)
+    code, output = command("--fastest", "--json", "--batch", "262144")
+    found = json.loads(output)
+    assert code == 0
     assert found["steps"] == math.ceil(100e9 / 262144)
     assert found["best"]["instance"] == "p5.48xlarge"
     assert found["best"]["layout"]["data"] >= 1
-    assert sum(found["rejected"].values()) < found["layouts"]
 
 
 def test_the_planner_shows_a_picture_where_widgets_do_not_run_and_plans_again_where_they_do(tmp_path):
@@ -207,7 +147,7 @@ def test_the_planner_shows_a_picture_where_widgets_do_not_run_and_plans_again_wh
     words = metadata["image/png"]["alt"]
     assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
     assert shown["text/plain"] == str(made.plan)
-    assert "price on demand against days of training" in words
+    assert WIDGET_VIEW in shown
     picture, text = made.view.children[-2:]
     assert f'<img alt="{html.escape(words)}" src="data:image/png;base64,' in picture.value
     inputs = {each.description: each for each in made.view.children if each.description}
@@ -216,11 +156,9 @@ def test_the_planner_shows_a_picture_where_widgets_do_not_run_and_plans_again_wh
     assert made.plan.best.dollars == pytest.approx(2 * before, rel=0.01)
     assert words not in html.unescape(picture.value)
     assert text.value == str(made.plan)
-    assert WIDGET_VIEW in shown
 
     inputs["model"].value = "gpt2"
     inputs["model"].value = "tiny"  # which only a file describes
-    assert made.plan.model.width == 64
     inputs["instances"].value = ()
     assert text.value == "instances is empty; name at least one, such as p5.48xlarge"
     assert made.plan.model.width == 64

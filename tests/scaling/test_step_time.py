@@ -6,17 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 
-from workshop_utils.parallel.schedule import bubble_fraction
 from workshop_utils.scaling.catalogue import Transformer, instance, model
 from workshop_utils.scaling.memory import Layout, blocks_of_stages, worker_memory
 from workshop_utils.scaling.step_time import step_time
 
-ENDLESS = {
-    "inner_bytes_per_second": math.inf, "network_bytes_per_second": math.inf,
-    "inner_latency_seconds": 0.0, "network_latency_seconds": 0.0,
-}  # fmt: skip
 MACHINES = {
     name: instance(name) for name in ("p4de.24xlarge", "p5.48xlarge")
 } | {
@@ -29,37 +23,6 @@ MACHINES = {
         update={"memory_nbytes": 96_000_000_000, "memory_bytes_per_second": 2.4e12}
     ),
 }  # fmt: skip
-
-
-def test_with_endless_memory_bandwidth_one_worker_s_mfu_is_the_kernels_efficiency():
-    fast = instance("p5.48xlarge").model_copy(
-        update={"memory_bytes_per_second": math.inf, "kernel_efficiency": 0.5}
-    )
-    time = step_time(model("gpt2"), fast, Layout(recompute="none"))
-    assert time.tensor == time.bubble == time.data == 0
-    assert time.mfu == pytest.approx(0.5)
-    # Full recomputation repeats the forward pass of the blocks, a third of their work, which is not useful.
-    assert 0.5 * 3 / 4 < step_time(model("gpt2"), fast, Layout(recompute="full")).mfu < 0.5
-
-
-def test_with_endless_links_only_the_bubble_is_left():
-    fast = instance("p5.48xlarge").model_copy(update=ENDLESS)
-    layout = Layout(data=4, tensor=4, pipeline=4, zero=1, microbatches=8, recompute="selective")
-    time = step_time(model("llama-2-7b"), fast, layout)
-    assert time.tensor == 0
-    assert time.data == pytest.approx(0, abs=1e-12)
-    assert time.bubble / time.seconds == pytest.approx(bubble_fraction(4, 8))
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_communication_that_is_slow_enough_stands_out(stage):
-    llama, machine = model("llama-2-7b"), instance("p5.48xlarge")
-    slow = machine.model_copy(update={"network_bytes_per_second": 1e9})
-    layout = Layout(data=16, zero=stage, microbatches=2, recompute="selective")
-    time = step_time(llama, slow, layout)
-    assert time.data > 10 * step_time(llama, machine, layout).data
-    # At the least what one NIC's ring carries, less what hides behind two micro-batches.
-    assert time.data > 2 * 15 / 16 * 2 * llama.parameters / (0.78 * 1e9) - time.compute
 
 
 def layouts(row, transformer):

@@ -18,12 +18,15 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FixedLocator
 
 from workshop_utils.plots import alternative, style
 from workshop_utils.scaling import catalogue
 from workshop_utils.scaling.plan import HOUR, Plan, front_of, plan_run
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+# At which there are ticks; an hour and six hours among them.
+DAYS = (1 / 24, 0.25, 1, 3, 10, 30, 100, 365, 1_000, 3_650, 10_000, 36_500, 100_000)
 LABELS = 8  # of numbers of machines, at the most, a kind
 
 
@@ -39,26 +42,17 @@ def hours_and_price(plan: Plan) -> Figure:
             style.headline(axes, f"{plan.model.name} fits into none of these machines")
             axes.set_axis_off()
             return figure
-        rows = pd.concat(
-            [front_of(of_kind) for _, of_kind in plan.timed.groupby("instance", sort=False)]
-        ).drop_duplicates(["instance", "machines"])
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", xlabel="days of training", yscale="log", ylabel="price on demand")
         _limits(axes, plan)
-        front = plan.pareto
-        style.theory(
-            axes, front["hours"].to_numpy(), front["dollars"].to_numpy(), linestyle=style.DASHES[2], zorder=4
-        )
-        for index, (name, of_kind) in enumerate(rows.groupby("instance", sort=False)):
-            _kind(axes, str(name), of_kind.sort_values("machines"), plan, index)
+        best = plan.pareto[["hours", "dollars"]].to_numpy().T
+        style.theory(axes, *best, linestyle=style.DASHES[2], zorder=4)
+        for index, (name, of_kind) in enumerate(plan.timed.groupby("instance", sort=False)):
+            _kind(axes, str(name), front_of(of_kind), plan, index % len(style.WORKERS))
+        style.log_ticks(axes.yaxis)
+        style.log_ticks(axes.xaxis)
+        axes.xaxis.set_major_locator(FixedLocator([24 * days for days in DAYS]))
         axes.xaxis.set_major_formatter(lambda hours, _: f"{hours / 24:,.3g}")
-        axes.xaxis.set_major_locator(matplotlib.ticker.FixedLocator(_days(rows["hours"])))
-        axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
         axes.yaxis.set_major_formatter(lambda dollars, _: f"${dollars:,.0f}")
-        axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-        axes.set_xlabel("days of training")
-        axes.set_ylabel("price on demand")
         style.headline(axes, *_headline(plan))
         style.label_ends(axes)
     return figure
@@ -80,41 +74,26 @@ def _limits(axes: Axes, plan: Plan) -> None:
     line: dict[str, Any] = {"color": style.QUIET, "linewidth": 1.2, "linestyle": style.DASHES[1], "zorder": 1}
     if math.isfinite(plan.deadline):
         axes.axvline(plan.deadline, **line)
-        axes.text(
-            plan.deadline, 0.98, " deadline", transform=axes.get_xaxis_transform(), va="top", **text
-        )  # fmt: skip
+        axes.text(plan.deadline, 0.98, " deadline", transform=axes.get_xaxis_transform(), va="top", **text)
     if math.isfinite(plan.budget):
         axes.axhline(plan.budget, **line)
-        axes.text(
-            0.99, plan.budget, "budget", transform=axes.get_yaxis_transform(), va="bottom", ha="right", **text
-        )  # fmt: skip
+        text |= {"va": "bottom", "ha": "right"}
+        axes.text(0.99, plan.budget, "budget", transform=axes.get_yaxis_transform(), **text)
 
 
-def _kind(axes: Axes, name: str, rows: Any, plan: Plan, index: int) -> None:
+def _kind(axes: Axes, name: str, rows: pd.DataFrame, plan: Plan, index: int) -> None:
     """One kind of machine: a line through its numbers of machines, fewest machines last, where its name stands."""
-    colour = style.WORKERS[index % len(style.WORKERS)]
-    marker = style.MARKERS[index % len(style.MARKERS)]
-    rows = rows[::-1]
+    colour, marker = style.WORKERS[index], style.MARKERS[index]
+    look: dict[str, Any] = {"linestyle": "none", "marker": marker, "markeredgecolor": colour, "zorder": 3}
     axes.plot(rows["hours"], rows["dollars"], color=style.tint(colour, 0.5), linewidth=1.4, zorder=2)
     allowed = (rows["hours"] <= plan.deadline) & (rows["dollars"] <= plan.budget)
     for chosen, face in ((rows[allowed], colour), (rows[~allowed], "white")):
-        axes.plot(
-            chosen["hours"], chosen["dollars"], marker=marker, linestyle="none", markerfacecolor=face,
-            markeredgecolor=colour, zorder=3,
-        )  # fmt: skip
-    every = math.ceil(len(rows) / LABELS)
-    for _, row in rows.iloc[::every].iterrows():
-        axes.annotate(
-            f"{row['machines']}", (row["hours"], row["dollars"]), (0, 6), textcoords="offset points",
-            color=style.QUIET, fontsize=8, ha="center", path_effects=[withStroke(linewidth=2.5, foreground="white")],
-        )  # fmt: skip
-    axes.plot(rows["hours"].iloc[-1:], rows["dollars"].iloc[-1:], color=colour, linestyle="none", label=name)
-
-
-def _days(hours: Any) -> list[float]:
-    """Ticks at days that people name, given in hours."""
-    named = (1 / 24, 0.25, 1, 3, 10, 30, 100, 365, 1_000, 3_650, 10_000, 36_500, 100_000)
-    return [24 * days for days in named if 0.5 * hours.min() <= 24 * days <= 2 * hours.max()]
+        axes.plot(chosen["hours"], chosen["dollars"], markerfacecolor=face, **look)
+    words: dict[str, Any] = {"color": style.QUIET, "fontsize": 8, "ha": "center"}
+    words["path_effects"] = [withStroke(linewidth=2.5, foreground="white")]
+    for _, row in rows.iloc[:: math.ceil(len(rows) / LABELS)].iterrows():
+        style.note(axes, f"{row['machines']}", (row["hours"], row["dollars"]), (0, 6), **words)
+    axes.plot(*rows[["hours", "dollars"]].iloc[-1], color=colour, linestyle="none", label=name)
 
 
 class Planner:

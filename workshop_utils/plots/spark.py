@@ -19,15 +19,10 @@ def step_times(seconds: Mapping[str, Sequence[float]]) -> Figure:
         heights = row + np.linspace(-0.18, 0.18, len(values))
         style.measured(axes, list(values), heights, colour=name, marker="os"[row % 2], markersize=5)
         axes.vlines(medians[name], row - 0.32, row + 0.32, color=style.INK, linewidth=1.5)
-        axes.annotate(
-            f"{1000 * medians[name]:.3g} ms", (medians[name], row - 0.34), (0, 4), textcoords="offset points",
-            fontsize=9.5, ha="center",
-        )  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(seconds)), list(seconds))
-    axes.set_ylim(len(seconds) - 0.45, -0.75)
-    axes.grid(visible=False, axis="y")
-    axes.set(xlabel="time of one step, logarithmic")
+        place = (medians[name], row - 0.34)
+        style.note(axes, f"{1000 * medians[name]:.3g} ms", place, (0, 4), ha="center")
+    style.rows(axes, list(seconds), (len(seconds) - 0.45, -0.75))
+    axes.set(xscale="log", xlabel="time of one step, logarithmic")
     style.unit_axis(axes.xaxis, "s")
     times = float(f"{medians['spark'] / medians['ring']:.2g}")  # it deserves no more digits
     detail = "the same gradients, the same weights; a line is the median"
@@ -40,21 +35,14 @@ def modes(table: pd.DataFrame) -> Figure:
     figure, axes = style.figure(7.2, 3.6)
     points = zip(table["mode"], table["seconds_taken"], table["accuracy"], strict=True)
     for number, (mode, seconds, accuracy) in enumerate(points):
-        style.measured(
-            axes, [seconds], [accuracy], colour=f"worker {number}", marker=style.MARKERS[number], markersize=9
-        )
+        marker = style.MARKERS[number]
+        style.measured(axes, [seconds], [accuracy], colour=f"worker {number}", marker=marker, markersize=9)
         # Right of the first, below the second, above the third: modes with a server often come to lie together.
         shift, align = (((11, 0), "left"), ((0, -15), "center"), ((0, 14), "center"))[number % 3]
-        axes.annotate(
-            mode, (seconds, accuracy), shift, textcoords="offset points", fontsize=9.5, ha=align, va="center"
-        )
+        style.note(axes, mode, (seconds, accuracy), shift, ha=align, va="center")
     low, high = float(table["accuracy"].min()), float(table["accuracy"].max())
-    axes.set(
-        xlabel="time to train",
-        ylabel="accuracy on the test images",
-        xlim=(0, 1.35 * float(table["seconds_taken"].max())),
-        ylim=(max(0, low - 0.06), min(1, high + 0.06)),
-    )
+    axes.set(xlabel="time to train", xlim=(0, 1.35 * float(table["seconds_taken"].max())))
+    axes.set(ylabel="accuracy on the test images", ylim=(max(0, low - 0.06), min(1, high + 0.06)))
     style.unit_axis(axes.xaxis, "s")
     style.percent_axis(axes.yaxis)
     detail = "those with a server differ from run to run"

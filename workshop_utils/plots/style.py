@@ -327,9 +327,9 @@ def _readable(colour: str) -> str:
     return mcolors.to_hex(tuple(channels))
 
 
-def unit_axis(axis: Axis, unit: Literal["B", "s", "B/s"] | str, places: int | None = None) -> None:
+def unit_axis(axis: Axis, unit: str) -> None:
     """Ticks with SI prefixes: 4 kB, 20 ms, 200 MB/s."""
-    axis.set_major_formatter(EngFormatter(unit=unit, places=places))
+    axis.set_major_formatter(EngFormatter(unit=unit))
 
 
 def percent_axis(axis: Axis) -> None:

@@ -181,7 +181,6 @@ class Instance(_Entry):
     network_bytes_per_second: BytesPerSecond = Field(alias="network")
     network_latency_seconds: Seconds = Field(default=20e-6, alias="network_latency")
     dollars_an_hour: PositiveFloat | None = None
-    region: str = "us-east-1"
 
 
 E = TypeVar("E", bound=_Entry)

@@ -25,9 +25,6 @@ app = typer.Typer(
 GRID_OPTIONS = ("job", "strategies", "workers", "network", "repeats", "scaling")
 TABLE = Path("build/scaling.parquet")
 File = Annotated[Path, typer.Argument(help="A table that `workshop scaling measure` has written.")]
-Strategies = Annotated[
-    str, typer.Option(help="Which strategies, with commas between; all of the table by default.")
-]
 
 
 @app.command()
@@ -86,7 +83,9 @@ def measure(
     output.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(output, index=False)
     if "step_seconds" in table:
-        typer.echo(_shown(efficiency.scaling(table)))
+        rows = efficiency.scaling(table)
+        columns = [name for name in efficiency.SHOWN if name in rows]
+        typer.echo(rows[columns].round(4).to_string(index=False))
     failures = efficiency.failures(table)
     for sentence in failures:
         typer.echo(f"failed: {sentence}")
@@ -96,42 +95,25 @@ def measure(
 
 
 @app.command()
-def fit(
-    table: File = TABLE,
-    strategies: Strategies = "",
-    network: Annotated[str, typer.Option(help="Of which network, where the table has several.")] = "",
-    hold_out: Annotated[
-        str, typer.Option(help="Numbers of workers that the fit may not see, to be predicted; such as 8.")
-    ] = "",
-) -> None:
+def fit(table: File = TABLE) -> None:
     """Fit latency and bandwidth to what was measured, with 95 % intervals."""
     from workshop_utils.scaling import extrapolate
 
-    runs = _read(table, network)
-    for strategy in _chosen(runs, strategies):
-        held = _counts(hold_out) if hold_out else []
-        typer.echo(f"{strategy}\n{extrapolate.fit_strategy(runs, strategy, held)}")
-        if held:
-            typer.echo(
-                "held out:\n" + extrapolate.held_out(runs, strategy, held).round(4).to_string(index=False)
-            )
-        typer.echo("")
+    for names, runs in extrapolate.swept(_read(table)):
+        typer.echo(f"{', '.join(names)}\n{extrapolate.fit_steps(runs)}\n")
 
 
 @app.command()
 def predict(
     table: File = TABLE,
     workers: Annotated[str, typer.Option(help="How many, with commas between.")] = "8,64,1000",
-    strategies: Strategies = "",
-    network: Annotated[str, typer.Option(help="Of which network, where the table has several.")] = "",
 ) -> None:
     """Predict steps with more workers: by the closed form, with its interval, and by the simulated clock."""
     import pandas as pd
 
     from workshop_utils.scaling import extrapolate
 
-    runs = _read(table, network)
-    tables = [extrapolate.predict(runs, strategy, _counts(workers)) for strategy in _chosen(runs, strategies)]
+    tables = [extrapolate.predict(runs, _counts(workers)) for _, runs in extrapolate.swept(_read(table))]
     typer.echo(pd.concat(tables).round(4).to_string(index=False))
     typer.echo(
         "\nEach worker is taken to have a core of its own, and each link to be as those measured. Links that workers "
@@ -147,10 +129,10 @@ def report(
     """Write one page: what was measured, where the time went, and how predictions stand to published results."""
     from workshop_utils import report as page
 
-    typer.echo(f"the report is {page.write_scaling(output, _read(table, ''))}")
+    typer.echo(f"the report is {page.write_scaling(output, _read(table))}")
 
 
-def _read(path: Path, network: str) -> pd.DataFrame:
+def _read(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     from workshop_utils.jobs import JobError
@@ -158,28 +140,11 @@ def _read(path: Path, network: str) -> pd.DataFrame:
     if not path.is_file():
         raise JobError(f"there is no table {path}; `workshop scaling measure` writes one")
     try:
-        table = pd.read_parquet(path)
+        return pd.read_parquet(path)
     except (OSError, ValueError):
         raise JobError(
             f"{path} is no Parquet file; it must be one that `workshop scaling measure` has written"
         ) from None
-    if not network:
-        return table
-    if "network" not in table or network not in set(table["network"]):
-        known = ", ".join(sorted(set(table.get("network", []))))
-        raise JobError(f"network is {network!r}; the table has {known}")
-    return table[table["network"] == network]
-
-
-def _chosen(table: pd.DataFrame, strategies: str) -> list[str]:
-    from workshop_utils.jobs import JobError
-    from workshop_utils.scaling import extrapolate
-
-    known = extrapolate.strategies(table)
-    for name in _words(strategies):
-        if name not in known:
-            raise JobError(f"strategy is {name!r}; the table has {', '.join(known)}")
-    return _words(strategies) or known
 
 
 def _words(text: str) -> list[str]:
@@ -214,11 +179,3 @@ def _swept(pairs: list[str]) -> dict[str, list[Any]]:
         except yaml.YAMLError:
             raise JobError(f"--argument is {pair!r}; {values!r} has no values that YAML can read") from None
     return swept
-
-
-def _shown(rows: pd.DataFrame) -> str:
-    columns = [
-        "strategy", "workers", "network", "gradient_nbytes", "batch_size", "step_seconds", "lowest", "highest",
-        "repeats", "outliers", "speedup", "efficiency", "communication_share", "bytes_sent",
-    ]  # fmt: skip
-    return rows[[name for name in columns if name in rows]].round(4).to_string(index=False)

@@ -114,10 +114,6 @@ class CriticalBatch:
         """Steps to the target with `batch`."""
         return self.minimum_steps * (1 + self.critical_batch / batch)
 
-    def samples(self, batch: float | np.ndarray) -> float | np.ndarray:
-        """Examples that have to be looked at until then."""
-        return self.steps(batch) * batch
-
     def learning_rate(self, batch: float | np.ndarray, largest: float) -> float | np.ndarray:
         """The best learning rate: η_max / (1 + B_crit / B), linear in small batches and flat in large ones."""
         return largest / (1 + self.critical_batch / batch)

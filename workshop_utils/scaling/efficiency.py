@@ -22,10 +22,14 @@ from workshop_utils.jobs import JobError
 # Of the columns of `experiment.measure_all`, those that say what was run, and not how it went.
 MEASURED = {
     "key", "repeat", "state", "reason", "run_seconds", "measured_at", "cached", "seconds", "step_seconds",
-    "step_seconds_low", "step_seconds_high", "compute_seconds", "transfer_seconds", "waiting_seconds",
+    "compute_seconds", "transfer_seconds", "waiting_seconds",
     "other_seconds", "bytes_sent", "bytes_received", "server_bytes_received", "samples_per_second", "loss", "outlier",
 }  # fmt: skip
-PARTS = ("compute_seconds", "transfer_seconds", "waiting_seconds", "other_seconds")
+# Of those of `scaling`, what a reader is shown.
+SHOWN = (
+    "strategy", "workers", "network", "scaling", "gradient_nbytes", "batch_size", "repeats", "outliers", "step_seconds",
+    "lowest", "highest", "speedup", "efficiency", "communication_share", "bytes_sent", "server_bytes_received",
+)  # fmt: skip
 
 OUTLIER_SCORE = 3.5
 LEAST_DEVIATION = 0.1  # of the median: three repeats that agree to a per cent make the fourth no outlier
@@ -36,16 +40,16 @@ def settings_of(table: pd.DataFrame) -> list[str]:
     return [name for name in table.columns if name not in MEASURED]
 
 
-def mark_outliers(table: pd.DataFrame, column: str = "step_seconds") -> pd.DataFrame:
+def mark_outliers(table: pd.DataFrame) -> pd.DataFrame:
     """`table` with a column `outlier`: true where a repeat is unlike the others of its setting.
 
     That is where its modified z-score 0.6745 |x − median| / MAD, with MAD the median absolute deviation, is above 3.5,
     and it lies more than 10 % from the median. Nothing is removed: medians do not mind, and a figure shows it. Source:
     Iglewicz and Hoaglin (1993), "How to detect and handle outliers"; where MAD is 0 their mean absolute deviation.
     """
-    _succeeded(table, column)
-    values = table.groupby(settings_of(table), dropna=False)[column]
-    deviation = (table[column] - values.transform("median")).abs()
+    _succeeded(table)
+    values = table.groupby(settings_of(table), dropna=False)["step_seconds"]
+    deviation = (table["step_seconds"] - values.transform("median")).abs()
     groups = deviation.groupby([table[name] for name in settings_of(table)], dropna=False)
     mad, mean = groups.transform("median"), groups.transform("mean")
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -54,35 +58,34 @@ def mark_outliers(table: pd.DataFrame, column: str = "step_seconds") -> pd.DataF
     return table.assign(outlier=(score > OUTLIER_SCORE) & far)
 
 
-def summary(table: pd.DataFrame, column: str = "step_seconds") -> pd.DataFrame:
+def summary(table: pd.DataFrame) -> pd.DataFrame:
     """A row a setting: medians over its repeats, their number, range and outliers; failed runs are left out.
 
     Returns:
-        What was run; the medians; `repeats`; `lowest` and `highest` of `column`, in its unit; `outliers`, how many.
+        What was run; the medians; `repeats`; `lowest` and `highest` step, in seconds; `outliers`, how many.
 
     Raises:
         JobError: if no run succeeded.
     """
-    marked = mark_outliers(_succeeded(table, column), column)
+    marked = mark_outliers(_succeeded(table))
     groups = marked.groupby(settings_of(table), dropna=False, sort=False)
     numbers = [name for name in MEASURED & set(table.columns) if pd.api.types.is_float_dtype(table[name])]
     medians = groups[sorted(numbers)].median()
-    spread = groups.agg(
-        repeats=(column, "size"), lowest=(column, "min"), highest=(column, "max"), outliers=("outlier", "sum")
-    )
+    spread = groups["step_seconds"].agg(repeats="size", lowest="min", highest="max")
+    spread["outliers"] = groups["outlier"].sum()
     return medians.join(spread).reset_index()
 
 
-def _succeeded(table: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The runs that have a number in `column`; raises JobError where there is none, with what went wrong."""
-    if column in table:
-        fine = table[(table["state"] == "succeeded") & table[column].notna()]
+def _succeeded(table: pd.DataFrame) -> pd.DataFrame:
+    """The runs that have `step_seconds`; raises JobError where there is none, with what went wrong."""
+    if "step_seconds" in table:
+        fine = table[(table["state"] == "succeeded") & table["step_seconds"].notna()]
         if len(fine):
             return fine
     said = failures(table)
     if said:
         raise JobError(f"no run succeeded; the first of {len(said)} that failed: {said[0]}")
-    raise JobError(f"no run has reported {column}; the job's script must, through place.report")
+    raise JobError("no run has reported step_seconds; the job's script must, through place.report")
 
 
 def scaling(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,9 +1,9 @@
-"""From a sweep of training steps with a few workers to what many would take: fit, test on what was left out, predict.
+"""From a sweep of training steps with a few workers to what many would take: fit, then predict.
 
     table = pd.read_parquet("build/scaling.parquet")             # of `experiment.measure_all`
-    print(fit_strategy(table, "ring"))                           # latency and bandwidth, with intervals
-    held_out(table, "ring", workers=[8])                         # predicted beside measured, for workers not fitted
-    predict(table, "ring", workers=[8, 64, 1000])                # closed form with interval, and the simulated clock
+    for (strategy, network), runs in swept(table):
+        print(fit_steps(runs))                                   # latency and bandwidth, with intervals
+        predict(runs, workers=[8, 64, 1000])                     # closed form with interval, and the simulated clock
 
 A step is what one worker computes, and communication. Computing is taken from runs with one worker, as if each worker
 had a core of its own; what is fitted is the rest of the step, in the runs with more.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,8 +39,8 @@ COSTS: Mapping[str, Callable[[Numbers, Numbers, Path], Numbers]] = {
 }
 
 
-def strategies(table: pd.DataFrame) -> list[str]:
-    """Those of `table` that can be predicted, in the order in which they come.
+def swept(table: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
+    """The runs of each strategy that can be predicted and each network, under (strategy, network), in their order.
 
     Raises:
         JobError: if the table lacks what a prediction needs, or there is none.
@@ -50,104 +51,66 @@ def strategies(table: pd.DataFrame) -> list[str]:
             f"the table lacks {', '.join(missing)}; it must be one of `workshop scaling measure` with "
             "jobs/measure_step, or another job whose script reports its parts as that one does"
         )
-    found = [name for name in dict.fromkeys(table["strategy"]) if name in COSTS]
-    if not found:
+    known = table[table["strategy"].isin(COSTS)]
+    if known.empty:
         raise JobError(f"strategies are {', '.join(set(table['strategy']))}; known are {', '.join(COSTS)}")
-    return found
+    return list(known.groupby(["strategy", "network"], sort=False))
 
 
-def communication(table: pd.DataFrame, strategy: str) -> pd.DataFrame:
-    """The runs of `strategy` that communicate: workers, nbytes, and `seconds`, the step without computing."""
-    fewest = 1 if strategy == "workshop_parameter_server" else 2  # one worker of a server communicates, too
-    own = table[
-        (table["strategy"] == strategy) & (table["state"] == "succeeded") & (table["workers"] >= fewest)
-    ]
-    seconds = own["step_seconds"] - own["compute_seconds"]
-    return own.assign(nbytes=own["gradient_nbytes"], seconds=seconds)[seconds > 0]
-
-
-def fit_strategy(table: pd.DataFrame, strategy: str, leave_out: Sequence[int] = ()) -> Fit:
-    """Latency and bandwidth from all runs of `strategy` but those with `leave_out` workers.
+def fit_steps(runs: pd.DataFrame) -> Fit:
+    """Latency and bandwidth from the runs of one strategy behind one network.
 
     Raises:
-        JobError: if there are too few runs, or they are of several networks.
+        JobError: if there are too few runs.
     """
-    rows = communication(table, strategy)
-    rows = rows[~rows["workers"].isin(leave_out)]
-    networks = sorted(set(rows["network"]))
-    if len(networks) > 1:
-        raise JobError(
-            f"network: the runs are of {' and '.join(networks)}; each has a bandwidth of its own, choose one"
-        )
-    if len(rows[["workers", "nbytes"]].drop_duplicates()) < 2:
+    strategy = runs["strategy"].iloc[0]
+    fewest = 1 if strategy == "workshop_parameter_server" else 2  # one worker of a server communicates, too
+    seconds = runs["step_seconds"] - runs["compute_seconds"]
+    rows = runs.assign(seconds=seconds)[
+        (runs["state"] == "succeeded") & (runs["workers"] >= fewest) & (seconds > 0)
+    ]
+    varied = rows[["workers", "gradient_nbytes"]]
+    if len(varied.drop_duplicates()) < 2:
         raise JobError(
             f"{strategy} was measured with {sorted(set(rows['workers']))} workers; it takes two numbers of "
             "workers, or two sizes, to tell latency and bandwidth apart"
         )
-    terms = path_terms(COSTS[strategy])
-    return fit(terms, [rows["workers"].to_numpy(), rows["nbytes"].to_numpy()], rows["seconds"].to_numpy())
+    return fit(path_terms(COSTS[strategy]), [*varied.to_numpy().T], rows["seconds"].to_numpy())
 
 
-def held_out(table: pd.DataFrame, strategy: str, workers: Sequence[int]) -> pd.DataFrame:
-    """Communication of the runs with these numbers of `workers`, predicted by a fit to all others.
-
-    Returns:
-        Columns workers, nbytes, measured, predicted, error (predicted over measured, less 1).
-
-    Raises:
-        JobError: as `fit_strategy`, or if no run has such a number of workers.
-    """
-    found = fit_strategy(table, strategy, leave_out=workers)
-    rows = communication(table, strategy)
-    rows = rows[rows["workers"].isin(workers)]
-    if rows.empty:
-        raise JobError(
-            f"no run of {strategy} has {' or '.join(map(str, workers))} workers, so none can be held out"
-        )
-    medians = rows.groupby(["workers", "nbytes"])["seconds"].median().rename("measured").reset_index()
-    predicted = found.predict(medians["workers"].to_numpy(), medians["nbytes"].to_numpy())
-    return medians.assign(predicted=predicted, error=predicted / medians["measured"] - 1)
-
-
-def predict(table: pd.DataFrame, strategy: str, workers: Sequence[int]) -> pd.DataFrame:
+def predict(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
     """A step with each of `workers`, for each size of model and batch that was measured with one worker.
 
     Returns:
-        Columns strategy, workers, nbytes, batch_size, `step_seconds` by the closed form with `low` and `high` (95 %),
-        `simulated_seconds` by the simulated clock, weak `efficiency`, and the `communication_share`.
+        Columns strategy, network, workers, nbytes, batch_size, `step_seconds` by the closed form with `low` and `high`
+        (95 %), `simulated_seconds` by the simulated clock, weak `efficiency`, and the `communication_share`.
 
     Raises:
-        JobError: as `fit_strategy`, or if nothing was measured with one worker.
+        JobError: as `fit_steps`, or if nothing was measured with one worker.
     """
-    found = fit_strategy(table, strategy)
-    path = path_of(found)
-    alone = table[(table["workers"] == 1) & (table["state"] == "succeeded")]
+    found = fit_steps(runs)
+    alone = runs[(runs["workers"] == 1) & (runs["state"] == "succeeded")]
     if alone.empty:
         raise JobError(
             "nothing was measured with 1 worker, so it is not known what computing takes by itself"
         )
-    computing = alone.groupby(["gradient_nbytes", "batch_size"])["compute_seconds"].median().reset_index()
-    rows = []
-    for nbytes, batch, compute in computing.itertuples(index=False):
-        for count in workers:
-            seconds, (low, high) = found.predict(count, nbytes), found.interval(count, nbytes)
-            step = compute + seconds
-            rows.append(
-                {
-                    "strategy": strategy,
-                    "workers": count,
-                    "nbytes": int(nbytes),
-                    "batch_size": int(batch),
-                    "step_seconds": step,
-                    "low": compute + low,
-                    "high": compute + high,
-                    "simulated_seconds": compute
-                    + simulated_communication(strategy, count, int(nbytes), path),
-                    "efficiency": compute / step,
-                    "communication_share": seconds / step,
-                }
-            )
-    return pd.DataFrame(rows)
+    alike = ["strategy", "network", "gradient_nbytes", "batch_size"]
+    computing = alone.groupby(alike)["compute_seconds"].median().reset_index()
+    table = computing.merge(pd.DataFrame({"workers": workers}), how="cross")
+    varied = table["workers"].to_numpy(), table["gradient_nbytes"].to_numpy()
+    seconds, (low, high) = found.predict(*varied), found.interval(*varied)
+    compute = table.pop("compute_seconds")
+    strategy, path = str(runs["strategy"].iloc[0]), path_of(found)
+    each = zip(*varied, strict=True)
+    simulated = [simulated_communication(strategy, int(n), int(size), path) for n, size in each]
+    return table.rename(columns={"gradient_nbytes": "nbytes"}).assign(
+        step_seconds=compute + seconds,
+        low=compute + low,
+        high=compute + high,
+        simulated_seconds=compute + simulated,
+        efficiency=compute / (compute + seconds),
+        communication_share=seconds / (compute + seconds),
+    )
 
 
 def simulated_communication(strategy: str, workers: int, nbytes: int, path: Path) -> float:

@@ -57,16 +57,16 @@ class TrainingMemory:
 
 
 def training_memory(
-    parameters: Numbers, optimizer: Optimizer = "adam", activations: float = 0, bytes_per_number: int = 4
+    parameters: Numbers, optimizer: Optimizer = "adam", activations: float = 0
 ) -> TrainingMemory:
-    """What it takes to train `parameters` numbers of `bytes_per_number` each; `activations` in bytes.
+    """What it takes to train `parameters` numbers of 32 bits; `activations` in bytes.
 
     Raises:
         ValueError: if the optimizer is unknown.
     """
     if optimizer not in OPTIMIZER_NUMBERS:
         raise ValueError(f"optimizer is {optimizer!r}; it must be one of {', '.join(OPTIMIZER_NUMBERS)}")
-    own = parameters * bytes_per_number
+    own = 4 * parameters
     return TrainingMemory(own, own, OPTIMIZER_NUMBERS[optimizer] * own, activations)
 
 
@@ -79,23 +79,17 @@ def mixed_precision_adam(parameters: Numbers) -> TrainingMemory:
     return TrainingMemory(2 * parameters, 2 * parameters, 12 * parameters)
 
 
-def zero_memory(
-    parameters: float,
-    workers: int,
-    stage: int,
-    optimizer: Optimizer = "adam",
-    bytes_per_number: int = 4,
-) -> TrainingMemory:
-    """What each of `workers` holds between two steps where data parallelism is sharded, as `training_memory`.
+def zero_memory(parameters: float, workers: int, stage: int) -> TrainingMemory:
+    """What each of `workers` holds between two steps with Adam, in 32 bits, where data parallelism is sharded.
 
     Raises:
-        ValueError: if the stage or the optimizer is unknown, or there is not at least one worker.
+        ValueError: if the stage is unknown, or there is not at least one worker.
     """
     if stage not in (0, 1, 2, 3):
         raise ValueError(f"stage is {stage}; it must be 0, 1, 2 or 3")
     if workers < 1:
         raise ValueError(f"workers is {workers}; there must be at least 1")
-    return sharded(training_memory(parameters, optimizer, 0, bytes_per_number), workers, stage)
+    return sharded(training_memory(parameters), workers, stage)
 
 
 def sharded(whole: TrainingMemory, workers: Numbers, stage: Numbers) -> TrainingMemory:
@@ -112,13 +106,13 @@ def sharded(whole: TrainingMemory, workers: Numbers, stage: Numbers) -> Training
     )
 
 
-def mlp_activation_nbytes(batch: int, widths: Sequence[int], bytes_per_number: int = 4) -> int:
-    """What the forward pass of a multilayer perceptron keeps for the backward pass, in bytes.
+def mlp_activation_nbytes(batch: int, widths: Sequence[int]) -> int:
+    """What the forward pass of a multilayer perceptron in 32 bits keeps for the backward pass, in bytes.
 
     `widths` are the sizes of its hidden layers and of its output. Each hidden layer's rectified values are the next
     layer's input, and kept once; the loss keeps its log-probabilities. The input itself was there before.
     """
-    return batch * sum(widths) * bytes_per_number
+    return 4 * batch * sum(widths)
 
 
 @dataclass(frozen=True)

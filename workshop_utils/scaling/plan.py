@@ -69,10 +69,6 @@ class PlanError(ValueError):
     """A run that cannot be planned as it is described; the message names what is wrong, and what would be right."""
 
 
-class PriceError(ValueError):
-    """A price that cannot be given; the message says why, and what would help."""
-
-
 @dataclass(frozen=True)
 class Choice:
     """A layout that can be used, and what becomes of the run with it; times in seconds or hours, prices in dollars."""
@@ -142,9 +138,10 @@ class Plan:
         """The cheapest, or with the objective "hours" the fastest, that can be used; None where nothing can."""
         return Choice.of(self.usable.iloc[0]) if len(self.usable) else None
 
-    def runner_ups(self, count: int = 5) -> list[Choice]:
-        """The best layouts on other kinds or numbers of machines than the best plan's."""
-        each = self.usable.drop_duplicates(["instance", "machines"]).iloc[1 : 1 + count]
+    @property
+    def runner_ups(self) -> list[Choice]:
+        """The best layouts on other kinds or numbers of machines than the best plan's, five at most."""
+        each = self.usable.drop_duplicates(["instance", "machines"]).iloc[1:6]
         return [Choice.of(row) for _, row in each.iterrows()]
 
     @cached_property
@@ -221,9 +218,8 @@ class Plan:
             "",
             self.verdict if self.best is None else f"Best: {self.best}",
         ]
-        others = self.runner_ups()
-        if others:
-            lines += ["", "Runners-up on other machines:", *(f"  {each}" for each in others)]
+        if self.runner_ups:
+            lines += ["", "Runners-up on other machines:", *(f"  {each}" for each in self.runner_ups)]
         lines += ["", f"{self.rejected.sum():,} of {len(self.table):,} layouts are out:"]
         lines += [f"  {count:>9,}  {REASONS[str(reason)]}" for reason, count in self.rejected.items()]
         lines += ["", *self.notes]
@@ -238,7 +234,7 @@ class Plan:
             "steps": self.steps,
             "batch_tokens": self.batch_tokens,
             "best": asdict(self.best) if self.best else None,
-            "runner_ups": [asdict(each) for each in self.runner_ups()],
+            "runner_ups": [asdict(each) for each in self.runner_ups],
             "layouts": len(self.table),
             "rejected": {str(reason): int(count) for reason, count in self.rejected.items()},
             "verdict": self.verdict,
@@ -275,9 +271,8 @@ def plan_run(
         mfu, hours and dollars. `reason` is "fits" or one of REASONS. What was not asked for is NaN.
 
     Raises:
-        PlanError: for a number that cannot be, or no instance to look at.
+        PlanError: for a number that cannot be, no instance to look at, or one without a price.
         CatalogueError: for an unknown model or instance, or a file that is wrong.
-        PriceError: for an instance without a price.
     """
     transformer = catalogue.model(model)
     limit = _checked_deadline(deadline) / HOUR
@@ -286,10 +281,6 @@ def plan_run(
             raise PlanError(f"{name} is {value}; it must be more than 0")
         if value == math.inf:
             raise PlanError(f"{name} is {value}; it must be finite")
-    if objective not in ("dollars", "hours"):
-        raise PlanError(f"objective is {objective!r}; it must be 'dollars' or 'hours'")
-    if not machines or min(machines) < 1:
-        raise PlanError(f"machines is {list(machines)}; it must have numbers of at least 1")
     kinds, notes = _kinds(instances)
     sequences = max(1, round((batch_tokens or transformer.batch_tokens) / transformer.sequence))
     batch = sequences * transformer.sequence
@@ -402,10 +393,10 @@ def price(machine: Instance, machines: Any, hours: Any) -> Any:
     counts.
 
     Raises:
-        PriceError: if the catalogue has no price for the instance.
+        PlanError: if the catalogue has no price for the instance.
     """
     if machine.dollars_an_hour is None:
-        raise PriceError(
+        raise PlanError(
             f"{machine.name}: no price to rely on is known; give one as dollars_an_hour in a file of instances"
         )
     return machine.dollars_an_hour * machines * np.maximum(hours, LEAST_HOURS)

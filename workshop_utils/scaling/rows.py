@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.runs import Run
-from workshop_utils.scaling.communication import seconds_by_repeat
+from workshop_utils.scaling.communication import seconds_by_nbytes
 
 BATCH = "batch-size"  # the argument that says how many examples a worker takes in a step
 
@@ -18,19 +17,17 @@ BATCH = "batch-size"  # the argument that says how many examples a worker takes 
 def rows_of(job: TrainingJob, run: Run) -> Iterator[dict[str, Any]]:
     """What a finished run has reported: one row, or for a job that measures all-reduces one for each size.
 
-    Of training steps: `step_seconds`, the median step of the slowest worker, and its quartiles `step_seconds_low` and
-    `step_seconds_high`; the parts of `parts_of`; bytes that a worker and the busiest server send and receive in a step;
-    `samples_per_second` of all workers. The first step, in which connections open up, is left out. Of all-reduces:
-    `nbytes` and `seconds`, the median of repeats.
+    Of training steps: `step_seconds`, the median step of the slowest worker; the parts of `parts_of`; bytes that a
+    worker and the busiest server send and receive in a step; `samples_per_second` of all workers. The first step, in
+    which connections open up, is left out. Of all-reduces: `nbytes` and `seconds`, the median of repeats.
     """
     metrics = run.metrics
     if "step_seconds" in metrics:
         yield _steps(job, metrics)
     elif "all_reduce_seconds" in metrics:
-        repeats = seconds_by_repeat(run)
         calls = int(job.arguments.get("calls", 1))
-        for nbytes, seconds in (repeats.groupby("nbytes")["seconds"].median() / calls).items():
-            yield {"nbytes": int(str(nbytes).split(".")[0]), "seconds": float(seconds)}
+        for nbytes, seconds in seconds_by_nbytes(job, run).items():
+            yield {"nbytes": nbytes, "seconds": seconds / calls}
     else:
         throughput = metrics.groupby("worker")["samples_per_second"].median().sum(min_count=1)
         yield {"samples_per_second": float(throughput)}
@@ -41,8 +38,7 @@ def _steps(job: TrainingJob, metrics: pd.DataFrame) -> dict[str, Any]:
     if steps["step"].nunique() > 1:
         steps = steps[steps["step"] > steps["step"].min()]
     slowest = steps.groupby("step")["step_seconds"].max()
-    low, median, high = np.percentile(slowest, [25, 50, 75])
-    row: dict[str, Any] = {"step_seconds": median, "step_seconds_low": low, "step_seconds_high": high}
+    row: dict[str, Any] = {"step_seconds": float(slowest.median())}
     if "communication_seconds" in steps:
         row |= {name: float(values.median()) for name, values in parts_of(steps).items()}
     if "gradient_nbytes" in steps:
@@ -54,7 +50,7 @@ def _steps(job: TrainingJob, metrics: pd.DataFrame) -> dict[str, Any]:
     if "bytes_received" in servers and len(servers):
         row["server_bytes_received"] = float((servers["bytes_received"] / servers["step"]).max())
     if BATCH in job.arguments:
-        row["samples_per_second"] = job.workers * int(job.arguments[BATCH]) / median
+        row["samples_per_second"] = job.workers * int(job.arguments[BATCH]) / row["step_seconds"]
     row["loss"] = float(steps[steps["step"] == steps["step"].max()]["loss"].mean())
     return row
 
