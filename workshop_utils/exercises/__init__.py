@@ -132,6 +132,14 @@ def shown(values: np.ndarray) -> str:
     return f"{float(values):.6g}" if values.ndim == 0 else np.array2string(values, precision=4, threshold=20)
 
 
+def result_of(answer: Callable[..., Any], *arguments: Any) -> Any:
+    """What the learner's function gives. Raises NotYet where it gives nothing."""
+    got = answer(*arguments)
+    if is_missing(got):
+        raise NotYet("your function gave nothing: write it, then run this again.")
+    return got
+
+
 def line_of(error: Exception, answer: object) -> str:
     """Where in the learner's own function it stopped; of several functions, which one."""
     if isinstance(answer, tuple):
