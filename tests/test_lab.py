@@ -129,35 +129,21 @@ def test_that_it_is_built_or_why_not_is_said_when_it_is_known(
     opened.process.communicate(timeout=SECONDS)
 
 
-def test_a_folder_that_jupyterlab_would_not_show_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=f"folder is '{tmp_path}'; it must be below"):
-        lab.open_lab(tmp_path)
-
-
 # Jobs that need it
 
 
-@pytest.mark.parametrize(
-    ("is_built", "outcome"),
-    [(True, "Horovod is ready."), (False, "Horovod could not be built, or its build was ended.")],
-)
 def test_a_job_waits_for_horovod_and_shows_how_far_it_is(
-    is_built: bool, outcome: str,
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     steps = iter([PROGRESS.format(42), PROGRESS.format(43), None])
     monkeypatch.setattr(horovod_build, "in_progress", lambda: next(steps))
-    monkeypatch.setattr(horovod_build, "is_installed", lambda: is_built)
-    script = (
-        "from workshop_utils import place\nif place.here().rank > 9:\n    import horovod.torch\nprint('on')"
-    )
-    run = Local().launch(make_job(script, strategy="single")).wait(SECONDS)
+    monkeypatch.setattr(horovod_build, "is_installed", lambda: True)
+    run = Local().launch(make_job("print('on')\nif False:\n    import horovod.torch")).wait(SECONDS)
     assert [line.text for line in run.logs()] == ["on"]
     first, second, last = capsys.readouterr().out.removeprefix("\r").split("\r")
     assert first == f"{PROGRESS.format(42)}. The job starts when that is finished."
     assert second.startswith(PROGRESS.format(43))
-    assert last.rstrip() == outcome
-    assert len(last.rstrip("\n")) >= len(second)  # each line covers the one before
+    assert last.rstrip() == "Horovod is ready."
 
 
 def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_like(
@@ -165,9 +151,13 @@ def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_li
 ) -> None:
     monkeypatch.setattr(horovod_build, "in_progress", lambda: None)
     monkeypatch.setattr(lab.importlib.util, "find_spec", lambda _: None)
-    careful = "try:\n    import horovod_\nexcept ImportError:\n    print('without')"
-    careful = careful.replace("horovod_", "horovod.nothing_of_this_name")
-    run = Local().launch(make_job(careful, strategy="single")).wait(SECONDS)
+    careful = """
+        try:
+            import horovod.nothing_of_this_name
+        except ImportError:
+            print("without")
+    """
+    run = Local().launch(make_job(careful)).wait(SECONDS)
     assert [line.text for line in run.logs()] == ["without"]
     with pytest.raises(
         JobError, match=r"strategy is 'horovod', but Horovod is not installed; `workshop install-horo"
