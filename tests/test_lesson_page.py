@@ -122,10 +122,3 @@ def test_a_picture_of_the_text_is_in_the_page_wherever_the_page_goes(tmp_path):
     (image,) = body_of(text("![A ring.](../images/a%20ring.svg)"), notebook=notebook).select("img")
     assert image["src"] == "data:image/svg+xml;base64," + base64.b64encode(b"<svg/>").decode()
     assert image["alt"] == "A ring."
-
-
-def test_the_executed_notebook_stays_as_it_was():
-    executed = nbformat.v4.new_notebook(cells=[output({WIDGET_VIEW: {"model_id": "1"}, "text/plain": "3"})])
-    before = nbformat.writes(executed)
-    lesson_page(executed, Path("00_lesson.ipynb"))
-    assert nbformat.writes(executed) == before

@@ -119,8 +119,7 @@ def _system() -> Finding:
 
 def _horovod() -> Finding:
     recipe = horovod_build.installed_recipe() or {}
-    means = "Gloo" if recipe.get("mpi") == horovod_build.GLOO_ONLY else "Gloo and MPI"
-    text = f"{recipe.get('horovod')}, built for PyTorch and TensorFlow, with {means}"
+    text = f"{recipe.get('horovod')}, built for PyTorch and TensorFlow, with Gloo and MPI"
     otherwise = "not installed, or not built for the PyTorch and TensorFlow that are"
     is_installed = horovod_build.is_installed()
     return _check("Horovod", is_installed, text, otherwise, "workshop install-horovod", "missing")

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
+from conftest import alive
 from playwright.sync_api import Browser, Error, Locator, Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
@@ -42,18 +44,15 @@ SETTINGS = {
 THEME = "apputils-extension/themes"
 
 
-class NoBrowser(Exception):
-    """There is no Chromium to drive; the message says how to get one."""
-
-
 def chromium() -> str:
-    """The path of the browser: CHROMIUM, or the first of its usual names. Raises NoBrowser where there is none."""
+    """The path of the browser: CHROMIUM, or the first of its usual names; without one the tests end with a sentence."""
     wanted = os.environ.get("CHROMIUM")
-    found = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, CHROMIUM)), None)
+    found = next(filter(None, map(shutil.which, [wanted] if wanted else CHROMIUM)), None)
     if found is None:
-        raise NoBrowser(
+        pytest.exit(
             f"there is no browser {wanted or ', '.join(CHROMIUM)}. Install Chromium (Debian: apt-get install chromium; "
-            "Fedora: dnf install chromium; macOS: brew install --cask chromium), or name its program in CHROMIUM"
+            "Fedora: dnf install chromium; macOS: brew install --cask chromium), or name its program in CHROMIUM",
+            returncode=1,
         )
     return found
 
@@ -78,7 +77,7 @@ class Lab:
             found = psutil.Process(self.server.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
-        return [process for process in found if _lives(process)]
+        return [process for process in found if alive(process.pid)]
 
     @contextlib.contextmanager
     def notebook(self, path: str, width: int = 1280, height: int = 900) -> Iterator[Notebook]:
@@ -140,10 +139,6 @@ class Notebook:
     def interrupt(self) -> None:
         self.menu("Kernel", "Interrupt Kernel")
 
-    def restart_and_run_all(self) -> None:
-        self.menu("Kernel", "Restart Kernel and Run All Cells")
-        self.page.locator(".jp-Dialog .jp-mod-accept").click()
-
     def run_cell(self, index: int) -> None:
         """Run one code cell, by a click into it and Shift+Enter, and wait until it has begun."""
         before = self.prompts()[index]
@@ -181,12 +176,6 @@ class Notebook:
             return done()
 
         self.until(done_for_good, seconds, "the last cell to end")
-
-    def wait_for_figure(self, seconds: float) -> None:
-        """Wait until the first figure is on the page."""
-        self.until(
-            lambda: self.page.locator(FIGURE).count() or "[*]:" not in self.prompts(), seconds, "a figure"
-        )
 
     def hide_files(self) -> None:
         """Close the list of files at the left, as whoever reads in a narrow window does."""
@@ -253,11 +242,7 @@ class Notebook:
 
 @contextlib.contextmanager
 def running_lab(folder: Path) -> Iterator[Lab]:
-    """A JupyterLab on a copy of the workshop in `folder`, and a browser; both end with the block.
-
-    Raises:
-        NoBrowser: if there is no Chromium.
-    """
+    """A JupyterLab on a copy of the workshop in `folder`, and a browser; both end with the block."""
     program = chromium()
     for name in COPIED:
         if (ROOT / name).is_dir():
@@ -342,13 +327,6 @@ def _write_setting(folder: Path, name: str, value: dict[str, Any]) -> None:
     file = folder / ".jupyter" / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(value))
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 CONTRAST = """least => {

@@ -1,9 +1,9 @@
-"""Checks of the lessons' exercises and predictions: each says what is wrong, not only that it is.
+"""Checks of the lessons' exercises: each says what is wrong, not only that it is.
 
 A learner hands over what they wrote and reads a sentence. Nothing is raised, so a notebook whose exercises are
 unsolved still runs to its end:
 
-    exercises.prediction(None, 19.6, "times")     # Not yet: write down what you expect, then run this again.
+    one_worker.amdahl(...)                        # Not yet: put your answer in place of the dots, then run this again.
     one_worker.amdahl(my_speedup)                 # Wrong: speed-up with 1 worker gave 20; it must be 1 ...
 
 Here is what all lessons share; each lesson's own checks have a module beside this one. Questions whose answer is a
@@ -104,24 +104,6 @@ def expect(
         raise Wrong(f"{what} has shape {values.shape}; it must be {target.shape}{reason}.")
     if not np.allclose(values, target, rtol=tolerance, atol=tolerance * float(np.abs(target).max(initial=0))):
         raise Wrong(f"{what} gave {shown(values)}; it must be {shown(target)}{reason}.")
-
-
-def prediction(predicted: float | None, actual: float, unit: str = "", within: float = 0.1) -> Verdict:
-    """How far `predicted` lies from `actual`; "not yet" for None. A relative error of `within` counts as right."""
-    if is_missing(predicted):
-        return Verdict("not yet", "write down what you expect, then run this again.")
-    try:
-        guess = float(predicted)  # type: ignore[arg-type]  # None has left above
-    except (TypeError, ValueError):
-        return Verdict("wrong", f"{predicted!r} is no number.")
-    said = f"you predicted {guess:,g} {unit}".rstrip()
-    found = f"it is {actual:,.3g} {unit}".rstrip()
-    if math.isclose(guess, actual, rel_tol=within):
-        return Verdict("right", f"{said}, {found}.")
-    if guess <= 0 or actual <= 0 or max(guess / actual, actual / guess) < 1.5:
-        return Verdict("wrong", f"{said}, {found}.")
-    factor = max(guess / actual, actual / guess)
-    return Verdict("wrong", f"{said}, {found}: {factor:,.2g} times {'less' if guess > actual else 'more'}.")
 
 
 def is_missing(answer: object) -> bool:
