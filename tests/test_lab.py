@@ -108,23 +108,13 @@ def test_a_killed_jupyterlab_takes_the_build_with_it(opened: OpenLab, watch: Wat
     assert watch.eventually(lambda: not any(map(watch.alive, builders)), SECONDS)
 
 
-@pytest.mark.parametrize(
-    ("install", "lines"),
-    [
-        ("return", ["Horovod 0.28.1 is compiled and installed."]),
-        (
-            "raise horovod_build.SetupError('No compiler.\\n    Install one.')",
-            ["Horovod is not installed. No compiler.", "    Install one."],
-        ),
-    ],
-)
-def test_that_it_is_built_or_why_not_is_said_when_it_is_known(
-    install: str, lines: list[str], tmp_path: Path
-) -> None:
-    opened = OpenLab(tmp_path, BUILD.replace("    with", f"    {install}\n    with"))
+def test_why_it_is_not_built_is_said_when_it_is_known(tmp_path: Path) -> None:
+    fails = "    raise horovod_build.SetupError('No compiler.\\n    Install one.')\n    with"
+    opened = OpenLab(tmp_path, BUILD.replace("    with", fails))
     assert opened.process.stdout is not None
     assert "Horovod compiles in the background" in opened.process.stdout.readline()
-    assert [opened.process.stdout.readline().rstrip() for _ in lines] == lines
+    lines = [opened.process.stdout.readline() for _ in range(2)]
+    assert lines == ["Horovod is not installed. No compiler.\n", "    Install one.\n"]
     (tmp_path / "end").touch()
     opened.process.communicate(timeout=SECONDS)
 
@@ -168,23 +158,19 @@ def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_li
 # Cells that measure
 
 
-@pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
-    yield InteractiveShell.instance()
-    InteractiveShell.clear_instance()
-
-
 def test_a_longer_cell_says_that_horovod_compiles_until_it_does_no_more(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     progress = [PROGRESS.format(42)] * 5
     monkeypatch.setattr(horovod_build, "in_progress", lambda: progress.pop() if progress else None)
     monkeypatch.setattr(lab, "MEASURING_SECONDS", 0.5)
+    shell = InteractiveShell.instance()
     lab.mention_build()
     lab.mention_build()  # as when the first cell is run again
     notes = []
     for seconds in (0, 0.6, 0.6, 0.6):
         shell.run_cell(f"import time; time.sleep({seconds})")
         notes.append(capsys.readouterr().out)
+    InteractiveShell.clear_instance()
     warning = "in the background: times measured in this cell may be too long.)\n"
     assert notes == ["", f"({PROGRESS.format(42)}, {warning}", f"(Horovod was being compiled, {warning}", ""]

@@ -106,14 +106,6 @@ def test_a_question_shows_its_answers_though_its_buttons_had_a_state():
     assert book.needed(page) == []
 
 
-def test_sliders_with_a_picture_beside_them_show_the_picture():
-    png = base64.b64encode(b"a picture").decode()
-    cell = output({WIDGET_VIEW: {"model_id": "1"}, "image/png": png, "text/plain": "plan"})
-    cell.outputs[0].metadata = {"image/png": {"width": 8, "height": 4, "alt": "Hours and price."}}
-    (image,) = body_of(cell, widgets={WIDGET_STATE: {"state": {"1": {}}}}).select("img")
-    assert (image["src"], image["alt"]) == (f"data:image/png;base64,{png}", "Hours and price.")
-
-
 def test_a_picture_of_the_text_is_in_the_page_wherever_the_page_goes(tmp_path):
     for folder in ("images", "notebooks"):
         (tmp_path / folder).mkdir()

@@ -63,25 +63,16 @@ def test_code_cells_fit_a_glance(notebook):
     assert len(longest.source.splitlines()) <= 18, longest.source
 
 
-def test_it_begins_and_ends_with_words(notebook):
-    assert notebook.cells[0].cell_type == "markdown"
-    assert notebook.cells[-1].cell_type == "markdown"
-
-
 def test_no_state_of_widgets_is_kept(notebook):
     assert "widgets" not in notebook.metadata
     for cell in code_cells(notebook):
         assert not any(WIDGET_VIEW in output.get("data", {}) for output in cell.outputs), cell.source
 
 
-def test_each_exercise_ends_with_its_check_and_has_a_solution_that_is_right(notebook):
+def test_each_exercise_is_shown_unsolved_and_has_a_folded_solution_that_is_right(notebook):
     exercises = [cell for cell in code_cells(notebook) if "exercise" in tags(cell)]
     solutions = [cell for cell in code_cells(notebook) if "solution" in tags(cell)]
     assert 1 <= len(exercises) == len(solutions)
-    for cell in (*exercises, *solutions):
-        check = ast.parse(cell.source).body[-1]
-        assert isinstance(check, ast.Expr), cell.source
-        assert isinstance(check.value, ast.Call), cell.source
     for cell in solutions:
         assert any(said(output).startswith("Right: ") for output in cell.outputs), cell.source
         assert cell.metadata.jupyter.source_hidden

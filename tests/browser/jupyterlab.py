@@ -212,11 +212,6 @@ class Notebook:
         """All text below the code cell of this index."""
         return "\n".join(self.cells.nth(index).locator(OUTPUT).all_inner_texts())
 
-    def hard_to_read(self, least_contrast: float) -> list[str]:
-        """Words whose colour hardly differs from what is behind them (WCAG 2.1's contrast ratio)."""
-        found: list[str] = self.page.evaluate(CONTRAST, least_contrast)
-        return found
-
     def photograph(self, folder: Path, name: str) -> None:
         """Keep what a reader sees, window after window, as NAME-01.png and so on."""
         width = self.page.viewport_size["width"] if self.page.viewport_size else 1280
@@ -327,42 +322,3 @@ def _write_setting(folder: Path, name: str, value: dict[str, Any]) -> None:
     file = folder / ".jupyter" / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(value))
-
-
-CONTRAST = """least => {
-  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-  const parse = colour => {
-    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
-    return [r, g, b, a / 255];
-  };
-  const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
-  const luminance = colour => [0.2126, 0.7152, 0.0722].reduce((sum, weight, i) => {
-    const c = colour[i] / 255;
-    return sum + weight * (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-  }, 0);
-  const behind = element => {
-    const layers = [];
-    for (let at = element; at; at = at.parentElement) {
-      const colour = parse(getComputedStyle(at).backgroundColor);
-      if (colour[3] > 0) layers.push(colour);
-      if (colour[3] === 1) break;
-    }
-    return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255, 1]);
-  };
-  const found = new Set();
-  const places = '.jp-OutputArea-output, .jp-MarkdownOutput';
-  for (const place of document.querySelectorAll(places)) {
-    const walk = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
-    for (let node = walk.nextNode(); node; node = walk.nextNode()) {
-      const element = node.parentElement, text = node.textContent.trim();
-      if (!text || !element.getClientRects().length || element.closest('.MathJax, mjx-container, style, svg')) continue;
-      if (element.closest('.jp-InternalAnchorLink')) continue;  // shown on hover alone
-      const below = behind(element), ink = over(parse(getComputedStyle(element).color), below);
-      const [low, high] = [luminance(ink), luminance(below)].sort((a, b) => a - b);
-      const ratio = (high + 0.05) / (low + 0.05);
-      if (ratio < least) found.add(`${text.slice(0, 60)} (${ratio.toFixed(1)})`);
-    }
-  }
-  return [...found];
-}"""

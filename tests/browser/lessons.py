@@ -22,9 +22,7 @@ LESSONS = [Path(name).name for name in os.environ.get("NOTEBOOKS", "").split()] 
 )
 LESSON_SECONDS = 600
 NARROW, WIDE = 640, 1280
-LEAST_CONTRAST = (
-    2.8  # WCAG 2.1 asks 4.5 of small text; JupyterLab's own comments, links and brackets have less
-)
+
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(2 * LESSON_SECONDS + 300)]
 
 
@@ -100,7 +98,6 @@ def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab: 
         assert not notebook.errors()
         assert all(prompt != "[ ]:" for prompt in notebook.prompts()), "a cell did not run"
         check_figures(notebook, name)
-        assert notebook.hard_to_read(LEAST_CONTRAST) == []
         answers = notebook.verdicts()
         assert sum(answer.startswith("Right: ") for answer in answers) >= solutions(name)
         notebook.page.set_viewport_size({"width": NARROW, "height": 900})
@@ -111,7 +108,6 @@ def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab: 
         notebook.page.wait_for_selector("body[data-jp-theme-light='false']", state="attached")
         notebook.page.set_viewport_size({"width": WIDE, "height": 900})
         notebook.photograph(pictures, "dark")
-        assert notebook.hard_to_read(LEAST_CONTRAST) == []
 
 
 def test_closing_a_lesson_ends_its_kernel_and_all_that_it_started(lab: Lab) -> None:
