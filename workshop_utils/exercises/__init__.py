@@ -123,23 +123,14 @@ def result_of(answer: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def line_of(error: Exception, answer: object) -> str:
-    """Where in the learner's own function it stopped; of several functions, which one."""
-    if isinstance(answer, tuple):
-        for part in answer:
-            for frame, line in traceback.walk_tb(error.__traceback__):
-                if frame.f_code is getattr(part, "__code__", None):
-                    return (
-                        f" (line {line - frame.f_code.co_firstlineno + 1} of your `{frame.f_code.co_name}`)"
-                    )
-    code = getattr(answer, "__code__", None)
-    if code is None:
-        return ""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == code.co_filename]
-    return (
-        f" (line {own[-1].lineno - code.co_firstlineno + 1} of your function)"
-        if own and own[-1].lineno
-        else ""
-    )
+    """Where in the learner's own function it stopped; of several functions, in which one."""
+    functions = answer if isinstance(answer, tuple) else (answer,)
+    codes = [function.__code__ for function in functions if hasattr(function, "__code__")]
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_code in codes:
+            name = "function" if len(functions) == 1 else f"`{frame.f_code.co_name}`"
+            return f" (line {line - frame.f_code.co_firstlineno + 1} of your {name})"
+    return ""
 
 
 def number(

@@ -85,18 +85,13 @@ class Choice:
         # The letters are text: Jupyter's style sheets number a list 1, 2, 3, whatever its type.
         items = "".join(f"<li>{html.escape(self._label(letter))}</li>" for letter in self.answers)
         static = f'<ul style="list-style:none; margin:0">{items}</ul>'
-        bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": static}
-        buttons = self._buttons()
-        if buttons is not None:
-            # A front end shows the richest form that it can: buttons while a kernel answers, the list anywhere else.
-            bundle[WIDGET_VIEW] = buttons._repr_mimebundle_()[WIDGET_VIEW]
-        return bundle
+        buttons = self._buttons()._repr_mimebundle_()[WIDGET_VIEW]
+        # A front end shows the richest form that it can: buttons while a kernel answers, the list anywhere else.
+        return {"text/plain": repr(self), "text/html": static, WIDGET_VIEW: buttons}
 
     def _buttons(self) -> Any:
-        try:
-            import ipywidgets
-        except ModuleNotFoundError:
-            return None
+        import ipywidgets  # here, since only a notebook shows them
+
         buttons = ipywidgets.RadioButtons(
             options=[(self._label(letter), letter) for letter in self.answers],
             value=self.chosen,
