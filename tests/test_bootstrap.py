@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,23 +83,6 @@ def test_changed_requirements_a_lost_python_or_another_place_ask_for_a_new_set_u
     changed = change(checkout)
     assert not bootstrap.is_current(changed, READY)
     assert not bootstrap.is_current(changed, PACKAGES)
-
-
-def test_a_second_set_up_at_the_same_time_waits_and_then_finds_all_done(
-    checkout: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    second = threading.Thread(target=bootstrap.set_up, args=(checkout,))
-
-    def slow() -> None:
-        second.start()
-        second.join(1)  # it has to wait for this one, and must not get further
-        steps.append("horovod")
-
-    monkeypatch.setattr(horovod_build, "install", slow)
-    bootstrap.set_up(checkout)
-    second.join(30)
-    assert steps == STEPS
-    assert "Another set-up of this folder is running" in capsys.readouterr().err
 
 
 # The machine
