@@ -110,16 +110,11 @@ def test_a_cache_that_cannot_be_written_is_named(
         environment.build()
 
 
-def test_every_version_is_fixed_and_nothing_that_was_asked_for_is_missing() -> None:
-    files = list(REQUIREMENTS.glob("*.in"))
-    assert files
-    for file in files:
-        wanted, fixed = (
-            [line.split("#")[0].strip() for line in path.read_text().splitlines() if line[0] not in " #"]
-            for path in (file, file.with_suffix(".txt"))
-        )
-        assert all(re.fullmatch(r"[\w.-]+(\[[\w,-]+\])?==\S+( ; .+)?", line) for line in fixed)
-        assert {re.match(r"[\w.-]+", line)[0] for line in wanted} <= {  # type: ignore[index]
-            re.match(r"[\w.-]+", line)[0]
-            for line in fixed  # type: ignore[index]
-        }
+@pytest.mark.parametrize("wanted", list(REQUIREMENTS.glob("*.in")), ids=lambda path: path.stem)
+def test_every_version_is_fixed_and_nothing_that_was_asked_for_is_missing(wanted: Path) -> None:
+    lines = re.findall(r"^[^\s#].*", wanted.with_suffix(".txt").read_text(), re.MULTILINE)
+    fixed = [re.fullmatch(r"([\w.-]+)(\[[\w,-]+\])?==\S+( ; .+)?", line.split("  #")[0]) for line in lines]
+    assert all(fixed)
+    assert set(re.findall(r"^[\w.-]+", wanted.read_text(), re.MULTILINE)) <= {
+        line[1] for line in fixed if line
+    }
