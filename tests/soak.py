@@ -14,14 +14,12 @@ import argparse
 import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +79,9 @@ def main() -> int:
     counted: Counter[tuple[str, str]] = Counter()
     misses = []
     began = time.monotonic()
-    with a_temporary_folder_of_our_own() as root:
+    with tempfile.TemporaryDirectory(prefix="soak-", ignore_cleanup_errors=True) as folder:
+        tempfile.tempdir = os.environ["TMPDIR"] = folder
+        root = Path(folder)
         before = what_is_there(root)
         for number in range(given.launches):
             (kind,) = chance.choices(KINDS, [kind.weight for kind in KINDS])
@@ -90,16 +90,13 @@ def main() -> int:
             try:
                 (launch_elsewhere if fate in ELSEWHERE else launch_here)(kind, fate, chance)
                 counted[kind.job, fate] += 1
+                print(".", end="", flush=True)
                 look(root, before)
             except Left as left:
                 misses.append(f"launch {number}, {kind.job}, {fate}: {left}")
-                print(misses[-1], flush=True)
+                print(f"\n{misses[-1]}", flush=True)
                 clear(before)
-            if (number + 1) % 50 == 0:
-                print(
-                    f"{number + 1} launches, {time.monotonic() - began:.0f} s, {len(misses)} misses",
-                    flush=True,
-                )
+    print()
     for (job, fate), count in sorted(counted.items()):
         print(f"{job:<30} {fate:<20} {count:4}")
     print(
@@ -163,16 +160,6 @@ def described(kind: Kind, chance: random.Random) -> TrainingJob:
     )
 
 
-@contextlib.contextmanager
-def a_temporary_folder_of_our_own() -> Iterator[Path]:
-    root = Path(tempfile.mkdtemp(prefix="soak-"))
-    tempfile.tempdir = os.environ["TMPDIR"] = str(root)
-    try:
-        yield root
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-
-
 def what_is_there(root: Path) -> dict[str, set[object]]:
     """All that a run could leave."""
     processes = marked_processes()
@@ -202,9 +189,7 @@ def look(root: Path, before: dict[str, set[object]]) -> None:
         return {what: things for what, things in found.items() if things}
 
     if not eventually(lambda: not left(), ENDING_SECONDS):
-        raise Left(
-            f"left behind: {left()}, {[marked_processes().get(pid) for pid in left().get('processes', ())]}"
-        )
+        raise Left(f"left behind: {left()}, among the processes {marked_processes()}")
 
 
 def clear(before: dict[str, set[object]]) -> None:

@@ -46,23 +46,6 @@ def test_a_job_that_fails_is_started_again_when_asked_to(make_job):
     done = launch(job, "--restarts", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[worker-0] step 7") == 3
-    done = launch(job, "--restarts", "1")
-    assert done.returncode == 1
-    assert f"{job.name} had been restarted once before." in done.stderr
-
-
-def test_render_shows_the_command_without_the_run_s_secret(make_job):
-    done = launch(make_job("", strategy="ring", workers=2), "--render", "-a", "epochs=7")
-    assert done.returncode == 0, done.stderr
-    assert "train.py --epochs 7" in done.stdout
-    assert "WORKSHOP_SECRET=****" in done.stdout
-
-
-def test_a_mistake_is_answered_in_one_sentence(make_job):
-    done = launch(make_job(""), "--workers", "0")
-    assert done.returncode == 2
-    assert "workers is 0" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_a_failing_worker_gives_exit_code_one_and_its_last_lines(make_job):

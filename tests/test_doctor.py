@@ -5,24 +5,21 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from workshop_utils import doctor, horovod_build
 
 
-@pytest.fixture
 def findings():
-    return lambda: {finding.subject: finding for finding in doctor.examine()}
+    return {finding.subject: finding for finding in doctor.examine()}
 
 
-def test_this_environment_has_what_the_lessons_need(findings):
+def test_this_environment_has_what_the_lessons_need():
     found = findings()
     assert {"PyTorch", "TensorFlow", "Horovod", "MPI", "build tools", "slow networks"} <= set(found)
     assert [finding for finding in found.values() if finding.state == "missing"] == []
     assert not re.search(r"/home|/root|/usr|\.venv", "\n".join(map(str, found.values())))  # nobody's paths
 
 
-def test_what_is_missing_comes_with_what_to_do_and_is_counted(findings, monkeypatch, tmp_path, capsys):
+def test_what_is_missing_comes_with_what_to_do_and_is_counted(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     found = findings()
@@ -33,7 +30,7 @@ def test_what_is_missing_comes_with_what_to_do_and_is_counted(findings, monkeypa
     assert "\n1 to mend before all lessons can run here." in printed
 
 
-def test_a_machine_that_lacks_something_is_told_what_that_costs(findings, monkeypatch):
+def test_a_machine_that_lacks_something_is_told_what_that_costs(monkeypatch):
     monkeypatch.setattr(doctor.network, "availability", lambda: "none")
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     found = findings()
@@ -42,18 +39,10 @@ def test_a_machine_that_lacks_something_is_told_what_that_costs(findings, monkey
     assert "run.stop()" in found["clean-up"].remedy
 
 
-@pytest.mark.parametrize(
-    ("change", "state", "text"),
-    [
-        ({"torch": "torch-1.0.0"}, "missing", "not built for the PyTorch and TensorFlow that are"),
-        ({"mpi": horovod_build.GLOO_ONLY}, "good", "built for PyTorch and TensorFlow, with Gloo"),
-    ],
-)
-def test_what_horovod_was_built_for_is_said(findings, monkeypatch, change, state, text):
-    recipe = horovod_build.this_recipe(horovod_build.find_mpi()) | change
+def test_a_horovod_for_another_pytorch_is_no_horovod(monkeypatch):
+    recipe = horovod_build.this_recipe(horovod_build.find_mpi()) | {"torch": "torch-1.0.0"}
     monkeypatch.setattr(horovod_build, "installed_recipe", lambda: recipe)
-    assert findings()["Horovod"].state == state
-    assert findings()["Horovod"].text.endswith(text)
+    assert findings()["Horovod"].state == "missing"
 
 
 def test_no_check_imports_a_framework():

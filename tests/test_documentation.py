@@ -8,11 +8,14 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import nbformat
 import pytest
 import typer
 import yaml
 
 from workshop_utils import book, cli, jobs
+from workshop_utils.launchers.kubernetes import Kubernetes
+from workshop_utils.launchers.kubernetes.kubectl import side_by_side
 from workshop_utils.launchers.places import PLACES
 
 ROOT = Path(__file__).parents[1]
@@ -99,6 +102,15 @@ def test_the_readme_s_tables_have_all_places_and_all_strategies() -> None:
     assert set(shown) == set(jobs.StrategyName.__args__)  # type: ignore[attr-defined]
     for strategy, folder in shown.items():
         assert jobs.TrainingJob.load(ROOT / folder).strategy == strategy
+
+
+def test_lesson_12_has_the_lines_of_kubectl_that_belong_to_its_job() -> None:
+    notebook = nbformat.read(str(ROOT / "notebooks/12_eks_and_kubeflow.ipynb"), as_version=4)
+    manifest = Kubernetes().render(jobs.TrainingJob.load(ROOT / "jobs/mnist_torch_ddp"))
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    written = re.findall(r"^\| `(kubectl [^`]+)` \| `([^`]+)` \|", text, flags=re.MULTILINE)
+    steps = side_by_side(manifest, "jobs/mnist_torch_ddp")
+    assert set(written) == {(step.kubectl, step.python) for step in steps}
 
 
 def test_the_readme_has_a_row_for_each_lesson() -> None:

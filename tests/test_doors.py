@@ -128,15 +128,6 @@ def test_sagemaker_starts_at_once_and_sets_the_workshop_up_behind_it(door: str, 
         assert {"gcc-c++", "python3.11", "python3.11-devel", "make", "git"} <= set(packages.split())
 
 
-def test_a_second_start_clones_nothing(machine: Machine) -> None:
-    machine.may_go_on.touch()
-    machine.program("git", "mkdir -p workshop\n")
-    assert machine.run("git") == 0
-    machine.run(STUDIO)
-    assert eventually(lambda: machine.has_called("make"), SECONDS)
-    assert not machine.has_called("git clone")
-
-
 def test_the_readme_attaches_the_script_to_studio_by_requests_that_aws_would_read() -> None:
     (text,) = re.findall(r"^\*\*SageMaker Studio\.\*\*.*?```sh\n(.*?)```", README, re.MULTILINE | re.DOTALL)
     model = botocore.session.get_session().get_service_model("sagemaker")

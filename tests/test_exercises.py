@@ -17,9 +17,26 @@ import yaml
 from workshop_utils import checkpoints, exercises
 from workshop_utils.comm.communicator import chunk
 from workshop_utils.comm.ring import ring_all_reduce
-from workshop_utils.exercises import NotYet, Wrong, failures, one_worker, ring, tensorflow, welcome
+from workshop_utils.exercises import (
+    NotYet,
+    Wrong,
+    failures,
+    kubernetes,
+    one_worker,
+    ring,
+    sagemaker,
+    spark,
+    tensorflow,
+    welcome,
+)
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.kubernetes import Kubernetes
+from workshop_utils.launchers.kubernetes.operators import pods_of
+from workshop_utils.launchers.sagemaker import contract, prices
+from workshop_utils.launchers.sagemaker.hosts import host_names
 from workshop_utils.runs import Run, RunState
 
+ROOT = Path(__file__).parents[1]
 QUESTIONS = yaml.safe_load(Path(exercises.__file__).with_name("questions.yaml").read_text(encoding="utf-8"))
 
 
@@ -46,37 +63,6 @@ def test_a_new_exercise_needs_only_to_say_what_is_wrong():
 
     assert [even(value).state for value in (3, 0, 4, None)] == ["wrong", "not yet", "right", "not yet"]
     assert repr(even(4)) == "Right: it is even."
-
-
-def test_an_exception_in_the_learners_function_is_told_with_its_line():
-    def broken(serial_fraction, workers):
-        half = serial_fraction / 2
-        return half / 0
-
-    verdict = one_worker.amdahl(broken)
-    assert verdict.state == "wrong"
-    assert "ZeroDivisionError: float division by zero (line 3 of your function)" in verdict.text
-
-
-@pytest.mark.parametrize(
-    ("predicted", "state", "said"),
-    [
-        (None, "not yet", "write down what you expect"),
-        (950, "wrong", "you predicted 950 times, it is 19.6 times: 48 times less"),
-        (2, "wrong", "9.8 times more"),
-        (20, "right", "you predicted 20 times, it is 19.6 times."),
-        (-1, "wrong", "you predicted -1 times"),
-        ("many", "wrong", "'many' is no number"),
-    ],
-)
-def test_a_prediction_is_compared_with_what_came_out(predicted, state, said):
-    verdict = exercises.prediction(predicted, 19.63, "times")
-    assert (verdict.state, said in verdict.text) == (state, True), verdict
-
-
-def test_how_near_a_prediction_has_to_be_can_be_said():
-    assert exercises.prediction(0.95, 0.98, within=0.01).state == "wrong"
-    assert exercises.prediction(0.95, 0.98, within=0.1).state == "right"
 
 
 # Questions with a number
@@ -107,18 +93,20 @@ def test_a_slip_of_the_unit_is_told_and_an_unknown_number_gets_the_reason():
     assert "has shape (2,)" in gigabytes([28, 28]).text
 
 
-def test_a_mistake_is_recognised_by_all_cases_and_the_arguments_are_copies():
-    @exercises.exercise
-    def doubled(answer):
-        exercises.recognise(
-            answer, [([1.0],), ([2.0],)], {"that is the square.": lambda x: [x[0] ** 2], "that is it.": list}
-        )
-        return "neither."
+def test_questions_on_sagemaker_and_kubernetes_have_the_answers_of_contract_prices_and_manifests():
+    cluster = contract.parameter_server_cluster(host_names(5))
+    assert sagemaker.processes_of_five_hosts(sum(map(len, cluster.values()))).state == "right"
+    dollars = 4 * prices.DOLLARS_AN_HOUR["ml.p3.2xlarge"] * 1.5
+    assert sagemaker.most_dollars(dollars).state == "right"
+    assert sagemaker.place_of_the_second_host(host_names(12).index("algo-2")).state == "right"
+    job = TrainingJob.load(ROOT / "jobs/mnist_parameter_server").replace(workers=4, parameter_servers=2)
+    pods = len(pods_of(Kubernetes().render(job)))
+    assert kubernetes.pods_made_and_awaited((pods, 1)).state == "right"
 
-    assert doubled(lambda x: [x[0] * x[0]]).text == "that is the square."
-    assert doubled(lambda x: x).text == "that is it."
-    assert doubled(lambda x: [x.pop() * 2]).text == "neither."
-    assert doubled(lambda x: "two").text == "neither."
+
+@pytest.mark.parametrize(("partitions", "depth", "sums"), [(9, 2, 3), (16, 1, 16), (1, 2, 1), (64, 3, 4)])
+def test_a_tree_of_spark_sends_so_many_sums_to_the_driver(partitions, depth, sums):
+    assert spark.partial_sums(partitions, depth) == sums
 
 
 # Right answers that are not the lesson's own
@@ -163,28 +151,28 @@ def test_a_ring_may_begin_with_any_chunk():
     assert ring.ring_all_reduce(answer).state == "right"
 
 
-class FakeRun(Run):
+class EndedRun(Run):
+    """A run of so many workers that has come to this state."""
+
     def __init__(self, workers: int, state: RunState) -> None:
-        super().__init__("fake", tuple(f"worker-{rank}" for rank in range(workers)))
-        if state is not RunState.RUNNING:
-            self._finish(state, "worker-1 ended with exit code 3." if state is RunState.FAILED else "")
+        super().__init__("ended", tuple(f"worker-{rank}" for rank in range(workers)))
+        self._finish(state, "worker-1 ended with exit code 3.")
 
     def _request_stop(self) -> None:
         return
 
 
 @pytest.mark.parametrize(
-    ("answer", "state", "said"),
+    ("run", "said"),
     [
-        (FakeRun(3, RunState.RUNNING), "wrong", "it still runs"),
-        (FakeRun(3, RunState.FAILED), "wrong", "the run has failed. worker-1 ended with exit code 3."),
-        (FakeRun(2, RunState.SUCCEEDED), "wrong", "it has 2 workers"),
-        (FakeRun(3, RunState.SUCCEEDED), "right", "worker-0, worker-1, worker-2 trained one model"),
+        (EndedRun(3, RunState.RUNNING), "it still runs"),
+        (EndedRun(3, RunState.FAILED), "the run has failed. worker-1 ended with exit code 3."),
+        (EndedRun(2, RunState.SUCCEEDED), "it has 2 workers"),
     ],
 )
-def test_the_first_exercise_wants_three_workers_that_ended_well(answer, state, said):
-    verdict = welcome.three_workers(answer)
-    assert (verdict.state, said in verdict.text) == (state, True), verdict
+def test_the_first_exercise_wants_three_workers_that_ended_well(run, said):
+    verdict = welcome.three_workers(run)
+    assert (verdict.state, said in verdict.text) == ("wrong", True), verdict
 
 
 def test_a_full_disk_and_watched_renames_end_with_the_check():

@@ -52,7 +52,16 @@ def grade(tmp_path, **options):
     ]
 
 
-def test_each_answer_is_asked_by_the_lessons_own_check(hand_in, tmp_path):
+def test_each_answer_is_asked_by_the_lessons_own_check_away_from_credentials_and_jobs(
+    hand_in, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    helper = nbformat.v4.new_code_cell(  # one that a learner added
+        "four = 4\nassert 'AWS_SECRET_ACCESS_KEY' not in os.environ\n"
+        "assert 'workshop-grade-' in os.environ['HOME']\npathlib.Path('../jobs/left').write_text('')",
+        id="mine",
+    )
+    hand_in("fay", "answer = four\nchecks.wheels(answer)", helper)
     hand_in("ada", "answer = 4\nchecks.wheels(answer)")
     hand_in("bob", "answer = 3\n'Right: I say so'")  # a check that was changed does not count
     hand_in("cleo", STUB)
@@ -61,13 +70,14 @@ def test_each_answer_is_asked_by_the_lessons_own_check(hand_in, tmp_path):
     (tmp_path / "handed_in/hal" / LESSON).write_text("{ half")  # costs only its owner
     graded = grade(tmp_path)
     rows = {row["learner"]: (row["state"], row["said"]) for row in graded}
-    assert rows["ada"] == ("right", "4 wheels: two axles.")
+    assert rows["ada"] == rows["fay"] == ("right", "4 wheels: two axles.")
     assert rows["bob"][0] == "wrong"
     assert "gave 3; it must be 4" in rows["bob"][1]
     assert rows["cleo"][0] == "not yet"
     assert rows["dan"] == ("failed", "NameError: name 'answer' is not defined")
     assert rows["hal"][0] == "unreadable"
     assert (tmp_path / "out/ada" / LESSON).is_file()
+    assert not (tmp_path / "jobs/left").exists()
     table = grading.table(graded)
     assert table.set_index("learner").loc["bob", ["exercises", "wrong"]].tolist() == [1, 1]
 
@@ -76,16 +86,3 @@ def test_the_time_is_limited_and_what_was_started_ends_with_it(hand_in, tmp_path
     hand_in("eve", "import subprocess\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1000)")
     (row,) = grade(tmp_path, seconds=15)
     assert (row["state"], row["exercise"]) == ("not reached", "checks.wheels")
-
-
-def test_cells_that_a_learner_added_run_and_credentials_stay_away(hand_in, tmp_path, monkeypatch):
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    helper = nbformat.v4.new_code_cell(
-        "four = 4\nassert 'AWS_SECRET_ACCESS_KEY' not in os.environ\n"
-        "assert 'workshop-grade-' in os.environ['HOME']\npathlib.Path('../jobs/left').write_text('')",
-        id="mine",
-    )
-    hand_in("fay", "answer = four\nchecks.wheels(answer)", helper)
-    (row,) = grade(tmp_path)
-    assert row["state"] == "right", row
-    assert not (tmp_path / "jobs/left").exists()

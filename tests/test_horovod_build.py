@@ -17,7 +17,6 @@ import pytest
 from conftest import Watch
 
 from workshop_utils import horovod_build
-from workshop_utils.horovod_build import SetupError
 
 SECONDS = 120.0
 UV = str(Path(sys.executable).with_name("uv"))
@@ -144,46 +143,6 @@ def test_an_interrupted_build_ends_its_compilers_and_another_that_waits_goes_on(
     assert second.communicate(timeout=SECONDS)[0] == "0\n"
     assert len(machine.wheels()) == 1
     assert machine.run("horovod_build.in_progress()")[0] == "None\n"
-
-
-def test_the_edits_fit_the_released_source(tmp_path: Path) -> None:
-    source = horovod_build.unpack_source(tmp_path)
-    for name in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt"):
-        assert "set(CMAKE_CXX_STANDARD 17)" in (source / name).read_text()
-    assert "xla_mpi_ops.cc" not in (source / "horovod/tensorflow/CMakeLists.txt").read_text()
-
-
-def test_another_source_than_the_edits_were_written_for_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    edit = horovod_build.SOURCE_EDITS[0]._replace(old="something else")
-    monkeypatch.setattr(horovod_build, "SOURCE_EDITS", (edit,))
-    with pytest.raises(SetupError, match=r"CMakeLists\.txt holds 'something else' 0 times, expected once"):
-        horovod_build.unpack_source(tmp_path)
-
-
-def test_missing_tools_are_named_together_with_one_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    missing = [*horovod_build.missing_build_tools(), horovod_build.PYTHON_HEADERS]
-    with pytest.raises(SetupError, match=r"a C\+\+ compiler, make, the header files of Python") as error:
-        horovod_build.require(missing)
-    assert str(error.value).endswith("apt-get install g++ make python3-dev")
-    (tmp_path / "my-compiler").touch(0o755)
-    monkeypatch.setenv("CXX", "my-compiler -O1")
-    assert horovod_build.missing_build_tools() == ["make"]
-
-
-# Libraries that move with their environment
-
-
-def test_folders_of_the_environment_become_relative_and_others_stay() -> None:
-    here = Path("/venv/lib/python3.11/site-packages/horovod/torch")
-    relative = horovod_build.relative_rpath("/venv/lib:/opt/venv/lib:/venv2/lib:/venv/x", here, "/venv")
-    up = "$ORIGIN/../../../../.."
-    assert relative == f"{up}/lib:/opt/venv/lib:/venv2/lib:{up}/x"
 
 
 @pytest.mark.skipif(horovod_build.installed_recipe() is None, reason="Horovod is not installed here")

@@ -108,56 +108,32 @@ def test_a_killed_jupyterlab_takes_the_build_with_it(opened: OpenLab, watch: Wat
     assert watch.eventually(lambda: not any(map(watch.alive, builders)), SECONDS)
 
 
-@pytest.mark.parametrize(
-    ("install", "lines"),
-    [
-        ("return", ["Horovod 0.28.1 is compiled and installed."]),
-        (
-            "raise horovod_build.SetupError('No compiler.\\n    Install one.')",
-            ["Horovod is not installed. No compiler.", "    Install one."],
-        ),
-    ],
-)
-def test_that_it_is_built_or_why_not_is_said_when_it_is_known(
-    install: str, lines: list[str], tmp_path: Path
-) -> None:
-    opened = OpenLab(tmp_path, BUILD.replace("    with", f"    {install}\n    with"))
+def test_why_it_is_not_built_is_said_when_it_is_known(tmp_path: Path) -> None:
+    fails = "    raise horovod_build.SetupError('No compiler.\\n    Install one.')\n    with"
+    opened = OpenLab(tmp_path, BUILD.replace("    with", fails))
     assert opened.process.stdout is not None
     assert "Horovod compiles in the background" in opened.process.stdout.readline()
-    assert [opened.process.stdout.readline().rstrip() for _ in lines] == lines
+    lines = [opened.process.stdout.readline() for _ in range(2)]
+    assert lines == ["Horovod is not installed. No compiler.\n", "    Install one.\n"]
     (tmp_path / "end").touch()
     opened.process.communicate(timeout=SECONDS)
-
-
-def test_a_folder_that_jupyterlab_would_not_show_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match=f"folder is '{tmp_path}'; it must be below"):
-        lab.open_lab(tmp_path)
 
 
 # Jobs that need it
 
 
-@pytest.mark.parametrize(
-    ("is_built", "outcome"),
-    [(True, "Horovod is ready."), (False, "Horovod could not be built, or its build was ended.")],
-)
 def test_a_job_waits_for_horovod_and_shows_how_far_it_is(
-    is_built: bool, outcome: str,
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     steps = iter([PROGRESS.format(42), PROGRESS.format(43), None])
     monkeypatch.setattr(horovod_build, "in_progress", lambda: next(steps))
-    monkeypatch.setattr(horovod_build, "is_installed", lambda: is_built)
-    script = (
-        "from workshop_utils import place\nif place.here().rank > 9:\n    import horovod.torch\nprint('on')"
-    )
-    run = Local().launch(make_job(script, strategy="single")).wait(SECONDS)
+    monkeypatch.setattr(horovod_build, "is_installed", lambda: True)
+    run = Local().launch(make_job("print('on')\nif False:\n    import horovod.torch")).wait(SECONDS)
     assert [line.text for line in run.logs()] == ["on"]
     first, second, last = capsys.readouterr().out.removeprefix("\r").split("\r")
     assert first == f"{PROGRESS.format(42)}. The job starts when that is finished."
     assert second.startswith(PROGRESS.format(43))
-    assert last.rstrip() == outcome
-    assert len(last.rstrip("\n")) >= len(second)  # each line covers the one before
+    assert last.rstrip() == "Horovod is ready."
 
 
 def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_like(
@@ -165,9 +141,13 @@ def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_li
 ) -> None:
     monkeypatch.setattr(horovod_build, "in_progress", lambda: None)
     monkeypatch.setattr(lab.importlib.util, "find_spec", lambda _: None)
-    careful = "try:\n    import horovod_\nexcept ImportError:\n    print('without')"
-    careful = careful.replace("horovod_", "horovod.nothing_of_this_name")
-    run = Local().launch(make_job(careful, strategy="single")).wait(SECONDS)
+    careful = """
+        try:
+            import horovod.nothing_of_this_name
+        except ImportError:
+            print("without")
+    """
+    run = Local().launch(make_job(careful)).wait(SECONDS)
     assert [line.text for line in run.logs()] == ["without"]
     with pytest.raises(
         JobError, match=r"strategy is 'horovod', but Horovod is not installed; `workshop install-horo"
@@ -178,23 +158,19 @@ def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_li
 # Cells that measure
 
 
-@pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
-    yield InteractiveShell.instance()
-    InteractiveShell.clear_instance()
-
-
 def test_a_longer_cell_says_that_horovod_compiles_until_it_does_no_more(
-    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     progress = [PROGRESS.format(42)] * 5
     monkeypatch.setattr(horovod_build, "in_progress", lambda: progress.pop() if progress else None)
     monkeypatch.setattr(lab, "MEASURING_SECONDS", 0.5)
+    shell = InteractiveShell.instance()
     lab.mention_build()
     lab.mention_build()  # as when the first cell is run again
     notes = []
     for seconds in (0, 0.6, 0.6, 0.6):
         shell.run_cell(f"import time; time.sleep({seconds})")
         notes.append(capsys.readouterr().out)
+    InteractiveShell.clear_instance()
     warning = "in the background: times measured in this cell may be too long.)\n"
     assert notes == ["", f"({PROGRESS.format(42)}, {warning}", f"(Horovod was being compiled, {warning}", ""]

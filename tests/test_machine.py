@@ -4,14 +4,9 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from workshop_utils import machine
 
 
-@pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity"), reason="processes are bound to cores on Linux alone"
-)
 def test_a_process_that_is_bound_to_one_core_has_one():
     code = (
         "import os\nfrom workshop_utils.machine import cores\n"

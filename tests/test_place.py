@@ -12,35 +12,30 @@ from pathlib import Path
 
 import pytest
 from conftest import write_idx
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workshop_utils import place
 
 # What the SageMaker toolkit sets for three hosts with parameter servers.
-SAGEMAKER_TF_CONFIG = json.dumps(
-    {
-        "cluster": {
-            "master": ["algo-1:2222"],
-            "ps": ["algo-1:2223", "algo-2:2223", "algo-3:2223"],
-            "worker": ["algo-2:2222", "algo-3:2222"],
-        },
-        "environment": "cloud",
-        "task": {"index": 0, "type": "master"},
-    }
-)
+SAGEMAKER_CLUSTER = {
+    "master": ["algo-1:2222"],
+    "ps": ["algo-1:2223", "algo-2:2223", "algo-3:2223"],
+    "worker": ["algo-2:2222", "algo-3:2222"],
+}
+
+
+def tf_config(cluster: dict[str, list[str]], role: str, index: int | str = 0) -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"})
+
+
+SAGEMAKER_TF_CONFIG = tf_config(SAGEMAKER_CLUSTER, "master")
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 HOROVOD = {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "0"}
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "1",
-    "OMPI_COMM_WORLD_SIZE": "2",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 MPICH = {"PMI_RANK": "5", "PMI_SIZE": "6", "MPI_LOCALRANKID": "2"}
 SAGEMAKER_HOSTS = {"SM_HOSTS": '["algo-1", "algo-10", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
-WORKER_OF_TENSORFLOW = {
-    "TF_CONFIG": json.dumps({"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": "1"}})
-}
+WORKER_OF_TENSORFLOW = {"TF_CONFIG": tf_config({"worker": ["a:1", "b:1"]}, "worker", "1")}
 
 
 @pytest.fixture
@@ -81,11 +76,7 @@ def test_the_master_of_sagemaker_is_the_chief_of_tensorflow(monkeypatch: pytest.
     monkeypatch.setenv("TF_CONFIG", SAGEMAKER_TF_CONFIG)
     config = place.tf_config()
     assert config is not None
-    assert {role: len(hosts) for role, hosts in config["cluster"].items()} == {
-        "chief": 1,
-        "ps": 3,
-        "worker": 2,
-    }
+    assert config["cluster"].keys() == {"chief", "ps", "worker"}
     assert config["task"] == {"type": "chief", "index": 0}
     assert json.loads(os.environ["TF_CONFIG"]) == config  # what TensorFlow then reads
     chief = place.here()
@@ -98,8 +89,7 @@ def test_the_master_of_sagemaker_is_the_chief_of_tensorflow(monkeypatch: pytest.
 def test_chief_and_workers_have_ranks_and_the_others_have_none(
     kind: str, index: int, rank: int | None
 ) -> None:
-    config = {**json.loads(SAGEMAKER_TF_CONFIG), "task": {"type": kind, "index": index}}
-    found = place.from_environment({"TF_CONFIG": json.dumps(config)})
+    found = place.from_environment({"TF_CONFIG": tf_config(SAGEMAKER_CLUSTER, kind, index)})
     assert (found.name, found.rank, found.world_size) == (f"{kind}-{index}", rank, 3)
 
 
@@ -145,16 +135,8 @@ def test_a_report_is_one_line_of_strict_json(
     assert line.count("\n") == 1
     record = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert before - 1 < record.pop("time") < time.time() + 1
-    assert record == {
-        "workshop": "metric",
-        "worker": "worker-1",
-        "rank": 1,
-        "step": 10,
-        "loss": 0.5,
-        "accuracy": None,
-        "samples_per_second": None,
-        "epoch": 2,
-    }
+    whose = {"workshop": "metric", "worker": "worker-1", "rank": 1, "step": 10}
+    assert record == {**whose, "loss": 0.5, "accuracy": None, "samples_per_second": None, "epoch": 2}
 
 
 def test_a_script_that_asks_for_its_place_says_once_that_it_started_and_answers_where_it_stands() -> None:
@@ -219,24 +201,14 @@ def test_images_without_as_many_labels_are_refused(tmp_path: Path) -> None:
 WHOLE = b"\0\0\x08\x02" + b"\0\0\0\x02" + b"\0\0\0\x03" + bytes(range(6))
 
 
-@pytest.mark.parametrize("length", [0, 3, 10, len(WHOLE) - 1])
-def test_an_idx_file_that_is_cut_short_is_refused(length: int, tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_bytes(WHOLE[:length])
-    with pytest.raises(ValueError, match=r"file (is not an idx file|ends inside its header|claims 6 bytes)"):
-        place.read_idx(file)
-
-
-@pytest.mark.parametrize("keep", [1, 12, -1])
-def test_a_gzipped_idx_file_that_is_cut_short_is_refused(keep: int, tmp_path: Path) -> None:
-    file = tmp_path / "file.gz"
-    file.write_bytes(gzip.compress(WHOLE)[:keep])
-    with pytest.raises(ValueError, match=r"file\.gz "):
-        place.read_idx(file)
-
-
+@example(WHOLE[:3], False)
+@example(WHOLE[:10], False)
+@example(WHOLE[:-1], False)
+@example(WHOLE + b"x", False)
+@example(gzip.compress(WHOLE)[:12], True)
+@example(gzip.compress(WHOLE)[:-1], True)
 @given(st.binary(max_size=60) | st.binary(max_size=20).map(lambda tail: WHOLE[:4] + tail), st.booleans())
-def test_any_bytes_are_an_idx_file_or_a_value_error(
+def test_any_bytes_are_a_whole_idx_file_or_a_value_error(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, packed: bool
 ) -> None:
     file = tmp_path_factory.getbasetemp() / ("any.gz" if packed else "any")
@@ -253,8 +225,7 @@ def test_any_bytes_are_an_idx_file_or_a_value_error(
 
 def chief_at(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = {"chief": [f"127.0.0.1:{port}"], "ps": ["127.0.0.1:1"]}
-    config = {"cluster": cluster, "task": {"type": "ps", "index": 0}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+    monkeypatch.setenv("TF_CONFIG", tf_config(cluster, "ps"))
 
 
 def test_a_server_serves_until_the_chief_that_it_has_seen_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,8 +258,7 @@ def test_the_first_task_leaves_when_the_other_workers_have_left_and_these_at_onc
         worker.listen()
         cluster = {"worker": ["127.0.0.1:1", f"127.0.0.1:{worker.getsockname()[1]}"]}
         for index in (1, 0):
-            config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-            monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+            monkeypatch.setenv("TF_CONFIG", tf_config(cluster, "worker", index))
             leaving = threading.Thread(target=place.leave_last, args=(0.02, 30), daemon=True)
             leaving.start()
             leaving.join(0.5 if index == 0 else 10)

@@ -32,8 +32,6 @@ MARKS: dict[State, str] = {"good": "✓", "limited": "–", "missing": "✗"}
 GIB = 1024**3
 ENOUGH_MEMORY_NBYTES = 6 * GIB  # four TensorFlow processes and a notebook
 ENOUGH_DISK_NBYTES = 2 * GIB
-ENOUGH_SHARED_MEMORY_NBYTES = GIB // 2
-SHARED_MEMORY = Path("/dev/shm")
 GPUS = Path("/proc/driver/nvidia/gpus")  # one entry a device, as NVIDIA's driver lists them
 
 
@@ -54,8 +52,6 @@ class Finding:
 def examine() -> list[Finding]:
     """Look at everything that some lesson needs. Starts no process that lasts and changes nothing."""
     memory, disk = psutil.virtual_memory().total, shutil.disk_usage(Path.cwd()).free
-    shared = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
-    shared_text = f"{shared / 1024**2:,.0f} MiB free"
     lacking = horovod_build.missing_build_tools()
     gpus = len(list(GPUS.iterdir())) if GPUS.is_dir() else 0
     own_mpi = Path(sys.prefix, "bin", "mpirun").is_file()
@@ -69,7 +65,6 @@ def examine() -> list[Finding]:
                f"{memory / GIB:.0f} GiB; four TensorFlow workers want 6", "run with `-p workers=2`"),
         _check("disk", disk >= ENOUGH_DISK_NBYTES, f"{disk / GIB:.0f} GiB free",
                f"{disk / GIB:.1f} GiB free", "make room for 2 GiB"),
-        _check("shared memory", shared >= ENOUGH_SHARED_MEMORY_NBYTES, shared_text, shared_text),
         _check("build tools", not lacking, "a C++ compiler, make and Python's headers, to build Horovod with",
                f"no {', no '.join(lacking)}", horovod_build.install_command(lacking), "missing"),
         _package("PyTorch", "torch"),
@@ -124,8 +119,7 @@ def _system() -> Finding:
 
 def _horovod() -> Finding:
     recipe = horovod_build.installed_recipe() or {}
-    means = "Gloo" if recipe.get("mpi") == horovod_build.GLOO_ONLY else "Gloo and MPI"
-    text = f"{recipe.get('horovod')}, built for PyTorch and TensorFlow, with {means}"
+    text = f"{recipe.get('horovod')}, built for PyTorch and TensorFlow, with Gloo and MPI"
     otherwise = "not installed, or not built for the PyTorch and TensorFlow that are"
     is_installed = horovod_build.is_installed()
     return _check("Horovod", is_installed, text, otherwise, "workshop install-horovod", "missing")

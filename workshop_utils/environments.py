@@ -105,9 +105,8 @@ class Environment:
         timeout_seconds: float | None = None,
         variables: Mapping[str, str] | None = None,
         folder: Path | None = None,
-        text: str = "",
     ) -> str:
-        """What a short command in it prints on standard output; `text` is what it reads from standard input.
+        """What a short command in it prints on standard output.
 
         Its own programs come first on the PATH, then those of the environment that calls it (such as torchrun).
 
@@ -120,7 +119,7 @@ class Environment:
         try:
             answer = subprocess.run(
                 command,
-                input=text,
+                stdin=subprocess.DEVNULL,
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",

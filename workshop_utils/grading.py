@@ -60,9 +60,7 @@ def submissions(folder: Path) -> dict[Path, Path]:
     return {path: lessons[path.name] for path in handed_in}
 
 
-def grade(
-    folder: Path, output: Path, seconds: float = SECONDS, size: str = "small"
-) -> Iterator[list[dict[str, Any]]]:
+def grade(folder: Path, output: Path, seconds: float = SECONDS) -> Iterator[list[dict[str, Any]]]:
     """Run each notebook of `folder`, and give its rows: learner, lesson, exercise, state, said, seconds.
 
     `state` is right, wrong, not yet, failed (the answer or its check raised), not reached (the time was over, or the
@@ -79,7 +77,7 @@ def grade(
             said = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
             results = [("all", "unreadable", said)]
         else:
-            carry_out(assembled(read(lesson), handed_in), kept, seconds, size)
+            carry_out(assembled(read(lesson), handed_in), kept, seconds)
             results = [
                 (cell.metadata["exercise"], *_verdict(cell))
                 for cell in read(kept).cells
@@ -138,7 +136,7 @@ def assembled(source: Any, handed_in: Any) -> Any:
     return notebook
 
 
-def carry_out(notebook: Any, kept: Path, seconds: float, size: str) -> None:
+def carry_out(notebook: Any, kept: Path, seconds: float) -> None:
     """Execute `notebook` into `kept` in processes of its own, for `seconds` at most; a failing cell stops it."""
     with tempfile.TemporaryDirectory(prefix="workshop-grade-") as name:
         root = Path(name)
@@ -150,7 +148,7 @@ def carry_out(notebook: Any, kept: Path, seconds: float, size: str) -> None:
         nbformat.write(notebook, str(entry))
         shutil.copyfile(entry, executed)  # what is there when not even the first cell was reached
         environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        environment |= {"HOME": str(root / "home"), "TMPDIR": str(root / "tmp"), "WORKSHOP_SIZE": size}
+        environment |= {"HOME": str(root / "home"), "TMPDIR": str(root / "tmp"), "WORKSHOP_SIZE": "small"}
         command = (sys.executable, "-m", "papermill", "--no-progress-bar", "-k", "python3")
         process = Process(
             kept.stem, (*command, str(entry), str(executed)), environment, str(root / "notebooks")

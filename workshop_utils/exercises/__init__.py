@@ -1,9 +1,9 @@
-"""Checks of the lessons' exercises and predictions: each says what is wrong, not only that it is.
+"""Checks of the lessons' exercises: each says what is wrong, not only that it is.
 
 A learner hands over what they wrote and reads a sentence. Nothing is raised, so a notebook whose exercises are
 unsolved still runs to its end:
 
-    exercises.prediction(None, 19.6, "times")     # Not yet: write down what you expect, then run this again.
+    one_worker.amdahl(...)                        # Not yet: put your answer in place of the dots, then run this again.
     one_worker.amdahl(my_speedup)                 # Wrong: speed-up with 1 worker gave 20; it must be 1 ...
 
 Here is what all lessons share; each lesson's own checks have a module beside this one. Questions whose answer is a
@@ -106,24 +106,6 @@ def expect(
         raise Wrong(f"{what} gave {shown(values)}; it must be {shown(target)}{reason}.")
 
 
-def prediction(predicted: float | None, actual: float, unit: str = "", within: float = 0.1) -> Verdict:
-    """How far `predicted` lies from `actual`; "not yet" for None. A relative error of `within` counts as right."""
-    if is_missing(predicted):
-        return Verdict("not yet", "write down what you expect, then run this again.")
-    try:
-        guess = float(predicted)  # type: ignore[arg-type]  # None has left above
-    except (TypeError, ValueError):
-        return Verdict("wrong", f"{predicted!r} is no number.")
-    said = f"you predicted {guess:,g} {unit}".rstrip()
-    found = f"it is {actual:,.3g} {unit}".rstrip()
-    if math.isclose(guess, actual, rel_tol=within):
-        return Verdict("right", f"{said}, {found}.")
-    if guess <= 0 or actual <= 0 or max(guess / actual, actual / guess) < 1.5:
-        return Verdict("wrong", f"{said}, {found}.")
-    factor = max(guess / actual, actual / guess)
-    return Verdict("wrong", f"{said}, {found}: {factor:,.2g} times {'less' if guess > actual else 'more'}.")
-
-
 def is_missing(answer: object) -> bool:
     return answer is None or answer is ...
 
@@ -132,24 +114,23 @@ def shown(values: np.ndarray) -> str:
     return f"{float(values):.6g}" if values.ndim == 0 else np.array2string(values, precision=4, threshold=20)
 
 
+def result_of(answer: Callable[..., Any], *arguments: Any) -> Any:
+    """What the learner's function gives. Raises NotYet where it gives nothing."""
+    got = answer(*arguments)
+    if is_missing(got):
+        raise NotYet("your function gave nothing: write it, then run this again.")
+    return got
+
+
 def line_of(error: Exception, answer: object) -> str:
-    """Where in the learner's own function it stopped; of several functions, which one."""
-    if isinstance(answer, tuple):
-        for part in answer:
-            for frame, line in traceback.walk_tb(error.__traceback__):
-                if frame.f_code is getattr(part, "__code__", None):
-                    return (
-                        f" (line {line - frame.f_code.co_firstlineno + 1} of your `{frame.f_code.co_name}`)"
-                    )
-    code = getattr(answer, "__code__", None)
-    if code is None:
-        return ""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == code.co_filename]
-    return (
-        f" (line {own[-1].lineno - code.co_firstlineno + 1} of your function)"
-        if own and own[-1].lineno
-        else ""
-    )
+    """Where in the learner's own function it stopped; of several functions, in which one."""
+    functions = answer if isinstance(answer, tuple) else (answer,)
+    codes = [function.__code__ for function in functions if hasattr(function, "__code__")]
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_code in codes:
+            name = "function" if len(functions) == 1 else f"`{frame.f_code.co_name}`"
+            return f" (line {line - frame.f_code.co_firstlineno + 1} of your {name})"
+    return ""
 
 
 def number(

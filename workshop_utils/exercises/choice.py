@@ -21,13 +21,13 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class Choice:
-    """Answers to choose from, either all numbers (of one `unit`) or all words; they are lettered a, b, c ...
+    """Answers to choose from, positive numbers of one `unit`; they are lettered a, b, c ...
 
     Raises:
         ValueError: if there are fewer than two answers, or two that are the same.
     """
 
-    def __init__(self, *answers: float | str, unit: str = "") -> None:
+    def __init__(self, *answers: float, unit: str = "") -> None:
         if len(answers) < 2 or len(set(answers)) < len(answers):
             raise ValueError(f"answers are {answers}; there must be at least two, all different")
         self.answers = dict(zip(string.ascii_lowercase, answers, strict=False))
@@ -47,16 +47,12 @@ class Choice:
         self.chosen = letter
         return self
 
-    def compare(self, actual: float | str) -> Verdict:
+    def compare(self, actual: float) -> Verdict:
         """What was chosen beside what came out.
 
-        Right is the answer that lies nearest to `actual`: by ratio where all are positive, else by difference;
-        or, where answers are words, the one that `actual` is.
-
-        Raises:
-            ValueError: if answers are words and `actual` is none of them.
+        Right is the answer that lies nearest to `actual`, by ratio.
         """
-        right = self._right(actual)
+        right = min(self.answers, key=lambda letter: abs(math.log(self.answers[letter] / actual)))
         found = f"it is {self._value(actual)}"
         if self.chosen is None:
             return Verdict(
@@ -68,28 +64,11 @@ class Choice:
             return Verdict("right", f"{said}; {found}.")
         return Verdict("wrong", f"{said}; {found}, that is {right}).")
 
-    def _right(self, actual: float | str) -> str:
-        values = list(self.answers.values())
-        if any(isinstance(value, str) for value in values):
-            for letter, value in self.answers.items():
-                if value == actual:
-                    return letter
-            raise ValueError(f"what came out is {actual!r}, which is none of the answers {values}")
-        numbers = {letter: float(value) for letter, value in self.answers.items()}
-        target = float(actual)
-        if target > 0 and min(numbers.values()) > 0:
-            return min(numbers, key=lambda letter: abs(math.log(numbers[letter] / target)))
-        return min(numbers, key=lambda letter: abs(numbers[letter] - target))
-
-    def _value(self, value: float | str) -> str:
-        if isinstance(value, str):
-            return value
-        return (
-            f"{value:,.10g} {self.unit}".rstrip() if value in self.answers.values() else self._rounded(value)
-        )
-
-    def _rounded(self, value: float) -> str:
-        shown = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    def _value(self, value: float) -> str:
+        if value in self.answers.values():
+            shown = f"{value:,.10g}"
+        else:
+            shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
         return f"{shown} {self.unit}".rstrip()
 
     def _label(self, letter: str) -> str:
@@ -106,18 +85,13 @@ class Choice:
         # The letters are text: Jupyter's style sheets number a list 1, 2, 3, whatever its type.
         items = "".join(f"<li>{html.escape(self._label(letter))}</li>" for letter in self.answers)
         static = f'<ul style="list-style:none; margin:0">{items}</ul>'
-        bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": static}
-        buttons = self._buttons()
-        if buttons is not None:
-            # A front end shows the richest form that it can: buttons while a kernel answers, the list anywhere else.
-            bundle[WIDGET_VIEW] = buttons._repr_mimebundle_()[WIDGET_VIEW]
-        return bundle
+        buttons = self._buttons()._repr_mimebundle_()[WIDGET_VIEW]
+        # A front end shows the richest form that it can: buttons while a kernel answers, the list anywhere else.
+        return {"text/plain": repr(self), "text/html": static, WIDGET_VIEW: buttons}
 
     def _buttons(self) -> Any:
-        try:
-            import ipywidgets
-        except ModuleNotFoundError:
-            return None
+        import ipywidgets  # here, since only a notebook shows them
+
         buttons = ipywidgets.RadioButtons(
             options=[(self._label(letter), letter) for letter in self.answers],
             value=self.chosen,

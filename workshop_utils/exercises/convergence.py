@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workshop_utils.exercises import NotYet, Wrong, exercise, expect, is_missing, question, recognise
+from workshop_utils.exercises import Wrong, exercise, expect, question, recognise, result_of
 
 scaled_rate = question("convergence.scaled_rate")
 steps_at_four_times = question("convergence.steps_at_four_times")
@@ -80,9 +80,7 @@ def outer_step(answer: Callable[..., Arrays]) -> str:
     """`answer(shared, workers, momentum, rate, decay)` is DiLoCo's outer step: the new shared weights and momentum."""
     shared, workers = np.array([1.0, 2.0]), [np.array([0.0, 2.0]), np.array([0.5, 1.0])]
     still, moving = np.zeros(2), np.array([1.0, -1.0])
-    got = answer(shared.copy(), [each.copy() for each in workers], still.copy(), 1.0, 0.0)
-    if is_missing(got):
-        raise NotYet("your function gave nothing: write it, then run this again.")
+    got = result_of(answer, shared.copy(), [each.copy() for each in workers], still.copy(), 1.0, 0.0)
     if not isinstance(got, tuple) or len(got) != 2:
         raise Wrong(f"it gave {got!r}; it must be two things, the new shared weights and the new momentum.")
     given = [(shared, workers, momentum, 0.7, 0.9) for momentum in (still, moving)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from workshop_utils.exercises import NotYet, Wrong, is_missing
+from workshop_utils.exercises import Wrong, result_of
 
 Cut = Callable[[list[int], int], list[list[int]]]
 
@@ -18,9 +18,7 @@ def given_by(answer: Cut, sizes: Sequence[int], limit: int) -> list[list[int]]:
         NotYet: if it gives nothing.
         Wrong: if it gives something else than lists in a list.
     """
-    got: Any = answer(list(sizes), limit)
-    if is_missing(got):
-        raise NotYet("your function gave nothing: write it, then run this again.")
+    got: Any = result_of(answer, list(sizes), limit)
     if isinstance(got, str) or not all(isinstance(part, (list, tuple)) for part in _items(got)):
         raise Wrong(
             f"with {list(sizes)} and {limit} it gave {got!r}; it must be a list of lists, such as [[…], […]]."

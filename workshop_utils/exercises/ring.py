@@ -40,7 +40,7 @@ class _RingTrial:
         self.sources: list[list[int]] = [[] for _ in range(size)]
         self.failure: CommunicationError | None = None
         try:
-            threads.run(size, lambda communicator: self._watched(answer, communicator), timeout_seconds=1.0)
+            threads.run(size, lambda communicator: self._watched(answer, communicator), timeout_seconds=5.0)
         except CommunicationError as failure:
             self.failure = failure
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from workshop_utils.exercises import Wrong, exercise, expect, is_missing, number
+from workshop_utils.exercises import Wrong, exercise, expect, is_missing, question
 from workshop_utils.scaling.cost import Path, all_reduce_seconds
 
 
@@ -100,16 +100,4 @@ def _ring_mistake(got: object, right: int, compute: float, nbytes: float, path: 
     return f"{said}: the largest N with compute / (compute + 2 (N − 1)(α + K / (N B))) ≥ {least:g}."
 
 
-# ResNet-50: 25.6 million parameters in float32; 2 K / B must stay within a ninth of 0.1 s.
-bandwidth_for_resnet = number(
-    2 * 4 * 25.6e6 * 8 / (0.1 / 9) / 1e9,
-    "Gbit/s",
-    "2 · 102.4 MB within 0.1 s · (1 / 0.9 − 1) = 11.1 ms are 18.4 GB/s; lesson 07's overlap makes it less",
-    mistakes={
-        18.43: "those are gigabytes a second, and a byte has 8 bits",
-        73.7: "that is half: each worker sends every byte twice, once to add up and once to pass on",
-        163.8: "that allows 0.01 s, a tenth of the computing; a tenth of the *step* is a ninth of the computing",
-        16.4: "that allows as much time as the computing takes, so half of the step would be computing",
-        14.7: "that allows 0.111 s, the whole step; communication may take what is left of it beside 0.1 s",
-    },
-)
+bandwidth_for_resnet = question("scaling.bandwidth_for_resnet")

@@ -8,28 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from workshop_utils.exercises import NotYet, Wrong, exercise, is_missing, number
+from workshop_utils.exercises import NotYet, Wrong, exercise, is_missing, question, result_of
 
 ROWS = ((7, 4), (5, 5, 3), (10,), (1, 30, 2))  # in each partition
 
-bytes_of_a_tree = number(
-    8 * 1_000_000 * 8,
-    "bytes",
-    "√64 = 8 sums reach the driver, each of 1,000,000 float64 of 8 bytes",
-    mistakes={
-        64
-        * 1_000_000
-        * 8: "that is a sum from each of the 64 partitions, as `aggregate` without a tree sends them",
-        1_000_000
-        * 8: "that is one sum; tasks on the way add most of them, and the last few are added by the driver",
-        8
-        * 1_000_000
-        * 4: "that is 4 bytes a weight, or 4 sums as with depth 3; a float64 has 8 bytes, and √64 is 8",
-        1_000_000
-        * 8
-        * 6: "that is log₂ 64 sums; the tree is not binary, it is as wide as it is deep: √64 by √64",
-    },
-)
+bytes_of_a_tree = question("spark.bytes_of_a_tree")
 
 
 def partial_sums(partitions: int, depth: int) -> int:
@@ -52,8 +35,6 @@ def partial_sums(partitions: int, depth: int) -> int:
 @exercise
 def mean_of_partitions(answer: tuple[Any, Any, Any]) -> str:
     """`answer` is (zero, add, finish): the mean of numbers in partitions, by sums that can be added in any order."""
-    if not isinstance(answer, tuple) or len(answer) != 3:
-        raise Wrong("give three things: (zero, add, finish).")
     zero, add, finish = answer
     if any(is_missing(part) for part in answer):
         raise NotYet("write zero, add and finish, then run this again.")
@@ -100,9 +81,7 @@ def steps_of_all(answer: Callable[[Sequence[int], int, int], int]) -> str:
     for rows, workers, batch_size in cases:
         shares = [sum(rows[rank::workers]) for rank in range(workers)]
         right = min(shares) // batch_size
-        found = answer(list(rows), workers, batch_size)
-        if is_missing(found):
-            raise NotYet("your function gave nothing: write it, then run this again.")
+        found = result_of(answer, list(rows), workers, batch_size)
         if found != right:
             fewest = int(np.argmin(shares))
             why = f"rank {fewest} has {shares[fewest]} rows, which are {right} whole batches"
