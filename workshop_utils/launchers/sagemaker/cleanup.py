@@ -11,14 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 from workshop_utils.launchers.sagemaker.account import Aws
 from workshop_utils.launchers.sagemaker.errors import AwsError
 from workshop_utils.launchers.sagemaker.request import TAG
 from workshop_utils.launchers.sagemaker.run import LOG_GROUP, log_streams
 
-Kind = Literal["running job", "warm instances", "log stream", "bucket", "image repository", "stack"]
+# By kind: the service, its operation, what that calls the thing, and what else it is told.
+REMOVALS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "running job": ("sagemaker", "stop_training_job", "TrainingJobName", {}),
+    "warm instances": (
+        "sagemaker", "update_training_job", "TrainingJobName", {"ResourceConfig": {"KeepAlivePeriodInSeconds": 0}}
+    ),
+    "log stream": ("logs", "delete_log_stream", "logStreamName", {"logGroupName": LOG_GROUP}),
+    "bucket": ("s3", "delete_bucket", "Bucket", {}),
+    "image repository": ("ecr", "delete_repository", "repositoryName", {"force": True}),
+    "stack": ("cloudformation", "delete_stack", "StackName", {}),
+}  # fmt: skip
 # What a bucket answers that has no tags, is not ours to look at, or is in another region.
 NOT_OURS = ("NoSuchTagSet", "AccessDenied", "PermanentRedirect", "IllegalLocationConstraintException")
 
@@ -27,7 +37,7 @@ NOT_OURS = ("NoSuchTagSet", "AccessDenied", "PermanentRedirect", "IllegalLocatio
 class Remains:
     """One thing that the workshop has left in the account."""
 
-    kind: Kind
+    kind: str
     name: str
     costs: str  # what leaving it costs, in words
 
@@ -46,21 +56,11 @@ def find(aws: Aws) -> list[Remains]:
 
 def remove(thing: Remains, aws: Aws) -> None:
     """Remove `thing` for good. Raises AwsError where AWS refuses."""
-    if thing.kind == "running job":
-        aws.call("sagemaker", "stop_training_job", TrainingJobName=thing.name)
-    elif thing.kind == "warm instances":
-        cold = {"KeepAlivePeriodInSeconds": 0}
-        aws.call("sagemaker", "update_training_job", TrainingJobName=thing.name, ResourceConfig=cold)
-    elif thing.kind == "log stream":
-        aws.call("logs", "delete_log_stream", logGroupName=LOG_GROUP, logStreamName=thing.name)
-    elif thing.kind == "bucket":
+    if thing.kind == "bucket":
         for entry in aws.pages("s3", "list_objects_v2", "Contents", Bucket=thing.name):
             aws.call("s3", "delete_object", Bucket=thing.name, Key=entry["Key"])
-        aws.call("s3", "delete_bucket", Bucket=thing.name)
-    elif thing.kind == "image repository":
-        aws.call("ecr", "delete_repository", repositoryName=thing.name, force=True)
-    else:
-        aws.call("cloudformation", "delete_stack", StackName=thing.name)
+    service, operation, named, options = REMOVALS[thing.kind]
+    aws.call(service, operation, **{named: thing.name}, **options)
 
 
 def _jobs(aws: Aws) -> Iterator[Remains]:

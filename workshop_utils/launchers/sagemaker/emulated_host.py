@@ -1,12 +1,11 @@
 """One emulated instance: lays out the folders of a container, then becomes the workshop's driver.
 
-    python emulated_host.py ROOT CONTENTS
+    python emulated_host.py ROOT MODEL DATA CODE SOURCE...
 
-ROOT stands for /opt/ml. CONTENTS is JSON: the script's folder below ROOT and the folders that it is copied from, the
-folder of each channel, and where the model is to stay, or null. Standard library alone.
+ROOT stands for /opt/ml. MODEL is where the model is to stay, or empty; DATA becomes the channel `training`; and CODE,
+a folder below ROOT, gets what each SOURCE holds. Standard library alone.
 """
 
-import json
 import os
 import shutil
 import sys
@@ -15,19 +14,17 @@ from pathlib import Path
 
 def main() -> None:
     """Lay out the folders; the driver takes over."""
-    root, contents = Path(sys.argv[1]), json.loads(sys.argv[2])
+    root, model, data, code, *sources = map(Path, sys.argv[1:])
     for folder in ("output/data", "output/intermediate", "input/data", "checkpoints"):
         (root / folder).mkdir(parents=True)
-    if contents["model"]:  # what is written there outlives the run
-        (root / "model").symlink_to(contents["model"], target_is_directory=True)
+    if sys.argv[2]:  # what is written there outlives the run
+        (root / "model").symlink_to(model, target_is_directory=True)
     else:
         (root / "model").mkdir()
-    for name, path in contents["channels"].items():
-        (root / "input" / "data" / name).symlink_to(path, target_is_directory=True)
-    code = root / contents["code"]
-    for source in contents["sources"]:
-        shutil.copytree(source, code, dirs_exist_ok=True)
-    os.chdir(code)
+    (root / "input" / "data" / "training").symlink_to(data, target_is_directory=True)
+    for source in sources:
+        shutil.copytree(source, root / code, dirs_exist_ok=True)
+    os.chdir(root / code)
     os.execv(sys.executable, [sys.executable, str(Path(__file__).with_name("driver.py"))])
 
 

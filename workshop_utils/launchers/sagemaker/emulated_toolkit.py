@@ -49,7 +49,7 @@ def _on(host: str, plan: Plan, at: Mapping[str, str]) -> list[dict[str, Any]]:
         return [process("script", script(plan), {"TF_CONFIG": config})]
     if plan.job.strategy == "torch_ddp":
         meeting = at[f"{plan.hosts[0]}:{contract.TORCH_PORT}"]
-        words = contract.torchrun(plan.hosts, host, plan.processes_per_host, meeting)
+        words = contract.torchrun(plan.hosts, host, plan.settings.processes_per_host, meeting)
         command = ["{python}", "-m", "torch.distributed.run", *words, *script(plan)[1:]]
         interface = {"GLOO_SOCKET_IFNAME": "{interface}", "NCCL_SOCKET_IFNAME": "{interface}"}
         return [process("torchrun", command, interface)]

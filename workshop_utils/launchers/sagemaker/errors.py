@@ -27,10 +27,6 @@ MEANINGS = {
         "for most"
     ),
     "throttl": f"AWS still asks to slow down after {TRIES} tries; wait a minute and try again",
-    "resourceinuse": (
-        "a job of that name exists already, and names are used once. It may be this very one, where AWS was asked "
-        "again after an answer was lost"
-    ),
 }
 
 

@@ -32,7 +32,7 @@ from workshop_utils.launchers.sagemaker.request import Plan, plan
 from workshop_utils.launchers.sagemaker.settings import Settings
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network import INTERFACE, Network, availability
-from workshop_utils.processes.group import Cable, Process
+from workshop_utils.processes.group import Process
 from workshop_utils.strategies import strategy_of
 
 HERE = Path(__file__).parent
@@ -96,12 +96,8 @@ class InstancesRun(ProcessRun):
             files = {f"drivers/{program.name}": program.read_text(encoding="utf-8") for program in PROGRAMS}
             files["drivers/members.json"] = json.dumps(started)
             files |= {f"source/{name}": text for name, text in shipped(strategy_of(plan.job)).items()}
-            contents = {
-                "sources": [str(plan.job.folder.absolute()), str(scratch / "source")],
-                "code": "input/data/code" if by_driver else "code",
-                "channels": {"training": str(data_folder)},
-                "model": output and str(output),
-            }
+            code = "input/data/code" if by_driver else "code"
+            contents = (output or "", data_folder, code, plan.job.folder.absolute(), scratch / "source")
             program: Sequence[str] = (sys.executable, str(scratch / "drivers" / "emulated_host.py"))
             switch, cables = None, [None] * len(plan.hosts)
             if network is not None:
@@ -114,8 +110,9 @@ class InstancesRun(ProcessRun):
                 root = scratch / host / "opt" / "ml"
                 found, variables = contract.container(plan, host, str(root), INTERFACE if network else "lo")
                 files |= {f"{host}/opt/ml/input/config/{name}": text for name, text in found.items()}
-                argv = (*program, str(root), json.dumps(contents))
-                processes.append(_process(plan, host, argv, variables, scratch, cable))
+                argv = (*program, str(root), *map(str, contents))
+                environment = _environment(plan, host, scratch) | variables
+                processes.append(Process(host, argv, environment, tempfile.gettempdir(), network=cable))
             self._start(processes, plan.limit_seconds, scratch, files, switch)
 
     def _timed_out(self) -> str:
@@ -129,24 +126,15 @@ class InstancesRun(ProcessRun):
         return f"AlgorithmError: ExecuteUserScriptError on {name}, {how}. {endings.last_lines(said)}"
 
 
-def _process(
-    plan: Plan,
-    host: str,
-    argv: tuple[str, ...],
-    variables: dict[str, str],
-    scratch: Path,
-    cable: Cable | None,
-) -> Process:
-    """The process that plays the container of `host`."""
-    environment = {
+def _environment(plan: Plan, host: str, scratch: Path) -> dict[str, str]:
+    """What the process that plays the container of `host` finds beside the contract's variables."""
+    return {
         **inherited_variables(),
         "OMP_NUM_THREADS": "1",  # the hosts share this machine's cores
         "TF_NUM_INTRAOP_THREADS": "1",
         **plan.environment,
-        **variables,
         "TMPDIR": str(scratch),
         "WORKSHOP_EMULATED": "1",
         # In the place of /opt/ml/checkpoints.
         "WORKSHOP_CHECKPOINTS": str(scratch / host / "opt" / "ml" / "checkpoints"),
     }
-    return Process(host, argv, environment, tempfile.gettempdir(), network=cable)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from pydantic import PrivateAttr
@@ -21,18 +20,14 @@ class SageMaker(Settings):
     """Launches jobs on SageMaker. Its fields are those of `Settings`.
 
     `aws` is the account to use; by default the one of the environment: AWS_PROFILE and its like, or the one at
-    AWS_ENDPOINT_URL. `ask` puts the question before something is paid for, by default on the terminal or in the
-    notebook.
+    AWS_ENDPOINT_URL.
     """
 
     _aws: Aws | None = PrivateAttr(None)
-    _ask: Callable[[str], str] | None = PrivateAttr(None)
 
-    def __init__(
-        self, /, aws: Aws | None = None, ask: Callable[[str], str] | None = None, **values: Any
-    ) -> None:
+    def __init__(self, /, aws: Aws | None = None, **values: Any) -> None:
         super().__init__(**values)
-        self._aws, self._ask = aws, ask
+        self._aws = aws
 
     @property
     def aws(self) -> Aws:
@@ -67,7 +62,7 @@ class SageMaker(Settings):
         request = self.render(job)
         from workshop_utils.launchers.sagemaker import trainer
 
-        agree(Preflight(request.plan), self.confirm or self.aws.is_stand_in, self._ask)
+        agree(Preflight(request.plan), self.confirm or self.aws.is_stand_in)
         upload.bring(request.plan, self.aws)
         trainer.send(request, self.aws)
         return SageMakerRun(request.plan, self.aws)

@@ -42,7 +42,7 @@ def by_host(plan: Plan) -> dict[str, list[Member]]:
         elif member.role == "rendezvous":
             host = plan.hosts[0]
         else:
-            host, trained = plan.hosts[trained // plan.processes_per_host], trained + 1
+            host, trained = plan.hosts[trained // plan.settings.processes_per_host], trained + 1
         placed[host].append(member)
     return placed
 

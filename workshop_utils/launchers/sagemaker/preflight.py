@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from workshop_utils.launchers.sagemaker import prices
@@ -24,34 +23,20 @@ class Preflight:
     plan: Plan
     is_free: bool = False
 
-    @property
-    def seconds(self) -> float:
-        """After how long the service ends the job at the latest, with the time for which it is kept warm."""
-        return self.plan.limit_seconds + self.plan.settings.keep_alive_seconds
-
-    @property
-    def dollars_an_hour(self) -> float | None:
-        """The price of one instance; None where none is known."""
-        return prices.DOLLARS_AN_HOUR.get(self.plan.settings.instance_type)
-
-    @property
-    def most_dollars(self) -> float | None:
-        """Instances × price × time limit, the most that this job can cost; spot is not counted."""
-        if self.dollars_an_hour is None:
-            return None
-        return len(self.plan.hosts) * self.dollars_an_hour * self.seconds / 3600
-
     def __str__(self) -> str:
         settings, count = self.plan.settings, len(self.plan.hosts)
-        minutes = f"{self.seconds / 60:g} min"
+        # After how long the service ends the job at the latest, with the time for which it is kept warm.
+        seconds = self.plan.limit_seconds + settings.keep_alive_seconds
+        minutes = f"{seconds / 60:g} min"
         lines = [f"{count} × {settings.instance_type} in {settings.region_name}, for at most {minutes}"]
-        if self.most_dollars is None:
+        dollars_an_hour = prices.DOLLARS_AN_HOUR.get(settings.instance_type)
+        if dollars_an_hour is None:
             lines.append("price: not known here; see AWS's price page for SageMaker, training")
         else:
-            digits = 2 if self.most_dollars >= 0.1 else 3
+            most = count * dollars_an_hour * seconds / 3600  # spot is not counted
             lines.append(
-                f"price: {count} × {self.dollars_an_hour:g} $/h × {minutes} = at most "
-                f"{self.most_dollars:.{digits}f} $ (table of {prices.AS_OF} for us-east-1)"
+                f"price: {count} × {dollars_an_hour:g} $/h × {minutes} = at most "
+                f"{most:.{2 if most >= 0.1 else 3}f} $ (table of {prices.AS_OF} for us-east-1)"
             )
         if settings.spot:
             lines.append("spot: usually far less, and the instances may be taken away")
@@ -64,17 +49,17 @@ class Preflight:
     __repr__ = __str__
 
 
-def agree(preflight: Preflight, confirmed: bool, ask: Callable[[str], str] | None = None) -> None:
-    """Return if the launch may go on. `ask` puts the question; by default a terminal or a notebook does.
+def agree(preflight: Preflight, confirmed: bool) -> None:
+    """Return if the launch may go on: it is confirmed already, or the terminal or the notebook is asked.
 
     Raises:
         NotConfirmed: if the answer is not yes, or there is nobody to ask.
     """
     if confirmed:
         return
-    if ask is None and not ("ipykernel" in sys.modules or sys.stdin.isatty()):
+    if not ("ipykernel" in sys.modules or sys.stdin.isatty()):
         raise NotConfirmed(
             f"nobody is here to be asked, so nothing was started. Set confirm to true to agree to:\n{preflight}"
         )
-    if (ask or input)(f"{preflight}\nStart it? [y/N] ").strip().lower() not in ("y", "yes"):
+    if input(f"{preflight}\nStart it? [y/N] ").strip().lower() not in ("y", "yes"):
         raise NotConfirmed("nothing was started")

@@ -34,7 +34,6 @@ class Plan:
     job: TrainingJob
     settings: Settings
     hosts: tuple[str, ...]
-    processes_per_host: int
     name: str
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
 
@@ -115,7 +114,7 @@ def plan(job: TrainingJob, settings: Settings) -> Plan:
     else:
         hosts = job.workers // per_host
     name = f"{job.name[:42].rstrip('-')}-{time.strftime('%Y%m%d%H%M%S')}-{secrets.token_hex(2)}"
-    return Plan(job, settings, host_names(hosts), per_host, name)
+    return Plan(job, settings, host_names(hosts), name)
 
 
 def _check_strategy(job: TrainingJob, per_host: int, by_toolkit: bool) -> None:

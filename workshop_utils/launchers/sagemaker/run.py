@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from workshop_utils.launchers import mpirun
+from workshop_utils.launchers import endings, mpirun
 from workshop_utils.launchers.sagemaker.account import Aws
 from workshop_utils.launchers.sagemaker.errors import AwsError
 from workshop_utils.launchers.sagemaker.request import Plan
@@ -23,7 +23,6 @@ LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 POLL_SECONDS = 5.0
 # CloudWatch shows lines some seconds after they were printed, so after a job's end it is asked again.
 LATE_LOOKS, LATE_SECONDS = 2, 5.0
-LAST_LINES = 12  # in the message of a job that failed
 BLIND_POLLS = 12  # so often in a row may the state not be had, before the run is given up
 
 STATES = {"Completed": RunState.SUCCEEDED, "Failed": RunState.FAILED, "Stopped": RunState.STOPPED}
@@ -68,11 +67,6 @@ class SageMakerRun(Run):
         """Where the model lies on S3, once the job has ended well."""
         artefact: str | None = self._description.get("ModelArtifacts", {}).get("S3ModelArtifacts")
         return artefact if self.state is RunState.SUCCEEDED else None
-
-    @property
-    def billed_seconds(self) -> int | None:
-        """The seconds that each instance is paid for, once SageMaker has said."""
-        return self._description.get("BillableTimeInSeconds")
 
     def download_model(self, folder: str | Path) -> list[Path]:
         """Fetch the model into `folder` and return the files' paths.
@@ -159,6 +153,4 @@ class SageMakerRun(Run):
         if state is not RunState.FAILED:
             return ""
         said = self._description.get("FailureReason", "SageMaker gave no reason")
-        last = [f"  {line}" for line in list(self.logs())[-LAST_LINES:]]
-        printed = "The last lines of its log:\n" + "\n".join(last) if last else "Its log is empty."
-        return f"{self.name} failed: {said}\n{printed}"
+        return f"{self.name} failed: {said}\n{endings.last_lines(list(map(str, self.logs())))}"

@@ -17,7 +17,7 @@ from workshop_utils.launchers.settings import PlaceSettings
 from workshop_utils.quantities import seconds_of
 
 WARM_POOL_SECONDS = 21_600  # the longest KeepAlivePeriodInSeconds that the service model allows
-_ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/[\w+=,.@/-]+")
+_ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+")
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 
 Subnet = Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")]
@@ -37,7 +37,6 @@ class Settings(PlaceSettings):
         region: such as `"us-east-1"`; by default that of `AWS_REGION` or `AWS_DEFAULT_REGION`.
         bucket: for source, data and models; by default `sagemaker-workshop-REGION-ACCOUNT`, made where it is missing.
         subnets, security_groups: the VPC in which the instances meet; both or none.
-        encrypt_traffic: encrypt what the instances say to each other, which costs bandwidth.
         input_mode: `"File"` copies the data before the start, `"FastFile"` streams what is read.
         volume_gb: disk of each instance, in GB.
         max_runtime: the service ends the job after so long, whatever it does; the job's own timeout by default.
@@ -59,7 +58,6 @@ class Settings(PlaceSettings):
     bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
     subnets: tuple[Subnet, ...] = ()
     security_groups: tuple[SecurityGroup, ...] = ()
-    encrypt_traffic: bool = False
     input_mode: Literal["File", "FastFile"] = "File"
     volume_gb: int = Field(default=30, ge=1, le=16_384, strict=True)
     max_runtime: Duration | None = None
@@ -93,13 +91,6 @@ class Settings(PlaceSettings):
         return self
 
     @property
-    def account(self) -> str:
-        """The twelve digits of the account that the role belongs to."""
-        match = _ROLE.fullmatch(self.role)
-        assert match is not None  # validated above
-        return match[1]
-
-    @property
     def keep_alive_seconds(self) -> int:
         """For how long instances are kept warm; 0 where they are not."""
         return round(seconds_of(self.keep_alive)) if self.keep_alive else 0
@@ -114,5 +105,5 @@ class Settings(PlaceSettings):
 
     @property
     def bucket_name(self) -> str:
-        """The bucket, which is `bucket` or follows from region and account."""
-        return self.bucket or f"sagemaker-workshop-{self.region_name}-{self.account}"
+        """The bucket, which is `bucket` or follows from the region and the role's account."""
+        return self.bucket or f"sagemaker-workshop-{self.region_name}-{self.role.split(':')[4]}"

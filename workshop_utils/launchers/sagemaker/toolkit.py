@@ -48,7 +48,7 @@ def hyperparameters(plan: Plan) -> dict[str, str]:
         if switch := SWITCHES[plan.job.strategy]:
             values[switch] = True
         if switch in (MPI, TORCH_DISTRIBUTED):
-            values[PROCESSES_PER_HOST] = plan.processes_per_host
+            values[PROCESSES_PER_HOST] = plan.settings.processes_per_host
         if switch == TORCH_DISTRIBUTED:
             values["sagemaker_instance_type"] = plan.settings.instance_type
     # As the SDK's version 2 sends it, so that a number comes out of it as a number.

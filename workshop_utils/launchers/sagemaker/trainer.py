@@ -57,7 +57,7 @@ def render(plan: Plan) -> Request:
     """The request that ModelTrainer would send for `plan`, checked.
 
     Raises:
-        JobError: for what SageMaker would refuse, or would take and then not do; one line for each thing.
+        JobError: for what SageMaker would refuse, or would take and then not do.
     """
     started = None
     if plan.settings.mode == "drivers":
@@ -193,7 +193,6 @@ def _instances(plan: Plan) -> dict[str, Any]:
         "networking": Networking(
             subnets=list(settings.subnets) or None,
             security_group_ids=list(settings.security_groups) or None,
-            enable_inter_container_traffic_encryption=settings.encrypt_traffic or None,
         ),
     }
     if settings.spot:  # where an instance is taken away, the next one goes on from here

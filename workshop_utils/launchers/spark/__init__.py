@@ -5,8 +5,7 @@
 
 | module | what it holds |
 | --- | --- |
-| `settings` | what is said of the place: master, mode, restarts, memory |
-| `java` | the Java that Spark runs on |
+| `settings` | what is said of the place: master, restarts, memory |
 | `launcher` | `Spark`, which renders and launches, and its run |
 | `driver` | a program: starts the ranks through TorchDistributor |
 | `rank` | a program: one rank, whose lines get its name |

@@ -19,14 +19,13 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
+from workshop_utils.launchers import endings
 from workshop_utils.launchers.process_run import inherited_variables, scratch_folder
-from workshop_utils.launchers.spark.java import java_home
-from workshop_utils.launchers.spark.launcher import JVM, LOGGING, OTHERS, spark_home
+from workshop_utils.launchers.spark.launcher import JVM, LOGGING, OTHERS, spark_home, spark_variables
 from workshop_utils.launchers.spark.settings import LOOPBACK, Settings
 from workshop_utils.processes.group import Event, Process, ProcessGroup
 from workshop_utils.processes.ports import PortReservation
@@ -34,7 +33,6 @@ from workshop_utils.processes.ports import PortReservation
 LIFETIME_SECONDS = 24 * 3600.0  # of a cluster that nobody ends
 START_SECONDS = 120.0  # two JVMs after another, on a busy machine
 ENDING_SECONDS = 30.0
-LAST_LINES = 12
 EXECUTORS = ("--port", "0", "--cores", "1", "--memory", "1g")  # of a worker
 REGISTERED = re.compile(r"Registering worker \S+ with")
 DEPLOY_LOGGING = """\
@@ -54,7 +52,6 @@ class StandaloneCluster:
 
     Raises:
         ClusterFailed: if it is not up in time, or one of its processes ends.
-        JobError: if there is no Java that Spark can use.
     """
 
     def __init__(self, workers: int = 2) -> None:
@@ -70,7 +67,7 @@ class StandaloneCluster:
         for index in range(workers):
             folder = str(self._scratch / f"worker-{index}")
             started[f"worker-{index}"] = ("worker.Worker", self.master, *EXECUTORS, "--work-dir", folder)
-        program, environment = str(spark_home() / "bin" / "spark-class"), self._environment(java_home())
+        program, environment = str(spark_home() / "bin" / "spark-class"), self._environment()
         common = ("--host", LOOPBACK, "--webui-port", "0")
         processes = [
             Process(
@@ -122,9 +119,8 @@ class StandaloneCluster:
                     lambda: self._ended or self._registered == self._wanted, timeout=START_SECONDS
                 )
             if not up or self._ended:
-                said = "\n  ".join(list(self.lines)[-LAST_LINES:]) or "nothing"
                 how = "has ended" if self._ended else f"was not up after {START_SECONDS:.0f} s"
-                raise ClusterFailed(f"the Spark cluster {how}. Its last lines:\n  {said}")
+                raise ClusterFailed(f"the Spark cluster {how}. {endings.last_lines(list(self.lines))}")
         except BaseException:
             self.stop()
             raise
@@ -133,18 +129,13 @@ class StandaloneCluster:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _environment(self, home: Path) -> dict[str, str]:
-        return inherited_variables(OTHERS) | {
-            "JAVA_HOME": str(home),
-            "SPARK_HOME": str(spark_home()),
-            "SPARK_CONF_DIR": f"{self._scratch}/conf",
-            "SPARK_LOCAL_IP": LOOPBACK,
+    def _environment(self) -> dict[str, str]:
+        own = {
             "SPARK_LOCAL_DIRS": f"{self._scratch}/tmp",
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": f"{JVM} -Djava.io.tmpdir={self._scratch}/tmp",
-            "PYSPARK_PYTHON": sys.executable,
-            "TMPDIR": f"{self._scratch}/tmp",
         }
+        return inherited_variables(OTHERS) | spark_variables(self._scratch, LOOPBACK, sys.executable) | own
 
     def _on_event(self, event: Event) -> None:
         with self._changed:

