@@ -142,9 +142,8 @@ def test_the_image_follows_from_what_the_script_imports(
 def test_an_image_of_one_s_own_is_taken_unless_it_is_known_to_lack_horovod(make_job: MakeJob) -> None:
     job = make_job("import horovod.torch as hvd", strategy="horovod", workers=2, image="mine:1")
     assert body_of(job)["AlgorithmSpecification"]["TrainingImage"] == "mine:1"
-    of_aws = images.uri(images.PYTORCH, "eu-west-1", "ml.c5.xlarge")
     with pytest.raises(JobError, match="has no Horovod in it"):
-        body_of(job.replace(image=of_aws))
+        body_of(job.replace(image=images.uri(images.PYTORCH, "eu-west-1", "ml.c5.xlarge")))
 
 
 def test_a_job_is_packed_with_what_its_script_imports(make_job: MakeJob) -> None:

@@ -143,7 +143,6 @@ def test_a_job_that_cannot_be_stopped_is_said_to_cost_money_and_stopping_can_be_
     no_logs(stubs["logs"], 1 + LATE_LOOKS)
     run.stop()
     assert run.state is RunState.STOPPED
-    assert run.model_uri is None
     with pytest.raises(AwsError, match="has no model: its state is stopped"):
         run.download_model("nowhere")
 
