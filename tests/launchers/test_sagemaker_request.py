@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 from conftest import MakeJob
+from sagemaker.train.distributed import DistributedConfig
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.sagemaker import SageMaker, images
 from workshop_utils.launchers.sagemaker.upload import packed
 
+ROOT = Path(__file__).parents[2]
 ROLE = "arn:aws:iam::123456789012:role/workshop"
 TORCH = "import torch\n"
 
@@ -53,7 +55,46 @@ def test_what_sagemaker_would_not_do_is_said_with_a_way_out(
         place(**settings).render(make_job(TORCH, **fields))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "settings", "message"),
+    [
+        ({"text": "a" * 2499}, {}, "HyperParameters.text has a length of 2501; at most 2500 is allowed"),
+        (
+            {},
+            {"tags": {f"t{n}": "x" for n in range(60)}},
+            "CreateTrainingJob.Tags has a length of 61; at most 50",
+        ),
+        ({}, {"tags": {"a*": "b"}}, r"Tags\[1\].Key is 'a\*'; it must match "),
+        (
+            {},
+            {"subnets": [f"subnet-{n}" for n in range(17)], "security_groups": ["sg-1"]},
+            "VpcConfig.Subnets has a length of 17; at most 16 is allowed",
+        ),
+    ],
+)
+def test_what_the_service_model_forbids_is_found_though_botocore_would_send_it(
+    make_job: MakeJob, arguments: dict[str, Any], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(JobError, match=message):
+        body_of(make_job(TORCH).replace(arguments=arguments), **settings)
+
+
 # The body
+
+
+def test_traffic_between_instances_is_encrypted_on_request(make_job: MakeJob) -> None:
+    body = body_of(make_job(TORCH), encrypt_traffic=True)
+    assert body["EnableInterContainerTrafficEncryption"] is True
+
+
+def test_the_driver_that_lesson_11_shows_is_one_of_the_sdk_s() -> None:
+    lesson = json.loads((ROOT / "notebooks" / "11_sagemaker.ipynb").read_text())
+    (text,) = ("".join(cell["source"]) for cell in lesson["cells"] if cell["id"] == "sm29")
+    snippet = text.partition("```python\n")[2].partition("ModelTrainer(")[0]
+    names: dict[str, Any] = {"DistributedConfig": DistributedConfig}
+    exec(snippet, names)
+    driver = names["WorkshopDriver"]()
+    assert (driver.driver_dir, driver.driver_script) == ("drivers", "driver.py")
 
 
 def test_instances_are_kept_warm_and_data_on_s3_is_read_where_it_lies(make_job: MakeJob) -> None:

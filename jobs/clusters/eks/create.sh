@@ -24,6 +24,10 @@ done
 there=$(aws eks list-clusters --region "$region" --query "clusters[?@=='$cluster']" --output text)
 if [ -z "$there" ]; then
     eksctl create cluster -f "$file" --without-nodegroup
+else # perhaps broken off in the middle of that: what it makes besides the control plane
+    aws eks wait cluster-active --name "$cluster" --region "$region"
+    eksctl utils associate-iam-oidc-provider --cluster "$cluster" --region "$region" --approve
+    eksctl create iamserviceaccount -f "$file" --approve
 fi
 
 # How kubectl reaches it

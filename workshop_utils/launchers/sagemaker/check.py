@@ -1,15 +1,16 @@
-"""What SageMaker would refuse, or take and not do as meant, though botocore has nothing against the request.
+"""What SageMaker would refuse, or take and not do as meant, though botocore sends the request.
 
 Botocore compares every request that ModelTrainer makes with the service model that it carries: names, types, and what
-is required. Here are its enumeration of instance types, which it does not look at, and rules that it does not know:
-without them a job fails, or does something else, when the instances are paid for already.
+is required. Here is what else stands in that model (patterns, enumerations, greatest lengths and numbers), and rules
+that it does not know: without them a job fails, or does something else, when the instances are paid for already.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from botocore.loaders import Loader
@@ -19,29 +20,66 @@ from workshop_utils.jobs import JobError
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.images import lacks_horovod
 
+OPERATION = "CreateTrainingJob"
+
 
 @functools.cache
-def instance_types() -> list[str]:
-    """The types of instances that SageMaker has for training."""
+def service_model() -> ServiceModel:
+    """SageMaker's interface as botocore describes it; nothing is sent."""
     # Not through a session, which reads the learner's AWS profile: none is needed to look at a request.
-    model = ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
-    return list(model.shape_for("TrainingInstanceType").enum)  # type: ignore[attr-defined]
+    return ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
 
 
 def instance_type(name: str) -> None:
     """Raise JobError where SageMaker has no instances of the type `name`."""
-    if name not in instance_types():
-        close = difflib.get_close_matches(name, instance_types(), n=1) or ["ml.c5.xlarge"]
-        raise JobError(
-            f"CreateTrainingJob.ResourceConfig.InstanceType is {name!r}; it must be one that SageMaker has: "
-            f"did you mean {close[0]}?"
-        )
+    shape = service_model().shape_for("TrainingInstanceType")
+    _refuse(_problems(name, shape, f"{OPERATION}.ResourceConfig.InstanceType"))
+
+
+def body(request: Mapping[str, Any]) -> None:
+    """Raise JobError where SageMaker would refuse `request`; one line for each problem."""
+    _refuse(_problems(request, service_model().operation_model(OPERATION).input_shape, OPERATION))
 
 
 def rules(request: Mapping[str, Any]) -> None:
-    """Raise JobError where SageMaker would take `request` and not do what was meant."""
-    if problems := "\n".join(_broken_rules(request)):
-        raise JobError(problems)
+    """Raise JobError where SageMaker would take `request` and not do what was meant; one line for each problem."""
+    _refuse(_broken_rules(request))
+
+
+def _refuse(problems: Iterable[str]) -> None:
+    if text := "\n".join(problems):
+        raise JobError(text)
+
+
+def _problems(value: Any, shape: Any, path: str) -> Iterator[str]:
+    """Where `value`, which has the right type, breaks the service model."""
+    if shape.type_name == "structure":
+        for name, member in value.items():
+            yield from _problems(member, shape.members[name], f"{path}.{name}")
+    elif shape.type_name == "list":
+        for position, item in enumerate(value):
+            yield from _problems(item, shape.member, f"{path}[{position}]")
+    elif shape.type_name == "map":
+        for key, item in value.items():
+            yield from _problems(key, shape.key, f"{path} (the name {key!r})")
+            yield from _problems(item, shape.value, f"{path}.{key}")
+    allowed = getattr(shape, "enum", None)
+    if allowed and value not in allowed:
+        close = difflib.get_close_matches(value, allowed, n=1) or allowed
+        yield f"{path} is {value!r}; it must be one that SageMaker has: did you mean {close[0]}?"
+    most, pattern = shape.metadata.get("max"), shape.metadata.get("pattern")
+    size = len(value) if isinstance(value, (str, list, dict)) else value
+    if most is not None and size > most:
+        yield f"{path} {'is' if size is value else 'has a length of'} {size}; at most {most} is allowed"
+    elif pattern and not re.fullmatch(_python_pattern(pattern), value, re.DOTALL):
+        yield f"{path} is {value!r}; it must match {pattern}"
+
+
+def _python_pattern(pattern: str) -> str:
+    """The service model writes Java's patterns; Python has no Unicode categories, and these come close."""
+    for category, ours in ((r"\p{L}", r"\w"), (r"\p{Z}", r"\s"), (r"\p{N}", r"\d")):
+        pattern = pattern.replace(category, ours)
+    return pattern
 
 
 def _broken_rules(request: Mapping[str, Any]) -> Iterator[str]:

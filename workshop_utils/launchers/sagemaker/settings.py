@@ -37,6 +37,7 @@ class Settings(PlaceSettings):
         region: such as `"us-east-1"`; by default that of `AWS_REGION` or `AWS_DEFAULT_REGION`.
         bucket: for source, data and models; by default `sagemaker-workshop-REGION-ACCOUNT`, made where it is missing.
         subnets, security_groups: the VPC in which the instances meet; both or none.
+        encrypt_traffic: encrypt what the instances say to each other, which costs bandwidth.
         input_mode: `"File"` copies the data before the start, `"FastFile"` streams what is read.
         volume_gb: disk of each instance, in GB.
         max_runtime: the service ends the job after so long, whatever it does; the job's own timeout by default.
@@ -58,6 +59,7 @@ class Settings(PlaceSettings):
     bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
     subnets: tuple[Subnet, ...] = ()
     security_groups: tuple[SecurityGroup, ...] = ()
+    encrypt_traffic: bool = False
     input_mode: Literal["File", "FastFile"] = "File"
     volume_gb: int = Field(default=30, ge=1, le=16_384, strict=True)
     max_runtime: Duration | None = None

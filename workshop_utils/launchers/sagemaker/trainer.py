@@ -69,6 +69,7 @@ def render(plan: Plan) -> Request:
         raise
     except (ValueError, BotoCoreError) as error:
         raise JobError(f"ModelTrainer refuses {plan.job.name}: {error}") from None
+    check.body(body)
     check.rules(body)
     return Request(plan, body, started)
 
@@ -193,6 +194,7 @@ def _instances(plan: Plan) -> dict[str, Any]:
         "networking": Networking(
             subnets=list(settings.subnets) or None,
             security_group_ids=list(settings.security_groups) or None,
+            enable_inter_container_traffic_encryption=settings.encrypt_traffic or None,
         ),
     }
     if settings.spot:  # where an instance is taken away, the next one goes on from here
