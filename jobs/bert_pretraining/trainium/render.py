@@ -41,7 +41,7 @@ def by_hand(name: str, file: str, described: dict[str, Any]) -> str:
         path if path.startswith("workshop_utils/") else f"jobs/bert_pretraining/{path}" for path in paths
     ]
     lines = [
-        f"{name}, as TorchX sends it. By hand, from the repository's root:",
+        f"{name}, as `--on torchx` sends it. By hand, from the repository's root:",
         f"    kubectl create configmap {mounted['name']} \\",
         *(f"      --from-file={path} \\" for path in paths[:-1]),
         f"      --from-file={paths[-1]}",
