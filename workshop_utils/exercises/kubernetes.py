@@ -32,6 +32,8 @@ AWAITED = {
 @exercise
 def pods_made_and_awaited(answer: tuple[int, int]) -> str:
     """`answer` is how many pods a TFJob with 4 workers and 2 servers has, and how many end an MPIJob's run."""
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise Wrong(f"the answer is {answer!r}; give both numbers, the TFJob's pods first.")
     made, awaited = answer
     if is_missing(made) or is_missing(awaited):
         raise NotYet("put both numbers in place of the dots, then run this again.")
@@ -121,5 +123,7 @@ def mended(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
         first, *rest = str(failed).splitlines()
         last = " ".join([first, *rest[-LAST_LINES:]])
         raise Wrong(f"a cluster takes it, but the run fails: {last}") from None
+    if got != Kubernetes().render(_broken_job()).resource:
+        raise Wrong("both pods ran, but more was changed than the three mistakes: leave the rest as it is.")
     accuracy = run.metrics["accuracy"].dropna().iloc[-1]
     return f"both pods ran, and their model recognises {accuracy:.0%} of the test images."

@@ -80,7 +80,7 @@ def hide(answer: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.n
     below 0.8 stands MASK, below 0.9 the other token, and else what stood there.
     """
     tokens = np.array([11, 12, 13, 14, 15, 16, 17])
-    chosen, luck = np.array([1, 3, 4, 6]), np.array([0.1, 0.85, 0.95, 0.79])
+    chosen, luck = np.array([1, 3, 4, 6]), np.array([0.1, 0.8, 0.9, 0.799])
     others = np.array([90, 91, 92, 93])
     given = tokens.copy()
     got = result_of(answer, given, chosen, luck, others)
