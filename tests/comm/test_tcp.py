@@ -59,6 +59,38 @@ def test_wait_any_lets_no_high_rank_starve_behind_low_ones_that_send_again_and_a
     assert [sorted(heard[turn : turn + 3]) for turn in (0, 3, 6)] == [[1, 2, 3]] * 3
 
 
+def one_waits_while_another_sends(communicator):
+    """What rank 0 hears: the messages of ranks 1 and 3 are there; rank 2 sends its own when rank 1 has been heard."""
+    word = np.zeros(1)
+    if communicator.rank == 3:
+        communicator.send(0, word)
+        communicator.send(1, word)
+    if communicator.rank == 1:
+        communicator.recv(3, word)
+        communicator.send(0, word)
+        communicator.send(2, word)
+        communicator.recv(2, word)
+        communicator.send(0, word)
+    if communicator.rank == 2:
+        communicator.recv(1, word)
+        communicator.send(0, word)
+        communicator.recv(0, word)
+        communicator.send(0, word)
+        communicator.send(1, word)
+    if communicator.rank != 0:
+        return None
+    communicator.recv(2, word)
+    heard = [communicator.wait_any([1, 2, 3])]
+    communicator.recv(1, word)
+    communicator.send(2, word)
+    communicator.recv(1, word)
+    return [*heard, communicator.wait_any([2, 3])]
+
+
+def test_wait_any_names_first_whoever_has_waited_longer(ranks):
+    assert ranks.run("tcp", 4, one_waits_while_another_sends)[0] == [1, 3]
+
+
 def close_while_sending(communicator):
     """Rank 0 has sent more than any buffer holds, to a rank that leaves; what it raises, and the threads after."""
     if communicator.rank == 1:

@@ -7,7 +7,8 @@ message after the other, in the order in which their first bytes come:
     left    = head + size/bandwidth                                    the last one has left: uplink free
     arrival = max(head + latency, downlink free) + size/bandwidth      the last one has come: downlink free
 
-Both links carry a message at once (cut-through), so that the slower one decides.
+Both links carry a message at once (cut-through); their bandwidths are equal. Stamped links, where these may differ,
+let the slower one decide.
 """
 
 from __future__ import annotations

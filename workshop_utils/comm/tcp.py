@@ -62,21 +62,26 @@ class TcpCommunicator(Communicator):
         super().__init__(rank, size, timeout_seconds)
         self._control, self._data = ControlLinks(self, control), data
         self._sent, self._received = [0] * size, [0] * size  # messages, by peer
-        self._last_named = rank  # by `wait_any`
+        self._came: dict[
+            int, None
+        ] = {}  # whose messages `wait_any` has seen, in that order, and not yet named
         self._sender = ThreadPoolExecutor(max_workers=1)
         for link in data.values():
             link.setblocking(False)
 
     def wait_any(self, sources: Sequence[int]) -> int:
-        """A rank among `sources` whose message is there, once there is one; receive it next.
+        """The rank among `sources` whose message was the first to be there; receive it next.
 
-        Of several, the one that comes after the last one named, so that nobody starves behind a busy low rank.
+        Among those that came between two calls, the lowest; so nobody starves behind a busy low rank.
         """
         self._control.raise_failure()
-        while not (ready := self._wait(sources)):
-            continue
-        self._last_named = min(ready, key=lambda source: (source - self._last_named - 1) % self.size)
-        return self._last_named
+        while True:
+            ready = sorted(self._wait(sources))
+            self._came.update(dict.fromkeys(ready))
+            for source in [source for source in self._came if source in sources]:
+                del self._came[source]
+                if source in ready:  # and not received meanwhile, without asking
+                    return source
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         self._control.raise_failure()

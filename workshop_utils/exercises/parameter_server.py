@@ -24,6 +24,8 @@ _CASES: tuple[tuple[dict[int, int], int, int], ...] = (
     ({0: 9, 1: 7, 2: 9}, 2, 1),
     ({0: 1, 1: 0, 2: 0}, 0, 2),
     ({0: 8, 1: 7, 2: 9}, 0, 2),
+    ({0: 3, 1: 5, 2: 6}, 2, 2),
+    ({0: 4, 1: 3, 2: 1}, 1, 1),
 )
 _OTHER_RULES: dict[str, Rule] = {
     "it lets everybody go on at once, always: that is asynchronous": lambda *_: True,

@@ -65,7 +65,7 @@ def staleness(runs: Mapping[str, pd.DataFrame]) -> Figure:
     last = f"; the bar at {LONG_AGO} holds all from there on" if most == LONG_AGO else ""
     style.headline(
         figure,
-        "Who does not wait computes on old parameters",
+        "Workers that don't wait use stale parameters",
         f"dashed: the mean of all applied gradients{last}",
     )
     return figure

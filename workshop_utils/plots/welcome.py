@@ -66,7 +66,7 @@ def starts(runs: dict[str, Run]) -> Figure:
         f"{[*runs][-1].capitalize()}, the first step comes {first_steps[0] / first_steps[-1]:.0f} times sooner",
         "what each process does after the launch",
     )
-    names = {"load": "import PyTorch", "wait": "set up, meet", "worker 0": "train"}
+    names = {"load": "import PyTorch", "wait": "import more, meet", "worker 0": "train"}
     for (kind, name), (left, right) in zip(names.items(), pairwise(rows[0][2]), strict=True):
         style.inside(axes, (left + right) / 2, 0, name, kind)
     return figure

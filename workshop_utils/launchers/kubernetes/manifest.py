@@ -57,14 +57,16 @@ def build(job: TrainingJob, settings: Settings) -> Manifest:
 
 
 def _how_to(job: TrainingJob, settings: Settings) -> str:
-    """By hand, the same with kubectl, from the repository's root."""
+    """How to send the same with kubectl."""
     folder = job.folder.resolve()
     if folder.is_relative_to(PACKAGE.parent):
         folder = folder.relative_to(PACKAGE.parent)
     modules = [path for path in files.sources(job) if path.startswith("workshop_utils/")]
     own = [(folder / path).as_posix() for path in files.sources(job) if path not in modules]
     space = f" --namespace {settings.namespace}" if settings.namespace != "default" else ""
+    manifest = (folder / files.RENDERED).as_posix()
     lines = [
+        f"By hand: keep this text as {manifest}; then, from the repository's root:",
         f"kubectl create{space} configmap {job.name} \\",
         *(f"  --from-file={path} \\" for path in [*own, *modules][:-1]),
         f"  --from-file={[*own, *modules][-1]}",
@@ -72,7 +74,7 @@ def _how_to(job: TrainingJob, settings: Settings) -> str:
     if settings.data_claim is None:
         source = PREPARED.format(source=job.data)
         lines += [f"kubectl create{space} configmap {files.data_name(job)} \\", f'  --from-file="{source}"']
-    lines.append(f"kubectl create -f {(folder / files.RENDERED).as_posix()}")
+    lines.append(f"kubectl create -f {manifest}")
     return "".join(f"# {line}\n" for line in lines)
 
 
