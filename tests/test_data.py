@@ -230,6 +230,11 @@ def test_a_damaged_cache_is_made_again(cache: Path) -> None:
     (folder / "train-images-idx3-ubyte").write_bytes(good[:-1] + b"\xff")
     assert prepare("digits") == folder == cache / "digits"
     assert (folder / "train-images-idx3-ubyte").read_bytes() == good
+    (folder / "SHA256SUMS").write_bytes(b"\xff\xfe\x00")
+    assert prepare("digits") == folder
+    made = folder.stat().st_ino
+    (folder / ".ipynb_checkpoints").mkdir()  # what is not data is no damage
+    assert prepare("digits").stat().st_ino == made
 
 
 def test_a_cache_left_by_an_interrupted_process_is_no_obstacle(cache: Path) -> None:

@@ -155,13 +155,13 @@ def _remove(folder: Path) -> None:
 def _is_intact(folder: Path) -> bool:
     """Whether a folder of the cache is there, and its files are what they were when it was made."""
     listing = folder / CHECKSUMS
-    return listing.is_file() and listing.read_text(encoding="utf-8") == _checksums(folder)
+    return listing.is_file() and listing.read_text(encoding="utf-8", errors="replace") == _checksums(folder)
 
 
 def _checksums(folder: Path) -> str:
-    """The SHA-256 of each file in `folder`, as `sha256sum` lists them."""
-    names = sorted(path.name for path in folder.iterdir() if path.name != CHECKSUMS)
-    return "".join(f"{_sha256(folder / name)}  {name}\n" for name in names)
+    """The SHA-256 of each of FILES in `folder`, plain or gzipped, as `sha256sum` lists them."""
+    files = sorted(path for name in FILES if (path := _either(folder, name)))
+    return "".join(f"{_sha256(path)}  {path.name}\n" for path in files)
 
 
 def _sha256(path: Path) -> str:

@@ -15,6 +15,7 @@ its own.
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,15 +34,14 @@ AS_OF = "2025"
 NODES = {"m5.large": 0.096, "m5.xlarge": 0.192, "m5.2xlarge": 0.384, "c5.xlarge": 0.17, "g5.8xlarge": 2.448}
 CONTROL_PLANE, NAT_GATEWAY = 0.10, 0.045  # an hour; the gateway's traffic costs as much again for each GB
 DISK, DISK_GB = 0.08, 80  # a GB and month of gp3; the size of a node's disk, where nothing else is said
-LUSTRE, LUSTRE_GB = (
-    0.29,
-    1200,
-)  # a GB and month of PERSISTENT_1 with 200 MB/s for each TiB; storage/claim.yaml
+# A GB and month of PERSISTENT_1 with 200 MB/s for each TiB; the size in storage/claim.yaml.
+LUSTRE, LUSTRE_GB = 0.29, 1200
 HOURS_A_MONTH = 730
 QUESTIONS = {
-    "create": "Make it, and pay for it until delete-all?",
-    "delete-all": "Delete the cluster, its jobs and all data of its file system for good?",
+    "create": "Make {}, and pay for it until delete-all?",
+    "delete-all": "Delete {}, with its jobs and all data of its file system, for good?",
 }
+PROGRAMS = {"create": ("aws", "eksctl", "kubectl", "helm"), "delete-all": ("aws", "eksctl", "kubectl")}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -57,10 +57,11 @@ def load(name: str) -> dict[str, Any]:
         raise JobError(f"{files[name]} must hold a ClusterConfig of eksctl.io/v1alpha5")
     rules.body(config)
     for index, group in enumerate(config.get("managedNodeGroups") or [{}]):
-        for field in sorted({"instanceType", "desiredCapacity", "availabilityZones"} - group.keys()):
-            raise JobError(
-                f"managedNodeGroups[{index}].{field} is missing; the price and the commands need it"
-            )
+        for field in ("availabilityZones", "desiredCapacity", "instanceType"):
+            if not group.get(field) and group.get(field) != 0:
+                raise JobError(
+                    f"managedNodeGroups[{index}].{field} is missing; the price and the commands need it"
+                )
     return dict(config)
 
 
@@ -103,7 +104,9 @@ def script(action: str, name: str, config: dict[str, Any]) -> str:
 
 def main(
     action: Literal["price", "create", "delete-all"],
-    name: Annotated[str, typer.Argument(metavar="CLUSTER", help="cpu, gpu or trainium.")],
+    name: Annotated[
+        str, typer.Argument(metavar="CLUSTER", help="cpu, gpu, trainium, or another file in clusters/.")
+    ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print every command; send nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
@@ -122,8 +125,15 @@ def main(
     if dry_run:
         typer.echo(commands)
         return
+    if missing := ", ".join(name for name in PROGRAMS[action] if shutil.which(name) is None):
+        typer.echo(
+            f"not installed: {missing}; aws.amazon.com/cli, eksctl.io, kubernetes.io and helm.sh say how.",
+            err=True,
+        )
+        raise typer.Exit(2)
     if not yes:
-        typer.confirm(QUESTIONS[action], abort=True)
+        cluster = f"{config['metadata']['name']} in {config['metadata']['region']}"
+        typer.confirm(QUESTIONS[action].format(cluster), abort=True)
     try:
         code = subprocess.run(["bash", "-c", commands], cwd=ROOT, check=False).returncode
     except KeyboardInterrupt:

@@ -73,6 +73,7 @@ def test_a_price_is_that_of_the_parts_and_an_unknown_one_is_not_taken_for_nothin
         ("apiVersion", "- apiVersion", "not readable as YAML"),
         ("withOIDC: true", "withOIDC: false", "iam.withOIDC must be true"),
         ("    instanceType: m5.xlarge\n", "", r"managedNodeGroups\[0\]\.instanceType is missing"),
+        ("availabilityZones: [us-west-2a]", "availabilityZones: []", r"\[0\]\.availabilityZones is missing"),
     ],
 )
 def test_a_wrong_cluster_is_refused_with_what_would_be_right(
@@ -164,10 +165,24 @@ def test_a_cluster_that_is_there_is_not_made_again_and_has_its_own_plugins(run: 
 def test_nothing_is_run_before_somebody_has_said_yes_or_for_a_dry_run(run: Run, action: str) -> None:
     said, lines = run(action, "cpu", typed="n\n")
     assert (said.exit_code, lines) == (1, [])
+    assert "workshop-cpu in us-west-2" in said.output
     said, lines = run(action, "cpu", "--dry-run")
     assert (said.exit_code, lines) == (0, [])
     assert "eksctl" in said.output
     assert ("dollars an hour" in said.output) == (action == "create")
+
+
+@pytest.mark.parametrize("action", ["create", "delete-all"])
+def test_a_missing_program_is_named_before_anybody_is_asked(
+    action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    app = typer.Typer()
+    app.command()(eks.main)
+    said = CliRunner().invoke(app, [action, "cpu"], input="y\n")
+    assert said.exit_code == 2
+    assert said.output.strip().endswith("eksctl.io, kubernetes.io and helm.sh say how.")
+    assert "not installed: aws, eksctl, kubectl" in said.output
 
 
 @pytest.mark.parametrize(
@@ -196,8 +211,8 @@ def test_delete_all_leaves_no_file_system_and_no_cluster(run: Run) -> None:
     said, lines = run("delete-all", "cpu", "--yes", answers={**ANSWERS, "describe-file-systems": left})
     assert said.exit_code == 0, said.output
     in_order(
-        "customresourcedefinition pods claim.yaml describe-file-systems delete-file-system describe-file-systems "
-        "describe-file-systems describe-stacks eksctl delete-context",
+        "customresourcedefinition pods claim.yaml persistentvolumes describe-file-systems delete-file-system "
+        "describe-file-systems describe-file-systems describe-stacks eksctl delete-context",
         lines,
     )
     assert sum("delete-file-system " in line for line in lines) == 1

@@ -42,7 +42,13 @@ def test_the_job_is_sent_its_files_belong_to_it_and_its_log_comes_back(
     server: ApiServer, job: TrainingJob
 ) -> None:
     with TEAM.launch(job) as run:
-        name = see_pods(server, [["[worker-0]: hello"], ["[worker-1]: hello", f"[worker-1]: {metric(1)}"]])
+        name = see_pods(
+            server,
+            [
+                ["[worker-0]: hello", "[worker-0]:half a line[worker-1]: x"],
+                ["[worker-1]: hello", f"[worker-1]: {metric(1)}"],
+            ],
+        )
         assert run.handle == f"kubernetes://workshop/team:{name}"
         assert run.workers == ("worker-0", "worker-1")
         script, data = (each for each in server.objects.values() if each["kind"] == "ConfigMap")
@@ -50,9 +56,22 @@ def test_the_job_is_sent_its_files_belong_to_it_and_its_log_comes_back(
         assert script["data"]["train.py"] == "import torch"
         server.job_status = {"state": {"phase": "Completed"}}
         run.wait(60)
-    assert sorted(str(line) for line in run.logs()) == ["[worker-0] hello", "[worker-1] hello"]
+    texts = sorted(str(line) for line in run.logs())
+    assert texts == ["[worker-0] half a line", "[worker-0] hello", "[worker-1] hello", "[worker-1] x"]
     assert list(run.metrics["step"]) == [3]
     assert server.made() == []
+
+
+def test_pods_have_the_account_the_priority_and_the_nodes_that_the_place_names(job: TrainingJob) -> None:
+    nodes = {"zone": "a"}
+    place = TorchX(
+        scheduler="kubernetes", service_account="reader", priority_class="high", node_selector=nodes
+    )
+    spec = place.render(job).request["spec"]
+    assert spec["priorityClassName"] == "high"
+    for task in spec["tasks"]:
+        assert task["template"]["spec"]["serviceAccountName"] == "reader"
+        assert task["template"]["spec"]["nodeSelector"] == nodes
 
 
 def test_a_job_that_fails_names_the_rank_that_failed_first(server: ApiServer, job: TrainingJob) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from workshop_utils.jobs import JobError
 from workshop_utils.scaling.cost import Path
-from workshop_utils.scaling.extrapolate import COSTS, fit_steps, predict, swept
+from workshop_utils.scaling.extrapolate import COSTS, fit_steps, held_out, predict, swept
 
 PATH = Path(1e-3, 2e7)
 
@@ -32,6 +32,15 @@ def test_latency_and_bandwidth_come_back_and_both_ways_to_predict_say_the_same_o
     assert table["efficiency"].to_numpy() + table["communication_share"].to_numpy() == pytest.approx(1)
 
 
+def test_workers_that_were_held_out_are_predicted_by_a_fit_that_has_not_seen_them():
+    runs = sweep()
+    runs.loc[runs["workers"] == 8, "step_seconds"] += 0.1
+    table = held_out(runs, [8])
+    assert table["workers"].tolist() == [8, 8]
+    assert (table["measured"] - table["predicted"]).to_numpy() == pytest.approx(0.1, rel=1e-3)
+    assert (table["error"] < 0).all()
+
+
 def test_each_network_has_a_fit_of_its_own():
     found = swept(pd.concat([sweep(), sweep(network="1Gbit"), sweep("torch_ddp")]))
     assert [names for names, _ in found] == [("ring", "160Mbit"), ("ring", "1Gbit"), ("torch_ddp", "160Mbit")]
@@ -43,6 +52,7 @@ def test_each_network_has_a_fit_of_its_own():
         (lambda: swept(sweep().drop(columns="compute_seconds")), "lacks compute_seconds"),
         (lambda: swept(sweep().assign(strategy="horovod")), "strategies are horovod; known are"),
         (lambda: fit_steps(sweep(workers=(1, 2), sizes=(4_000,))), r"ring was measured with \[2\] workers"),
+        (lambda: held_out(sweep(), [16]), "no run has 16 workers"),
         (lambda: predict(sweep(workers=(2, 4)), [8]), "nothing was measured with 1 worker"),
     ],
 )

@@ -269,6 +269,8 @@ def _entry(kind: type[E], name: str, fields: Mapping[str, Any]) -> E:
 def _sentences(name: str, errors: Iterable[Any]) -> list[str]:
     lines = []
     for error in errors:
+        if error["type"] == "default_factory_not_called":  # since another field, which is reported, is wrong
+            continue
         where = ".".join([name, *map(str, error["loc"])])
         what = MESSAGES.get(error["type"], error["msg"].removeprefix("Value error, "))
         given = "" if error["type"] in MESSAGES or not error["loc"] else f" is {error['input']!r}"

@@ -95,12 +95,20 @@ def measure(
 
 
 @app.command()
-def fit(table: File = TABLE) -> None:
+def fit(
+    table: File = TABLE,
+    hold_out: Annotated[
+        str, typer.Option(help="Numbers of workers that the fit may not see, to be predicted; such as 8.")
+    ] = "",
+) -> None:
     """Fit latency and bandwidth to what was measured, with 95 % intervals."""
     from workshop_utils.scaling import extrapolate
 
+    held = _counts(hold_out) if hold_out else []
     for names, runs in extrapolate.swept(_read(table)):
-        typer.echo(f"{', '.join(names)}\n{extrapolate.fit_steps(runs)}\n")
+        typer.echo(f"{', '.join(names)}\n{extrapolate.fit_steps(runs[~runs['workers'].isin(held)])}\n")
+        if held:
+            typer.echo(f"held out:\n{extrapolate.held_out(runs, held).round(4).to_string(index=False)}\n")
 
 
 @app.command()

@@ -57,18 +57,22 @@ def swept(table: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
     return list(known.groupby(["strategy", "network"], sort=False))
 
 
+def communication(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of one strategy that communicate, with `seconds`: the step without computing."""
+    strategy = runs["strategy"].iloc[0]
+    fewest = 1 if strategy == "workshop_parameter_server" else 2  # one worker of a server communicates, too
+    seconds = runs["step_seconds"] - runs["compute_seconds"]
+    communicates = (runs["state"] == "succeeded") & (runs["workers"] >= fewest) & (seconds > 0)
+    return runs.assign(seconds=seconds)[communicates]
+
+
 def fit_steps(runs: pd.DataFrame) -> Fit:
     """Latency and bandwidth from the runs of one strategy behind one network.
 
     Raises:
         JobError: if there are too few runs.
     """
-    strategy = runs["strategy"].iloc[0]
-    fewest = 1 if strategy == "workshop_parameter_server" else 2  # one worker of a server communicates, too
-    seconds = runs["step_seconds"] - runs["compute_seconds"]
-    rows = runs.assign(seconds=seconds)[
-        (runs["state"] == "succeeded") & (runs["workers"] >= fewest) & (seconds > 0)
-    ]
+    strategy, rows = runs["strategy"].iloc[0], communication(runs)
     varied = rows[["workers", "gradient_nbytes"]]
     if len(varied.drop_duplicates()) < 2:
         raise JobError(
@@ -76,6 +80,29 @@ def fit_steps(runs: pd.DataFrame) -> Fit:
             "workers, or two sizes, to tell latency and bandwidth apart"
         )
     return fit(path_terms(COSTS[strategy]), [*varied.to_numpy().T], rows["seconds"].to_numpy())
+
+
+def held_out(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
+    """Communication of the runs with these numbers of `workers`, as a fit to all others predicts it.
+
+    Returns:
+        Columns workers, gradient_nbytes, measured, predicted, error (predicted over measured, less 1).
+
+    Raises:
+        JobError: as `fit_steps`, or if no run has such a number of workers.
+    """
+    held = runs["workers"].isin(workers)
+    rows = communication(runs)
+    rows = rows[rows["workers"].isin(workers)]
+    if rows.empty:
+        raise JobError(f"no run has {' or '.join(map(str, workers))} workers, so none can be held out")
+    medians = (
+        rows.groupby(["workers", "gradient_nbytes"])["seconds"].median().rename("measured").reset_index()
+    )
+    predicted = fit_steps(runs[~held]).predict(
+        medians["workers"].to_numpy(), medians["gradient_nbytes"].to_numpy()
+    )
+    return medians.assign(predicted=predicted, error=predicted / medians["measured"] - 1)
 
 
 def predict(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:

@@ -3,9 +3,6 @@
 # runs this from the repository's root. It can be run again where it broke off.
 set -euo pipefail
 folder=jobs/clusters/eks
-for program in aws eksctl kubectl helm; do
-    command -v "$program" >/dev/null || { echo "$program: not installed" >&2; exit 2; }
-done
 
 # Never the context that happens to be the current one.
 kube() { kubectl --context "$cluster" "$@"; }

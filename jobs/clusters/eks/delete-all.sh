@@ -1,9 +1,7 @@
 # Takes a cluster on EKS away, with the jobs and the data in it. `python -m workshop_utils.eks delete-all CLUSTER` sets
 # cluster, region and file, asks, and runs this from the repository's root. It can be run again where it broke off.
 set -euo pipefail
-for program in aws eksctl kubectl; do
-    command -v "$program" >/dev/null || { echo "$program: not installed" >&2; exit 2; }
-done
+
 kube() { kubectl --context "$cluster" "$@"; }
 
 there=$(aws eks list-clusters --region "$region" --query "clusters[?@=='$cluster']" --output text)
@@ -19,6 +17,7 @@ if [ -n "$there" ]; then
 
     # The file system: it goes with its claim, and all that is on it
     kube delete -f jobs/clusters/eks/storage/claim.yaml --ignore-not-found
+    kube wait --for=delete persistentvolumes --all --timeout=30m || true # there may be none; what is left is found below
 fi
 
 # File systems that a claim has left behind: they cost, and the network cannot go before them

@@ -157,7 +157,8 @@ class TorchX(Settings):
             script, variables = pods.script(job), pods.variables(job)
             mounts = [f"type=volume,src={claim},dst={path}" for path, claim in self.volumes.items()]
             component |= {"image": job.image or self.image, "mounts": ",".join(mounts) or None}
-            settings = {"queue": self.queue, "namespace": self.namespace}
+            names = ("queue", "namespace", "service_account", "priority_class")
+            settings = {name: value for name in names if (value := getattr(self, name)) is not None}
         component |= {
             "script": shlex.join([script, *job.command_line_arguments]),
             "env": json.dumps(variables),

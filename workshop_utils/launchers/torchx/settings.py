@@ -39,6 +39,9 @@ class Settings(PlaceSettings):
         namespace: where the job is made.
         image: the image of every container, unless the job names one.
         instance_type: a Trainium instance for each node, whole, in place of the job's resources.
+        service_account: the account whose rights the pods have.
+        priority_class: the job's priority.
+        node_selector: labels that a node must have.
         data_claim: a PersistentVolumeClaim that holds the data; without it the data travels in a ConfigMap, which
             holds 1 MiB at most.
         volumes: further PersistentVolumeClaims, by the path where they are mounted, such as a cache of compiled graphs.
@@ -56,6 +59,9 @@ class Settings(PlaceSettings):
     namespace: Name = "default"
     image: str = Field(default="workshop-pytorch:cpu", min_length=1)
     instance_type: InstanceType | None = None
+    service_account: Name | None = None
+    priority_class: Name | None = None
+    node_selector: dict[str, str] = Field(default={})
     data_claim: Name | None = None
     volumes: dict[str, Name] = Field(default={})
     wrapper: Annotated[str, Field(min_length=1)] | None = None

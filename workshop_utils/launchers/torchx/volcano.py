@@ -12,6 +12,7 @@ from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import Pod
 from workshop_utils.launchers.kubernetes.run import KubernetesRun
 from workshop_utils.launchers.torchx.run import NodeLogs
+from workshop_utils.runs import RunState
 
 if TYPE_CHECKING:
     from workshop_utils.launchers.torchx.launcher import TorchX
@@ -26,7 +27,7 @@ KEPT_SECONDS = 3600  # the finished job, where nobody deletes it
 def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
     """Add to a Volcano Job, and to each of its pods, what TorchX has no word for.
 
-    A pod that fails ends the job, as the others would wait for it for ever; nobody's job stays for ever, either. The
+    A pod that fails ends the job, as the others would wait for it for ever; and no finished job is kept for ever. The
     pods get their volumes, a time limit, and the labels of their nodes.
     """
     spec = resource["spec"]
@@ -44,6 +45,8 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
         pod = task["template"]["spec"]
         pod["activeDeadlineSeconds"] = round(job.timeout_seconds)
         pod["volumes"] += volumes
+        if place.node_selector:
+            pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **place.node_selector}
         pod["containers"][0]["volumeMounts"] += [
             {"name": "job", "mountPath": pods.JOB_FOLDER},
             {"name": mounted, "mountPath": pods.DATA_FOLDER, "readOnly": True},
@@ -91,6 +94,10 @@ class VolcanoRun(KubernetesRun):
         phase = job.get("status", {}).get("state", {}).get("phase")
         condition = {"type": FINAL.get(phase), "status": "True", "message": f"Volcano says {phase}"}
         super()._take({"status": {"conditions": [condition]}})
+
+    def _end(self, state: RunState, reason: str = "") -> None:
+        self._logs.end()
+        super()._end(state, reason)
 
     def _reason_of(self, why: str) -> str:
         return self._logs.reason(self) or super()._reason_of(why)
