@@ -8,6 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
+
+from workshop_utils import cli, live
+from workshop_utils.runs import RunState
 
 REPORTS_THREE_STEPS = """
 from workshop_utils import place
@@ -64,3 +68,17 @@ def test_an_interrupt_stops_the_run_and_says_so(make_job, watch, tmp_path):
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "stopped, nothing is left running" in err
+
+
+def test_an_interrupt_before_the_display_stops_the_run_as_well(make_job, monkeypatch):
+    interrupted = []
+
+    def show(run):
+        interrupted.append(run)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(live, "show", show)
+    job = make_job("import time\ntime.sleep(600)")
+    job.save(job.folder)
+    assert CliRunner().invoke(cli.app, ["launch", str(job.folder)]).exit_code == 130
+    assert [run.state for run in interrupted] == [RunState.STOPPED]

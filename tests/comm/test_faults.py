@@ -1,5 +1,6 @@
 """A rank that dies, is silent, disagrees or does not belong: every other rank says so, in time, by name."""
 
+import contextlib
 import multiprocessing
 import os
 import secrets
@@ -224,6 +225,19 @@ def test_strangers_are_refused_and_the_run_goes_on(port):
         except ConnectionResetError:
             pass
         assert received <= rendezvous._NONCE + rendezvous._PROOF
+        stranger.close()
+
+
+def test_an_answer_to_a_challenge_cannot_be_used_again(port):
+    """Who sends the called side's own proof back at it is not let in."""
+    own = rendezvous.Credentials.until(10, 0, 2, b"secret")
+    with contextlib.closing(rendezvous.Listener(own, f"127.0.0.1:{port}")):
+        stranger = socket.create_connection(("127.0.0.1", port))
+        stranger.sendall(rendezvous._MAGIC + bytes(rendezvous._NONCE))
+        answer = rendezvous.receive(stranger, rendezvous._NONCE + rendezvous._PROOF, own.deadline)
+        claim = rendezvous._CLAIM.pack(1, 2, b"join", b"127.0.0.1:1")
+        stranger.sendall(claim + answer[rendezvous._NONCE :])
+        assert stranger.recv(1) == b""
         stranger.close()
 
 

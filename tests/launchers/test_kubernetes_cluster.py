@@ -160,6 +160,21 @@ def test_a_job_that_cannot_be_deleted_is_not_kept_secret(server: ApiServer, job:
     assert server.made() == []
 
 
+def test_a_job_counts_as_deleted_once_its_pods_are_gone(
+    server: ApiServer, job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workshop_utils.launchers.kubernetes.cluster.GONE_SECONDS", 0.1)
+    server.pods = [pod("master")]
+    started = Kubernetes().launch(job)
+    for name, times in (("ddp", 2), ("ddp-data", 1)):  # it agrees to delete each object, and the pods stay
+        server.script["DELETE", name] = [(200, {"kind": "Status", "status": "Success"})] * times
+    with pytest.raises(KubernetesError, match=r"ddp could not be deleted.*its pods are still there"):
+        started.stop()
+    server.pods = []
+    started.stop()
+    assert started.state is RunState.STOPPED
+
+
 def test_a_cluster_that_does_not_answer_is_named_as_such(server: ApiServer) -> None:
     api = client.CoreV1Api(calls.connect())
     server.close()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from conftest import MakeJob, Watch
@@ -51,6 +52,18 @@ def test_a_job_goes_on_with_what_it_had_saved(make_job: MakeJob) -> None:
     # Worker 0 may be stopped before it has said that it started, except in the life that succeeds.
     assert sum(start["worker"] == "worker-1" for start in run.starts) == 3
     assert 1 <= sum(start["worker"] == "worker-0" for start in run.starts) <= 3
+
+
+def test_a_job_that_fails_every_time_is_given_up_and_leaves_the_folder_that_was_named(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    job, folder = make_job(COUNT, "sys.exit('no')"), tmp_path / "kept"
+    said = rf"exit code 1(?s:.*)\n{job.name} had been restarted once before\.$"
+    run = Restarting(Local(), restarts=1, checkpoints=folder).launch(job)
+    with run, pytest.raises(RunFailed, match=said):
+        run.wait(60)
+    assert len(run.attempts) == 2
+    assert (folder / "lives-0").read_text() == "2"
 
 
 def test_a_hang_counts_as_a_failure_once_it_has_met_its_timeout(make_job: MakeJob) -> None:

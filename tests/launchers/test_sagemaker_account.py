@@ -114,13 +114,26 @@ def test_the_clean_up_finds_what_bears_the_tag_and_removes_that_alone(make_job: 
         where = {"logGroupName": "/aws/sagemaker/TrainingJobs", "logStreamName": stream}
         own.call("logs", "create_log_stream", **where)
     place_of = {"CreateBucketConfiguration": {"LocationConstraint": "eu-central-1"}}
-    own.call("s3", "create_bucket", Bucket="not-ours", **place_of)
+    described = own.call("sagemaker", "describe_training_job", TrainingJobName=run.name)
+    needed = ("AlgorithmSpecification", "OutputDataConfig", "ResourceConfig", "RoleArn", "StoppingCondition")
+    same = {name: described[name] for name in needed}
+    own.call("sagemaker", "create_training_job", TrainingJobName="another-job", **same)
+    for bucket in ("not-ours", "somebody-elses"):
+        own.call("s3", "create_bucket", Bucket=bucket, **place_of)
+    other = {"Key": "team", "Value": "red"}
+    own.call("s3", "put_bucket_tagging", Bucket="somebody-elses", Tagging={"TagSet": [other]})
     own.call("ecr", "create_repository", repositoryName="workshop-horovod", tags=[TAG])
     own.call("ecr", "create_repository", repositoryName="not-ours")
+    template = '{"Resources": {"Logs": {"Type": "AWS::Logs::LogGroup"}}}'
+    for name, tag in (("workshop", TAG), ("not-ours", other)):
+        own.call("cloudformation", "create_stack", StackName=name, TemplateBody=template, Tags=[tag])
     found = cleanup.find(own)
-    kinds = {thing.kind for thing in found}
-    assert kinds == {"log stream", "bucket", "image repository"}
-    assert not any(thing.name.startswith(("not-ours", "another")) for thing in found)
+    assert {(thing.kind, thing.name) for thing in found} == {
+        ("log stream", f"{run.name}/algo-1-1"),
+        ("bucket", "sagemaker-workshop-eu-central-1-123456789012"),
+        ("image repository", "workshop-horovod"),
+        ("stack", "workshop"),
+    }
     for thing in found:
         cleanup.remove(thing, own)
     assert cleanup.find(own) == []

@@ -46,6 +46,7 @@ def trained(communicator: Communicator, stage: int, name: str, optimizer: str, p
     train(model, optimize, communicator, parts)
     if stage < 3:
         return flat(model.module)
+    assert all(each.whole is None for each in model.flats)  # those of frozen units, too
     with model.gathered() as whole:
         return flat(whole)
 
@@ -187,9 +188,12 @@ def test_at_most_one_unit_is_whole_at_a_time() -> None:
         assert seen == [1, 1, 1, 1, 1, 0, 0]  # of the first layer the backward pass asks for nothing
 
 
-def test_a_forward_pass_that_fails_lets_go_of_what_it_had_gathered() -> None:
+def test_what_was_gathered_is_let_go_of_after_a_look_at_all_of_it_and_a_forward_pass_that_fails() -> None:
     def program(communicator: Communicator) -> None:
         model = FullySharded(divisible(), communicator)
+        with model.gathered():
+            assert all(flat.whole is not None for flat in model.flats)
+        assert all(flat.whole is None for flat in model.flats)
         with pytest.raises(RuntimeError, match="shapes"):
             model(torch.ones(1, 3).double())
         assert all(flat.whole is None for flat in model.flats)
