@@ -280,7 +280,12 @@ app.add_typer(scaling_app, name="scaling")
 
 @app.command()
 def clean_up(
-    region: Annotated[str | None, typer.Option(help="The AWS region; by default the profile's.")] = None,
+    region: Annotated[
+        str | None,
+        typer.Option(
+            help="The AWS region; by default that of AWS_REGION or AWS_DEFAULT_REGION, else us-east-1."
+        ),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> None:
     """List what the workshop has left in your AWS account, found by its tag, and remove it once you agree."""

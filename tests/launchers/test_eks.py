@@ -161,6 +161,14 @@ def test_a_cluster_that_is_there_is_not_made_again_and_has_its_own_plugins(run: 
     assert not any(line.startswith("helm") for line in lines)
 
 
+def test_a_cluster_whose_making_was_broken_off_gets_no_nodes(run: Run) -> None:
+    said, lines = run("create", "gpu", "--yes", answers={**ANSWERS, "describe-addon": "exit 254"})
+    assert said.exit_code != 0
+    assert "describe-addon" in lines[-1]
+    lines = run("create", "gpu", "--yes")[1]
+    in_order("describe-addon associate-iam-oidc-provider iamserviceaccount nodegroup", lines)
+
+
 @pytest.mark.parametrize("action", ["create", "delete-all"])
 def test_nothing_is_run_before_somebody_has_said_yes_or_for_a_dry_run(run: Run, action: str) -> None:
     said, lines = run(action, "cpu", typed="n\n")

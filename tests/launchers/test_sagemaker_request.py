@@ -64,6 +64,7 @@ def test_what_sagemaker_would_not_do_is_said_with_a_way_out(
             {"tags": {f"t{n}": "x" for n in range(60)}},
             "CreateTrainingJob.Tags has a length of 61; at most 50",
         ),
+        ({}, {"max_runtime": "121h"}, r"MaxRuntimeInSeconds is 435600; at most 432000 \(5 days\)"),
         ({}, {"tags": {"a*": "b"}}, r"Tags\[1\].Key is 'a\*'; it must match "),
         (
             {},

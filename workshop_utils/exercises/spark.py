@@ -35,6 +35,8 @@ def partial_sums(partitions: int, depth: int) -> int:
 @exercise
 def mean_of_partitions(answer: tuple[Any, Any, Any]) -> str:
     """`answer` is (zero, add, finish): the mean of numbers in partitions, by sums that can be added in any order."""
+    if not isinstance(answer, tuple) or len(answer) != 3:
+        raise Wrong("give three things: (zero, add, finish).")
     zero, add, finish = answer
     if any(is_missing(part) for part in answer):
         raise NotYet("write zero, add and finish, then run this again.")

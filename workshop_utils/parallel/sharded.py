@@ -57,6 +57,7 @@ BY_NUMBER = {
     optim.RMSprop,
     optim.Adagrad,
     optim.Adadelta,
+    optim.ASGD,
     optim.Rprop,
 }
 BY_PARAMETER = {*BY_NUMBER, optim.Adafactor, optim.Muon}

@@ -43,9 +43,13 @@ def _threads_finding(narrow: pd.Series, wide: pd.Series, threads: int) -> str:
     """What all measurements of narrow and of wide layers with the most threads agree on."""
     if wide.min() <= 1.1:
         return f"Here and now, {threads} threads are not reliably faster than one"
+    if narrow.max() < 1:
+        return f"Here, {threads} threads pay only where matrices are large"
     if wide.min() > narrow.max():
         return f"Here, {threads} threads pay more where matrices are large"
-    return f"Here, {threads} threads pay, for small matrices as for large ones"
+    if narrow.min() > 1.1:
+        return f"Here, {threads} threads pay, for small matrices as for large ones"
+    return f"Here, {threads} threads pay where matrices are large; where they are small, it varies"
 
 
 def racks(rows: Sequence[tuple[str, str, float, float]], detail: str) -> Figure:

@@ -40,4 +40,4 @@ def losses_finding(guess: float, end: float) -> str:
     """What the loss at the end allows to say, in nats: a model's perplexity is how many tokens it hesitates between."""
     if end > guess - 0.2:
         return "So far the model guesses: it needs more steps"
-    return f"BERT hesitates among about {np.exp(end):,.0f} tokens, no longer {np.exp(guess):,.0f}"
+    return f"BERT hesitates among about {round(np.exp(end), -1):,.0f} tokens, no longer {np.exp(guess):,.0f}"

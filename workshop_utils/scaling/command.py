@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Heavy modules are imported by the commands that need them, as in `cli`.
+
+T = TypeVar("T")
 
 app = typer.Typer(
     name="scaling",
@@ -105,10 +108,15 @@ def fit(
     from workshop_utils.scaling import extrapolate
 
     held = _counts(hold_out) if hold_out else []
-    for names, runs in extrapolate.swept(_read(table)):
-        typer.echo(f"{', '.join(names)}\n{extrapolate.fit_steps(runs[~runs['workers'].isin(held)])}\n")
+
+    def shown(runs: pd.DataFrame) -> str:
+        text = str(extrapolate.fit_steps(runs[~runs["workers"].isin(held)]))
         if held:
-            typer.echo(f"held out:\n{extrapolate.held_out(runs, held).round(4).to_string(index=False)}\n")
+            text += f"\nheld out:\n{extrapolate.held_out(runs, held).round(4).to_string(index=False)}"
+        return text
+
+    for name, text in _of_each(table, shown):
+        typer.echo(f"{name}\n{text}\n")
 
 
 @app.command()
@@ -121,8 +129,8 @@ def predict(
 
     from workshop_utils.scaling import extrapolate
 
-    tables = [extrapolate.predict(runs, _counts(workers)) for _, runs in extrapolate.swept(_read(table))]
-    typer.echo(pd.concat(tables).round(4).to_string(index=False))
+    tables = _of_each(table, lambda runs: extrapolate.predict(runs, _counts(workers)))
+    typer.echo(pd.concat([each for _, each in tables]).round(4).to_string(index=False))
     typer.echo(
         "\nEach worker is taken to have a core of its own, and each link to be as those measured. Links that workers "
         "share, machines and stragglers are not in it: lesson 15 has them."
@@ -138,6 +146,28 @@ def report(
     from workshop_utils import report as page
 
     typer.echo(f"the report is {page.write_scaling(output, _read(table))}")
+
+
+def _of_each(path: Path, calculate: Callable[[pd.DataFrame], T]) -> list[tuple[str, T]]:
+    """What `calculate` makes of the runs of each strategy and network; what it refuses is named, and left out.
+
+    Raises:
+        JobError: if it refuses all.
+    """
+    from workshop_utils.jobs import JobError
+    from workshop_utils.scaling import extrapolate
+
+    results, refused = [], []
+    for names, runs in extrapolate.swept(_read(path)):
+        try:
+            results.append((", ".join(map(str, names)), calculate(runs)))
+        except JobError as error:
+            refused.append(str(error))
+    if not results:
+        raise JobError("\n".join(refused))
+    for reason in refused:
+        typer.echo(f"left out: {reason}", err=True)
+    return results
 
 
 def _read(path: Path) -> pd.DataFrame:

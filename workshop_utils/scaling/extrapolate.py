@@ -54,7 +54,7 @@ def swept(table: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
     known = table[table["strategy"].isin(COSTS)]
     if known.empty:
         raise JobError(f"strategies are {', '.join(set(table['strategy']))}; known are {', '.join(COSTS)}")
-    return list(known.groupby(["strategy", "network"], sort=False))
+    return list(known.groupby(["strategy", "network"], sort=False, dropna=False))
 
 
 def communication(runs: pd.DataFrame) -> pd.DataFrame:

@@ -281,6 +281,10 @@ def plan_run(
             raise PlanError(f"{name} is {value}; it must be more than 0")
         if value == math.inf:
             raise PlanError(f"{name} is {value}; it must be finite")
+    if objective not in ("dollars", "hours"):
+        raise PlanError(f"objective is {objective!r}; it must be 'dollars' or 'hours'")
+    if not machines or min(machines) < 1:
+        raise PlanError(f"machines is {list(machines)}; it must have numbers of at least 1")
     kinds, notes = _kinds(instances)
     sequences = max(1, round((batch_tokens or transformer.batch_tokens) / transformer.sequence))
     batch = sequences * transformer.sequence

@@ -1,6 +1,6 @@
 # Makes a cluster on EKS and all that the lessons need in it. `python -m workshop_utils.eks create CLUSTER` sets
-# cluster, region, file and instances (TYPE/ZONE of each node group, the one that trains last), says the price, asks, and
-# runs this from the repository's root. It can be run again where it broke off.
+# cluster, region, file and instances (TYPE/ZONE of each node group; the last one trains), says the price, asks, and
+# runs this from the repository's root. Once the control plane is there, it can be run again where it broke off.
 set -euo pipefail
 folder=jobs/clusters/eks
 
@@ -21,8 +21,9 @@ done
 there=$(aws eks list-clusters --region "$region" --query "clusters[?@=='$cluster']" --output text)
 if [ -z "$there" ]; then
     eksctl create cluster -f "$file" --without-nodegroup
-else # perhaps broken off in the middle of that: what it makes besides the control plane
-    aws eks wait cluster-active --name "$cluster" --region "$region"
+else # perhaps broken off in the middle of that: without its network add-on, nodes would cost and never be ready
+    aws eks describe-addon --cluster-name "$cluster" --addon-name vpc-cni --region "$region" >/dev/null ||
+        { echo "making $cluster was broken off: run delete-all, then create" >&2; exit 1; }
     eksctl utils associate-iam-oidc-provider --cluster "$cluster" --region "$region" --approve
     eksctl create iamserviceaccount -f "$file" --approve
 fi

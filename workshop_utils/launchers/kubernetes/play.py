@@ -129,6 +129,11 @@ class PlayedRun(ProcessRun):
 
 def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
     own = {each["name"]: str(each.get("value", "")) for each in pod.container.get("env", [])}
+    for each in pod.container.get("env", []):
+        if "valueFrom" in each:
+            raise JobError(
+                f"pod {pod.name}: variable {each['name']} has a valueFrom, which cannot be played here"
+            )
     words = [*pod.container.get("command", ()), *pod.container.get("args", ())]
     if not words:
         raise JobError(f"pod {pod.name}: its container has no command; the image's own cannot be played here")

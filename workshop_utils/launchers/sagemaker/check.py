@@ -21,6 +21,7 @@ from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.images import lacks_horovod
 
 OPERATION = "CreateTrainingJob"
+LONGEST_JOB_SECONDS = 5 * 86_400  # without an increase of the quota "longest run time for a training job"
 
 
 @functools.cache
@@ -65,8 +66,9 @@ def _problems(value: Any, shape: Any, path: str) -> Iterator[str]:
             yield from _problems(item, shape.value, f"{path}.{key}")
     allowed = getattr(shape, "enum", None)
     if allowed and value not in allowed:
-        close = difflib.get_close_matches(value, allowed, n=1) or allowed
-        yield f"{path} is {value!r}; it must be one that SageMaker has: did you mean {close[0]}?"
+        close = difflib.get_close_matches(value, allowed, n=1)
+        advice = f"did you mean {close[0]}?" if close else f"{allowed[0]} is one"
+        yield f"{path} is {value!r}; it must be one that SageMaker has: {advice}"
     most, pattern = shape.metadata.get("max"), shape.metadata.get("pattern")
     size = len(value) if isinstance(value, (str, list, dict)) else value
     if most is not None and size > most:
@@ -99,6 +101,8 @@ def _broken_rules(request: Mapping[str, Any]) -> Iterator[str]:
         )
     stopping = request["StoppingCondition"]
     limit = stopping["MaxRuntimeInSeconds"]
+    if limit > LONGEST_JOB_SECONDS:
+        yield f"MaxRuntimeInSeconds is {limit}; at most {LONGEST_JOB_SECONDS} (5 days) is allowed"
     wait = stopping.get("MaxWaitTimeInSeconds")
     if wait is not None and wait < limit:
         yield f"MaxWaitTimeInSeconds is {wait}; with spot instances it must be at least MaxRuntimeInSeconds, {limit}"

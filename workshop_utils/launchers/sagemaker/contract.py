@@ -21,14 +21,16 @@ MASTER_PORT, SERVER_PORT = 2222, 2223  # parameter servers: the master's and wor
 MIRRORED_PORT = 8890  # MultiWorkerMirroredStrategy
 TORCH_PORT = 7777  # torchrun's rendezvous
 
-# How emulated instances differ from real ones, as a test finds it, field by field.
+# How emulated instances differ from real ones.
 EXCEPTIONS = {
     "root": "folders lie below a root of the run's own, in place of /opt/ml",
     "addresses": "outside network namespaces, each host:port is a loopback port of its own",
     "interface": "outside network namespaces the interface is lo",
     "processors": "the processors are this machine's, and all hosts share them",
     "mpi": "all MPI ranks are started by the first host's mpirun, without sshd",
+    "threads": "one for each process, unless the job says more",
     "python": "Python and its packages are this environment's",
+    "drivers": "the driver is started directly, without the SDK's sm_train.sh",
     "left out": "variables about groups of instances, and about libraries that only AWS's images have",
 }
 
