@@ -58,7 +58,7 @@ def load(name: str) -> dict[str, Any]:
     rules.body(config)
     for index, group in enumerate(config.get("managedNodeGroups") or [{}]):
         for field in ("availabilityZones", "desiredCapacity", "instanceType"):
-            if not group.get(field) and group.get(field) != 0:
+            if group.get(field) in (None, "", []):
                 raise JobError(
                     f"managedNodeGroups[{index}].{field} is missing; the price and the commands need it"
                 )

@@ -62,9 +62,8 @@ class TcpCommunicator(Communicator):
         super().__init__(rank, size, timeout_seconds)
         self._control, self._data = ControlLinks(self, control), data
         self._sent, self._received = [0] * size, [0] * size  # messages, by peer
-        self._came: dict[
-            int, None
-        ] = {}  # whose messages `wait_any` has seen, in that order, and not yet named
+        # The ranks whose messages `wait_any` has seen and not yet named, in the order in which it saw them.
+        self._came: dict[int, None] = {}
         self._sender = ThreadPoolExecutor(max_workers=1)
         for link in data.values():
             link.setblocking(False)
@@ -72,7 +71,8 @@ class TcpCommunicator(Communicator):
     def wait_any(self, sources: Sequence[int]) -> int:
         """The rank among `sources` whose message was the first to be there; receive it next.
 
-        Among those that came between two calls, the lowest; so nobody starves behind a busy low rank.
+        Of those that came between two calls, the lowest goes first; but whoever has been seen goes before all that
+        come later, so nobody starves behind a busy low rank.
         """
         self._control.raise_failure()
         while True:

@@ -129,7 +129,8 @@ def predict(
 
     from workshop_utils.scaling import extrapolate
 
-    tables = _of_each(table, lambda runs: extrapolate.predict(runs, _counts(workers)))
+    counts = _counts(workers)
+    tables = _of_each(table, lambda runs: extrapolate.predict(runs, counts))
     typer.echo(pd.concat([each for _, each in tables]).round(4).to_string(index=False))
     typer.echo(
         "\nEach worker is taken to have a core of its own, and each link to be as those measured. Links that workers "
