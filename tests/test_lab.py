@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -71,8 +72,10 @@ class OpenLab:
         found: list[int] = []
 
         def look() -> bool:
-            children = psutil.Process(self.process.pid).children(recursive=True)
-            found[:] = [child.pid for child in children if child.nice() == 19]
+            found.clear()
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+                    found.extend([child.pid] if child.nice() == 19 else [])
             return len(found) == 2
 
         assert Watch.eventually(look, SECONDS)

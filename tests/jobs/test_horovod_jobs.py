@@ -39,8 +39,7 @@ def trained_by_one_process(workers: int) -> tuple[dict[int, float], models.MLP]:
 def test_every_front_end_takes_the_steps_that_one_process_would(front_end: str, tmp_path: Path) -> None:
     workers = 3
     run = launched(f"digits_horovod_{front_end}", tmp_path, workers=workers, arguments={"epochs": EPOCHS})
-    # Horovod is loaded in the fork; TensorFlow starts threads, and so cold.
-    assert run.warm is (front_end == "torch")
+    assert run.warm  # Horovod is loaded in the fork
     expected, mlp = trained_by_one_process(workers)
     reports = run.metrics.dropna(subset=["loss"])
     assert set(reports["rank"]) == set(range(workers))

@@ -34,7 +34,7 @@ class Trained(NamedTuple):
 def trained(name: str, folder: Path, workers: int, servers: int = 1, **arguments: object) -> Trained:
     arguments = {"batch_size": BATCH, "hidden": HIDDEN, "epochs": EPOCHS, "learning_rate": RATE, **arguments}
     changes = {"workers": workers, "parameter_servers": servers, "arguments": arguments}
-    run = launched(name, folder, warm=False, **changes)
+    run = launched(name, folder, **changes)
     lines = list(run.logs())
     assert [line for line in lines if line.stream == "stderr"] == [], "TensorFlow's notices stay out of sight"
     words = [line.text.split() for line in lines]
@@ -128,7 +128,7 @@ def test_workers_in_a_ring_equal_the_same_and_have_a_mirror_each_however_gradien
 def test_a_hint_decides_how_many_collectives_there_are() -> None:
     arguments = {"tensors": 7, "nbytes": 400, "bytes_per_pack": "1,400,1000,0", "repeats": 2}
     changes = {"workers": WORKERS, "arguments": arguments}
-    metrics = launched("measure_collective_hints", warm=False, **changes).metrics
+    metrics = launched("measure_collective_hints", **changes).metrics
     assert dict(metrics.groupby("bytes_per_pack")["collectives"].unique().map(list)) == {
         1: [7],
         400: [4],  # two in a pack, since one is not more than 400

@@ -342,6 +342,6 @@ def test_hosts_of_mpi_are_gone_with_the_run_whoever_is_killed(
 def test_every_framework_trains_in_it(name: str, package: str, topology: str) -> None:
     pytest.importorskip(package)
     job = TrainingJob.load(JOBS / name).replace(workers=2, arguments={"epochs": 1}, timeout="4min")
-    run = Local(network=Network.parse(f"100Mbit,topology={topology}")).launch(job).wait()
+    run = Local(network=Network.parse(f"100Mbit,topology={topology}"), warm=True).launch(job).wait()
     assert run.state is RunState.SUCCEEDED
     assert run.metrics["loss"].notna().any()

@@ -5,11 +5,12 @@ import os
 import signal
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MakeJob
+from conftest import MakeJob, eventually
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
@@ -42,7 +43,9 @@ def texts(job: TrainingJob, **options: Any) -> list[str]:
         ("from numpy.linalg import norm", "numpy"),
         ("import torch\nimport numpy", "torch"),
         ("def train():\n    import torch.nn", "torch"),
-        ("import tensorflow as tf\nimport numpy", None),
+        ("import tensorflow as tf\nimport numpy", "tensorflow"),
+        ("import horovod.tensorflow.keras as hvd\nimport tensorflow", "tensorflow"),
+        ("import pyspark\nimport torch", None),
         ("import horovod.torch as hvd\nimport torch", "torch"),
         ("import horovod.torch\nimport torch, mpi4py", None),
         ("print('numpy')", None),
@@ -211,22 +214,54 @@ LATE = """
 """
 
 
-def test_a_server_that_has_a_second_thread_forks_no_more_and_the_run_says_so(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "late.py").write_text(textwrap.dedent(LATE))
+@pytest.fixture
+def server_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], warm.WarmServer]]:
+    """Makes the server that has imported a module with this source, and has jobs use it."""
+    made: list[warm.WarmServer] = []
+
+    def make(source: str) -> warm.WarmServer:
+        (tmp_path / "imported_first.py").write_text(textwrap.dedent(source))
+        made.append(warm.WarmServer(("imported_first",)))
+        return made[-1]
+
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    server = warm.WarmServer(("late",))
-    monkeypatch.setattr(warm, "server_for", lambda _: server)
-    try:
-        job = make_job(SAY, "print('ready')")
-        assert texts(job) == ["ready"]
-        os.kill(server._process.pid, signal.SIGUSR2)
-        time.sleep(0.2)
-        with pytest.raises(RunFailed, match="could not be started: the warm server has 2 threads"):
-            Local(warm=True).launch(job).wait(60)
-    finally:
+    monkeypatch.setattr(warm, "server_for", lambda _: made[-1])
+    yield make
+    for server in made:
         server.close()
+
+
+def test_a_server_that_has_a_second_thread_forks_no_more_and_the_run_says_so(
+    make_job: MakeJob, server_of: Callable[[str], warm.WarmServer]
+) -> None:
+    server = server_of(LATE)
+    job = make_job(SAY, "print('ready')")
+    assert texts(job) == ["ready"]
+    os.kill(server._process.pid, signal.SIGUSR2)
+    time.sleep(0.2)
+    with pytest.raises(RunFailed, match="could not be started: the warm server has 2 threads"):
+        Local(warm=True).launch(job).wait(60)
+
+
+def test_where_a_library_starts_a_thread_when_it_is_imported_jobs_start_cold(
+    make_job: MakeJob, server_of: Callable[[str], warm.WarmServer]
+) -> None:
+    server_of(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+    )
+    run = Local(warm=True).launch(make_job(SAY, "print('ready')")).wait(60)
+    assert [line.text for line in run.logs()] == ["ready"]
+    assert not run.warm
+
+
+def test_what_a_library_says_when_it_is_imported_is_shown_if_that_fails(
+    server_of: Callable[[str], warm.WarmServer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    server_of("import os\nos.write(2, b'a notice')")
+    assert capfd.readouterr().err == ""
+    with pytest.raises(warm.WarmServerError, match="the warm server ended while importing imported_first"):
+        server_of("import os\nos.write(2, b'a notice, ')\nraise OSError('the reason')")
+    assert eventually(lambda: "the reason" in (text := capfd.readouterr().err) and "a notice, " in text, 10)
 
 
 # PyTorch

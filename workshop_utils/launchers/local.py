@@ -73,7 +73,7 @@ class Local:
     """Launches jobs as processes of this machine.
 
     With a `network`, the processes are joined by slow links (see `workshop_utils.network`); the run says how. With
-    `warm`, ranks of scripts that use PyTorch or NumPy fork from a server that has imported it already (see
+    `warm`, ranks of scripts that use PyTorch, TensorFlow or NumPy fork from a server that has imported it already (see
     `processes.warm`); other scripts start cold all the same. `output` is the folder in which a job's model
     stays; without it, models are gone when the run ends.
     """
@@ -133,7 +133,8 @@ class Local:
             return None
         if job.resources.cpu >= 2:  # the server's libraries were told to use one thread
             return None
-        return warm.server_for(framework).start
+        server = warm.server_for(framework)
+        return server.start if server.may_fork else None
 
     def _request(self, job: TrainingJob, ports: list[int], scratch: Path) -> LocalRequest:
         strategy = strategy_of(job)

@@ -4,8 +4,11 @@ Importing PyTorch takes seconds; forking a process that has imported it takes mi
 the same job again and again, so it keeps one such server. Each run still gets processes of its own, forked from
 a server that has never run a learner's code, under a supervisor of its own: same isolation, same clean-up.
 
-A fork copies only the thread that calls it, so the server must have exactly one. PyTorch and NumPy keep that
-with OMP_NUM_THREADS=1; TensorFlow starts threads when it is imported, so it always starts cold.
+A fork copies only the thread that calls it, so the server must have exactly one. OMP_NUM_THREADS=1 and its like see to
+that for PyTorch and NumPy; TensorFlow imports pandas, which imports PyArrow, whose allocator has to be told, too.
+Ranks that mpirun starts are cold.
+
+In a fork the framework is there already: what a script writes into os.environ before it imports it comes too late.
 """
 
 from __future__ import annotations
@@ -19,22 +22,29 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from workshop_utils.processes import imports
+from workshop_utils.processes import imports, warm_server
 from workshop_utils.processes.group import SUPERVISOR
 
 # What to import for a script that imports the framework named. `torch._dynamo` is what torch.optim imports when
 # an optimizer is first made, a second later than one would think.
 WARM_MODULES = {
+    "tensorflow": ("tensorflow",),
     "torch": ("torch", "torch.distributed", "torch._dynamo", "numpy"),
     "numpy": ("numpy", "numpy.random"),  # which NumPy itself imports when it is first used
 }
-COLD_MODULES = {"tensorflow", "keras", "horovod", "mpi4py", "pyspark"}
-# Loaded in the fork, in a moment, once PyTorch is there; until its `init` it starts no thread.
-ALLOWED_MODULES = {"horovod.torch"}
+COLD_MODULES = {"horovod", "mpi4py", "pyspark"}
+# Loaded in the fork, in a moment, once its framework is there; until its `init` it starts no thread.
+ALLOWED_MODULES = {"horovod.torch", "horovod.tensorflow", "horovod.tensorflow.keras"}
 
 # Read by libraries when they are loaded: a fork cannot change them any more.
-READ_AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "KMP_", "LD_", "MALLOC_", "PYTHON", "TORCH_", "NUMEXPR_")
+READ_AT_IMPORT = (
+    *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "LD_", "MALLOC_", "PYTHON"),
+    *("TORCH_", "NUMEXPR_", "TF_", "KERAS_"),
+)
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+NO_THREAD_OF_PYARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+# As the workshop's own jobs set it before they import TensorFlow; a fork keeps what was set here.
+OF_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 class WarmServerError(RuntimeError):
@@ -58,7 +68,11 @@ def can_be_forked(environment: Mapping[str, str]) -> bool:
 
 
 class WarmServer:
-    """One server process, which ends with this one."""
+    """One server process, which ends with this one.
+
+    Attributes:
+        may_fork: False where a library has started a thread when it was imported.
+    """
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._connection, theirs = socket.socketpair()
@@ -67,11 +81,13 @@ class WarmServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go
                 stdin=theirs.fileno(),
-                env={**os.environ, **ONE_THREAD},
+                env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD, **NO_THREAD_OF_PYARROW},
                 start_new_session=True,
             )
-        if not self._connection.recv(1):
+        said = self._connection.recv(1)
+        if not said:
             raise WarmServerError(f"the warm server ended while importing {', '.join(modules)}")
+        self.may_fork = said == warm_server.READY
 
     @property
     def alive(self) -> bool:

@@ -5,6 +5,7 @@ Part of the program `supervisor`, so the standard library alone. The other side 
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -15,10 +16,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Script = Callable[[], None]
+
+# What the server says when all is imported: it may fork; or a library has started threads, so it may not.
+READY, HAS_THREADS = b"!", b"?"
 
 
 def forked_script(argv: list[str], environment: dict[str, str]) -> Script:
@@ -83,10 +87,11 @@ def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) ->
     owner = _descriptors_of_parent()
     heard = [connection.fileno(), *owner]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt in the notebook is not meant for us
-    for module in modules:
-        importlib.import_module(module)
+    with _silent_unless_it_fails():
+        for module in modules:
+            importlib.import_module(module)
     gc.freeze()  # what is imported stays; a fork's garbage collector need not look at it, nor copy its pages
-    connection.sendall(b"!")
+    connection.sendall(READY if _threads() == 1 else HAS_THREADS)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that have ended need no waiting for
     while True:
         ready, _, _ = select.select(heard, [], [])
@@ -119,6 +124,26 @@ def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) ->
             return script
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _silent_unless_it_fails() -> Iterator[None]:
+    """Keep back what is written to standard error, in whatever language, until something is raised."""
+    import tempfile  # here, since each supervisor loads this module
+
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(stderr, said.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def _descriptors_of_parent() -> list[int]:
