@@ -37,8 +37,8 @@ lab: packages ## open JupyterLab on your own copy of the lessons, my_lessons/; H
 	@$(BIN)/workshop lab my_lessons
 
 test: setup ## everything below that checks: lint, types, unit tests, notebooks
-	@$(MAKE) lint types
-	@code=0; $(MAKE) unit || code=1; $(MAKE) notebooks || code=1; exit $$code
+	@$(MAKE) lint
+	@code=0; $(MAKE) -j 2 -k types unit || code=1; $(MAKE) notebooks || code=1; exit $$code
 
 lint: setup ## ruff: rules and format; import-linter: what may import what
 	$(call step,lint,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache --no-logo)
@@ -49,6 +49,8 @@ types: setup ## mypy
 # One thread a process: tests start several processes on every core as it is.
 unit notebooks: export OMP_NUM_THREADS := 1
 unit notebooks: export TF_CPP_MIN_LOG_LEVEL := 2
+# They start thousands of processes, none of which should compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Three files at a time: tests of real processes wait more than they compute. Folders with the longest ones go first.
 unit: setup ## unit tests
