@@ -1,6 +1,8 @@
 """Sockets: messages of every size and dtype arrive whole and in order."""
 
+import contextlib
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -105,6 +107,29 @@ def test_a_large_message_to_a_rank_that_leaves_ends_with_its_name_and_no_thread(
     text, threads = ranks.run("tcp", 2, close_while_sending)[0]
     assert "rank 1 has died" in text
     assert threads <= 3  # the main one, and two of the pool's own
+
+
+def received_nothing(communicator):
+    with contextlib.suppress(CommunicationError, ValueError):  # of links that are closed
+        communicator.recv(1, np.zeros(1))
+
+
+def close_while_a_thread_receives(communicator):
+    """Rank 0 closes while a thread of its own waits for rank 1; whether the thread ends, well before the time-out."""
+    if communicator.rank == 1:
+        with contextlib.suppress(CommunicationError):
+            communicator.recv(0, np.zeros(1))
+        return True
+    receiver = threading.Thread(target=received_nothing, args=(communicator,), daemon=True)
+    receiver.start()
+    time.sleep(0.3)  # until it waits
+    communicator.close()
+    receiver.join(10)
+    return not receiver.is_alive()
+
+
+def test_who_closes_keeps_no_thread_waiting(ranks):
+    assert ranks.run("tcp", 2, close_while_a_thread_receives) == [True, True]
 
 
 def use_after_close(communicator):

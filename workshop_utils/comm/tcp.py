@@ -10,6 +10,7 @@ ranks of a ring sent first, each would wait for its neighbour to receive.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import time
@@ -159,6 +160,8 @@ class TcpCommunicator(Communicator):
         """Let go of links and memory. Safe to call twice."""
         self._control.close()
         for link in self._data.values():
+            with contextlib.suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)  # so that a thread which waits for it goes on
             link.close()
         super().close()
 
