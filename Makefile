@@ -11,6 +11,8 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The notebooks' kernel, python3, is this environment's too, whatever kernels the user has.
 export JUPYTER_PREFER_ENV_PATH := 1
+# Lessons and tests start thousands of processes; none should compile the same modules again.
+unexport PYTHONDONTWRITEBYTECODE
 unexport JUPYTER_PATH
 
 # $(call step,NAME,COMMAND): announces a step, runs it, says how long it took, and fails where it fails.
@@ -49,8 +51,6 @@ types: setup ## mypy
 # One thread a process: tests start several processes on every core as it is.
 unit notebooks: export OMP_NUM_THREADS := 1
 unit notebooks: export TF_CPP_MIN_LOG_LEVEL := 2
-# They start thousands of processes, none of which should compile the same modules again.
-unexport PYTHONDONTWRITEBYTECODE
 
 # Three files at a time: tests of real processes wait more than they compute. Folders with the longest ones go first.
 unit: setup ## unit tests

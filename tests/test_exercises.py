@@ -186,7 +186,7 @@ def test_a_full_disk_and_watched_renames_end_with_the_check():
 
 def rule_of_tensorflow():
     """TensorFlow's own `group_by_size`, taken from its source, since importing TensorFlow takes seconds."""
-    (folder,) = importlib.util.find_spec("tensorflow").submodule_search_locations
+    folder, *_ = importlib.util.find_spec("tensorflow").submodule_search_locations
     source = Path(folder, "python", "distribute", "cross_device_utils.py").read_text(encoding="utf-8")
     functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
     (function,) = [node for node in functions if node.name == "group_by_size"]

@@ -162,6 +162,19 @@ def test_the_silent_rank_is_named_on_all_others(ranks):
         assert "for rank 1 in ring_all_reduce" in text or "rank 1 is silent" in text, text
 
 
+def to_one_that_takes_nothing(communicator):
+    if communicator.rank == 1:
+        time.sleep(4)
+    else:
+        communicator.send(1, np.zeros(10_000_000, np.uint8))
+
+
+def test_a_rank_that_takes_no_message_is_named(ranks):
+    kind, text = ranks.run("tcp", 2, what_it_raises, to_one_that_takes_nothing, 1.0)[0]
+    assert kind is PeerSilent
+    assert "rank 0 waited 1 s for rank 1 in send or recv" in text
+
+
 def test_ranks_that_wait_for_each_other_are_told_so(ranks):
     for kind, text in ranks.run("tcp", 3, what_it_raises, in_a_circle, 1.0):
         assert kind is PeerSilent

@@ -34,7 +34,9 @@ class Trained(NamedTuple):
 def trained(name: str, folder: Path, workers: int, servers: int = 1, **arguments: object) -> Trained:
     arguments = {"batch_size": BATCH, "hidden": HIDDEN, "epochs": EPOCHS, "learning_rate": RATE, **arguments}
     changes = {"workers": workers, "parameter_servers": servers, "arguments": arguments}
-    run = launched(name, folder, **changes)
+    warm = name != "digits_mirrored"  # so that one starts as a command line would have it
+    run = launched(name, folder, warm=warm, **changes)
+    assert run.warm is warm
     lines = list(run.logs())
     assert [line for line in lines if line.stream == "stderr"] == [], "TensorFlow's notices stay out of sight"
     words = [line.text.split() for line in lines]

@@ -259,9 +259,23 @@ def test_what_a_library_says_when_it_is_imported_is_shown_if_that_fails(
 ) -> None:
     server_of("import os\nos.write(2, b'a notice')")
     assert capfd.readouterr().err == ""
-    with pytest.raises(warm.WarmServerError, match="the warm server ended while importing imported_first"):
-        server_of("import os\nos.write(2, b'a notice, ')\nraise OSError('the reason')")
-    assert eventually(lambda: "the reason" in (text := capfd.readouterr().err) and "a notice, " in text, 10)
+    with pytest.raises(
+        warm.WarmServerError, match=r"with code 1 while importing imported_first:\n(.|\n)*the reason"
+    ):
+        server_of("raise OSError('the reason')")
+    with pytest.raises(
+        warm.WarmServerError, match=r"with code -6 while importing imported_first:\nthe reason"
+    ):
+        server_of("import os\nos.write(2, b'the reason')\nos.abort()")
+
+
+def test_what_a_server_says_later_is_heard(
+    server_of: Callable[[str], warm.WarmServer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = server_of("import os, signal\nsignal.signal(signal.SIGUSR2, lambda *_: os.write(2, b'heard'))")
+    time.sleep(0.5)
+    os.kill(server._process.pid, signal.SIGUSR2)
+    assert eventually(lambda: capfd.readouterr().err == "heard", 10)
 
 
 # PyTorch

@@ -5,8 +5,8 @@ the same job again and again, so it keeps one such server. Each run still gets p
 a server that has never run a learner's code, under a supervisor of its own: same isolation, same clean-up.
 
 A fork copies only the thread that calls it, so the server must have exactly one. OMP_NUM_THREADS=1 and its like see to
-that for PyTorch and NumPy; TensorFlow imports pandas, which imports PyArrow, whose allocator has to be told, too.
-Ranks that mpirun starts are cold.
+that for PyTorch and NumPy; TensorFlow imports pandas, which imports PyArrow, whose allocator must be told as well.
+Ranks started by mpirun always start cold.
 
 In a fork the framework is there already: what a script writes into os.environ before it imports it comes too late.
 """
@@ -18,6 +18,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,12 +40,15 @@ ALLOWED_MODULES = {"horovod.torch", "horovod.tensorflow", "horovod.tensorflow.ke
 # Read by libraries when they are loaded: a fork cannot change them any more.
 READ_AT_IMPORT = (
     *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "LD_", "MALLOC_", "PYTHON"),
-    *("TORCH_", "NUMEXPR_", "TF_", "KERAS_"),
+    *("TORCH_", "NUMEXPR_", "TF_", "XLA_", "GRPC_", "KERAS_", "ARROW_", "JE_"),
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 NO_THREAD_OF_PYARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-# As the workshop's own jobs set it before they import TensorFlow; a fork keeps what was set here.
+# As the workshop's jobs set them before they import TensorFlow: no notices, and no oneDNN, which sums in another order.
 OF_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
+
+
+MOST_TEXT = 4000  # bytes of what a server said before it ended
 
 
 class WarmServerError(RuntimeError):
@@ -52,7 +56,7 @@ class WarmServerError(RuntimeError):
 
 
 def framework_of(script: Path) -> str | None:
-    """`"torch"` or `"numpy"` for a script that can be forked from a warm server, None for one that cannot."""
+    """The key in WARM_MODULES for a script that can be forked from a warm server, None for one that cannot."""
     imported = imports.packages(imports.imported(script).keys() - ALLOWED_MODULES)
     if imported & COLD_MODULES:
         return None
@@ -71,23 +75,32 @@ class WarmServer:
     """One server process, which ends with this one.
 
     Attributes:
-        may_fork: False where a library has started a thread when it was imported.
+        may_fork: False where a library started a thread on import.
     """
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._connection, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        with theirs:
+        with tempfile.TemporaryFile() as heard, theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go
                 stdin=theirs.fileno(),
                 env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD, **NO_THREAD_OF_PYARROW},
                 start_new_session=True,
+                stderr=heard,  # libraries have notices for whoever imports them; they are shown if that fails
             )
-        said = self._connection.recv(1)
-        if not said:
-            raise WarmServerError(f"the warm server ended while importing {', '.join(modules)}")
-        self.may_fork = said == warm_server.READY
+            theirs.close()
+            answer = self._connection.recv(1)
+            if not answer:
+                self.close()
+                heard.seek(0)
+                text = heard.read()[-MOST_TEXT:].decode("utf-8", "replace")
+                raise WarmServerError(
+                    f"the warm server ended with code {self._process.returncode} while importing "
+                    f"{', '.join(modules)}:\n{text}"
+                )
+        socket.send_fds(self._connection, [b"!"], [2])
+        self.may_fork = answer == warm_server.READY
 
     @property
     def alive(self) -> bool:

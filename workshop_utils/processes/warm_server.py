@@ -5,7 +5,6 @@ Part of the program `supervisor`, so the standard library alone. The other side 
 """
 
 import atexit
-import contextlib
 import gc
 import importlib
 import json
@@ -16,7 +15,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 Script = Callable[[], None]
@@ -87,11 +86,15 @@ def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) ->
     owner = _descriptors_of_parent()
     heard = [connection.fileno(), *owner]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt in the notebook is not meant for us
-    with _silent_unless_it_fails():
-        for module in modules:
-            importlib.import_module(module)
+    for module in modules:
+        importlib.import_module(module)
     gc.freeze()  # what is imported stays; a fork's garbage collector need not look at it, nor copy its pages
     connection.sendall(READY if _threads() == 1 else HAS_THREADS)
+    _, (stderr,), _, _ = socket.recv_fds(
+        connection, 1, 1
+    )  # for all that comes now; imports were heard by the owner alone
+    os.dup2(stderr, 2)
+    os.close(stderr)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that have ended need no waiting for
     while True:
         ready, _, _ = select.select(heard, [], [])
@@ -124,26 +127,6 @@ def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) ->
             return script
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-@contextlib.contextmanager
-def _silent_unless_it_fails() -> Iterator[None]:
-    """Keep back what is written to standard error, in whatever language, until something is raised."""
-    import tempfile  # here, since each supervisor loads this module
-
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            said.seek(0)
-            os.write(stderr, said.read())
-            raise
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
 
 
 def _descriptors_of_parent() -> list[int]:
