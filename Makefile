@@ -11,9 +11,9 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The notebooks' kernel, python3, is this environment's too, whatever kernels the user has.
 export JUPYTER_PREFER_ENV_PATH := 1
+unexport JUPYTER_PATH
 # Lessons and tests start thousands of processes; none should compile the same modules again.
 unexport PYTHONDONTWRITEBYTECODE
-unexport JUPYTER_PATH
 
 # $(call step,NAME,COMMAND): announces a step, runs it, says how long it took, and fails where it fails.
 define step

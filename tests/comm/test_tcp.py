@@ -93,7 +93,7 @@ def test_wait_any_names_first_whoever_has_waited_longer(ranks):
     assert ranks.run("tcp", 4, one_waits_while_another_sends)[0] == [1, 3]
 
 
-def close_while_sending(communicator):
+def send_to_one_that_leaves(communicator):
     """Rank 0 has sent more than any buffer holds, to a rank that leaves; what it raises."""
     if communicator.rank == 1:
         return None
@@ -103,7 +103,7 @@ def close_while_sending(communicator):
 
 
 def test_a_large_message_to_a_rank_that_leaves_ends_with_its_name(ranks):
-    assert "rank 1 has died" in ranks.run("tcp", 2, close_while_sending)[0]
+    assert "rank 1 has died" in ranks.run("tcp", 2, send_to_one_that_leaves)[0]
 
 
 def close_while_a_thread_receives(communicator):

@@ -88,6 +88,7 @@ class ControlLinks:
 
     def lost(self, peer: int) -> NoReturn:
         """The link to `peer` has ended: because it has died, or because it has failed and said so before."""
+        self.raise_failure()
         link = self._links[peer]
         while peer not in self._ended and select.select([link], [], [], 1.0)[0]:
             self._read(peer)

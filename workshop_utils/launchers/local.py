@@ -74,9 +74,9 @@ class Local:
 
     With a `network`, the processes are joined by slow links (see `workshop_utils.network`); the run says how. With
     `warm`, ranks of scripts that use PyTorch, TensorFlow or NumPy fork from a server that has imported it already (see
-    `processes.warm`); other scripts start cold all the same. What a forked script writes
-    into os.environ before it imports such a framework comes too late. `output` is the folder in which a job's model
-    stays; without it, models are gone when the run ends.
+    `processes.warm`); other scripts start cold all the same. A forked script cannot change variables that its framework
+    reads on import; TensorFlow was imported without oneDNN. `output` is the folder in which a job's model stays;
+    without it, models are gone when the run ends.
     """
 
     def __init__(

@@ -5,10 +5,11 @@ the same job again and again, so it keeps one such server. Each run still gets p
 a server that has never run a learner's code, under a supervisor of its own: same isolation, same clean-up.
 
 A fork copies only the thread that calls it, so the server must have exactly one. OMP_NUM_THREADS=1 and its like see to
-that for PyTorch and NumPy; TensorFlow imports pandas, which imports PyArrow, whose allocator must be told as well.
+that for PyTorch and NumPy; TensorFlow imports PyArrow, by way of Keras and pandas, and its allocator must be told.
 Ranks started by mpirun always start cold.
 
-In a fork the framework is there already: what a script writes into os.environ before it imports it comes too late.
+A forked script cannot change variables that its framework reads on import, since that has happened. TensorFlow has been
+imported with those of OF_TENSORFLOW, unless the user's own environment says otherwise.
 """
 
 from __future__ import annotations
@@ -81,26 +82,30 @@ class WarmServer:
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._connection, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        with tempfile.TemporaryFile() as heard, theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go
-                stdin=theirs.fileno(),
-                env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD, **NO_THREAD_OF_PYARROW},
-                start_new_session=True,
-                stderr=heard,  # libraries have notices for whoever imports them; they are shown if that fails
-            )
-            theirs.close()
+        with tempfile.TemporaryFile() as stderr:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go
+                    stdin=theirs.fileno(),
+                    env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD, **NO_THREAD_OF_PYARROW},
+                    start_new_session=True,
+                    stderr=stderr,  # libraries have notices for whoever imports them
+                )
             answer = self._connection.recv(1)
-            if not answer:
+            try:
+                socket.send_fds(self._connection, [b"!"], [2])
+            except OSError:
+                answer = b""
+            self.may_fork = answer == warm_server.READY
+            if not self.may_fork:
                 self.close()
-                heard.seek(0)
-                text = heard.read()[-MOST_TEXT:].decode("utf-8", "replace")
+            if not answer:
+                stderr.seek(0)
+                text = stderr.read()[-MOST_TEXT:].decode("utf-8", "replace")
                 raise WarmServerError(
                     f"the warm server ended with code {self._process.returncode} while importing "
                     f"{', '.join(modules)}:\n{text}"
                 )
-        socket.send_fds(self._connection, [b"!"], [2])
-        self.may_fork = answer == warm_server.READY
 
     @property
     def alive(self) -> bool:
@@ -127,6 +132,6 @@ def server_for(framework: str) -> WarmServer:
     """This process's server for `framework`, started when it is first asked for."""
     servers = _servers()
     server = servers.get(framework)
-    if server is None or not server.alive:
+    if server is None or (server.may_fork and not server.alive):
         server = servers[framework] = WarmServer(WARM_MODULES[framework])
     return server

@@ -90,11 +90,14 @@ def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) ->
         importlib.import_module(module)
     gc.freeze()  # what is imported stays; a fork's garbage collector need not look at it, nor copy its pages
     connection.sendall(READY if _threads() == 1 else HAS_THREADS)
-    _, (stderr,), _, _ = socket.recv_fds(
-        connection, 1, 1
-    )  # for all that comes now; imports were heard by the owner alone
-    os.dup2(stderr, 2)
-    os.close(stderr)
+    # From here on, write to the owner's stderr: what imports wrote went to a file, which is shown if they fail.
+    if select.select(heard, [], [])[0] != heard[:1]:
+        return None
+    _, stderr, _, _ = socket.recv_fds(connection, 1, 1)
+    if not stderr:
+        return None
+    os.dup2(stderr[0], 2)
+    os.close(stderr[0])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that have ended need no waiting for
     while True:
         ready, _, _ = select.select(heard, [], [])
