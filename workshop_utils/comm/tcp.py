@@ -75,7 +75,6 @@ class TcpCommunicator(Communicator):
         Of those that came between two calls, the lowest goes first; but whoever has been seen goes before all that
         come later, so nobody starves behind a busy low rank.
         """
-        self._control.raise_failure()
         deadline = time.monotonic() + self.timeout_seconds
         while True:
             ready = sorted(self._wait(sources, None, deadline, is_idle=True))

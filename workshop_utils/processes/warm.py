@@ -47,8 +47,6 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 NO_THREAD_OF_PYARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # As the workshop's jobs set them before they import TensorFlow: no notices, and no oneDNN, which sums in another order.
 OF_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
-
-
 MOST_TEXT = 4000  # bytes of what a server said before it ended
 
 
