@@ -26,10 +26,10 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: ## make .venv complete: packages, and Horovod compiled for them
-	@$(PYTHON) -m workshop_utils.bootstrap $(if $(filter setup,$(MAKECMDGOALS)),,--quiet)
+	@$(PYTHON) -m workshop_utils.setup.bootstrap $(if $(filter setup,$(MAKECMDGOALS)),,--quiet)
 
 packages: ## make .venv without Horovod: what JupyterLab needs
-	@$(PYTHON) -m workshop_utils.bootstrap --without-horovod $(if $(filter packages,$(MAKECMDGOALS)),,--quiet)
+	@$(PYTHON) -m workshop_utils.setup.bootstrap --without-horovod $(if $(filter packages,$(MAKECMDGOALS)),,--quiet)
 
 run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=small STRATEGIES=horovod,mpi NOTEBOOKS=...)
 	$(if $(SIZE),WORKSHOP_SIZE=$(SIZE)) $(BIN)/workshop run $(NOTEBOOKS) --output build \
@@ -79,10 +79,10 @@ bench: setup ## measure what is claimed, beside its bars (NAMES="all_reduce step
 	$(BIN)/python tests/benchmarks $(NAMES)
 
 site: setup ## the executed lessons as a web site, with search: build/site/html/index.html
-	@$(BIN)/python -m workshop_utils.book
+	@$(BIN)/python -m workshop_utils.lessons.site
 
-environment.yml: pyproject.toml workshop_utils/bootstrap.py workshop_utils/horovod_build.py workshop_utils/packages.py | setup
-	$(BIN)/python -m workshop_utils.bootstrap --environment-yml > $@.new && mv $@.new $@
+environment.yml: pyproject.toml workshop_utils/setup/bootstrap.py workshop_utils/setup/horovod_build.py workshop_utils/setup/packages.py | setup
+	$(BIN)/python -m workshop_utils.setup.bootstrap --environment-yml > $@.new && mv $@.new $@
 
 clean: ## remove build/ and caches; .venv and the built Horovod stay
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

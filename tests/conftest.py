@@ -25,7 +25,7 @@ import pytest
 from real_ranks import MOST_RANKS, Ranks
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.processes import warm
+from workshop_utils.launchers.local import warm
 
 # Every process that a test starts inherits this variable, so even a daemon that has left its session is found.
 MARK = "WORKSHOP_TESTS"

@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 from workshop_utils.comm import frames
 from workshop_utils.comm.communicator import COLLECTIVES, CommunicationError
 from workshop_utils.comm.tcp import TcpCommunicator
-from workshop_utils.data import DataError
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
+from workshop_utils.training.data import DataError
 
 SECONDS = 60 * float(os.environ.get("FUZZ_MINUTES", "10"))
 TARGETS = 4

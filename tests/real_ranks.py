@@ -9,7 +9,7 @@ from typing import Any
 
 from workshop_utils.comm import tcp
 from workshop_utils.comm.communicator import Communicator
-from workshop_utils.processes.ports import PortReservation
+from workshop_utils.network.ports import PortReservation
 
 MOST_RANKS = 9
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from workshop_utils import cli, live
+from workshop_utils import cli
+from workshop_utils.plots import terminal
 from workshop_utils.runs import RunState
 
 REPORTS_THREE_STEPS = """
@@ -77,7 +78,7 @@ def test_an_interrupt_before_the_display_stops_the_run_as_well(make_job, monkeyp
         interrupted.append(run)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(live, "show", show)
+    monkeypatch.setattr(terminal, "show", show)
     job = make_job("import time\ntime.sleep(600)")
     job.save(job.folder)
     assert CliRunner().invoke(cli.app, ["launch", str(job.folder)]).exit_code == 130

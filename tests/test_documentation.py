@@ -13,10 +13,11 @@ import pytest
 import typer
 import yaml
 
-from workshop_utils import book, cli, jobs
+from workshop_utils import cli, jobs
 from workshop_utils.launchers.kubernetes import Kubernetes
 from workshop_utils.launchers.kubernetes.kubectl import side_by_side
-from workshop_utils.launchers.places import PLACES
+from workshop_utils.launchers.targets import PLACES
+from workshop_utils.lessons import site
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -61,7 +62,7 @@ TARGETS = re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), flags=re.M
 
 @pytest.mark.parametrize("page", [*PAGES, *TEACHING, *LESSONS], ids=name_of)
 def test_relative_links_lead_somewhere(page: Path) -> None:
-    for link, path in book.links(ROOT, page.relative_to(ROOT)):
+    for link, path in site.links(ROOT, page.relative_to(ROOT)):
         assert (ROOT / path).exists(), link
 
 

@@ -32,7 +32,7 @@ def options() -> argparse.Namespace:
 
 
 def dense(inputs: int, outputs: int, generator: random.Random) -> nn.Linear:
-    """A layer with uniform weights in ±√(6 / (inputs + outputs)), drawn as workshop_utils.models draws them."""
+    """A layer with uniform weights in ±√(6 / (inputs + outputs)), drawn as the package's models draw them."""
     limit = math.sqrt(6 / (inputs + outputs))
     drawn = [generator.uniform(-limit, limit) for _ in range(inputs * outputs)]
     layer = nn.Linear(inputs, outputs, dtype=torch.float64)

@@ -35,7 +35,7 @@ def options() -> argparse.Namespace:
 
 
 def drawn(inputs: int, outputs: int, generator: random.Random) -> Tensor:
-    """Uniform weights in ±√(6 / (inputs + outputs)), drawn as workshop_utils.models draws them."""
+    """Uniform weights in ±√(6 / (inputs + outputs)), drawn as workshop_utils.training.models draws them."""
     limit = math.sqrt(6 / (inputs + outputs))
     values = [generator.uniform(-limit, limit) for _ in range(inputs * outputs)]
     return torch.tensor(values, dtype=torch.float64).view(inputs, outputs)

@@ -22,7 +22,8 @@ import torch.distributed.nn
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from workshop_utils import checkpoints, place
+from workshop_utils import place
+from workshop_utils.training import checkpoints
 
 MOMENTUM = 0.9
 FORGETTABLE = ("nothing", "velocity", "step")

@@ -8,7 +8,7 @@ For GPUs, Horovod's operations go through NCCL, which the local set-up has no us
 import argparse
 import sys
 
-from workshop_utils import horovod_build
+from workshop_utils.setup import horovod_build
 
 SETTINGS: dict[str, dict[str, str]] = {"cpu": {}, "gpu": {"HOROVOD_GPU_OPERATIONS": "NCCL"}}
 

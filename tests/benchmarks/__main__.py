@@ -17,8 +17,8 @@ import running
 from comparison import BenchmarkError, Row
 
 from workshop_utils.jobs import JobError
-from workshop_utils.machine import cores
 from workshop_utils.runs import RunFailed
+from workshop_utils.setup.machine import cores
 
 # Of each: what yields the rows, given whether to measure once only.
 BENCHMARKS: dict[str, Callable[[bool], Iterator[Row]]] = {

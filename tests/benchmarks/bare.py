@@ -14,7 +14,7 @@ from pathlib import Path
 
 from comparison import BenchmarkError
 
-from workshop_utils import data
+from workshop_utils.training import data
 
 LAST_LINES = 8  # of a command that failed, in the message
 PATIENCE_SECONDS = 120.0

@@ -36,7 +36,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def bench(lab: Lab) -> str:
     """A notebook with three things that a learner does: choose an answer, interrupt a run, go on."""
     cells = [
-        "from workshop_utils.exercises.choice import Choice\n"
+        "from workshop_utils.lessons.checks.choice import Choice\n"
         "from workshop_utils.jobs import TrainingJob\n"
         "from workshop_utils.launchers.local import Local\n"
         "prediction = Choice(1, 8, 125, unit='times')\nprediction",

@@ -17,7 +17,7 @@ from workshop_utils.comm import frames, rendezvous, tcp
 from workshop_utils.comm.communicator import CommunicationError, FrameError, Mismatch, PeerDied, PeerSilent
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.network import SUBNET
-from workshop_utils.processes.ports import PortReservation
+from workshop_utils.network.ports import PortReservation
 
 TIMEOUT_SECONDS = 20.0  # of the runs in which a rank dies: the others must not need it
 

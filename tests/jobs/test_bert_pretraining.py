@@ -13,8 +13,8 @@ import torch
 from launching import JOBS, launched
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import LocalRun
-from workshop_utils.processes import warm
+from workshop_utils.launchers.local import warm
+from workshop_utils.launchers.local.launcher import LocalRun
 from workshop_utils.runs import RunFailed
 
 JOB = JOBS / "bert_pretraining"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from launching import launched
 
-from workshop_utils import data, models
+from workshop_utils.training import data, models
 
 LEARNING_RATE = 0.5
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from launching import job_of, launched
 
-from workshop_utils import checkpoints
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local, LocalRun
 from workshop_utils.launchers.restarting import Restarting
 from workshop_utils.network import Network, availability
 from workshop_utils.runs import Run, RunFailed
+from workshop_utils.training import checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
 

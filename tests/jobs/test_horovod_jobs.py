@@ -9,8 +9,9 @@ import pytest
 import torch
 from launching import launched
 
-from workshop_utils import adasum, data, models, timeline
-from workshop_utils.horovod_tuning import Tuning
+from workshop_utils.parallel import adasum
+from workshop_utils.training import data, horovod_timeline, models
+from workshop_utils.training.horovod_settings import Tuning
 
 EPOCHS, BATCH, RATE, HIDDEN = 2, 16, 0.2, 64
 
@@ -96,11 +97,11 @@ def test_the_timeline_shows_fused_gradients_in_few_messages_and_others_in_one_ea
         arguments={"epochs": 2, "layers": 4, "timeline-steps": 3},
         environment=Tuning(fusion_threshold=threshold).environment,
     )
-    steps = timeline.steps(timeline.read(tmp_path / "timeline.json"))
+    steps = horovod_timeline.steps(horovod_timeline.read(tmp_path / "timeline.json"))
     assert len(steps) == 3
     counts = []
     for spans in steps:
-        messages = timeline.messages(spans)
+        messages = horovod_timeline.messages(spans)
         assert sorted(name for message in messages for name in message.tensors) == sorted(
             f"allreduce.{layer}.{part}" for layer in (0, 2, 4, 6, 8) for part in ("weight", "bias")
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from workshop_utils.processes import imports
+from workshop_utils.launchers.local import imports
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "jobs" / "images"
@@ -68,16 +68,20 @@ def test_every_file_that_an_image_copies_exists(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("image", "script"),
-    [("horovod", "workshop_utils/horovod_build.py"), ("neuron", "jobs/bert_pretraining/train.py")],
+    [("horovod", "workshop_utils/setup/horovod_build.py"), ("neuron", "jobs/bert_pretraining/train.py")],
 )
 def test_an_image_copies_all_that_its_script_imports_of_the_workshop(image: str, script: str) -> None:
-    copied = set(re.findall(r"workshop_utils/\w+\.py", (IMAGES / f"{image}.Dockerfile").read_text()))
+    copied = set(re.findall(r"workshop_utils/[\w/]+\.py", (IMAGES / f"{image}.Dockerfile").read_text()))
     needed, waiting = set(), [script]
     while waiting:
-        modules = imports.imported(ROOT / waiting.pop())
-        names = modules.pop("workshop_utils", set())
-        names |= {module.partition(".")[2] for module in modules if module.startswith("workshop_utils.")}
-        files = {f"workshop_utils/{name}.py" for name in names} - needed
+        modules = imports.imported(ROOT / waiting.pop()).items()
+        names = {
+            name for module, taken in modules for name in (module, *(f"{module}.{one}" for one in taken))
+        }
+        files = {
+            f"{name.replace('.', '/')}.py" for name in names if name.startswith("workshop_utils.")
+        } - needed
+        files = {file for file in files if (ROOT / file).is_file()}
         needed |= files
         waiting += files
     assert needed

@@ -13,9 +13,10 @@ from launching import JOBS, launched
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from workshop_utils import data, place
+from workshop_utils import place
 from workshop_utils.parallel.sharded import zero_bytes_sent
 from workshop_utils.runs import Run, RunFailed
+from workshop_utils.training import data
 
 SIZES = {"steps": 4, "batch_size": 31, "width": 33, "layers": 2}  # no multiples of 2 and 3
 

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 import workshop_utils
-from workshop_utils import data
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers import mpirun
-from workshop_utils.processes import imports
-from workshop_utils.processes.ports import PortReservation
+from workshop_utils.launchers.local import imports, mpirun
+from workshop_utils.network.ports import PortReservation
 from workshop_utils.strategies import strategy_of
+from workshop_utils.training import data
 
 JOBS = Path(__file__).parents[2] / "jobs"
 SCRIPTS = sorted(JOBS.glob("*/train.py"))
@@ -108,8 +107,9 @@ def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(scrip
     modules = imports.imported(script)
     ours = modules.pop("workshop_utils", set())
     ours |= {module.split(".")[1] for module in modules if module.startswith("workshop_utils.")}
+    ours |= modules.get("workshop_utils.training", set())
     uses_comm = strategy_of(TrainingJob.load(script.parent)).uses_comm
-    assert ours <= {"place", "checkpoints"} | ({"comm", "parallel"} if uses_comm else set())
+    assert ours <= {"place", "training", "checkpoints"} | ({"comm", "parallel"} if uses_comm else set())
     others = imports.packages(modules) - {"workshop_utils"} - set(sys.stdlib_module_names)
     assert others <= FRAMEWORKS.get(script.parent.name, others)
 

@@ -9,10 +9,10 @@ import pytest
 from conftest import MakeJob
 from launching import job_of, launched
 
-from workshop_utils import data
 from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.spark import Spark
 from workshop_utils.runs import RunFailed
+from workshop_utils.training import data
 
 PATIENCE_SECONDS = 240.0
 

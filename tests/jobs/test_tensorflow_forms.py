@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from launching import launched
 
-from workshop_utils import data
+from workshop_utils.training import data
 
 BATCH = 17  # images a worker takes in a step; 17, 13 and 10 classes are odd for 2 and 3
 HIDDEN, EPOCHS, RATE = 13, 2, 0.05

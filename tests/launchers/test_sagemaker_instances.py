@@ -67,7 +67,9 @@ def test_every_variable_file_folder_and_argument_is_the_documented_one(make_job:
     assert {name: found[name] for name in ("config", "arguments", "folder")} == {
         name: documented[name] for name in ("config", "arguments", "folder")
     }
-    assert {"train.py", "workshop_utils/checkpoints.py", "workshop_utils/place.py"} < set(found["code"])
+    assert {"train.py", "workshop_utils/training/checkpoints.py", "workshop_utils/place.py"} < set(
+        found["code"]
+    )
     assert {"input/data/training", "model", "output/data"} < set(found["folders"])
     assert found["images"] == 2
 

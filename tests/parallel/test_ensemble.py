@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from workshop_utils.models import MLP, Dense
 from workshop_utils.parallel.ensemble import Ensemble
+from workshop_utils.training.models import MLP, Dense
 
 
 def examples(networks: int, batch: int, seed: int = 0):

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
 
-from workshop_utils import models
 from workshop_utils.comm.communicator import Event
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.plots import (
@@ -32,7 +31,8 @@ from workshop_utils.scaling import efficiency
 from workshop_utils.scaling.cost import Path
 from workshop_utils.scaling.memory import TrainingMemory
 from workshop_utils.scaling.overlap import Phase
-from workshop_utils.timeline import Span
+from workshop_utils.training import models
+from workshop_utils.training.horovod_timeline import Span
 
 
 def table(columns: str, *rows: tuple) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.places import Launcher
+from workshop_utils.launchers.targets import Launcher
 from workshop_utils.runs import Run, RunState
 
 

@@ -16,7 +16,7 @@ def shipped(strategy: Strategy) -> dict[str, str]:
     workshop's own strategies also its message passing, which needs NumPy, and what splits a model with it, which
     needs PyTorch.
     """
-    files = [PACKAGE / "place.py", PACKAGE / "checkpoints.py"]
+    files = [PACKAGE / "place.py", PACKAGE / "training" / "checkpoints.py"]
     if strategy.uses_comm:
         files += sorted(path for folder in ("comm", "parallel") for path in (PACKAGE / folder).glob("*.py"))
     text = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in files}

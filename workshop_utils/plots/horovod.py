@@ -11,17 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from workshop_utils import timeline
 from workshop_utils.plots import style
-from workshop_utils.timeline import Span
+from workshop_utils.training import horovod_timeline
+from workshop_utils.training.horovod_timeline import Span
 
 # A front end is no worker and no strategy: colours of Tol's muted scheme that neither has.
 FRONT_ENDS = ("#882255", "#117733", "#DDAA33")
 PHASES = {
-    timeline.NEGOTIATE: ("wait until every rank has it", style.COLOURS["wait"]),
-    timeline.COPY_IN: ("copy in and out", style.COLOURS["load"]),
-    timeline.COPY_OUT: ("copy in and out", style.COLOURS["load"]),
-    **dict.fromkeys(timeline.MESSAGES, ("all-reduce", style.COLOURS["send"])),
+    horovod_timeline.NEGOTIATE: ("wait until every rank has it", style.COLOURS["wait"]),
+    horovod_timeline.COPY_IN: ("copy in and out", style.COLOURS["load"]),
+    horovod_timeline.COPY_OUT: ("copy in and out", style.COLOURS["load"]),
+    **dict.fromkeys(horovod_timeline.MESSAGES, ("all-reduce", style.COLOURS["send"])),
 }
 SHORTEST_BAR = 0.004  # of a panel's width: a shorter one could not be seen
 
@@ -101,9 +101,9 @@ def timelines(recorded: Mapping[str, Sequence[Span]]) -> Figure:
 
     Of each run the fastest step is shown, the one that other work on the machine disturbed least.
     """
-    shown = {name: _fastest(timeline.steps(spans)) for name, spans in recorded.items()}
+    shown = {name: _fastest(horovod_timeline.steps(spans)) for name, spans in recorded.items()}
     tensors = max(len({span.tensor for span in spans}) for spans in shown.values())
-    messages = {name: len(timeline.messages(spans)) for name, spans in shown.items()}
+    messages = {name: len(horovod_timeline.messages(spans)) for name, spans in shown.items()}
     titles = [
         f"{name}: {count} message{'s' * (count > 1)} for {tensors} gradients"
         for name, count in messages.items()

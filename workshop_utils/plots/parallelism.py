@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from workshop_utils import models
 from workshop_utils.plots import style
+from workshop_utils.training import models
 
 SMOOTHED = 10  # updates of a running mean
 NOTHING = 1e-17  # where a difference of zero is drawn on a logarithmic axis

@@ -31,8 +31,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from workshop_utils import lab
 from workshop_utils.plots import alternative
+from workshop_utils.setup import lab
 
 INK = "#222222"  # text and axes
 QUIET = "#6B6B6B"  # second lines of text, ticks

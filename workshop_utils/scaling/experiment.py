@@ -28,11 +28,11 @@ from tqdm import tqdm
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
-from workshop_utils.machine import cores
 from workshop_utils.network import Network
 from workshop_utils.runs import RunFailed, RunState
 from workshop_utils.scaling.rows import BATCH, rows_of
 from workshop_utils.scaling.store import Store, key_of
+from workshop_utils.setup.machine import cores
 from workshop_utils.strategies import strategy_of
 
 Scaling = Literal["weak", "strong"]

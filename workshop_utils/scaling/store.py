@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from workshop_utils.data import cache_folder
+from workshop_utils.training.data import cache_folder
 
 FOLDER = "measurements"  # in the cache folder
 

@@ -1,4 +1,4 @@
-# Makes a cluster on EKS and all that the lessons need in it. `python -m workshop_utils.eks create CLUSTER` sets
+# Makes a cluster on EKS and all that the lessons need in it. `python jobs/clusters/eks/eks.py create CLUSTER` sets
 # cluster, region, file and instances (TYPE/ZONE of each node group; the last one trains), says the price, asks, and
 # runs this from the repository's root. Once the control plane is there, it can be run again where it broke off.
 set -euo pipefail

@@ -1,4 +1,4 @@
-# Takes a cluster on EKS away, with the jobs and the data in it. `python -m workshop_utils.eks delete-all CLUSTER` sets
+# Takes a cluster on EKS away, with the jobs and the data in it. `python jobs/clusters/eks/eks.py delete-all CLUSTER` sets
 # cluster, region and file, asks, and runs this from the repository's root. It can be run again where it broke off.
 set -euo pipefail
 

@@ -6,10 +6,10 @@ import base64
 from pathlib import Path
 from typing import Any
 
-from workshop_utils import data
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.source import shipped
 from workshop_utils.strategies import strategy_of
+from workshop_utils.training import data
 
 LARGEST_NBYTES = 1 << 20  # of a ConfigMap, all values together (Kubernetes, "ConfigMaps")
 RENDERED = "kubernetes.yaml"  # beside job.yaml

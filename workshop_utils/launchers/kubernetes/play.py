@@ -24,16 +24,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workshop_utils import data
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers import endings, mpirun
+from workshop_utils.launchers import endings
 from workshop_utils.launchers.kubernetes import files
 from workshop_utils.launchers.kubernetes import manifest as manifests
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import POD_COLUMNS, Pod, pods_of
 from workshop_utils.launchers.kubernetes.settings import Settings
-from workshop_utils.launchers.process_run import ProcessRun, inherited_variables, reserve, scratch_folder
-from workshop_utils.processes.group import Event, Process
+from workshop_utils.launchers.local import mpirun
+from workshop_utils.launchers.local.group import Event, Process
+from workshop_utils.launchers.local.process_run import (
+    ProcessRun,
+    inherited_variables,
+    reserve,
+    scratch_folder,
+)
+from workshop_utils.training import data
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import urllib3
 from kubernetes import client
 
-from workshop_utils.launchers import mpirun
 from workshop_utils.launchers.kubernetes import kinds
 from workshop_utils.launchers.kubernetes.calls import KubernetesError
 from workshop_utils.launchers.kubernetes.cluster import Cluster
 from workshop_utils.launchers.kubernetes.operators import POD_COLUMNS, Pod
+from workshop_utils.launchers.local import mpirun
 from workshop_utils.runs import Run, RunState
 
 if TYPE_CHECKING:

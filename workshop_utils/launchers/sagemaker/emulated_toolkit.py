@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workshop_utils.launchers import mpirun
+from workshop_utils.launchers.local import mpirun
 from workshop_utils.launchers.sagemaker import contract
 from workshop_utils.launchers.sagemaker.members import process, script
 from workshop_utils.launchers.sagemaker.request import Members, Plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.processes import imports
+from workshop_utils.launchers.local import imports
 
 TENSORFLOW = {"framework": "tensorflow", "version": "2.19", "py_version": "py312"}
 TENSORFLOW_WITH_HOROVOD = {"framework": "tensorflow", "version": "2.12", "py_version": "py310"}

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workshop_utils import data, wiring
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers import endings
-from workshop_utils.launchers.process_run import (
+from workshop_utils.launchers.local.group import Process
+from workshop_utils.launchers.local.process_run import (
     ProcessRun,
     await_horovod,
     inherited_variables,
@@ -31,16 +31,16 @@ from workshop_utils.launchers.sagemaker import contract, emulated_toolkit, membe
 from workshop_utils.launchers.sagemaker.request import Plan, plan
 from workshop_utils.launchers.sagemaker.settings import Settings
 from workshop_utils.launchers.source import shipped
-from workshop_utils.network import INTERFACE, Network, availability
-from workshop_utils.processes.group import Process
+from workshop_utils.network import INTERFACE, Network, availability, wiring
 from workshop_utils.strategies import strategy_of
+from workshop_utils.training import data
 
 HERE = Path(__file__).parent
 PROGRAMS = (
     HERE / "emulated_host.py",
     HERE / "driver.py",
     HERE / "parameter_server.py",
-    HERE.parent / "horovod_rendezvous.py",
+    HERE.parent / "local" / "horovod_rendezvous.py",
 )
 NOBODY = "arn:aws:iam::000000000000:role/nobody"  # emulated instances ask nobody for permission
 # Runs a command with a file in the place of /etc/hosts, for itself and its children alone.

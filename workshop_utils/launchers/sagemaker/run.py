@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from workshop_utils.launchers import endings, mpirun
+from workshop_utils.launchers import endings
+from workshop_utils.launchers.local import mpirun
 from workshop_utils.launchers.sagemaker.account import Aws
 from workshop_utils.launchers.sagemaker.errors import AwsError
 from workshop_utils.launchers.sagemaker.request import Plan

@@ -42,7 +42,7 @@ from workshop_utils.quantities import seconds_of
 
 HERE = Path(__file__).parent
 DRIVER = "driver.py"
-DRIVERS = (HERE / DRIVER, HERE.parent / "horovod_rendezvous.py")
+DRIVERS = (HERE / DRIVER, HERE.parent / "local" / "horovod_rendezvous.py")
 CHECKPOINTS = "/opt/ml/checkpoints"
 NO_TELEMETRY = {
     "SchemaVersion": "1.0",

@@ -7,13 +7,13 @@ import io
 import tarfile
 from pathlib import Path
 
-from workshop_utils import data
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.sagemaker.account import Aws
 from workshop_utils.launchers.sagemaker.errors import AwsError
 from workshop_utils.launchers.sagemaker.request import TAG, Plan
 from workshop_utils.launchers.source import shipped
 from workshop_utils.strategies import strategy_of
+from workshop_utils.training import data
 
 LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git", ".venv"}
 MISSING = {"404", "NoSuchBucket", "NotFound"}

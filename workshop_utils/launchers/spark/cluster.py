@@ -24,11 +24,11 @@ from typing import Any, Self
 import psutil
 
 from workshop_utils.launchers import endings
-from workshop_utils.launchers.process_run import inherited_variables, scratch_folder
+from workshop_utils.launchers.local.group import Event, Process, ProcessGroup
+from workshop_utils.launchers.local.process_run import inherited_variables, scratch_folder
 from workshop_utils.launchers.spark.launcher import JVM, LOGGING, OTHERS, spark_home, spark_variables
 from workshop_utils.launchers.spark.settings import LOOPBACK, Settings
-from workshop_utils.processes.group import Event, Process, ProcessGroup
-from workshop_utils.processes.ports import PortReservation
+from workshop_utils.network.ports import PortReservation
 
 LIFETIME_SECONDS = 24 * 3600.0  # of a cluster that nobody ends
 START_SECONDS = 120.0  # two JVMs after another, on a busy machine

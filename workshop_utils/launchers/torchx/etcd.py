@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers import endings
-from workshop_utils.launchers.process_run import inherited_variables, scratch_folder
-from workshop_utils.processes.group import Event, Process, ProcessGroup
-from workshop_utils.processes.ports import PortReservation
+from workshop_utils.launchers.local.group import Event, Process, ProcessGroup
+from workshop_utils.launchers.local.process_run import inherited_variables, scratch_folder
+from workshop_utils.network.ports import PortReservation
 
 START_SECONDS = 60.0
 LIFE_SECONDS = 24 * 3600.0  # nobody's server runs for longer

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from workshop_utils.environments import Environment
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import shared_variables
-from workshop_utils.launchers.process_run import inherited_variables, reserve, scratch_folder
+from workshop_utils.launchers.local.group import Process
+from workshop_utils.launchers.local.launcher import shared_variables
+from workshop_utils.launchers.local.process_run import inherited_variables, reserve, scratch_folder
 from workshop_utils.launchers.source import shipped
 from workshop_utils.launchers.torchx.run import TorchXRun
 from workshop_utils.launchers.torchx.settings import Settings
-from workshop_utils.processes.group import Process
-from workshop_utils.processes.ports import PortReservation
+from workshop_utils.network.ports import PortReservation
+from workshop_utils.setup.environments import Environment
 from workshop_utils.strategies import strategy_of
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers import endings, hang
-from workshop_utils.launchers.process_run import ProcessRun
-from workshop_utils.processes.group import Event, Process
-from workshop_utils.processes.ports import PortReservation
+from workshop_utils.launchers import endings
+from workshop_utils.launchers.local import hang
+from workshop_utils.launchers.local.group import Event, Process
+from workshop_utils.launchers.local.process_run import ProcessRun
+from workshop_utils.network.ports import PortReservation
 from workshop_utils.runs import Run
 
 FAILURE_SECONDS = 3.0  # for the other nodes to fail by themselves, and say why

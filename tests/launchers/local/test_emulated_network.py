@@ -1,0 +1,347 @@
+"""Runs in an emulated network: everybody feels it, and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import eventually, marked_processes
+
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.local import Local, LocalRun
+from workshop_utils.network import Network, availability, has_netem
+from workshop_utils.runs import RunFailed, RunState
+
+if TYPE_CHECKING:
+    from conftest import MakeJob, Watch
+
+pytestmark = [
+    pytest.mark.usefixtures("nothing_is_left"),
+    pytest.mark.skipif(availability() == "none", reason="this machine makes no network namespaces"),
+]
+
+JOBS = Path(__file__).parents[3] / "jobs"
+NBYTES = 500_000
+
+# Of the link's rate, payload has 0.956. A bucket of 128 KB lets a first part through at full speed: the first 26 % of
+# what is sent here. A busy machine is late, never early.
+EARLIEST, LATEST = 0.7, 3.0
+
+# One rank after the other sends to rank 0, which reports how long it took.
+TAKE_TURNS = f"""
+    import os, socket, time
+    from workshop_utils import place
+    here = place.here()
+    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if here.rank == 0:
+        links = {{}}
+        with socket.create_server(address) as listener:
+            while len(links) < here.world_size - 1:
+                link, _ = listener.accept()
+                links[link.recv(1)[0]] = link
+        for rank, link in sorted(links.items()):
+            start = time.perf_counter()
+            link.sendall(b"!")
+            left = {NBYTES}
+            while left:
+                left -= len(link.recv(min(left, 1 << 16)))
+            place.report(step=rank, transfer_seconds=time.perf_counter() - start)
+            link.sendall(b"!")
+    else:
+        while True:
+            try:
+                link = socket.create_connection(address)
+                break
+            except OSError:
+                time.sleep(0.05)
+        link.sendall(bytes([here.rank]))
+        link.recv(1)
+        link.sendall(bytes({NBYTES}))
+        link.recv(1)
+"""
+
+# How many hops away each other rank is: each forwarding namespace takes one off a packet's time to live.
+COUNT_HOPS = """
+    import os, socket, time
+    from workshop_utils import place
+    here = place.here()
+    network, port = os.environ["MASTER_ADDR"].rpartition(".")[0], 7000
+    own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    own.bind((f"{network}.{here.rank + 1}", port))
+    own.setsockopt(socket.IPPROTO_IP, 12, 1)  # IP_RECVTTL, ip(7)
+    own.settimeout(0.05)
+    hops = {}
+    while True:
+        for other in set(range(here.world_size)) - {here.rank}:
+            try:
+                own.sendto(bytes([here.rank]), (f"{network}.{other + 1}", port))
+            except OSError:
+                pass
+        try:
+            while True:
+                data, ancillary, _, _ = own.recvmsg(1, 100)
+                hops[data[0]] = 65 - int.from_bytes(ancillary[0][2], "little")
+                if len(hops) == here.world_size - 1:
+                    print("hops", sorted(hops.items()), flush=True)
+        except TimeoutError:
+            pass
+"""
+
+
+def transfer_seconds(run: LocalRun) -> dict[int, float]:
+    """How long each rank's transfer to rank 0 took."""
+    return {int(record["step"]): record["transfer_seconds"] for record in run.wait(90).records}
+
+
+def theory(bytes_per_second: float) -> float:
+    return NBYTES / (0.956 * bytes_per_second)
+
+
+def network_interfaces() -> str:
+    """Of this process's own network."""
+    return "".join(line.partition(":")[0] for line in Path("/proc/net/dev").read_text().splitlines()[2:])
+
+
+def networks() -> set[str]:
+    """The network namespaces in which this process or one that it started is, or that one of them holds open.
+
+    Not those of the whole machine: other test files make networks of their own at the same time.
+    """
+    found = set()
+    for process in (Path(f"/proc/{pid}") for pid in (os.getpid(), *marked_processes())):
+        try:
+            found |= {str(link.readlink()) for link in (process / "ns/net", *(process / "fd").iterdir())}
+        except OSError:
+            continue
+    return {name for name in found if name.startswith("net:")}
+
+
+def test_a_star_lets_through_its_bandwidth_and_less_where_a_worker_is_slower(make_job: MakeJob) -> None:
+    job = make_job(TAKE_TURNS, strategy="torch_ddp", workers=3)
+    run = Local(network=Network.parse("20Mbit,worker-2=5Mbit")).launch(job)
+    seconds = transfer_seconds(run)
+    assert run.network == (
+        "20Mbit each way for each process, but 5Mbit for worker-2; in network namespaces: every framework feels it"
+    )
+    assert EARLIEST < seconds[1] / theory(2.5e6) < LATEST
+    assert EARLIEST < seconds[2] / theory(0.625e6) < LATEST
+    assert seconds[2] > 2 * seconds[1]
+
+
+def test_between_racks_the_spine_decides_and_within_a_rack_it_does_not(make_job: MakeJob) -> None:
+    job = make_job(TAKE_TURNS, strategy="torch_ddp", workers=4)
+    seconds = transfer_seconds(Local(network=Network.parse("40Mbit,racks=2,spine=5Mbit")).launch(job))
+    for rank in (2, 3):
+        assert EARLIEST < seconds[rank] / theory(0.625e6) < LATEST
+        assert seconds[rank] > 2 * seconds[1]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_in_a_ring_each_rank_reaches_the_others_through_its_neighbours(make_job: MakeJob, size: int) -> None:
+    job = make_job(COUNT_HOPS, strategy="torch_ddp", workers=size)
+    counted: dict[str, str] = {}
+    with Local(network=Network(bandwidth="100Mbit", topology="ring")).launch(job) as run:
+        for line in run.logs(follow=True):
+            assert line.stream == "stdout", line.text
+            counted[line.worker] = line.text
+            if len(counted) == size:
+                break
+    for rank in range(size):
+        hops = {
+            other: min((other - rank) % size, (rank - other) % size) for other in range(size) if other != rank
+        }
+        assert counted[f"worker-{rank}"] == f"hops {sorted(hops.items())}"
+
+
+def test_every_process_has_a_network_and_a_host_of_its_own_and_nothing_of_them_is_left(
+    make_job: MakeJob, watch: Watch
+) -> None:
+    job = make_job(
+        """
+    import os, socket, time
+    from workshop_utils import place
+    place.here()
+    print(os.readlink("/proc/self/ns/net"), sorted(name for _, name in socket.if_nameindex()),
+          socket.gethostbyname(socket.gethostname()), flush=True)
+    time.sleep(1000)
+    """,
+        strategy="torch_ddp",
+        workers=3,
+    )
+    interfaces, before = network_interfaces(), networks()
+    with Local(network=Network(bandwidth="100Mbit", racks=2, spine="50Mbit")).launch(job) as run:
+        lines = []
+        for line in run.logs(follow=True):
+            lines.append(line.text.split(maxsplit=1))
+            if len(lines) == 3:
+                break
+        assert len({namespace for namespace, _ in lines}) == 3
+        assert sorted(rest for _, rest in lines) == [f"['eth0', 'lo'] 10.77.0.{i}" for i in (1, 2, 3)]
+        assert network_interfaces() == interfaces
+        assert len(networks() - before) >= 4  # with the supervisor's
+    assert run.state is RunState.STOPPED
+    assert network_interfaces() == interfaces
+    assert watch.eventually(lambda: networks() <= before)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="there is no one else to be")
+def test_a_user_without_privileges_can_make_one_too(nothing_is_left: Path, data_folder: Path) -> None:
+    nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    nobody += [
+        "sh",
+        "-c",
+        'exec "$0" "$@"',
+    ]  # which has none of root's rights left when it looks for a program
+    environment = {**os.environ, "HOME": "/nonexistent", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    probe = (
+        "from workshop_utils import network; raise SystemExit(network.availability() != 'user namespaces')"
+    )
+    # This Python may lie in a folder that is root's alone; the system's may do for the same packages.
+    for python in (sys.executable, "/usr/bin/python3"):
+        if subprocess.run([*nobody, python, "-c", probe], env=environment, check=False).returncode == 0:
+            break
+    else:
+        pytest.skip(
+            "this kernel lets no users make namespaces, or they may not read a Python with the packages"
+        )
+    folder = nothing_is_left / "job"
+    shutil.copytree(data_folder, folder)
+    (folder / "train.py").write_text(textwrap.dedent(TAKE_TURNS))
+    subprocess.run(["chmod", "--recursive", "a+rwX", nothing_is_left], check=True)
+    script = f"""
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.local import Local
+from workshop_utils.network import Network
+job = TrainingJob(name="job", folder="{folder}", strategy="torch_ddp", workers=3, data="{folder}")
+for text in ("20Mbit", "20Mbit,topology=ring"):
+    run = Local(network=Network.parse(text)).launch(job).wait()
+    print(run.records[0]["transfer_seconds"])
+"""
+    done = subprocess.run(
+        [*nobody, python, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    times = [float(line) for line in done.stdout.split()]
+    assert len(times) == 2
+    assert all(EARLIEST < seconds / theory(2.5e6) < LATEST for seconds in times)
+
+
+def test_a_warm_start_has_the_network_too(make_job: MakeJob) -> None:
+    job = make_job("    import numpy", TAKE_TURNS, strategy="torch_ddp", workers=2)
+    run = Local(network=Network(bandwidth="20Mbit"), warm=True).launch(job)
+    assert run.warm
+    assert EARLIEST < transfer_seconds(run)[1] / theory(2.5e6) < LATEST
+
+
+def test_the_workshop_s_own_ranks_feel_it_and_stamped_links_where_there_is_no_netem() -> None:
+    job = TrainingJob.load(JOBS / "measure_all_reduce")
+    job = job.replace(workers=3, arguments={"nbytes": 300_000, "repeats": 1})
+    plain = Local(network=Network(bandwidth="10Mbit")).launch(job).wait(60)
+    assert plain.metrics["all_reduce_seconds"].max() > EARLIEST * 4 / 3 * 300_000 / 1.25e6
+    delayed = Local(network=Network(bandwidth="10Mbit", latency="50ms")).launch(job).wait(60)
+    assert delayed.network is not None
+    assert ("network namespaces" if has_netem() else "stamped links") in delayed.network
+    assert delayed.metrics["all_reduce_seconds"].max() > EARLIEST * 4 / 3 * 300_000 / 1.25e6 + 4 * 0.05
+    for run in (plain, delayed):
+        assert run.metrics["error"].max() == 0
+        assert set(run.metrics["bytes_sent"]) == {400_000}
+
+
+# MPI: a host for each rank, entered by mpirun's launch agent
+
+MPI = """
+    import os, signal, socket, sys, time
+    from pathlib import Path
+    from workshop_utils import place
+    here = place.here()
+    import numpy as np
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+"""
+
+
+def test_each_rank_of_mpi_has_a_host_of_its_own_and_its_bytes_pass_the_network(make_job: MakeJob) -> None:
+    pytest.importorskip("mpi4py")
+    job = make_job(
+        MPI,
+        f"""
+    assert (here.rank, here.world_size) == (world.rank, world.size)
+    print("host", socket.gethostbyname(socket.gethostname()))
+    array = np.zeros({NBYTES}, np.uint8)
+
+    def came():
+        # Not /sys/class/net, which is that of the namespace in which it was mounted.
+        counters = Path("/proc/net/dev").read_text().splitlines()
+        return int(next(line for line in counters if "eth0" in line).split()[1])
+
+    for rank in range(1, world.size):
+        world.Barrier()
+        if world.rank == 0:
+            before, start = came(), time.perf_counter()
+            world.Recv(array, source=rank)
+            seconds = time.perf_counter() - start
+            place.report(step=rank, transfer_seconds=seconds, came=came() - before)
+        elif world.rank == rank:
+            world.Send(array, dest=0)
+    """,
+        strategy="mpi",
+        workers=3,
+    )
+    interfaces, before = network_interfaces(), networks()
+    run = Local(network=Network.parse("20Mbit,worker-2=5Mbit")).launch(job)
+    seconds = transfer_seconds(run)
+    assert EARLIEST < seconds[1] / theory(2.5e6) < LATEST
+    assert EARLIEST < seconds[2] / theory(0.625e6) < LATEST
+    assert all(record["came"] > NBYTES for record in run.records)
+    hosts = {line.worker: line.text for line in run.logs() if line.text.startswith("host")}
+    assert hosts == {f"worker-{rank}": f"host 10.77.0.{rank + 2}" for rank in range(3)}
+    assert not [line for line in run.logs() if line.worker not in run.workers]  # mpirun has nothing to say
+    assert network_interfaces() == interfaces
+    assert eventually(lambda: networks() <= before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["mpirun", "worker-1"])
+def test_hosts_of_mpi_are_gone_with_the_run_whoever_is_killed(
+    victim: str, make_job: MakeJob, watch: Watch, nothing_is_left: Path
+) -> None:
+    job = make_job(MPI, "print('ready', flush=True)\ntime.sleep(1000)", strategy="mpi", workers=2)
+    interfaces, before = network_interfaces(), networks()
+    with Local(network=Network(bandwidth="100Mbit", topology="ring")).launch(job) as run:
+        ready = 0
+        for line in run.logs(follow=True):
+            ready += line.text == "ready"
+            if ready == 2:
+                break
+        os.kill(run.process_ids[victim], signal.SIGKILL)
+        with pytest.raises(RunFailed, match="SIGKILL"):
+            run.wait(60)
+    assert not any(watch.alive(start["pid"]) for start in run.starts)
+    assert watch.eventually(lambda: networks() <= before)
+    assert network_interfaces() == interfaces
+    assert list(nothing_is_left.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "package", "topology"),
+    [
+        ("mnist_torch_ddp", "torch", "star"),
+        ("mnist_horovod", "horovod", "ring"),
+        ("mnist_multi_worker_mirrored", "tensorflow", "star"),
+        ("mnist_parameter_server", "tensorflow", "star"),
+    ],
+)
+def test_every_framework_trains_in_it(name: str, package: str, topology: str) -> None:
+    pytest.importorskip(package)
+    job = TrainingJob.load(JOBS / name).replace(workers=2, arguments={"epochs": 1}, timeout="4min")
+    run = Local(network=Network.parse(f"100Mbit,topology={topology}"), warm=True).launch(job).wait()
+    assert run.state is RunState.SUCCEEDED
+    assert run.metrics["loss"].notna().any()

@@ -1,0 +1,149 @@
+"""Elastic Horovod: workers die and come, the job goes on, and nothing of it is left."""
+
+import importlib.util
+import io
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import MakeJob, Watch
+
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.local import Local, LocalRun
+from workshop_utils.runs import RunFailed, RunState
+
+JOB = Path(__file__).parents[3] / "jobs" / "digits_horovod_elastic"
+PATIENCE_SECONDS = 120.0
+
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None,
+    reason="Horovod is not installed: `workshop install-horovod` builds it",
+)
+
+
+# What comes through a socket
+
+
+@needs_horovod
+def test_an_address_is_read_and_code_in_its_place_is_not_run(tmp_path: Path) -> None:
+    from workshop_utils.launchers.local.horovod_elastic import PlainUnpickler
+
+    address = ({"lo": [("127.0.0.1", 1234)]}, b"secret")
+    assert PlainUnpickler(io.BytesIO(pickle.dumps(address))).load() == address
+
+    class Trap:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "sprung",)
+
+    with pytest.raises(pickle.UnpicklingError, match="has no place in an address"):
+        PlainUnpickler(io.BytesIO(pickle.dumps(Trap()))).load()
+    assert not (tmp_path / "sprung").exists()
+
+
+# Real runs
+
+
+def until(run: LocalRun, condition: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert run.state is RunState.RUNNING, run.reason
+        assert time.monotonic() < deadline, [str(line) for line in run.logs()]
+        time.sleep(0.05)
+
+
+def steps_of(run: LocalRun, size: int) -> list[int]:
+    """The steps that were reported by a group of `size`, in the order in which they came."""
+    return [record["step"] for record in run.records if record["world_size"] == size]
+
+
+def pids_of(run: LocalRun, worker: str) -> list[int]:
+    return [start["pid"] for start in run.starts if start["worker"] == worker]
+
+
+def listening_addresses(watch: Watch) -> set[str]:
+    found = set()
+    for pid in watch.marked_processes():
+        try:
+            connections = psutil.Process(pid).net_connections("tcp")
+        except psutil.Error:
+            continue
+        found |= {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN and c.laddr}
+    return found
+
+
+@needs_horovod
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch: Watch, tmp_path: Path) -> None:
+    job = TrainingJob.load(JOB).replace(
+        workers=3, timeout="4min", arguments={"steps": 1000, "step-seconds": 0.02}
+    )
+    with Local(warm=True, output=tmp_path).launch(job) as run:
+        assert run.workers == ("worker-0", "worker-1", "worker-2")
+        until(run, lambda: max(steps_of(run, 3), default=0) >= 20)
+        assert listening_addresses(watch) == {"127.0.0.1"}
+        (killed,) = pids_of(run, "worker-1")
+        os.kill(killed, signal.SIGKILL)
+        until(run, lambda: len(set(steps_of(run, 2))) >= 3)
+        before, after = max(steps_of(run, 3)), min(steps_of(run, 2))
+        # From the last commit on, which is at most five steps back; nothing is lost, nothing begins anew.
+        assert before - 5 <= after <= before + 5
+        until(run, lambda: len(pids_of(run, "worker-1")) == 2)
+        alone = max(steps_of(run, 2))
+        until(run, lambda: max(steps_of(run, 3)) > alone + 10)
+        joined = [
+            record for record in run.records if record["worker"] == "worker-1" and record["step"] > before + 5
+        ]
+        assert min(record["step"] for record in joined) > alone  # it got the state of those who had gone on
+        assert {record["rank"] for record in joined} == {2}
+        losses = run.metrics.dropna(subset=["loss"])
+        assert losses["loss"].iloc[-20:].mean() < losses["loss"].iloc[:20].mean()
+        run.stop()
+    assert run.state is RunState.STOPPED
+
+
+@needs_horovod
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path: Path) -> None:
+    job = TrainingJob.load(JOB).replace(timeout="4min", arguments={"steps": 80, "step-seconds": 0.02})
+    with Local(output=tmp_path).launch(job) as run:
+        until(run, lambda: max(steps_of(run, 2), default=0) >= 10)
+        os.kill(pids_of(run, "worker-0")[0], signal.SIGKILL)
+        run.wait(PATIENCE_SECONDS)
+    taken_over = [
+        record for record in run.records if record["worker"] == "worker-1" and record["world_size"] == 1
+    ]
+    assert {record["rank"] for record in taken_over} == {0}
+    assert max(record["step"] for record in run.records) == 80
+    assert run.metrics["accuracy"].dropna().iloc[-1] > 0.6
+    assert (tmp_path / "model.pt").is_file()
+
+
+@needs_horovod
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_when_every_worker_fails_the_run_does_and_shows_the_scripts_own_mistake(make_job: MakeJob) -> None:
+    job = make_job(
+        """
+        from workshop_utils import place
+        place.here()
+        import horovod.torch as hvd
+        hvd.init()
+        raise RuntimeError("the learner's mistake")
+        """,
+        strategy="horovod_elastic",
+        workers=2,
+        timeout="2min",
+    )
+    with pytest.raises(RunFailed) as caught:
+        Local().launch(job).wait(PATIENCE_SECONDS)
+    said = str(caught.value)
+    assert "no worker is left" in said
+    assert "RuntimeError: the learner's mistake" in said
+    assert "runpy" not in said

@@ -1,0 +1,410 @@
+"""Real processes, started and ended. The scripts are plain Python, so that a test takes a fraction of a second."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import MakeJob, Watch
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.local import Local, LocalRun
+from workshop_utils.runs import RunFailed, RunState
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+# Says who it is, and then does what its command line asks of the rank that is meant.
+SAY = """
+    import os, signal, subprocess, sys, time
+    from workshop_utils import place
+    here = place.here()
+"""
+SLEEP = (
+    SAY
+    + """
+    print("ready", flush=True)
+    time.sleep(1000)
+"""
+)
+
+
+def until_ready(run: LocalRun, workers: int = 1) -> None:
+    """Wait until so many workers have printed `ready`."""
+    lines = run.logs(follow=True)
+    for _ in range(workers):
+        # Somewhere in a line, since an orphan may print into the same pipe.
+        assert any("ready" in line.text for line in lines), run.reason
+
+
+# What a worker is, and what comes back
+
+
+def test_a_job_succeeds_and_its_lines_and_metrics_come_back(make_job: MakeJob, watch: Watch) -> None:
+    job = make_job(
+        SAY,
+        """
+    print("hello from", here.name, "of", here.world_size)
+    print("a warning", file=sys.stderr)
+    place.report(step=1, loss=0.5 + here.rank, accuracy=0.1)
+    place.report(step=2, loss=0.25 + here.rank, samples_per_second=100)
+    """,
+        strategy="torch_ddp",
+        workers=3,
+    )
+    run = Local().launch(job)
+    assert run.wait(60) is run
+    assert run.state is RunState.SUCCEEDED
+    assert run.workers == ("worker-0", "worker-1", "worker-2")
+    assert sorted(line.text for line in run.logs() if line.stream == "stdout") == [
+        f"hello from worker-{rank} of 3" for rank in range(3)
+    ]
+    assert [line.text for line in run.logs(worker="worker-2") if line.stream == "stderr"] == ["a warning"]
+    table = run.metrics
+    assert len(table) == 6
+    assert list(table[table["worker"] == "worker-2"]["loss"]) == [2.5, 2.25]
+    assert sorted(table["rank"].unique()) == [0, 1, 2]
+    assert table["seconds"].between(0, run.seconds).all()
+    assert {start["pid"] for start in run.starts} == set(run.process_ids.values())
+    # At once, not eventually: a run that has ended has left nothing.
+    assert not any(map(watch.alive, run.process_ids.values()))
+    assert watch.reserved_ports() == []
+
+
+def test_a_worker_finds_arguments_variables_data_model_folder_and_its_own_folder(
+    make_job: MakeJob, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "7")  # as if launched from inside another job
+    monkeypatch.setenv("TF_CONFIG", "not for the job")
+    monkeypatch.setenv("FROM_OUTSIDE", "kept")
+    job = make_job(
+        """
+    import json, os, sys
+    from pathlib import Path
+    from workshop_utils import place
+    here = place.here()
+    names = ["COLOUR", "FROM_OUTSIDE", "RANK", "TF_CONFIG", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"]
+    print(json.dumps({
+        "arguments": sys.argv[1:], "folder": os.getcwd(), "images": place.load("test").count,
+        "data": str(here.data_folder), "model": here.model_folder.is_dir(),
+        "variables": {name: os.environ.get(name) for name in names},
+        "package": sorted(file.name for file in Path(place.__file__).parent.rglob("*.py")),
+    }))
+    """,
+        arguments={"epochs": 3, "batch-size": 32},
+        environment={"COLOUR": "red"},
+    )
+    run = Local().launch(job).wait(60)
+    (line,) = run.logs()
+    assert json.loads(line.text) == {
+        "arguments": ["--batch-size", "32", "--epochs", "3"],
+        "folder": str(job.folder),
+        "images": 2,
+        "data": str(data_folder),
+        "model": True,
+        "variables": {
+            "COLOUR": "red",
+            "FROM_OUTSIDE": "kept",
+            "RANK": None,
+            "TF_CONFIG": None,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        },
+        "package": ["__init__.py", "checkpoints.py", "place.py"],
+    }
+
+
+def test_long_lines_odd_bytes_and_a_last_line_without_its_end_come_whole(make_job: MakeJob) -> None:
+    job = make_job(
+        """
+    import os
+    os.write(1, b"x" * 300_000 + b"\\n")
+    os.write(1, b"caf\\xc3\\xa9 \\xff\\r\\n\\n")
+    os.write(1, b"no end")
+    """
+    )
+    run = Local().launch(job).wait(60)
+    assert [line.text for line in run.logs()] == ["x" * 300_000, "café \ufffd", "", "no end"]
+
+
+# Bad ends
+
+
+def test_a_run_fails_when_a_worker_does_and_says_who_how_and_its_last_lines(
+    make_job: MakeJob, watch: Watch
+) -> None:
+    job = make_job(
+        SAY,
+        """
+    print("ready", flush=True)
+    if here.rank == 1:
+        raise RuntimeError("the gradient is gone")
+    time.sleep(1000)
+    """,
+        strategy="torch_ddp",
+        workers=3,
+    )
+    run = Local().launch(job)
+    with pytest.raises(RunFailed) as failure:
+        run.wait(60)
+    message = str(failure.value)
+    assert message.startswith(
+        f"{job.name} failed: worker-1 (rank 1) ended with exit code 1; the others were stopped."
+    )
+    assert "\n  ready\n" in message
+    assert message.endswith("RuntimeError: the gradient is gone")
+    assert run.state is RunState.FAILED
+    assert run.reason == message
+    assert not any(map(watch.alive, run.process_ids.values()))
+
+
+@pytest.mark.parametrize(
+    ("ending", "how"),
+    [
+        ("os._exit(255)", "ended with exit code 255"),
+        ("os.kill(os.getpid(), 40)", "was killed by signal 40"),  # a real-time signal, which has no name
+    ],
+)
+def test_every_bad_end_has_its_words(ending: str, how: str, make_job: MakeJob) -> None:
+    run = Local().launch(make_job(f"import os, signal, sys\n{ending}"))
+    with pytest.raises(RunFailed, match=f"failed: worker-0 {how}"):
+        run.wait(60)
+
+
+def test_a_killed_worker_makes_the_run_fail_within_seconds_though_the_others_ignore_sigterm(
+    make_job: MakeJob, watch: Watch
+) -> None:
+    script = SLEEP.replace("print", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    print")
+    run = Local().launch(make_job(script, strategy="torch_ddp", workers=3))
+    until_ready(run, 3)
+    os.kill(run.process_ids["worker-2"], signal.SIGKILL)
+    killed_at = time.monotonic()
+    with pytest.raises(RunFailed, match=r"worker-2 \(rank 2\) was killed by SIGKILL"):
+        run.wait(60)
+    assert time.monotonic() - killed_at < 10
+    assert not any(map(watch.alive, run.process_ids.values()))
+
+
+# Stopping
+
+
+def test_stopping_ends_a_run_at_once_and_may_be_asked_twice(make_job: MakeJob, watch: Watch) -> None:
+    run = Local().launch(make_job(SLEEP, strategy="torch_ddp", workers=2))
+    until_ready(run, 2)
+    assert all(map(watch.alive, run.process_ids.values()))
+    run.stop()
+    assert run.state is RunState.STOPPED
+    assert not any(map(watch.alive, run.process_ids.values()))
+    run.stop()
+    assert run.wait(1).state is RunState.STOPPED
+    assert run.reason == ""
+
+
+# What a worker leaves behind
+
+ORPHANS = {
+    "in a session of its own": "subprocess.Popen(['sleep', '1000'], start_new_session=True)",
+    "as a daemon": "subprocess.run(['sh', '-c', '(setsid sleep 1000 >/dev/null 2>&1 &) &'])",
+    "that ignores signals": "subprocess.Popen(['sh', '-c', 'trap \"\" TERM HUP INT; sleep 1000; sleep 1000'])",
+    "that never stops printing": "subprocess.Popen(['yes'])",
+}
+
+
+@pytest.mark.parametrize(
+    ("orphan", "ending", "state"),
+    [
+        *((orphan, "time.sleep(1000)", RunState.STOPPED) for orphan in ORPHANS.values()),
+        (ORPHANS["as a daemon"], "pass", RunState.SUCCEEDED),
+        (ORPHANS["as a daemon"], "sys.exit(3)", RunState.FAILED),
+    ],
+)
+def test_what_a_worker_started_ends_with_the_run(
+    orphan: str, ending: str, state: RunState, make_job: MakeJob, watch: Watch
+) -> None:
+    job = make_job(
+        SAY,
+        f"""
+    {orphan}
+    print("ready", flush=True)
+    {ending}
+    """,
+    )
+    with Local().launch(job) as run:
+        until_ready(run)
+        if state is not RunState.STOPPED:
+            assert watch.eventually(lambda: run.state is not RunState.RUNNING, 30)
+    assert run.state is state
+
+
+def test_a_killed_supervisor_takes_everything_with_it_and_the_run_says_so(
+    make_job: MakeJob, watch: Watch, nothing_is_left: Path
+) -> None:
+    script = SLEEP.replace("print", ORPHANS["as a daemon"] + "\n    print")
+    run = Local().launch(make_job(script, strategy="torch_ddp", workers=2))
+    until_ready(run, 2)
+    supervisor = psutil.Process(run.process_ids["worker-0"]).ppid()
+    os.kill(supervisor, signal.SIGKILL)
+    with pytest.raises(
+        RunFailed, match="the process that watches over it was killed; its workers were ended with it"
+    ):
+        run.wait(30)
+    assert run.state is RunState.FAILED
+    assert watch.eventually(lambda: not any(map(watch.alive, run.process_ids.values())))
+    assert list(nothing_is_left.glob("workshop-*")) == []
+
+
+# The owner's end
+
+
+def owner(job: TrainingJob, body: str, warm: bool = False) -> subprocess.Popen[str]:
+    """A Python process that launches `job` as `run`, and does `body` once all workers are ready.
+
+    It leads a process group of its own, as a notebook's kernel does.
+    """
+    script = f"""
+        import os, time
+        from workshop_utils.jobs import TrainingJob
+        from workshop_utils.launchers.local import Local
+        job = TrainingJob.load({str(job.folder)!r})
+        run = Local(warm={warm}).launch(job)
+        lines = run.logs(follow=True)
+        for _ in run.workers:
+            assert any(line.text == "ready" for line in lines)
+    """
+    job.save(job.folder)
+    words = [sys.executable, "-c", textwrap.dedent(script) + textwrap.dedent(body)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+@pytest.mark.parametrize(
+    ("then", "warm"),
+    [
+        ("time.sleep(1000)", False),
+        ("while True: print('x' * 1000)", False),  # into a pipe that nobody reads any more
+        ("import numpy; time.sleep(1000)", True),
+    ],
+)
+def test_a_killed_owner_leaves_nothing_though_a_child_that_it_forked_still_holds_its_pipes(
+    then: str, warm: bool, make_job: MakeJob, watch: Watch, nothing_is_left: Path
+) -> None:
+    job = make_job(SLEEP.replace("time.sleep(1000)", then))
+    body = """
+        child = os.fork()
+        if child == 0:
+            os.close(1)
+            time.sleep(1000)
+            os._exit(0)
+        print(child, flush=True)
+        time.sleep(1000)
+    """
+    before = set(watch.marked_processes())
+    with owner(job, body, warm) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.kill()
+    try:
+        # A warm server, too, ends with its owner.
+        assert watch.eventually(lambda: set(watch.marked_processes()) - before == {child})
+        assert watch.eventually(lambda: not list(nothing_is_left.glob("workshop-*")))
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_an_interrupt_ends_the_run_and_the_next_one_works(make_job: MakeJob, watch: Watch) -> None:
+    """Sent to the owner's whole process group, as a terminal and Jupyter send it."""
+    body = """
+        print("waits", flush=True)
+        try:
+            run.wait()
+        except KeyboardInterrupt:
+            print(run.state)
+        (job.folder / "train.py").write_text("")
+        print(Local().launch(job).wait().state)
+    """
+    with owner(make_job(SLEEP, strategy="torch_ddp", workers=2), body) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        time.sleep(0.5)
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=30)
+    assert said == "stopped\nsucceeded\n"
+
+
+# Many
+
+
+def test_a_launch_imports_nothing_that_takes_longer_than_it() -> None:
+    heavy = {"numpy", "pandas", "matplotlib", "torch", "tensorflow", "pyspark", "kubernetes", "boto3"}
+    script = (
+        "import sys; from workshop_utils import cli; from workshop_utils.launchers import local, targets; "
+    )
+    script += "from workshop_utils.launchers.torchx import TorchX; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert not heavy & set(done.stdout.split())
+
+
+def test_launching_again_and_again_keeps_no_descriptors_and_no_threads(
+    make_job: MakeJob, watch: Watch
+) -> None:
+    job = make_job("print('hello')", strategy="torch_ddp", workers=2)
+    Local().launch(job).wait(60)
+    this = psutil.Process()
+    before = this.num_fds(), this.num_threads()
+    for _ in range(5):
+        Local().launch(job).wait(60)
+    assert watch.eventually(lambda: this.num_fds() <= before[0] and this.num_threads() <= before[1])
+
+
+def test_a_launch_that_is_refused_keeps_no_port(make_job: MakeJob, watch: Watch) -> None:
+    job = make_job("", strategy="torch_ddp", workers=2, data="/nowhere")
+    with pytest.raises(ValueError, match="data is '/nowhere'"):
+        Local().launch(job)
+    with pytest.raises(JobError, match="workers is 2"):
+        Local().launch(job.replace(strategy="single"))
+    assert watch.reserved_ports() == []
+
+
+# Ranks that mpirun starts
+
+RANK_OF_MPI = """
+    import os, signal, subprocess, sys, time
+    from workshop_utils import place
+    here = place.here()
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "how", "last"),
+    [
+        ("raise ValueError('the gradient is gone')", "ended with exit code 1", "ValueError: the gradient is gone"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL", "my last words"),
+    ],
+    ids=["exception", "kill"],
+)  # fmt: skip
+def test_a_rank_of_mpi_that_ends_badly_is_named(
+    ending: str, how: str, last: str, make_job: MakeJob, nothing_is_left: Path
+) -> None:
+    job = make_job(RANK_OF_MPI, f"""
+    if here.rank == 1:
+        print("my last words", flush=True)
+        time.sleep(0.5)
+        {ending}
+    world.Barrier()
+    """, strategy="mpi", workers=3)  # fmt: skip
+    run = Local().launch(job)
+    with pytest.raises(RunFailed) as failure:
+        run.wait(60)
+    message = str(failure.value)
+    assert message.startswith(
+        f"{job.name} failed: worker-1 (rank 1) {how}; the others were stopped. Its last lines:"
+    )
+    assert message.endswith(last)
+    assert list(nothing_is_left.iterdir()) == []  # Open MPI keeps its session there

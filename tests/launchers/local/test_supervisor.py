@@ -1,0 +1,226 @@
+"""The supervisor itself: groups of small processes, and the events that it tells."""
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from conftest import Watch
+
+from workshop_utils.launchers.local.group import SUPERVISOR, Event, Process, ProcessGroup
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+def python(name: str, script: str, **fields: Any) -> Process:
+    """A process that runs `script` with nothing but the standard library."""
+    command = (sys.executable, "-S", "-c", f"import os, signal, sys, time\n{script}")
+    return Process(name, command, dict(os.environ), "/", **fields)
+
+
+class Group(ProcessGroup):
+    """A group that keeps what it is told."""
+
+    def __init__(self, *processes: Process, timeout_seconds: float = 60, **options: Any) -> None:
+        self.events: list[Event] = []
+        super().__init__(processes, self.events.append, timeout_seconds, **options)
+
+    @property
+    def ended(self) -> Event | None:
+        return self.events[-1] if self.events and self.events[-1]["event"] == "ended" else None
+
+    def end(self) -> Event:
+        """Wait for the end; the last event."""
+        assert Watch.eventually(lambda: self.ended, 60), self.events
+        assert self.ended is not None
+        return self.ended
+
+    def said(self, name: str) -> list[str]:
+        return [event["text"] for event in self.events if event["event"] == "line" and event["name"] == name]
+
+    def pid(self, name: str) -> int:
+        def started() -> list[int]:
+            return [e["pid"] for e in self.events if e["event"] == "started" and e["name"] == name]
+
+        assert Watch.eventually(started)
+        return started()[0]
+
+
+def test_the_events_of_a_group_come_in_their_order() -> None:
+    group = Group(python("one", "print('out'); print('err', file=sys.stderr); sys.exit(0)"))
+    assert group.end() == {"event": "ended", "outcome": "succeeded"}
+    kinds = [event["event"] for event in group.events]
+    assert kinds == ["started", "line", "line", "exited", "ended"]
+    assert {(e["stream"], e["text"]) for e in group.events if e["event"] == "line"} == {
+        ("stdout", "out"),
+        ("stderr", "err"),
+    }
+    assert group.events[3] == {"event": "exited", "name": "one", "code": 0}
+
+
+@pytest.mark.parametrize(
+    ("script", "leaves", "code", "said"),
+    [
+        ("time.sleep(1000)", False, -signal.SIGTERM, []),
+        ("time.sleep(1); print('goodbye')", True, 0, ["goodbye"]),  # it is given the time for it
+    ],
+)
+def test_a_group_succeeds_when_the_awaited_have_ended_and_its_services_leave_or_are_told_to(
+    script: str, leaves: bool, code: int, said: list[str]
+) -> None:
+    started_at = time.monotonic()
+    group = Group(python("chief", "time.sleep(0.2)"), python("service", script, awaited=False, leaves=leaves))
+    assert group.end()["outcome"] == "succeeded"
+    assert time.monotonic() - started_at < 10
+    assert group.said("service") == said
+    assert {"event": "exited", "name": "service", "code": code} in group.events
+
+
+def test_a_service_that_fails_fails_the_group() -> None:
+    group = Group(python("chief", "time.sleep(1000)"), python("service", "sys.exit(7)", awaited=False))
+    assert group.end() == {"event": "ended", "outcome": "failed", "name": "service", "code": 7}
+
+
+def test_of_two_that_end_badly_at_once_the_one_that_was_killed_is_blamed() -> None:
+    group = Group(python("slow", "time.sleep(1000)"), python("killed", "time.sleep(1000)"))
+    supervisor = psutil.Process(group.pid("slow")).ppid()
+    killed, slow = group.pid("killed"), group.pid("slow")
+    os.kill(supervisor, signal.SIGSTOP)  # so that it hears of both ends at the same time
+    os.kill(slow, signal.SIGHUP)
+    os.kill(killed, signal.SIGKILL)
+    Watch.eventually(lambda: not Watch.alive(slow) and not Watch.alive(killed))
+    os.kill(supervisor, signal.SIGCONT)
+    ended = group.end()
+    assert (ended["name"], ended["code"]) == ("killed", -signal.SIGKILL)
+
+
+def test_a_command_that_does_not_exist_is_named() -> None:
+    group = Group(Process("one", ("/no/such/program",), {}, "/"))
+    assert group.end() == {"event": "ended", "outcome": "failed", "name": "one", "code": 127}
+    assert group.said("one") == ["/no/such/program cannot be started in /: No such file or directory"]
+
+
+def test_a_scratch_folder_holds_its_files_and_is_for_its_owner_alone(nothing_is_left: Path) -> None:
+    scratch = nothing_is_left / "workshop-scratch"
+    script = f"print(open({str(scratch / 'a/b.txt')!r}).read(), oct(os.stat({str(scratch)!r}).st_mode)[-3:])"
+    group = Group(python("one", script), scratch=scratch, files={"a/b.txt": "hällo"})
+    group.end()
+    assert group.said("one") == ["hällo 700"]
+    assert not scratch.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_supervisor_that_is_told_to_end_ends_the_group(number: signal.Signals) -> None:
+    group = Group(python("one", "time.sleep(1000)"))
+    os.kill(psutil.Process(group.pid("one")).ppid(), number)
+    assert group.end() == {"event": "ended", "outcome": "stopped"}
+
+
+def test_what_a_killed_supervisor_has_started_ends_although_nobody_looks_for_it() -> None:
+    group = Group(
+        python("one", "time.sleep(1000)")
+    )  # without a scratch folder, by which its owner would find it
+    pid = group.pid("one")
+    os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
+    assert group.end() == {"event": "ended", "outcome": "failed", "name": "supervisor", "code": None}
+    assert Watch.eventually(lambda: not Watch.alive(pid))
+
+
+def test_a_group_that_is_stopped_while_it_starts_ends_by_sigterm_and_needs_no_sigkill() -> None:
+    for _ in range(10):
+        group = Group(*(python(name, "time.sleep(1000)") for name in "abcd"))
+        group.stop()
+        assert group.end()["outcome"] == "stopped"
+        codes = {event["code"] for event in group.events if event["event"] == "exited"}
+        assert codes == {-signal.SIGTERM}
+
+
+def test_a_process_that_stands_still_may_clean_up_when_it_is_told_to_end() -> None:
+    group = Group(
+        python(
+            "one",
+            "signal.signal(signal.SIGTERM, lambda *_: (print('cleaned up'), sys.exit(0)))\n"
+            "print('ready', flush=True)\n"
+            "time.sleep(1000)",
+        )
+    )
+    assert Watch.eventually(lambda: group.said("one"))
+    os.kill(group.pid("one"), signal.SIGSTOP)
+    group.stop()
+    group.end()
+    assert group.said("one") == ["ready", "cleaned up"]
+
+
+def test_processes_are_in_sessions_of_their_own_with_nothing_to_read_and_signals_as_usual() -> None:
+    script = """
+print(os.getsid(0) == os.getpid(), repr(sys.stdin.read()), sorted(map(int, os.listdir("/proc/self/fd")))[:4])
+print([str(signal.getsignal(getattr(signal, n))) for n in ("SIGTERM", "SIGHUP", "SIGCHLD", "SIGPIPE")])
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+    direct = subprocess.run(
+        [sys.executable, "-S", "-c", "import os, signal, sys\n" + script],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, start_new_session=True,
+    )  # fmt: skip
+    group = Group(python("one", script), python("two", script))
+    group.end()
+    assert group.said("one") == group.said("two") == direct.stdout.splitlines()
+
+
+def test_the_supervisor_needs_the_standard_library_alone_and_ends_without_a_specification() -> None:
+    command = [sys.executable, "-E", "-s", "-S", str(SUPERVISOR)]
+    for text in (b"", b'{"owner": '):
+        done = subprocess.run(command, input=text, capture_output=True, check=True, timeout=60)
+        assert (done.stdout, done.stderr) == (b"", b"")
+
+
+def test_an_owner_that_has_died_before_the_start_is_noticed(nothing_is_left: Path) -> None:
+    script = f"""
+import os, sys
+from workshop_utils.launchers.local.group import Process, ProcessGroup
+from pathlib import Path
+scratch = Path({str(nothing_is_left / "workshop-x")!r})
+ProcessGroup([Process("one", ("sleep", "1000"), dict(os.environ), "/")], print, 60, scratch, {{}})
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+    assert Watch.eventually(lambda: not Watch.marked_processes())
+    assert Watch.eventually(lambda: not (nothing_is_left / "workshop-x").exists())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_listener_that_fails_still_hears_the_end() -> None:
+    heard: list[str] = []
+
+    def listen(event: Event) -> None:
+        heard.append(event["event"])
+        if event["event"] != "ended":
+            raise ValueError("what I make of events is broken")
+
+    ProcessGroup([python("one", "print('word', flush=True)")], listen, 60)
+    assert Watch.eventually(lambda: heard and heard[-1] == "ended", 60), heard
+    assert len(heard) > 2
+
+
+def test_a_process_whose_first_thread_has_ended_is_not_forgotten() -> None:
+    number = 60 if platform.machine() == "x86_64" else 93  # of the system call `exit`
+    script = (
+        "import threading, ctypes\n"
+        "def last():\n"
+        "    while True: time.sleep(1)\n"
+        "threading.Thread(target=last).start()\n"
+        "print('ready', flush=True)\n"
+        f"ctypes.CDLL(None).syscall({number}, 0)"  # this thread alone; the process stays, as a zombie
+    )
+    group = Group(python("one", script))
+    assert Watch.eventually(lambda: any(event["event"] == "line" for event in group.events), 60)
+    (pid,) = [event["pid"] for event in group.events if event["event"] == "started"]
+    assert Watch.eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 60)
+    group.stop()
+    assert group.end()["outcome"] == "stopped"
+    assert not psutil.pid_exists(pid)

@@ -1,0 +1,307 @@
+"""Ranks that are forked from a server that has imported NumPy (or PyTorch, in slow tests) behave as fresh ones do."""
+
+import json
+import os
+import signal
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import MakeJob, eventually
+
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.local import Local, warm
+from workshop_utils.runs import RunFailed, RunState
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+SAY = """
+    import atexit, json, os, random, signal, subprocess, sys, threading, time
+    import numpy
+    from workshop_utils import place
+    here = place.here()
+"""
+
+
+def texts(job: TrainingJob, **options: Any) -> list[str]:
+    """What the workers print when they are forked."""
+    run = Local(warm=True, **options).launch(job)
+    assert run.warm
+    return [line.text for line in run.wait(60).logs()]
+
+
+# Which scripts may be forked
+
+
+@pytest.mark.parametrize(
+    ("script", "framework"),
+    [
+        ("from numpy.linalg import norm", "numpy"),
+        ("import torch\nimport numpy", "torch"),
+        ("def train():\n    import torch.nn", "torch"),
+        ("import tensorflow as tf\nimport numpy", "tensorflow"),
+        ("import horovod.tensorflow.keras as hvd\nimport tensorflow", "tensorflow"),
+        ("import pyspark\nimport torch", None),
+        ("import horovod.torch as hvd\nimport torch", "torch"),
+        ("import horovod.torch\nimport torch, mpi4py", None),
+        ("print('numpy')", None),
+    ],
+)
+def test_the_imports_of_a_script_say_what_it_can_be_forked_from(
+    script: str, framework: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(script)
+    assert warm.framework_of(tmp_path / "train.py") == framework
+
+
+# A forked rank is as a fresh one
+
+
+def test_a_forked_worker_sees_what_a_cold_one_sees(make_job: MakeJob) -> None:
+    job = make_job(
+        SAY,
+        """
+    import inspect, __main__
+    class Here: pass
+    names = [name for name in os.environ if not name.startswith("WORKSHOP_MODEL") and name != "PYTHONPATH"]
+    print(json.dumps({
+        "argv": sys.argv, "name": __name__, "file": __file__, "folder": os.getcwd(), "rank": here.rank,
+        "path": [f for f in sys.path if "workshop-" not in f and f], "variables": sorted(names),
+        "class": Here.__module__, "main": __main__.__file__, "stdin": sys.stdin.read(),
+        "source": inspect.getsource(Here), "threads": threading.active_count(),
+        "daemon": threading.current_thread().daemon,
+        "handlers": [str(signal.getsignal(n)) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE)],
+        "descriptors": sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:3],
+        "mask": str(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "encoding": [sys.stdout.encoding, sys.stderr.encoding],
+        "limits": sys.flags.safe_path,
+    }))
+    """,
+        arguments={"epochs": 3},
+        strategy="torch_ddp",
+        workers=2,
+    )
+    cold, warmed = (
+        {worker: json.loads(next(run.logs(worker=worker)).text) for worker in run.workers}
+        for run in [Local(warm=is_warm).launch(job).wait(60) for is_warm in (False, True)]
+    )
+    assert warmed == cold
+
+
+def test_forked_workers_hold_no_descriptor_of_another(make_job: MakeJob) -> None:
+    script = (
+        SAY
+        + """
+    links = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
+    held = {os.readlink(link) for link in links if os.path.exists(link)}
+    print(json.dumps(sorted(link for link in held if link.startswith(("pipe", "socket", "anon")))))
+    """
+    )
+    run = Local(warm=True).launch(make_job(script, strategy="torch_ddp", workers=3)).wait(60)
+    held = [json.loads(line.text) for line in run.logs()]
+    assert [len(links) for links in held] == [2, 2, 2]  # standard output and standard error
+    assert len({link for links in held for link in links}) == 6
+
+
+def test_random_numbers_differ_between_ranks_and_between_runs_and_a_seed_is_kept(make_job: MakeJob) -> None:
+    job = make_job(
+        SAY,
+        """
+    print(random.random(), numpy.random.rand(), numpy.random.default_rng().random())
+    numpy.random.seed(7)
+    print("seeded", numpy.random.rand())
+    """,
+        strategy="torch_ddp",
+        workers=3,
+    )
+    printed = texts(job) + texts(job)
+    drawn = [number for text in printed if "seeded" not in text for number in text.split()]
+    assert len(drawn) == len(set(drawn)) == 18
+    assert {text for text in printed if "seeded" in text} == {"seeded 0.07630828937395717"}
+
+
+# Ends
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "last"),
+    [
+        ("sys.exit(None)", None, None),
+        ("sys.exit(-1)", 255, None),
+        ("sys.exit('no data')", 1, "no data"),
+        ("raise ValueError('bad')", 1, "ValueError: bad"),
+        ("os._exit(4)", 4, None),
+    ],
+)
+def test_exit_codes_are_those_of_python(
+    ending: str, code: int | None, last: str | None, make_job: MakeJob
+) -> None:
+    run = Local(warm=True).launch(make_job(SAY, ending))
+    assert run.warm
+    if code is None:
+        run.wait(60)
+    else:
+        with pytest.raises(RunFailed, match=rf"worker-0 \(rank 0\) ended with exit code {code}"):
+            run.wait(60)
+    lines = [line for line in run.logs() if line.stream == "stderr"]
+    assert (lines[-1].text if lines else None) == last
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('bad') from error",
+        "import json\njson.loads('{')",
+        "x = = 1",
+    ],
+    ids=["chained", "in a library", "syntax"],
+)
+def test_a_traceback_shows_the_learners_frames_and_nothing_of_the_server(
+    script: str, make_job: MakeJob
+) -> None:
+    # A syntax error outside the first import is what a script with a later typo has; it starts cold.
+    job = make_job(f"{script}\nimport numpy\n")
+    errors = []
+    for is_warm in (False, True):
+        run = Local(warm=is_warm).launch(job)
+        with pytest.raises(RunFailed):
+            run.wait(60)
+        errors.append([line.text for line in run.logs() if line.stream == "stderr"])
+    assert errors[1] == errors[0]
+    assert "supervisor" not in "".join(errors[1])
+
+
+def test_what_is_to_run_at_exit_runs_and_threads_are_waited_for(make_job: MakeJob) -> None:
+    job = make_job(
+        SAY,
+        """
+    atexit.register(print, "at exit")
+    def late():
+        time.sleep(0.2)
+        print("the thread is done")
+    threading.Thread(target=late).start()
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    print("the script is done", end="")
+    """,
+    )
+    assert "".join(texts(job)) == "the script is donethe thread is doneat exit"
+
+
+def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job: MakeJob) -> None:
+    job = make_job(SAY, "print('ready'); time.sleep(0.5)")
+    run = Local(warm=True).launch(job)
+    assert next(run.logs(follow=True)).text == "ready"
+    server = warm.server_for("numpy")
+    os.kill(server._process.pid, signal.SIGKILL)
+    server._process.wait()
+    assert run.wait(60).state is RunState.SUCCEEDED
+    assert texts(job) == ["ready"]
+    assert warm.server_for("numpy") is not server
+
+
+# The server
+
+
+LATE = """
+    import signal, threading, time
+    def start(*_):
+        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    signal.signal(signal.SIGUSR2, start)
+"""
+
+
+@pytest.fixture
+def server_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], warm.WarmServer]]:
+    """Makes the server that has imported a module with this source, and has jobs use it."""
+    made: list[warm.WarmServer] = []
+
+    def make(source: str) -> warm.WarmServer:
+        name = f"imported_{len(list(tmp_path.glob('imported_*.py')))}"
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+        made.append(warm.WarmServer((name,)))
+        return made[-1]
+
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(warm, "server_for", lambda _: made[-1])
+    yield make
+    for server in made:
+        server.close()
+
+
+def test_a_server_that_has_a_second_thread_forks_no_more_and_the_run_says_so(
+    make_job: MakeJob, server_of: Callable[[str], warm.WarmServer]
+) -> None:
+    server = server_of(LATE)
+    job = make_job(SAY, "print('ready')")
+    assert texts(job) == ["ready"]
+    os.kill(server._process.pid, signal.SIGUSR2)
+    time.sleep(0.2)
+    with pytest.raises(RunFailed, match="could not be started: the warm server has 2 threads"):
+        Local(warm=True).launch(job).wait(60)
+
+
+def test_where_a_library_starts_a_thread_when_it_is_imported_jobs_start_cold(
+    make_job: MakeJob, server_of: Callable[[str], warm.WarmServer]
+) -> None:
+    server_of(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
+    )
+    run = Local(warm=True).launch(make_job(SAY, "print('ready')")).wait(60)
+    assert [line.text for line in run.logs()] == ["ready"]
+    assert not run.warm
+
+
+def test_what_a_library_says_when_it_is_imported_is_shown_if_that_fails(
+    server_of: Callable[[str], warm.WarmServer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    server_of("import os\nos.write(2, b'a notice')")
+    assert capfd.readouterr().err == ""
+    with pytest.raises(
+        warm.WarmServerError, match=r"with code 1 while importing imported_.:\n(.|\n)*the reason"
+    ):
+        server_of("raise OSError('the reason')")
+    with pytest.raises(warm.WarmServerError, match=r"with code -6 while importing imported_.:\nthe reason"):
+        server_of("import os\nos.write(2, b'the reason')\nos.abort()")
+
+
+def test_what_a_server_says_later_is_heard(
+    make_job: MakeJob, server_of: Callable[[str], warm.WarmServer], capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = server_of("import os, signal\nsignal.signal(signal.SIGUSR2, lambda *_: os.write(2, b'heard'))")
+    assert texts(make_job(SAY, "print('ready')")) == ["ready"]
+    os.kill(server._process.pid, signal.SIGUSR2)
+    assert eventually(lambda: "heard" in capfd.readouterr().err, 10)
+
+
+# PyTorch
+
+
+@pytest.mark.slow
+def test_ranks_of_torch_that_are_forked_reduce_the_same_numbers_as_cold_ones(make_job: MakeJob) -> None:
+    job = make_job(
+        """
+    import torch
+    import torch.distributed as dist
+    from workshop_utils import place
+    here = place.here()
+    dist.init_process_group("gloo")
+    torch.manual_seed(here.rank)
+    values = torch.rand(1001)
+    dist.all_reduce(values)
+    place.report(1, loss=values.sum(), threads=torch.get_num_threads())
+    dist.destroy_process_group()
+    """,
+        strategy="torch_ddp",
+        workers=3,
+    )
+    cold = Local().launch(job).wait(120)
+    first, second = (Local(warm=True).launch(job).wait(120) for _ in range(2))
+    assert first.warm
+    assert second.warm
+    losses = {loss for run in (cold, first, second) for loss in run.metrics["loss"]}
+    assert len(losses) == 1
+    assert set(second.metrics["threads"]) == {1}
+    assert second.seconds < cold.seconds

@@ -1,0 +1,134 @@
+"""Running lessons in batch: parameters, failures that stop nothing, and the report."""
+
+import base64
+
+import nbformat
+from bs4 import BeautifulSoup
+
+from workshop_utils.lessons import batch, report
+from workshop_utils.scaling import sweep
+
+PNG = base64.b64encode(b"a picture").decode()
+
+
+def write_notebook(path, *cells):
+    notebook = nbformat.v4.new_notebook(cells=list(cells))
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, str(path))
+    return path
+
+
+def parameters_cell(source):
+    return nbformat.v4.new_code_cell(source, metadata={"tags": ["parameters"]})
+
+
+def test_a_failing_lesson_does_not_stop_the_next_and_the_exit_code_says_so(tmp_path, capsys):
+    parameters, work = parameters_cell("workers = 2"), nbformat.v4.new_code_cell("print('with', workers)")
+    broken = nbformat.v4.new_code_cell("raise ValueError('this lesson is broken')")
+    bad = write_notebook(tmp_path / "00_bad.ipynb", parameters, broken)
+    good = write_notebook(tmp_path / "01_good.ipynb", parameters, work)
+    output = tmp_path / "build"
+    assert batch.run([bad, good], output, [], with_sweep=False) == 1
+    page = (output / "report.html").read_text()
+    assert "this lesson is broken" in page
+    assert "01_good" in page
+    assert (output / "01_good.html").is_file()
+    assert "1 of 2 lessons succeeded" in capsys.readouterr().out
+
+
+def test_a_parameter_whose_default_depends_on_the_size_can_be_given_and_nothing_is_said_of_it(
+    tmp_path, capfd
+):
+    notebook = write_notebook(
+        tmp_path / "00_long.ipynb",
+        parameters_cell(
+            'size = "normal"\nepochs = 5 if size == "normal" else 2  # passes\nseen, unseen = 1, 2'
+        ),
+        nbformat.v4.new_code_cell("print('all', epochs + unseen)"),
+    )
+    output = tmp_path / "build"
+    assert batch.run([notebook], output, ["epochs=7", "unseen=9"], with_sweep=False) == 0
+    executed = nbformat.read(str(output / "00_long.ipynb"), as_version=4)
+    assert any("all 16" in str(cell.get("outputs")) for cell in executed.cells)
+    said = "".join(capfd.readouterr())
+    assert "Unable to parse" not in said
+    assert "encryption" not in said
+
+
+def test_the_report_has_a_figure_and_the_slowest_cell_under_their_heading_in_words_and_formulas(tmp_path):
+    words = 'A ring stays "flat". seconds against workers.'
+    about = {"image/png": {"width": 10, "height": 5, "alt": words}}
+    shown = nbformat.v4.new_output("display_data", {"image/png": PNG}, metadata=about)
+    cells = [
+        nbformat.v4.new_markdown_cell(r"## A ring sends $2\frac{N-1}{N}$ of *it*"),
+        nbformat.v4.new_code_cell("plot()", outputs=[shown], metadata={"papermill": {"duration": 2.0}}),
+    ]
+    lesson = batch.Lesson(tmp_path / "00_good.ipynb", 3.0, "", nbformat.v4.new_notebook(cells=cells))
+    report.write(tmp_path, [lesson], None, 0.0)
+    for name in ("report.html", "00_good.html"):
+        page = BeautifulSoup((tmp_path / name).read_text(), "html.parser")
+        assert [image["alt"] for image in page.select("img")] == [words], name
+    page = BeautifulSoup((tmp_path / "report.html").read_text(), "html.parser")
+    assert "2.0 s: A ring sends" in page.select_one("td.why").text
+    for place in ("figcaption", "td.why"):
+        (text,) = [found for found in page.select(place) if "ring sends" in found.text]
+        assert text.select_one("math mfrac") is not None, place
+        assert text.select_one("em").text == "it", place
+        assert "frac" not in text.text, place
+
+
+def measurement(strategy, workers, samples_per_second, state="succeeded", reason=""):
+    return sweep.Measurement(strategy, workers, state, 3.0, 1.0, samples_per_second, 0.1, 0.97, reason)
+
+
+def test_the_report_shows_the_scaling_table_and_names_the_run_that_failed(tmp_path):
+    rows = [
+        measurement("torch_ddp", 1, 1000.0),
+        measurement("torch_ddp", 2, 1500.0),
+        measurement("mpi", 2, float("nan"), "failed", "mpi failed: rank 1 was killed"),
+    ]
+    path = report.write(tmp_path, [], sweep.table(rows), sweep_seconds=9.0)
+    page = path.read_text()
+    assert "0.75" in page
+    assert "relative to the fastest strategy with the fewest workers" in page
+    pictures = BeautifulSoup(page, "html.parser").select("img")
+    assert all(picture["alt"] and picture["src"].startswith("data:image/png;base64,") for picture in pictures)
+    assert "mpi failed: rank 1 was killed" in page
+
+
+def test_efficiency_is_throughput_a_worker_over_that_of_the_fastest_with_the_fewest_workers():
+    rows = [
+        measurement("a", 4, 2000.0),
+        measurement("a", 1, 1000.0),
+        measurement("b", 1, 500.0),
+        measurement("b", 2, 1000.0),
+        measurement("c", 1, float("nan"), "failed"),
+    ]
+    assert list(sweep.table(rows)["efficiency"][:4]) == [0.5, 1.0, 0.5, 0.5]
+    assert sweep.table(rows)["efficiency"].isna().tolist()[4]
+
+
+def test_a_sweep_in_which_nothing_succeeded_has_no_efficiency():
+    table = sweep.table([measurement("mpi", 2, float("nan"), "failed")])
+    assert table["efficiency"].isna().all()
+
+
+def test_the_sweep_has_single_once_and_parameter_servers_from_two():
+    planned = [(job.strategy, job.workers) for job in sweep.plan("jobs", (1, 2, 4))]
+    counts = {strategy: [count for name, count in planned if name == strategy] for strategy, _ in planned}
+    others = {name: [1, 2, 4] for name in ("horovod", "mpi", "multi_worker_mirrored", "torch_ddp")}
+    assert counts == {"single": [1], "parameter_server": [2, 4], **others}
+
+
+def test_a_run_that_fails_is_a_row_of_the_sweep_and_not_its_end(make_job, nothing_is_left):
+    failing = make_job("raise SystemExit(2)")
+    fine = make_job(
+        "from workshop_utils import place",
+        "place.here()",
+        "place.report(step=1, loss=0.5, samples_per_second=10)",
+        "place.report(step=2, accuracy=0.9, samples_per_second=30)",
+    )
+    first, second = sweep.sweep([failing, fine])
+    assert (first.state, second.state) == ("failed", "succeeded")
+    assert "exit code 2" in first.reason
+    assert (second.samples_per_second, second.loss, second.accuracy) == (20, 0.5, 0.9)

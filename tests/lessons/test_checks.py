@@ -1,0 +1,214 @@
+"""The checks of exercises never raise, say what is wrong, and take every right answer.
+
+Wrong answers to each exercise, and what is said of them, are in guards/wrong_answers.yaml; here is what all share.
+"""
+
+import ast
+import importlib.util
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from workshop_utils.comm.communicator import chunk
+from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.kubernetes import Kubernetes
+from workshop_utils.launchers.kubernetes.operators import pods_of
+from workshop_utils.launchers.sagemaker import contract, prices
+from workshop_utils.launchers.sagemaker.hosts import host_names
+from workshop_utils.lessons import checks
+from workshop_utils.lessons.checks import (
+    NotYet,
+    Wrong,
+    failures,
+    kubernetes,
+    one_worker,
+    ring,
+    sagemaker,
+    spark,
+    tensorflow,
+    welcome,
+)
+from workshop_utils.runs import Run, RunState
+from workshop_utils.training import checkpoints
+
+ROOT = Path(__file__).parents[2]
+QUESTIONS = yaml.safe_load(Path(checks.__file__).with_name("questions.yaml").read_text(encoding="utf-8"))
+
+
+# What all checks share
+
+
+def unwritten(serial_fraction, workers):
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("answer", [None, ..., lambda serial, workers: ..., lambda s, n: None, unwritten])
+def test_what_is_not_written_yet_is_not_wrong(answer):
+    assert one_worker.amdahl(answer).state == "not yet"
+
+
+def test_a_new_exercise_needs_only_to_say_what_is_wrong():
+    @checks.exercise
+    def even(answer):
+        if answer % 2:
+            raise Wrong(f"{answer} is odd.")
+        if answer == 0:
+            raise NotYet("zero is where you start.")
+        return "it is even."
+
+    assert [even(value).state for value in (3, 0, 4, None)] == ["wrong", "not yet", "right", "not yet"]
+    assert repr(even(4)) == "Right: it is even."
+
+
+# Questions with a number
+
+
+@pytest.mark.parametrize(
+    "name", [f"{lesson}.{name}" for lesson, questions in QUESTIONS.items() for name in questions]
+)
+def test_a_question_takes_its_answer_and_tells_each_typical_mistake(name):
+    lesson, _, own = name.partition(".")
+    asked, check = QUESTIONS[lesson][own], checks.question(name)
+    assert check(asked["answer"]).state == "right"
+    assert check(...).state == "not yet"
+    for wrong, sentence in asked["mistakes"].items():
+        verdict = check(wrong)
+        assert (verdict.state, sentence in verdict.text) == ("wrong", True), f"{wrong}: {verdict}"
+        assert "your answer gave" not in verdict.text  # whoever knows the mistake may find the number
+
+
+def test_a_slip_of_the_unit_is_told_and_an_unknown_number_gets_the_reason():
+    gigabytes = checks.number(112.0, "GB", "16 bytes each", {28: "parameters alone"})
+    assert "the digits are right, but it is 1,000 times too large" in gigabytes(112_000).text
+    assert "1,000,000,000 times too large" in gigabytes(112e9).text
+    assert "1,000 times too small" in gigabytes(np.float64(0.112)).text
+    assert gigabytes(77).text == "your answer gave 77; it must be 112; 16 bytes each."
+    assert gigabytes(115).state == "right"
+    assert "is no number" in gigabytes("many").text
+    assert "has shape (2,)" in gigabytes([28, 28]).text
+
+
+def test_questions_on_sagemaker_and_kubernetes_have_the_answers_of_contract_prices_and_manifests():
+    cluster = contract.parameter_server_cluster(host_names(5))
+    assert sagemaker.processes_of_five_hosts(sum(map(len, cluster.values()))).state == "right"
+    dollars = 4 * prices.DOLLARS_AN_HOUR["ml.p3.2xlarge"] * 1.5
+    assert sagemaker.most_dollars(dollars).state == "right"
+    assert sagemaker.place_of_the_second_host(host_names(12).index("algo-2")).state == "right"
+    job = TrainingJob.load(ROOT / "jobs/mnist_parameter_server").replace(workers=4, parameter_servers=2)
+    pods = len(pods_of(Kubernetes().render(job)))
+    assert kubernetes.pods_made_and_awaited((pods, 1)).state == "right"
+
+
+@pytest.mark.parametrize(("partitions", "depth", "sums"), [(9, 2, 3), (16, 1, 16), (1, 2, 1), (64, 3, 4)])
+def test_a_tree_of_spark_sends_so_many_sums_to_the_driver(partitions, depth, sums):
+    assert spark.partial_sums(partitions, depth) == sums
+
+
+# Right answers that are not the lesson's own
+
+
+def blocks(environment, count):
+    rank, workers = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    return list(range(rank * count // workers, (rank + 1) * count // workers))
+
+
+def through_a_part(path, content):
+    part = path.with_suffix(".part")
+    part.write_bytes(content)
+    shutil.move(part, path)
+
+
+@pytest.mark.parametrize(
+    ("check", "answer"),
+    [
+        (welcome.my_images, blocks),
+        (ring.ring_all_reduce, lambda communicator, array: ring_all_reduce(communicator, array, "mean")),
+        (failures.atomic_save, checkpoints.write_atomically),
+        (failures.atomic_save, through_a_part),
+    ],
+)
+def test_another_right_answer_is_right(check, answer):
+    assert check(answer).state == "right"
+
+
+def test_a_ring_may_begin_with_any_chunk():
+    def answer(communicator, array):
+        rank, size = communicator.rank, communicator.size
+        for phase, first in (("add", 2), ("pass on", 3)):
+            for step in range(size - 1):
+                arriving = chunk(array, rank + first - step - 1, size)
+                incoming = np.empty_like(arriving)
+                outgoing = chunk(array, rank + first - step, size)
+                communicator.send_recv((rank + 1) % size, outgoing, (rank - 1) % size, incoming)
+                arriving[:] = arriving + incoming if phase == "add" else incoming
+        array /= size
+
+    assert ring.ring_all_reduce(answer).state == "right"
+
+
+class EndedRun(Run):
+    """A run of so many workers that has come to this state."""
+
+    def __init__(self, workers: int, state: RunState) -> None:
+        super().__init__("ended", tuple(f"worker-{rank}" for rank in range(workers)))
+        self._finish(state, "worker-1 ended with exit code 3.")
+
+    def _request_stop(self) -> None:
+        return
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (EndedRun(3, RunState.RUNNING), "it still runs"),
+        (EndedRun(3, RunState.FAILED), "the run has failed. worker-1 ended with exit code 3."),
+        (EndedRun(2, RunState.SUCCEEDED), "it has 2 workers"),
+    ],
+)
+def test_the_first_exercise_wants_three_workers_that_ended_well(run, said):
+    verdict = welcome.three_workers(run)
+    assert (verdict.state, said in verdict.text) == ("wrong", True), verdict
+
+
+def test_a_full_disk_and_watched_renames_end_with_the_check():
+    before = resource.getrlimit(resource.RLIMIT_FSIZE), os.rename, os.replace
+    failures.atomic_save(Path.write_bytes)
+    assert (resource.getrlimit(resource.RLIMIT_FSIZE), os.rename, os.replace) == before
+
+
+# Lesson 06 asks for what TensorFlow does
+
+
+def rule_of_tensorflow():
+    """TensorFlow's own `group_by_size`, taken from its source, since importing TensorFlow takes seconds."""
+    folder, *_ = importlib.util.find_spec("tensorflow").submodule_search_locations
+    source = Path(folder, "python", "distribute", "cross_device_utils.py").read_text(encoding="utf-8")
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    (function,) = [node for node in functions if node.name == "group_by_size"]
+    scope = {}
+    exec(compile(ast.Module([function], []), "group_by_size", "exec"), scope)
+    return scope["group_by_size"]
+
+
+class Tensor:
+    """What the rule looks at: a number of one-byte elements."""
+
+    def __init__(self, count: int) -> None:
+        self.shape = self.dtype = self
+        self.size, self.count = 1, count
+
+    def num_elements(self) -> int:
+        return self.count
+
+
+@pytest.mark.parametrize("hint", [0, 1, 4, 7, 8, 9, 1000])
+@pytest.mark.parametrize("sizes", [[4], [4, 4, 4, 4], [100, 1, 1, 1, 100], [3, 9, 2, 7, 7, 1, 1]])
+def test_packs_are_cut_as_tensorflow_cuts_them(sizes, hint):
+    theirs = rule_of_tensorflow()([Tensor(size) for size in sizes], hint)
+    assert tensorflow.packed(sizes, hint) == [[tensor.count for tensor in pack] for pack in theirs]

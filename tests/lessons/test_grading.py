@@ -1,0 +1,88 @@
+"""A class's notebooks are run one by one, and nothing that they do reaches the next one or stays behind."""
+
+import nbformat
+import pytest
+
+from workshop_utils.lessons import grading
+
+LESSON = "07_wheels.ipynb"
+STUB = "answer = ...\nchecks.wheels(answer)"
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
+
+
+def lesson(answer=STUB):
+    new, code = nbformat.v4.new_markdown_cell, nbformat.v4.new_code_cell
+    start = (
+        "import os, pathlib, time\n"
+        "from types import SimpleNamespace\n"
+        "from workshop_utils.lessons import checks as package\n"
+        "checks = SimpleNamespace(wheels=package.number(4, 'wheels', 'two axles'))"
+    )
+    cells = [
+        new("# 07 · Wheels", id="first"),
+        code(start, id="start"),
+        code(answer, id="stub", metadata={"tags": ["exercise"]}),
+        code("answer = 4", id="solved", metadata={"tags": ["solution"]}),
+    ]
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+@pytest.fixture
+def hand_in(tmp_path, monkeypatch):
+    """Call with a learner's name and an answer to put their notebook into handed_in/."""
+    monkeypatch.chdir(tmp_path)
+    for folder in ("notebooks", "images", "jobs"):
+        (tmp_path / folder).mkdir()
+    nbformat.write(lesson(), str(tmp_path / "notebooks" / LESSON))
+
+    def put(learner, answer, *added):
+        folder = tmp_path / "handed_in" / learner
+        folder.mkdir(parents=True)
+        notebook = lesson(answer)
+        notebook.cells[2:2] = added
+        nbformat.write(notebook, str(folder / LESSON))
+
+    return put
+
+
+def grade(tmp_path, **options):
+    return [
+        row for rows in grading.grade(tmp_path / "handed_in", tmp_path / "out", **options) for row in rows
+    ]
+
+
+def test_each_answer_is_asked_by_the_lessons_own_check_away_from_credentials_and_jobs(
+    hand_in, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    helper = nbformat.v4.new_code_cell(  # one that a learner added
+        "four = 4\nassert 'AWS_SECRET_ACCESS_KEY' not in os.environ\n"
+        "assert 'workshop-grade-' in os.environ['HOME']\npathlib.Path('../jobs/left').write_text('')",
+        id="mine",
+    )
+    hand_in("fay", "answer = four\nchecks.wheels(answer)", helper)
+    hand_in("ada", "answer = 4\nchecks.wheels(answer)")
+    hand_in("bob", "answer = 3\n'Right: I say so'")  # a check that was changed does not count
+    hand_in("cleo", STUB)
+    hand_in("dan", "answer = 4 +")
+    (tmp_path / "handed_in/hal").mkdir()
+    (tmp_path / "handed_in/hal" / LESSON).write_text("{ half")  # costs only its owner
+    graded = grade(tmp_path)
+    rows = {row["learner"]: (row["state"], row["said"]) for row in graded}
+    assert rows["ada"] == rows["fay"] == ("right", "4 wheels: two axles.")
+    assert rows["bob"][0] == "wrong"
+    assert "gave 3; it must be 4" in rows["bob"][1]
+    assert rows["cleo"][0] == "not yet"
+    assert rows["dan"] == ("failed", "NameError: name 'answer' is not defined")
+    assert rows["hal"][0] == "unreadable"
+    assert (tmp_path / "out/ada" / LESSON).is_file()
+    assert not (tmp_path / "jobs/left").exists()
+    table = grading.table(graded)
+    assert table.set_index("learner").loc["bob", ["exercises", "wrong"]].tolist() == [1, 1]
+
+
+def test_the_time_is_limited_and_what_was_started_ends_with_it(hand_in, tmp_path):
+    hand_in("eve", "import subprocess\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1000)")
+    (row,) = grade(tmp_path, seconds=15)
+    assert (row["state"], row["exercise"]) == ("not reached", "checks.wheels")

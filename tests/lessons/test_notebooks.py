@@ -1,0 +1,184 @@
+"""What every committed notebook must hold to, beside running (which nbval checks)."""
+
+import ast
+import base64
+import io
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from PIL import Image, ImageColor, ImageDraw
+
+from workshop_utils.lessons import freshness
+from workshop_utils.lessons.checks.choice import WIDGET_VIEW
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+MOST_NBYTES = 400_000  # of one, so that a browser and GitHub open it at once
+MOST_NBYTES_OF_ALL = 4_000_000
+MACHINE_PATH = re.compile(r"(/(home|root|tmp|Users|work)/|site-packages)")
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def notebook(request):
+    return nbformat.read(str(request.param), as_version=4)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_those_of_the_code_that_stands_there(path):
+    assert freshness.is_fresh(path), f"{path.name} is stale: run `workshop refresh notebooks/{path.name}`"
+
+
+def test_every_code_cell_was_executed_in_order(notebook):
+    counts = [cell.execution_count for cell in code_cells(notebook)]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+def test_outputs_hold_no_errors_no_warnings_and_no_paths_of_a_machine(notebook):
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            assert output.output_type != "error", cell.source
+            assert output.get("name") != "stderr", output.get("text")
+            shown = {
+                kind: text for kind, text in output.get("data", {}).items() if not kind.startswith("image/")
+            }
+            text = json.dumps([output.get("text", ""), shown])
+            assert not MACHINE_PATH.search(text), MACHINE_PATH.search(text)
+
+
+def test_there_is_one_cell_of_parameters_that_reads_the_size(notebook):
+    tagged = [cell for cell in code_cells(notebook) if "parameters" in cell.metadata.get("tags", [])]
+    assert len(tagged) == 1
+    assert "WORKSHOP_SIZE" in tagged[0].source
+
+
+def test_code_cells_fit_a_glance(notebook):
+    longest = max(code_cells(notebook), key=lambda cell: len(cell.source.splitlines()))
+    assert len(longest.source.splitlines()) <= 18, longest.source
+
+
+def test_no_state_of_widgets_is_kept(notebook):
+    assert "widgets" not in notebook.metadata
+    for cell in code_cells(notebook):
+        assert not any(WIDGET_VIEW in output.get("data", {}) for output in cell.outputs), cell.source
+
+
+def test_each_exercise_is_shown_unsolved_and_has_a_folded_solution_that_is_right(notebook):
+    exercises = [cell for cell in code_cells(notebook) if "exercise" in tags(cell)]
+    solutions = [cell for cell in code_cells(notebook) if "solution" in tags(cell)]
+    assert 1 <= len(exercises) == len(solutions)
+    for cell in solutions:
+        assert any(said(output).startswith("Right: ") for output in cell.outputs), cell.source
+        assert cell.metadata.jupyter.source_hidden
+    for cell in exercises:
+        assert any(said(output).startswith("Not yet: ") for output in cell.outputs), cell.source
+
+
+def test_what_learners_keep_needs_nothing_of_the_solutions(notebook):
+    own, given = set(), set()
+    used = set()
+    for cell in code_cells(notebook):
+        names = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)]
+        bound = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        if "solution" in tags(cell):
+            given |= bound
+        else:
+            own |= bound
+            used |= {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    assert not used & (given - own)
+
+
+def tags(cell):
+    return cell.metadata.get("tags", [])
+
+
+def said(output):
+    return output.get("data", {}).get("text/plain", "")
+
+
+def test_every_picture_says_in_words_what_it_shows(notebook):
+    for cell in notebook.cells:
+        for alternative in re.findall(r"!\[(.*?)\]\(", cell.source if cell.cell_type == "markdown" else ""):
+            assert len(alternative) > 15, f"a picture needs alternative text: {cell.source[:80]}"
+
+
+def test_a_changed_cell_makes_a_notebook_stale_and_a_comment_does_not():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 1")])
+    before = freshness.fingerprint(notebook)
+    notebook.cells[0].source = "x = 1  # one"
+    assert freshness.fingerprint(notebook) == before
+    notebook.cells[0].source = "x = 2"
+    assert freshness.fingerprint(notebook) != before
+
+
+# Their weight
+
+
+def test_notebooks_are_light():
+    nbytes = {path.name: path.stat().st_size for path in NOTEBOOKS}
+    assert {name: size for name, size in nbytes.items() if size > MOST_NBYTES} == {}, (
+        "which figure is so large?"
+    )
+    assert sum(nbytes.values()) <= MOST_NBYTES_OF_ALL
+
+
+def test_every_picture_has_a_palette(notebook):
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            if png := output.get("data", {}).get("image/png"):
+                with Image.open(io.BytesIO(base64.b64decode(png))) as picture:
+                    assert picture.mode == "P", cell.source
+
+
+def drawn(background="white"):
+    """A picture as Matplotlib draws one: areas, a thin line, and greys of soft edges."""
+    picture = Image.new("RGBA", (400, 200), background)
+    pen = ImageDraw.Draw(picture)
+    pen.rectangle((20, 20, 180, 120), fill="#0072B2")
+    pen.rectangle((200, 20, 215, 35), fill="#D55E00")
+    pen.rectangle((200, 60, 320, 120), fill="#BABA82")
+    pen.line((340, 20, 340, 30), fill="#D69EA7")  # few pixels, of a brightness that another colour has
+    for grey in range(256):
+        pen.line((grey, 140, grey, 150), fill=(grey, grey, grey))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
+
+
+def pixels(png):
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize("colours", freshness.COLOURS)
+@pytest.mark.parametrize("background", ["white", (0, 0, 0, 0)])  # a transparent picture becomes one on white
+def test_a_light_picture_nearly_keeps_its_colours(background, colours):
+    before, made = pixels(drawn()), freshness.light(drawn(background), colours)
+    difference = np.abs(pixels(made) - before)
+    assert difference.max() <= 2 + 256 // colours
+    for colour in ("#0072B2", "#D55E00", "#FFFFFF"):
+        assert difference[(before == ImageColor.getrgb(colour)).all(axis=2)].max() <= 1, colour
+    assert freshness.light(made) == made
+
+
+def test_what_differs_from_run_to_run_is_removed_and_pictures_are_made_light():
+    picture = base64.b64encode(drawn()).decode()
+    cell = nbformat.v4.new_code_cell(
+        "draw()",
+        outputs=[
+            nbformat.v4.new_output("display_data", {"image/png": picture, WIDGET_VIEW: {"model_id": "1"}})
+        ],
+        metadata={"execution": {"iopub.execute_input": "now"}, "tags": ["idea"]},
+    )
+    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"widgets": {}, "papermill": {}})
+    freshness.clean(notebook)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert notebook.cells[0].metadata == {"tags": ["idea"]}
+    (output,) = notebook.cells[0].outputs
+    assert list(output.data) == ["image/png"]
+    assert len(output.data["image/png"]) < len(picture)

@@ -1,0 +1,93 @@
+"""The site: its contents are all lessons in order, its pages lead somewhere, and nothing of it is fetched elsewhere."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+
+from workshop_utils.lessons import site
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A checkout of one page and one lesson, whose exercise has a solution and a figure."""
+    root = tmp_path / "checkout"
+    (root / "docs").mkdir(parents=True)
+    (root / "notebooks").mkdir()
+    contents = {"root": "README", "parts": [{"chapters": [{"file": "notebooks/00_lesson"}]}]}
+    (root / site.CONTENTS).write_text(yaml.safe_dump(contents))
+    (root / "README.md").write_text(
+        "# All\n\n[one](notebooks/00_lesson.ipynb) ![two](picture.svg) `[no](link)`\n"
+    )
+    (root / "picture.svg").write_text("<svg/>")
+    picture = nbformat.v4.new_output(
+        "display_data", {"image/png": "aaaa"}, metadata={"image/png": {"alt": "A line."}}
+    )
+    cells = [
+        nbformat.v4.new_markdown_cell("# Lesson\n\n[back](../README.md#all)"),
+        nbformat.v4.new_code_cell("1 + 1", metadata={"tags": ["solution"]}),
+        nbformat.v4.new_code_cell("1 + 2", outputs=[picture]),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), str(root / "notebooks" / "00_lesson.ipynb"))
+    return root
+
+
+def test_the_contents_are_all_lessons_in_their_order():
+    contents = yaml.safe_load((ROOT / site.CONTENTS).read_text())
+    pages = [entry["file"] for part in contents["parts"] for entry in part["chapters"]]
+    lessons = [f"notebooks/{path.stem}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+    assert [page for page in pages if page.startswith("notebooks/")] == lessons
+
+
+def test_pages_and_pictures_are_gathered_solutions_folded_and_figures_described(small, tmp_path):
+    site.gather(small, tmp_path / "source")
+    gathered = {str(path.relative_to(tmp_path / "source")) for path in (tmp_path / "source").rglob("*.*")}
+    assert gathered == {"README.md", "picture.svg", "notebooks/00_lesson.ipynb"}
+    lesson = nbformat.read(str(tmp_path / "source" / "notebooks" / "00_lesson.ipynb"), as_version=4)
+    assert [cell.metadata.get("tags") for cell in lesson.cells] == [None, ["solution", "hide-cell"], None]
+    described = {"image": {"alt": "A line."}}
+    assert [cell.metadata.get("mystnb") for cell in lesson.cells] == [None, None, described]
+
+
+def test_a_site_in_which_all_leads_somewhere_has_no_faults(tmp_path):
+    (tmp_path / "a b.html").write_text('<a href="#here"></a><a href="https://example.org">elsewhere</a>')
+    (tmp_path / "index.html").write_text('<a href="a%20b.html#here"></a><script src="a%20b.html"></script>')
+    assert list(site.broken(tmp_path)) == []
+
+
+WEB = "https://example.org/x"
+
+
+@pytest.mark.parametrize(
+    ("html", "fault"),
+    [
+        ('<a href="gone.html#x">', "index.html: gone.html#x"),
+        ('<img src="_images/gone.png">', "index.html: _images/gone.png"),
+        (f'<script src="{WEB}">', f"index.html needs the network: {WEB}"),
+        ('<link rel="stylesheet" href="//a.org/x.css">', "index.html needs the network: //a.org/x.css"),
+        (f'<style>@import "{WEB}";</style>', f"index.html needs the network: {WEB}"),
+        ('<p style="background: url(//a.org/x.png)">', "index.html needs the network: //a.org/x.png"),
+        (f'<script>const later = "{WEB}"</script>', f"index.html needs the network: {WEB}"),
+        (f'<iframe src="{WEB}"></iframe>', f"index.html needs the network: {WEB}"),
+    ],
+)
+def test_what_leads_nowhere_or_to_the_network_is_a_fault(html, fault, tmp_path):
+    (tmp_path / "index.html").write_text(html)
+    assert list(site.broken(tmp_path)) == [fault]
+
+
+def test_a_style_sheet_that_fetches_from_elsewhere_is_a_fault(tmp_path):
+    (tmp_path / "_static").mkdir()
+    (tmp_path / "_static" / "site.css").write_text(f'@font-face {{ src: url("{WEB}"), url(x.woff) }}')
+    assert list(site.broken(tmp_path)) == [f"_static/site.css needs the network: {WEB}"]
+
+
+def test_the_site_executes_nothing_and_has_its_formulas_drawn_from_its_own_files():
+    config = yaml.safe_load((ROOT / site.CONFIG).read_text())
+    assert config["execute"] == {"execute_notebooks": "off"}
+    extensions = config["sphinx"]["config"]["extensions"]
+    assert "sphinx-mathjax-offline" in extensions
+    assert "sphinx_thebe" not in extensions  # it fetches from elsewhere

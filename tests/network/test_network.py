@@ -1,0 +1,112 @@
+"""What a network may be, in words, and what is done where the machine cannot emulate it in the kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from workshop_utils import network
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.local import Local
+from workshop_utils.network import Network, wiring
+from workshop_utils.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from conftest import MakeJob
+
+JOBS = Path(__file__).parents[2] / "jobs"
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """`machine(available, netem)` makes this machine one that can do so much."""
+
+    def pretend(available, netem=False):
+        monkeypatch.setattr(network, "availability", lambda: available)
+        monkeypatch.setattr("workshop_utils.launchers.local.launcher.availability", lambda: available)
+        monkeypatch.setattr(network, "has_netem", lambda: netem)
+
+    return pretend
+
+
+# What a person writes
+
+
+def test_settings_are_read_by_name():
+    parsed = Network.parse("bandwidth=100Mbit, latency=1ms, racks=2, spine=200Mbit, worker-1=10Mbit")
+    assert parsed == Network(
+        bandwidth="100Mbit", latency="1ms", racks=2, spine="200Mbit", exceptions={"worker-1": "10Mbit"}
+    )
+    assert parsed.latency_seconds == 1e-3
+    assert parsed.bandwidth_of("worker-1") == 1.25e6
+    assert parsed.bandwidth_of("worker-0") == 12.5e6
+    assert str(parsed) == (
+        "100Mbit each way for each process, but 10Mbit for worker-1, in 2 racks with 200Mbit each way between rack "
+        "and spine, 1ms of latency"
+    )
+
+
+def test_a_link_of_a_ring_is_as_fast_as_its_slower_end_unless_it_is_named():
+    ring = Network.parse("100Mbit,topology=ring,worker-1=10Mbit,worker-1:worker-2=20Mbit")
+    assert ring.bandwidth_between("worker-0", "worker-1") == 1.25e6
+    assert ring.bandwidth_between("worker-2", "worker-1") == 2.5e6
+    assert ring.bandwidth_between("worker-2", "worker-0") == 12.5e6
+    assert str(ring).startswith("a ring of links of 100Mbit each way between neighbours, but ")
+
+
+@pytest.mark.parametrize(
+    ("text", "members", "message"),
+    [
+        ("100Mbit", 251, "has room for 250 processes, not 251"),
+        ("100Mbit,topology=ring,worker-0:worker-2=1Mbit", 4, "worker-0 and worker-2 are not neighbours"),
+    ],
+)
+def test_a_network_that_does_not_fit_the_job_is_refused(machine, make_job: MakeJob, text, members, message):
+    machine("root")
+    job = make_job("", strategy="ring", workers=members)
+    with pytest.raises(JobError, match=message):
+        Local(network=Network.parse(text)).render(job)
+
+
+# How it is emulated where
+
+
+@pytest.mark.parametrize(("available", "lack"), [("none", "no network namespaces"), ("root", "no netem")])
+def test_where_namespaces_do_not_do_links_are_stamped_for_the_workshop_and_other_frameworks_refused(
+    machine, available, lack
+):
+    machine(available)
+    slow = Network(bandwidth="1Mbit", latency="1ms")
+    for strategy in STRATEGIES.values():
+        if strategy.uses_comm:
+            assert slow.emulation(strategy) == "stamped links"
+        else:
+            with pytest.raises(JobError, match=f"{lack}.*not strategy '{strategy.name}'"):
+                slow.emulation(strategy)
+    for more in ({"topology": "ring"}, {"racks": 2, "spine": "1Mbit"}):
+        with pytest.raises(JobError, match=f"{lack}.*stamped links.*know no (racks|a ring)"):
+            slow.model_copy(update=more).emulation(STRATEGIES["ring"])
+
+
+def test_without_any_namespaces_the_workshop_s_own_ranks_feel_the_network_all_the_same(
+    machine, nothing_is_left
+):
+    machine("none")
+    job = TrainingJob.load(JOBS / "measure_all_reduce")
+    job = job.replace(workers=3, arguments={"nbytes": 60_000, "repeats": 2})
+    run = Local(network=Network(bandwidth="10Mbit", latency="20ms")).launch(job).wait(60)
+    assert run.network == (
+        "10Mbit each way for each process, 20ms of latency; by stamped links: only the workshop's own message passing "
+        "feels it"
+    )
+    # 2 (N − 1) steps of a third each.
+    assert run.metrics["all_reduce_seconds"].max() > 4 * (0.02 + 20_000 / 1.25e6)
+
+
+def test_latency_is_added_once_on_each_way_from_one_to_another():
+    _, cables = wiring.wire(Network.parse("8Mbit,latency=1.5ms"), ["worker-0", "worker-1"], as_user=False)
+    commands = [" ".join(command) for cable in cables for command in (*cable.plug, *cable.card)]
+    delays = [command for command in commands if "netem" in command]
+    assert delays == [f"tc qdisc add dev port{i} parent 1:1 handle 10: netem delay 1500us" for i in (0, 1)]

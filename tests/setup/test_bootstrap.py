@@ -1,0 +1,119 @@
+"""The set-up of a fresh machine: what it checks, what it does once, what an interruption leaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from workshop_utils.setup import bootstrap, horovod_build
+from workshop_utils.setup.bootstrap import PACKAGES, READY, SetupError
+
+ROOT = Path(__file__).parents[2]
+STEPS = ["venv", "packages", "horovod"]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder that looks like a fresh clone."""
+    (tmp_path / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.11,<3.13"\n')
+    return tmp_path
+
+
+@pytest.fixture
+def steps(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replaces the long steps by ones that only note that they were taken."""
+    taken: list[str] = []
+
+    def make_venv(root: Path) -> None:
+        taken.append("venv")
+        (root / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
+        (root / ".venv" / "bin" / "python").touch()
+
+    monkeypatch.setattr(bootstrap, "make_venv", make_venv)
+    monkeypatch.setattr(bootstrap, "install_packages", lambda _root: taken.append("packages"))
+    monkeypatch.setattr(horovod_build, "install", lambda: taken.append("horovod"))
+    monkeypatch.setattr(sys, "prefix", str(checkout / ".venv"))
+    return taken
+
+
+# Once
+
+
+def test_the_packages_come_first_then_horovod_and_what_is_done_is_not_done_again(
+    checkout: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bootstrap.set_up(checkout, with_horovod=False)
+    assert (steps, bootstrap.is_current(checkout, READY)) == (STEPS[:2], False)
+    bootstrap.set_up(checkout)
+    assert (steps, bootstrap.is_current(checkout, READY)) == (STEPS, True)
+    capsys.readouterr()
+    bootstrap.set_up(checkout, quiet=True)
+    bootstrap.set_up(checkout, with_horovod=False, quiet=True)
+    assert (steps, capsys.readouterr().err) == (STEPS, "")
+    monkeypatch.setattr(horovod_build, "SOURCE_EDITS", ())  # another build asks for that part alone
+    bootstrap.set_up(checkout)
+    assert steps == [*STEPS, "horovod"]
+
+
+def _change_requirements(checkout: Path) -> Path:
+    (checkout / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.11,<3.14"\n')
+    return checkout
+
+
+def _lose_python(checkout: Path) -> Path:
+    (checkout / ".venv" / "bin" / "python").unlink()
+    (checkout / ".venv" / "bin" / "python").symlink_to("/nowhere/python3.11")
+    return checkout
+
+
+def _move(checkout: Path) -> Path:
+    return checkout.rename(checkout.with_name("moved"))
+
+
+@pytest.mark.parametrize("change", [_change_requirements, _lose_python, _move])
+def test_changed_requirements_a_lost_python_or_another_place_ask_for_a_new_set_up(
+    change: Callable[[Path], Path], checkout: Path, steps: list[str]
+) -> None:
+    bootstrap.set_up(checkout)
+    assert steps == STEPS
+    changed = change(checkout)
+    assert not bootstrap.is_current(changed, READY)
+    assert not bootstrap.is_current(changed, PACKAGES)
+
+
+# The machine
+
+
+@pytest.mark.usefixtures("steps")
+def test_what_is_missing_is_named_before_anything_is_made(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(checkout))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(SetupError, match=r"a C\+\+ compiler, make. Install with:\n.*install g\+\+ make"):
+        bootstrap.set_up(checkout)
+    assert not (checkout / ".venv").exists()
+
+
+def test_it_starts_with_the_standard_library_alone() -> None:
+    command = [sys.executable, "-S", "-m", "workshop_utils.setup.bootstrap", "--environment-yml"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.startswith("# Written by")
+
+
+def test_an_environment_is_made_and_kept_but_not_where_it_was_moved_to(checkout: Path) -> None:
+    first = checkout / "first"
+    first.mkdir()
+    (first / "pyproject.toml").write_text((checkout / "pyproject.toml").read_text())
+    bootstrap.make_venv(first)
+    (first / ".venv" / "mark").touch()
+    bootstrap.make_venv(first)
+    assert (first / ".venv" / "mark").exists()
+
+    moved = first.rename(checkout / "moved") / ".venv"
+    assert not bootstrap.is_usable(moved, range(11, 13))

@@ -1,0 +1,102 @@
+"""The doors to the environment (conda, dev container, make) lead to the one of pyproject.toml."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from workshop_utils.setup import bootstrap
+from workshop_utils.setup.packages import PYTORCH_CPU_INDEX
+
+ROOT = Path(__file__).parents[2]
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
+    return subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def commands_of(*arguments: str) -> str:
+    return make("--always-make", "--dry-run", *arguments).stdout
+
+
+# conda, dev container
+
+
+def test_conda_gets_what_pyproject_requires() -> None:
+    assert (ROOT / "environment.yml").read_text() == bootstrap.conda_environment(ROOT), (
+        "run `make environment.yml`"
+    )
+    dependencies = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    python, _, packages = dependencies
+    assert int(python.removeprefix("python=3.")) in bootstrap.supported_python(ROOT)[1]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    assert packages["pip"] == [f"--extra-index-url {PYTORCH_CPU_INDEX}", *wanted, "-e ."]
+
+
+def test_the_dev_container_has_a_supported_python_and_sets_up() -> None:
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    version = re.fullmatch(r"python:3\.(\d+)-\w+", container["image"])
+    assert version is not None
+    assert int(version[1]) in bootstrap.supported_python(ROOT)[1]
+    assert container["postCreateCommand"].endswith("make setup")
+    assert (
+        int(container["hostRequirements"]["memory"].removesuffix("gb")) >= 6
+    )  # as `workshop doctor` asks for
+
+
+# make
+
+
+def test_make_alone_lists_every_target() -> None:
+    targets = re.search(r"\.PHONY: (.*)", MAKEFILE)
+    assert targets is not None
+    assert re.findall(r"^  make (\S+)", make("-s").stdout, flags=re.MULTILINE) == targets[1].split()
+
+
+def test_make_run_hands_its_parameters_on() -> None:
+    parameters = ["WORKERS=4", "SIZE=small", "STRATEGIES=horovod,mpi", "NOTEBOOKS=a.ipynb"]
+    commands = " ".join(commands_of("run", *parameters).split())
+    assert "WORKSHOP_SIZE=small .venv/bin/workshop run a.ipynb --output build" in commands
+    assert "-p workers=4" in commands
+    assert "--strategies horovod,mpi" in commands
+    assert " -p " not in commands_of("run")
+
+
+def test_make_clean_keeps_the_environment() -> None:
+    removals = [line for line in commands_of("clean").splitlines() if line.startswith("rm")]
+    assert removals
+    assert not any(".venv" in line for line in removals)
+
+
+@pytest.mark.parametrize("failing", ["", "lint", "unit tests", "notebooks (source)"])
+def test_make_test_runs_all_checks_and_any_of_them_can_fail_it(failing: str, tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    tools = tmp_path / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    fails = {
+        "lint": "ruff check",
+        "unit tests": "pytest tests/launchers",
+        "notebooks (source)": "pytest --nbval",
+    }
+    for name in ("ruff", "lint-imports", "mypy", "pytest", "python3"):
+        (tools / name).write_text(
+            f'#!/bin/sh\ncase "{name} $*" in "{fails.get(failing, "-")}"*) exit 1; esac\n'
+        )
+        (tools / name).chmod(0o755)
+    answer = make("test", folder=tmp_path)
+    assert answer.returncode == (2 if failing else 0)
+    results = dict(re.findall(r"^== (.+): (passed|FAILED), \d+ s", answer.stdout, flags=re.MULTILINE))
+    expected = ["lint"] if failing == "lint" else ["lint", "types", "unit tests", "notebooks (source)"]
+    assert results == {name: "FAILED" if name == failing else "passed" for name in expected}

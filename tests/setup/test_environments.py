@@ -1,0 +1,120 @@
+"""Environments are made for real, from a wheel that is written here, so that no test needs a network."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from workshop_utils.setup.environments import REQUIREMENTS, Environment, EnvironmentFailed
+
+PROGRAM = """
+import os, shutil, sys, time
+
+def main():
+    print("greetings", *sys.argv[1:])
+    if "fail" in sys.argv:
+        sys.exit("it was asked to fail")
+    if "linger" in sys.argv:
+        time.sleep(60)
+    print(os.environ.get("PYTHONPATH", "no path"), os.environ.get("ADDED", "nothing added"))
+    print(sys.prefix in shutil.which("python"), shutil.which("torchrun") is not None)
+"""
+
+
+def write_wheel(folder: Path) -> Path:
+    """A wheel of one module and one program, `greet`."""
+    file = folder / "greetings-1.0-py3-none-any.whl"
+    info = "greetings-1.0.dist-info"
+    members = {
+        "greetings.py": PROGRAM,
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: greetings\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/entry_points.txt": "[console_scripts]\ngreet = greetings:main\n",
+    }
+    members[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in [*members, f"{info}/RECORD"])
+    with zipfile.ZipFile(file, "w") as wheel:
+        for name, text in members.items():
+            wheel.writestr(name, text)
+    return file
+
+
+@pytest.fixture
+def requirements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "greetings.txt"
+    file.write_text(f"--no-index\ngreetings @ {write_wheel(tmp_path).as_uri()}\n")
+    return file
+
+
+@pytest.fixture
+def environment(requirements: Path) -> Environment:
+    return Environment("greetings", "Greetings", requirements=requirements)
+
+
+def test_it_is_made_on_demand_and_only_once(
+    environment: Environment, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somebody/elses")
+    answer = environment.run("greet", "world", variables={"ADDED": "more"})
+    assert answer == "greetings world\nno path more\nTrue True\n"
+    captured = capfd.readouterr()
+    assert captured.out == ""  # a command that renders YAML stays YAML
+    assert "Greetings: installing its packages in an environment of their own, once" in captured.err
+    assert environment.run("greet").startswith("greetings")
+    assert capfd.readouterr().err == ""
+    with pytest.raises(EnvironmentFailed, match="No module named 'pydantic'"):
+        environment.run("python", "-c", "import greetings, pydantic")
+    with pytest.raises(EnvironmentFailed, match=r"greet fail ended with code 1:\n  it was asked to fail"):
+        environment.run("greet", "fail")
+    with pytest.raises(EnvironmentFailed, match=r"greet did not end within 0\.5 s"):
+        environment.run("greet", "linger", timeout_seconds=0.5)
+
+
+def test_other_requirements_give_another_environment(environment: Environment, requirements: Path) -> None:
+    before = environment.folder
+    requirements.write_text(requirements.read_text() + "# a later choice\n")
+    assert environment.folder != before
+
+
+def test_without_its_packages_the_message_names_the_requirements(
+    environment: Environment, requirements: Path
+) -> None:
+    requirements.write_text("--no-index\nno-such-thing==1.0\n")
+    with pytest.raises(
+        EnvironmentFailed, match=r"Greetings could not be made from .*greetings\.txt"
+    ) as failed:
+        environment.build()
+    assert "no-such-thing" in str(failed.value)
+    assert "is there a network" in str(failed.value)
+
+
+def test_an_interrupted_one_is_finished_and_one_whose_python_has_gone_is_mended(
+    environment: Environment,
+) -> None:
+    (environment.folder / "bin").mkdir(parents=True)  # as a killed process leaves it
+    (environment.folder / "bin" / "python").symlink_to("/bin/true")
+    assert environment.run("greet").startswith("greetings")
+    (environment.folder / "bin" / "python").unlink()
+    assert environment.run("greet").startswith("greetings")
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "file"))
+    with pytest.raises(EnvironmentFailed, match="name another cache folder in WORKSHOP_CACHE"):
+        environment.build()
+
+
+@pytest.mark.parametrize("wanted", list(REQUIREMENTS.glob("*.in")), ids=lambda path: path.stem)
+def test_every_version_is_fixed_and_nothing_that_was_asked_for_is_missing(wanted: Path) -> None:
+    lines = re.findall(r"^[^\s#].*", wanted.with_suffix(".txt").read_text(), re.MULTILINE)
+    fixed = [re.fullmatch(r"([\w.-]+)(\[[\w,-]+\])?==\S+( ; .+)?", line.split("  #")[0]) for line in lines]
+    assert all(fixed)
+    assert set(re.findall(r"^[\w.-]+", wanted.read_text(), re.MULTILINE)) <= {
+        line[1] for line in fixed if line
+    }

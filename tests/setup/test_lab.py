@@ -1,0 +1,179 @@
+"""JupyterLab while Horovod compiles behind it: what is started, who waits, what is said, and that all of it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import MakeJob, Watch
+from IPython.core.interactiveshell import InteractiveShell
+
+from workshop_utils.jobs import JobError
+from workshop_utils.launchers.local import Local
+from workshop_utils.setup import horovod_build, lab
+
+SECONDS = 60.0
+PROGRESS = "Horovod is being compiled: {} %, 1 min 1 s so far"
+
+# A program that opens the lab where Horovod is missing; what it would start are scripts that note what they are.
+PROGRAM = """
+import sys
+from pathlib import Path
+from workshop_utils.setup import horovod_build, lab
+horovod_build.is_installed = lambda: False
+sys.executable = sys.argv[1]
+lab.open_lab(Path("my lessons/00_welcome.ipynb"))
+"""
+INSTEAD_OF_PYTHON = """#!/bin/bash
+case "$*" in
+*horovod_build*) echo "$*" > build; exec {python} -c "$BUILD" "$@" ;;
+*) trap : INT; echo "$PATH $*" > server; until test -e end; do sleep 0.02; done; exit 3 ;;
+esac
+"""
+# The build's own program, whose long part is a process that sleeps.
+BUILD = """
+import subprocess, sys
+from workshop_utils.setup import horovod_build
+def install():
+    with subprocess.Popen(["sleep", "1000"]) as compiler:
+        try:
+            compiler.wait()
+        except BaseException:
+            compiler.kill()
+            raise
+horovod_build.install = install
+sys.exit(horovod_build.main(sys.argv[3:]))  # after -c, -m and the module
+"""
+
+
+class OpenLab:
+    """The program above in `folder`; `build` is what runs as Horovod's build."""
+
+    def __init__(self, folder: Path, build: str) -> None:
+        self.server = folder / "server"
+        instead = folder / "python"
+        instead.write_text(INSTEAD_OF_PYTHON.format(python=sys.executable))
+        instead.chmod(0o755)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(instead)], env={**os.environ, "BUILD": build},
+            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert Watch.eventually(lambda: self.server.exists() and self.server.read_text(), SECONDS)
+
+    def builders(self) -> list[int]:
+        """The build and what it has started, at the lowest priority, once its compiler runs."""
+        found: list[int] = []
+
+        def look() -> bool:
+            found.clear()
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+                    found.extend([child.pid] if child.nice() == 19 else [])
+            return len(found) == 2
+
+        assert Watch.eventually(look, SECONDS)
+        return found
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[OpenLab]:
+    made = OpenLab(tmp_path, BUILD)
+    yield made
+    (tmp_path / "end").touch()
+    made.process.communicate(timeout=SECONDS)
+
+
+def test_jupyterlab_listens_here_alone_and_takes_the_build_with_it_when_it_ends(
+    opened: OpenLab, tmp_path: Path, watch: Watch
+) -> None:
+    server = opened.server.read_text()
+    assert server.startswith(str(Path(sys.executable).parent))
+    assert " -m jupyterlab --ServerApp.ip=127.0.0.1 " in server
+    assert "/lab/tree/my%20lessons/00_welcome.ipynb" in server
+    builders = opened.builders()
+    os.killpg(opened.process.pid, signal.SIGINT)  # a Ctrl-C is for JupyterLab, which asks, and goes on
+    assert all(map(watch.alive, builders))
+    (tmp_path / "end").touch()
+    assert opened.process.wait(SECONDS) == 3
+    assert watch.eventually(lambda: not any(map(watch.alive, builders)), SECONDS)
+
+
+def test_a_killed_jupyterlab_takes_the_build_with_it(opened: OpenLab, watch: Watch) -> None:
+    builders = opened.builders()
+    opened.process.kill()
+    assert watch.eventually(lambda: not any(map(watch.alive, builders)), SECONDS)
+
+
+def test_why_it_is_not_built_is_said_when_it_is_known(tmp_path: Path) -> None:
+    fails = "    raise horovod_build.SetupError('No compiler.\\n    Install one.')\n    with"
+    opened = OpenLab(tmp_path, BUILD.replace("    with", fails))
+    assert opened.process.stdout is not None
+    assert "Horovod compiles in the background" in opened.process.stdout.readline()
+    lines = [opened.process.stdout.readline() for _ in range(2)]
+    assert lines == ["Horovod is not installed. No compiler.\n", "    Install one.\n"]
+    (tmp_path / "end").touch()
+    opened.process.communicate(timeout=SECONDS)
+
+
+# Jobs that need it
+
+
+def test_a_job_waits_for_horovod_and_shows_how_far_it_is(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = iter([PROGRESS.format(42), PROGRESS.format(43), None])
+    monkeypatch.setattr(horovod_build, "in_progress", lambda: next(steps))
+    monkeypatch.setattr(horovod_build, "is_installed", lambda: True)
+    run = Local().launch(make_job("print('on')\nif False:\n    import horovod.torch")).wait(SECONDS)
+    assert [line.text for line in run.logs()] == ["on"]
+    first, second, last = capsys.readouterr().out.removeprefix("\r").split("\r")
+    assert first == f"{PROGRESS.format(42)}. The job starts when that is finished."
+    assert second.startswith(PROGRESS.format(43))
+    assert last.rstrip() == "Horovod is ready."
+
+
+def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_like(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(horovod_build, "in_progress", lambda: None)
+    monkeypatch.setattr(lab.importlib.util, "find_spec", lambda _: None)
+    careful = """
+        try:
+            import horovod.nothing_of_this_name
+        except ImportError:
+            print("without")
+    """
+    run = Local().launch(make_job(careful)).wait(SECONDS)
+    assert [line.text for line in run.logs()] == ["without"]
+    with pytest.raises(
+        JobError, match=r"strategy is 'horovod', but Horovod is not installed; `workshop install-horo"
+    ):
+        Local().launch(make_job("import horovod.torch", strategy="horovod", workers=2))
+
+
+# Cells that measure
+
+
+def test_a_longer_cell_says_that_horovod_compiles_until_it_does_no_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = [PROGRESS.format(42)] * 5
+    monkeypatch.setattr(horovod_build, "in_progress", lambda: progress.pop() if progress else None)
+    monkeypatch.setattr(lab, "MEASURING_SECONDS", 0.5)
+    shell = InteractiveShell.instance()
+    lab.mention_build()
+    lab.mention_build()  # as when the first cell is run again
+    notes = []
+    for seconds in (0, 0.6, 0.6, 0.6):
+        shell.run_cell(f"import time; time.sleep({seconds})")
+        notes.append(capsys.readouterr().out)
+    InteractiveShell.clear_instance()
+    warning = "in the background: times measured in this cell may be too long.)\n"
+    assert notes == ["", f"({PROGRESS.format(42)}, {warning}", f"(Horovod was being compiled, {warning}", ""]

@@ -1,0 +1,92 @@
+"""uv takes packages from where pip is configured to take them, and PyTorch without CUDA where no GPU is."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from test_environments import write_wheel
+
+from workshop_utils.setup import packages
+
+PYTHON = Path(sys.executable)
+CONFIGURED = """\
+:env:.find-links='/own/wheels ~/wheels'
+:env:.disable-pip-version-check='1'
+global.extra-index-url='https://one.example/simple https://two.example/simple'
+global.find-links='/wheels'
+global.constraint='/etc/constraints.txt'
+global.proxy='http://proxy.example:3128'
+global.timeout='15.5'
+install.index-url='https://mirror.example/simple'
+global.index-url='https://other.example/simple'
+"""
+
+
+@pytest.fixture(autouse=True)
+def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this machine tells pip and uv is of no account."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+
+
+def test_what_pip_was_told_reaches_uv_with_pips_own_precedence() -> None:
+    assert packages.uv_settings(CONFIGURED, {}) == {
+        "UV_FIND_LINKS": f"/own/wheels,{Path.home()}/wheels",  # a variable beats a file
+        "UV_DEFAULT_INDEX": "https://mirror.example/simple",  # [install] beats [global]
+        "UV_INDEX": "https://one.example/simple https://two.example/simple",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_CONSTRAINT": "/etc/constraints.txt",
+        "HTTPS_PROXY": "http://proxy.example:3128",
+        "HTTP_PROXY": "http://proxy.example:3128",
+        "UV_HTTP_TIMEOUT": "16",
+    }
+    assert packages.uv_settings("", {}) == {}
+
+
+def test_what_uv_was_told_itself_stays() -> None:
+    own = {"UV_FIND_LINKS": "mine", "UV_INDEX_URL": "mine", "UV_INDEX_STRATEGY": "mine"}
+    assert not packages.uv_settings(CONFIGURED, own).keys() & {*own, "UV_DEFAULT_INDEX"}
+
+
+def test_a_wheel_comes_from_a_folder_that_only_pip_knows_by_the_uv_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wheel(tmp_path)
+    (tmp_path / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {tmp_path}\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    program(tmp_path / "uv", "exit 2")  # an older one on the PATH
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    packages.run_uv(PYTHON, "pip", "install", "--target", str(tmp_path / "installed"), "greetings==1.0")
+    assert (tmp_path / "installed" / "greetings.py").is_file()
+
+
+# PyTorch
+
+
+def program(file: Path, script: str) -> Path:
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("chosen", "has_gpu", "uv", "arguments", "report"),
+    [
+        ("", False, "exit 0", ["--torch-backend=cpu"], "no NVIDIA GPU: PyTorch comes in its CPU build."),
+        ("", False, "echo 'no route to host' >&2; exit 2", [], "cannot be reached (no route to host)"),
+        ("cpu", True, "exit 2", [], "comes in its build for cpu, as UV_TORCH_BACKEND says."),
+    ],
+)
+def test_pytorch_comes_in_its_cpu_build_where_no_gpu_is_and_its_index_can_be_reached(
+    chosen: str, has_gpu: bool, uv: str, arguments: list[str], report: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(packages.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(packages, "has_nvidia_gpu", lambda: has_gpu)
+    monkeypatch.setenv("UV_TORCH_BACKEND", chosen)
+    program(tmp_path / "uv", uv)
+    assert packages.pytorch_arguments(program(tmp_path / "python", "exit 0")) == arguments
+    assert report in capsys.readouterr().err

@@ -1,0 +1,99 @@
+"""A checkpoint is whole or it is not there, and what is damaged is told and passed over."""
+
+import multiprocessing
+import os
+import resource
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workshop_utils.training import checkpoints
+from workshop_utils.training.checkpoints import CheckpointDamaged
+
+ARRAYS = {
+    "weights": np.arange(7, dtype=np.float32),
+    "velocity": np.full((3, 1), np.nan),
+    "empty": np.empty((0, 4), np.int64),
+}
+
+
+def test_what_is_read_is_what_was_saved_bit_by_bit(tmp_path: Path) -> None:
+    found = checkpoints.read(checkpoints.save(tmp_path / "new" / "folder", 40, ARRAYS))
+    assert found.step == 40
+    assert found.arrays.keys() == ARRAYS.keys()
+    for name, array in ARRAYS.items():
+        assert found.arrays[name].dtype == array.dtype
+        assert found.arrays[name].shape == array.shape
+        assert found.arrays[name].tobytes() == array.tobytes()
+
+
+def test_the_newest_are_kept_and_nothing_else_is_left(tmp_path: Path) -> None:
+    saved = [checkpoints.save(tmp_path, step, ARRAYS, keep=3) for step in (5, 10, 100, 1000)]
+    assert sorted(tmp_path.iterdir()) == saved[1:]
+    newest = checkpoints.newest(tmp_path)
+    assert newest is not None
+    assert newest.step == 1000
+    assert checkpoints.newest(tmp_path / "not there") is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda content: content[: len(content) // 2], "bytes; "),
+        (lambda content: content + b"x", "bytes; "),
+        (lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:], "SHA-256 differs"),
+        (lambda content: b"", "does not begin as a checkpoint does"),
+        (lambda content: b"null\n" + content, "does not begin as a checkpoint does"),
+        (lambda content: bytes(len(content)), "does not begin as a checkpoint does"),
+    ],
+    ids=["cut", "longer", "one bit", "empty", "other header", "zeros"],
+)
+def test_a_damaged_one_is_named_and_the_one_before_is_taken(damage, told: str, tmp_path: Path) -> None:
+    checkpoints.save(tmp_path, 10, ARRAYS)
+    newest = checkpoints.save(tmp_path, 20, ARRAYS)
+    newest.write_bytes(damage(newest.read_bytes()))
+    with pytest.raises(CheckpointDamaged, match=told):
+        checkpoints.read(newest)
+    said: list[str] = []
+    found = checkpoints.newest(tmp_path, said.append)
+    assert found is not None
+    assert found.step == 10
+    assert len(said) == 1
+    assert "step-00000020.checkpoint" in said[0]
+    assert "going back to the one before" in said[0]
+
+
+def test_objects_are_refused_since_reading_them_back_would_run_code(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="array 'bad' holds Python objects"):
+        checkpoints.save(tmp_path, 1, {"bad": np.array([{}], dtype=object)})
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="keep is 0; it must be at least 1"):
+        checkpoints.save(tmp_path, 1, ARRAYS, keep=0)
+
+
+def save_until_the_limit(folder: Path, die: bool) -> None:
+    """Save while no file may become longer than 200 bytes: the kernel kills the process in the middle of writing."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL if die else signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+    try:
+        checkpoints.save(folder, 20, ARRAYS)
+    except OSError as error:
+        os._exit(error.errno or 1)
+
+
+@pytest.mark.parametrize("die", [True, False], ids=["killed half-way", "disk full half-way"])
+def test_what_breaks_off_the_writing_leaves_the_checkpoints_from_before(die: bool, tmp_path: Path) -> None:
+    before = checkpoints.save(tmp_path, 10, ARRAYS)
+    content = before.read_bytes()
+    process = multiprocessing.get_context("spawn").Process(target=save_until_the_limit, args=(tmp_path, die))
+    process.start()
+    process.join(60)
+    assert process.exitcode == (-signal.SIGXFSZ if die else 27)  # 27 is EFBIG
+    assert checkpoints.paths(tmp_path) == [before]
+    assert before.read_bytes() == content
+    leftover = [path for path in tmp_path.iterdir() if path != before]
+    assert [path.stat().st_size for path in leftover] == ([200] if die else [])
+    after = checkpoints.save(tmp_path, 20, ARRAYS)  # in the place of the half that was left
+    assert sorted(tmp_path.iterdir()) == [before, after]

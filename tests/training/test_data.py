@@ -1,0 +1,263 @@
+"""Data: made, found or fetched, checked, and cached whole or not at all."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import http.server
+import multiprocessing
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from workshop_utils import place
+from workshop_utils.training import data
+from workshop_utils.training.data import DataError, prepare
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("WORKSHOP_CACHE", str(folder))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Seven training and three test images of 2×3 pixels, one of the four files gzipped."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for prefix, count in (("train", 7), ("t10k", 3)):
+        pixels = np.arange(count * 6, dtype=np.uint8).reshape(count, 2, 3)
+        data.write_idx(folder / f"{prefix}-images-idx3-ubyte", pixels)
+        data.write_idx(folder / f"{prefix}-labels-idx1-ubyte", np.arange(count, dtype=np.uint8))
+    plain = folder / "t10k-images-idx3-ubyte"
+    (folder / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    return folder
+
+
+class Server:
+    """A web server on loopback that serves one folder and counts what it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.asked: list[str] = []
+        self.status: int | None = None  # what to answer instead of a file
+        outer = self
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked.append(self.path)
+                if outer.status is not None:
+                    self.send_error(outer.status)
+                else:
+                    super().do_GET()
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+                return
+
+        self.http = http.server.ThreadingHTTPServer(
+            ("127.0.0.1", 0), functools.partial(Handler, directory=str(folder))
+        )
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    server = Server(folder.parent)
+    thread = threading.Thread(target=server.http.serve_forever)
+    thread.start()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def url_where_nobody_listens() -> Iterator[str]:
+    with socket.socket() as held:  # bound, so that nobody else takes the port, but not listening
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+def test_digits_are_1500_and_297_images_whose_split_never_changes() -> None:
+    folder = prepare("digits")
+    train, test = place.load("train", folder), place.load("test", folder)
+    assert (train.count, test.count) == (1500, 297)
+    assert (train.height, train.width) == (8, 8)
+    assert (min(train.images), max(train.images)) == (0, 255)
+    assert [hashlib.sha256((folder / name).read_bytes()).hexdigest()[:12] for name in data.FILES] == [
+        "780e24592411",
+        "d09cc52a2e6c",
+        "15f9147307f5",
+        "93afce40a245",
+    ]
+
+
+def test_arrays_are_floats_between_0_and_1_and_whole_labels(folder: Path) -> None:
+    arrays = data.arrays(folder)
+    assert arrays.train_images.shape == (7, 6)
+    assert arrays.train_images.dtype == np.float32
+    assert arrays.train_images[1].tolist() == pytest.approx([value / 255 for value in range(6, 12)])
+    assert arrays.test_labels.dtype == np.int64
+    assert arrays.test_labels.tolist() == [0, 1, 2]
+    assert (arrays.height, arrays.width) == (2, 3)
+
+
+def test_a_folder_is_used_in_place(folder: Path, cache: Path) -> None:
+    assert prepare(str(folder)) == folder
+    assert not cache.exists()
+
+
+def cut_short(folder: Path, name: str, nbytes: int) -> None:
+    (folder / name).write_bytes((folder / name).read_bytes()[:-nbytes])
+
+
+def label_of_ten(folder: Path) -> None:
+    data.write_idx(folder / "t10k-labels-idx1-ubyte", np.array([0, 1, 10], np.uint8))
+
+
+def no_examples(folder: Path) -> None:
+    data.write_idx(folder / "train-images-idx3-ubyte", np.zeros((0, 2, 3), np.uint8))
+    data.write_idx(folder / "train-labels-idx1-ubyte", np.zeros(0, np.uint8))
+
+
+def images_of_another_size(folder: Path) -> None:
+    data.write_idx(folder / "train-images-idx3-ubyte", np.zeros((7, 4, 4), np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda folder: (folder / "train-labels-idx1-ubyte").unlink(), "train-labels-idx1-ubyte not found"),
+        (lambda folder: cut_short(folder, "train-images-idx3-ubyte", 1), "idx3-ubyte claims 42 bytes"),
+        (lambda folder: cut_short(folder, "t10k-images-idx3-ubyte.gz", 9), "data is .*are needed"),
+        (lambda folder: (folder / "train-images-idx3-ubyte").write_text("<html>"), "is not an idx file"),
+        (label_of_ten, "a test label is 10; labels must be 0 to 9"),
+        (no_examples, "its train set is empty"),
+        (images_of_another_size, r"\(4, 4\) and test images \(2, 3\)"),
+    ],
+)
+def test_a_folder_that_cannot_be_trained_on_is_refused_in_words(
+    folder: Path, damage: Callable[[Path], object], said: str
+) -> None:
+    damage(folder)
+    with pytest.raises(DataError, match=said):
+        prepare(str(folder))
+
+
+def test_a_url_is_downloaded_once(folder: Path, server: Server) -> None:
+    fetched = prepare(f"{server.url}/mine")
+    assert place.load("train", fetched) == place.load("train", folder)
+    assert place.load("test", fetched) == place.load("test", folder)
+    asked = len(server.asked)
+    assert prepare(f"{server.url}/mine/") == fetched
+    assert len(server.asked) == asked
+
+
+def test_a_server_that_fails_or_lacks_a_file_is_named_with_its_answer(server: Server) -> None:
+    with pytest.raises(DataError, match="train-images-idx3-ubyte is not there"):
+        prepare(f"{server.url}/elsewhere")
+    server.status = 503
+    with pytest.raises(DataError, match=f"{server.url}.* answered 503"):
+        prepare(f"{server.url}/mine")
+
+
+def test_a_server_that_is_not_there_cannot_be_reached_and_mnist_says_what_to_use_instead(
+    url_where_nobody_listens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataError, match=f"{url_where_nobody_listens}.* cannot be reached"):
+        prepare(f"{url_where_nobody_listens}/mine")
+    monkeypatch.setattr(data, "MNIST_MIRRORS", (f"{url_where_nobody_listens}/mine/",))
+    with pytest.raises(DataError, match=r"cannot be reached.*Offline, use data: digits"):
+        prepare("mnist")
+
+
+def test_mnist_is_taken_from_the_second_mirror_when_the_first_fails(
+    folder: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    md5 = []
+    for name in data.FILES:
+        path = folder / f"{name}.gz"
+        if not path.exists():
+            path.write_bytes(gzip.compress((folder / name).read_bytes()))
+        md5.append(hashlib.md5(path.read_bytes()).hexdigest())
+    monkeypatch.setattr(data, "MNIST_MIRRORS", (f"{server.url}/gone/", f"{server.url}/mine/"))
+    monkeypatch.setattr(data, "MNIST_MD5", tuple(md5))
+    assert place.load("train", prepare("mnist")) == place.load("train", folder)
+    asked = len(server.asked)
+    prepare("mnist")
+    assert len(server.asked) == asked
+
+
+def test_mnist_with_a_wrong_checksum_is_refused_and_not_kept(
+    folder: Path, server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(b"not MNIST")
+    monkeypatch.setattr(data, "MNIST_MIRRORS", (f"{server.url}/mine/",))
+    with pytest.raises(DataError, match=r"data is 'mnist'.*does not have its published checksum"):
+        prepare("mnist")
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+
+def test_an_s3_prefix_is_downloaded_and_one_without_the_files_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    with moto.mock_aws():
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="digits-for-all")
+        for path in folder.iterdir():
+            client.upload_file(str(path), "digits-for-all", f"deep/mine/{path.name}")
+        fetched = prepare("s3://digits-for-all/deep/mine")
+        assert place.load("train", fetched) == place.load("train", folder)
+        with pytest.raises(DataError, match="train-images-idx3-ubyte is not there"):
+            prepare("s3://digits-for-all/deep")
+        with pytest.raises(DataError, match="data is 's3://no-such-bucket-here/x'"):
+            prepare("s3://no-such-bucket-here/x")
+
+
+def test_a_damaged_cache_is_made_again(cache: Path) -> None:
+    folder = prepare("digits")
+    good = (folder / "train-images-idx3-ubyte").read_bytes()
+    (folder / "train-images-idx3-ubyte").write_bytes(good[:-1] + b"\xff")
+    assert prepare("digits") == folder == cache / "digits"
+    assert (folder / "train-images-idx3-ubyte").read_bytes() == good
+    (folder / "SHA256SUMS").write_bytes(b"\xff\xfe\x00")
+    assert prepare("digits") == folder
+    made = folder.stat().st_ino
+    (folder / ".ipynb_checkpoints").mkdir()  # what is not data is no damage
+    assert prepare("digits").stat().st_ino == made
+
+
+def test_a_cache_left_by_an_interrupted_process_is_no_obstacle(cache: Path) -> None:
+    unfinished = cache / ".digits.unfinished"
+    unfinished.mkdir(parents=True)
+    (unfinished / "train-images-idx3-ubyte").write_bytes(b"half")
+    assert place.load("train", prepare("digits")).count == 1500
+    assert not unfinished.exists()
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(DataError, match=r"cannot be written.*set WORKSHOP_CACHE"):
+        prepare("digits")
+
+
+def test_four_processes_at_once_prepare_one_folder(cache: Path) -> None:
+    spawned = multiprocessing.get_context("spawn")
+    together = spawned.Barrier(4)
+    with ProcessPoolExecutor(4, spawned, initializer=together.wait) as pool:
+        folders = list(pool.map(prepare, ["digits"] * 4))
+    assert folders == [cache / "digits"] * 4
+    assert place.load("train", folders[0]).count == 1500
+    assert [path.name for path in cache.iterdir() if path.is_dir()] == ["digits"]

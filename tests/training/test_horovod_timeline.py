@@ -1,0 +1,103 @@
+"""Horovod's timeline, from a file as Horovod writes it."""
+
+import json
+
+import pytest
+
+from workshop_utils.training import horovod_timeline
+from workshop_utils.training.horovod_timeline import Message, Span, TimelineError
+
+
+def named(pid, name):
+    return {"name": "process_name", "ph": "M", "pid": pid, "args": {"name": name}}
+
+
+def begin(pid, name, ts):
+    return {"ph": "B", "name": name, "ts": ts, "pid": pid}
+
+
+def end(pid, ts):
+    return {"ph": "E", "ts": ts, "pid": pid}
+
+
+def fused(first, pids, sent=100):
+    """The events of gradients that wait 10 µs, are copied in, sent and copied out together."""
+    events = [begin(pid, "NEGOTIATE_ALLREDUCE", first + pid) for pid in pids]
+    events += [end(pid, first + 10 + pid) for pid in pids]
+    events += [begin(pid, "ALLREDUCE", first + 20) for pid in pids]
+    now = first + 20
+    for name, length in (
+        ("MEMCPY_IN_FUSION_BUFFER", 5),
+        ("GLOO_ALLREDUCE", sent),
+        ("MEMCPY_OUT_FUSION_BUFFER", 5),
+    ):
+        events += [begin(pid, name, now + pid) for pid in pids]
+        now += length
+        events += [end(pid, now + pid) for pid in pids]
+    return [*events, *(end(pid, now + 9) for pid in pids)]
+
+
+HEAD = [
+    {"name": "process_name", "ph": "M", "pid": 0, "args": {"start_time_since_epoch_in_micros": 17}},
+    named(1, "allreduce.2.bias"),
+    named(2, "allreduce.2.weight"),
+    named(3, "allreduce.0.bias"),
+]
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(events):
+        path = tmp_path / "timeline.json"
+        path.write_text(json.dumps([*HEAD, *events]))
+        return path
+
+    return write
+
+
+def test_activities_have_their_gradient_their_times_and_their_depth(written):
+    spans = horovod_timeline.read(written([*fused(1000, [1])]))
+    assert spans[0] == Span("allreduce.2.bias", "NEGOTIATE_ALLREDUCE", 0.0, pytest.approx(10e-6), 0)
+    assert [(span.activity, span.depth) for span in spans[1:]] == [
+        ("ALLREDUCE", 0),
+        ("MEMCPY_IN_FUSION_BUFFER", 1),
+        ("GLOO_ALLREDUCE", 1),
+        ("MEMCPY_OUT_FUSION_BUFFER", 1),
+    ]
+    assert spans[3].seconds == pytest.approx(100e-6)
+
+
+def test_gradients_that_were_packed_together_are_one_message(written):
+    together, alone = fused(1000, [1, 2]), fused(1400, [3])
+    (first, second) = horovod_timeline.messages(horovod_timeline.read(written([*together, *alone])))
+    assert first == Message(
+        ("allreduce.2.bias", "allreduce.2.weight"), pytest.approx(25e-6), pytest.approx(126e-6)
+    )
+    assert second.tensors == ("allreduce.0.bias",)
+
+
+def test_what_was_under_way_when_recording_began_or_ended_is_left_out(written):
+    events = [end(1, 5), *fused(10, [1]), begin(2, "NEGOTIATE_ALLREDUCE", 500)]
+    assert {span.tensor for span in horovod_timeline.read(written(events))} == {"allreduce.2.bias"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "{}", '{"a": 1}', "[1]", '[{"ph": "B", "ts": 1}]', '[{"no": "phase"}]']
+)
+def test_a_file_that_is_no_timeline_is_named(text, tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(TimelineError, match=r"other\.json is not a timeline of Horovod"):
+        horovod_timeline.read(path)
+
+
+def test_a_trace_for_perfetto_has_a_track_for_each_gradient_and_an_event_for_each_activity(written, tmp_path):
+    spans = horovod_timeline.read(written(fused(1000, [1, 2, 3])))
+    horovod_timeline.write_trace(spans, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert list(tracks.values()) == ["allreduce.2.bias", "allreduce.2.weight", "allreduce.0.bias"]
+    complete = [event for event in events if event["ph"] == "X"]
+    assert [tracks[event["tid"]] for event in complete] == [span.tensor for span in spans]
+    sent = [event for event in complete if event["name"] == "GLOO_ALLREDUCE"]
+    assert [event["dur"] for event in sent] == pytest.approx([100, 100, 100])

@@ -1,0 +1,339 @@
+"""The `workshop` command: launch jobs, run lessons, look at the machine, measure."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from workshop_utils.cli.scaling import app as scaling_app
+
+if TYPE_CHECKING:
+    from workshop_utils.lessons.editions import Copy
+
+# Heavy modules (pandas, matplotlib, papermill) are imported by the commands that need them: a launch from the
+# command line must not be slower than torchrun's.
+
+app = typer.Typer(
+    name="workshop",
+    help="Watch distributed training happen: real processes that train one model together.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def launch(
+    job: Annotated[Path, typer.Argument(help="A job's folder, or its job.yaml.")],
+    on: Annotated[
+        str,
+        typer.Option(
+            help="The place: local, spark, torchx, sagemaker, kubernetes; "
+            "sagemaker-stand-in, kubernetes-stand-in (nothing needed)."
+        ),
+    ] = "local",
+    config: Annotated[
+        Path | None, typer.Option(help="A place.yaml: what the place needs to know, such as a role.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="How many workers, in place of the job's own.")] = None,
+    argument: Annotated[
+        list[str] | None, typer.Option("--argument", "-a", help="NAME=VALUE for the script; may be repeated.")
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="A slow link for each process: 100Mbit, or bandwidth=100Mbit,worker-1=10Mbit."),
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="digits, mnist, a folder, a URL or an s3:// path.")] = None,
+    timeout: Annotated[str | None, typer.Option(help="When a hanging run is ended, such as 10min.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Keep the trained model in this folder.")] = None,
+    restarts: Annotated[
+        int, typer.Option(help="How often to start it anew, from its last checkpoint, when it fails.")
+    ] = 0,
+    render: Annotated[bool, typer.Option("--render", help="Show what would be sent; start nothing.")] = False,
+    dry_run: Annotated[
+        str | None,
+        typer.Option(
+            help="client: as --render. server: the cluster says what it would make of it; start nothing."
+        ),
+    ] = None,
+) -> None:
+    """Launch a job and show one line a worker, live."""
+    from workshop_utils.jobs import JobError, TrainingJob
+    from workshop_utils.launchers.targets import ChecksOnServer, place
+    from workshop_utils.network import Network
+
+    changes = {"workers": workers, "data": data, "timeout": timeout, "arguments": _arguments(argument or [])}
+    given = {name: value for name, value in changes.items() if value is not None}
+    described = TrainingJob.load(job).replace(**given)
+    if dry_run not in (None, "client", "server"):
+        raise JobError(f"--dry-run is {dry_run!r}; it must be client or server, as kubectl has it")
+    starts = not (render or dry_run)
+    launcher = place(on, config, Network.parse(network) if network is not None else None, output)
+    if dry_run == "server":
+        if not isinstance(launcher, ChecksOnServer):
+            raise JobError(
+                f"--dry-run is 'server'; {on} has none that could be asked: use --dry-run=client, or --on kubernetes"
+            )
+        typer.echo(launcher.dry_run(described))
+        return
+    if restarts:
+        if on != "local":
+            raise JobError(
+                f"--restarts is for local runs; {on} restarts jobs by itself, where its config says so"
+            )
+        from workshop_utils.launchers.restarting import Restarting
+
+        launcher = Restarting(launcher, restarts)
+    if not starts:
+        typer.echo(launcher.render(described))
+        return
+    run = launcher.launch(described)
+    try:
+        for known in ("network", "answered_by"):  # what some places' runs can tell
+            if getattr(run, known, None):
+                typer.echo(f"{known.replace('_', ' ')}: {getattr(run, known)}")
+        from workshop_utils.plots import terminal  # only now: the ranks start while the display is imported
+
+        terminal.show(run)
+    except KeyboardInterrupt:
+        run.stop()
+        typer.echo(f"{run.name}: stopped, nothing is left running", err=True)
+        raise typer.Exit(130) from None
+
+
+def _arguments(pairs: list[str]) -> dict[str, str]:
+    from workshop_utils.jobs import JobError
+
+    arguments = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not (name and equals):
+            raise JobError(f"--argument is {pair!r}; it must be NAME=VALUE, such as epochs=5")
+        arguments[name] = value
+    return arguments
+
+
+@app.command()
+def run(
+    notebooks: Annotated[
+        list[Path] | None, typer.Argument(help="Notebooks to execute; all of notebooks/ when none is named.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Where executed notebooks and the report go.")] = Path("build"),
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option("--parameter", "-p", help="NAME=VALUE for the notebooks that have it; may be repeated."),
+    ] = None,
+    sweep: Annotated[bool, typer.Option(help="Measure how the strategies scale.")] = True,
+    strategies: Annotated[
+        str, typer.Option(help="Which of them, with commas between; all that have a mnist_ job by default.")
+    ] = "",
+) -> None:
+    """Execute notebooks in order and write one HTML report; the exit code says whether all succeeded."""
+    from workshop_utils.lessons import batch
+
+    raise typer.Exit(batch.run(notebooks or [], output, parameter or [], sweep, strategies))
+
+
+@app.command()
+def refresh(
+    notebooks: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Notebooks to execute in place; the stale ones when none is named."),
+    ] = None,
+) -> None:
+    """Execute notebooks in place, for committing them with outputs that belong to their code."""
+    from workshop_utils.lessons import freshness, selection
+
+    named = selection.chosen(notebooks or ())
+    for path in named if notebooks else [path for path in named if not freshness.is_fresh(path)]:
+        typer.echo(f"executing {path}")
+        freshness.refresh(path)
+
+
+@app.command()
+def copy_lessons(
+    folder: Annotated[Path, typer.Argument(help="Where you work; beside notebooks/.")] = Path("my_lessons"),
+) -> None:
+    """Bring the learner's edition of all lessons into your folder; what you have changed there is left alone."""
+    from workshop_utils.lessons import editions
+
+    _tell(editions.copy_for_learner(folder))
+
+
+def _tell(copies: list[Copy]) -> None:
+    for copy in copies:
+        if copy.state == "yours":
+            typer.echo(f"{copy.path}: left alone, since you have changed it")
+        elif copy.state != "unchanged":
+            typer.echo(f"{copy.path}: {copy.state}")
+
+
+@app.command()
+def lab(
+    folder: Annotated[Path, typer.Argument(help="Your own copy of the lessons; beside notebooks/.")] = Path(
+        "my_lessons"
+    ),
+) -> None:
+    """Open JupyterLab on your copy of the lessons; Horovod, where it is missing, is compiled meanwhile."""
+    from workshop_utils.lessons import editions
+    from workshop_utils.setup.lab import below_working_folder, open_lab
+
+    below_working_folder(folder)
+    is_new = not folder.exists()
+    copies = editions.copy_for_learner(folder)
+    _tell(copies)
+    open_lab(copies[0].path if is_new else folder)
+
+
+@app.command()
+def release(
+    notebooks: Annotated[list[Path] | None, typer.Argument(help="Lessons; all when none is named.")] = None,
+    output: Annotated[Path, typer.Option(help="Where the two editions go.")] = Path("build/editions"),
+) -> None:
+    """Make the learner's edition (no solutions, no outputs) and the instructor's (both, times, talking points)."""
+    from workshop_utils.lessons import editions
+
+    written = editions.release(output, notebooks or [])
+    typer.echo(f"{len(written)} notebooks in {output / 'learner'} and {output / 'instructor'}")
+
+
+@app.command()
+def grade(
+    folder: Annotated[Path, typer.Argument(help="A folder for each learner, with their notebooks in it.")],
+    output: Annotated[Path, typer.Option(help="Where the table and the executed notebooks go.")] = Path(
+        "build/grades"
+    ),
+    seconds: Annotated[float, typer.Option(min=1, help="At most so long for one notebook.")] = 600,
+) -> None:
+    """Run what a class has handed in, each notebook by itself, and print a table of how the exercises went."""
+    from workshop_utils.lessons import grading
+
+    rows = []
+    for graded in grading.grade(folder, output, seconds):
+        rows += graded
+        right = sum(row["state"] == "right" for row in graded)
+        typer.echo(f"{graded[0]['learner']}, {graded[0]['lesson']}: {right} of {len(graded)} right")
+    typer.echo(f"\n{grading.table(rows).to_string(index=False)}")
+    typer.echo(f"\nwhat each check said is in {grading.write(rows, output)}")
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine has, and what that means for the lessons."""
+    from workshop_utils.setup import doctor as machine
+
+    machine.show(machine.examine())
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A model of the catalogue, such as llama-3.1-8b; or a config.json, or a YAML file."
+        ),
+    ],
+    tokens: Annotated[float, typer.Option(help="How many tokens to train on, such as 100e9.")],
+    deadline: Annotated[str | None, typer.Option(help="How long it may take, such as 14d or 36h.")] = None,
+    budget: Annotated[float | None, typer.Option(help="What it may cost, in dollars.")] = None,
+    instances: Annotated[
+        str | None,
+        typer.Option(
+            help="Which EC2 instances to look at, with commas between; a YAML file adds or replaces some."
+        ),
+    ] = None,
+    batch: Annotated[
+        float | None, typer.Option(help="Tokens in a step; by default the model's published batch.")
+    ] = None,
+    fastest: Annotated[
+        bool, typer.Option("--fastest", help="The least hours within the limits, not the least dollars.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for another program.")] = False,
+) -> None:
+    """Plan a training run: the layout, how many of which machines, how long and how much; starts nothing.
+
+    The exit code is 1 where nothing meets the limits; what would be enough is then said.
+    """
+    import json
+
+    from workshop_utils.scaling.plan import plan_run
+
+    found = plan_run(
+        model,
+        tokens,
+        deadline,
+        budget,
+        [name.strip() for name in instances.split(",")] if instances is not None else None,
+        batch_tokens=batch,
+        objective="hours" if fastest else "dollars",
+    )
+    typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
+    raise typer.Exit(0 if found.best else 1)
+
+
+app.add_typer(scaling_app, name="scaling")
+
+
+@app.command()
+def clean_up(
+    region: Annotated[
+        str | None,
+        typer.Option(
+            help="The AWS region; by default that of AWS_REGION or AWS_DEFAULT_REGION, else us-east-1."
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+) -> None:
+    """List what the workshop has left in your AWS account, found by its tag, and remove it once you agree."""
+    from workshop_utils.launchers.sagemaker import account, cleanup
+    from workshop_utils.launchers.sagemaker.errors import AwsError
+
+    aws = account.profile(region)
+    typer.echo(f"looking at {aws}")
+    remains = cleanup.find(aws)
+    for thing in remains:
+        typer.echo(f"  {thing}")
+    if not remains:
+        typer.echo("nothing of the workshop is left")
+        return
+    if not yes and not typer.confirm("Remove all of this for good?"):
+        typer.echo("nothing was removed")
+        return
+    refused = 0
+    for thing in remains:
+        try:
+            cleanup.remove(thing, aws)
+        except AwsError as error:  # one that is not ours to remove must not keep the rest
+            refused += 1
+            typer.echo(f"could not remove {thing.kind} {thing.name}: {error}", err=True)
+        else:
+            typer.echo(f"removed {thing.kind} {thing.name}")
+    if refused:
+        raise typer.Exit(1)
+
+
+@app.command()
+def install_horovod() -> None:
+    """Build Horovod against the installed TensorFlow and PyTorch, once, and install it."""
+    from workshop_utils.setup import horovod_build
+
+    raise typer.Exit(horovod_build.main([]))
+
+
+def main() -> None:
+    """The command's entry point: mistakes that can be foreseen end in one sentence and exit code 2."""
+    try:
+        app()
+    except ValueError as error:  # JobError, DataError and their like; a bug of ours would be another kind
+        if type(error) is ValueError:
+            raise
+        print(f"workshop: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:  # a file where a folder should be, no free port, no rights
+        reason = f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error)
+        print(f"workshop: {reason}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,220 @@
+"""`workshop scaling`: measure a sweep, fit it, predict larger ones, and write it all down as one page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Heavy modules are imported by the commands that need them, as in `cli`.
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    name="scaling",
+    help="Measure how training scales, fit what it costs, predict what more workers would do.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+# Not arguments of the script.
+GRID_OPTIONS = ("job", "strategies", "workers", "network", "repeats", "scaling")
+TABLE = Path("build/scaling.parquet")
+File = Annotated[Path, typer.Argument(help="A table that `workshop scaling measure` has written.")]
+
+
+@app.command()
+def measure(
+    job: Annotated[Path, typer.Argument(help="A job's folder, or its job.yaml.")] = Path("jobs/measure_step"),
+    strategies: Annotated[
+        str, typer.Option(help="With commas between, such as ring,torch_ddp; the job's own by default.")
+    ] = "",
+    workers: Annotated[str, typer.Option(help="How many, with commas between.")] = "1,2,4",
+    network: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A slow link for each process, such as 100Mbit; may be repeated. Full speed by default."
+        ),
+    ] = None,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--argument", "-a", help="NAME=VALUE,VALUE for the script, each measured; may be repeated."
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each is measured, in turns.")] = 3,
+    strong: Annotated[
+        bool, typer.Option("--strong", help="Share the batch between the workers; else each keeps its own.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run; start nothing.")] = False,
+    output: Annotated[Path, typer.Option(help="The table, as Parquet.")] = TABLE,
+) -> None:
+    """Launch every combination as a job and keep what it measured; what was measured before is not run again.
+
+    Interrupt it whenever you like: what has been measured stays, and the next call goes on from there.
+    """
+    from workshop_utils.jobs import TrainingJob
+    from workshop_utils.scaling import efficiency, experiment
+    from workshop_utils.scaling.store import Store
+
+    settings = experiment.grid(
+        TrainingJob.load(job),
+        _words(strategies),
+        _counts(workers),
+        network or [None],
+        repeats,
+        "strong" if strong else "weak",
+        **_swept(argument or []),
+    )
+    store = Store.default()
+    todo = settings if fresh else experiment.missing(settings, store)
+    typer.echo(f"{len(settings)} runs, {len(settings) - len(todo)} of them measured before")
+    if dry_run:
+        for setting in todo:
+            described = setting.described()
+            typer.echo("  " + "  ".join(f"{name}={value}" for name, value in described.items()))
+        return
+    table = experiment.measure_all(settings, store, fresh)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    table.to_parquet(output, index=False)
+    if "step_seconds" in table:
+        rows = efficiency.scaling(table)
+        columns = [name for name in efficiency.SHOWN if name in rows]
+        typer.echo(rows[columns].round(4).to_string(index=False))
+    failures = efficiency.failures(table)
+    for sentence in failures:
+        typer.echo(f"failed: {sentence}")
+    typer.echo(f"the table is {output}")
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def fit(
+    table: File = TABLE,
+    hold_out: Annotated[
+        str, typer.Option(help="Numbers of workers that the fit may not see, to be predicted; such as 8.")
+    ] = "",
+) -> None:
+    """Fit latency and bandwidth to what was measured, with 95 % intervals."""
+    from workshop_utils.scaling import extrapolate
+
+    held = _counts(hold_out) if hold_out else []
+
+    def shown(runs: pd.DataFrame) -> str:
+        text = str(extrapolate.fit_steps(runs[~runs["workers"].isin(held)]))
+        if held:
+            text += f"\nheld out:\n{extrapolate.held_out(runs, held).round(4).to_string(index=False)}"
+        return text
+
+    for name, text in _of_each(table, shown):
+        typer.echo(f"{name}\n{text}\n")
+
+
+@app.command()
+def predict(
+    table: File = TABLE,
+    workers: Annotated[str, typer.Option(help="How many, with commas between.")] = "8,64,1000",
+) -> None:
+    """Predict steps with more workers: by the closed form, with its interval, and by the simulated clock."""
+    import pandas as pd
+
+    from workshop_utils.scaling import extrapolate
+
+    counts = _counts(workers)
+    tables = _of_each(table, lambda runs: extrapolate.predict(runs, counts))
+    typer.echo(pd.concat([each for _, each in tables]).round(4).to_string(index=False))
+    typer.echo(
+        "\nEach worker is taken to have a core of its own, and each link to be as those measured. Links that workers "
+        "share, machines and stragglers are not in it: lesson 15 has them."
+    )
+
+
+@app.command()
+def report(
+    table: File = TABLE,
+    output: Annotated[Path, typer.Option(help="The folder of the page, scaling.html.")] = Path("build"),
+) -> None:
+    """Write one page: what was measured, where the time went, and how predictions stand to published results."""
+    from workshop_utils.lessons import report as page
+
+    typer.echo(f"the report is {page.write_scaling(output, _read(table))}")
+
+
+def _of_each(path: Path, calculate: Callable[[pd.DataFrame], T]) -> list[tuple[str, T]]:
+    """What `calculate` makes of the runs of each strategy and network; what it refuses is named, and left out.
+
+    Raises:
+        JobError: if it refuses all.
+    """
+    from workshop_utils.jobs import JobError
+    from workshop_utils.scaling import extrapolate
+
+    results, refused = [], []
+    for names, runs in extrapolate.swept(_read(path)):
+        try:
+            results.append((", ".join(map(str, names)), calculate(runs)))
+        except JobError as error:
+            refused.append(str(error))
+    if not results:
+        raise JobError("\n".join(refused))
+    for reason in refused:
+        typer.echo(f"left out: {reason}", err=True)
+    return results
+
+
+def _read(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    from workshop_utils.jobs import JobError
+
+    if not path.is_file():
+        raise JobError(f"there is no table {path}; `workshop scaling measure` writes one")
+    try:
+        return pd.read_parquet(path)
+    except (OSError, ValueError):
+        raise JobError(
+            f"{path} is no Parquet file; it must be one that `workshop scaling measure` has written"
+        ) from None
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _counts(text: str) -> list[int]:
+    from workshop_utils.jobs import JobError
+
+    if not _words(text) or not all(word.isdecimal() and int(word) > 0 for word in _words(text)):
+        raise JobError(f"workers is {text!r}; it must be whole numbers with commas between, such as 1,2,4")
+    return [int(word) for word in _words(text)]
+
+
+def _swept(pairs: list[str]) -> dict[str, list[Any]]:
+    """NAME=VALUE,VALUE as names with `_` and lists of values, read as YAML so that 4 is a number."""
+    import yaml
+
+    from workshop_utils.jobs import JobError
+
+    swept = {}
+    for pair in pairs:
+        name, equals, values = pair.partition("=")
+        if not (name and equals and values):
+            raise JobError(
+                f"--argument is {pair!r}; it must be NAME=VALUE or NAME=VALUE,VALUE, such as width=256,512"
+            )
+        if name in GRID_OPTIONS:
+            raise JobError(f"--argument is {pair!r}; {name} has an option of its own: --{name}")
+        try:
+            swept[name.replace("-", "_")] = [yaml.safe_load(value) for value in values.split(",")]
+        except yaml.YAMLError:
+            raise JobError(f"--argument is {pair!r}; {values!r} has no values that YAML can read") from None
+    return swept

@@ -1,0 +1,135 @@
+"""A server that has imported a framework already, from which ranks fork in milliseconds.
+
+Importing PyTorch takes seconds; forking a process that has imported it takes milliseconds. A notebook launches
+the same job again and again, so it keeps one such server. Each run still gets processes of its own, forked from
+a server that has never run a learner's code, under a supervisor of its own: same isolation, same clean-up.
+
+A fork copies only the thread that calls it, so the server must have exactly one. OMP_NUM_THREADS=1 and its like see to
+that for PyTorch and NumPy; TensorFlow imports PyArrow, by way of Keras and pandas, and its allocator must be told.
+Ranks started by mpirun always start cold.
+
+A forked script cannot change variables that its framework reads on import, since that has happened. TensorFlow has been
+imported with those of OF_TENSORFLOW, unless the user's own environment says otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from workshop_utils.launchers.local import imports, warm_server
+from workshop_utils.launchers.local.group import SUPERVISOR
+
+# What to import for a script that imports the framework named. `torch._dynamo` is what torch.optim imports when
+# an optimizer is first made, a second later than one would think.
+WARM_MODULES = {
+    "tensorflow": ("tensorflow",),
+    "torch": ("torch", "torch.distributed", "torch._dynamo", "numpy"),
+    "numpy": ("numpy", "numpy.random"),  # which NumPy itself imports when it is first used
+}
+COLD_MODULES = {"horovod", "mpi4py", "pyspark"}
+# Loaded in the fork, in a moment, once its framework is there; until its `init` it starts no thread.
+ALLOWED_MODULES = {"horovod.torch", "horovod.tensorflow", "horovod.tensorflow.keras"}
+
+# Read by libraries when they are loaded: a fork cannot change them any more.
+READ_AT_IMPORT = (
+    *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "LD_", "MALLOC_", "PYTHON"),
+    *("TORCH_", "NUMEXPR_", "TF_", "XLA_", "GRPC_", "KERAS_", "ARROW_", "JE_"),
+)
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+NO_THREAD_OF_PYARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+# As the workshop's jobs set them before they import TensorFlow: no notices, and no oneDNN, which sums in another order.
+OF_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
+MOST_TEXT = 4000  # bytes of what a server said before it ended
+
+
+class WarmServerError(RuntimeError):
+    """A warm server could not be started."""
+
+
+def framework_of(script: Path) -> str | None:
+    """The key in WARM_MODULES for a script that can be forked from a warm server, None for one that cannot."""
+    imported = imports.packages(imports.imported(script).keys() - ALLOWED_MODULES)
+    if imported & COLD_MODULES:
+        return None
+    return next((name for name in WARM_MODULES if name in imported), None)
+
+
+def can_be_forked(environment: Mapping[str, str]) -> bool:
+    """Whether a job's own variables leave alone what libraries read when they are loaded."""
+    return not any(
+        name.startswith(READ_AT_IMPORT) and ONE_THREAD.get(name) != value
+        for name, value in environment.items()
+    )
+
+
+class WarmServer:
+    """One server process, which ends with this one.
+
+    Attributes:
+        may_fork: False where a library started a thread on import.
+    """
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self._connection, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        with tempfile.TemporaryFile() as stderr:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go
+                    stdin=theirs.fileno(),
+                    env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD, **NO_THREAD_OF_PYARROW},
+                    start_new_session=True,
+                    stderr=stderr,  # libraries have notices for whoever imports them
+                )
+            answer = self._connection.recv(1)
+            try:
+                socket.send_fds(self._connection, [b"!"], [2])
+            except OSError:
+                answer = b""
+            self.may_fork = answer == warm_server.READY
+            if not self.may_fork:
+                self.close()
+            if not answer:
+                stderr.seek(0)
+                text = stderr.read()[-MOST_TEXT:].decode("utf-8", "replace")
+                raise WarmServerError(
+                    f"the warm server ended with code {self._process.returncode} while importing "
+                    f"{', '.join(modules)}:\n{text}"
+                )
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server still runs."""
+        return self._process.poll() is None
+
+    def start(self, control: int, events: int) -> None:
+        """Fork a supervisor that reads its specification from `control` and writes its events to `events`."""
+        with self._lock:
+            socket.send_fds(self._connection, [b"fork"], [control, events])
+
+    def close(self) -> None:
+        """End the server; runs that were forked from it go on."""
+        self._connection.close()
+        self._process.wait()
+
+
+@functools.cache
+def _servers() -> dict[str, WarmServer]:
+    return {}
+
+
+def server_for(framework: str) -> WarmServer:
+    """This process's server for `framework`, started when it is first asked for."""
+    servers = _servers()
+    server = servers.get(framework)
+    if server is None or (server.may_fork and not server.alive):
+        server = servers[framework] = WarmServer(WARM_MODULES[framework])
+    return server

@@ -1,0 +1,175 @@
+"""Runs the lessons in batch: executes notebooks in order, measures how strategies scale, writes one report."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import os
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import papermill
+import yaml
+from papermill.exceptions import PapermillExecutionError
+from tqdm import tqdm
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.lessons import report, selection
+from workshop_utils.scaling import efficiency, sweep
+
+JOBS = Path("jobs")
+CELL_TIMEOUT_SECONDS = 600
+BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}"
+# It warns of each line of parameters that has two equals signs.
+logging.getLogger("papermill").setLevel(logging.ERROR)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One executed notebook, how long it took, and what went wrong: "" where every cell ran."""
+
+    notebook: Path
+    seconds: float
+    error: str
+    executed: Any
+
+
+def run(
+    notebooks: Sequence[Path], output: Path, parameters: Sequence[str], with_sweep: bool, strategies: str = ""
+) -> int:
+    """Execute `notebooks` (all of `notebooks/` when empty) into `output` and write `report.html` there.
+
+    `parameters` are NAME=VALUE; each notebook gets those that its parameters cell names. Returns 0 if every
+    notebook and every run of the sweep succeeded, otherwise 1.
+
+    `strategies` names those to sweep, with commas between; all by default.
+
+    Raises:
+        JobError: for a notebook that does not exist, a parameter that no notebook has, or an unknown strategy.
+    """
+    chosen = selection.chosen(notebooks)
+    values = parsed(parameters)
+    accepted = check_parameters(chosen, values)
+    planned = _planned(values, [name for name in strategies.split(",") if name])
+    output.mkdir(parents=True, exist_ok=True)
+    executed = []
+    bar = tqdm(chosen, bar_format=BAR)
+    for notebook in bar:
+        bar.set_description(notebook.stem)
+        mine = {name: value for name, value in values.items() if name in accepted[notebook]}
+        lesson = execute(notebook, output / notebook.name, mine)
+        mark = "FAILED" if lesson.error else "ok"
+        bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
+        executed.append(lesson)
+    start = time.monotonic()
+    measured = _sweep(planned) if with_sweep else None
+    sweep_seconds = time.monotonic() - start
+    path = report.write(output, executed, measured, sweep_seconds)
+    failures = [f"{lesson.notebook}: {lesson.error}" for lesson in executed if lesson.error]
+    succeeded = len(executed) - len(failures)
+    if measured is not None:
+        failures += [f"sweep, {failure}" for failure in efficiency.failures(measured)]
+    for failure in failures:
+        print(failure)
+    seconds = sum(lesson.seconds for lesson in executed)
+    print(f"the lessons took {seconds:.0f} s" + f", the sweep {sweep_seconds:.0f} s" * with_sweep)
+    print(f"{succeeded} of {len(executed)} lessons succeeded; the report is {path}")
+    return 1 if failures else 0
+
+
+def parsed(parameters: Sequence[str]) -> dict[str, Any]:
+    """NAME=VALUE pairs as values, read as YAML so that 4 is a number. Raises JobError for another form."""
+    values = {}
+    for pair in parameters:
+        name, equals, text = pair.partition("=")
+        if not (name.isidentifier() and equals):
+            raise JobError(f"parameter is {pair!r}; it must be NAME=VALUE, such as workers=4")
+        try:
+            values[name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise JobError(f"parameter {name!r} is {text!r}; it is not a value that YAML can read") from None
+    return values
+
+
+def check_parameters(notebooks: Sequence[Path], values: dict[str, Any]) -> dict[Path, set[str]]:
+    """The names that each notebook's parameters cell has.
+
+    papermill takes any name and says nothing, so a misspelt one would silently change nothing.
+
+    Raises:
+        JobError: for a name that none of the notebooks has.
+    """
+    accepted = {path: parameters_of(selection.read(path)) for path in notebooks}
+    known = set().union(*accepted.values())
+    for name in values:
+        if name not in known:
+            raise JobError(
+                f"parameter {name!r} is in none of the notebooks; they have {', '.join(sorted(known))}"
+            )
+    return accepted
+
+
+def parameters_of(notebook: Any) -> set[str]:
+    """The names that the cell tagged `parameters` assigns.
+
+    papermill's own look at that cell goes by equals signs, and misses `epochs = 5 if size == "normal" else 2`.
+    """
+    return {
+        node.id
+        for cell in notebook.cells
+        if "parameters" in cell.metadata.get("tags", [])
+        for node in ast.walk(ast.parse(cell.source))
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
+    """Execute one notebook into `target`; a failure is part of the result."""
+    error = ""
+    start = time.monotonic()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # papermill's own, of its Jupyter plumbing
+            papermill.execute_notebook(
+                str(notebook),
+                str(target),
+                parameters,
+                cwd=str(notebook.parent),
+                progress_bar=False,
+                execution_timeout=CELL_TIMEOUT_SECONDS,
+                config=selection.KERNEL,
+            )
+    except PapermillExecutionError as failure:
+        error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"
+    except Exception as failure:  # the kernel died, a cell timed out: the other lessons go on all the same
+        error = f"{type(failure).__name__}: {failure}"
+    seconds = time.monotonic() - start
+    return Lesson(notebook, seconds, error, selection.read(target if target.is_file() else notebook))
+
+
+def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[TrainingJob]:
+    largest = values.get("workers", 4)
+    if not isinstance(largest, int) or largest < 1:
+        raise JobError(f"parameter 'workers' is {largest!r}; it must be a whole number of at least 1")
+    small = os.environ.get("WORKSHOP_SIZE") == "small"
+    counts = [count for count in (1, 2, 4, 8, 16) if count < largest] + [largest]
+    jobs = sweep.plan(JOBS, counts, **({"epochs": 1} if small else {}))
+    known = sorted({job.strategy for job in jobs})
+    for name in strategies:
+        if name not in known:
+            raise JobError(f"strategy is {name!r}; it must be one of {', '.join(known)}")
+    return [job for job in jobs if not strategies or job.strategy in strategies]
+
+
+def _sweep(jobs: Sequence[TrainingJob]) -> pd.DataFrame:
+    rows = []
+    for row in tqdm(sweep.sweep(jobs), "sweep", len(jobs), bar_format=BAR):
+        rows.append(row)
+        speed = f"{row.samples_per_second:9,.0f} samples/s"
+        tqdm.write(f"  {row.strategy:<24} {row.workers} workers  {row.state:<10} {speed}")
+    return sweep.table(rows)

@@ -1,0 +1,108 @@
+"""A lesson's question, asked before the run that answers it, and compared after.
+
+    prediction = Choice(1.14, 8, 125, 1000, unit="times")
+    prediction                      # the answers to choose from: buttons where widgets run, a list where not
+    prediction.choose("b")          # what a button does, in words
+    prediction.compare(1.142)       # Wrong: you chose b) 8 times; it is 1.14 times, that is a).
+
+Nothing is raised where nothing was chosen, so a notebook that nobody answered still runs to its end.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import string
+from typing import Any
+
+from workshop_utils.lessons.checks import Verdict
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class Choice:
+    """Answers to choose from, positive numbers of one `unit`; they are lettered a, b, c ...
+
+    Raises:
+        ValueError: if there are fewer than two answers, or two that are the same.
+    """
+
+    def __init__(self, *answers: float, unit: str = "") -> None:
+        if len(answers) < 2 or len(set(answers)) < len(answers):
+            raise ValueError(f"answers are {answers}; there must be at least two, all different")
+        self.answers = dict(zip(string.ascii_lowercase, answers, strict=False))
+        self.unit = unit
+        self.chosen: str | None = None
+
+    def choose(self, letter: str | None) -> Choice:
+        """Take the answer of this letter; None takes it back.
+
+        Raises:
+            ValueError: if no answer has the letter; the choice stays as it was.
+        """
+        if letter is not None:
+            letter = str(letter).strip().lower().removesuffix(")")
+            if letter not in self.answers:
+                raise AnswerError(f"there is no answer {letter!r}; choose one of {', '.join(self.answers)}")
+        self.chosen = letter
+        return self
+
+    def compare(self, actual: float) -> Verdict:
+        """What was chosen beside what came out.
+
+        Right is the answer that lies nearest to `actual`, by ratio.
+        """
+        right = min(self.answers, key=lambda letter: abs(math.log(self.answers[letter] / actual)))
+        found = f"it is {self._value(actual)}"
+        if self.chosen is None:
+            return Verdict(
+                "not yet",
+                f"{found}, that is {right}). Next time choose first: a wrong prediction teaches more than none.",
+            )
+        said = f"you chose {self._label(self.chosen)}"
+        if self.chosen == right:
+            return Verdict("right", f"{said}; {found}.")
+        return Verdict("wrong", f"{said}; {found}, that is {right}).")
+
+    def _value(self, value: float) -> str:
+        if value in self.answers.values():
+            shown = f"{value:,.10g}"
+        else:
+            shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        return f"{shown} {self.unit}".rstrip()
+
+    def _label(self, letter: str) -> str:
+        return f"{letter}) {self._value(self.answers[letter])}"
+
+    # How a notebook shows it.
+
+    def __repr__(self) -> str:
+        labels = "   ".join(self._label(letter) for letter in self.answers)
+        first = self._label(self.chosen) if self.chosen else f"nothing yet; choose with .choose({'b'!r})"
+        return f"{labels}\nchosen: {first}"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        # The letters are text: Jupyter's style sheets number a list 1, 2, 3, whatever its type.
+        items = "".join(f"<li>{html.escape(self._label(letter))}</li>" for letter in self.answers)
+        static = f'<ul style="list-style:none; margin:0">{items}</ul>'
+        buttons = self._buttons()._repr_mimebundle_()[WIDGET_VIEW]
+        # A front end shows the richest form that it can: buttons while a kernel answers, the list anywhere else.
+        return {"text/plain": repr(self), "text/html": static, WIDGET_VIEW: buttons}
+
+    def _buttons(self) -> Any:
+        import ipywidgets  # here, since only a notebook shows them
+
+        buttons = ipywidgets.RadioButtons(
+            options=[(self._label(letter), letter) for letter in self.answers],
+            value=self.chosen,
+            layout={"width": "max-content"},
+        )
+        buttons.observe(lambda change: self.choose(change["new"]), names="value")
+        return buttons
+
+
+class AnswerError(ValueError):
+    """An answer that is none of those to choose from; a notebook shows it as one sentence."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]

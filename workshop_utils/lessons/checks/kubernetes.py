@@ -1,0 +1,129 @@
+"""Checks of lesson 12, Kubernetes; see `workshop_utils.lessons.checks` for how a check speaks."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.kubernetes import Kubernetes, check, play, rules
+from workshop_utils.launchers.kubernetes.manifest import Manifest
+from workshop_utils.launchers.kubernetes.operators import pods_of
+from workshop_utils.launchers.source import PACKAGE
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, expect, is_missing, result_of
+from workshop_utils.runs import RunFailed
+
+JOBS = PACKAGE.parent / "jobs"
+LAST_LINES = 3  # of a pod that failed
+MADE = {  # a wrong number of the TFJob's pods, and how one comes to it
+    4: "the 4 workers alone; servers are pods too, and so is a chief",
+    6: "the 2 servers and the 4 workers; who hands out the work? A chief, a third role",
+    8: "a pod too many: besides servers and workers there is one chief, and a TFJob has no launcher",
+}
+AWAITED = {
+    0: "no pod; but one of them runs a command that has an end",
+    4: "the workers, which run sshd; it serves whoever connects, and never ends by itself",
+    5: "all of them; an sshd serves whoever connects, and never ends by itself",
+}
+
+
+@exercise
+def pods_made_and_awaited(answer: tuple[int, int]) -> str:
+    """`answer` is how many pods a TFJob with 4 workers and 2 servers has, and how many end an MPIJob's run."""
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise Wrong(f"the answer is {answer!r}; give both numbers, the TFJob's pods first.")
+    made, awaited = answer
+    if is_missing(made) or is_missing(awaited):
+        raise NotYet("put both numbers in place of the dots, then run this again.")
+    if made in MADE:
+        raise Wrong(f"the TFJob: {made} pods are {MADE[made]}.")
+    if awaited in AWAITED:
+        raise Wrong(f"the MPIJob: {awaited} would be {AWAITED[awaited]}.")
+    expect(made, 7, "the TFJob's pods", "a chief, 2 parameter servers and 4 workers: each is a pod")
+    expect(
+        awaited, 1, "the MPIJob's pods that end by themselves", "an sshd has nothing to wait for, and stays"
+    )
+    return "7 pods: a chief, 2 servers and 4 workers; and 1, the launcher, whose mpirun ends with the ranks."
+
+
+@exercise
+def tf_config(answer: Callable[[str, int, int], dict[str, Any]]) -> str:
+    """`answer(name, workers, index)` is the TF_CONFIG of worker `index` of a TFJob with that many workers."""
+    mirrored = TrainingJob.load(JOBS / "mnist_multi_worker_mirrored")
+    for name, workers, index in (("digits", 2, 1), ("digits", 3, 0), ("other", 12, 10)):
+        got = result_of(answer, name, workers, index)
+        pod = pods_of(Kubernetes().render(mirrored.replace(name=name, workers=workers)))[index]
+        _compare(got, json.loads(pod.variables["TF_CONFIG"]), f"TF_CONFIG of {pod.name}, one of {workers}")
+    return "all workers are told the same cluster, in the same order, and each its own index in it."
+
+
+def _compare(got: Any, right: dict[str, Any], what: str) -> None:
+    """Raise Wrong at the first difference; what the operator says beside cluster and task may be left out."""
+    if isinstance(got, str):
+        raise Wrong(f"{what} is a text; return the dictionary, the operator writes it as JSON by itself.")
+    if not isinstance(got, dict) or not {"cluster", "task"} <= got.keys():
+        raise Wrong(f"{what} is {got!r}; it must be a dictionary with cluster and task.")
+    if got["task"] == {**right["task"], "index": right["task"]["index"] + 1}:
+        raise Wrong(
+            f"{what}: task.index is {got['task']['index']}; indices begin with 0, as the pods' names do."
+        )
+    if got["task"] != right["task"]:
+        raise Wrong(f"{what}: task is {got['task']!r}; it must be {right['task']!r}: an index is a number.")
+    addresses = right["cluster"]["worker"]
+    if not isinstance(got["cluster"], dict) or list(got["cluster"]) != ["worker"]:
+        raise Wrong(
+            f"{what}: cluster is {got['cluster']!r}; it has one role, worker, with a list of addresses."
+        )
+    if not isinstance(got["cluster"]["worker"], list):
+        raise Wrong(
+            f"{what}: cluster.worker is {got['cluster']['worker']!r}; it must be a list, one address a worker."
+        )
+    told = got["cluster"]["worker"]
+    if len(told) != len(addresses):
+        raise Wrong(f"{what}: cluster.worker has {len(told)} addresses; it must have one for each worker.")
+    for place, (address, expected) in enumerate(zip(told, addresses, strict=True)):
+        if address != expected:
+            raise Wrong(f"{what}: cluster.worker[{place}] is {address!r}; it must be {expected!r}.")
+
+
+def broken_manifest() -> dict[str, Any]:
+    """A PyTorchJob with three mistakes: a check finds two of them, and only a run the third."""
+    found = copy.deepcopy(Kubernetes().render(_broken_job()).resource)
+    (only,) = found["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    only["imagee"] = only.pop("image")
+    only["name"] = "torch"
+    only["command"][1] = "/workshop/job/trian.py"
+    return found
+
+
+def _broken_job() -> TrainingJob:
+    return TrainingJob.load(JOBS / "mnist_torch_ddp").replace(workers=2, arguments={"epochs": 1})
+
+
+@exercise
+def mended(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
+    """`answer(manifest)` is the broken manifest without its mistakes; whether it is, a run of its pods tells."""
+    got = answer(broken_manifest())
+    if got is None or got is ...:
+        raise NotYet("your function gave nothing: let it return the manifest, then run this again.")
+    problems = [*check.problems_of(got)] or [*rules.problems_of(got)]
+    if problems:
+        raise Wrong("a cluster would not take it yet: " + "; ".join(problems))
+    pods = pods_of(Manifest(got))
+    if len(pods) != 2:
+        raise Wrong(f"it has {len(pods)} pod(s) now; mend what is there, and keep both.")
+    try:
+        with play(_broken_job(), Manifest(got)) as run:
+            run.wait()
+    except JobError as refused:
+        raise Wrong(f"no pod could start so: {refused}.") from None
+    except RunFailed as failed:
+        first, *rest = str(failed).splitlines()
+        last = " ".join([first, *rest[-LAST_LINES:]])
+        raise Wrong(f"a cluster takes it, but the run fails: {last}") from None
+    if got != Kubernetes().render(_broken_job()).resource:
+        raise Wrong("both pods ran, but more was changed than the three mistakes: leave the rest as it is.")
+    accuracy = run.metrics["accuracy"].dropna().iloc[-1]
+    return f"both pods ran, and their model recognises {accuracy:.0%} of the test images."

@@ -1,0 +1,106 @@
+"""Checks of lesson 02, data and model parallelism; see `workshop_utils.lessons.checks` for how a check speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from workshop_utils.lessons.checks import Wrong, agree, exercise, expect, question, recognise
+from workshop_utils.training import models
+
+_OTHER_MEANS = {
+    "with shards of 30 and 10 images you take the plain mean of the gradients, as if both shards were equal; "
+    "weight each by its number of images.": lambda gradients, sizes: sum(gradients) / len(sizes),
+    "that is the sum of the gradients, and no mean: each shard's is a mean already, so weight and divide.": (
+        lambda gradients, sizes: sum(gradients)  # noqa: ARG005
+    ),
+    "weighted, but never divided: divide by the number of all images.": (
+        lambda gradients, sizes: sum(size * gradient for size, gradient in zip(sizes, gradients, strict=True))
+    ),
+    "divided by the number of shards; the weights add up to the number of images, so divide by that.": (
+        lambda gradients, sizes: (
+            sum(size * gradient for size, gradient in zip(sizes, gradients, strict=True)) / len(sizes)
+        )
+    ),
+    "the weights are the wrong way round: the larger shard counts more, not less.": (
+        lambda gradients, sizes: np.average(gradients, axis=0, weights=[1 / size for size in sizes])
+    ),
+}
+
+
+@exercise
+def weighted_mean(answer: Callable[[list[np.ndarray], list[int]], np.ndarray]) -> str:
+    """`answer(gradients, sizes)` is the gradient of the whole batch from those of shards of these sizes."""
+    same = [np.array([1.0, 2.0]), np.array([3.0, 6.0])]
+    other = [np.array([1.0, 2.0]), np.array([5.0, -3.0])]
+    recognise(answer, [(same, [30, 10]), (other, [1, 3])], _OTHER_MEANS)
+    generator = np.random.default_rng(0)
+    each_counts = "each image counts the same, so the first shard counts three times as much"
+    cases = [
+        ("the mean of equal shards", "", same, [5, 5]),
+        ("the mean of shards of 30 and 10 images", each_counts, same, [30, 10]),
+        ("the mean of shards of 1, 1 and 0 images", "a shard without images has no say",
+         [*same, np.array([9.0, 9.0])], [1, 1, 0]),
+        ("the mean of gradients of shape (3, 4)", "", list(generator.normal(size=(3, 3, 4))), [17, 17, 16]),
+    ]  # fmt: skip
+    agree(answer, lambda gradients, sizes: np.average(gradients, axis=0, weights=sizes), cases)
+    return "that is the gradient of the whole batch."
+
+
+@exercise
+def combined_logits(answer: Callable[[list[np.ndarray], list[np.ndarray], np.ndarray], np.ndarray]) -> str:
+    """`answer(activations, rows, bias)` is the logits of a layer whose weights are cut by their rows.
+
+    Worker k has activations[k] of shape (batch, units k) and rows[k] of shape (units k, classes).
+    """
+    generator = np.random.default_rng(0)
+    mlp = models.MLP.initialise(5, 7, 4)
+    bias = generator.normal(size=4)
+    activations, _ = mlp.forward(generator.normal(size=(6, 5)))
+    expected = activations @ mlp.output.weights + bias
+    for workers in (1, 2, 3):
+        cut = models.shards(7, workers)
+        own = [activations[:, units].copy() for units in cut]
+        rows = [mlp.output.weights[units].copy() for units in cut]
+        got = answer(own, rows, bias.copy())
+        if np.shape(got) == expected.shape:
+            parts = [mine @ part for mine, part in zip(own, rows, strict=True)]
+            _explain_logits(np.asarray(got, dtype=float), parts, bias)
+        expect(
+            got,
+            expected,
+            f"the logits from {workers} worker{'s' * (workers > 1)}",
+            "each worker has a part of every sum",
+        )
+    return "and only the logits had to cross: the hidden activations stayed at home."
+
+
+def _explain_logits(got: np.ndarray, parts: list[np.ndarray], bias: np.ndarray) -> None:
+    """Raise Wrong if `got` is the sum of `parts` and `bias` but for a part or the bias."""
+    workers = len(parts)
+    surplus = got - sum(parts) - bias
+    with_workers = f"with {workers} worker{'s' * (workers > 1)}"
+    if np.allclose(surplus, -bias):
+        raise Wrong(f"{with_workers} the bias is missing; it belongs in once.")
+    if workers == 1:
+        return
+    if np.allclose(surplus, (workers - 1) * bias):
+        raise Wrong(f"{with_workers} the bias was added {workers} times; it belongs in once.")
+    if np.allclose(got, sum(parts) / workers + bias) or np.allclose(got, (sum(parts) + bias) / workers):
+        raise Wrong(f"{with_workers} this is the mean of their parts; a logit is their sum.")
+    for worker, part in enumerate(parts):
+        others = sum(parts) - part
+        if np.allclose(surplus, -part):
+            raise Wrong(
+                f"{with_workers} the part of worker {worker} is missing; each has a part of every sum."
+            )
+        if np.allclose(surplus, -others):
+            raise Wrong(
+                f"{with_workers} this is the part of worker {worker} alone; the others' must be added."
+            )
+
+
+data_parallel_megabytes = question("parallelism.data_parallel_megabytes")
+model_parallel_megabytes = question("parallelism.model_parallel_megabytes")
+weight_of_an_image = question("parallelism.weight_of_an_image")

@@ -1,0 +1,52 @@
+"""Checks of lesson 11, SageMaker; see `workshop_utils.lessons.checks` for how a check speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from workshop_utils.launchers.sagemaker.hosts import host_names
+from workshop_utils.lessons.checks import Wrong, exercise, question, result_of
+
+processes_of_five_hosts = question("sagemaker.processes_of_five_hosts")
+most_dollars = question("sagemaker.most_dollars")
+place_of_the_second_host = question("sagemaker.place_of_the_second_host")
+
+_NOT_A_ROLE_OF_THE_SCRIPT = {
+    "ps": "a server runs beside every script, but what is asked for is the script's own role",
+    "server": "a server runs beside every script, but what is asked for is the script's own role",
+    "chief": "that is the name that TensorFlow 2 gave it; the classic mode still says master",
+}
+
+
+@exercise
+def tf_config_roles(answer: Callable[[list[str]], dict[str, str]]) -> str:
+    """`answer(hosts)` is the role of the script on each host in the classic mode: master for the first, or worker."""
+    for count in (2, 3, 12):
+        hosts = list(host_names(count))
+        got = result_of(answer, list(hosts))
+        right = {host: "master" if host == hosts[0] else "worker" for host in hosts}
+        if not isinstance(got, dict):
+            raise Wrong(
+                f"with {count} hosts it gave {got!r}, which is {type(got).__name__}; it must be a dict, with a role "
+                "for each host."
+            )
+        _one_role_each(got, hosts)
+        for rank, (host, role) in enumerate(right.items()):
+            if got[host] == role:
+                continue
+            because = _NOT_A_ROLE_OF_THE_SCRIPT.get(
+                str(got[host]), "the first in the list is the master, and all others are workers"
+            )
+            raise Wrong(f"with {hosts}, {host}, at place {rank}, is a {role}, not {got[host]!r}: {because}.")
+    return "the first host in the list is the master, all others are workers, and a server runs beside each."
+
+
+def _one_role_each(got: dict[str, str], hosts: list[str]) -> None:
+    if missing := [host for host in hosts if host not in got]:
+        raise Wrong(
+            f"with {len(hosts)} hosts there is no role for {', '.join(missing)}; there must be a role for each."
+        )
+    if others := [str(name) for name in got if name not in hosts]:
+        raise Wrong(
+            f"with {len(hosts)} hosts there is a role for {', '.join(others)}, which is none of them."
+        )

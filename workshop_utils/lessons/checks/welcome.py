@@ -1,0 +1,88 @@
+"""Checks of lesson 00, welcome; see `workshop_utils.lessons.checks` for how a check speaks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from workshop_utils.lessons.checks import Wrong, exercise, question, result_of
+from workshop_utils.runs import Run, RunState
+
+
+@exercise
+def three_workers(run: Run) -> str:
+    """`run` is one of three workers that has ended well."""
+    if not isinstance(run, Run):
+        raise Wrong(f"this is {type(run).__name__}; hand over what `launch` returned.")
+    if run.state is RunState.RUNNING:
+        raise Wrong("it still runs: `run.wait()` returns when it has ended.")
+    if run.state is not RunState.SUCCEEDED:
+        raise Wrong(f"the run has {run.state}. {run.reason}".strip())
+    if len(run.workers) != 3:
+        raise Wrong(
+            f"it has {len(run.workers)} workers, {', '.join(run.workers)}; `job.replace(workers=...)` gives a job "
+            "with another number, and leaves `job` itself as it is."
+        )
+    return f"{', '.join(run.workers)} trained one model in {run.seconds:.1f} s."
+
+
+steps_of_an_epoch = question("welcome.steps_of_an_epoch")
+
+
+@exercise
+def my_images(answer: Callable[[dict[str, str], int], Iterable[int]]) -> str:
+    """`answer(environment, count)`: which of `count` images belong to the worker with this environment.
+
+    Together the workers have every image, each once, and nobody has two more than another.
+    """
+    for workers, count in ((2, 10), (3, 10), (1, 4), (4, 2)):
+        _judge_shares([_share(answer, rank, workers, count) for rank in range(workers)], count)
+    return "every image belongs to one worker, and each found its own without asking anybody."
+
+
+def _share(
+    answer: Callable[[dict[str, str], int], Iterable[int]], rank: int, workers: int, count: int
+) -> list[int]:
+    environment = {"RANK": str(rank), "WORLD_SIZE": str(workers)}
+    told = f"RANK={rank}, WORLD_SIZE={workers} and {count} images"
+    try:
+        share = result_of(answer, environment, count)
+    except TypeError as error:
+        if "str" in str(error):
+            raise Wrong(
+                f"with {told} it stopped with TypeError: {error}; an environment holds text: int(...) makes a number."
+            ) from None
+        raise
+    if not isinstance(share, Iterable):
+        raise Wrong(
+            f"with {told} it gave {share!r}; it must give the numbers of all its images, as a list or range."
+        )
+    indices = [int(index) for index in share]
+    outside = [index for index in indices if not 0 <= index < count]
+    if outside:
+        raise Wrong(f"with {told} it gave image {outside[0]}; the images have the numbers 0 to {count - 1}.")
+    return indices
+
+
+def _judge_shares(shares: list[list[int]], count: int) -> None:
+    workers = len(shares)
+    of = f"with {workers} worker{'s' * (workers > 1)} and {count} images"
+    owners = Counter(index for share in shares for index in share)
+    twice = [index for index in range(count) if owners[index] > 1]
+    if twice and all(len(share) == count for share in shares):
+        raise Wrong(f"{of} each worker gives all images; they must differ: RANK tells who this one is.")
+    if twice:
+        ranks = [str(rank) for rank, share in enumerate(shares) if twice[0] in share]
+        raise Wrong(
+            f"{of}, image {twice[0]} belongs to rank {' and rank '.join(ranks)}; it must belong to one."
+        )
+    nobodys = [index for index in range(count) if not owners[index]]
+    if nobodys:
+        raise Wrong(
+            f"{of}, image {nobodys[0]} belongs to nobody; the remainder of a division needs somebody, too."
+        )
+    sizes = [len(share) for share in shares]
+    if max(sizes) - min(sizes) > 1:
+        raise Wrong(
+            f"{of}, the ranks have {sizes} images; so the others wait for rank {sizes.index(max(sizes))}."
+        )
