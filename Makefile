@@ -81,9 +81,6 @@ bench: setup ## measure what is claimed, beside its bars (NAMES="all_reduce step
 site: setup ## the executed lessons as a web site, with search: build/site/html/index.html
 	@$(BIN)/python -m workshop_utils.lessons.site
 
-environment.yml: pyproject.toml workshop_utils/setup/bootstrap.py workshop_utils/setup/horovod_build.py workshop_utils/setup/packages.py | setup
-	$(BIN)/python -m workshop_utils.setup.bootstrap --environment-yml > $@.new && mv $@.new $@
-
 clean: ## remove build/ and caches; .venv and the built Horovod stay
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./.venv -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +

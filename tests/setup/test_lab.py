@@ -27,7 +27,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from workshop_utils.setup import horovod_build, lab
-horovod_build.is_installed = lambda: False
+horovod_build.has_horovod = lambda: False
 sys.executable = sys.argv[1]
 lab.open_lab(Path("my lessons/00_welcome.ipynb"))
 """
@@ -130,7 +130,7 @@ def test_a_job_waits_for_horovod_and_shows_how_far_it_is(
 ) -> None:
     steps = iter([PROGRESS.format(42), PROGRESS.format(43), None])
     monkeypatch.setattr(horovod_build, "in_progress", lambda: next(steps))
-    monkeypatch.setattr(horovod_build, "is_installed", lambda: True)
+    monkeypatch.setattr(horovod_build, "has_horovod", lambda: True)
     run = Local().launch(make_job("print('on')\nif False:\n    import horovod.torch")).wait(SECONDS)
     assert [line.text for line in run.logs()] == ["on"]
     first, second, last = capsys.readouterr().out.removeprefix("\r").split("\r")
@@ -158,22 +158,18 @@ def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_li
         Local().launch(make_job("import horovod.torch", strategy="horovod", workers=2))
 
 
-# Cells that measure
+# Lessons that measure
 
 
-def test_a_longer_cell_says_that_horovod_compiles_until_it_does_no_more(
+def test_a_lesson_says_that_horovod_compiles_as_long_as_it_does(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    progress = [PROGRESS.format(42)] * 5
-    monkeypatch.setattr(horovod_build, "in_progress", lambda: progress.pop() if progress else None)
-    monkeypatch.setattr(lab, "MEASURING_SECONDS", 0.5)
-    shell = InteractiveShell.instance()
+    progress = [None, PROGRESS.format(42)]
+    monkeypatch.setattr(horovod_build, "in_progress", progress.pop)
+    InteractiveShell.instance()
     lab.mention_build()
-    lab.mention_build()  # as when the first cell is run again
-    notes = []
-    for seconds in (0, 0.6, 0.6, 0.6):
-        shell.run_cell(f"import time; time.sleep({seconds})")
-        notes.append(capsys.readouterr().out)
+    warning = "in the background: until it is finished, measured times may be too long.)"
+    assert capsys.readouterr().out == f"({PROGRESS.format(42)}, {warning}\n"
+    lab.mention_build()
     InteractiveShell.clear_instance()
-    warning = "in the background: times measured in this cell may be too long.)\n"
-    assert notes == ["", f"({PROGRESS.format(42)}, {warning}", f"(Horovod was being compiled, {warning}", ""]
+    assert capsys.readouterr().out == ""
