@@ -211,4 +211,4 @@ class Tensor:
 @pytest.mark.parametrize("sizes", [[4], [4, 4, 4, 4], [100, 1, 1, 1, 100], [3, 9, 2, 7, 7, 1, 1]])
 def test_packs_are_cut_as_tensorflow_cuts_them(sizes, hint):
     theirs = rule_of_tensorflow()([Tensor(size) for size in sizes], hint)
-    assert tensorflow.packed(sizes, hint) == [[tensor.count for tensor in pack] for pack in theirs]
+    assert tensorflow.tensorflow_packs(sizes, hint) == [[tensor.count for tensor in pack] for pack in theirs]

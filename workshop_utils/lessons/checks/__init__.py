@@ -1,16 +1,16 @@
-"""Checks of the lessons' exercises: each says what is wrong, not only that it is.
+"""Checks of the lessons' exercises: each says what is wrong, not only that something is.
 
-A learner hands over what they wrote and reads a sentence. Nothing is raised, so a notebook whose exercises are
-unsolved still runs to its end:
+Learners pass in what they wrote and read a sentence. Nothing is raised, so a notebook with unsolved exercises still
+runs to its end:
 
     one_worker.amdahl(...)                        # Not yet: put your answer in place of the dots, then run this again.
     one_worker.amdahl(my_speedup)                 # Wrong: speed-up with 1 worker gave 20; it must be 1 ...
 
-Here is what all lessons share; each lesson's own checks have a module beside this one. Questions whose answer is a
-number stand in `questions.yaml`, with the typical mistakes and what is said of each.
+This module has what all lessons share; each lesson's own checks have a module beside it. Questions whose answer is a
+number are in `questions.yaml`, with the typical mistakes and a sentence on each.
 
-A new check is a function decorated with `exercise`. It gets the learner's answer, raises Wrong with a sentence
-for the first thing that is wrong, and returns what to say when all is right:
+A new check is a function decorated with `exercise`. It takes the learner's answer, raises Wrong with a sentence on the
+first mistake, and returns what to say when everything is right:
 
     @exercise
     def double(answer: Callable[[float], float]) -> str:
@@ -39,7 +39,7 @@ State = Literal["not yet", "wrong", "right"]
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """What is to be said of an answer; shown as one line of text at the end of a notebook's cell."""
+    """The result of a check; a notebook shows it as one line of text below the cell."""
 
     state: State
     text: str
@@ -49,11 +49,11 @@ class Verdict:
 
 
 class Wrong(Exception):
-    """What is wrong with an answer, in a sentence for the learner."""
+    """An answer is wrong; the message tells the learner why."""
 
 
 class NotYet(Exception):
-    """There is no answer to look at; the message says what to do."""
+    """There is no answer yet; the message says what to do."""
 
 
 def exercise(examine: Callable[[Any], str]) -> Callable[[Any], Verdict]:
@@ -89,7 +89,7 @@ def expect(
     """Raise Wrong unless `got` is `expected` to a relative `tolerance`; `what` names it, `because` explains.
 
     Raises:
-        NotYet: if `got` is None or `...`, that is, what a function gives that is not written yet.
+        NotYet: if `got` is None or `...`, the result of a function that is not written yet.
         Wrong: if it has another type, shape or value; the message holds both values.
     """
     if is_missing(got):
@@ -115,7 +115,7 @@ def shown(values: np.ndarray) -> str:
 
 
 def result_of(answer: Callable[..., Any], *arguments: Any) -> Any:
-    """What the learner's function gives. Raises NotYet where it gives nothing."""
+    """The result of the learner's function. Raises NotYet if it is None or `...`."""
     got = answer(*arguments)
     if is_missing(got):
         raise NotYet("your function gave nothing: write it, then run this again.")
@@ -123,7 +123,7 @@ def result_of(answer: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def line_of(error: Exception, answer: object) -> str:
-    """Where in the learner's own function it stopped; of several functions, in which one."""
+    """The line of the learner's own function at which it stopped, and of several functions, which one."""
     functions = answer if isinstance(answer, tuple) else (answer,)
     codes = [function.__code__ for function in functions if hasattr(function, "__code__")]
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -136,9 +136,9 @@ def line_of(error: Exception, answer: object) -> str:
 def number(
     expected: float, unit: str, because: str, mistakes: Mapping[float, str] | None = None
 ) -> Callable[[Any], Verdict]:
-    """A check of one number: exact where it counts things, rounded to a twentieth at most where it does not.
+    """A check of one number: exact if it counts things, otherwise within a twentieth.
 
-    `mistakes` says of a typical wrong number how one comes to it; who gives it reads that instead of the right one.
+    `mistakes` explains how one arrives at a typical wrong number; learners who give it read that instead of the answer.
     """
 
     @exercise
@@ -154,7 +154,7 @@ def number(
 
 
 def question(name: str) -> Callable[[Any], Verdict]:
-    """The check of a question of `questions.yaml`, by LESSON.NAME."""
+    """The check of the question LESSON.NAME in `questions.yaml`."""
     lesson, _, own = name.partition(".")
     asked = _questions()[lesson][own]
     return number(asked["answer"], asked.get("unit", ""), asked["because"], asked["mistakes"])
@@ -169,7 +169,7 @@ def _questions() -> dict[str, Any]:
 def _explain(
     answer: float, expected: float, unit: str, mistakes: Mapping[float, str], tolerance: float
 ) -> None:
-    """Raise Wrong if it can be told how one comes to `answer`: by a known mistake, or a slip of the unit."""
+    """Raise Wrong if a known mistake, or a wrong unit, explains `answer`."""
     given = f"{answer:{',.0f' if answer.is_integer() else ',.6g'}} {unit}".rstrip()
     for value, comes_from in mistakes.items():
         if math.isclose(answer, value, rel_tol=0.02):
@@ -185,7 +185,7 @@ def _explain(
 def agree(answer: Callable[..., Any], reference: Callable[..., Any], cases: Sequence[Sequence[Any]]) -> None:
     """Raise Wrong unless `answer` gives what `reference` gives, in all `cases`.
 
-    A case is the call in words (a format, in which {} stands for an argument), why it gives that, and the arguments.
+    A case is the call in words (a format string for the arguments), the reason for its result, and the arguments.
     """
     for what, because, *arguments in cases:
         got = answer(*copy.deepcopy(arguments))
@@ -195,17 +195,19 @@ def agree(answer: Callable[..., Any], reference: Callable[..., Any], cases: Sequ
 def recognise(
     answer: Callable[..., Any], cases: Sequence[tuple[Any, ...]], mistakes: Mapping[str, Callable[..., Any]]
 ) -> None:
-    """Raise Wrong with the sentence of the typical mistake that `answer` makes: the one that agrees with it in all
-    `cases`, each the arguments of a call. What is not written yet, or gives no numbers, makes none."""
+    """Raise Wrong with the sentence of the first of `mistakes` that agrees with `answer` in all `cases`.
+
+    A case is the arguments of a call. An answer without results, or with neither numbers nor lists, agrees with none.
+    """
     given = [answer(*copy.deepcopy(case)) for case in cases]
-    for sentence, wrong in mistakes.items():
-        if all(_same(got, wrong(*copy.deepcopy(case))) for got, case in zip(given, cases, strict=True)):
+    for sentence, mistake in mistakes.items():
+        if all(_same(got, mistake(*copy.deepcopy(case))) for got, case in zip(given, cases, strict=True)):
             raise Wrong(sentence)
 
 
 def _same(got: Any, other: Any) -> bool:
     try:
         values, others = np.asarray(got, dtype=float), np.asarray(other, dtype=float)
-    except (TypeError, ValueError):
-        return False
+    except (TypeError, ValueError):  # lists of different lengths, for example
+        return isinstance(got, list) and got == other
     return values.shape == others.shape and bool(np.allclose(values, others))

@@ -30,7 +30,11 @@ def tf_config_roles(answer: Callable[[list[str]], dict[str, str]]) -> str:
                 f"with {count} hosts it gave {got!r}, which is {type(got).__name__}; it must be a dict, with a role "
                 "for each host."
             )
-        _one_role_each(got, hosts)
+        if missing := [host for host in hosts if host not in got]:
+            names = ", ".join(missing)
+            raise Wrong(f"with {count} hosts there is no role for {names}; there must be a role for each.")
+        if others := [str(name) for name in got if name not in hosts]:
+            raise Wrong(f"with {count} hosts there is a role for {', '.join(others)}, which is none of them.")
         for rank, (host, role) in enumerate(right.items()):
             if got[host] == role:
                 continue
@@ -39,14 +43,3 @@ def tf_config_roles(answer: Callable[[list[str]], dict[str, str]]) -> str:
             )
             raise Wrong(f"with {hosts}, {host}, at place {rank}, is a {role}, not {got[host]!r}: {because}.")
     return "the first host in the list is the master, all others are workers, and a server runs beside each."
-
-
-def _one_role_each(got: dict[str, str], hosts: list[str]) -> None:
-    if missing := [host for host in hosts if host not in got]:
-        raise Wrong(
-            f"with {len(hosts)} hosts there is no role for {', '.join(missing)}; there must be a role for each."
-        )
-    if others := [str(name) for name in got if name not in hosts]:
-        raise Wrong(
-            f"with {len(hosts)} hosts there is a role for {', '.join(others)}, which is none of them."
-        )
