@@ -32,7 +32,7 @@ SECONDS = 600.0
 def links(root: Path, page: Path) -> Iterator[tuple[str, Path]]:
     """The relative links in the text of a page, each with its target's path from `root`."""
     if page.suffix == ".ipynb":
-        notebook = selection.read(root / page)
+        notebook = selection.read_notebook(root / page)
         text = "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     else:
         text = (root / page).read_text(encoding="utf-8")
@@ -57,7 +57,7 @@ def gather(root: Path, folder: Path) -> None:
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(root / path, folder / path)
         if page.suffix == ".ipynb":
-            nbformat.write(_prepared(selection.read(root / page)), str(folder / page))
+            nbformat.write(_prepared(selection.read_notebook(root / page)), str(folder / page))
 
 
 def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

@@ -39,9 +39,7 @@ READY = ".ready"
 def is_current(root: Path, stamp: str) -> bool:
     """Whether the part of the set-up that leaves `stamp` is complete in the checkout at `root`."""
     venv = root / ".venv"
-    exists = (venv / stamp).is_file() and (
-        venv / "bin" / "python"
-    ).exists()  # the system's Python may be removed
+    exists = (venv / stamp).is_file() and (venv / "bin" / "python").exists()  # the system's may be gone
     return exists and (venv / stamp).read_text() == _digest(root, stamp)
 
 

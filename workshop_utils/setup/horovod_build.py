@@ -371,9 +371,7 @@ def _run(step: str, *arguments: str, variables: Mapping[str, str] | None = None)
 
 
 def _log() -> Path:
-    from workshop_utils.training.data import (
-        cache_folder,
-    )  # here, since it needs more than the standard library
+    from workshop_utils.training.data import cache_folder  # here: it needs other packages
 
     return cache_folder() / "horovod" / "build.log"
 

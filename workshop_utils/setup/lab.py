@@ -31,9 +31,7 @@ def open_lab(page: Path) -> NoReturn:
     """
     url = quote(below_working_folder(page).as_posix())
     if not horovod_build.has_horovod():
-        print(
-            "Horovod compiles in the background; jobs that need it wait for it. Closing JupyterLab ends it."
-        )
+        print("Horovod compiles in the background; jobs that need it wait. Closing JupyterLab ends it.")
         sys.stdout.flush()
         build = [
             sys.executable,
@@ -74,9 +72,7 @@ def wait_for_horovod(job: TrainingJob) -> None:
         print(f"\r{line}", end="", flush=True)
         time.sleep(1)
     if line:
-        outcome = (
-            "is ready." if horovod_build.has_horovod() else "could not be built, or its build was ended."
-        )
+        outcome = "is ready." if horovod_build.has_horovod() else "was not built, or its build was ended."
         print(f"\r{f'Horovod {outcome}':<{len(line)}}", flush=True)
     importlib.invalidate_caches()
     if job.strategy.startswith("horovod") and importlib.util.find_spec("horovod") is None:

@@ -128,9 +128,7 @@ def pytorch_arguments(python: Path) -> list[str]:
     if platform.system() != "Linux" or os.environ.get("UV_TORCH_BACKEND"):
         return []
     if any(Path(driver).exists() for driver in NVIDIA_DRIVERS):
-        announce(
-            "Found an NVIDIA GPU: PyTorch comes with CUDA, several GB (UV_TORCH_BACKEND=cpu for the CPU build)."
-        )
+        announce("Found an NVIDIA GPU: PyTorch comes with CUDA, several GB; UV_TORCH_BACKEND=cpu avoids it.")
         return []
     backend = ["--torch-backend=cpu"]
     trial = ["pip", "install", "--dry-run", "--reinstall", "--no-deps", "--python", str(python), *backend]

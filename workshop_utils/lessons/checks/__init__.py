@@ -7,7 +7,8 @@ runs to its end:
     one_worker.amdahl(my_speedup)                 # Wrong: speed-up with 1 worker gave 20; it must be 1 ...
 
 This module has what all lessons share; each lesson's own checks have a module beside it. Questions whose answer is a
-number are in `questions.yaml`, with the typical mistakes and a sentence on each.
+number are in `questions.yaml`, with the typical mistakes and a sentence on each; a lesson's module has them as
+functions.
 
 A new check is a function decorated with `exercise`. It takes the learner's answer, raises Wrong with a sentence on the
 first mistake, and returns what to say when everything is right:
@@ -33,6 +34,7 @@ from typing import Any, Literal
 
 import numpy as np
 import yaml
+from numpy.typing import ArrayLike
 
 State = Literal["not yet", "wrong", "right"]
 
@@ -48,6 +50,10 @@ class Verdict:
         return f"{self.state.capitalize()}: {self.text}"
 
 
+Check = Callable[[Any], Verdict]
+Function = Callable[..., Any]
+
+
 class Wrong(Exception):
     """An answer is wrong; the message tells the learner why."""
 
@@ -56,7 +62,7 @@ class NotYet(Exception):
     """There is no answer yet; the message says what to do."""
 
 
-def exercise(examine: Callable[[Any], str]) -> Callable[[Any], Verdict]:
+def exercise(examine: Callable[[Any], str]) -> Check:
     """Turn `examine` into a check that never raises and returns a Verdict.
 
     An answer of None or `...`, or a function that returns one of them or raises NotImplementedError, counts as
@@ -76,16 +82,13 @@ def exercise(examine: Callable[[Any], str]) -> Callable[[Any], Verdict]:
         except NotImplementedError:
             return Verdict("not yet", "write the function, then run this again.")
         except Exception as error:
-            return Verdict(
-                "wrong", f"it stopped with {type(error).__name__}: {error}{line_of(error, answer)}"
-            )
+            line = _line_of(error, answer)
+            return Verdict("wrong", f"it stopped with {type(error).__name__}: {error}{line}")
 
     return check
 
 
-def expect(
-    got: Any, expected: float | np.ndarray, what: str, because: str = "", tolerance: float = 1e-6
-) -> None:
+def expect(got: Any, expected: ArrayLike, what: str, because: str = "", tolerance: float = 1e-6) -> None:
     """Raise Wrong unless `got` is `expected` to a relative `tolerance`; `what` names it, `because` explains.
 
     Raises:
@@ -114,7 +117,7 @@ def shown(values: np.ndarray) -> str:
     return f"{float(values):.6g}" if values.ndim == 0 else np.array2string(values, precision=4, threshold=20)
 
 
-def result_of(answer: Callable[..., Any], *arguments: Any) -> Any:
+def result_of(answer: Function, *arguments: Any) -> Any:
     """The result of the learner's function. Raises NotYet if it is None or `...`."""
     got = answer(*arguments)
     if is_missing(got):
@@ -122,7 +125,7 @@ def result_of(answer: Callable[..., Any], *arguments: Any) -> Any:
     return got
 
 
-def line_of(error: Exception, answer: object) -> str:
+def _line_of(error: Exception, answer: object) -> str:
     """The line of the learner's own function at which it stopped, and of several functions, which one."""
     functions = answer if isinstance(answer, tuple) else (answer,)
     codes = [function.__code__ for function in functions if hasattr(function, "__code__")]
@@ -133,9 +136,7 @@ def line_of(error: Exception, answer: object) -> str:
     return ""
 
 
-def number(
-    expected: float, unit: str, because: str, mistakes: Mapping[float, str] | None = None
-) -> Callable[[Any], Verdict]:
+def number(expected: float, unit: str, because: str, mistakes: Mapping[float, str] | None = None) -> Check:
     """A check of one number: exact if it counts things, otherwise within a twentieth.
 
     `mistakes` explains how one arrives at a typical wrong number; learners who give it read that instead of the answer.
@@ -153,11 +154,16 @@ def number(
     return check
 
 
-def question(name: str) -> Callable[[Any], Verdict]:
-    """The check of the question LESSON.NAME in `questions.yaml`."""
-    lesson, _, own = name.partition(".")
-    asked = _questions()[lesson][own]
-    return number(asked["answer"], asked.get("unit", ""), asked["because"], asked["mistakes"])
+def questions(module: str) -> Callable[[str], Check]:
+    """The checks of a lesson's questions in `questions.yaml`, by name: the `__getattr__` of the lesson's `module`."""
+
+    def check(name: str) -> Check:
+        question = _questions()[module.rpartition(".")[2]].get(name)
+        if question is None:
+            raise AttributeError(f"{module} has no check {name!r}")
+        return number(question["answer"], question.get("unit", ""), question["because"], question["mistakes"])
+
+    return check
 
 
 @functools.cache
@@ -166,23 +172,19 @@ def _questions() -> dict[str, Any]:
     return dict(yaml.safe_load(text))
 
 
-def _explain(
-    answer: float, expected: float, unit: str, mistakes: Mapping[float, str], tolerance: float
-) -> None:
+def _explain(answer: float, right: float, unit: str, mistakes: Mapping[float, str], tolerance: float) -> None:
     """Raise Wrong if a known mistake, or a wrong unit, explains `answer`."""
     given = f"{answer:{',.0f' if answer.is_integer() else ',.6g'}} {unit}".rstrip()
     for value, comes_from in mistakes.items():
         if math.isclose(answer, value, rel_tol=0.02):
             raise Wrong(f"{given}: {comes_from}.")
     for factor in (1e3, 1e6, 1e9) if unit else ():
-        if any(math.isclose(answer, expected * off, rel_tol=tolerance) for off in (factor, 1 / factor)):
-            size = "large" if answer > expected else "small"
-            raise Wrong(
-                f"{given}: the digits are right, but it is {factor:,.0f} times too {size}: a wrong unit?"
-            )
+        if any(math.isclose(answer, right * off, rel_tol=tolerance) for off in (factor, 1 / factor)):
+            size = "large" if answer > right else "small"
+            raise Wrong(f"{given}: the digits are right, but it is {factor:,.0f} times too {size}: the unit?")
 
 
-def agree(answer: Callable[..., Any], reference: Callable[..., Any], cases: Sequence[Sequence[Any]]) -> None:
+def agree(answer: Function, reference: Function, cases: Sequence[Sequence[Any]]) -> None:
     """Raise Wrong unless `answer` gives what `reference` gives, in all `cases`.
 
     A case is the call in words (a format string for the arguments), the reason for its result, and the arguments.
@@ -192,9 +194,7 @@ def agree(answer: Callable[..., Any], reference: Callable[..., Any], cases: Sequ
         expect(got, reference(*arguments), what.format(*arguments), because)
 
 
-def recognise(
-    answer: Callable[..., Any], cases: Sequence[tuple[Any, ...]], mistakes: Mapping[str, Callable[..., Any]]
-) -> None:
+def recognise(answer: Function, cases: Sequence[tuple[Any, ...]], mistakes: Mapping[str, Function]) -> None:
     """Raise Wrong with the sentence of the first of `mistakes` that agrees with `answer` in all `cases`.
 
     A case is the arguments of a call. An answer without results, or with neither numbers nor lists, agrees with none.

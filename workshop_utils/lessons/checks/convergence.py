@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import Wrong, exercise, expect, question, recognise, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, expect, questions, recognise, result_of
 
-scaled_rate = question("convergence.scaled_rate")
-steps_at_four_times = question("convergence.steps_at_four_times")
-meetings_of_diloco = question("convergence.meetings_of_diloco")
-largest_staleness = question("convergence.largest_staleness")
+__getattr__ = questions(__name__)
+
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -93,8 +91,6 @@ def outer_step(answer: Callable[..., Arrays]) -> str:
     for rate, decay, momentum, when, because in cases:
         weights, after = _outer_step(shared, workers, momentum, rate, decay)
         moved, new_momentum = answer(*copy.deepcopy((shared, workers, momentum)), rate, decay)
-        expect(
-            new_momentum, after, f"the momentum {when}", "decay · momentum + way, where way = shared − mean"
-        )
+        expect(new_momentum, after, f"the momentum {when}", "decay · momentum + way; way = shared − mean")
         expect(moved, weights, f"the weights {when}", because)
     return "that is all that DiLoCo adds: with rate 1 and decay 0 it is local SGD."

@@ -9,6 +9,7 @@ from workshop_utils.lessons.checks import Wrong, recognise, result_of
 
 Parts = list[list[int]]
 Cut = Callable[[list[int], int], Parts]
+Case = tuple[list[int], int]
 
 
 def cut(items: Iterable[int], nbytes: Callable[[int], int], is_full: Callable[[int, int], bool]) -> Parts:
@@ -21,9 +22,7 @@ def cut(items: Iterable[int], nbytes: Callable[[int], int], is_full: Callable[[i
     return parts
 
 
-def all_parts(
-    answer: Cut, cases: Sequence[tuple[list[int], int]], mistakes: Mapping[str, Cut]
-) -> list[Parts]:
+def all_parts(answer: Cut, cases: Sequence[Case], mistakes: Mapping[str, Cut]) -> list[Parts]:
     """What `answer` gives in each of `cases`.
 
     Raises:
@@ -35,9 +34,7 @@ def all_parts(
         parts = result_of(answer, list(sizes), limit)
         lists = (list, tuple)
         if not isinstance(parts, lists) or not all(isinstance(part, lists) for part in parts):
-            raise Wrong(
-                f"with {sizes} and {limit} it gave {parts!r}; it must be a list of lists, such as [[…], […]]."
-            )
+            raise Wrong(f"with {sizes} and {limit} it gave {parts!r}; it must be a list of lists: [[…], …].")
         given.append([list(part) for part in parts])
     recognise(answer, cases, mistakes)
     return given

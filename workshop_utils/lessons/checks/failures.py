@@ -11,11 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, question
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, questions
 
-steps_made_twice = question("failures.steps_made_twice")
-failures_a_day = question("failures.failures_a_day")
-minutes_between_checkpoints = question("failures.minutes_between_checkpoints")
+__getattr__ = questions(__name__)
 
 
 @contextmanager
@@ -72,9 +70,7 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
             except OSError as raised:
                 error = raised
         if not path.exists():
-            raise Wrong(
-                "the disk was full half-way, and now there is no file at all: the old one is lost too."
-            )
+            raise Wrong("the disk was full half-way, and now there is no file: the old one is lost too.")
         if path.read_bytes() != old:
             raise Wrong(
                 f"the disk was full half-way, and now the file has {path.stat().st_size:,} bytes that are neither the "
@@ -89,9 +85,7 @@ def _saved(path: Path, content: bytes) -> None:
     """Raise Wrong unless `path` holds `content`, and lies alone in its folder."""
     beside = sorted(each.name for each in path.parent.iterdir() if each != path)
     if not path.exists():
-        raise Wrong(
-            f"you have written {', '.join(beside)}, but {path.name} is not there: rename it, last of all."
-        )
+        raise Wrong(f"you have written {', '.join(beside)}, but {path.name} is not there: rename it last.")
     if beside:
         raise Wrong(
             f"after saving, {', '.join(beside)} lies beside {path.name}: *rename* what was written beside it. A copy "

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workshop_utils.lessons.checks import agree, exercise, question, recognise
+from workshop_utils.lessons.checks import agree, exercise, questions, recognise
 from workshop_utils.parallel import adasum
+
+__getattr__ = questions(__name__)
 
 _OTHER_SCHEDULES = {
     "it begins at 0; a warm-up begins at one worker's rate, which it must have at step 0.": (
@@ -85,8 +87,3 @@ def adasum_of_two(answer: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> str
     )
     agree(answer, adasum.combine, [(f"Adasum of {what}", *rest) for what, *rest in cases])
     return "what both say counts once, what only one says counts in full."
-
-
-learning_rate_half_way = question("horovod.learning_rate_half_way")
-messages_of_a_step = question("horovod.messages_of_a_step")
-half_precision_megabytes = question("horovod.half_precision_megabytes")

@@ -42,9 +42,7 @@ def pods_made_and_awaited(answer: tuple[int, int]) -> str:
     if awaited in AWAITED:
         raise Wrong(f"the MPIJob: {awaited} would be {AWAITED[awaited]}.")
     expect(made, 7, "the TFJob's pods", "a chief, 2 parameter servers and 4 workers: each is a pod")
-    expect(
-        awaited, 1, "the MPIJob's pods that end by themselves", "an sshd has nothing to wait for, and stays"
-    )
+    expect(awaited, 1, "the MPIJob's pods that end by themselves", "an sshd has nothing to wait for")
     return "7 pods: a chief, 2 servers and 4 workers; and 1, the launcher, whose mpirun ends with the ranks."
 
 
@@ -77,9 +75,7 @@ def _compare(got: Any, right: dict[str, Any], what: str) -> None:
     if not isinstance(addresses, list):
         raise Wrong(f"{what}: cluster.worker is {addresses!r}; it must be a list, one address a worker.")
     if len(addresses) != len(expected_addresses):
-        raise Wrong(
-            f"{what}: cluster.worker has {len(addresses)} addresses; it must have one for each worker."
-        )
+        raise Wrong(f"{what}: cluster.worker has {len(addresses)} addresses; there must be one per worker.")
     for place, (address, expected) in enumerate(zip(addresses, expected_addresses, strict=True)):
         if address != expected:
             raise Wrong(f"{what}: cluster.worker[{place}] is {address!r}; it must be {expected!r}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workshop_utils.lessons.checks import Wrong, exercise, question, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
 from workshop_utils.parallel.schedule import (
     Kind,
     Pass,
@@ -17,8 +17,8 @@ from workshop_utils.parallel.schedule import (
     schedule_of,
 )
 
-idle_percent = question("model_parallel.idle_percent")
-megabytes_a_block = question("model_parallel.megabytes_a_block")
+__getattr__ = questions(__name__)
+
 
 Answer = Callable[[int, int, int], list[tuple[Kind, int]]]
 
@@ -88,9 +88,7 @@ def _schedule(answer: Answer, ranks: int, microbatches: int) -> Schedule:
     for rank, order in enumerate(orders):
         of = f"rank {rank} of {ranks} with {microbatches} microbatches"
         if not isinstance(order, (list, tuple)):
-            raise Wrong(
-                f"{of} has {order!r}; it must be a list of passes, such as [('forward', 0), ('backward', 0)]."
-            )
+            raise Wrong(f"{of} has {order!r}; it must be a list of passes, such as [('forward', 0)].")
         kinds = ("forward", "backward")
         for step, each in enumerate(order):
             if not (isinstance(each, tuple) and len(each) == 2 and each[0] in kinds):

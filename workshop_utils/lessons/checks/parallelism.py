@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workshop_utils.lessons.checks import Wrong, agree, exercise, expect, question, recognise
+from workshop_utils.lessons.checks import Wrong, agree, exercise, expect, questions, recognise
 from workshop_utils.training import models
+
+__getattr__ = questions(__name__)
 
 _OTHER_MEANS = {
     "with shards of 30 and 10 images you take the plain mean of the gradients, as if both shards were equal; "
@@ -85,15 +87,6 @@ def _explain_logits(got: np.ndarray, parts: list[np.ndarray], bias: np.ndarray) 
         raise Wrong(f"{with_workers} this is the mean of their parts; a logit is their sum.")
     for worker, part in enumerate(parts):
         if np.allclose(surplus, -part):
-            raise Wrong(
-                f"{with_workers} the part of worker {worker} is missing; each has a part of every sum."
-            )
+            raise Wrong(f"{with_workers} the part of worker {worker} is missing; each has some of every sum.")
         if np.allclose(surplus, part - total):
-            raise Wrong(
-                f"{with_workers} this is the part of worker {worker} alone; the others' must be added."
-            )
-
-
-data_parallel_megabytes = question("parallelism.data_parallel_megabytes")
-model_parallel_megabytes = question("parallelism.model_parallel_megabytes")
-weight_of_an_image = question("parallelism.weight_of_an_image")
+            raise Wrong(f"{with_workers} this is the part of worker {worker} alone; add those of the others.")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, question, recognise
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, questions, recognise
+
+__getattr__ = questions(__name__)
 
 Rule = Callable[[dict[int, int], int, int], bool]
 
@@ -59,9 +61,3 @@ def stale_synchronous(answer: Rule) -> str:
                 raise Wrong(f"{case}, so it {right}; your rule says the opposite: {mistake}") from None
             raise Wrong(f"{case}, so it {right}; your rule says the opposite.")
     return "bound 0 waits for everybody at every step, and an endless bound never waits."
-
-
-seconds_through_one_server = question("parameter_server.seconds_through_one_server")
-servers_for_a_second = question("parameter_server.servers_for_a_second")
-staleness_of_equals = question("parameter_server.staleness_of_equals")
-workers_for_a_full_link = question("parameter_server.workers_for_a_full_link")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workshop_utils.lessons.checks import Wrong, agree, exercise, question, recognise
+from workshop_utils.lessons.checks import Wrong, agree, exercise, questions, recognise
 from workshop_utils.lessons.checks.cuts import Cut, Parts, all_parts, cut, first_difference
 from workshop_utils.scaling.memory import zero_memory
+
+__getattr__ = questions(__name__)
 
 
 def _filled(nbytes: Sequence[int], is_full: Callable[[int, int], bool]) -> Parts:
@@ -96,12 +98,10 @@ def _bytes_if(numbers: int, sharded: Sequence[int], nbytes: int = 4) -> Callable
 
 _OTHER_BYTES: dict[str, Callable[[float, int, int], float]] = {
     "those are numbers, not bytes: each float32 has 4 bytes.": _bytes_if(4, (0, 2, 3, 4), nbytes=1),
-    "those are the parameters alone; the gradient and Adam's two means are as large, each.": _bytes_if(
+    "those are the parameters alone; the gradient and each of Adam's means are as large.": _bytes_if(
         1, (0, 0, 0, 0)
     ),
-    "you count one number of Adam's; it keeps two for each parameter, so four in all.": _bytes_if(
-        3, (0, 1, 2, 3)
-    ),
+    "you count one number of Adam's; it keeps two per parameter: four in all.": _bytes_if(3, (0, 1, 2, 3)),
     "you give what no stage changes; stage 1 shards two of the four numbers, stage 2 three, stage 3 all.": _bytes_if(
         4, (0, 0, 0, 0)
     ),
@@ -132,8 +132,3 @@ def bytes_of_a_rank(answer: Callable[[float, int, int], float]) -> str:
             cases.append((words, f"it shards {what}", parameters, workers, stage))
     agree(answer, lambda *arguments: zero_memory(*arguments).total, cases)
     return "a rank of stage 3 holds an N-th of everything."
-
-
-accumulated_megabytes = question("pytorch.accumulated_megabytes")
-fully_sharded_megabytes = question("pytorch.fully_sharded_megabytes")
-workers_for_a_gpu = question("pytorch.workers_for_a_gpu")

@@ -10,7 +10,9 @@ import numpy as np
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import CommunicationError, Communicator
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, question
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, questions
+
+__getattr__ = questions(__name__)
 
 Answer = Callable[[Communicator, np.ndarray], None]
 
@@ -165,8 +167,3 @@ class _RingTrial:
                 repeats = f"it counts more than once that of rank {', '.join(twice)}" if twice else ""
                 return "; ".join(filter(None, (lacks, repeats)))
         return f"it is {value:g}"
-
-
-ring_megabytes = question("ring.ring_megabytes")
-ring_messages = question("ring.ring_messages")
-central_over_ring = question("ring.central_over_ring")

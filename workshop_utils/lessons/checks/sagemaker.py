@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workshop_utils.launchers.sagemaker.hosts import host_names
-from workshop_utils.lessons.checks import Wrong, exercise, question, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
 
-processes_of_five_hosts = question("sagemaker.processes_of_five_hosts")
-most_dollars = question("sagemaker.most_dollars")
-place_of_the_second_host = question("sagemaker.place_of_the_second_host")
+__getattr__ = questions(__name__)
+
 
 _NOT_A_ROLE_OF_THE_SCRIPT = {
     "ps": "a server runs beside every script, but what is asked for is the script's own role",

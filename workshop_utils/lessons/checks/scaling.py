@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from workshop_utils.lessons.checks import Wrong, exercise, question, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
 from workshop_utils.scaling.cost import Path, all_reduce_seconds
+
+__getattr__ = questions(__name__)
 
 
 @exercise
@@ -16,9 +18,7 @@ def weak_efficiency(answer: Callable[[Mapping[int, float]], Mapping[int, float]]
     for seconds in ({1: 0.1, 2: 0.125, 4: 0.2}, {8: 0.3, 2: 0.15, 4: 0.2}):
         got = result_of(answer, dict(seconds))
         if not isinstance(got, Mapping) or set(got) != set(seconds):
-            raise Wrong(
-                f"it gave {got!r}; it must give a number for each of {sorted(seconds)} workers, as a dict."
-            )
+            raise Wrong(f"it gave {got!r}; it must be a number for each of {sorted(seconds)}, as a dict.")
         fewest = min(seconds)
         right = {count: seconds[fewest] / each for count, each in seconds.items()}
         for count in sorted(seconds):
@@ -91,6 +91,3 @@ def _ring_mistake(got: object, right: int, compute: float, nbytes: float, path: 
     if got == int((seconds <= share * compute).sum()):
         return f"a share of computing: {said}. Efficiency is computing over the whole step, computing + communication."
     return f"{said}: the largest N with compute / (compute + 2 (N − 1)(α + K / (N B))) ≥ {least:g}."
-
-
-bandwidth_for_resnet = question("scaling.bandwidth_for_resnet")

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, question, result_of
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, questions, result_of
+
+__getattr__ = questions(__name__)
 
 ROWS = ((7, 4), (5, 5, 3), (10,), (1, 30, 2))  # in each partition
-
-bytes_of_a_tree = question("spark.bytes_of_a_tree")
 
 
 def partial_sums(partitions: int, depth: int) -> int:
@@ -54,11 +54,10 @@ def mean_of_partitions(answer: tuple[Any, Any, Any]) -> str:
             if abs(mean - right) > 1e-9:
                 hint = ""
                 if abs(mean - np.mean([part.mean() for part in parts])) < 1e-9:
-                    hint = ": that is the mean of the partitions' means, which counts a small partition as much as a "
-                    hint += "large one"
-                raise Wrong(
-                    f"with partitions of {sizes} numbers it gave {mean:.4f}; the mean is {right:.4f}{hint}."
-                )
+                    hint = (
+                        ": the mean of the partitions' means counts a small partition as much as a large one"
+                    )
+                raise Wrong(f"with partitions of {sizes} numbers it gave {mean:.4f}, not {right:.4f}{hint}.")
     return "sums and counts add up in any order, so the tree may have any shape; only at the end is there a division."
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workshop_utils.lessons.checks import Wrong, exercise, question
+from workshop_utils.lessons.checks import Wrong, exercise, questions
 from workshop_utils.lessons.checks.cuts import Cut, Parts, all_parts, cut, first_difference
 
-synchronous_updates = question("tensorflow.synchronous_updates")
-asynchronous_updates = question("tensorflow.asynchronous_updates")
-collectives_a_step = question("tensorflow.collectives_a_step")
+__getattr__ = questions(__name__)
 
 
 def tensorflow_packs(sizes: Sequence[int], bytes_per_pack: int) -> Parts:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import Wrong, exercise, expect, question, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, expect, questions, result_of
+
+__getattr__ = questions(__name__)
 
 MASK = 4
 NEURON, OLD_NEURON, EFA = "aws.amazon.com/neuron", "aws.amazon.com/neurondevice", "vpc.amazonaws.com/efa"
 CORES = "aws.amazon.com/neuroncore"
-
-sequences_of_a_step = question("torchx_and_trainium.sequences_of_a_step")
 
 
 @exercise
@@ -23,9 +23,7 @@ def ranks_of_nodes(answer: Callable[[int, int, int], int]) -> str:
         got, right = result_of(answer, node, local_rank, per_node), node * per_node + local_rank
         of = f"process {local_rank} of node {node}, with {per_node} on each"
         if got == node + local_rank != right:
-            raise Wrong(
-                f"{of}: you gave {got}, which is also the rank of another process: count whole nodes before."
-            )
+            raise Wrong(f"{of}: you gave {got}, also the rank of another process: count whole nodes before.")
         if got == local_rank * per_node + node != right:
             raise Wrong(
                 f"{of}: you gave {got}; so you deal ranks out to the nodes in turn, and neighbours would talk "
@@ -59,9 +57,7 @@ def limits_of_a_pod(answer: Mapping[str, Any]) -> str:
         if str(answer[name]) != "16":
             raise Wrong(f"{name} is {answer[name]!r}; it must be 16: {because}.")
     if more := sorted(set(answer) - {NEURON, EFA, "cpu", "memory"}):
-        raise Wrong(
-            f"{', '.join(more)}: no node of a Trainium cluster has that, so the pod would wait for ever."
-        )
+        raise Wrong(f"{', '.join(more)}: no node of a Trainium cluster has that: the pod would never start.")
     return "limits of extended resources are also their requests, so one pod fills one machine."
 
 
@@ -86,8 +82,6 @@ def hide(answer: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.n
         gave = f"it gave {got[position]}"
         if position not in reasons:
             raise Wrong(f"position {position} was not chosen, and {gave} for {tokens[position]}.")
-        because = (
-            f"has luck {luck[chosen == position][0]:g}, so it must be {reasons[position]}, {right[position]}"
-        )
-        raise Wrong(f"position {position} {because}; {gave}.")
+        at, reason = luck[chosen == position][0], f"{reasons[position]}, {right[position]}"
+        raise Wrong(f"position {position} has luck {at:g}, so it must be {reason}; {gave}.")
     return "and since every sequence has as many chosen tokens, the mean of the ranks' losses is the batch's."

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from workshop_utils.lessons.checks import Wrong, exercise, question, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
 from workshop_utils.runs import Run, RunState
+
+__getattr__ = questions(__name__)
 
 
 @exercise
@@ -23,9 +25,6 @@ def three_workers(run: Run) -> str:
             "with another number, and leaves `job` itself as it is."
         )
     return f"{', '.join(run.workers)} trained one model in {run.seconds:.1f} s."
-
-
-steps_of_an_epoch = question("welcome.steps_of_an_epoch")
 
 
 @exercise
@@ -50,9 +49,7 @@ def _share(answer: Callable[..., Iterable[int]], rank: int, workers: int, count:
             ) from None
         raise
     if not isinstance(share, Iterable):
-        raise Wrong(
-            f"{case} it gave {share!r}; it must give the numbers of all its images, as a list or range."
-        )
+        raise Wrong(f"{case} it gave {share!r}; it must give the numbers of all its images, as a list.")
     indices = [int(index) for index in share]
     if outside := [index for index in indices if not 0 <= index < count]:
         raise Wrong(f"{case} it gave image {outside[0]}; the images have the numbers 0 to {count - 1}.")
@@ -67,15 +64,10 @@ def _judge_shares(shares: list[list[int]], count: int) -> None:
         raise Wrong(f"{of} each worker gives all images; they must differ: RANK tells who this one is.")
     for index, ranks in enumerate(owners):
         if len(ranks) > 1:
-            raise Wrong(
-                f"{of}, image {index} belongs to rank {' and rank '.join(ranks)}; it must belong to one."
-            )
+            raise Wrong(f"{of}, image {index} belongs to rank {' and rank '.join(ranks)}; one must own it.")
         if not ranks:
-            raise Wrong(
-                f"{of}, image {index} belongs to nobody; the remainder of a division needs somebody, too."
-            )
+            raise Wrong(f"{of}, image {index} belongs to nobody; a division's remainder needs an owner, too.")
     sizes = [len(share) for share in shares]
     if max(sizes) - min(sizes) > 1 or sum(sizes) > count:
-        raise Wrong(
-            f"{of}, the ranks have {sizes} images; so the others wait for rank {sizes.index(max(sizes))}."
-        )
+        slowest = sizes.index(max(sizes))
+        raise Wrong(f"{of}, the ranks have {sizes} images; so the others wait for rank {slowest}.")
