@@ -106,11 +106,7 @@ def test_efficiency_is_throughput_a_worker_over_that_of_the_fastest_with_the_few
     ]
     assert list(sweep.table(rows)["efficiency"][:4]) == [0.5, 1.0, 0.5, 0.5]
     assert sweep.table(rows)["efficiency"].isna().tolist()[4]
-
-
-def test_a_sweep_in_which_nothing_succeeded_has_no_efficiency():
-    table = sweep.table([measurement("mpi", 2, float("nan"), "failed")])
-    assert table["efficiency"].isna().all()
+    assert sweep.table(rows[-1:])["efficiency"].isna().all()
 
 
 def test_the_sweep_has_single_once_and_parameter_servers_from_two():

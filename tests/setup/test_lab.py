@@ -1,4 +1,4 @@
-"""JupyterLab while Horovod compiles behind it: what is started, who waits, what is said, and that all of it ends."""
+"""JupyterLab while Horovod compiles in the background: what is started, who waits, and that everything ends."""
 
 from __future__ import annotations
 
@@ -68,18 +68,16 @@ class OpenLab:
         assert Watch.eventually(lambda: self.server.exists() and self.server.read_text(), SECONDS)
 
     def builders(self) -> list[int]:
-        """The build and what it has started, at the lowest priority, once its compiler runs."""
-        found: list[int] = []
+        """The build and its compiler, at the lowest priority, once both run."""
 
-        def look() -> bool:
-            found.clear()
-            for child in psutil.Process(self.process.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
-                    found.extend([child.pid] if child.nice() == 19 else [])
-            return len(found) == 2
+        def running() -> list[int]:
+            with contextlib.suppress(psutil.NoSuchProcess):  # one has ended since
+                children = psutil.Process(self.process.pid).children(recursive=True)
+                return [child.pid for child in children if child.nice() == 19]
+            return []
 
-        assert Watch.eventually(look, SECONDS)
-        return found
+        assert Watch.eventually(lambda: len(running()) == 2, SECONDS)
+        return running()
 
 
 @pytest.fixture
@@ -90,28 +88,26 @@ def opened(tmp_path: Path) -> Iterator[OpenLab]:
     made.process.communicate(timeout=SECONDS)
 
 
-def test_jupyterlab_listens_here_alone_and_takes_the_build_with_it_when_it_ends(
-    opened: OpenLab, tmp_path: Path, watch: Watch
-) -> None:
+def test_jupyterlab_listens_on_this_machine_only_and_opens_the_page(opened: OpenLab) -> None:
     server = opened.server.read_text()
     assert server.startswith(str(Path(sys.executable).parent))
     assert " -m jupyterlab --ServerApp.ip=127.0.0.1 " in server
     assert "/lab/tree/my%20lessons/00_welcome.ipynb" in server
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_jupyterlab_takes_the_build_with_it_when_it_ends(
+    is_killed: bool, opened: OpenLab, tmp_path: Path, watch: Watch
+) -> None:
     builders = opened.builders()
-    os.killpg(opened.process.pid, signal.SIGINT)  # a Ctrl-C is for JupyterLab, which asks, and goes on
+    os.killpg(opened.process.pid, signal.SIGINT)  # a Ctrl-C is for JupyterLab, which asks, and continues
     assert all(map(watch.alive, builders))
-    (tmp_path / "end").touch()
-    assert opened.process.wait(SECONDS) == 3
+    opened.process.kill() if is_killed else (tmp_path / "end").touch()
+    assert opened.process.wait(SECONDS) == (-signal.SIGKILL if is_killed else 3)
     assert watch.eventually(lambda: not any(map(watch.alive, builders)), SECONDS)
 
 
-def test_a_killed_jupyterlab_takes_the_build_with_it(opened: OpenLab, watch: Watch) -> None:
-    builders = opened.builders()
-    opened.process.kill()
-    assert watch.eventually(lambda: not any(map(watch.alive, builders)), SECONDS)
-
-
-def test_why_it_is_not_built_is_said_when_it_is_known(tmp_path: Path) -> None:
+def test_a_failed_build_says_why(tmp_path: Path) -> None:
     fails = "    raise horovod_build.SetupError('No compiler.\\n    Install one.')\n    with"
     opened = OpenLab(tmp_path, BUILD.replace("    with", fails))
     assert opened.process.stdout is not None
