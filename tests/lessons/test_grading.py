@@ -71,7 +71,7 @@ def test_each_answer_is_asked_by_the_lessons_own_check_away_from_credentials_and
     (tmp_path / "handed_in/hal").mkdir()
     (tmp_path / "handed_in/hal" / LESSON).write_text("{ half")  # costs only its owner
     graded = grade(tmp_path)
-    rows = {row["learner"]: (row["state"], row["said"]) for row in graded}
+    rows = {row["learner"]: (row["state"], row["verdict"]) for row in graded}
     assert rows["ada"] == rows["fay"] == ("right", "4 wheels: two axles.")
     assert rows["bob"][0] == "wrong"
     assert "gave 3; it must be 4" in rows["bob"][1]

@@ -37,7 +37,7 @@ from workshop_utils.lessons.selection import notebook_paths, read_notebook
 EXERCISE, GRADED = "exercise", "graded"
 SECONDS = 600.0  # for one notebook
 INHERITED = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "OMP_NUM_THREADS", "JUPYTER_PREFER_ENV_PATH")
-COLUMNS = ["learner", "lesson", "exercise", "state", "said", "seconds"]
+COLUMNS = ["learner", "lesson", "exercise", "state", "verdict", "seconds"]
 STATES = ("right", "wrong", "not yet")  # of a check that ran
 
 
@@ -60,7 +60,7 @@ def submissions(folder: Path) -> dict[Path, Path]:
 
 
 def grade_class(folder: Path, output: Path, seconds: float = SECONDS) -> Iterator[list[dict[str, Any]]]:
-    """Run each notebook of `folder` and yield its rows: learner, lesson, exercise, state, said, seconds.
+    """Run each notebook of `folder` and yield its rows: learner, lesson, exercise, state, verdict, seconds.
 
     `state` is right, wrong, not yet, failed (the answer or its check raised), not reached (the time was over, or the
     kernel had died) or unreadable. The executed notebooks are kept below `output`, by learner.
@@ -169,7 +169,7 @@ def _verdict(cell: Any) -> tuple[str, str]:
     for output in cell.outputs:
         if output.output_type == "error":
             return "failed", f"{output.ename}: {output.evalue}"
-        state, _, said = output.get("data", {}).get("text/plain", "").partition(": ")
+        state, _, text = output.get("data", {}).get("text/plain", "").partition(": ")
         if state.lower() in STATES:
-            return state.lower(), said
+            return state.lower(), text
     return "not reached", "the time was over, or a cell before had failed"

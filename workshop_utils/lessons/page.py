@@ -30,9 +30,9 @@ AS_TEX = {"&#x0002F;": 'lspace="0" rspace="0"', "&#x02016;": 'stretchy="false"'}
 
 def lesson_page(executed: Any, notebook: Path) -> str:
     """The page of an executed notebook, which was read from the file `notebook`."""
-    shown = nbformat.from_dict(executed)  # a deep copy
-    shown.metadata.pop("widgets", None)  # without their state nbconvert shows the static form
-    for output in (each for cell in shown.cells for each in cell.get("outputs", [])):
+    static = nbformat.from_dict(executed)  # a deep copy
+    static.metadata.pop("widgets", None)  # without their state nbconvert shows the static form
+    for output in (each for cell in static.cells for each in cell.get("outputs", [])):
         data = output.get("data", {})
         about = output.get("metadata", {}).get("image/png", {})
         if "alt" in about and "text/html" not in data:  # nbconvert omits a picture's alternative text
@@ -40,7 +40,7 @@ def lesson_page(executed: Any, notebook: Path) -> str:
         if "text/latex" in data:
             data.setdefault("text/markdown", data["text/latex"])
     resources = {"metadata": {"name": notebook.stem, "path": str(notebook.parent)}}
-    page, _ = _Exporter(template_file=str(TEMPLATE)).from_notebook_node(shown, resources)
+    page, _ = _Exporter(template_file=str(TEMPLATE)).from_notebook_node(static, resources)
     return str(page)
 
 

@@ -89,7 +89,7 @@ def make_venv(root: Path) -> None:
             run_uv(Path(folder, "bin", "python"), "venv", "--seed", "--python", requires, str(venv))
         except SetupError as error:
             raise SetupError(
-                f"Python {requires} is needed; found: {name}, and uv can bring no other. If the system offers "
+                f"Python {requires} is needed; found: {name}, and uv can provide no other. If the system has "
                 f"none, conda or mamba does: mamba env create -f environment.yml (see README).\n{error}"
             ) from None
 

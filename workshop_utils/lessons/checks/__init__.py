@@ -106,14 +106,14 @@ def expect(got: Any, expected: ArrayLike, what: str, because: str = "", toleranc
     if values.shape != target.shape:
         raise Wrong(f"{what} has shape {values.shape}; it must be {target.shape}{reason}.")
     if not np.allclose(values, target, rtol=tolerance, atol=tolerance * float(np.abs(target).max(initial=0))):
-        raise Wrong(f"{what} gave {shown(values)}; it must be {shown(target)}{reason}.")
+        raise Wrong(f"{what} gave {formatted(values)}; it must be {formatted(target)}{reason}.")
 
 
 def is_missing(answer: object) -> bool:
     return answer is None or answer is ...
 
 
-def shown(values: np.ndarray) -> str:
+def formatted(values: np.ndarray) -> str:
     return f"{float(values):.6g}" if values.ndim == 0 else np.array2string(values, precision=4, threshold=20)
 
 
@@ -184,7 +184,7 @@ def _explain(answer: float, right: float, unit: str, mistakes: Mapping[float, st
             raise Wrong(f"{given}: the digits are right, but it is {factor:,.0f} times too {size}: the unit?")
 
 
-def agree(answer: Function, reference: Function, cases: Sequence[Sequence[Any]]) -> None:
+def compare(answer: Function, reference: Function, cases: Sequence[Sequence[Any]]) -> None:
     """Raise Wrong unless `answer` gives what `reference` gives, in all `cases`.
 
     A case is the call in words (a format string for the arguments), the reason for its result, and the arguments.

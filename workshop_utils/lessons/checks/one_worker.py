@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workshop_utils.lessons.checks import agree, exercise, questions, recognise
+from workshop_utils.lessons.checks import compare, exercise, questions, recognise
 from workshop_utils.scaling import laws
 
 __getattr__ = questions(__name__)
@@ -34,5 +34,5 @@ def amdahl(answer: Callable[[float, float], float]) -> str:
         (speedup, "the serial part takes 0.05 of the time, the rest 0.95 / 1,000", 0.05, 1000),
         *((speedup, "", serial, workers) for serial, workers in ((0.5, 2), (0.1, 7), (0.3, 64))),
     ]
-    agree(answer, laws.amdahl_speedup, cases)
+    compare(answer, laws.amdahl_speedup, cases)
     return "that is Amdahl's law."

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workshop_utils.lessons.checks import Wrong, agree, exercise, expect, questions, recognise
+from workshop_utils.lessons.checks import Wrong, compare, exercise, expect, questions, recognise
 from workshop_utils.training import models
 
 __getattr__ = questions(__name__)
@@ -44,7 +44,7 @@ def weighted_mean(answer: Callable[[list[np.ndarray], list[int]], np.ndarray]) -
          [*same, np.array([9.0, 9.0])], [1, 1, 0]),
         ("the mean of gradients of shape (3, 4)", "", list(generator.normal(size=(3, 3, 4))), [17, 17, 16]),
     ]  # fmt: skip
-    agree(answer, lambda gradients, sizes: np.average(gradients, axis=0, weights=sizes), cases)
+    compare(answer, lambda gradients, sizes: np.average(gradients, axis=0, weights=sizes), cases)
     return "that is the gradient of the whole batch."
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workshop_utils.lessons.checks import Wrong, agree, exercise, questions, recognise
+from workshop_utils.lessons.checks import Wrong, compare, exercise, questions, recognise
 from workshop_utils.lessons.checks.cuts import Cut, Parts, all_parts, cut, first_difference
 from workshop_utils.scaling.memory import zero_memory
 
@@ -31,7 +31,7 @@ def _bytes(bucket: Sequence[int], nbytes: Sequence[int]) -> int:
 
 
 def _right(nbytes: Sequence[int], limit: int) -> Parts:
-    return _filled(nbytes, lambda held, size: held + size > limit)
+    return _filled(nbytes, lambda total, size: total + size > limit)
 
 
 _CASES: tuple[tuple[list[int], int], ...] = (
@@ -51,12 +51,12 @@ _OTHER_BUCKETS: dict[str, Cut] = {
     "the buckets are the right ones, but inside of each the order is turned round: the last parameter first there, "
     "too.": lambda nbytes, limit: [sorted(bucket) for bucket in _right(nbytes, limit)],
     "you close a bucket only after a parameter has taken it above the limit; look before you put it in.": (
-        lambda nbytes, limit: _filled(nbytes, lambda held, _: held > limit)
+        lambda nbytes, limit: _filled(nbytes, lambda total, _: total > limit)
     ),
     "you close a bucket once it has reached its limit or passed it; look before a parameter goes in whether it "
-    "would pass it.": lambda nbytes, limit: _filled(nbytes, lambda held, _: held >= limit),
+    "would pass it.": lambda nbytes, limit: _filled(nbytes, lambda total, _: total >= limit),
     "a bucket may have just its limit, and yours stay below it: two parameters of 10 bytes fit into 20.": (
-        lambda nbytes, limit: _filled(nbytes, lambda held, size: held + size >= limit)
+        lambda nbytes, limit: _filled(nbytes, lambda total, size: total + size >= limit)
     ),
     "you put a small parameter into an earlier bucket that has room; but gradients come in order, and an earlier "
     "bucket has left by then: only the newest one is open.": _first_fit,
@@ -130,5 +130,5 @@ def bytes_of_a_rank(answer: Callable[[float, int, int], float]) -> str:
         for stage, what in enumerate(sharded):
             words = "stage {2} with {1} workers and {0:g} parameters"
             cases.append((words, f"it shards {what}", parameters, workers, stage))
-    agree(answer, lambda *arguments: zero_memory(*arguments).total, cases)
+    compare(answer, lambda *arguments: zero_memory(*arguments).total, cases)
     return "a rank of stage 3 holds an N-th of everything."

@@ -29,21 +29,21 @@ def weak_efficiency(answer: Callable[[Mapping[int, float]], Mapping[int, float]]
 
 def _efficiency_mistake(seconds: Mapping[int, float], value: float, count: int, right: float) -> str:
     fewest = min(seconds)
-    said = f"with {count} workers it gave {value:.4g}; it must be {right:.4g}"
+    result = f"with {count} workers it gave {value:.4g}; it must be {right:.4g}"
     times = count / fewest
     if np.isclose(value, 1 / right):
-        return f"upside down: {said}. A step that takes longer is less efficient."
+        return f"upside down: {result}. A step that takes longer is less efficient."
     if np.isclose(value, right * times) and times != 1:
-        return f"that is the speed-up: {said}. Divide by how many times as many workers there are."
+        return f"that is the speed-up: {result}. Divide by how many times as many workers there are."
     if np.isclose(value, right / times) and times != 1:
         return (
-            f"that is strong scaling: {said}. Here every worker keeps its batch, so that more is trained in a step; do "
+            f"that is strong scaling: {result}. Here every worker keeps its batch, so a step trains on more; do "
             "not divide by the workers again."
         )
     first = next(iter(seconds))
     if first != fewest and np.isclose(value, seconds[first] / seconds[count]):
-        return f"measured against {first} workers, who come first: {said}. The baseline is that of the fewest workers."
-    return f"{said}, the step with {fewest} over the step with {count}."
+        return f"measured against {first} workers, which come first: {result}. The baseline is the fewest workers."
+    return f"{result}, the step with {fewest} over the step with {count}."
 
 
 @exercise
@@ -73,21 +73,21 @@ def _ring_mistake(got: object, right: int, compute: float, nbytes: float, path: 
         f"computing {compute:g} s, {nbytes / 1e6:g} MB, α = {path.latency_seconds:g} s, "
         f"B = {path.bandwidth_bytes_per_second:g} B/s, at least {least:.0%}"
     )
-    said = f"with {case} it gave {got!r}; it must be {right}"
+    result = f"with {case} it gave {got!r}; it must be {right}"
     if not isinstance(got, int | np.integer):
-        return f"{said}, a whole number of workers."
+        return f"{result}, a whole number of workers."
     if got == right + 1:
-        return f"one too many: {said}. With {got} the efficiency has just fallen below {least:.0%}."
+        return f"one too many: {result}. With {got} the efficiency has just fallen below {least:.0%}."
     bytes_alone = largest_ring_of(compute, nbytes, Path(0.0, path.bandwidth_bytes_per_second), least)
     if got in (bytes_alone, bytes_alone + 1):
-        return f"latency left out: {said}. 2 (N − 1) messages follow each other, and each costs α."
+        return f"latency left out: {result}. 2 (N − 1) messages follow each other, and each costs α."
     half = Path(path.latency_seconds / 2, path.bandwidth_bytes_per_second)
     if got == largest_ring_of(compute, nbytes / 2, half, least):
-        return f"half a ring: {said}. After N − 1 messages all is added up; as many again pass it on."
+        return f"half a ring: {result}. After N − 1 messages all is added up; as many again pass it on."
     if got == largest_ring_of(compute, nbytes, path, least, "central"):
-        return f"that is a central rank: {said}."
+        return f"that is a central rank: {result}."
     share = 1 - least
     seconds = np.asarray(all_reduce_seconds("ring", np.arange(1, 100_001), nbytes, path))
     if got == int((seconds <= share * compute).sum()):
-        return f"a share of computing: {said}. Efficiency is computing over the whole step, computing + communication."
-    return f"{said}: the largest N with compute / (compute + 2 (N − 1)(α + K / (N B))) ≥ {least:g}."
+        return f"a share of computing: {result}. Efficiency is computing / (computing + communication)."
+    return f"{result}: the largest N with compute / (compute + 2 (N − 1)(α + K / (N B))) ≥ {least:g}."

@@ -18,7 +18,7 @@ def tensorflow_packs(sizes: Sequence[int], bytes_per_pack: int) -> Parts:
     """
     if bytes_per_pack == 0:
         return [list(sizes)]
-    return cut(sizes, int, lambda held, _: held > bytes_per_pack)
+    return cut(sizes, int, lambda total, _: total > bytes_per_pack)
 
 
 _CASES = (
@@ -35,15 +35,15 @@ _OTHER_RULES: dict[str, Cut] = {
     ),
     "you put all tensors into one pack, whatever the hint; only 0 means that.": lambda sizes, _: [sizes],
     "all is right but one thing: 0 means one pack for all, not a hint of 0 bytes.": (
-        lambda sizes, hint: cut(sizes, int, lambda held, _: held > hint)
+        lambda sizes, hint: cut(sizes, int, lambda total, _: total > hint)
     ),
     "you close a pack before a tensor would take it above bytes_per_pack; TensorFlow looks afterwards: that tensor "
     "still goes in, and the next one begins a new pack.": (
-        lambda sizes, hint: cut(sizes, int, lambda held, size: bool(hint) and held + size > hint)
+        lambda sizes, hint: cut(sizes, int, lambda total, size: bool(hint) and total + size > hint)
     ),
     "a pack that holds exactly bytes_per_pack is not full yet: it must hold more (with packs of 4-byte tensors and "
     "the hint 8, a third one goes in).": (
-        lambda sizes, hint: cut(sizes, int, lambda held, _: bool(hint) and held >= hint)
+        lambda sizes, hint: cut(sizes, int, lambda total, _: bool(hint) and total >= hint)
     ),
     "the packs that are full are right, but the last one is lost where it is not full: its gradients have to travel "
     "as well.": lambda sizes, hint: [pack for pack in tensorflow_packs(sizes, hint) if sum(pack) > hint],

@@ -66,7 +66,7 @@ def hide(answer: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.n
     """`answer(tokens, chosen, luck, others)`: the tokens as the model sees them.
 
     `chosen` are positions; `luck`, in [0, 1), and `others`, tokens, have one entry for each of them. Where luck is
-    below 0.8 stands MASK, below 0.9 the other token, and else what stood there.
+    below 0.8, the model sees MASK; below 0.9, the other token; otherwise the token itself.
     """
     tokens = np.array([11, 12, 13, 14, 15, 16, 17])
     chosen, luck = np.array([1, 3, 4, 6]), np.array([0.1, 0.8, 0.9, 0.799])
