@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from workshop_utils.setup import doctor, horovod_build
+from workshop_utils.setup import doctor
 
 
 def findings():
@@ -37,12 +37,6 @@ def test_a_machine_that_lacks_something_is_told_what_that_costs(monkeypatch):
     assert (results["slow networks"].state, results["clean-up"].state) == ("limited", "limited")
     assert "--network" in results["slow networks"].text
     assert "run.stop()" in results["clean-up"].remedy
-
-
-def test_a_horovod_for_another_pytorch_is_no_horovod(monkeypatch):
-    recipe = horovod_build.this_recipe(horovod_build.find_mpi()) | {"torch": "torch-1.0.0"}
-    monkeypatch.setattr(horovod_build, "installed_recipe", lambda: recipe)
-    assert findings()["Horovod"].state == "missing"
 
 
 def test_no_check_imports_a_framework():
