@@ -64,7 +64,7 @@ def tuning(
         cycles: seconds of each repeat by cycle time in seconds.
         tensors: how many gradients there are.
     """
-    figure, (left, right) = style.figure(11.0, 3.9, columns=2)
+    _, (left, right) = style.figure(11.0, 3.9, columns=2)
     places = np.arange(len(thresholds))
     _repeats(left, places, list(thresholds.values()))
     left.set_xticks(places, ["off" if name == "0" else name for name in thresholds])
@@ -82,9 +82,9 @@ def tuning(
         axes.minorticks_off()
     detail = f"{tensors} gradients; faint: each repeat; bold: lower quartile"
     style.headline(left, "One large message beats many small ones", detail)
-    style.headline(right, "A long cycle makes everybody wait", "the same gradients, with the largest buffer")
-    style.label_ends(right)
-    return figure
+    return style.finish(
+        right, "A long cycle makes everybody wait", "the same gradients, with the largest buffer"
+    )
 
 
 def _repeats(axes: Axes, x: Sequence[float] | np.ndarray, samples: Sequence[Sequence[float]]) -> None:
@@ -115,12 +115,11 @@ def timelines(recorded: Mapping[str, Sequence[Span]]) -> Figure:
     shares = dict(PHASES.values())
     handles = [Patch(color=colour, label=label) for label, colour in shares.items()]
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=9)
-    style.headline(
+    return style.finish(
         figure,
         "Packed together, gradients travel at once; alone, one after the other",
         "a row: a gradient, in the order in which the backward pass gives them; the fastest step of each run",
     )
-    return figure
 
 
 def _fastest(steps: Sequence[list[Span]]) -> list[Span]:
@@ -172,12 +171,11 @@ def adasum(table: pd.DataFrame, rule: Callable[[np.ndarray, np.ndarray], np.ndar
         Patch(color=style.colour_of(colour), label=name) for name, colour in zip(names, colours, strict=True)
     ]
     figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=9)
-    style.headline(
+    return style.finish(
         figure,
         "The same direction: their mean. At right angles: their sum.",
         "arrows: the rule; points: what Horovod gave",
     )
-    return figure
 
 
 def _arrow(axes: Axes, vector: np.ndarray, colour: str, width: float) -> None:
@@ -195,7 +193,7 @@ def elastic(metrics: pd.DataFrame, killed_seconds: float, joined_seconds: float 
         joined_seconds: when another said that it had started; None if none did.
     """
     reports = metrics.dropna(subset=["loss"]).sort_values("seconds")
-    figure, (upper, lower) = style.figure(9.6, 4.9, rows=2, sharex=True, height_ratios=[3, 1])
+    _, (upper, lower) = style.figure(9.6, 4.9, rows=2, sharex=True, height_ratios=[3, 1])
     for worker, table in reports.groupby("worker"):
         seconds, loss = table["seconds"].to_numpy(), table["loss"].to_numpy()
         style.measured(upper, seconds, loss, str(worker), colour=str(worker), markersize=5)
@@ -210,6 +208,4 @@ def elastic(metrics: pd.DataFrame, killed_seconds: float, joined_seconds: float 
         if moment is not None:
             style.mark(upper, moment, words, linewidth=1.2)
             style.mark(lower, moment, linewidth=1.2)
-    style.headline(upper, "The loss goes on where it was", "points: reports of each worker")
-    style.label_ends(upper)
-    return figure
+    return style.finish(upper, "The loss goes on where it was", "points: reports of each worker")

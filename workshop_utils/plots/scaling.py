@@ -34,7 +34,7 @@ def throughput(measured: pd.DataFrame, cores: int) -> Figure:
     `scaling.sweep.table`; runs that failed are left out.
     """
     rows = measured[measured["state"] == "succeeded"].sort_values("workers")
-    figure, axes = style.figure(7.6, 4.6)
+    _, axes = style.figure(7.6, 4.6)
     for (strategy, own), marker in zip(rows.groupby("strategy"), cycle(style.MARKERS), strict=False):
         look = {"color": style.colour_of(str(strategy)), "marker": marker, "markeredgecolor": "white"}
         axes.plot(own["workers"], own["samples_per_second"], label=str(strategy), **look)
@@ -55,9 +55,7 @@ def throughput(measured: pd.DataFrame, cores: int) -> Figure:
         if len(most)
         else "Throughput by strategy"
     )
-    style.headline(axes, finding, "the digits, the same network by every strategy, batch a worker fixed")
-    style.label_ends(axes)
-    return figure
+    return style.finish(axes, finding, "the digits, the same network by every strategy, batch a worker fixed")
 
 
 def efficiency(
@@ -70,7 +68,7 @@ def efficiency(
 
     `rows` are those of `efficiency.scaling`; `theory` has workers and efficiency by strategy.
     """
-    figure, axes = style.figure(7.2, 4.2)
+    _, axes = style.figure(7.2, 4.2)
     axes.axhline(1, color=style.colour_of("ideal"), linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
     for index, (strategy, own) in enumerate(rows.groupby("strategy", sort=False)):
         colour, name = str(strategy), name_of(str(strategy))
@@ -90,9 +88,7 @@ def efficiency(
     style.power_axis(axes, sorted(counts))
     axes.set(xlabel="workers", ylabel="efficiency", ylim=(0, 1.08))
     style.percent_axis(axes.yaxis)
-    style.headline(axes, finding, detail)
-    style.label_ends(axes)
-    return figure
+    return style.finish(axes, finding, detail)
 
 
 _POWERS = {2**power for power in range(11)}
@@ -105,7 +101,7 @@ def where_time_goes(rows: pd.DataFrame, finding: str, detail: str) -> Figure:
     """
     order = pd.CategoricalDtype([*rows["strategy"].unique()])  # in the order in which they come
     rows = rows.astype({"strategy": order}).sort_values(["strategy", "workers"]).astype({"strategy": str})
-    figure, axes = style.figure(8.6, 1.3 + 0.34 * len(rows))
+    _, axes = style.figure(8.6, 1.3 + 0.34 * len(rows))
     left = np.zeros(len(rows))
     places = np.arange(len(rows)) + 0.5 * rows["strategy"].ne(rows["strategy"].shift()).cumsum().to_numpy()
     for part, (label, colour) in PARTS.items():
@@ -119,8 +115,7 @@ def where_time_goes(rows: pd.DataFrame, finding: str, detail: str) -> Figure:
     axes.set(xlabel="time of one step", xlim=(0, 1.1 * left.max()))
     style.unit_axis(axes.xaxis, "s")
     axes.legend(ncols=4, loc="upper right", bbox_to_anchor=(1, -0.9 / (0.34 * len(rows) + 0.6)), fontsize=9)
-    style.headline(axes, finding, detail)
-    return figure
+    return style.finish(axes, finding, detail)
 
 
 def noise(table: pd.DataFrame, finding: str, detail: str) -> Figure:
@@ -130,7 +125,7 @@ def noise(table: pd.DataFrame, finding: str, detail: str) -> Figure:
     """
     table = table.sort_values(["strategy", "workers"])
     named = table["strategy"].map(name_of) + ", " + table["workers"].astype(str)
-    figure, axes = style.figure(7.6, 1.2 + 0.24 * named.nunique())
+    _, axes = style.figure(7.6, 1.2 + 0.24 * named.nunique())
     for place, (_, own) in enumerate(table.groupby(named, sort=False)):
         ratios = (own["step_seconds"] / own["step_seconds"].median()).to_numpy(float)
         colour = str(own["strategy"].iloc[0])
@@ -144,8 +139,7 @@ def noise(table: pd.DataFrame, finding: str, detail: str) -> Figure:
     reach = max(0.12, 1.1 * float((axes.dataLim.intervalx - 1).__abs__().max()))
     axes.set(xlim=(1 - reach, 1 + reach), xlabel="a run's step over the median of its setting")
     style.percent_axis(axes.xaxis)
-    style.headline(axes, finding, detail)
-    return figure
+    return style.finish(axes, finding, detail)
 
 
 def roofline(
@@ -160,7 +154,7 @@ def roofline(
     sent = rows["bytes_sent"].where(rows["bytes_sent"] > 0)
     intensity = flops / sent
     reached = flops / rows["step_seconds"]
-    figure, axes = style.figure(7.2, 4.2)
+    _, axes = style.figure(7.2, 4.2)
     ends = np.geomspace(float(intensity.min()) / 3, max(float(intensity.max()), peak / bandwidth) * 4, 200)
     style.theory(axes, ends, np.minimum(peak, ends * bandwidth), colour="theory")
     ridge = peak / bandwidth
@@ -182,5 +176,4 @@ def roofline(
     style.unit_axis(axes.yaxis, "FLOP/s")
     style.log_ticks(axes.xaxis)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    style.headline(axes, finding, detail)
-    return figure
+    return style.finish(axes, finding, detail)

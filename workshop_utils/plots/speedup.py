@@ -16,7 +16,7 @@ SERIAL_FRACTIONS = (0.01, 0.05, 0.25)
 
 def laws() -> Figure:
     """Both laws against the number of workers, side by side, for some serial fractions."""
-    figure, (fixed_work, fixed_time) = style.figure(9.2, 4.4, columns=2, sharex=True, sharey=True)
+    _, (fixed_work, fixed_time) = style.figure(9.2, 4.4, columns=2, sharex=True, sharey=True)
     workers = np.geomspace(1, 1024, 101)
     for axes, law in ((fixed_work, amdahl_speedup), (fixed_time, gustafson_speedup)):
         style.theory(axes, workers, workers, "_perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
@@ -28,10 +28,9 @@ def laws() -> Figure:
         axes.set_xlabel("workers")
     fixed_work.set_ylabel("speed-up over one worker")
     style.headline(fixed_work, "The same work: a ceiling at 1 / s", "Amdahl 1967; dotted: perfect")
-    style.headline(fixed_time, "The same time, more work: no ceiling", "Gustafson 1988; s at the lines' ends")
-    for axes in (fixed_work, fixed_time):
-        style.label_ends(axes)
-    return figure
+    return style.finish(
+        fixed_time, "The same time, more work: no ceiling", "Gustafson 1988; s at the lines' ends"
+    )
 
 
 def measured(speedups: Mapping[int, Sequence[float]], serial_fraction: float, cores: int) -> Figure:
@@ -39,7 +38,7 @@ def measured(speedups: Mapping[int, Sequence[float]], serial_fraction: float, co
 
     Each point is a median, with a bar from the lower to the upper quartile.
     """
-    figure, axes = style.figure(7.2, 4.2)
+    _, axes = style.figure(7.2, 4.2)
     sizes = sorted(speedups)
     workers = np.geomspace(1, 2 * sizes[-1], 101)
     style.theory(axes, workers, workers, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
@@ -58,11 +57,9 @@ def measured(speedups: Mapping[int, Sequence[float]], serial_fraction: float, co
     beyond = [size for size in sizes if size > cores]
     middle = {size: float(np.median(values)) for size, values in speedups.items()}
     best = max(middle, key=lambda size: middle[size])
-    style.headline(
+    return style.finish(
         axes,
         f"{best} workers are {middle[best]:.1f} times as fast as one"
         + (f"; {beyond[-1]} share {cores} cores" if beyond else ""),
         "points: median and quartiles of the rounds; line: Amdahl's law, fitted up to the number of cores",
     )
-    style.label_ends(axes)
-    return figure

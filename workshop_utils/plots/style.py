@@ -194,6 +194,16 @@ def headline(on: Axes | Figure, finding: str, detail: str = "") -> None:
         on.text(0.01, 1 - inches_below_top / height, detail, fontsize=9.5, color=QUIET, va="top")
 
 
+def finish(on: Axes | Figure, finding: str, detail: str = "") -> Figure:
+    """Write the headline, name the lines of every panel at their ends, and return the figure."""
+    headline(on, finding, detail)
+    whole = on.get_figure(root=True)
+    assert whole is not None  # axes that were drawn on have a figure
+    for axes in whole.axes:
+        label_ends(axes)
+    return whole
+
+
 def measured(
     axes: Axes,
     x: Sequence[float] | np.ndarray,
@@ -282,12 +292,17 @@ def stacked(
 
 
 def label_ends(axes: Axes, *, gap_points: float = 12.0, fontsize: float = 9.5) -> None:
-    """Name each labelled line of `axes` at its right end, in its colour, instead of a legend.
+    """Name each labelled line of `axes` that its legend does not name at its right end, in its colour.
 
     Labels that would overlap are moved apart until `gap_points` lie between their middles. Call it when all
     is drawn and the limits and scales are set.
     """
-    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    legend = axes.get_legend()
+    in_legend = {text.get_text() for text in legend.get_texts()} if legend else set()
+    lines = [
+        line for line in axes.get_lines()
+        if not str(line.get_label()).startswith("_") and line.get_label() not in in_legend
+    ]  # fmt: skip
     if not lines:
         return
     ends = [np.asarray(line.get_xydata())[-1] for line in lines]
