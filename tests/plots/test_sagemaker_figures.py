@@ -15,7 +15,9 @@ def test_the_gains_of_threads_are_those_of_the_medians() -> None:
     for repeat in range(3):
         for width, gain in ((64, 0.9), (1024, 1.8)):
             rows += [(repeat, width, 1, 100.0 + repeat), (repeat, width, 2, (100.0 + repeat) * gain)]
-    (axes,) = figures.threads(pd.DataFrame(rows, columns=["step", "width", "threads", "samples_per_second"])).axes
+    (axes,) = figures.threads(
+        pd.DataFrame(rows, columns=["step", "width", "threads", "samples_per_second"])
+    ).axes
     (line,) = [line for line in axes.get_lines() if line.get_label() == "layers of 1,024 units"]
     assert list(line.get_ydata()) == pytest.approx([1.0, 1.8])
 

@@ -29,7 +29,14 @@ from workshop_utils.comm.parameter_server import server_bytes_received
 from workshop_utils.comm.ring import ring_seconds
 from workshop_utils.comm.tree import tree_all_reduce_seconds
 from workshop_utils.parallel.schedule import bubble_fraction
-from workshop_utils.scaling.arrays import Numbers, plain
+
+# A number, or an array of them; results have the shape of all arguments broadcast together.
+Numbers = float | npt.NDArray[Any]
+
+
+def plain(values: Any) -> Numbers:
+    """A float for numbers, an array of floats for arrays."""
+    return float(values) if np.ndim(values) == 0 else np.asarray(values, dtype=float)
 
 
 @dataclass(frozen=True)
@@ -181,18 +188,6 @@ def data_parallel_step_seconds(
     network_idle = backward_seconds + bucket_all_reduce_seconds
     network_busy = backward_seconds / buckets + buckets * bucket_all_reduce_seconds
     return plain(forward_seconds + np.maximum(network_idle, network_busy))
-
-
-def tensor_parallel_seconds(
-    size: Numbers, layers: Numbers, activation_nbytes: Numbers, path: Path, all_reduces_per_layer: Numbers = 4
-) -> Numbers:
-    """All-reduces of one microbatch through `layers`, forward and backward, between `size` tensor-parallel ranks.
-
-    `activation_nbytes` is batch × sequence × width × bytes of a number. A layer has two all-reduces forward and two
-    backward, two more where the forward pass is recomputed; sequence parallelism moves the same bytes by
-    reduce-scatters and all-gathers. Nothing overlaps. Source: Shoeybi et al. (2019), "Megatron-LM", section 3.
-    """
-    return plain(layers * all_reduces_per_layer * all_reduce_seconds("ring", size, activation_nbytes, path))
 
 
 def pipeline_step_seconds(

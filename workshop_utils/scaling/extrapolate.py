@@ -21,9 +21,8 @@ import pandas as pd
 from workshop_utils.comm.cluster import Link
 from workshop_utils.comm.recurrence import ring_finish_seconds
 from workshop_utils.jobs import JobError
-from workshop_utils.scaling.arrays import Numbers
 from workshop_utils.scaling.communication import simulated_seconds
-from workshop_utils.scaling.cost import Path, all_reduce_seconds, synchronous_server_seconds
+from workshop_utils.scaling.cost import Numbers, Path, all_reduce_seconds, synchronous_server_seconds
 from workshop_utils.scaling.fit import Fit, fit, path_of, path_terms
 
 NEEDED = (

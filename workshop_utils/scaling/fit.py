@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from workshop_utils.scaling.arrays import Numbers, plain
-from workshop_utils.scaling.cost import Path
+from workshop_utils.scaling.cost import Numbers, Path, plain
 
 Array = npt.NDArray[np.float64]
 

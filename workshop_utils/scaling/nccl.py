@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workshop_utils.scaling.arrays import Numbers
+from workshop_utils.scaling.cost import Numbers
 
 
 class Latency(NamedTuple):
