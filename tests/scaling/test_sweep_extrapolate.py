@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 
 from workshop_utils.jobs import JobError
-from workshop_utils.scaling.cost import Path
+from workshop_utils.scaling.cost import NetworkPath
 from workshop_utils.scaling.extrapolate import COSTS, fit_steps, held_out, predict, swept
 
-PATH = Path(1e-3, 2e7)
+PATH = NetworkPath(1e-3, 2e7)
 
 
 def sweep(strategy="ring", workers=(1, 2, 4, 8), sizes=(400_000, 4_000_000), network="160Mbit"):

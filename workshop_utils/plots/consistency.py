@@ -88,7 +88,7 @@ def thousand_workers(kernel: pd.DataFrame, real: pd.DataFrame, most: np.ndarray,
     """Updates per second and mean staleness against asynchronous workers.
 
     Args:
-        kernel: by number of workers, with the columns of `scaling.asynchronous.summary`: lines.
+        kernel: by number of workers, with the columns of `scaling.communication.steady_rates`: lines.
         real: the same from real processes: points.
         most: updates per second that cannot be passed, for each row of `kernel`.
         detail: the conditions, for the second line of the title.

@@ -31,7 +31,7 @@ def throughput(measured: pd.DataFrame, cores: int) -> Figure:
     """Samples per second against workers, a line a strategy, beside what perfect scaling would give.
 
     Perfect is that of the fastest strategy with the fewest workers, as in efficiency. `measured` has the columns of
-    `scaling.sweep.table`; runs that failed are left out.
+    `scaling.efficiency.of_throughput`; runs that failed are left out.
     """
     rows = measured[measured["state"] == "succeeded"].sort_values("workers")
     _, axes = style.figure(7.6, 4.6)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -234,13 +234,13 @@ def _load(kind: type[E], *paths: Path) -> dict[str, E]:
     return {name: _entry(kind, name, fields) for name, fields in entries.items()}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, parse: Callable[[str], Any] = yaml.safe_load) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise CatalogueError(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict):
-        raise CatalogueError(f"{path} must have names and what belongs to them, as a YAML mapping")
+        raise CatalogueError(f"{path} must have names and what belongs to them, as a mapping")
     return content
 
 
@@ -270,11 +270,8 @@ LONGEST_SEQUENCE = 8192  # a context of 131,072, such as Llama 3.1's, is trained
 
 
 def _from_hugging_face(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CatalogueError(f"{path} cannot be read: {error}") from None
-    kind = str(config.get("model_type")) if isinstance(config, dict) else ""
+    config = _read(path, json.loads)
+    kind = str(config.get("model_type"))
     if kind not in HUGGING_FACE_KINDS:
         known = ", ".join(HUGGING_FACE_KINDS)
         raise CatalogueError(

@@ -1,8 +1,8 @@
 """What communication costs, in closed form: collectives, parameter servers, and the steps of parallel training.
 
-    nic = Path.of(Link.of("25Gbit", "20us"))
+    nic = NetworkPath.of(Link.of("25Gbit", "20us"))
     all_reduce_seconds("ring", 64, 100e6, nic)
-    machines = Hierarchy(inside=Path(2e-6, 250e9), across=Path(10e-6, 50e9), ranks_per_machine=8)
+    machines = Hierarchy(inside=NetworkPath(2e-6, 250e9), across=NetworkPath(10e-6, 50e9), ranks_per_machine=8)
     machines.all_reduce_seconds(64, 100e6)
 
 A message of n bytes takes α + n/B (Hockney 1994); adding arrays takes no time. All functions take numbers or NumPy
@@ -40,7 +40,7 @@ def plain(values: Any) -> Numbers:
 
 
 @dataclass(frozen=True)
-class Path:
+class NetworkPath:
     """What one rank has towards another: α and B.
 
     Attributes:
@@ -78,7 +78,7 @@ CLOSED_FORMS: Mapping[str, Callable[[int, int, float, float], float]] = {
 }
 
 
-def all_reduce_seconds(algorithm: str, size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
+def all_reduce_seconds(algorithm: str, size: Numbers, nbytes: Numbers, path: NetworkPath) -> Numbers:
     """All-reduce of `nbytes` among `size` ranks by one of CLOSED_FORMS, each rank with such a `path`.
 
     Raises:
@@ -95,7 +95,7 @@ def all_reduce_seconds(algorithm: str, size: Numbers, nbytes: Numbers, path: Pat
     return plain(form(size, nbytes, path.latency_seconds, path.bandwidth_bytes_per_second))
 
 
-def half_ring_seconds(size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
+def half_ring_seconds(size: Numbers, nbytes: Numbers, path: NetworkPath) -> Numbers:
     """(N − 1)(α + K/NB): a ring's reduce-scatter, or its all-gather, of `nbytes` in all."""
     return plain((size - 1) * path.seconds(nbytes / size))
 
@@ -110,8 +110,8 @@ class Hierarchy:
         ValueError: for less than one rank a machine.
     """
 
-    inside: Path
-    across: Path
+    inside: NetworkPath
+    across: NetworkPath
     ranks_per_machine: Numbers
 
     def __post_init__(self) -> None:
@@ -158,7 +158,7 @@ class Hierarchy:
 
 
 def synchronous_server_seconds(
-    workers: Numbers, nbytes: Numbers, path: Path, servers: Numbers = 1
+    workers: Numbers, nbytes: Numbers, path: NetworkPath, servers: Numbers = 1
 ) -> Numbers:
     """One push and one pull of all workers, with computing left out: 2 (α + busiest link's bytes / B).
 

@@ -120,6 +120,17 @@ def scaling(table: pd.DataFrame) -> pd.DataFrame:
     return rows.drop(columns=["fewest", *(["whole_batch"] if "whole_batch" in rows else [])])
 
 
+def of_throughput(rows: pd.DataFrame) -> pd.DataFrame:
+    """`rows` of runs, with weak `efficiency` by their samples_per_second; NaN where nothing succeeded.
+
+    The baseline of all strategies is the fastest one with the fewest workers.
+    """
+    each = rows["samples_per_second"] / rows["workers"]
+    counted = (rows["state"] == "succeeded") & each.notna()
+    fewest = rows.loc[counted, "workers"].min()
+    return rows.assign(efficiency=each / each[counted & (rows["workers"] == fewest)].max())
+
+
 def failures(table: pd.DataFrame) -> Sequence[str]:
     """A sentence for each run that failed."""
     failed = table[table["state"] != "succeeded"]

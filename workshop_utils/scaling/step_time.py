@@ -18,8 +18,8 @@ import numpy as np
 
 from workshop_utils.scaling.catalogue import Instance, Transformer
 from workshop_utils.scaling.cost import (
+    NetworkPath,
     Numbers,
-    Path,
     all_reduce_seconds,
     data_parallel_step_seconds,
     half_ring_seconds,
@@ -141,7 +141,9 @@ def _tensor_seconds(model: Transformer, instance: Instance, layout: Layout) -> N
     the same bytes by reduce-scatters and all-gathers. Source: Shoeybi et al. (2019), "Megatron-LM", section 3.
     """
     nbytes = layout.number_nbytes * layout.micro_batch * model.sequence * model.width
-    path = Path(instance.inner_latency_seconds, COLLECTIVE_EFFICIENCY * instance.inner_bytes_per_second)
+    path = NetworkPath(
+        instance.inner_latency_seconds, COLLECTIVE_EFFICIENCY * instance.inner_bytes_per_second
+    )
     most, _ = blocks_of_stages(model, layout.pipeline, layout.chunks)
     all_reduces = np.where(np.asarray(layout.recompute) == "full", 6, 4)
     return most * all_reduces * all_reduce_seconds("ring", layout.tensor, nbytes, path)
@@ -153,7 +155,7 @@ def _message_seconds(model: Transformer, instance: Instance, layout: Layout) -> 
     return _across(instance, layout, 1).seconds(nbytes)
 
 
-def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> Path:
+def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> NetworkPath:
     """The way of one worker to one on another machine, where `neighbours` of its group share its machine.
 
     A ring leaves a machine once, so a group has the NIC's share of all its members there. Where one machine holds all
@@ -166,7 +168,7 @@ def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> Path:
     )
     hop = instance.network_latency_seconds - instance.inner_latency_seconds
     latency = instance.inner_latency_seconds + np.where(inside, 0, hop / neighbours)
-    return Path(latency, COLLECTIVE_EFFICIENCY * bandwidth)
+    return NetworkPath(latency, COLLECTIVE_EFFICIENCY * bandwidth)
 
 
 def _data_seconds(model: Transformer, instance: Instance, layout: Layout, arithmetic: Numbers) -> Numbers:
