@@ -23,7 +23,6 @@ from workshop_utils.plots import (
     prediction,
     pytorch,
     scaling,
-    speedup,
     tensorflow,
     welcome,
 )
@@ -99,7 +98,7 @@ SHOWN = {
         [[(0, 0.05), (0.05, 0.1), (0.15, 0.2), (0.35, 0.65)]]),
     "memory": (lambda: baseline.memory(NBYTES, TrainingMemory(10e6, 10e6, 20e6, 5e6)),
         [[(0, 10), (1, 14), (2, 21), (3, 41)]]),
-    "speed-up": (lambda: speedup.measured({1: [1.0], 2: [1.5, 1.6, 1.7], 4: [1.2]}, 0.25, cores=2),
+    "speed-up": (lambda: scaling.measured_speedups({1: [1.0], 2: [1.5, 1.6, 1.7], 4: [1.2]}, 0.25, cores=2),
         [[(1, 1.0), (2, 1.6), (4, 1.2)]]),
     "equal losses": (lambda: parallelism.losses_agree([2.0, 1.0], {"data parallel, N = 2": [2.0, 1.0]}),
         [[(1, 2.0), (2, 1.0)]]),

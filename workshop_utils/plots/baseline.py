@@ -85,11 +85,9 @@ def memory(measured: Mapping[str, float], predicted: TrainingMemory) -> Figure:
     axes.set(ylabel="memory, in MB", ylim=(0, 1.12 * max(*seen, bottom)))
     axes.grid(visible=False, axis="x")
     total = predicted.parameters + predicted.gradients + predicted.optimizer
-    return style.finish(
-        axes,
-        f"Training holds {total / predicted.parameters:.0f} times the model, and the activations",
-        "bars: the formulas; diamonds: what the operating system counted for this process",
-    )
+    finding = f"Training holds {total / predicted.parameters:.0f} times the model, and the activations"
+    detail = "bars: the formulas; diamonds: what the operating system counted for this process"
+    return style.finish(axes, finding, detail)
 
 
 def time_to_train() -> Figure:
@@ -114,8 +112,5 @@ def time_to_train() -> Figure:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axes.set_xlim(right=max(flops) * 2.5)
     longest = max(run.device_hours for run in TRAINING_RUNS) * 3600 / YEAR_SECONDS
-    return style.finish(
-        axes,
-        f"One GPU would have needed up to {float(f'{longest:.2g}'):,.0f} years",
-        "points: GPU hours that were reported; lines: 6 · N · D at 40 % of the peak",
-    )
+    detail = "points: GPU hours that were reported; lines: 6 · N · D at 40 % of the peak"
+    return style.finish(axes, f"One GPU would have needed up to {float(f'{longest:.2g}'):,.0f} years", detail)

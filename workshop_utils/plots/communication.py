@@ -139,7 +139,8 @@ def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: 
             axes.barh(rank, received - event.end, 0.74, left=event.end, color=colour, linewidth=0, zorder=0.5)
     finish = max(event.end for events in ranks for event in events)
     style.mark(axes, finish)
-    axes.set_title(f"{name}: {_shown_seconds(finish)}", fontsize=10, loc="left", pad=3)
+    seconds = f"{finish:.2f} s" if finish >= 1 else f"{1000 * finish:.0f} ms"
+    axes.set_title(f"{name}: {seconds}", fontsize=10, loc="left", pad=3)
     style.rows(axes, [str(rank) for rank in range(len(ranks))], (len(ranks) - 0.4, -0.6))
 
 
@@ -165,10 +166,6 @@ def _message(axes: Axes, rank: int, event: Event, whole: float) -> None:
     axes.barh(rank, duration, 0.74, left=event.start, color=colour, edgecolor="white", linewidth=0.6)
     if duration > 0.022 * whole:
         style.inside(axes, event.start + duration / 2, rank, f"→{event.peer}", colour, fontsize=8)
-
-
-def _shown_seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
 
 
 class Series(NamedTuple):

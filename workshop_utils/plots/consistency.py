@@ -38,11 +38,8 @@ def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int) -> 
         style.rows(axes, names, (len(names) - 0.4, -0.6))
         axes.set(xlim=(-0.01 * seconds, seconds), ylabel="worker")
     grid[-1].set_xlabel("seconds since the first push")
-    return style.finish(
-        figure,
-        "How far workers drift apart is a choice",
-        "a dot: a gradient reaches the server; hollow: it came too late and was dropped",
-    )
+    detail = "a dot: a gradient reaches the server; hollow: it came too late and was dropped"
+    return style.finish(figure, "How far workers drift apart is a choice", detail)
 
 
 def staleness(runs: Mapping[str, pd.DataFrame]) -> Figure:
@@ -62,11 +59,8 @@ def staleness(runs: Mapping[str, pd.DataFrame]) -> Figure:
     style.percent_axis(grid[0].yaxis)
     grid[0].set_ylabel("share of gradients")
     last = f"; the bar at {LONG_AGO} holds all from there on" if most == LONG_AGO else ""
-    return style.finish(
-        figure,
-        "Workers that don't wait use stale parameters",
-        f"dashed: the mean of all applied gradients{last}",
-    )
+    detail = f"dashed: the mean of all applied gradients{last}"
+    return style.finish(figure, "Workers that don't wait use stale parameters", detail)
 
 
 def losses(runs: Mapping[str, pd.DataFrame]) -> Figure:

@@ -44,11 +44,9 @@ def against_batch(table: pd.DataFrame) -> Figure:
     axes.set(xlabel="images in a batch, all workers together", ylabel="final loss (nats)", ylim=(0, 2.6))
     linear = table[table["rule"].str.startswith("linear")].groupby("batch")["loss"].max()
     good = list(takewhile(lambda batch: linear[batch] < 1.5 * linear[batches[0]], batches))
-    return style.finish(
-        axes,
-        f"Linear scaling holds up to a batch of {good[-1] if good else batches[0]}",
-        f"equally many epochs, so fewer steps with larger batches; {_seeds(table)}",
-    )
+    finding = f"Linear scaling holds up to a batch of {good[-1] if good else batches[0]}"
+    detail = f"equally many epochs, so fewer steps with larger batches; {_seeds(table)}"
+    return style.finish(axes, finding, detail)
 
 
 def warm_up(table: pd.DataFrame) -> Figure:
@@ -95,11 +93,9 @@ def critical(steps: Mapping[int, Sequence[float]], rates: Mapping[int, float], l
     for axes in (left, right):
         style.power_axis(axes, batches)
         axes.set_xlabel("images in a batch")
-    return style.finish(
-        figure,
-        f"Beyond a batch of about {law.critical_batch:.0f}, more workers save few steps",
-        "points: measured; solid: one law fitted to the left, its learning rate on the right",
-    )
+    finding = f"Beyond a batch of about {law.critical_batch:.0f}, more workers save few steps"
+    detail = "points: measured; solid: one law fitted to the left, its learning rate on the right"
+    return style.finish(figure, finding, detail)
 
 
 def local_sgd(table: pd.DataFrame) -> Figure:
@@ -114,11 +110,8 @@ def local_sgd(table: pd.DataFrame) -> Figure:
         axes.set_xlabel("local steps between two meetings")
     grid[0].set(ylabel="final loss (nats)", ylim=(0, None))  # once all is drawn on both
     most = int(table["local_steps"].max())
-    return style.finish(
-        figure,
-        f"Meeting in one step of {most}: cheap if all see the same kind of data",
-        f"final loss after equally many steps; {_seeds(table)}",
-    )
+    finding = f"Meeting in one step of {most}: cheap if all see the same kind of data"
+    return style.finish(figure, finding, f"final loss after equally many steps; {_seeds(table)}")
 
 
 def staleness(table: pd.DataFrame, workers: int) -> Figure:
@@ -130,11 +123,8 @@ def staleness(table: pd.DataFrame, workers: int) -> Figure:
     style.measured(axes, bounds, table["mean"].to_numpy(), "mean", colour=HUES[0])
     axes.set(xlabel="bound (steps that a worker may be ahead)", xticks=bounds)
     axes.set(ylabel="staleness (updates)", ylim=(0, None))
-    return style.finish(
-        axes,
-        f"No gradient is staler than ({workers} − 1)(2 · bound + 1)",
-        f"{workers} workers, one of them slow; counted by the server",
-    )
+    detail = f"{workers} workers, one of them slow; counted by the server"
+    return style.finish(axes, f"No gradient is staler than ({workers} − 1)(2 · bound + 1)", detail)
 
 
 def stale_rates(table: pd.DataFrame, stable: pd.DataFrame) -> Figure:
@@ -178,11 +168,8 @@ def batch_norm(table: pd.DataFrame) -> Figure:
         axes.set_xlabel("images of each worker in a step")
         style.percent_axis(axes.yaxis)
     grid[0].set_ylabel("accuracy on the test images")
-    return style.finish(
-        figure,
-        "Batch normalisation is the layer that notices how the batch is cut",
-        f"bars: from the worst to the best of all workers and seeds; {_seeds(table)}",
-    )
+    detail = f"bars: from the worst to the best of all workers and seeds; {_seeds(table)}"
+    return style.finish(figure, "Batch normalisation is the layer that notices how the batch is cut", detail)
 
 
 def _spread(axes: Axes, rows: pd.DataFrame, x: str, y: str, label: str, index: int) -> None:

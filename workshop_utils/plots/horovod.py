@@ -112,14 +112,17 @@ def timelines(recorded: Mapping[str, Sequence[Span]]) -> Figure:
     for axes, spans in zip(grid, shown.values(), strict=True):
         _gradients(axes, spans)
     grid[-1].set_xlabel("milliseconds since the first gradient was handed over (mind the scales)")
-    shares = dict(PHASES.values())
-    handles = [Patch(color=colour, label=label) for label, colour in shares.items()]
-    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=9)
+    _legend(figure, dict(PHASES.values()))
     return style.finish(
         figure,
         "Packed together, gradients travel at once; alone, one after the other",
         "a row: a gradient, in the order in which the backward pass gives them; the fastest step of each run",
     )
+
+
+def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
+    handles = [Patch(color=style.colour_of(colour), label=name) for name, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=9)
 
 
 def _fastest(steps: Sequence[list[Span]]) -> list[Span]:
@@ -159,23 +162,15 @@ def adasum(table: pd.DataFrame, rule: Callable[[np.ndarray, np.ndarray], np.ndar
         _arrow(axes, first, style.colour_of("worker 0"), 3.0)
         _arrow(axes, second, style.colour_of("worker 1"), 2.0)
         _arrow(axes, (first + second) / 2, style.colour_of("theory"), 1.0)
-        axes.plot(row["mean_x"], row["mean_y"], "o", color=style.colour_of("theory"), markersize=6, zorder=4)
-        axes.plot(
-            row["adasum_x"], row["adasum_y"], "D", color=style.colour_of("horovod"), markersize=7, zorder=4
-        )
+        for name, colour, marker, size in (("mean", "theory", "o", 6), ("adasum", "horovod", "D", 7)):
+            x, y, hue = row[f"{name}_x"], row[f"{name}_y"], style.colour_of(colour)
+            axes.plot(x, y, marker, color=hue, markersize=size, zorder=4)
         axes.set(xlim=(-1.15, 1.35), ylim=(-0.35, 1.25), aspect="equal")
         axes.tick_params(labelsize=8)
-    colours = ("worker 0", "worker 1", "theory", "horovod")
     names = ("gradient of rank 0", "of rank 1", "their mean", "Adasum")
-    handles = [
-        Patch(color=style.colour_of(colour), label=name) for name, colour in zip(names, colours, strict=True)
-    ]
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=9)
-    return style.finish(
-        figure,
-        "The same direction: their mean. At right angles: their sum.",
-        "arrows: the rule; points: what Horovod gave",
-    )
+    _legend(figure, dict(zip(names, ("worker 0", "worker 1", "theory", "horovod"), strict=True)))
+    detail = "arrows: the rule; points: what Horovod gave"
+    return style.finish(figure, "The same direction: their mean. At right angles: their sum.", detail)
 
 
 def _arrow(axes: Axes, vector: np.ndarray, colour: str, width: float) -> None:

@@ -88,11 +88,8 @@ def idle_shares(
     style.power_axis(axes, [2**power for power in range(int(np.log2(most)) + 1)])
     axes.set(xlabel="microbatches m", ylabel="idle share of the ranks' time", ylim=(0, None))
     style.percent_axis(axes.yaxis)
-    return style.finish(
-        axes,
-        "More microbatches, less waiting",
-        f"{ranks} real processes whose passes sleep; points: measured, lines: (p − 1)/(v · m + p − 1)",
-    )
+    detail = f"{ranks} real processes whose passes sleep; points: measured, lines: (p − 1)/(v · m + p − 1)"
+    return style.finish(axes, "More microbatches, less waiting", detail)
 
 
 def held_microbatches(held: Mapping[str, Sequence[float]]) -> Figure:
@@ -104,11 +101,8 @@ def held_microbatches(held: Mapping[str, Sequence[float]]) -> Figure:
     ranks = max(len(counts) for counts in held.values())
     axes.set_xticks(range(ranks))
     axes.set(xlabel="rank", ylabel="microbatches held at once", ylim=(0, None), xlim=(-0.2, ranks - 0.8))
-    return style.finish(
-        axes,
-        "Same bubble, but 1F1B keeps fewer activations than GPipe",
-        "counted from the measured timelines; a stage of half the size counts half",
-    )
+    detail = "counted from the measured timelines; a stage of half the size counts half"
+    return style.finish(axes, "Same bubble, but 1F1B keeps fewer activations than GPipe", detail)
 
 
 def training(losses: Mapping[str, Mapping[int, float]]) -> Figure:

@@ -27,11 +27,8 @@ def losses(metrics: pd.DataFrame, vocabulary: int) -> Figure:
     axes.set(xlabel="step", ylabel="loss of the hidden tokens, nats", xlim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     ranks = metrics["rank"].nunique()
-    return style.finish(
-        axes,
-        losses_finding(guess, float(running.iloc[-1])),
-        f"points: {ranks} ranks, each with its own sentences; thin: their mean",
-    )
+    detail = f"points: {ranks} ranks, each with its own sentences; thin: their mean"
+    return style.finish(axes, losses_finding(guess, float(running.iloc[-1])), detail)
 
 
 def losses_finding(guess: float, end: float) -> str:
