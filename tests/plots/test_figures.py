@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 
 from workshop_utils.comm.communicator import Event
 from workshop_utils.comm.ring import ring_all_reduce
@@ -22,8 +23,11 @@ from workshop_utils.plots import (
     parallelism,
     prediction,
     pytorch,
+    sagemaker,
     scaling,
+    spark,
     tensorflow,
+    torchx,
     welcome,
 )
 from workshop_utils.scaling import efficiency
@@ -212,3 +216,60 @@ def test_what_cannot_be_drawn_is_refused_with_the_reason():
         parallelism.bytes_per_step(models.MLP.initialise(64, 50, 10), 1, {})
     with pytest.raises(ValueError, match="holds no step"):
         horovod.timelines({"empty": []})
+
+
+def words(figure):
+    return [text.get_text() for text in figure.findobj(Text)]
+
+
+def test_every_step_is_a_point_beside_the_ratio_of_the_medians():
+    figure = spark.step_times({"spark": [0.1, 0.3, 0.2], "ring": [0.002, 0.001, 0.004]})
+    points = [line.get_xdata().tolist() for line in figure.axes[0].get_lines()]
+    assert points == [[0.1, 0.3, 0.2], [0.002, 0.001, 0.004]]
+    assert "100 times" in " ".join(words(figure))
+    assert {"200 ms", "2 ms"} <= set(words(figure))
+
+
+def test_every_mode_is_a_named_point():
+    modes = {"mode": ["synchronous", "hogwild"], "seconds_taken": [3.0, 5.0], "accuracy": [0.95, 0.9]}
+    figure = spark.modes(pd.DataFrame(modes))
+    assert {"synchronous", "hogwild"} <= set(words(figure))
+    points = [tuple(line.get_xydata()[0]) for line in figure.axes[0].get_lines()]
+    assert points == [(3.0, 0.95), (5.0, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("end", "finding"),
+    [
+        (6.9, "So far the model guesses: it needs more steps"),
+        (np.log(200), "BERT hesitates among about 200 tokens"),
+    ],
+)
+def test_the_line_is_the_running_mean_of_the_ranks_and_the_title_says_what_was_learnt(end, finding):
+    rows = [
+        (rank, step, end + sign + (step == 1))
+        for step in range(1, 21)
+        for rank, sign in ((0, 0.1), (1, -0.1))
+    ]
+    figure = torchx.losses(table("rank step loss", *rows), vocabulary=1024)
+    assert finding in " ".join(words(figure))
+    (mean,) = [line for line in figure.axes[0].get_lines() if line.get_label() == "mean of 10 steps"]
+    assert list(mean.get_ydata())[9:] == pytest.approx([end + 0.1] + [end] * 10)  # a step counts a tenth
+
+
+def test_the_gains_of_threads_are_those_of_the_medians():
+    rows = []
+    for repeat in range(3):
+        for width, gain in ((64, 0.9), (1024, 1.8)):
+            rows += [(repeat, width, 1, 100.0 + repeat), (repeat, width, 2, (100.0 + repeat) * gain)]
+    (axes,) = sagemaker.threads(
+        pd.DataFrame(rows, columns=["step", "width", "threads", "samples_per_second"])
+    ).axes
+    (line,) = [line for line in axes.get_lines() if line.get_label() == "layers of 1,024 units"]
+    assert list(line.get_ydata()) == pytest.approx([1.0, 1.8])
+
+
+@pytest.mark.parametrize("seconds", [0.12, math.nan])
+def test_racks_are_drawn_even_where_nothing_could_be_measured(seconds):
+    rows = [("ring", "one rack", seconds, 0.125), ("ring", "two racks", seconds, 0.25)]
+    sagemaker.racks(rows, "4 hosts").draw_without_rendering()
