@@ -136,7 +136,9 @@ def test_a_run_that_fails_is_a_row_of_the_sweep_and_not_its_end(make_job, nothin
         "place.report(step=1, loss=0.5, samples_per_second=10)",
         "place.report(step=2, accuracy=0.9, samples_per_second=30)",
     )
-    (first,), (second,) = (experiment.measure(experiment.Setting(job), warm=False) for job in (failing, fine))
+    (first,), (second,) = (
+        experiment.measure_once(experiment.Setting(job), warm=False) for job in (failing, fine)
+    )
     assert (first["state"], second["state"]) == ("failed", "succeeded")
     assert "exit code 2" in first["reason"]
     assert (second["samples_per_second"], second["loss"], second["accuracy"]) == (20, 0.5, 0.9)

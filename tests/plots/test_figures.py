@@ -35,7 +35,7 @@ from workshop_utils.scaling.cost import NetworkPath
 from workshop_utils.scaling.memory import TrainingMemory
 from workshop_utils.scaling.overlap import Phase
 from workshop_utils.training import models
-from workshop_utils.training.horovod_timeline import Span
+from workshop_utils.training.horovod_timeline import TimelineSpan
 
 
 def table(columns: str, *rows: tuple) -> pd.DataFrame:
@@ -74,7 +74,7 @@ SCALED = efficiency.scaling(
 )  # fmt: skip
 MEASURED = SCALED.assign(outlier=[False, False, True] * 2)
 CURVE = pd.DataFrame({"step": [0, 10, 20], "seconds": [0.0, 1.0, 2.0], "test_loss": [2.0, 1.0, 0.5]})
-FUSED = [Span("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), Span("a", "GLOO_ALLREDUCE", 1.5, 2.5, 1)]
+FUSED = [TimelineSpan("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), TimelineSpan("a", "GLOO_ALLREDUCE", 1.5, 2.5, 1)]
 NBYTES = {"model": 10e6, "forward": 14e6, "backward": 21e6, "update": 41e6}
 EVENTS = [[Event("send", 1, 8, 0, 1, "")], [Event("recv", 0, 8, 0, 3, "")]]
 SERIES = communication.Series([2, 4], [1.0, 1.5], [1.0, 1.25])
@@ -98,7 +98,7 @@ PREDICTED = prediction.Curve("ring", "ring", LINE, LINE, LINE, LINE, {2: 0.1}, {
 # Figures that order, sum up or mark what they are given; and what their panels show, from the first on.
 SHOWN = {
     "starts": (lambda: welcome.starts({"cold": RUN}), [[(0, 2), (2, 4), (6, 1)]]),
-    "step": (lambda: baseline.step_time({16: {"data": 1, "forward": 2, "backward": 4, "update": 13}}),
+    "step": (lambda: baseline.step_shares({16: {"data": 1, "forward": 2, "backward": 4, "update": 13}}),
         [[(0, 0.05), (0.05, 0.1), (0.15, 0.2), (0.35, 0.65)]]),
     "memory": (lambda: baseline.memory(NBYTES, TrainingMemory(10e6, 10e6, 20e6, 5e6)),
         [[(0, 10), (1, 14), (2, 21), (3, 41)]]),
@@ -107,22 +107,22 @@ SHOWN = {
     "equal losses": (lambda: parallelism.losses_agree([2.0, 1.0], {"data parallel, N = 2": [2.0, 1.0]}),
         [[(1, 2.0), (2, 1.0)]]),
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),
-    "staleness": (lambda: consistency.staleness({"a": PUSHES}), []),
+    "staleness": (lambda: consistency.staleness_histograms({"a": PUSHES}), []),
     "ring": (lambda: communication.ring_steps(ring_all_reduce, 4), []),
     # Pale from when the sender was done with it until it had been received.
-    "messages": (lambda: communication.timelines({"real": {"ring": EVENTS}}, "so"), [[(0, 1), (1, 2)]]),
+    "messages": (lambda: communication.message_timelines({"real": {"ring": EVENTS}}, "so"), [[(0, 1), (1, 2)]]),
     "workers": (lambda: communication.against_workers({"ring": SERIES}, "Found", "so"),
         [[(2, 1.0), (4, 1.5)], [(2, 1.0), (4, 1.2)]]),
     "tuning": (lambda: horovod.tuning({"0": [0.2], "1MB": [0.02]}, {0.001: [0.004], 0.02: [0.021]}, 7),
         [[(0, 0.2)] * 2 + [(1, 0.02)] * 2]),
-    "recorded": (lambda: horovod.timelines({"fused": FUSED}), [[(0, 500), (500, 1000)]]),
+    "recorded": (lambda: horovod.gradient_timelines({"fused": FUSED}), [[(0, 500), (500, 1000)]]),
     "overlap": (lambda: pytorch.steps_with_communication({"naive": {0: STEP}}, "Found", "so"),
         [[(0, 1), (1, 1.5), (1, 1.5)]]),
     "exposed": (lambda: pytorch.exposed_communication({"naive": [0.2, 0.9], "lapped": [0.1]}, 0.2, "so"),
         [[(0.1, 1), (0.2, 0), (0.9, 0)]]),
     # What diverged counts as a guess.
     "batch": (lambda: convergence.against_batch(RULES), [[(32, 0.3), (64, convergence.GIVEN_UP)]]),
-    "warm-up": (lambda: convergence.warm_up(WARM_UPS), [[(-0.12, convergence.GIVEN_UP), (0.88, 0.3)]]),
+    "warm-up": (lambda: convergence.warm_up_losses(WARM_UPS), [[(-0.12, convergence.GIVEN_UP), (0.88, 0.3)]]),
     "waiting": (lambda: failures.waiting(WAITED), [[(0, 0.1), (0.1, 0.25), (0, 0.3), (0.3, 0.05)]]),
     "remedies": (lambda: failures.remedies(pd.DataFrame({"even": 200.0, "straggler": 50.0}, index=["wait"])),
         [[(50, 0), (200, 0)]]),
@@ -166,7 +166,7 @@ def test_each_step_of_a_ring_adds_one_contribution_to_one_chunk_of_each_rank():
 
 
 def test_staleness_leaves_out_what_was_dropped_and_keeps_what_is_long_ago():
-    (axes,) = consistency.staleness({"a": PUSHES}).axes
+    (axes,) = consistency.staleness_histograms({"a": PUSHES}).axes
     assert [bar.get_height() for bar in axes.patches] == [0.5] + 15 * [0] + [0.5]
 
 
@@ -215,7 +215,7 @@ def test_what_cannot_be_drawn_is_refused_with_the_reason():
     with pytest.raises(ValueError, match="workers is 1; one worker sends nothing"):
         parallelism.bytes_per_step(models.MLP.initialise(64, 50, 10), 1, {})
     with pytest.raises(ValueError, match="holds no step"):
-        horovod.timelines({"empty": []})
+        horovod.gradient_timelines({"empty": []})
 
 
 def words(figure):
@@ -251,7 +251,7 @@ def test_the_line_is_the_running_mean_of_the_ranks_and_the_title_says_what_was_l
         for step in range(1, 21)
         for rank, sign in ((0, 0.1), (1, -0.1))
     ]
-    figure = torchx.losses(table("rank step loss", *rows), vocabulary=1024)
+    figure = torchx.pretraining_losses(table("rank step loss", *rows), vocabulary=1024)
     assert finding in " ".join(words(figure))
     (mean,) = [line for line in figure.axes[0].get_lines() if line.get_label() == "mean of 10 steps"]
     assert list(mean.get_ydata())[9:] == pytest.approx([end + 0.1] + [end] * 10)  # a step counts a tenth

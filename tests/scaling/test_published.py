@@ -23,7 +23,7 @@ def test_the_three_points_are_the_ends_and_the_middle_of_the_logarithms(values, 
 
 
 def test_what_was_left_out_does_not_change_what_is_predicted():
-    curves = published.curves()
+    curves = published.published_curves()
     before = validation.predict_curve(curves[curves["system"] == curves["system"][0]])
     wrong = before["measured"].where(before["fitted"], 10 * before["measured"])
     after = validation.predict_curve(before.assign(measured=wrong))

@@ -115,7 +115,7 @@ def predict(table: File = TABLE, workers: Listed = "8,64,1000") -> None:
     from workshop_utils.scaling import extrapolate
 
     counts = _counts(workers)
-    tables = [each for _, each in _of_each(table, lambda runs: extrapolate.predict(runs, counts))]
+    tables = [each for _, each in _of_each(table, lambda runs: extrapolate.predict_steps(runs, counts))]
     typer.echo(pd.concat(tables).round(4).to_string(index=False))
     typer.echo(
         "\nEach worker is taken to have a core of its own, and each link to be as those measured. Links that workers "

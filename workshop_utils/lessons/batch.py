@@ -169,7 +169,7 @@ def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[Training
 def _sweep(jobs: Sequence[TrainingJob]) -> pd.DataFrame:
     rows = []
     for job in tqdm(jobs, "sweep", bar_format=BAR):
-        (row,) = experiment.measure(experiment.Setting(job), warm=False)
+        (row,) = experiment.measure_once(experiment.Setting(job), warm=False)
         rows.append(row)
         speed = f"{row['samples_per_second']:9,.0f} samples/s"
         tqdm.write(f"  {row['strategy']:<24} {row['workers']} workers  {row['state']:<10} {speed}")

@@ -17,7 +17,7 @@ PHASES = {"data": "load", "forward": "#9DB0BF", "backward": "compute", "update":
 YEAR_SECONDS = 365.25 * 24 * 3600
 
 
-def step_time(medians: Mapping[int, Mapping[str, float]]) -> Figure:
+def step_shares(medians: Mapping[int, Mapping[str, float]]) -> Figure:
     """Each phase's share of a step, for each batch size, from seconds by phase by batch size."""
     _, axes = style.figure(7.6, 0.62 * len(medians) + 1.7)
     shares = [_shares(seconds) for seconds in medians.values()]

@@ -107,7 +107,7 @@ def _cell(axes: Axes, corner: tuple[float, float], counts: np.ndarray) -> None:
 Traces = Mapping[str, Sequence[Sequence[Event]]]  # by algorithm, of each rank
 
 
-def timelines(columns: Mapping[str, Traces], detail: str) -> Figure:
+def message_timelines(columns: Mapping[str, Traces], detail: str) -> Figure:
     """Who sent what when: a row an algorithm, a column for each way in which they ran, all on one time axis.
 
     The bars are the sends of each rank (from `communicator.trace`), pale from when the sender was done with it until it

@@ -42,7 +42,7 @@ def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int) -> 
     return style.finish(figure, "How far workers drift apart is a choice", detail)
 
 
-def staleness(runs: Mapping[str, pd.DataFrame]) -> Figure:
+def staleness_histograms(runs: Mapping[str, pd.DataFrame]) -> Figure:
     """How many updates by others came between a worker's pull and its push: a histogram for each run."""
     figure, grid = style.panels(runs, 9.6, 3.1, sharey=True)
     most = min(LONG_AGO, int(max(table["staleness"].max() for table in runs.values())))
@@ -63,7 +63,7 @@ def staleness(runs: Mapping[str, pd.DataFrame]) -> Figure:
     return style.finish(figure, "Workers that don't wait use stale parameters", detail)
 
 
-def losses(runs: Mapping[str, pd.DataFrame]) -> Figure:
+def losses_over_time(runs: Mapping[str, pd.DataFrame]) -> Figure:
     """The workers' mean loss over time, for each run: columns seconds (since its first report) and loss."""
     _, axes = style.figure(8.4, 3.8)
     looks = cycle(zip(SERVER_MODES, style.DASHES, strict=True))

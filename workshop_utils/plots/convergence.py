@@ -49,7 +49,7 @@ def against_batch(table: pd.DataFrame) -> Figure:
     return style.finish(axes, finding, detail)
 
 
-def warm_up(table: pd.DataFrame) -> Figure:
+def warm_up_losses(table: pd.DataFrame) -> Figure:
     """Final losses without and with a warm-up, for each kind of start: columns start, warmup (steps), loss."""
     starts = list(dict.fromkeys(table["start"]))
     figure, grid = style.panels(starts, 8.2, 3.7, sharey=True)
@@ -114,7 +114,7 @@ def local_sgd(table: pd.DataFrame) -> Figure:
     return style.finish(figure, finding, f"final loss after equally many steps; {_seeds(table)}")
 
 
-def staleness(table: pd.DataFrame, workers: int) -> Figure:
+def staleness_against_bound(table: pd.DataFrame, workers: int) -> Figure:
     """Measured staleness against the bound: columns bound, mean, most; the largest possible one as a line."""
     _, axes = style.figure(7.4, 3.8)
     bounds = table["bound"].to_numpy(int)

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from workshop_utils.plots import style
 from workshop_utils.training import horovod_timeline
-from workshop_utils.training.horovod_timeline import Span
+from workshop_utils.training.horovod_timeline import TimelineSpan
 
 # A front end is no worker and no strategy: colours of Tol's muted scheme that neither has.
 FRONT_ENDS = ("#882255", "#117733", "#DDAA33")
@@ -96,7 +96,7 @@ def _repeats(axes: Axes, x: Sequence[float] | np.ndarray, samples: Sequence[Sequ
     style.measured(axes, x, quartiles, colour="horovod", markersize=9)
 
 
-def timelines(recorded: Mapping[str, Sequence[Span]]) -> Figure:
+def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure:
     """What became of each gradient of one step, as rank 0 recorded it; a panel for each run, with its own scale.
 
     Of each run the fastest step is shown, the one that other work on the machine disturbed least.
@@ -125,13 +125,13 @@ def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
     figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=9)
 
 
-def _fastest(steps: Sequence[list[Span]]) -> list[Span]:
+def _fastest(steps: Sequence[list[TimelineSpan]]) -> list[TimelineSpan]:
     if not steps:
         raise ValueError("the timeline holds no step; was anything recorded?")
     return min(steps, key=lambda spans: max(span.end for span in spans) - spans[0].start)
 
 
-def _gradients(axes: Axes, spans: Sequence[Span]) -> None:
+def _gradients(axes: Axes, spans: Sequence[TimelineSpan]) -> None:
     rows = {tensor: number for number, tensor in enumerate(dict.fromkeys(span.tensor for span in spans))}
     first = spans[0].start
     shortest = SHORTEST_BAR * (max(span.end for span in spans) - first) * 1e3

@@ -18,7 +18,7 @@ COLOURS = {"naive": "#1A1A1A", "gpipe": "#882255", "one_f_one_b": "#0072B2", "in
 MARKERS = {"naive": "X", "gpipe": "s", "one_f_one_b": "o", "interleaved": "^"}
 
 
-def timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
+def schedule_timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
     """What each rank did when: as predicted on the left, as measured on the right.
 
     Args:

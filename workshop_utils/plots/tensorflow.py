@@ -56,7 +56,7 @@ def groups(curves: Mapping[str, pd.DataFrame]) -> list[list[str]]:
     return found
 
 
-def losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
+def test_losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
     """Test loss against steps and against seconds, for forms named as in FORMS; from `learning_curve`."""
     figure, (by_step, by_time) = style.figure(11.2, 4.4, columns=2, sharey=True)
     together = groups(curves)

@@ -12,7 +12,7 @@ from workshop_utils.plots import style
 SMOOTHED = 10  # steps of the running mean, whose end is the finding
 
 
-def losses(metrics: pd.DataFrame, vocabulary: int) -> Figure:
+def pretraining_losses(metrics: pd.DataFrame, vocabulary: int) -> Figure:
     """The loss of each rank as points, their mean and its running mean as lines, and that of guessing."""
     _, axes = style.figure(7.2, 3.9)
     mean = metrics.groupby("step")["loss"].mean()

@@ -189,7 +189,7 @@ def measure_all(settings: Sequence[Setting], store: Store, fresh: bool = False) 
         for setting in bar:
             key = setting.key()
             kept = None if fresh else store.get(key)
-            table = kept if kept is not None else pd.DataFrame(measure(setting)).assign(key=key)
+            table = kept if kept is not None else pd.DataFrame(measure_once(setting)).assign(key=key)
             if (
                 kept is None and (table["state"] == RunState.SUCCEEDED).all()
             ):  # others may have failed by chance
@@ -204,7 +204,7 @@ def missing(settings: Sequence[Setting], store: Store) -> list[Setting]:
     return [setting for setting in settings if setting.key() not in kept]
 
 
-def measure(setting: Setting, warm: bool = True) -> list[dict[str, Any]]:
+def measure_once(setting: Setting, warm: bool = True) -> list[dict[str, Any]]:
     """Run `setting` once on this machine; the columns of `measure_all`, also of a run that failed.
 
     A `warm` run forks its workers from a process that has the frameworks loaded.

@@ -3,7 +3,7 @@
     table = pd.read_parquet("build/scaling.parquet")             # of `experiment.measure_all`
     for (strategy, network), runs in swept(table):
         print(fit_steps(runs))                                   # latency and bandwidth, with intervals
-        predict(runs, workers=[8, 64, 1000])                     # closed form with interval, and the simulated clock
+        predict_steps(runs, workers=[8, 64, 1000])               # closed form with interval, and the simulated clock
 
 A step is what one worker computes, and communication. Computing is taken from runs with one worker, as if each worker
 had a core of its own; what is fitted is the rest of the step, in the runs with more.
@@ -100,7 +100,7 @@ def held_out(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
     return medians.assign(predicted=predicted, error=predicted / medians["measured"] - 1)
 
 
-def predict(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
+def predict_steps(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
     """A step with each of `workers`, for each size of model and batch that was measured with one worker.
 
     Returns:

@@ -47,7 +47,7 @@ TRAINING_RUNS = (
 
 
 @cache
-def table(name: str) -> pd.DataFrame:
+def published_table(name: str) -> pd.DataFrame:
     """data/NAME.csv as it stands: nccl_all_reduce, training_throughput or pipeline_speedups."""
     return pd.read_csv(DATA / f"{name}.csv")
 
@@ -58,15 +58,15 @@ def reasons() -> dict[str, str]:
     return dict(yaml.safe_load((DATA / "reasons.yaml").read_text(encoding="utf-8")))
 
 
-def curves() -> pd.DataFrame:
+def published_curves() -> pd.DataFrame:
     """How long NCCL's all-reduce takes by size, and a step of data parallel training by workers: a row a point.
 
     Returns:
         Columns `system`, with what it ran; `varied`, "nbytes" or "workers", and its `value`, ascending; `measured`, the
         seconds of one all-reduce, or those in which every worker trains one image; `machines` that all-reduced.
     """
-    reduces = table("nccl_all_reduce").rename(columns={"nbytes": "value", "seconds": "measured"})
-    steps = table("training_throughput").dropna(subset=["images_per_second"])
+    reduces = published_table("nccl_all_reduce").rename(columns={"nbytes": "value", "seconds": "measured"})
+    steps = published_table("training_throughput").dropna(subset=["images_per_second"])
     library = steps["strategy"].str.split(" (", regex=False).str[0]
     steps = steps.assign(
         system=library + ", " + steps["model"] + ", " + steps["system"],

@@ -79,7 +79,7 @@ def hardware_predictions() -> pd.DataFrame:
 
 def _curves() -> list[pd.DataFrame]:
     """Each published curve, without arrays that are too small."""
-    points = published.curves()
+    points = published.published_curves()
     usable = points[(points["varied"] == "workers") | (points["value"] >= LEAST_NBYTES)]
     return [curve for _, curve in usable.groupby("system", sort=False)]
 
@@ -152,7 +152,7 @@ def _pipelines() -> Iterator[Row]:
         "Transformer-48": "equal layers, so that the bubble is most of the loss",
         "AmoebaNet-D": "missed: its layers are unequal, and the slowest stage decides, which the bubble does not know",
     }
-    rows = published.table("pipeline_speedups")[["model", "stages", "microbatches", "speedup"]]
+    rows = published.published_table("pipeline_speedups")[["model", "stages", "microbatches", "speedup"]]
     for model, stages, microbatches, measured in rows.to_numpy().tolist():
         speedup = stages * (1 - bubble_fraction(stages, microbatches))
         yield f"GPipe, {model}, {stages} stages", measured, speedup, speedup, "times", why[model]
@@ -162,7 +162,7 @@ def _all_reduce_trainings() -> Iterator[Row]:
     """Of a DGX-1 (8 P100, 4 NVLinks of 20 GB/s one way each) and of 128 servers with 4 GPUs and 25 Gbit/s each."""
     batch = {"ResNet-50": 64, "VGG16": 64, "AlexNet": 512}  # a GPU; as the TensorFlow page says
     nbytes = {"ResNet-50": 102_400_000, "VGG16": 552_000_000, "AlexNet": 244_000_000}
-    throughput = published.table("training_throughput")
+    throughput = published.published_table("training_throughput")
     rates = throughput.query("system == 'DGX-1 P100'").pivot(
         index="model", columns="workers", values="images_per_second"
     )
