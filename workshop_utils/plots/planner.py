@@ -37,11 +37,10 @@ def hours_and_price(plan: TrainingPlan) -> Figure:
     kind beats in both are left out.
     """
     with matplotlib.rc_context(style.RC):
-        figure, axes = style.figure(8.0, 4.6)
+        _, axes = style.figure(8.0, 4.6)
         if plan.timed.empty:
-            style.headline(axes, f"{plan.model.name} fits into none of these machines")
             axes.set_axis_off()
-            return figure
+            return style.finish(axes, f"{plan.model.name} fits into none of these machines")
         axes.set(xscale="log", xlabel="days of training", yscale="log", ylabel="price on demand")
         _limits(axes, plan)
         best = pareto_front(plan.timed)[["hours", "dollars"]].to_numpy().T
@@ -53,9 +52,7 @@ def hours_and_price(plan: TrainingPlan) -> Figure:
         axes.xaxis.set_major_locator(FixedLocator([24 * days for days in DAYS]))
         axes.xaxis.set_major_formatter(lambda hours, _: f"{hours / 24:,.3g}")
         axes.yaxis.set_major_formatter(lambda dollars, _: f"${dollars:,.0f}")
-        style.headline(axes, *_headline(plan))
-        style.label_ends(axes)
-    return figure
+        return style.finish(axes, *_headline(plan))
 
 
 def _headline(plan: TrainingPlan) -> tuple[str, str]:
@@ -138,15 +135,16 @@ class Planner:
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         # A front end shows the richest form that it can: sliders while a kernel answers, the picture anywhere else.
         view = self.view._repr_mimebundle_()[WIDGET_VIEW]
-        return {"text/plain": repr(self), "image/png": self._png, WIDGET_VIEW: view}, self._metadata
+        data, metadata = self._bundle
+        return {"text/plain": repr(self), "image/png": data["image/png"], WIDGET_VIEW: view}, metadata
 
     def _draw(self) -> None:
         """The present plan, for the sliders and for where there are none."""
         figure = hours_and_price(self.plan)
-        data, self._metadata = alternative.bundle(figure)
+        self._bundle = data, metadata = alternative.bundle(figure)
         plt.close(figure)
-        self._png, metadata = data["image/png"], self._metadata["image/png"]
-        self._picture.value = alternative.html_image(self._png, metadata, metadata["alt"])
+        size = metadata["image/png"]
+        self._picture.value = alternative.html_image(data["image/png"], size, size["alt"])
         self._text.value = str(self.plan)
 
     def _changed(self, _: Any) -> None:
