@@ -15,7 +15,7 @@ from workshop_utils.comm.double_tree import double_tree_all_reduce, double_tree_
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce, hierarchical_seconds
 from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
-from workshop_utils.comm.simulated import Cluster, Link, Shape, Simulation, simulate
+from workshop_utils.comm.simulated import Link, Shape, Simulation, Topology, simulate
 from workshop_utils.comm.tree import tree_all_reduce, tree_all_reduce_seconds
 
 LATENCY, BANDWIDTH = 50e-6, 125e6
@@ -25,7 +25,7 @@ ELEMENTS = 5040 * 16  # every N up to 10 divides it, and so do the powers of two
 RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16]
 
 
-def simulated(algorithm: Callable[..., Any], size: int, link: Link | Cluster = LINK) -> Simulation[Any]:
+def simulated(algorithm: Callable[..., Any], size: int, link: Link | Topology = LINK) -> Simulation[Any]:
     return simulate(size, lambda communicator: algorithm(communicator, Shape(ELEMENTS, np.float64)), link)
 
 
@@ -77,10 +77,10 @@ def test_left_over_ranks_cost_a_hierarchical_all_reduce_at_least_a_whole_array_e
 
 
 def test_a_hierarchical_all_reduce_on_shared_nics_is_near_its_closed_form() -> None:
-    cluster = Cluster(LINK, ranks_per_machine=4, inside=Link(1e-6, 10e9))
+    machines = Topology(LINK, ranks_per_machine=4, inside=Link(1e-6, 10e9))
     expected = hierarchical_seconds(16, 8 * ELEMENTS, LATENCY, BANDWIDTH / 4, 4, 1e-6, 10e9)
     algorithm = functools.partial(hierarchical_all_reduce, group_size=4)
-    assert simulated(algorithm, 16, cluster).seconds == pytest.approx(expected, rel=0.05)
+    assert simulated(algorithm, 16, machines).seconds == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("size", [4, 8, 16, 64])

@@ -6,7 +6,15 @@ every other rank in each direction, so time grows with N where a ring's hardly d
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
+from workshop_utils.comm.communicator import (
+    Array,
+    Communicator,
+    Operation,
+    collective,
+    finish_mean,
+    flat,
+    scratch,
+)
 
 
 @collective
@@ -22,9 +30,11 @@ def central_all_reduce(communicator: Communicator, array: Array, operation: Oper
         communicator.recv(0, whole)
         return
     others = range(1, communicator.size)
+    incoming = scratch(communicator, whole)
     for rank in others:
-        communicator.recv_combine(rank, whole, operation)
-    communicator.finish(whole, operation)
+        communicator.recv(rank, incoming)
+        communicator.combine(whole, incoming, operation)
+    finish_mean(whole, operation, communicator.size)
     for rank in others:
         communicator.send(rank, whole)
 

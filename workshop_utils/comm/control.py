@@ -24,7 +24,7 @@ from workshop_utils.comm.communicator import (
     PeerDied,
     PeerSilent,
 )
-from workshop_utils.comm.rendezvous import Links
+from workshop_utils.comm.rendezvous import Sockets
 
 _ERRORS: list[type[CommunicationError]] = [PeerDied, Mismatch, PeerSilent, FrameError]
 _LONGEST_TEXT = 1000  # bytes of an error's message on a control link
@@ -38,7 +38,7 @@ class ControlLinks:
         waiting_for: the rank that this one waited for last; others may ask.
     """
 
-    def __init__(self, communicator: Communicator, links: Links) -> None:
+    def __init__(self, communicator: Communicator, links: Sockets) -> None:
         self._communicator, self._links = communicator, links
         self._rank = communicator.rank
         self.failure: CommunicationError | None = None
@@ -93,11 +93,11 @@ class ControlLinks:
         while peer not in self._ended and select.select([link], [], [], 1.0)[0]:
             self._read(peer)
         self.heed()
-        self.fail(PeerDied(peer, self._communicator.collective))
+        self.fail(PeerDied(peer, self._communicator._collective))
 
     def silent(self, peers: Sequence[int]) -> NoReturn:
         """Nothing has come from `peers` in time: find out who keeps all waiting, and raise PeerSilent."""
-        seconds, where = self._communicator.timeout_seconds, self._communicator.collective or "send or recv"
+        seconds, where = self._communicator.timeout_seconds, self._communicator._collective or "send or recv"
         named = f"rank {peers[0]}" if len(peers) == 1 else f"any of the ranks {list(peers)}"
         text = f"rank {self._rank} waited {seconds:g} s for {named} in {where}"
         chain = [self._rank, peers[0]]
@@ -135,7 +135,7 @@ class ControlLinks:
         elif kind == frames.ABORT and nbytes <= _LONGEST_TEXT and code < len(_ERRORS):
             text = self._receive(peer, nbytes).decode("utf-8", "replace")
             # Passed on, so that a rank that sees this one leave has read why before.
-            died = PeerDied(number, self._communicator.collective)
+            died = PeerDied(number, self._communicator._collective)
             self.fail(died if code == 0 else _ERRORS[code](text))
         else:
             self.fail(FrameError(f"what rank {self._rank} received from rank {peer} is no control message"))

@@ -6,7 +6,15 @@ long as its first byte.
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
+from workshop_utils.comm.communicator import (
+    Array,
+    Communicator,
+    Operation,
+    collective,
+    finish_mean,
+    flat,
+    scratch,
+)
 
 
 @collective
@@ -16,7 +24,7 @@ def direct_all_reduce(communicator: Communicator, array: Array, operation: Opera
     All add in the order of ranks, so that they get the same result to the last bit.
     """
     rank, size, whole = communicator.rank, communicator.size, flat(array)
-    copies = [communicator.scratch(whole, f"of rank {each}") for each in range(size)]
+    copies = [scratch(communicator, whole, f"of rank {each}") for each in range(size)]
     copies[rank][:] = whole
     for distance in range(1, size):
         to, source = (rank + distance) % size, (rank - distance) % size
@@ -24,4 +32,4 @@ def direct_all_reduce(communicator: Communicator, array: Array, operation: Opera
     whole[:] = copies[0]
     for copy in copies[1:]:
         communicator.combine(whole, copy, operation)
-    communicator.finish(whole, operation)
+    finish_mean(whole, operation, size)

@@ -16,7 +16,16 @@ import functools
 from collections import defaultdict
 from typing import NamedTuple
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, chunk, collective, flat
+from workshop_utils.comm.communicator import (
+    Array,
+    Communicator,
+    Operation,
+    chunk,
+    collective,
+    finish_mean,
+    flat,
+    scratch,
+)
 
 
 class Edge(NamedTuple):
@@ -47,12 +56,15 @@ def double_tree_all_reduce(
     whole, pieces = flat(array), 2 * segments
     turns = schedule(communicator.size, segments)[communicator.rank]
     for parent, sent, child, received in reversed(turns):
-        outgoing, accumulator = chunk(whole, sent, pieces), chunk(whole, received, pieces)
-        communicator.send_recv_combine(parent, outgoing, child, accumulator, operation)
+        accumulator = chunk(whole, received, pieces)
+        incoming = scratch(communicator, accumulator)
+        communicator.send_recv(parent, chunk(whole, sent, pieces), child, incoming)
+        if child is not None:
+            communicator.combine(accumulator, incoming, operation)
     for parent, received, child, sent in turns:
         outgoing, incoming = chunk(whole, sent, pieces), chunk(whole, received, pieces)
         communicator.send_recv(child, outgoing, parent, incoming)
-    communicator.finish(whole, operation)
+    finish_mean(whole, operation, communicator.size)
 
 
 @functools.lru_cache(maxsize=64)

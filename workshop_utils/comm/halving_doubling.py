@@ -13,7 +13,15 @@ operations in MPICH", section 4.5. With P the largest power of two up to N:
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
+from workshop_utils.comm.communicator import (
+    Array,
+    Communicator,
+    Operation,
+    collective,
+    finish_mean,
+    flat,
+    scratch,
+)
 
 
 @collective
@@ -30,7 +38,9 @@ def halving_doubling_all_reduce(
         communicator.recv(rank + 1, whole)
         return
     if in_pair:
-        communicator.recv_combine(rank - 1, whole, operation)
+        incoming = scratch(communicator, whole)
+        communicator.recv(rank - 1, incoming)
+        communicator.combine(whole, incoming, operation)
     _halve_and_double(communicator, whole, operation, power, folded)
     if in_pair:
         communicator.send(rank - 1, whole)
@@ -51,18 +61,20 @@ def _halve_and_double(
     distance = power // 2
     while distance:
         partner = rank_of(place ^ distance)
-        mine = (
+        first = (
             place // distance * distance
-        )  # the first of the pieces that I keep; my partner keeps the others
-        outgoing, accumulator = pieces(mine ^ distance, distance), pieces(mine, distance)
-        communicator.send_recv_combine(partner, outgoing, partner, accumulator, operation)
+        )  # of the pieces that this rank keeps; its partner keeps the others
+        mine = pieces(first, distance)
+        incoming = scratch(communicator, mine)
+        communicator.send_recv(partner, pieces(first ^ distance, distance), partner, incoming)
+        communicator.combine(mine, incoming, operation)
         distance //= 2
-    communicator.finish(pieces(place, 1), operation)
+    finish_mean(pieces(place, 1), operation, communicator.size)
     distance = 1
     while distance < power:
         partner = rank_of(place ^ distance)
-        mine = place // distance * distance
-        communicator.send_recv(partner, pieces(mine, distance), partner, pieces(mine ^ distance, distance))
+        first = place // distance * distance
+        communicator.send_recv(partner, pieces(first, distance), partner, pieces(first ^ distance, distance))
         distance *= 2
 
 

@@ -16,7 +16,15 @@ take the result from them afterwards: K bytes more, each way.
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
+from workshop_utils.comm.communicator import (
+    Array,
+    Communicator,
+    Operation,
+    collective,
+    finish_mean,
+    flat,
+    scratch,
+)
 from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter, ring_seconds
 from workshop_utils.comm.subset import Subset
 
@@ -34,7 +42,9 @@ def hierarchical_all_reduce(
         communicator.recv(rank - complete, whole)
         return
     if rank < left_over:
-        communicator.recv_combine(complete + rank, whole, operation)
+        incoming = scratch(communicator, whole)
+        communicator.recv(complete + rank, incoming)
+        communicator.combine(whole, incoming, operation)
 
     first, place = rank - rank % group_size, rank % group_size
     inside = Subset(communicator, range(first, first + group_size))
@@ -42,7 +52,7 @@ def hierarchical_all_reduce(
     partial: Operation = "sum" if operation == "mean" else operation
     mine = ring_reduce_scatter(inside, whole, partial)
     ring_all_reduce(across, mine, partial)
-    communicator.finish(mine, operation)
+    finish_mean(mine, operation, communicator.size)
     ring_all_gather(inside, whole)
 
     if rank < left_over:

@@ -32,7 +32,14 @@ from typing import Literal
 
 import numpy as np
 
-from workshop_utils.comm.communicator import Array, CommunicationError, Communicator, PeerSilent
+from workshop_utils.comm.communicator import (
+    Array,
+    CommunicationError,
+    Communicator,
+    PeerSilent,
+    inside,
+    now,
+)
 from workshop_utils.comm.parameter_server import Arrangement, ServerLog, Update
 
 Locking = Literal["none", "lock"]
@@ -170,7 +177,7 @@ def train(
         )
     if not hasattr(os, "memfd_create"):
         raise CommunicationError("shared parameters need Linux: this system has no memory without a name")
-    with communicator.inside("hogwild"):
+    with inside(communicator, "hogwild"):
         if communicator.rank < arrangement.servers:
             part = arrangement.part(parameters, communicator.rank)
             return _serve(communicator, arrangement, part, locking)
@@ -225,7 +232,7 @@ def _work(
             for server, (version, overlapped) in enumerate(pulls):
                 its_part = arrangement.part(gradient, server)
                 staleness = shared[server].push(worker, its_part, update, version)
-                reports[server, step] = communicator.now(), staleness, overlapped
+                reports[server, step] = now(communicator), staleness, overlapped
         for server, (memory, part) in enumerate(zip(shared, parts, strict=True)):
             _wait_for_all(memory, arrangement.workers * arrangement.steps, communicator.timeout_seconds)
             memory.pull(part)

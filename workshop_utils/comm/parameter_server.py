@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from workshop_utils.comm.communicator import Array, Communicator, chunk
+from workshop_utils.comm.communicator import Array, Communicator, chunk, inside, now
 
 Consistency = Literal["synchronous", "stale_synchronous", "asynchronous"]
 Update = Callable[[Array, Array], None]  # (parameters, gradient): change the parameters in place
@@ -108,8 +108,7 @@ class Server:
         for worker in self._arrangement.worker_ranks:
             self._answer(worker)  # the initial parameters
         while active := self._active():
-            worker = self._communicator.wait_any(active)
-            self._communicator.recv(worker, self._gradient)
+            worker = self._communicator.recv(active, self._gradient)
             self._take(worker)
             for waiting in [rank for rank in self._waiting if self._may_go_on(rank)]:
                 self._waiting.remove(waiting)
@@ -132,7 +131,7 @@ class Server:
         elif not synchronous:
             self._apply(self._gradient)
         self.log.worker.append(worker)
-        self.log.seconds.append(self._communicator.now())
+        self.log.seconds.append(now(self._communicator))
         self.log.staleness.append(stale)
         self.log.dropped.append(late)
         self._waiting.append(worker)
@@ -243,7 +242,7 @@ def train(
             f"the communicator has {communicator.size} ranks; {arrangement.servers} servers and "
             f"{arrangement.workers} workers are {arrangement.size}"
         )
-    with communicator.inside("parameter_server"):
+    with inside(communicator, "parameter_server"):
         if communicator.rank < arrangement.servers:
             part = arrangement.part(parameters, communicator.rank)
             return Server(communicator, arrangement, part, update).serve()

@@ -29,13 +29,12 @@ import threading
 import time
 from typing import NamedTuple, Self
 
-from workshop_utils import place
 from workshop_utils.comm.communicator import CommunicationError, FrameError, PeerDied, PeerSilent
 
-Links = dict[int, socket.socket]
+Sockets = dict[int, socket.socket]  # by rank
 
 # Loopback, and the subnet of `workshop_utils.network`, which exists in the namespaces of a run alone.
-REACHABLE = [ipaddress.ip_network(block) for block in ("127.0.0.0/8", "10.77.0.0/24")]
+REACHABLE = tuple(ipaddress.IPv4Network(block) for block in ("127.0.0.0/8", "10.77.0.0/24"))
 
 _MAGIC = b"workshop comm 1\n"
 _NONCE = 32
@@ -59,31 +58,37 @@ class Caller(NamedTuple):
     link: socket.socket
 
 
-class Credentials(NamedTuple):
-    """What a rank shows to the others of its run, and how long it waits for them."""
+class Membership(NamedTuple):
+    """What makes a process a rank of its run, where the others may be, and how long it waits for them."""
 
     rank: int
     size: int
     secret: bytes
     deadline: float  # of time.monotonic()
+    reachable: tuple[ipaddress.IPv4Network, ...] = REACHABLE
 
     @classmethod
-    def until(cls, timeout_seconds: float, rank: int, size: int, secret: bytes) -> Self:
-        """Of a run that starts now. Raises ValueError for a rank that there cannot be, or without a secret."""
+    def until(
+        cls, timeout_seconds: float, rank: int, size: int, secret: bytes, subnet: str | None = None
+    ) -> Self:
+        """In a run that starts now. Raises ValueError for an impossible rank or subnet, or an empty secret."""
         if not 0 <= rank < size:
             raise ValueError(f"rank is {rank}; with size {size} it must be from 0 to {size - 1}")
         if not secret:
-            raise ValueError("secret is empty; it must be bytes that the run's ranks alone know")
-        return cls(rank, size, secret, time.monotonic() + timeout_seconds)
+            raise ValueError("secret is empty; it must be bytes that only the run's ranks know")
+        deadline = time.monotonic() + timeout_seconds
+        return cls(
+            rank, size, secret, deadline, REACHABLE if subnet is None else (*REACHABLE, private(subnet))
+        )
 
 
 class Listener:
     """Listens at `address`, and lets in the other ranks of the run, each once for each purpose."""
 
-    def __init__(self, own: Credentials, address: str) -> None:
+    def __init__(self, own: Membership, address: str) -> None:
         self._own = own
         try:
-            self._listener = socket.create_server(endpoint(address))
+            self._listener = socket.create_server(endpoint(address, own.reachable))
         except OSError as error:
             raise CommunicationError(f"cannot listen at {address}: {error.strerror}") from error
         self.address = "{}:{}".format(*self._listener.getsockname())
@@ -169,14 +174,14 @@ class Listener:
         return b"\0"
 
 
-def call(own: Credentials, address: str, purpose: str, own_address: str = "") -> socket.socket:
+def call(own: Membership, address: str, purpose: str, own_address: str = "") -> socket.socket:
     """A link to the rank that listens at `address`, which both sides have proved to belong to the run.
 
     Raises:
         FrameError: if what listens there does not know the secret, or refuses this rank.
         PeerSilent: if nothing listens there by the deadline, or it does not answer.
     """
-    link = _dial(address, own.deadline)
+    link = _dial(address, own)
     with contextlib.ExitStack() as unless_let_in:
         unless_let_in.callback(link.close)
         try:
@@ -191,7 +196,7 @@ def call(own: Credentials, address: str, purpose: str, own_address: str = "") ->
     return link
 
 
-def _introduce(link: socket.socket, own: Credentials, purpose: str, own_address: str) -> str:
+def _introduce(link: socket.socket, own: Membership, purpose: str, own_address: str) -> str:
     """Why the called side does not let this rank in; empty if it does."""
     ours = secrets.token_bytes(_NONCE)
     link.sendall(_MAGIC + ours)
@@ -204,18 +209,20 @@ def _introduce(link: socket.socket, own: Credentials, purpose: str, own_address:
     return _VERDICTS.get(receive(link, 1, own.deadline), "it gave no reason that is known here")
 
 
-def meet(own: Credentials, coordinator: str, purposes: tuple[str, ...]) -> dict[str, Links]:
+def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[str, Sockets]:
     """The links of this rank to every other one, by purpose; blocking sockets without a time-out.
 
     Raises:
         ValueError: if `coordinator` is not `host:port` on loopback or in a network namespace of a run.
         FrameError, PeerSilent, PeerDied: if the ranks do not all come together.
     """
-    endpoint(coordinator)
-    links: dict[str, Links] = {purpose: {} for purpose in purposes}
+    endpoint(coordinator, own.reachable)
+    links: dict[str, Sockets] = {purpose: {} for purpose in purposes}
     if own.size == 1:
         return links
-    with contextlib.closing(Listener(own, f"{_own_host(coordinator)}:0")) as listener:
+    with contextlib.closing(
+        Listener(own, f"{_own_host(endpoint(coordinator, own.reachable))}:0")
+    ) as listener:
         addresses = (_join if own.rank else _gather)(own, coordinator, listener.address)
         for purpose, ours in links.items():
             ours.update({rank: call(own, addresses[rank], purpose) for rank in range(own.rank)})
@@ -228,7 +235,7 @@ def meet(own: Credentials, coordinator: str, purposes: tuple[str, ...]) -> dict[
     return links
 
 
-def _join(own: Credentials, coordinator: str, own_address: str) -> list[str]:
+def _join(own: Membership, coordinator: str, own_address: str) -> list[str]:
     """The addresses of all ranks, once all have joined."""
     with call(own, coordinator, "join", own_address) as link:
         try:
@@ -240,7 +247,7 @@ def _join(own: Credentials, coordinator: str, own_address: str) -> list[str]:
     return [_text(table[at : at + _ADDRESS]) for at in range(0, len(table), _ADDRESS)]
 
 
-def _gather(own: Credentials, coordinator: str, own_address: str) -> list[str]:
+def _gather(own: Membership, coordinator: str, own_address: str) -> list[str]:
     """The same for rank 0, which tells them to the others."""
     with contextlib.closing(Listener(own, coordinator)) as listener:
         callers = listener.wait("join", range(1, own.size))
@@ -252,11 +259,11 @@ def _gather(own: Credentials, coordinator: str, own_address: str) -> list[str]:
     return addresses
 
 
-def endpoint(coordinator: str) -> tuple[str, int]:
+def endpoint(coordinator: str, reachable: tuple[ipaddress.IPv4Network, ...] = REACHABLE) -> tuple[str, int]:
     """Host and port of `"host:port"`.
 
     Raises:
-        ValueError: if it has another form, or is an address that others than this run could reach.
+        ValueError: if it has another form, or an address outside the networks that are `reachable`.
     """
     host, _, port = coordinator.rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host
@@ -266,7 +273,7 @@ def endpoint(coordinator: str) -> tuple[str, int]:
         raise ValueError(
             f"coordinator is {coordinator!r}; it must be an address and a port, '127.0.0.1:4000'"
         ) from None
-    if not any(address in block for block in (*REACHABLE, *_subnet_of_the_run())):
+    if not any(address in block for block in reachable):
         raise ValueError(
             f"coordinator is {coordinator!r}; it must be on loopback or in the subnet of an emulated network, "
             "so that nobody outside the run can reach it; between machines, WORKSHOP_SUBNET names their private subnet"
@@ -274,17 +281,15 @@ def endpoint(coordinator: str) -> tuple[str, int]:
     return host, number
 
 
-def _subnet_of_the_run() -> list[ipaddress.IPv4Network]:
-    text = place.subnet()
-    if text is None:
-        return []
+def private(subnet: str) -> ipaddress.IPv4Network:
+    """The private network that is written as `subnet`. Raises ValueError if it is none."""
     try:
-        block = ipaddress.IPv4Network(text)
+        network = ipaddress.IPv4Network(subnet)
     except ValueError:
-        raise ValueError(f"WORKSHOP_SUBNET is {text!r}; it must be a subnet, such as 10.0.0.0/16") from None
-    if not block.is_private:
-        raise ValueError(f"WORKSHOP_SUBNET is {text!r}; it must be private, or all the world could knock")
-    return [block]
+        raise ValueError(f"subnet is {subnet!r}; it must be a subnet, such as 10.0.0.0/16") from None
+    if not network.is_private:
+        raise ValueError(f"subnet is {subnet!r}; it must be private, out of the internet's reach")
+    return network
 
 
 def receive(link: socket.socket, nbytes: int, deadline: float) -> bytes:
@@ -307,20 +312,20 @@ def _text(padded: bytes) -> str:
     return padded.rstrip(b"\0").decode("utf-8", "replace")
 
 
-def _own_host(coordinator: str) -> str:
+def _own_host(coordinator: tuple[str, int]) -> str:
     """This machine's address on the way to the coordinator, where the other ranks can call it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(endpoint(coordinator))  # sends nothing
+        probe.connect(coordinator)  # sends nothing
         host: str = probe.getsockname()[0]
     return host
 
 
-def _dial(address: str, deadline: float) -> socket.socket:
+def _dial(address: str, own: Membership) -> socket.socket:
     while True:
         link = socket.socket()
-        link.settimeout(max(0.001, deadline - time.monotonic()))
+        link.settimeout(max(0.001, own.deadline - time.monotonic()))
         try:
-            link.connect(endpoint(address))
+            link.connect(endpoint(address, own.reachable))
             if link.getsockname() != link.getpeername():  # as TCP may connect a socket to itself
                 return link
         except OSError as error:
@@ -328,6 +333,6 @@ def _dial(address: str, deadline: float) -> socket.socket:
                 link.close()
                 raise CommunicationError(f"cannot connect to {address}: {error.strerror}") from error
         link.close()
-        if time.monotonic() > deadline:
+        if time.monotonic() > own.deadline:
             raise PeerSilent(f"nobody listens at {address}; has rank 0 been started?")
         time.sleep(0.02)

@@ -11,7 +11,16 @@ learning by Gibiansky (2017, Baidu) and Horovod (Sergeev and Del Balso 2018). Wi
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, chunk, collective, flat
+from workshop_utils.comm.communicator import (
+    Array,
+    Communicator,
+    Operation,
+    chunk,
+    collective,
+    finish_mean,
+    flat,
+    scratch,
+)
 
 
 @collective
@@ -27,11 +36,12 @@ def ring_reduce_scatter(communicator: Communicator, array: Array, operation: Ope
     rank, size, whole = communicator.rank, communicator.size, flat(array)
     right, left = (rank + 1) % size, (rank - 1) % size
     for step in range(size - 1):
-        outgoing = chunk(whole, rank - step, size)
-        accumulator = chunk(whole, rank - step - 1, size)
-        communicator.send_recv_combine(right, outgoing, left, accumulator, operation)
+        mine = chunk(whole, rank - step - 1, size)
+        incoming = scratch(communicator, mine)
+        communicator.send_recv(right, chunk(whole, rank - step, size), left, incoming)
+        communicator.combine(mine, incoming, operation)
     complete = chunk(whole, rank + 1, size)
-    communicator.finish(complete, operation)
+    finish_mean(complete, operation, size)
     return complete
 
 
@@ -41,9 +51,8 @@ def ring_all_gather(communicator: Communicator, array: Array) -> None:
     rank, size, whole = communicator.rank, communicator.size, flat(array)
     right, left = (rank + 1) % size, (rank - 1) % size
     for step in range(size - 1):
-        outgoing = chunk(whole, rank + 1 - step, size)
-        incoming = chunk(whole, rank - step, size)
-        communicator.send_recv(right, outgoing, left, incoming)
+        complete, replaced = chunk(whole, rank + 1 - step, size), chunk(whole, rank - step, size)
+        communicator.send_recv(right, complete, left, replaced)
 
 
 def ring_bytes_sent(size: int, nbytes: int) -> float:

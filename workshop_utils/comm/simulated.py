@@ -7,7 +7,7 @@
 
 Each rank is a greenlet, a function call that can be left in the middle and taken up again, so that a collective's
 text runs as it is. The rank that acts next is the one whose clock is behind all others', so that links see messages
-in the order of virtual time; `cluster` says what a message goes through. Where only time is asked, a `Shape` stands
+in the order of virtual time; `topology` says what a message goes through. Where only time is asked, a `Shape` stands
 for the array and no data is moved; ordinary arrays are moved and reduced, so that results can be checked.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,18 +25,18 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
-from workshop_utils.comm.cluster import Cluster, Link, Queue
 from workshop_utils.comm.communicator import (
     Array,
     CommunicationError,
     Communicator,
     Event,
     Mismatch,
-    Traffic,
+    check_message,
 )
 from workshop_utils.comm.shape import Shape
+from workshop_utils.comm.topology import Link, Queue, Topology
 
-__all__ = ["Cluster", "Deadlock", "Link", "Shape", "SimulatedCommunicator", "Simulation", "simulate"]
+__all__ = ["Deadlock", "Link", "Shape", "SimulatedCommunicator", "Simulation", "Topology", "simulate"]
 
 Result = TypeVar("Result")
 
@@ -65,7 +65,7 @@ class Simulation(Generic[Result]):
 def simulate(
     size: int,
     program: Callable[[Communicator], Result],
-    link: Link | Cluster = Link(),  # noqa: B008 - it is frozen
+    link: Link | Topology = Link(),  # noqa: B008 - it is frozen
     *,
     trace: bool = False,
 ) -> Simulation[Result]:
@@ -74,7 +74,7 @@ def simulate(
     Args:
         size: how many ranks.
         program: the same function for all; it may call `communicator.compute(seconds)` to be busy.
-        link: what connects each rank with the others, or a whole cluster.
+        link: what connects each rank with the others, or a topology of machines with several ranks each.
         trace: whether to record what each rank did when.
 
     Raises:
@@ -84,7 +84,7 @@ def simulate(
     """
     if size < 1:
         raise ValueError(f"size is {size}; it must be at least 1")
-    clock = _Clock(link if isinstance(link, Cluster) else Cluster(link), size)
+    clock = _Clock(link if isinstance(link, Topology) else Topology(link), size)
     ranks = clock.ranks
     if trace:
         for communicator in ranks:
@@ -118,14 +118,14 @@ class _Channel:
 class _Clock:
     """Virtual time: what is due when, and what the links are doing."""
 
-    def __init__(self, cluster: Cluster, size: int) -> None:
+    def __init__(self, topology: Topology, size: int) -> None:
         self.seconds = 0.0
         self.ranks = [SimulatedCommunicator(rank, size, self) for rank in range(size)]
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()  # of what is due at the same time, the first one first
         self._hub = getcurrent()
         self._channels: dict[tuple[int, int], _Channel] = {}
-        self._cluster = cluster
+        self._topology = topology
         self._queues: dict[tuple[str, int], Queue] = {}
 
     def run(self, program: Callable[[Communicator], Result]) -> list[Result]:
@@ -171,17 +171,17 @@ class _Clock:
     def channel(self, source: int, to: int) -> _Channel:
         """The way from rank `source` to rank `to`: by their machines' NICs, or inside a machine by their own links."""
         if (source, to) not in self._channels:
-            cluster = self._cluster
-            here, there = source // cluster.ranks_per_machine, to // cluster.ranks_per_machine
+            topology = self._topology
+            here, there = source // topology.ranks_per_machine, to // topology.ranks_per_machine
             if here == there:
                 queues = (
-                    self._queue("rank out", cluster.inside, source),
-                    self._queue("rank in", cluster.inside, to),
+                    self._queue("rank out", topology.inside, source),
+                    self._queue("rank in", topology.inside, to),
                 )
-                self._channels[source, to] = _Channel(*queues, cluster.inside.latency_seconds)
+                self._channels[source, to] = _Channel(*queues, topology.inside.latency_seconds)
             else:
-                queues = self._queue("out", cluster.link, here), self._queue("in", cluster.link, there)
-                self._channels[source, to] = _Channel(*queues, cluster.link.latency_seconds)
+                queues = self._queue("out", topology.link, here), self._queue("in", topology.link, there)
+                self._channels[source, to] = _Channel(*queues, topology.link.latency_seconds)
         return self._channels[source, to]
 
     def _queue(self, way: str, link: Link, end: int) -> Queue:
@@ -190,7 +190,7 @@ class _Clock:
 
     def send(self, source: SimulatedCommunicator, to: int, array: Array) -> float:
         """Put a message on its way now; returns when its last byte has left the sender's link."""
-        channel, collective = self.channel(source.rank, to), source.collective
+        channel, collective = self.channel(source.rank, to), source._collective
         head = max(source.seconds, channel.up.free) + channel.latency_seconds
         left = channel.up.carry(source.seconds, array.nbytes)
 
@@ -216,28 +216,26 @@ class SimulatedCommunicator(Communicator):
 
     def __init__(self, rank: int, size: int, clock: _Clock) -> None:
         super().__init__(rank, size, math.inf)
-        self.traffic = _SparseTraffic(size)
         self.seconds = 0.0
         self.finished = False
         self._clock = clock
         self._waits_for: Sequence[int] = ()  # ranks from which a message would wake it
         self._left = 0.0  # when the last byte of its last message had left
 
-    def now(self) -> float:
-        """Virtual seconds."""
-        return self.seconds
-
     def compute(self, seconds: float) -> None:
         """Be busy for `seconds`."""
         start = self.seconds
         self.seconds += seconds
         if self.trace is not None:
-            self.trace.append(Event("compute", None, 0, start, self.seconds, self.collective))
+            self.trace.append(Event("compute", None, 0, start, self.seconds, self._collective))
 
-    def scratch(self, like: Array, purpose: str = "incoming") -> Array:
-        return like if type(like) is Shape else super().scratch(like, purpose)
+    def _now(self) -> float:
+        return self.seconds
 
-    def wait_any(self, sources: Sequence[int]) -> int:
+    def _sleep(self, seconds: float) -> None:
+        self.compute(seconds)
+
+    def _first_of(self, sources: Sequence[int]) -> int:
         self._take_turn()
         while True:
             arrival, source = min(self._first_messages(sources), default=(math.inf, -1))
@@ -268,7 +266,12 @@ class SimulatedCommunicator(Communicator):
             self._clock.give_way()
         message = messages.popleft()
         self.seconds = max(message.arrival, self._left)
-        self._store(source, message, incoming)
+        check_message(self, source, message.collective, message.array, incoming)
+        if type(message.array) is Shape and type(incoming) is not Shape:
+            raise Mismatch(
+                f"rank {source} sent a Shape, which has no contents, where rank {self.rank} expects an array"
+            )
+        incoming[:] = message.array
 
     def _take_turn(self) -> None:
         """Let those act whose clocks are behind this rank's."""
@@ -287,29 +290,11 @@ class SimulatedCommunicator(Communicator):
             self.seconds = max(self.seconds, self._clock.seconds)
             self.resume()
 
-    def _store(self, source: int, message: _Message, incoming: Array) -> None:
-        """Take a message; raises Mismatch if it is not the one that was expected."""
-        array, here = message.array, self.collective or "recv"
-        if message.collective != self.collective:
-            raise Mismatch(
-                f"rank {source} is in {message.collective or 'send'} while rank {self.rank} is in {here}"
-            )
-        if array.nbytes != incoming.nbytes or array.dtype != incoming.dtype:
-            raise Mismatch(
-                f"rank {source} sent {array.size} × {array.dtype} where rank {self.rank} expects "
-                f"{incoming.size} × {incoming.dtype}, in {here}"
-            )
-        if type(array) is Shape and type(incoming) is not Shape:
-            raise Mismatch(
-                f"rank {source} sent a Shape, which has no contents, where rank {self.rank} expects an array"
-            )
-        incoming[:] = array
-
     def _record(self, kind: str, peer: int | None, array: Array, start: float) -> None:
         """As any communicator, but what is sent has left before what is received at the same time has come."""
         if self.trace is not None:
             end = self._left if kind == "send" else self.seconds
-            self.trace.append(Event(kind, peer, array.nbytes, start, end, self.collective))
+            self.trace.append(Event(kind, peer, array.nbytes, start, end, self._collective))
 
     def what_it_waits_for(self) -> str:
         """For people, of a rank that waits."""
@@ -317,31 +302,4 @@ class SimulatedCommunicator(Communicator):
             return f"rank {self.rank} waits for any of the ranks {sorted(self._waits_for)}"
         (peer,) = self._waits_for
         ended = ", which has finished" if self._clock.ranks[peer].finished else ""
-        return f"rank {self.rank} waits for rank {peer}{ended}, in {self.collective or 'recv'}"
-
-
-class _SparseTraffic(Traffic):
-    """Counts of those peers only that there are messages of: arrays of all would take 3 GB among 10,000 ranks."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self.reset()
-
-    def reset(self) -> None:
-        self._counts: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
-
-    def count_sent(self, to: int, nbytes: int) -> None:
-        self._counts["messages_sent"][to] += 1
-        self._counts["bytes_sent"][to] += nbytes
-
-    def count_received(self, source: int, nbytes: int) -> None:
-        self._counts["messages_received"][source] += 1
-        self._counts["bytes_received"][source] += nbytes
-
-    def __getattr__(self, name: str) -> np.ndarray:
-        if name not in ("messages_sent", "bytes_sent", "messages_received", "bytes_received"):
-            raise AttributeError(name)
-        counts = np.zeros(self._size, np.int64)
-        for peer, count in self._counts[name].items():
-            counts[peer] = count
-        return counts
+        return f"rank {self.rank} waits for rank {peer}{ended}, in {self._collective or 'recv'}"

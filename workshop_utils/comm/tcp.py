@@ -14,15 +14,16 @@ import contextlib
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from workshop_utils import place
-from workshop_utils.comm import frames, rendezvous, stamped
+from workshop_utils.comm import frames, rendezvous
 from workshop_utils.comm.communicator import Array, Communicator
 from workshop_utils.comm.control import ControlLinks
-from workshop_utils.comm.rendezvous import Credentials, Links
+from workshop_utils.comm.rendezvous import Membership, Sockets
+from workshop_utils.comm.stamped import StampedCommunicator
 
 # Of the sender's queue within a machine (Linux doubles it). Left alone it grows to 4 MiB, more than a second-level
 # cache keeps until they are received: all-reduces of 16 and 64 MiB took 1.2 to 1.9 times as long.
@@ -30,46 +31,55 @@ SEND_BUFFER_BYTES = 256 * 1024
 
 
 def connect(
-    rank: int, size: int, coordinator: str, secret: bytes, timeout_seconds: float = 60.0
+    rank: int,
+    size: int,
+    coordinator: str,
+    secret: bytes,
+    link: Mapping[str, Any] | None = None,
+    subnet: str | None = None,
+    timeout_seconds: float = 60.0,
 ) -> Communicator:
-    """This process's communicator in a run of `size` ranks; returns when all have come.
+    """This process's communicator in a run of `size` ranks; returns when all have joined.
 
-    Where the launcher emulates a network that the kernel cannot, it is behind a link (`stamped`).
+    A launched script passes what its launcher set: `tcp.connect(*place.rendezvous())`.
 
     Args:
         rank: this process's number, 0 to size - 1.
         size: how many ranks there are.
-        coordinator: `"host:port"`, where rank 0 listens; on loopback, or in the subnet of an emulated network.
-        secret: known to the run's ranks alone; nobody without it is let in.
-        timeout_seconds: how long the ranks may take to come together, and later a message to move on.
+        coordinator: `"host:port"`, where rank 0 listens; on loopback, in an emulated network, or in `subnet`.
+        secret: shared by the run's ranks; nobody else is let in.
+        link: emulates a link where the kernel cannot: `bandwidths` and `latency_seconds` of `StampedCommunicator`.
+        subnet: the private subnet that the run's machines share, such as "10.0.0.0/16". Its security group decides who
+            may enter it, the secret who may join.
+        timeout_seconds: how long the ranks may take to join, and later a message to make progress.
 
     Raises:
-        ValueError: for a rank or coordinator that cannot be.
-        CommunicationError: if the ranks do not come together (`rendezvous.meet`).
+        ValueError: for an impossible rank, coordinator, subnet or link.
+        CommunicationError: if not all ranks join (`rendezvous.meet`).
     """
-    credentials = Credentials.until(timeout_seconds, rank, size, secret)
-    links = rendezvous.meet(credentials, coordinator, ("control", "data"))
+    membership = Membership.until(timeout_seconds, rank, size, secret, subnet)
+    links = rendezvous.meet(membership, coordinator, ("control", "data"))
     communicator = TcpCommunicator(rank, size, links["control"], links["data"], timeout_seconds)
-    return stamped.behind(communicator, place.link())
+    return communicator if link is None else StampedCommunicator(communicator, **link)
 
 
 class TcpCommunicator(Communicator):
     """A rank with two links to every other one: `data` carries messages, `control` what went wrong."""
 
     def __init__(
-        self, rank: int, size: int, control: Links, data: Links, timeout_seconds: float = 60.0
+        self, rank: int, size: int, control: Sockets, data: Sockets, timeout_seconds: float = 60.0
     ) -> None:
         super().__init__(rank, size, timeout_seconds)
         self._control, self._data = ControlLinks(self, control), data
         self._sent, self._received = [0] * size, [0] * size  # messages, by peer
-        # The ranks whose messages `wait_any` has seen and not yet named, in the order in which it saw them.
+        # Ranks whose messages `_first_of` has seen but not yet returned, in the order of arrival.
         self._came: dict[int, None] = {}
         for link in data.values():
             link.setblocking(False)
             if link.family == socket.AF_INET and link.getsockname()[0].startswith("127."):
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
-    def wait_any(self, sources: Sequence[int]) -> int:
+    def _first_of(self, sources: Sequence[int]) -> int:
         """The rank among `sources` whose message was the first to be there; receive it next.
 
         Of those that came between two calls, the lowest goes first; but whoever has been seen goes before all that
@@ -147,7 +157,7 @@ class TcpCommunicator(Communicator):
         began = time.monotonic()
         ready = {number for number, _ in poll.poll(max(0.0, deadline - began) * 1000)}
         if is_idle:
-            self.waited_seconds += time.monotonic() - began
+            self.traffic.waited_seconds += time.monotonic() - began
         self._control.raise_failure()  # closed meanwhile, by another thread
         if not ready:
             self._control.silent(peers[:1] if to is not None else sources)
@@ -157,7 +167,7 @@ class TcpCommunicator(Communicator):
 
     def _header(self, counters: list[int], peer: int, array: Array) -> bytes:
         counters[peer] += 1
-        return frames.message(self.collective, array.dtype, counters[peer], array.nbytes)
+        return frames.message(self._collective, array.dtype, counters[peer], array.nbytes)
 
     def abort(self, error: BaseException) -> None:
         """Tell every other rank that this one has failed, and how; each raises the like in what it does next."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from workshop_utils.comm.communicator import Array, Communicator, Mismatch, PeerDied, PeerSilent
+from workshop_utils.comm.communicator import Array, Communicator, PeerDied, PeerSilent, check_message
 
 Result = TypeVar("Result")
 
@@ -53,36 +53,26 @@ class ThreadCommunicator(Communicator):
         super().__init__(rank, len(mailboxes), **options)
         self._mailboxes = mailboxes
 
-    def wait_any(self, sources: Sequence[int]) -> int:
+    def _first_of(self, sources: Sequence[int]) -> int:
         return self._first(sources, take=False).source
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         if to is not None:
-            message = _Message(self.rank, self.collective, np.array(outgoing, copy=True))
+            message = _Message(self.rank, self._collective, np.array(outgoing, copy=True))
             self._mailboxes[to].put(message)
         if source is not None:
-            self._receive(source, incoming)
-
-    def _receive(self, source: int, incoming: Array) -> None:
-        message = self._first([source], take=True)
-        here = self.collective or "recv"
-        if message.array is None:
-            raise PeerDied(message.dead, here)
-        if message.collective != self.collective:
-            raise Mismatch(
-                f"rank {source} is in {message.collective or 'send'} while rank {self.rank} is in {here}"
-            )
-        sent, expected = (f"{array.size} × {array.dtype}" for array in (message.array, incoming))
-        if sent != expected:
-            raise Mismatch(f"rank {source} sent {sent} where rank {self.rank} expects {expected}, in {here}")
-        incoming[:] = message.array
+            message = self._first([source], take=True)
+            if message.array is None:
+                raise PeerDied(message.dead, self._collective or "recv")
+            check_message(self, source, message.collective, message.array, incoming)
+            incoming[:] = message.array
 
     def _first(self, sources: Sequence[int], take: bool) -> _Message:
         message = self._mailboxes[self.rank].first(sources, self.timeout_seconds, take)
         if message is None:
             silent = f"rank {sources[0]}" if len(sources) == 1 else f"any of the ranks {list(sources)}"
             raise PeerSilent(
-                f"rank {self.rank} waited {self.timeout_seconds:g} s for {silent} in {self.collective or 'recv'}"
+                f"rank {self.rank} waited {self.timeout_seconds:g} s for {silent} in {self._collective or 'recv'}"
             )
         return message
 
@@ -90,7 +80,7 @@ class ThreadCommunicator(Communicator):
         """Tell every other rank that `dead` will send no more."""
         for rank, mailbox in enumerate(self._mailboxes):
             if rank != self.rank:
-                mailbox.put(_Message(self.rank, self.collective, None, dead))
+                mailbox.put(_Message(self.rank, self._collective, None, dead))
 
 
 def run(size: int, program: Callable[[Communicator], Result], timeout_seconds: float = 30.0) -> list[Result]:

@@ -16,7 +16,15 @@ In a binomial tree the parent of rank r is r with its lowest one-bit cleared. Fo
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
+from workshop_utils.comm.communicator import (
+    Array,
+    Communicator,
+    Operation,
+    collective,
+    finish_mean,
+    flat,
+    scratch,
+)
 
 
 @collective
@@ -48,12 +56,14 @@ def tree_reduce(communicator: Communicator, array: Array, operation: Operation =
     distance = 1
     while distance < size and not rank & distance:
         if rank + distance < size:
-            communicator.recv_combine(rank + distance, whole, operation)
+            incoming = scratch(communicator, whole)
+            communicator.recv(rank + distance, incoming)
+            communicator.combine(whole, incoming, operation)
         distance *= 2
     if rank:
         communicator.send(rank - distance, whole)
     else:
-        communicator.finish(whole, operation)
+        finish_mean(whole, operation, size)
 
 
 def tree_all_reduce_seconds(

@@ -23,6 +23,7 @@ Source: Li et al. (2020), "PyTorch Distributed: experiences on accelerating data
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -137,10 +138,10 @@ class NaiveDataParallel(nn.Module):
         self.close()
 
     def _all_reduce(self, of: str, gradient: np.ndarray) -> None:
-        start = self.communicator.now()
+        start = time.perf_counter()
         ring_all_reduce(self.communicator, gradient, "mean")
         if self.spans is not None:
-            self.spans.append(Span(of, gradient.nbytes, start, self.communicator.now()))
+            self.spans.append(Span(of, gradient.nbytes, start, time.perf_counter()))
 
     def _used_by_anybody(self) -> set[str]:
         """The names of parameters that have a gradient on this rank or, with `find_unused`, on any."""

@@ -14,7 +14,6 @@ ranks, are thereby in one order, and each rank keeps to it: so the first of them
 from __future__ import annotations
 
 import functools
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workshop_utils.comm.communicator import Array, Communicator
+from workshop_utils.comm.communicator import Array, Communicator, now, sleep
 from workshop_utils.parallel.schedule import Pass, Schedule, Timed, predict
 
 
@@ -131,11 +130,11 @@ def run(
             continue
         source = schedule.source(step)
         incoming = None if source is None else results.pop(source)
-        start = communicator.now()
+        start = now(communicator)
         stage = stages[step.stage]
         act = stage.forward if step.kind == "forward" else stage.backward
         results[step] = act(step.microbatch, incoming)
-        timeline.append(Timed(communicator.rank, step, start, communicator.now()))
+        timeline.append(Timed(communicator.rank, step, start, now(communicator)))
     return timeline
 
 
@@ -220,7 +219,7 @@ class EmulatedStage:
     def __init__(
         self, communicator: Communicator, forward_seconds: float, backward_seconds: float, message: Array
     ) -> None:
-        self._compute: Callable[[float], None] = getattr(communicator, "compute", time.sleep)
+        self._compute = functools.partial(sleep, communicator)
         self._seconds = forward_seconds, backward_seconds
         self._message = message
 

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from workshop_utils.comm.asynchronous import Pushes, compute_times, simulate_pushes
-from workshop_utils.comm.cluster import Link
 from workshop_utils.comm.parameter_server import Arrangement
+from workshop_utils.comm.topology import Link
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network

@@ -160,7 +160,7 @@ class Local:
             secret=secrets.token_hex(16),
         )
         shared = shared_variables(job, scratch, self.output)
-        if self.network and emulation == "stamped links":  # as `place.link` reads it
+        if self.network and emulation == "stamped links":  # as `place.rendezvous` reads it
             bandwidths = [self.network.bandwidth_of(member.name) for member in members]
             link = {"bandwidths": bandwidths, "latency_seconds": self.network.latency_seconds}
             shared["WORKSHOP_LINK"] = json.dumps(link)
