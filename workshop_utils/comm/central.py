@@ -6,15 +6,7 @@ every other rank in each direction, so time grows with N where a ring's hardly d
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import (
-    Array,
-    Communicator,
-    Operation,
-    collective,
-    finish_mean,
-    flat,
-    scratch,
-)
+from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, collective, finish
 
 
 @collective
@@ -24,19 +16,18 @@ def central_all_reduce(communicator: Communicator, array: Array, operation: Oper
     The root receives and sends (N − 1) · K bytes, every other rank K. Contributions are added in the order of
     ranks, so that the result is the same at every call.
     """
-    whole = flat(array)
     if communicator.rank != 0:
-        communicator.send(0, whole)
-        communicator.recv(0, whole)
+        communicator.send(0, array)
+        communicator.recv(0, array)
         return
     others = range(1, communicator.size)
-    incoming = scratch(communicator, whole)
+    incoming = buffer(communicator, array)
     for rank in others:
         communicator.recv(rank, incoming)
-        communicator.combine(whole, incoming, operation)
-    finish_mean(whole, operation, communicator.size)
+        communicator.combine(array, incoming, operation)
+    finish(array, operation, communicator.size)
     for rank in others:
-        communicator.send(rank, whole)
+        communicator.send(rank, array)
 
 
 def central_seconds(

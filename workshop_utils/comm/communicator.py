@@ -6,7 +6,7 @@ A collective is written once, against this interface, and then runs between proc
     @collective
     def shift(communicator: Communicator, array: Array) -> None:
         right, left = (communicator.rank + 1) % communicator.size, (communicator.rank - 1) % communicator.size
-        incoming = scratch(communicator, array)
+        incoming = buffer(communicator, array)
         communicator.send_recv(right, array, left, incoming)
         array[:] = incoming
 
@@ -34,7 +34,7 @@ Operation = Literal["sum", "mean", "max", "min"]
 
 _COMBINE: dict[str, Callable[..., Any]] = {
     "sum": np.add,
-    "mean": np.add,  # the collective divides once, at the end: see `finish_mean`
+    "mean": np.add,  # the collective divides once, at the end: see `finish`
     "max": np.maximum,
     "min": np.minimum,
 }
@@ -180,7 +180,7 @@ class Communicator(ABC):
         self._transfer(to, outgoing, source, incoming)
 
     def combine(self, accumulator: Array, incoming: Array, operation: Operation = "sum") -> None:
-        """`accumulator ⊕= incoming`, the one place where a collective reduces. A mean adds: see `finish_mean`."""
+        """`accumulator ⊕= incoming`, the one place where a collective reduces. A mean adds: see `finish`."""
         start = self._now()
         _COMBINE[operation](accumulator, incoming, out=accumulator)
         self._record("combine", None, accumulator, start)
@@ -279,7 +279,8 @@ def number_of(name: str) -> int:
 def collective(function: Algorithm[Arguments, Result]) -> Algorithm[Arguments, Result]:
     """Mark a function of (communicator, ...) as a collective: its messages carry its name.
 
-    If its first other argument is a PyTorch tensor, the function receives an array: see `adapters`.
+    Its first other argument may have any shape, or be a PyTorch tensor (see `adapters`): the function receives an array
+    of one dimension that shares its memory.
     """
     COLLECTIVES[number_of(function.__name__)] = function.__name__
     call_with: Callable[..., Result] = function
@@ -287,7 +288,7 @@ def collective(function: Algorithm[Arguments, Result]) -> Algorithm[Arguments, R
     @functools.wraps(function)
     def call(communicator: Communicator, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         with inside(communicator, function.__name__):
-            return call_with(communicator, *map(as_array, args[:1]), *args[1:], **kwargs)
+            return call_with(communicator, *map(flat, args[:1]), *args[1:], **kwargs)
 
     return call
 
@@ -308,7 +309,7 @@ def inside(communicator: Communicator, name: str) -> Iterator[None]:
 COLLECTIVES.update({number_of(name): name for name in ("barrier", "parameter_server", "hogwild")})
 
 
-def scratch(communicator: Communicator, like: Array, purpose: str = "incoming") -> Array:
+def buffer(communicator: Communicator, like: Array, purpose: str = "incoming") -> Array:
     """An array of the size and dtype of `like` to receive into.
 
     The communicator keeps the memory, since allocating it in every call is slow: two calls with the same `purpose` may
@@ -322,7 +323,7 @@ def scratch(communicator: Communicator, like: Array, purpose: str = "incoming") 
     return memory[: like.nbytes].view(like.dtype)
 
 
-def finish_mean(array: Array, operation: Operation, size: int) -> None:
+def finish(array: Array, operation: Operation, size: int) -> None:
     """Divide what `size` ranks have added up by their number, where the operation is the mean."""
     if operation == "mean":
         np.divide(array, size, out=array, casting="unsafe")
@@ -344,13 +345,15 @@ def check_message(
         raise Mismatch(f"rank {source} sent {sent} where rank {rank} expects {expected}, in {here or 'recv'}")
 
 
-def flat(array: Array) -> Array:
-    """`array` as one dimension, sharing its memory.
+def flat(tensor: Any) -> Array:
+    """An array, or a tensor of PyTorch, as an array of one dimension that shares its memory.
 
     Raises:
+        TypeError: if NumPy cannot see that memory (`adapters.as_array`).
         ValueError: if it is not contiguous.
     """
-    if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
+    array = as_array(tensor)
+    if not array.flags.c_contiguous:
         raise ValueError(
             f"the array of shape {array.shape} is not contiguous, so it cannot be reduced in place; "
             "pass numpy.ascontiguousarray(array)"

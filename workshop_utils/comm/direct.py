@@ -6,15 +6,7 @@ long as its first byte.
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import (
-    Array,
-    Communicator,
-    Operation,
-    collective,
-    finish_mean,
-    flat,
-    scratch,
-)
+from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, collective, finish
 
 
 @collective
@@ -23,13 +15,13 @@ def direct_all_reduce(communicator: Communicator, array: Array, operation: Opera
 
     All add in the order of ranks, so that they get the same result to the last bit.
     """
-    rank, size, whole = communicator.rank, communicator.size, flat(array)
-    copies = [scratch(communicator, whole, f"of rank {each}") for each in range(size)]
-    copies[rank][:] = whole
+    rank, size = communicator.rank, communicator.size
+    copies = [buffer(communicator, array, f"of rank {each}") for each in range(size)]
+    copies[rank][:] = array
     for distance in range(1, size):
         to, source = (rank + distance) % size, (rank - distance) % size
-        communicator.send_recv(to, whole, source, copies[source])
-    whole[:] = copies[0]
+        communicator.send_recv(to, array, source, copies[source])
+    array[:] = copies[0]
     for copy in copies[1:]:
-        communicator.combine(whole, copy, operation)
-    finish_mean(whole, operation, size)
+        communicator.combine(array, copy, operation)
+    finish(array, operation, size)

@@ -16,16 +16,7 @@ import functools
 from collections import defaultdict
 from typing import NamedTuple
 
-from workshop_utils.comm.communicator import (
-    Array,
-    Communicator,
-    Operation,
-    chunk,
-    collective,
-    finish_mean,
-    flat,
-    scratch,
-)
+from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, chunk, collective, finish
 
 
 class Edge(NamedTuple):
@@ -53,18 +44,18 @@ def double_tree_all_reduce(
 
     The way up is the way down, run backwards.
     """
-    whole, pieces = flat(array), 2 * segments
+    pieces = 2 * segments
     turns = schedule(communicator.size, segments)[communicator.rank]
     for parent, sent, child, received in reversed(turns):
-        accumulator = chunk(whole, received, pieces)
-        incoming = scratch(communicator, accumulator)
-        communicator.send_recv(parent, chunk(whole, sent, pieces), child, incoming)
+        accumulator = chunk(array, received, pieces)
+        incoming = buffer(communicator, accumulator)
+        communicator.send_recv(parent, chunk(array, sent, pieces), child, incoming)
         if child is not None:
             communicator.combine(accumulator, incoming, operation)
     for parent, received, child, sent in turns:
-        outgoing, incoming = chunk(whole, sent, pieces), chunk(whole, received, pieces)
+        outgoing, incoming = chunk(array, sent, pieces), chunk(array, received, pieces)
         communicator.send_recv(child, outgoing, parent, incoming)
-    finish_mean(whole, operation, communicator.size)
+    finish(array, operation, communicator.size)
 
 
 @functools.lru_cache(maxsize=64)

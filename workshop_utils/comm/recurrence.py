@@ -18,13 +18,16 @@ def ring_finish_seconds(size: int, nbytes: int, link: Link, *, itemsize: int = 4
     It equals what `simulated.simulate` computes message by message, up to rounding.
     """
     whole = Shape(nbytes // itemsize, f"V{itemsize}")
-    chunks = np.tile([chunk(whole, index, size).nbytes for index in range(size)], 2)  # rolled: a slice of it
+    chunks = np.array(
+        [chunk(whole, index, size).nbytes for index in range(size)] * 2, float
+    )  # rolled: a slice
     uplinks, downlinks = (Queue(link.bandwidth_bytes_per_second, size) for _ in range(2))
     seconds = np.zeros(size)  # the ranks' clocks
     for phase in (0, 1):  # reduce-scatter begins with a rank's own chunk, all-gather with the next one
         for step in range(size - 1):
             first = (phase - step) % size
             outgoing, incoming = chunks[first:][:size], chunks[(first - 1) % size :][:size]
-            arrival = downlinks.carry(np.roll(seconds, 1) + link.latency_seconds, incoming)
+            heads = np.concatenate((seconds[-1:], seconds[:-1])) + link.latency_seconds
+            arrival = downlinks.carry(heads, incoming)
             seconds = np.maximum(uplinks.carry(seconds, outgoing), arrival)
     return seconds
