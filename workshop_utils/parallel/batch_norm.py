@@ -9,12 +9,10 @@ workers' examples (as in PyTorch's SyncBatchNorm), at the price of one small all
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.ring import ring_all_reduce
-
-Floats = NDArray[np.floating]
+from workshop_utils.parallel.ensemble import Floats
 
 EPSILON = 1e-5  # added to variances
 MOMENTUM = 0.1  # share of a new batch in the running statistics, as in PyTorch

@@ -109,12 +109,8 @@ class Ensemble:
         for step in range(steps):
             epoch, place_in_epoch = divmod(step, each_epoch)
             if place_in_epoch == 0:
-                orders = np.stack(
-                    [
-                        shard[np.random.default_rng((seed, epoch)).permutation(len(shard))]
-                        for seed in self.seeds
-                    ]
-                )
+                randoms = [np.random.default_rng((seed, epoch)) for seed in self.seeds]
+                orders = np.stack([shard[random.permutation(len(shard))] for random in randoms])
             yield orders[:, place_in_epoch * size : (place_in_epoch + 1) * size]
 
 

@@ -23,7 +23,6 @@ PyTorch's `nn.Linear` keeps A transposed, so that a cut by columns is one by the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -313,32 +312,21 @@ def _parallelize_block(block: Block, region: Region) -> None:
     block.mlp.down = RowParallelLinear(block.mlp.down, region)  # type: ignore[assignment]
 
 
-def whole_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that every rank has whole: norms, positions, biases behind a sum."""
+def finish_gradients(module: nn.Module, region: Region) -> None:
+    """Sum the gradients of parameters that every rank has whole (norms, positions, biases behind a sum).
+
+    With sequence parallelism each rank has seen only its share of the sequence; without it there is nothing to do.
+    To be called after the last backward pass of a step.
+    """
     parts = {
         id(getattr(layer, name)) for layer in module.modules() if isinstance(layer, Cut) for name in layer.cut
     }
-    return [parameter for parameter in module.parameters() if id(parameter) not in parts]
-
-
-def finish_gradients(module: nn.Module, region: Region) -> None:
-    """Sum the gradients of whole parameters, where each rank has seen its share of the sequence only.
-
-    To be called after the last backward pass of a step; without sequence parallelism there is nothing to do.
-    """
-    if region.sequence_parallel:
-        all_reduce_gradients(whole_parameters(module), region.communicator, "sum")
-
-
-def all_reduce_gradients(
-    parameters: Iterable[nn.Parameter], communicator: Communicator, operation: Operation
-) -> None:
-    """Reduce the gradients over all ranks, as one array. Parameters without a gradient are left out."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients or communicator.size == 1:
+    whole = [parameter for parameter in module.parameters() if id(parameter) not in parts]
+    gradients = [parameter.grad for parameter in whole if parameter.grad is not None]
+    if not region.sequence_parallel or not gradients:
         return
     together = torch.cat([gradient.flatten() for gradient in gradients])
-    ring_all_reduce(communicator, together.numpy(), operation)
+    ring_all_reduce(region.communicator, together.numpy())
     for gradient, reduced in zip(
         gradients, together.split([each.numel() for each in gradients]), strict=True
     ):
