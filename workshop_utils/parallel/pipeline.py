@@ -77,14 +77,14 @@ def _at_once(steps: Sequence[Pass | Exchange]) -> list[Pass | Exchange]:
     merged: list[Pass | Exchange] = []
     for step in steps:
         last = merged[-1] if merged else None
-        if isinstance(step, Exchange) and isinstance(last, Exchange):
-            if step.sent is None and last.received is None:
-                merged[-1] = last._replace(source=step.source, received=step.received)
-                continue
-            if step.received is None and last.sent is None:
-                merged[-1] = last._replace(to=step.to, sent=step.sent)
-                continue
-        merged.append(step)
+        if not (isinstance(step, Exchange) and isinstance(last, Exchange)):
+            merged.append(step)
+        elif step.sent is None and last.received is None:
+            merged[-1] = last._replace(source=step.source, received=step.received)
+        elif step.received is None and last.sent is None:
+            merged[-1] = last._replace(to=step.to, sent=step.sent)
+        else:
+            merged.append(step)
     return merged
 
 
@@ -126,7 +126,11 @@ def run(
     timeline: list[Timed] = []
     for step in program(schedule, communicator.rank):
         if isinstance(step, Exchange):
-            _exchange(communicator, step, results, shape, dtype, allocate)
+            outgoing = None if step.sent is None else results.pop(step.sent).reshape(-1)
+            into = None if step.received is None else allocate(shape, dtype)
+            communicator.send_recv(step.to, outgoing, step.source, None if into is None else into.reshape(-1))
+            if step.received is not None:
+                results[step.received] = into
             continue
         source = schedule.source(step)
         incoming = None if source is None else results.pop(source)
@@ -136,22 +140,6 @@ def run(
         results[step] = act(step.microbatch, incoming)
         timeline.append(Timed(communicator.rank, step, start, now(communicator)))
     return timeline
-
-
-def _exchange(
-    communicator: Communicator,
-    step: Exchange,
-    results: dict[Pass, Any],
-    shape: tuple[int, ...],
-    dtype: Any,
-    allocate: Callable[..., Array],
-) -> None:
-    outgoing = None if step.sent is None else results.pop(step.sent).reshape(-1)
-    incoming = None if step.received is None else allocate(shape, dtype)
-    flat = None if incoming is None else incoming.reshape(-1)
-    communicator.send_recv(step.to, outgoing, step.source, flat)
-    if step.received is not None:
-        results[step.received] = incoming
 
 
 def _check(schedule: Schedule, stages: Mapping[int, Stage], communicator: Communicator) -> None:
