@@ -19,6 +19,7 @@ import functools
 import time
 import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,8 +88,8 @@ class Event:
 class Traffic:
     """Messages and bytes of payload by peer, and time spent waiting, since the last `reset`.
 
-    The four counts are arrays of length `size`, made when asked for; only peers with messages take memory, since
-    arrays of all peers would need 3 GB among 10,000 simulated ranks.
+    Counts are arrays of length `size`, made when asked for; only peers with messages take memory, since arrays of all
+    peers would need 3 GB among 10,000 simulated ranks.
 
     Attributes:
         waited_seconds: while everything was sent and nothing came; only `tcp` measures it.
@@ -101,44 +102,34 @@ class Traffic:
     def reset(self) -> None:
         """Count from zero again."""
         self.waited_seconds = 0.0
-        self._sent: dict[int, tuple[int, int]] = {}  # peer → messages, bytes
-        self._received: dict[int, tuple[int, int]] = {}
+        self._messages_sent, self._bytes_sent, self._bytes_received = (Counter[int]() for _ in range(3))
 
     def count_sent(self, to: int, nbytes: int) -> None:
         """Count a message to rank `to`."""
-        messages, total = self._sent.get(to, (0, 0))
-        self._sent[to] = messages + 1, total + nbytes
+        self._messages_sent[to] += 1
+        self._bytes_sent[to] += nbytes
 
     def count_received(self, source: int, nbytes: int) -> None:
         """Count a message from rank `source`."""
-        messages, total = self._received.get(source, (0, 0))
-        self._received[source] = messages + 1, total + nbytes
+        self._bytes_received[source] += nbytes
 
     @property
     def messages_sent(self) -> np.ndarray:
         """To each rank."""
-        return self._by_peer(self._sent, 0)
+        return self._by_rank(self._messages_sent)
 
     @property
     def bytes_sent(self) -> np.ndarray:
         """To each rank."""
-        return self._by_peer(self._sent, 1)
-
-    @property
-    def messages_received(self) -> np.ndarray:
-        """From each rank."""
-        return self._by_peer(self._received, 0)
+        return self._by_rank(self._bytes_sent)
 
     @property
     def bytes_received(self) -> np.ndarray:
         """From each rank."""
-        return self._by_peer(self._received, 1)
+        return self._by_rank(self._bytes_received)
 
-    def _by_peer(self, counts: dict[int, tuple[int, int]], which: int) -> np.ndarray:
-        by_peer = np.zeros(self._size, np.int64)
-        for peer, count in counts.items():
-            by_peer[peer] = count[which]
-        return by_peer
+    def _by_rank(self, counts: Counter[int]) -> np.ndarray:
+        return np.array([counts[rank] for rank in range(self._size)], np.int64)
 
 
 class Communicator(ABC):

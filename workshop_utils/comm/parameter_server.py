@@ -69,6 +69,14 @@ class Arrangement:
         """The ranks that compute."""
         return range(self.servers, self.size)
 
+    def check(self, communicator: Communicator) -> None:
+        """Raise ValueError unless the communicator has as many ranks as the arrangement."""
+        if communicator.size != self.size:
+            raise ValueError(
+                f"the communicator has {communicator.size} ranks; {self.servers} servers and {self.workers} workers "
+                f"are {self.size}"
+            )
+
     def part(self, whole: Array, server: int) -> Array:
         """The part of the one-dimensional `whole` that `server` keeps."""
         return chunk(whole, server, self.servers)
@@ -237,11 +245,7 @@ def train(
     Raises:
         ValueError: if the communicator has not `arrangement.size` ranks.
     """
-    if communicator.size != arrangement.size:
-        raise ValueError(
-            f"the communicator has {communicator.size} ranks; {arrangement.servers} servers and "
-            f"{arrangement.workers} workers are {arrangement.size}"
-        )
+    arrangement.check(communicator)
     with inside(communicator, "parameter_server"):
         if communicator.rank < arrangement.servers:
             part = arrangement.part(parameters, communicator.rank)

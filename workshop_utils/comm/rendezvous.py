@@ -1,19 +1,18 @@
-"""How the ranks of one run find each other, and how they know that it is they.
+"""How the ranks of one run find each other, and prove who they are.
 
 Rank 0 listens at the coordinator's address. Every other rank calls there, leaves the address of its own listener,
-and is given the table of all addresses once the last has called. Then each pair makes its links: the higher rank
+and receives the table of all addresses once the last rank has called. Then each pair opens its links: the higher rank
 calls the lower one.
 
-Whoever calls and whoever is called prove to each other that they know the run's secret, without sending it
-(challenge and response with HMAC-SHA256, RFC 2104), before anything else that the other says is looked at:
+Both sides of a call prove that they know the run's secret, without sending it (challenge and response with
+HMAC-SHA256, RFC 2104), before either acts on anything else that the other sends:
 
     caller  → called   magic, nonce c
     called  → caller   nonce d, HMAC(secret, "called", c, d)
     caller  → called   claim (rank, size, purpose, address), HMAC(secret, "caller", d, c, claim)
     called  → caller   verdict
 
-Everything has a fixed length. Each caller is greeted on a thread of its own, so that one that sends garbage, or
-nothing, keeps nobody waiting.
+Everything has a fixed length. A thread greets each caller, so that one that sends garbage, or nothing, delays nobody.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
 from workshop_utils.comm.communicator import CommunicationError, FrameError, PeerDied, PeerSilent
@@ -50,12 +50,10 @@ _NOT_YET = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EAG
 
 
 class Caller(NamedTuple):
-    """A rank that has proved to belong to the run, with the link that it has opened, and its own address."""
+    """The link that a rank of the run has opened, and the address of its own listener."""
 
-    rank: int
-    purpose: str
-    address: str
     link: socket.socket
+    address: str
 
 
 class Membership(NamedTuple):
@@ -83,7 +81,7 @@ class Membership(NamedTuple):
 
 
 class Listener:
-    """Listens at `address`, and lets in the other ranks of the run, each once for each purpose."""
+    """Listens at `address`, and admits the other ranks of the run, each once for each purpose."""
 
     def __init__(self, own: Membership, address: str) -> None:
         self._own = own
@@ -92,15 +90,13 @@ class Listener:
         except OSError as error:
             raise CommunicationError(f"cannot listen at {address}: {error.strerror}") from error
         self.address = "{}:{}".format(*self._listener.getsockname())
-        self._callers: dict[tuple[str, int], Caller] = {}
-        self._admitted: set[tuple[str, int]] = set()  # those, and the one that is just being told so
-        self._greeted: set[socket.socket] = set()
+        self._callers: dict[tuple[str, int], Caller] = {}  # by purpose and rank
+        self._greeted: set[socket.socket] = set()  # not yet admitted
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._accept, name="workshop-listener", daemon=True)
-        self._thread.start()
+        self._thread = _started(self._accept)
 
     def wait(self, purpose: str, ranks: range) -> dict[int, Caller]:
-        """One caller for each of `ranks`. Raises PeerSilent, naming who has not called by the deadline."""
+        """One caller for each of `ranks`. Raises PeerSilent, which names the ranks missing at the deadline."""
 
         def missing() -> list[int]:
             return [rank for rank in ranks if (purpose, rank) not in self._callers]
@@ -113,7 +109,7 @@ class Listener:
             return {rank: self._callers[purpose, rank] for rank in ranks}
 
     def close(self) -> None:
-        """Let nobody in any more; callers that are still being greeted are shut out."""
+        """Admit nobody any more, and hang up on callers who are still being greeted."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
@@ -129,49 +125,50 @@ class Listener:
                 link, _ = self._listener.accept()
                 with self._changed:
                     self._greeted.add(link)
-                threading.Thread(
-                    target=self._greet, args=(link,), name="workshop-listener", daemon=True
-                ).start()
+                _started(self._greet, link)
 
     def _greet(self, link: socket.socket) -> None:
         try:
-            caller = self._recognise(link)
+            is_admitted = self._is_admitted(link)
         except (OSError, CommunicationError):
-            caller = None  # a stranger: no business of the run's
-        with self._changed:
-            self._greeted.discard(link)
-            if caller is not None:
-                self._callers[caller.purpose, caller.rank] = caller
-                self._changed.notify_all()
-        if caller is None:
+            is_admitted = False  # a stranger: no business of the run's
+        if not is_admitted:
+            with self._changed:
+                self._greeted.discard(link)
             link.close()
 
-    def _recognise(self, link: socket.socket) -> Caller | None:
+    def _is_admitted(self, link: socket.socket) -> bool:
+        """Whether the caller proves to be a rank that is still missing; it is told the verdict."""
         own = self._own
         hello = receive(link, len(_MAGIC) + _NONCE, own.deadline)
         if not hello.startswith(_MAGIC):
-            return None
+            return False
         theirs, ours = hello[len(_MAGIC) :], secrets.token_bytes(_NONCE)
         link.sendall(ours + _proof(own.secret, b"called", theirs, ours))
         claim = receive(link, _CLAIM.size, own.deadline)
         proof = receive(link, _PROOF, own.deadline)
         if not hmac.compare_digest(proof, _proof(own.secret, b"caller", ours, theirs, claim)):
-            return None
+            return False
         rank, size, purpose, address = _CLAIM.unpack(claim)
-        caller = Caller(rank, _text(purpose), _text(address), link)
-        verdict = self._admit(caller, size)
-        link.sendall(verdict)
-        return None if _VERDICTS[verdict] else caller
-
-    def _admit(self, caller: Caller, size: int) -> bytes:
-        if size != self._own.size or caller.rank >= size:
-            return b"\2"
         with self._changed:
-            who = (caller.purpose, caller.rank)
-            if who in self._admitted or caller.rank == self._own.rank:
-                return b"\1"
-            self._admitted.add(who)
-        return b"\0"
+            verdict = b"\0"
+            if size != own.size or rank >= size:
+                verdict = b"\2"
+            elif (_text(purpose), rank) in self._callers or rank == own.rank:
+                verdict = b"\1"
+            link.sendall(verdict)
+            if _VERDICTS[verdict]:
+                return False
+            self._greeted.discard(link)  # at once, so that `close` leaves it alone
+            self._callers[_text(purpose), rank] = Caller(link, _text(address))
+            self._changed.notify_all()
+        return True
+
+
+def _started(target: Callable[..., object], *args: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args, name="workshop-listener", daemon=True)
+    thread.start()
+    return thread
 
 
 def call(own: Membership, address: str, purpose: str, own_address: str = "") -> socket.socket:
@@ -182,22 +179,22 @@ def call(own: Membership, address: str, purpose: str, own_address: str = "") -> 
         PeerSilent: if nothing listens there by the deadline, or it does not answer.
     """
     link = _dial(address, own)
-    with contextlib.ExitStack() as unless_let_in:
-        unless_let_in.callback(link.close)
-        try:
-            verdict = _introduce(link, own, purpose, own_address)
-        except TimeoutError:
-            raise PeerSilent(f"what listens at {address} did not answer rank {own.rank}") from None
-        except OSError as error:
-            raise FrameError(f"what listens at {address} refused rank {own.rank}: {error}") from error
+    try:
+        verdict = _introduce(link, own, purpose, own_address)
         if verdict:
             raise FrameError(f"what listens at {address} refused rank {own.rank} of {own.size}: {verdict}")
-        unless_let_in.pop_all()
+    except BaseException as error:
+        link.close()
+        if isinstance(error, TimeoutError):
+            raise PeerSilent(f"what listens at {address} did not answer rank {own.rank}") from None
+        if isinstance(error, OSError):
+            raise FrameError(f"what listens at {address} refused rank {own.rank}: {error}") from error
+        raise
     return link
 
 
 def _introduce(link: socket.socket, own: Membership, purpose: str, own_address: str) -> str:
-    """Why the called side does not let this rank in; empty if it does."""
+    """Why the called side refuses this rank; empty if it does not."""
     ours = secrets.token_bytes(_NONCE)
     link.sendall(_MAGIC + ours)
     answer = receive(link, _NONCE + _PROOF, own.deadline)
@@ -206,7 +203,7 @@ def _introduce(link: socket.socket, own: Membership, purpose: str, own_address: 
         raise FrameError("what listens at {}:{} does not know this run's secret".format(*link.getpeername()))
     claim = _CLAIM.pack(own.rank, own.size, purpose.encode(), own_address.encode())
     link.sendall(claim + _proof(own.secret, b"caller", theirs, ours, claim))
-    return _VERDICTS.get(receive(link, 1, own.deadline), "it gave no reason that is known here")
+    return _VERDICTS.get(receive(link, 1, own.deadline), "for an unknown reason")
 
 
 def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[str, Sockets]:
@@ -216,13 +213,11 @@ def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[s
         ValueError: if `coordinator` is not `host:port` on loopback or in a network namespace of a run.
         FrameError, PeerSilent, PeerDied: if the ranks do not all come together.
     """
-    endpoint(coordinator, own.reachable)
+    host = _own_host(endpoint(coordinator, own.reachable))
     links: dict[str, Sockets] = {purpose: {} for purpose in purposes}
     if own.size == 1:
         return links
-    with contextlib.closing(
-        Listener(own, f"{_own_host(endpoint(coordinator, own.reachable))}:0")
-    ) as listener:
+    with contextlib.closing(Listener(own, f"{host}:0")) as listener:
         addresses = (_join if own.rank else _gather)(own, coordinator, listener.address)
         for purpose, ours in links.items():
             ours.update({rank: call(own, addresses[rank], purpose) for rank in range(own.rank)})

@@ -126,7 +126,7 @@ class _Clock:
         self._hub = getcurrent()
         self._channels: dict[tuple[int, int], _Channel] = {}
         self._topology = topology
-        self._queues: dict[tuple[str, int], Queue] = {}
+        self._queues: dict[tuple[bool, str, int], Queue] = {}  # inside a machine?, direction, rank or machine
 
     def run(self, program: Callable[[Communicator], Result]) -> list[Result]:
         """Run the program on every rank until all have finished."""
@@ -138,17 +138,17 @@ class _Clock:
             except Exception as failure:
                 failure.add_note(f"raised on simulated rank {communicator.rank} of {communicator.size}")
                 raise
-            communicator.finished = True
+            communicator._finished = True
 
         greenlets = [greenlet(rank_main) for _ in self.ranks]
         for communicator, its_greenlet in zip(self.ranks, greenlets, strict=True):
-            communicator.resume = its_greenlet.switch
+            communicator._resume = its_greenlet.switch
             self.at(0.0, partial(its_greenlet.switch, communicator))
         try:
             while self._due:
                 self.seconds, _, act = heappop(self._due)
                 act()
-            if not all(communicator.finished for communicator in self.ranks):
+            if not all(communicator._finished for communicator in self.ranks):
                 raise Deadlock(self._who_waits())
         finally:
             for its_greenlet in greenlets:
@@ -171,22 +171,16 @@ class _Clock:
     def channel(self, source: int, to: int) -> _Channel:
         """The way from rank `source` to rank `to`: by their machines' NICs, or inside a machine by their own links."""
         if (source, to) not in self._channels:
-            topology = self._topology
-            here, there = source // topology.ranks_per_machine, to // topology.ranks_per_machine
-            if here == there:
-                queues = (
-                    self._queue("rank out", topology.inside, source),
-                    self._queue("rank in", topology.inside, to),
-                )
-                self._channels[source, to] = _Channel(*queues, topology.inside.latency_seconds)
-            else:
-                queues = self._queue("out", topology.link, here), self._queue("in", topology.link, there)
-                self._channels[source, to] = _Channel(*queues, topology.link.latency_seconds)
+            machines = source // self._topology.ranks_per_machine, to // self._topology.ranks_per_machine
+            is_inside = machines[0] == machines[1]
+            link = self._topology.inside if is_inside else self._topology.link
+            ends = zip(("out", "in"), (source, to) if is_inside else machines, strict=True)
+            up, down = (
+                self._queues.setdefault((is_inside, *end), Queue(link.bandwidth_bytes_per_second))
+                for end in ends
+            )
+            self._channels[source, to] = _Channel(up, down, link.latency_seconds)
         return self._channels[source, to]
-
-    def _queue(self, way: str, link: Link, end: int) -> Queue:
-        """One direction of the link of rank or machine number `end`."""
-        return self._queues.setdefault((way, end), Queue(link.bandwidth_bytes_per_second))
 
     def send(self, source: SimulatedCommunicator, to: int, array: Array) -> float:
         """Put a message on its way now; returns when its last byte has left the sender's link."""
@@ -197,14 +191,14 @@ class _Clock:
         def first_byte_comes() -> None:
             arrival = channel.down.carry(head, array.nbytes)
             channel.messages.append(_Message(arrival, array, collective))
-            self.ranks[to].notice(source.rank, arrival)
+            self.ranks[to]._notice(source.rank, arrival)
 
         self.at(head, first_byte_comes)
         return left
 
     def _who_waits(self, most: int = 8) -> str:
-        waiting = [communicator for communicator in self.ranks if not communicator.finished]
-        texts = "; ".join(communicator.what_it_waits_for() for communicator in waiting[:most])
+        waiting = [communicator for communicator in self.ranks if not communicator._finished]
+        texts = "; ".join(communicator._describe_wait() for communicator in waiting[:most])
         rest = f"; and {len(waiting) - most} more" if len(waiting) > most else ""
         return f"{len(waiting)} of {len(self.ranks)} ranks wait for ever: {texts}{rest}"
 
@@ -212,12 +206,12 @@ class _Clock:
 class SimulatedCommunicator(Communicator):
     """One rank in virtual time; `simulate` makes them. `seconds` is its clock."""
 
-    resume: Callable[[], object]  # what goes on with it where it has given way
+    _resume: Callable[[], object]  # what goes on with it where it has given way
 
     def __init__(self, rank: int, size: int, clock: _Clock) -> None:
         super().__init__(rank, size, math.inf)
         self.seconds = 0.0
-        self.finished = False
+        self._finished = False
         self._clock = clock
         self._waits_for: Sequence[int] = ()  # ranks from which a message would wake it
         self._left = 0.0  # when the last byte of its last message had left
@@ -276,10 +270,10 @@ class SimulatedCommunicator(Communicator):
     def _take_turn(self) -> None:
         """Let those act whose clocks are behind this rank's."""
         if self._clock.is_behind(self.seconds):
-            self._clock.at(self.seconds, self.resume)
+            self._clock.at(self.seconds, self._resume)
             self._clock.give_way()
 
-    def notice(self, source: int, arrival: float) -> None:
+    def _notice(self, source: int, arrival: float) -> None:
         """A message will have come at `arrival`: act then, if this rank waits for it."""
         if source in self._waits_for:
             self._clock.at(max(arrival, self._left), self._wake)
@@ -288,7 +282,7 @@ class SimulatedCommunicator(Communicator):
         if self._waits_for:  # an earlier message may have woken it meanwhile
             self._waits_for = ()
             self.seconds = max(self.seconds, self._clock.seconds)
-            self.resume()
+            self._resume()
 
     def _record(self, kind: str, peer: int | None, array: Array, start: float) -> None:
         """As any communicator, but what is sent has left before what is received at the same time has come."""
@@ -296,10 +290,9 @@ class SimulatedCommunicator(Communicator):
             end = self._left if kind == "send" else self.seconds
             self.trace.append(Event(kind, peer, array.nbytes, start, end, self._collective))
 
-    def what_it_waits_for(self) -> str:
-        """For people, of a rank that waits."""
+    def _describe_wait(self) -> str:
         if len(self._waits_for) > 1:
             return f"rank {self.rank} waits for any of the ranks {sorted(self._waits_for)}"
         (peer,) = self._waits_for
-        ended = ", which has finished" if self._clock.ranks[peer].finished else ""
+        ended = ", which has finished" if self._clock.ranks[peer]._finished else ""
         return f"rank {self.rank} waits for rank {peer}{ended}, in {self._collective or 'recv'}"

@@ -169,10 +169,6 @@ class TcpCommunicator(Communicator):
         counters[peer] += 1
         return frames.message(self._collective, array.dtype, counters[peer], array.nbytes)
 
-    def abort(self, error: BaseException) -> None:
-        """Tell every other rank that this one has failed, and how; each raises the like in what it does next."""
-        self._control.abort(error)
-
     def close(self) -> None:
         """Let go of links and memory. Safe to call twice."""
         self._control.close()
@@ -185,7 +181,7 @@ class TcpCommunicator(Communicator):
     def __exit__(self, *raised: object) -> None:
         error = raised[1]
         if isinstance(error, BaseException) and self._control.failure is None:
-            self.abort(error)
+            self._control.abort(error)  # so that every other rank raises the like
         self.close()
 
 

@@ -22,28 +22,16 @@ class _Message(NamedTuple):
 
 
 class _Mailbox:
-    """What has been sent to one rank and not yet received, in the order of arrival."""
+    """Messages sent to one rank and not yet received, in the order of arrival."""
 
     def __init__(self) -> None:
-        self._messages: deque[_Message] = deque()
-        self._arrived = threading.Condition()
+        self.messages: deque[_Message] = deque()
+        self.arrived = threading.Condition()
 
     def put(self, message: _Message) -> None:
-        with self._arrived:
-            self._messages.append(message)
-            self._arrived.notify_all()
-
-    def first(self, sources: Sequence[int], timeout_seconds: float, take: bool) -> _Message | None:
-        """The first message from one of `sources`, or None if none comes in time."""
-
-        def found() -> _Message | None:
-            return next((message for message in self._messages if message.source in sources), None)
-
-        with self._arrived:
-            message = self._arrived.wait_for(found, timeout=timeout_seconds)
-            if message is not None and take:
-                self._messages.remove(message)
-            return message
+        with self.arrived:
+            self.messages.append(message)
+            self.arrived.notify_all()
 
 
 class ThreadCommunicator(Communicator):
@@ -68,15 +56,23 @@ class ThreadCommunicator(Communicator):
             incoming[:] = message.array
 
     def _first(self, sources: Sequence[int], take: bool) -> _Message:
-        message = self._mailboxes[self.rank].first(sources, self.timeout_seconds, take)
-        if message is None:
-            silent = f"rank {sources[0]}" if len(sources) == 1 else f"any of the ranks {list(sources)}"
-            raise PeerSilent(
-                f"rank {self.rank} waited {self.timeout_seconds:g} s for {silent} in {self._collective or 'recv'}"
-            )
-        return message
+        mailbox = self._mailboxes[self.rank]
 
-    def abort(self, dead: int) -> None:
+        def first() -> _Message | None:
+            return next((message for message in mailbox.messages if message.source in sources), None)
+
+        with mailbox.arrived:
+            message = mailbox.arrived.wait_for(first, timeout=self.timeout_seconds)
+            if message is None:
+                silent = f"rank {sources[0]}" if len(sources) == 1 else f"any of the ranks {list(sources)}"
+                raise PeerSilent(
+                    f"rank {self.rank} waited {self.timeout_seconds:g} s for {silent} in {self._collective or 'recv'}"
+                )
+            if take:
+                mailbox.messages.remove(message)
+            return message
+
+    def _abort(self, dead: int) -> None:
         """Tell every other rank that `dead` will send no more."""
         for rank, mailbox in enumerate(self._mailboxes):
             if rank != self.rank:
@@ -99,7 +95,7 @@ def run(size: int, program: Callable[[Communicator], Result], timeout_seconds: f
             results[rank] = program(communicator)
         except BaseException as failure:
             failures.append(failure)
-            communicator.abort(failure.rank if isinstance(failure, PeerDied) else rank)
+            communicator._abort(failure.rank if isinstance(failure, PeerDied) else rank)
 
     threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:
