@@ -13,10 +13,10 @@ HEADING = re.compile(r"(Current thread .+|Thread .+|Stack) \(most recent call fi
 FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 
 
-def timed_out(run: Run, timeout: str, process_states: Mapping[int, str]) -> str:
+def timed_out(run: Run, timeout_seconds: float, process_states: Mapping[int, str]) -> str:
     """The whole message: the time limit, the diagnosis, and the stacks of those that answered."""
     return (
-        f"{run.name} did not end within its timeout of {timeout}. "
+        f"{run.name} did not end within its timeout of {timeout_seconds:g} s. "
         f"{diagnosis(run, process_states)}{shown_stacks(run)}"
     )
 
@@ -37,7 +37,7 @@ def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
     for worker in run.workers:
         position = _position(run, worker)
         if worker not in pids:
-            sentences.append(f"{worker} never said that it had started (`place.here()`).")
+            sentences.append(f"{worker} never reported that it had started (`place.here()`).")
         elif position is not None:
             standing[position].append(worker)
         elif process_states.get(pids[worker], "Z").startswith("Z"):  # gone, or a zombie that is about to be
@@ -57,7 +57,7 @@ def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
 
 
 def shown_stacks(run: Run) -> str:
-    """The last stacks that workers printed when asked for them, in lines; empty if nobody answered.
+    """The last stacks that workers printed when asked for them, in lines; empty if none answered.
 
     A call is named as `all_reduce (torch/distributed/distributed_c10d.py, line 3252)`. Workers that stand at the same
     place are shown together.
