@@ -165,26 +165,17 @@ class Bucket:
         self.names, self.parameters = names, parameters
         self.held: set[nn.Parameter] = set()  # whose gradients of this step are in
         whole = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype)
-        self.memory, self._views = as_array(whole), views(whole, parameters)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether all its gradients are in."""
-        return len(self.held) == len(self.parameters)
+        self.memory, self.views = as_array(whole), views(whole, parameters)
 
     def hold(self, parameter: nn.Parameter) -> None:
         """Take the parameter's gradient in, and let `.grad` be its place here; zeros where there is none."""
-        view = self._views[parameter]
+        view = self.views[parameter]
         if parameter.grad is None:
             view.zero_()
         elif parameter.grad.data_ptr() != view.data_ptr():  # otherwise autograd has added to it in place
             view.copy_(parameter.grad)
             parameter.grad = view
         self.held.add(parameter)
-
-    def give(self, parameter: nn.Parameter) -> None:
-        """Let a parameter that this rank did not use have the mean of those that did."""
-        parameter.grad = self._views[parameter]
 
 
 class BucketedDataParallel(NaiveDataParallel):
@@ -225,7 +216,7 @@ class BucketedDataParallel(NaiveDataParallel):
         for bucket in self.buckets:
             for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
                 if name in used and parameter.grad is None:
-                    bucket.give(parameter)
+                    parameter.grad = bucket.views[parameter]  # the mean of those that used it
             bucket.held.clear()
 
 
@@ -264,7 +255,9 @@ class OverlappedDataParallel(BucketedDataParallel):
                 "last backward pass into no_sync()"
             )
         bucket.hold(parameter)
-        while len(self._sent) < len(self.buckets) and self.buckets[len(self._sent)].is_full:
+        for bucket in self.buckets[len(self._sent) :]:
+            if len(bucket.held) < len(bucket.parameters):
+                break
             self._send_next()
 
     def _send_next(self) -> None:

@@ -10,9 +10,9 @@ sequence parallelism (Korthikanti et al. 2022, "Reducing Activation Recomputatio
 
 | | forward | backward | here |
 | --- | --- | --- | --- |
-| f | nothing | all-reduce | `Region.copy` |
+| f | nothing | all-reduce | `_Copy` |
 | g | all-reduce | nothing | `Region.sum_up` |
-| g, sequence parallel | all-gather | reduce-scatter, and X gathered once more | `Region.gathered_linear` |
+| g, sequence parallel | all-gather | reduce-scatter, and X gathered once more | `_GatheredLinear` |
 | ḡ, sequence parallel | reduce-scatter | all-gather | `Region.sum_up` |
 
 An all-reduce is a reduce-scatter and an all-gather, so both forms send as much, but for X: to keep only its own share
@@ -47,16 +47,6 @@ class Region:
         self.communicator, self.sequence_parallel = communicator, sequence_parallel
         # A ring leaves the rank in place r with chunk r + 1. Seen from one place further, that is its own.
         self.ring = Subset(communicator, [*range(1, communicator.size), 0])
-
-    def copy(self, x: Tensor) -> Tensor:
-        """f: every part of a layer takes in the same `x`."""
-        copied: Tensor = _Copy.apply(x, self)
-        return copied
-
-    def gathered_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Sequence-parallel g and the linear layer behind it: of `x` each rank has, and keeps, its share only."""
-        given: Tensor = _GatheredLinear.apply(x, weight, bias, self)
-        return given
 
     def sum_up(self, partial: Tensor) -> Tensor:
         """The sum over all ranks of what their parts gave: g, or of its sequence this rank's share: ḡ."""
@@ -189,8 +179,8 @@ class ColumnParallelLinear(Cut):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.region.sequence_parallel:
-            return self.region.gathered_linear(x, self.weight, self.bias)
-        return functional.linear(self.region.copy(x), self.weight, self.bias)
+            return _GatheredLinear.apply(x, self.weight, self.bias, self.region)
+        return functional.linear(_Copy.apply(x, self.region), self.weight, self.bias)
 
 
 class RowParallelLinear(Cut):
