@@ -124,15 +124,12 @@ def test_who_closes_keeps_no_thread_waiting(ranks):
 def use_after_close(communicator):
     communicator.close()
     communicator.close()
-    try:
+    with pytest.raises(CommunicationError, match=f"rank {communicator.rank} has closed"):
         communicator.barrier()
-    except CommunicationError as error:
-        return str(error)
 
 
 def test_a_closed_communicator_says_so(ranks):
-    for rank, text in enumerate(ranks.run("tcp", 2, use_after_close)):
-        assert f"rank {rank} has closed" in text
+    ranks.run("tcp", 2, use_after_close)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a rank does with its time: compute, send, wait. Reported as it trains, so that it can be drawn as a lane.
+"""What a rank does with its time: compute, send, wait; reported while it trains, and drawn as a lane.
 
     activity = Activity(communicator)
     for step in ...:

@@ -1,7 +1,7 @@
-"""Central all-reduce: everybody sends to one rank, which reduces and sends the result back.
+"""Central all-reduce: every rank sends to one, which reduces and sends the result back.
 
-What comes to mind first, and what a synchronous parameter server does. The root's link carries the array once for
-every other rank in each direction, so time grows with N where a ring's hardly does.
+The first idea that comes to mind, and what a synchronous parameter server does. The root's link carries the array once
+for every other rank in each direction, so time grows with N where a ring's hardly does.
 """
 
 from __future__ import annotations

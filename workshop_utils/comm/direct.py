@@ -1,7 +1,7 @@
-"""Direct all-reduce: every rank sends all it has to every other one, and each adds for itself.
+"""Direct all-reduce: every rank sends its array to every other one, and each adds for itself.
 
-One step, against a ring's 2 (N − 1), for N/2 times a ring's bytes: the way for arrays so small that a message takes as
-long as its first byte.
+One step, against a ring's 2 (N − 1), for N/2 times a ring's bytes: best for arrays so small that
+latency is all that counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hogwild!: workers of one machine change shared parameters themselves, with a lock, or with none at all.
 
-A parameter server applies one gradient after the other, since it is one process. Here each server only keeps its part
-in memory that the workers map too; a worker's pull is a copy out of it, and its push is `update` on it, in place:
+A parameter server is one process, so it applies one gradient after the other. Here each server only keeps its part in
+memory that the workers map too; a worker's pull copies from it, and its push is `update` on it, in place:
 
 | locking | pull and push |
 | --- | --- |
@@ -10,11 +10,11 @@ in memory that the workers map too; a worker's pull is a copy out of it, and its
 
 Source: Recht, Ré, Wright and Niu (2011), algorithm 1, with the whole gradient as its edge.
 
-In place is what makes `none` bearable: the time between reading an element and writing it is that of one instruction or
-two. A worker that wrote back a copy would undo all that others did since it was taken.
+Updating in place makes `none` bearable: only an instruction or two lie between reading an element and writing it. A
+worker that wrote back a copy would undo everything that others did since it took the copy.
 
 The memory has no name (`memfd`), so nothing is left of it when processes die; a lock is freed with its process.
-Counters beside the parameters tell staleness and overlaps. They rely on one processor's stores being seen in their
+Counters beside the parameters measure staleness and overlaps. They rely on one processor's stores being seen in their
 order, as on x86; elsewhere, without a lock, they are estimates.
 """
 
@@ -44,7 +44,7 @@ from workshop_utils.comm.parameter_server import Arrangement, ServerLog, Update
 
 Locking = Literal["none", "lock"]
 
-_LINE = 8  # counters of two workers are so many int64 apart: no two in one line of a cache
+_LINE = 8  # int64 between the counters of two workers: no two share a line of a cache
 
 
 @dataclass

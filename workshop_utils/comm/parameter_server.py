@@ -1,18 +1,18 @@
-"""Parameter servers: some ranks keep the parameters, the others compute gradients, push them and pull the result.
+"""Parameter servers: some ranks keep the parameters; the others compute gradients, push them and pull the result.
 
 The first `servers` ranks of the communicator serve, each a part of the parameters; the rest work. A worker's step is
-`push` (its gradient) and `pull` (the parameters as they are when its server answers). When the server answers is
-the whole difference between the consistency models:
+`push` (its gradient) and `pull` (the parameters as they are when its server answers). The
+consistency models differ only in when the server answers:
 
 | consistency | the server answers a push | source |
 | --- | --- | --- |
 | synchronous | when all workers' gradients of this step are in, and applied as one mean | Li et al. 2014 |
-| ... with b backup workers | when all but b are in; what comes later is dropped | Chen et al. 2016 |
+| ... with b backup workers | when all but b are in; later ones are dropped | Chen et al. 2016 |
 | stale_synchronous | at once, unless the worker is more than `bound` steps ahead of the slowest | Ho et al. 2013 |
 | asynchronous | at once | Dean et al. 2012 (Downpour SGD) |
 
-`asynchronous` says in virtual time what thousands of workers make of the last two. In `hogwild`, workers of one machine
-apply their gradients themselves, in shared memory.
+`asynchronous` simulates thousands of workers with the last one. In `hogwild`, workers of one machine apply their
+gradients themselves, in shared memory.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ VERSION_NBYTES = 8  # sent before each answer: how many updates the parameters h
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Who serves and who works, and how far workers may drift apart.
+    """Which ranks serve and which work, and how far workers may drift apart.
 
     `steps` is how many times each worker pushes. `bound` matters to stale_synchronous, `backup_workers` to
     synchronous.
 
     Raises:
-        ValueError: for numbers that do not go together; the message names the field.
+        ValueError: if the numbers contradict each other; the message names the field.
     """
 
     servers: int
@@ -61,7 +61,7 @@ class Arrangement:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """How many ranks there are."""
         return self.servers + self.workers
 
     @property
@@ -106,7 +106,7 @@ class Server:
         self._gradient = np.empty_like(parameters)
         self._sum = np.zeros_like(parameters)
         self._in_sum = 0
-        self._waiting: list[int] = []  # who has pushed and is not answered yet
+        self._waiting: list[int] = []  # workers whose push is not answered yet
         self._pulled = dict.fromkeys(arrangement.worker_ranks, 0)  # the version that each worker has
         self._pushes = dict.fromkeys(arrangement.worker_ranks, 0)
         self.log = ServerLog()
@@ -132,7 +132,7 @@ class Server:
     def _take(self, worker: int) -> None:
         stale = self.log.version - self._pulled[worker]
         synchronous = self._arrangement.consistency == "synchronous"
-        late = synchronous and stale > 0  # the step that it belongs to went on without it
+        late = synchronous and stale > 0  # its step has finished without it
         self._pushes[worker] += 1
         if synchronous and not late:
             self._add(self._gradient)
@@ -217,7 +217,7 @@ class Worker:
                 self._awaited.append(server)
 
     def _order(self) -> Iterator[int]:
-        """All servers, each worker beginning with another one, so that no server's link waits while others choke."""
+        """All servers; each worker starts with a different one, so that no server's link idles."""
         servers = self._arrangement.servers
         return ((self._communicator.rank + place) % servers for place in range(servers))
 
@@ -261,7 +261,7 @@ def train(
 
 
 def server_bytes_received(workers: int, nbytes: int, servers: int = 1) -> float:
-    """Bytes that come in at each server in one step of all workers: W · K / k.
+    """Bytes that each server receives in one step of all workers: W · K / k.
 
     Exact where k divides the number of elements. Source: Li et al. (2014), section 3.
     """
@@ -269,5 +269,5 @@ def server_bytes_received(workers: int, nbytes: int, servers: int = 1) -> float:
 
 
 def server_bytes_sent(workers: int, nbytes: int, servers: int = 1) -> float:
-    """Bytes that go out at each server in one step: W · K / k, and the version number for each worker."""
+    """Bytes that each server sends in one step: W · K / k, and the version number for each worker."""
     return workers * (nbytes / servers + VERSION_NBYTES)

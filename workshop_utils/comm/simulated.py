@@ -5,10 +5,10 @@
 
     simulate(1024, program, Link.of("10Gbit", "20us")).seconds
 
-Each rank is a greenlet, a function call that can be left in the middle and taken up again, so that a collective's
-text runs as it is. The rank that acts next is the one whose clock is behind all others', so that links see messages
-in the order of virtual time; `topology` says what a message goes through. Where only time is asked, a `Shape` stands
-for the array and no data is moved; ordinary arrays are moved and reduced, so that results can be checked.
+Each rank is a greenlet, a function call that can be suspended and resumed, so a collective runs unchanged. The rank
+whose clock is furthest behind acts next, so that links see messages in the order of virtual time; `topology` says what
+a message goes through. Where only the time matters, a `Shape` replaces the array and no data is moved; ordinary arrays
+are moved and reduced, so that results can be checked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 
 
 class Deadlock(CommunicationError):
-    """Every rank that has not finished waits for a message; the text says who waits for whom."""
+    """Every rank that has not finished waits for a message; the text says which waits for which."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class _Message(NamedTuple):
 
 
 class _Channel:
-    """The way from one rank to another, and the messages that are on it, or wait at its end."""
+    """The path from one rank to another, and the messages on it or at its end."""
 
     __slots__ = ("down", "latency_seconds", "messages", "up")
 
@@ -116,7 +116,7 @@ class _Channel:
 
 
 class _Clock:
-    """Virtual time: what is due when, and what the links are doing."""
+    """Virtual time: what is due when, and what the links carry."""
 
     def __init__(self, topology: Topology, size: int) -> None:
         self.seconds = 0.0
@@ -161,7 +161,7 @@ class _Clock:
         heappush(self._due, (seconds, next(self._order), act))
 
     def give_way(self) -> None:
-        """Leave the rank that acts, until something that is due resumes it."""
+        """Suspend the rank that acts, until something that is due resumes it."""
         self._hub.switch()
 
     def is_behind(self, seconds: float) -> bool:
@@ -206,7 +206,7 @@ class _Clock:
 class SimulatedCommunicator(Communicator):
     """One rank in virtual time; `simulate` makes them. `seconds` is its clock."""
 
-    _resume: Callable[[], object]  # what goes on with it where it has given way
+    _resume: Callable[[], object]  # resumes it where it was suspended
 
     def __init__(self, rank: int, size: int, clock: _Clock) -> None:
         super().__init__(rank, size, math.inf)
@@ -268,7 +268,7 @@ class SimulatedCommunicator(Communicator):
         incoming[:] = message.array
 
     def _take_turn(self) -> None:
-        """Let those act whose clocks are behind this rank's."""
+        """Let ranks act whose clocks are behind this one's."""
         if self._clock.is_behind(self.seconds):
             self._clock.at(self.seconds, self._resume)
             self._clock.give_way()

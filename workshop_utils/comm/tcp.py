@@ -64,7 +64,7 @@ def connect(
 
 
 class TcpCommunicator(Communicator):
-    """A rank with two links to every other one: `data` carries messages, `control` what went wrong."""
+    """A rank with two links to every other one: `data` carries messages, `control` reports failures."""
 
     def __init__(
         self, rank: int, size: int, control: Sockets, data: Sockets, timeout_seconds: float = 60.0
@@ -82,8 +82,8 @@ class TcpCommunicator(Communicator):
     def _first_of(self, sources: Sequence[int]) -> int:
         """The rank among `sources` whose message was the first to be there; receive it next.
 
-        Of those that came between two calls, the lowest goes first; but whoever has been seen goes before all that
-        come later, so nobody starves behind a busy low rank.
+        Of those that arrived between two calls, the lowest goes first; but a rank that has been seen goes before all
+        that arrive later, so no rank starves behind a busy low one.
         """
         deadline = time.monotonic() + self.timeout_seconds
         while True:
@@ -103,7 +103,7 @@ class TcpCommunicator(Communicator):
             expected = self._header(self._received, source, incoming)
             header = bytearray(len(expected))
             awaited = [memoryview(header), incoming.view(np.uint8).data]
-        moved_at = time.monotonic()  # when whoever this rank waits for moved last
+        moved_at = time.monotonic()  # when the rank that this one waits for last made progress
         while unsent or awaited:
             has_sent = to is not None and self._send(to, unsent)
             has_received = source is not None and self._receive(source, awaited)
@@ -117,7 +117,7 @@ class TcpCommunicator(Communicator):
                 self._wait(sources, to if unsent else None, moved_at + self.timeout_seconds, is_idle)
 
     def _send(self, to: int, parts: list[memoryview]) -> bool:
-        """Send of `parts` what the kernel takes at once, and keep the rest there; whether it took any."""
+        """Send what the kernel takes of `parts` at once, and keep the rest there; returns whether it took any."""
         if not parts:
             return False
         try:
@@ -129,7 +129,7 @@ class TcpCommunicator(Communicator):
         return True
 
     def _receive(self, source: int, parts: list[memoryview]) -> bool:
-        """Fill the first of `parts` as far as bytes are there, and keep the rest; whether there were any."""
+        """Fill the first of `parts` as far as bytes have arrived; returns whether there were any."""
         if not parts:
             return False
         received = 0
@@ -145,7 +145,7 @@ class TcpCommunicator(Communicator):
         return True
 
     def _wait(self, sources: Sequence[int], to: int | None, deadline: float, is_idle: bool) -> list[int]:
-        """Sleep until something comes, or `to` takes more; returns those of `sources` that sent something."""
+        """Sleep until a message arrives, or `to` takes more; returns those of `sources` that have sent something."""
         self._control.raise_failure()
         peers = [*sources] if to is None else [*sources, to]
         self._control.waiting_for = peers[0]
@@ -170,11 +170,11 @@ class TcpCommunicator(Communicator):
         return frames.message(self._collective, array.dtype, counters[peer], array.nbytes)
 
     def close(self) -> None:
-        """Let go of links and memory. Safe to call twice."""
+        """Close the links. Safe to call twice."""
         self._control.close()
         for link in self._data.values():
             with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)  # so that a thread which waits for it goes on
+                link.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
             link.close()
         super().close()
 

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 class _Message(NamedTuple):
     source: int
     collective: str
-    array: Any  # None: the sender gives up, since rank `dead` has died
+    array: Any  # None: the sender gives up, because rank `dead` has died
     dead: int = -1
 
 
@@ -73,7 +73,7 @@ class ThreadCommunicator(Communicator):
             return message
 
     def _abort(self, dead: int) -> None:
-        """Tell every other rank that `dead` will send no more."""
+        """Tell every other rank that `dead` sends no more."""
         for rank, mailbox in enumerate(self._mailboxes):
             if rank != self.rank:
                 mailbox.put(_Message(self.rank, self._collective, None, dead))
@@ -83,7 +83,7 @@ def run(size: int, program: Callable[[Communicator], Result], timeout_seconds: f
     """Run `program(communicator)` on `size` threads at once and return what each rank returned.
 
     Raises:
-        Exception: the first failure of any rank, as it was raised there, once all ranks have ended.
+        Exception: the first failure of any rank, as raised there, once all ranks have ended.
     """
     mailboxes = [_Mailbox() for _ in range(size)]
     results: list[Any] = [None] * size

@@ -1,4 +1,4 @@
-"""Batch normalisation among workers: the one layer whose result depends on how a batch is cut.
+"""Batch normalisation across workers: the one layer whose result depends on how the batch is cut.
 
 Ioffe and Szegedy (2015), "Batch normalization", algorithm 1. The mean and the variance that normalise an example are
 those of the examples around it. A worker that looks at its own part of the batch alone sees others than one process

@@ -167,6 +167,11 @@ class Bucket:
         whole = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype)
         self.memory, self.views = as_array(whole), views(whole, parameters)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether all its gradients are in."""
+        return len(self.held) == len(self.parameters)
+
     def hold(self, parameter: nn.Parameter) -> None:
         """Take the parameter's gradient in, and let `.grad` be its place here; zeros where there is none."""
         view = self.views[parameter]
@@ -255,9 +260,7 @@ class OverlappedDataParallel(BucketedDataParallel):
                 "last backward pass into no_sync()"
             )
         bucket.hold(parameter)
-        for bucket in self.buckets[len(self._sent) :]:
-            if len(bucket.held) < len(bucket.parameters):
-                break
+        while len(self._sent) < len(self.buckets) and self.buckets[len(self._sent)].is_full:
             self._send_next()
 
     def _send_next(self) -> None:

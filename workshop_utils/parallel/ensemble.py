@@ -1,4 +1,4 @@
-"""Several small networks trained side by side in NumPy: what is said of convergence needs a mean and a spread.
+"""Several small networks trained side by side in NumPy: claims about convergence need a mean and a spread.
 
     ensemble = Ensemble(seeds=[0, 1, 2], inputs=64, hidden=32)
     weights = ensemble.initialise()                                # shape (3, parameters)

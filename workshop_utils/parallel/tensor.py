@@ -193,7 +193,7 @@ class RowParallelLinear(Cut):
 
     def forward(self, x: Tensor) -> Tensor:
         total = self.region.sum_up(functional.linear(x, self.weight))
-        return total if self.bias is None else total + self.bias  # once, behind the sum
+        return total if self.bias is None else total + self.bias  # once, after the sum
 
 
 def _share(region: Region, features: int, unit: int) -> slice:
