@@ -22,13 +22,13 @@ import pandas as pd
 
 from workshop_utils.comm.asynchronous import Pushes, compute_times, simulate_pushes
 from workshop_utils.comm.central import central_all_reduce
-from workshop_utils.comm.cluster import Link
 from workshop_utils.comm.communicator import Event
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.comm.parameter_server import Arrangement
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.shape import Shape
 from workshop_utils.comm.simulated import simulate
+from workshop_utils.comm.topology import Link
 from workshop_utils.comm.tree import tree_all_reduce
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local

@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from workshop_utils.comm.central import central_seconds
-from workshop_utils.comm.cluster import Link
 from workshop_utils.comm.halving_doubling import halving_doubling_seconds
 from workshop_utils.comm.parameter_server import server_bytes_received
 from workshop_utils.comm.ring import ring_seconds
+from workshop_utils.comm.topology import Link
 from workshop_utils.comm.tree import tree_all_reduce_seconds
 from workshop_utils.parallel.schedule import bubble_fraction
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workshop_utils.comm.cluster import Link
 from workshop_utils.comm.recurrence import ring_finish_seconds
+from workshop_utils.comm.topology import Link
 from workshop_utils.jobs import JobError
 from workshop_utils.scaling.communication import simulated_seconds
 from workshop_utils.scaling.cost import NetworkPath, Numbers, all_reduce_seconds, synchronous_server_seconds
