@@ -108,7 +108,7 @@ class TcpCommunicator(Communicator):
             has_sent = to is not None and self._send(to, unsent)
             has_received = source is not None and self._receive(source, awaited)
             if source is not None and has_received and len(awaited) < 2 and header != expected:
-                self._control.fail(frames.difference(header, source, expected, self.rank, incoming.dtype))
+                self._control.fail(frames.difference(header, source, expected, self.rank))
             if has_received or (has_sent and not awaited):
                 moved_at = time.monotonic()
             if not has_sent and not has_received:
@@ -167,7 +167,7 @@ class TcpCommunicator(Communicator):
 
     def _header(self, counters: list[int], peer: int, array: Array) -> bytes:
         counters[peer] += 1
-        return frames.message(self._collective, array.dtype, counters[peer], array.nbytes)
+        return frames.message(self._collective, counters[peer], array)
 
     def close(self) -> None:
         """Close the links. Safe to call twice."""
