@@ -130,7 +130,9 @@ def data_parallel(communicator: Communicator, width: int) -> tuple[Step, Step]:
         return nn.Sequential(*hidden, nn.Linear(width, 10))
 
     theirs = DistributedDataParallel(module(), bucket_cap_mb=1, gradient_as_bucket_view=True)
-    return TrainingStep(OverlappedDataParallel(module(), communicator, MEBIBYTE)), TrainingStep(theirs)
+    return TrainingStep(OverlappedDataParallel(module(), communicator, bucket_bytes=MEBIBYTE)), TrainingStep(
+        theirs
+    )
 
 
 def pipeline(name: str, theirs: type[Any], communicator: Communicator, _: int) -> tuple[Step, Step]:
