@@ -121,7 +121,15 @@ def run(
     Raises:
         ValueError: if schedule and communicator differ in size, or `stages` are not those of this rank.
     """
-    _check(schedule, stages, communicator)
+    if schedule.ranks != communicator.size:
+        raise ValueError(
+            f"schedule {schedule.name!r} is for {schedule.ranks} ranks; the communicator has {communicator.size}"
+        )
+    due = list(schedule.stages_of(communicator.rank))
+    if sorted(stages) != due:
+        raise ValueError(
+            f"stages is {sorted(stages)}; rank {communicator.rank} must have stages {due} of {schedule.stages}"
+        )
     results: dict[Pass, Any] = {}
     timeline: list[Timed] = []
     for step in program(schedule, communicator.rank):
@@ -140,18 +148,6 @@ def run(
         results[step] = act(step.microbatch, incoming)
         timeline.append(Timed(communicator.rank, step, start, now(communicator)))
     return timeline
-
-
-def _check(schedule: Schedule, stages: Mapping[int, Stage], communicator: Communicator) -> None:
-    if schedule.ranks != communicator.size:
-        raise ValueError(
-            f"schedule {schedule.name!r} is for {schedule.ranks} ranks; the communicator has {communicator.size}"
-        )
-    due = schedule.stages_of(communicator.rank)
-    if set(stages) != set(due):
-        raise ValueError(
-            f"stages is {sorted(stages)}; rank {communicator.rank} must have stages {list(due)} of {schedule.stages}"
-        )
 
 
 class ModuleStage:
