@@ -41,8 +41,8 @@ RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
 )
 
-# The same of a task of Slurm's `srun`. They are read last, since other launchers run inside Slurm's jobs, and only where
-# SLURM_STEP_ID says that this is a task: Slurm sets some of them in a batch script as well.
+# The same of a task of Slurm's `srun`. They are read last, since other launchers run inside Slurm's jobs, and only
+# where SLURM_STEP_ID says that this is a task: Slurm sets some of them in a batch script as well.
 SLURM_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 
 # The order in which the roles of a TF_CONFIG cluster are numbered into ranks. Parameter servers, which hold
