@@ -222,7 +222,7 @@ def test_a_job_that_waits_in_the_queue_says_why_until_it_is_stopped(
 ) -> None:
     later = target.model_copy(update={"options": ("--begin=now+1hour",)})
     with later.launch(make_job("")) as run:
-        assert eventually(lambda: any("is PENDING, BeginTime" in text for text in lines_of(run, "slurm")), 30)
+        assert eventually(lambda: "pending: BeginTime" in run.waits_for, 30), run.waits_for
         assert run.state is RunState.RUNNING
     assert run.state is RunState.STOPPED
 

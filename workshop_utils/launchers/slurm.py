@@ -13,6 +13,7 @@ Sources: Slurm 22.05, sbatch(1), srun(1) and scontrol(1).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -280,29 +281,26 @@ class SlurmJob:
 
     def __init__(self, name: str, number: str, folder: Path, tasks: Sequence[str]) -> None:
         self._name, self._number, self._folder, self._tasks = name, number, folder, tasks
-        self._state = self._status = self._shown = ""
-        self._position = 0
+        self._state, self._position = "", 0
 
     def look(self) -> tuple[RunState, str]:
-        """The job's state now, and the reason if it failed. Raises Unreachable."""
+        """The job's state now, and why it failed or waits. Raises Unreachable."""
         answer = _slurm("scontrol", "show", "job", "--oneliner", self._number)
         if answer.returncode:
             raise Unreachable(answer.stderr.strip())
         job = dict(re.findall(r"\b(JobState|Reason|ExitCode)=(\S+)", answer.stdout))
         self._state = job["JobState"]
-        self._status = f"job {self._number} is {self._state}, {job['Reason']}".removesuffix(", None")
+        if self._state == "PENDING":
+            return RunState.RUNNING, f"Slurm to start job {self._number}, which is pending: {job['Reason']}"
         state = STATES.get(self._state, RunState.RUNNING)
         return state, self._blame(int(job["ExitCode"].split(":")[0])) if state is RunState.FAILED else ""
 
     def read(self, receive: Receive) -> None:
-        """Pass on what is new in the log, and how the job fares in the queue."""
-        if self._status != self._shown:
-            receive("slurm", self._status, "stderr")
-            self._shown = self._status
-        log = self._log()
-        for line in self._lines(log[self._position :]):
+        """Pass on what is new in the log."""
+        new = self._log(self._position)
+        self._position += len(new)
+        for line in self._lines(new):
             receive(*line)
-        self._position = len(log)
 
     def stop(self) -> None:
         """Cancel the job."""
@@ -315,15 +313,17 @@ class SlurmJob:
         if self._state in STATES:
             shutil.rmtree(self._folder / "files", ignore_errors=True)
 
-    def _log(self) -> str:
-        """What the job has printed, as far as lines are whole."""
-        path = self._folder / "log"
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        return text[: text.rfind("\n") + 1]
+    def _log(self, start: int = 0) -> bytes:
+        """What the job has printed from byte `start` on, as far as lines are whole; nothing before it has started."""
+        with contextlib.suppress(FileNotFoundError), (self._folder / "log").open("rb") as file:
+            file.seek(start)
+            content = file.read()
+            return content[: content.rfind(b"\n") + 1]
+        return b""
 
-    def _lines(self, log: str) -> Iterator[tuple[str, str, str]]:
+    def _lines(self, log: bytes) -> Iterator[tuple[str, str, str]]:
         """Worker, text and stream of each line: srun has put a task's number before it, mpirun a tag."""
-        for line in log.split("\n")[:-1]:
+        for line in log.decode(errors="replace").split("\n")[:-1]:
             labelled = re.match(r"\s*(\d+): ?(.*)", line)
             if labelled and int(labelled[1]) < len(self._tasks):
                 yield self._tasks[int(labelled[1])], labelled[2], "stdout"
@@ -332,14 +332,15 @@ class SlurmJob:
 
     def _blame(self, code: int) -> str:
         """The message of a run that failed: which process failed first, how, and its last lines."""
-        log = self._log()
-        lines = [line for line in self._lines(log) if not line[1].startswith('{"workshop": ')]
-        worker, killed = output.culprit(text for _, text, _ in lines)
+        lines = [line for line in self._lines(self._log()) if not line[1].startswith('{"workshop": ')]
+        printed = "\n".join(text for _, text, _ in lines)
+        worker, killed = output.culprit([printed])
         how = f"{worker or 'the script'} {output.how(killed or code)}"
-        if self._tasks and (error := re.search(r"srun: error: (\S+): tasks? (\d+)[^:]*: (.+)", log)):
+        error = re.search(r"^srun: error: (\S+): tasks? (\d+)[^:]*: (.+)", printed, re.MULTILINE)
+        if error and self._tasks:
             worker = self._tasks[int(error[2])]
             how = f"{worker} on {error[1]}: {error[3]}"
         if self._state != "FAILED":
-            worker, how = None, f"Slurm ended it, {self._state}"
+            worker, how = None, f"Slurm ended it ({self._state})"
         last = output.last_lines([text for name, text, _ in lines if worker in (None, name)])
         return f"{self._name} failed: {how}. {last}"
