@@ -63,8 +63,13 @@ PartitionName=test Nodes=ALL Default=YES MaxTime=10 State=UP
 
 
 def is_installed() -> bool:
-    """Whether this machine has Slurm's daemons, and resolves its own name to loopback, as they need here."""
-    return all(shutil.which(name, path=SEARCHED) for name in PROGRAMS) and _own_address().startswith("127.")
+    """Whether this machine has Slurm's daemons, and a name by which they can call each other.
+
+    A name at 127.0.1.1 is none: srun would listen there alone, and be called at 127.0.0.1.
+    """
+    address = _own_address()
+    reachable = address == "127.0.0.1" or not address.startswith("127.")
+    return all(shutil.which(name, path=SEARCHED) for name in PROGRAMS) and bool(address) and reachable
 
 
 def _own_address() -> str:
