@@ -17,7 +17,7 @@ from workshop_utils.runs import Run, RunFailed, RunState
 from workshop_utils.strategies import STRATEGIES
 
 JOBS = Path(__file__).parents[2] / "jobs"
-PATIENCE_SECONDS = 120.0  # frameworks start cold, on a busy machine
+PATIENCE_SECONDS = 240.0  # frameworks start cold, on a busy machine
 
 needs_slurm = pytest.mark.skipif(not slurm_cluster.is_installed(), reason="Slurm's daemons are not here")
 
