@@ -59,9 +59,11 @@ class SparkSettings(PlaceSettings):
             raise ValueError(f"memory is {self.memory!r}; Spark needs at least {LEAST_MEMORY}")
         for name in self.conf:
             if not name.startswith("spark."):
-                raise ValueError(f"conf has {name!r}; Spark's properties begin with 'spark.'")
+                raise ValueError(
+                    f"conf is {self.conf}; {name!r} is no property of Spark; theirs begin with 'spark.'"
+                )
             if field := OWN_FIELDS.get(name):
-                raise ValueError(f"conf has {name}; use the field {field}")
+                raise ValueError(f"conf is {self.conf}; {name} has a field of its own: {field}")
         if self.secret_file is not None and not self.secret_file.is_file():
             raise ValueError(f"secret_file is {str(self.secret_file)!r}; there is no such file")
         if self.on_kubernetes and self.driver_host == LOOPBACK:
