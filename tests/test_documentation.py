@@ -16,7 +16,7 @@ import yaml
 from workshop_utils import cli, jobs
 from workshop_utils.launchers.kubernetes import Kubernetes
 from workshop_utils.launchers.kubernetes.kubectl import side_by_side
-from workshop_utils.launchers.targets import PLACES
+from workshop_utils.launchers.targets import TARGETS as LAUNCH_TARGETS
 from workshop_utils.lessons import site
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +70,7 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
 def test_files_targets_modules_commands_and_options_that_are_named_exist(page: Path) -> None:
     folders = r"`((?:jobs|docs|images|notebooks|tests|workshop_utils|\.devcontainer)/[\w./*-]*)`"
     for path in re.findall(folders, page.read_text()):
-        assert re.search(r"/(NN_|NAME|LESSON|SUBJECT)", path) or list(ROOT.glob(path.rstrip("/"))), path
+        assert re.search(r"(NN_|NAME|LESSON|SUBJECT)", path) or list(ROOT.glob(path.rstrip("/"))), path
     for block in shell_blocks(page):
         answer = subprocess.run(["bash", "-n"], input=block, text=True, capture_output=True)
         assert answer.returncode == 0, answer.stderr
@@ -92,7 +92,7 @@ def test_files_targets_modules_commands_and_options_that_are_named_exist(page: P
 
 def test_the_readme_s_tables_have_all_places_and_all_strategies() -> None:
     places = README[README.index("| where |") : README.index("With `--render`")]
-    assert set(re.findall(r"--on ([\w-]+)", places)) | {"local"} == set(PLACES)
+    assert set(re.findall(r"--on ([\w-]+)", places)) | {"local"} == set(LAUNCH_TARGETS)
     assert set(re.findall(r"`(--[\w-]+)", places)) <= COMMANDS["launch"]
     strategies = README[README.index("| strategy |") : README.index("How far does it scale")]
     shown: dict[str, str] = {}

@@ -38,8 +38,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[SparkRun, Path]:
     """The run of both programs, which fails at last, and the folder in which their results are."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "train.py").write_text(DRIVER.format(programs=PROGRAMS, jobs=JOBS))
-    job = TrainingJob(name="programs", folder=folder, strategy="spark_program", workers=2, timeout="4min")
-    with Spark(output=folder / "out").launch(job) as run, pytest.raises(RunFailed):
+    fields = {"strategy": "spark_program", "workers": 2, "outputs": str(folder / "out"), "timeout": "4min"}
+    job = TrainingJob(name="programs", folder=folder, **fields)
+    with Spark().launch(job) as run, pytest.raises(RunFailed):
         run.wait(PATIENCE_SECONDS)
     return run, folder / "out"
 

@@ -62,17 +62,16 @@ class SparkRequest(LocalRequest):
 class Spark:
     """Launches jobs on Spark; by default on threads of this machine, as many as the job has workers.
 
-    `output` is the folder in which a job's model stays, as for local runs.
+    A job's `outputs` and `checkpoints` are folders, as for local runs.
     """
 
-    def __init__(self, settings: SparkSettings | None = None, output: str | Path | None = None) -> None:
+    def __init__(self, settings: SparkSettings | None = None) -> None:
         self.settings = settings or SparkSettings()
-        self.output = output
 
     @classmethod
-    def load(cls, path: str | Path, output: str | Path | None = None) -> Self:
+    def load(cls, path: str | Path) -> Self:
         """A launcher for the cluster that a YAML file describes. Raises JobError where it is wrong."""
-        return cls(SparkSettings.load(path), output)
+        return cls(SparkSettings.load(path))
 
     def render(self, job: TrainingJob) -> SparkRequest:
         """The driver that `launch` would start, and Spark's properties. Starts nothing.
@@ -80,16 +79,15 @@ class Spark:
         Raises:
             JobError: if the job asks for what Spark does not have.
         """
-        return self._request(self._with_outputs(job), Path(tempfile.gettempdir()) / "workshop-...")
+        return self._request(job, Path(tempfile.gettempdir()) / "workshop-...")
 
     def launch(self, job: TrainingJob) -> SparkRun:
         """Start the job. A job with a `requirements.txt` first gets an environment of its own.
 
         Raises:
             JobError: as `render` does, or if nobody answers at the master's address; nothing has been started then.
-            EnvironmentFailed: if the job's environment cannot be made.
+            SetupError: if the job's environment cannot be made.
         """
-        job = self._with_outputs(job)
         scratch = scratch_folder()
         request = self._request(job, scratch)
         self._find_master()
@@ -100,9 +98,6 @@ class Spark:
         run = SparkRun(job.name, request.workers, PortReservation(0))
         run._start(request.processes, job.timeout_seconds, scratch, dict(request.files))
         return run
-
-    def _with_outputs(self, job: TrainingJob) -> TrainingJob:
-        return job if self.output is None else job.replace(outputs=str(self.output))
 
     def _request(self, job: TrainingJob, scratch: Path) -> SparkRequest:
         strategy = strategy_of(job)
