@@ -62,7 +62,7 @@ def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     config_maps = files.config_maps(_called(job, resource), with_data=place.data_claim is None)
     cluster = Cluster(api, Manifest(resource), config_maps)
     cluster.create()
-    return VolcanoRun(job, cluster, place.nodes(job))
+    return VolcanoRun(job, cluster, place.layout(job)[0])
 
 
 def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
