@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from workshop_utils.launchers import output
 from workshop_utils.runs import Run, RunState
 
 Receive = Callable[[str, str, str], None]  # worker, text, stream
@@ -25,7 +26,10 @@ class Remote(Protocol):
         """The job's state now, and why it failed, or what it waits for before it can start. Raises Unreachable."""
 
     def read(self, receive: Receive) -> None:
-        """Pass on the lines that are new since the last call. Raises Unreachable."""
+        """Pass on the lines that are new since the last call; after the job's end, all that are left.
+
+        Raises Unreachable.
+        """
 
     def stop(self) -> None:
         """End the job; returns once the target has agreed. Raises what the target says where it does not."""
@@ -38,7 +42,8 @@ class FollowedRun(Run):
     """A job on another machine. Leaving its `with` block stops it.
 
     A thread reads state and log every `poll_seconds`. If the target does not answer for two minutes, the run fails
-    with a message that says that the job may still be running.
+    with a message that says that the job may still be running. The message of a job that failed ends with the last
+    lines of its log.
     """
 
     def __init__(
@@ -83,6 +88,10 @@ class FollowedRun(Run):
                 if time.monotonic() - answered > BLIND_SECONDS:
                     return RunState.FAILED, f"{self.name} does not answer, and may still be running. {error}"
             if state is not RunState.RUNNING:
-                return (RunState.STOPPED, "") if self._stopping else (state, reason)
+                return (RunState.STOPPED, "") if self._stopping else (state, self._explained(state, reason))
             self._wake.wait(self._poll_seconds)
             self._wake.clear()
+
+    def _explained(self, state: RunState, reason: str) -> str:
+        lines = [str(line) for line in self.logs()] if state is RunState.FAILED else []
+        return f"{reason.removesuffix('.')}. {output.last_lines(lines)}" if lines else reason
