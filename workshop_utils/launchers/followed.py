@@ -82,6 +82,8 @@ class FollowedRun(Run):
                 if time.monotonic() - answered > BLIND_SECONDS:
                     return RunState.FAILED, f"{self.name} does not answer, and may still be running. {error}"
             if state is not RunState.RUNNING:
-                return (RunState.STOPPED, "") if self._stopping else (state, reason)
+                # Its end may have come just before the stop.
+                stopped = self._stopping and state is RunState.FAILED
+                return (RunState.STOPPED, "") if stopped else (state, reason)
             self._wake.wait(self._poll_seconds)
             self._wake.clear()

@@ -90,6 +90,6 @@ def _kubernetes(name: str, config: Path | None) -> Launcher:
 
 def _sagemaker(name: str, config: Path) -> Launcher:
     # Here, since boto3 takes longer to import than a local launch may take.
-    from workshop_utils.launchers.sagemaker import SageMaker, StandIn
+    from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker
 
-    return (SageMaker if name == "sagemaker" else StandIn).load(config)
+    return (SageMaker if name == "sagemaker" else EmulatedSageMaker).load(config)
