@@ -270,7 +270,7 @@ def test_the_command_line_launches_in_the_account_and_on_emulated_instances(
     launched = CliRunner().invoke(cli.app, [*words, "sagemaker"])
     assert launched.exit_code == 0, launched.output
     assert "answered by: an emulator of AWS" in launched.stdout
-    emulated = CliRunner().invoke(cli.app, [*words, "sagemaker-stand-in"])
+    emulated = CliRunner().invoke(cli.app, [*words, "sagemaker-local"])
     assert "answered by: emulated instances on this machine" in emulated.stdout
     assert "step 1, loss 0.5000" in emulated.stdout
 
