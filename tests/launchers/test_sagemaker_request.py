@@ -181,7 +181,7 @@ def test_nothing_of_the_user_s_own_configuration_gets_into_a_request(
 def test_the_image_follows_from_what_the_script_imports(
     make_job: MakeJob, script: str, region: str, kind: str, registry: str, image: str
 ) -> None:
-    chosen = request.image_for(make_job(script), region, kind)
+    chosen = request.image_for(make_job(script), place(region=region, instance_type=kind))
     assert chosen.startswith(f"{registry}.dkr.ecr.{region}.amazonaws.com")
     assert chosen.endswith("/" + image.replace(":", "-training:"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,8 +30,6 @@ LATE_LOOKS = (
 )
 
 STATES = {"Completed": RunState.SUCCEEDED, "Failed": RunState.FAILED, "Stopped": RunState.STOPPED}
-# What the toolkit writes before each line of an MPI rank: [1,mpirank:3,algo-2]<stdout>:text.
-TOOLKIT_TAG = re.compile(r"\[\d+,mpirank:(\d+),algo-\d+\]<(?:stdout|stderr)>: ?(.*)")
 
 
 class SageMaker(SageMakerSettings):
@@ -163,11 +160,8 @@ class RemoteJob:
             for stream in log_streams(self._name, self._aws):
                 host = stream.partition("/")[2].rpartition("-")[0]
                 for message in self._new_messages(stream):
-                    if tagged := TOOLKIT_TAG.match(message):
-                        receive(f"worker-{tagged[1]}", tagged[2], "stdout")
-                        continue
-                    for worker, text, _ in output.attributed(host, message, "stdout"):
-                        receive(worker, text, "stdout")
+                    for line in output.attributed(host, message, "stdout"):
+                        receive(*line)
         except AwsError as error:
             raise Unreachable(str(error)) from None
 

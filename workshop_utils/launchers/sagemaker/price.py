@@ -1,34 +1,20 @@
 """Before anything is paid for: what a launch may cost at most, which quota it needs, and whether to go on.
 
-No package carries the prices of SageMaker's instances. Those below are on-demand training prices of us-east-1 in US
-dollars an hour as they were known in 2025, written down without access to AWS's price page and not checked since; other
-regions cost up to a third more. They give a sense of scale. AWS's invoice is what counts.
+The prices are those of `prices.yaml`, which says where they are from.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from workshop_utils.launchers.sagemaker.request import Submission
 
 AS_OF = "2025"
-DOLLARS_AN_HOUR = {
-    "ml.m5.large": 0.115,
-    "ml.m5.xlarge": 0.23,
-    "ml.m5.2xlarge": 0.461,
-    "ml.m5.4xlarge": 0.922,
-    "ml.c5.xlarge": 0.204,
-    "ml.c5.2xlarge": 0.408,
-    "ml.c5.4xlarge": 0.816,
-    "ml.c5.9xlarge": 1.836,
-    "ml.c5.18xlarge": 3.672,
-    "ml.g4dn.xlarge": 0.736,
-    "ml.g5.xlarge": 1.408,
-    "ml.p3.2xlarge": 3.825,
-    "ml.p3.8xlarge": 14.688,
-    "ml.p3.16xlarge": 28.152,
-}
+DOLLARS_AN_HOUR: dict[str, float] = yaml.safe_load(Path(__file__).with_name("prices.yaml").read_text("utf-8"))
 
 
 class NotConfirmed(ValueError):

@@ -146,13 +146,10 @@ def _check_strategy(job: TrainingJob, per_host: int, by_toolkit: bool) -> None:
         raise JobError(
             f"strategy is {job.strategy!r}; the toolkit in SageMaker's images does not know it: set mode: drivers"
         )
-    if job.strategy == "mpi" and not by_toolkit:
-        raise JobError(
-            "strategy is 'mpi'; mpirun reaches the other hosts through the toolkit: set mode: toolkit"
-        )
     if not by_toolkit and any(spec.starts for spec in strategy.plan(job)):
+        advice = "set mode: toolkit" if job.strategy in toolkit.STARTS else "run it locally"
         raise JobError(
-            f"strategy is {job.strategy!r}; its driver starts workers on one machine alone: run it locally"
+            f"strategy is {job.strategy!r}; a process that starts the others cannot reach other hosts: {advice}"
         )
     one_each = job.strategy == "parameter_server" or (by_toolkit and not toolkit.STARTS[job.strategy].many)
     if per_host > 1 and one_each:
@@ -217,7 +214,7 @@ def members(submission: Submission, at: Mapping[str, str], bind: str = "", **wor
 # Images
 
 
-def image_for(job: TrainingJob, region: str, instance_type: str) -> str:
+def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     """The job's own image, or AWS's for what its script imports.
 
     Raises:
@@ -235,30 +232,30 @@ def image_for(job: TrainingJob, region: str, instance_type: str) -> str:
                 "Use that, or build jobs/images/ and name your own image"
             )
         return job.image
-    # TensorFlow 2.12 has Keras 2; a script that imports Keras itself is written for Keras 3.
-    if "horovod.tensorflow" in modules and "keras" not in modules:
-        return aws_image(TENSORFLOW_WITH_HOROVOD, region, instance_type)
+    region = settings.region_name
     if needs_horovod:
+        # TensorFlow 2.12 has Keras 2; a script that imports Keras itself is written for Keras 3.
+        if "horovod.tensorflow" in modules and "keras" not in modules:
+            return aws_image(TENSORFLOW_WITH_HOROVOD, region, settings.instance_type)
         raise JobError(
             "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and name "
             f"yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
         )
     # PyTorch's has mpi4py and NumPy in it, too.
-    return aws_image(TENSORFLOW if {"tensorflow", "keras"} & packages else PYTORCH, region, instance_type)
+    image = TENSORFLOW if {"tensorflow", "keras"} & packages else PYTORCH
+    return aws_image(image, region, settings.instance_type)
 
 
 def aws_image(image: dict[str, str], region: str, instance_type: str) -> str:
     """AWS's training image for the processor of `instance_type`. Raises JobError if there is none."""
     from sagemaker.core import image_uris  # here, since the SDK takes seconds to import
 
+    options = {**image, "region": region, "instance_type": instance_type, "image_scope": "training"}
     try:
-        return str(
-            image_uris.retrieve(region=region, instance_type=instance_type, image_scope="training", **image)
-        )
+        return str(image_uris.retrieve(**options))
     except ValueError as error:
-        raise JobError(
-            f"image is missing, and AWS has none for {instance_type} in region {region}: {error}"
-        ) from None
+        message = f"image is missing, and AWS has none for {instance_type} in region {region}: {error}"
+        raise JobError(message) from None
 
 
 def lacks_horovod(image: str) -> bool:

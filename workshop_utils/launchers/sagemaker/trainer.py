@@ -32,17 +32,9 @@ from sagemaker.train import ModelTrainer
 from sagemaker.train.distributed import DistributedConfig
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.sagemaker import check, toolkit
+from workshop_utils.launchers.sagemaker import check, request, toolkit
 from workshop_utils.launchers.sagemaker.account import TAG
-from workshop_utils.launchers.sagemaker.request import (
-    PREFIX,
-    Members,
-    Request,
-    Submission,
-    addresses,
-    image_for,
-    members,
-)
+from workshop_utils.launchers.sagemaker.request import Members, Request, Submission
 from workshop_utils.quantities import seconds_of
 
 HERE = Path(__file__).parent
@@ -67,7 +59,7 @@ def render(submission: Submission) -> Request:
     check.instance_type(settings.instance_type)
     started = None
     if settings.mode == "drivers":
-        started = members(submission, addresses(submission), bind="0.0.0.0")
+        started = request.members(submission, request.addresses(submission), bind="0.0.0.0")
     session = _session(settings.region_name, settings.bucket_name)
     session.uploads, session.body = {}, {}
     try:
@@ -102,10 +94,8 @@ class OfflineSession(Session):
         if model.name == "CreateTrainingJob":
             self.body = json.loads(params["body"])
         # ModelTrainer also looks at the job that it has started, and asks where it may store its drivers.
-        return SimpleNamespace(status_code=200), {
-            "TrainingJobName": "sdk",
-            "ResponseMetadata": {"HTTPStatusCode": 200},
-        }
+        answer = {"TrainingJobName": "sdk", "ResponseMetadata": {"HTTPStatusCode": 200}}
+        return SimpleNamespace(status_code=200), answer
 
     def upload_data(self, path: str, bucket: str, key_prefix: str, **_: Any) -> str:
         """Note the files of the folder `path`; the address below which the launch will store them."""
@@ -143,53 +133,50 @@ class WorkshopDriver(DistributedConfig):
 def _train(submission: Submission, started: Members | None, session: OfflineSession) -> None:
     """Have ModelTrainer send the job to `session`."""
     settings = submission.settings
+    wait = settings.max_wait or f"{2 * submission.limit_seconds}s"  # waiting for spot instances, and running
+    checkpoints = submission.checkpoint_uri
     with tempfile.TemporaryDirectory() as folder:
         trainer = ModelTrainer(
             sagemaker_session=session,
             config_mgr=NoDefaults(),
             base_job_name="sdk",
-            input_s3_key_prefix=f"{PREFIX}/source/{submission.name}",
+            input_s3_key_prefix=f"{request.PREFIX}/source/{submission.name}",
             role=settings.role,
-            training_image=image_for(submission.job, settings.region_name, settings.instance_type),
+            training_image=request.image_for(submission.job, settings),
             training_input_mode=settings.input_mode,
             hyperparameters=toolkit.hyperparameters(submission),
             environment=submission.environment,
             output_data_config=shapes.OutputDataConfig(s3_output_path=submission.output_uri),
-            **_instances(submission),
+            checkpoint_config=checkpoints
+            and shapes.CheckpointConfig(s3_uri=checkpoints, local_path="/opt/ml/checkpoints"),
+            compute=Compute(
+                instance_type=settings.instance_type,
+                instance_count=len(submission.hosts),
+                volume_size_in_gb=settings.volume_gb,
+                keep_alive_period_in_seconds=settings.keep_alive_seconds or None,
+                enable_managed_spot_training=settings.spot or None,
+            ),
+            stopping_condition=shapes.StoppingCondition(
+                max_runtime_in_seconds=submission.limit_seconds,
+                max_wait_time_in_seconds=round(seconds_of(wait)) if settings.spot else None,
+            ),
+            networking=Networking(
+                subnets=list(settings.subnets) or None,
+                security_group_ids=list(settings.security_groups) or None,
+                enable_inter_container_traffic_encryption=settings.encrypt_traffic or None,
+            ),
+            tags=[
+                shapes.Tag(key=key, value=value)
+                for key, value in {TAG["Key"]: TAG["Value"], **settings.tags}.items()
+            ],
             **_driver(submission, started, Path(folder)),
         )
-        trainer.tags = [shapes.Tag(key=TAG["Key"], value=TAG["Value"])]
-        trainer.tags += [shapes.Tag(key=key, value=value) for key, value in settings.tags.items()]
         if settings.retries:
             trainer.with_retry_strategy(shapes.RetryStrategy(maximum_retry_attempts=settings.retries))
-        trainer.train([_training_channel(submission)], wait=False, logs=False)
-
-
-def _instances(submission: Submission) -> dict[str, Any]:
-    """ModelTrainer's arguments about instances, their network, their limits and their checkpoints."""
-    settings = submission.settings
-    wait = settings.max_wait or f"{2 * submission.limit_seconds}s"  # waiting for spot instances, and running
-    options: dict[str, Any] = {
-        "compute": Compute(
-            instance_type=settings.instance_type,
-            instance_count=len(submission.hosts),
-            volume_size_in_gb=settings.volume_gb,
-            keep_alive_period_in_seconds=settings.keep_alive_seconds or None,
-            enable_managed_spot_training=settings.spot or None,
-        ),
-        "stopping_condition": shapes.StoppingCondition(
-            max_runtime_in_seconds=submission.limit_seconds,
-            max_wait_time_in_seconds=round(seconds_of(wait)) if settings.spot else None,
-        ),
-        "networking": Networking(
-            subnets=list(settings.subnets) or None,
-            security_group_ids=list(settings.security_groups) or None,
-            enable_inter_container_traffic_encryption=settings.encrypt_traffic or None,
-        ),
-    }
-    if uri := submission.checkpoint_uri:
-        options["checkpoint_config"] = shapes.CheckpointConfig(s3_uri=uri, local_path="/opt/ml/checkpoints")
-    return options
+        # Every host gets all of the data, since strategies differ in how they read shards.
+        channel = trainer.create_input_data_channel("training", submission.data_uri)
+        channel.input_mode = settings.input_mode
+        trainer.train([channel], wait=False, logs=False)
 
 
 def _driver(submission: Submission, started: Members | None, folder: Path) -> dict[str, Any]:
@@ -203,15 +190,3 @@ def _driver(submission: Submission, started: Members | None, folder: Path) -> di
         "source_code": SourceCode(source_dir=submission.source_uri, entry_script=submission.job.script),
         "distributed": WorkshopDriver(folder=str(folder)),
     }
-
-
-def _training_channel(submission: Submission) -> shapes.Channel:
-    """The job's data: every host gets all of it, since strategies differ in how they read shards."""
-    source = shapes.S3DataSource(
-        s3_data_type="S3Prefix", s3_uri=submission.data_uri, s3_data_distribution_type="FullyReplicated"
-    )
-    return shapes.Channel(
-        channel_name="training",
-        data_source=shapes.DataSource(s3_data_source=source),
-        input_mode=submission.settings.input_mode,
-    )
