@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from workshop_utils import cli
 from workshop_utils.launchers import followed
-from workshop_utils.launchers.sagemaker import SageMaker, account, cleanup
+from workshop_utils.launchers.sagemaker import SageMaker, account, cleanup, price
 from workshop_utils.launchers.sagemaker.account import TAG, Aws, AwsError
-from workshop_utils.launchers.sagemaker.launcher import LATE_LOOKS, SageMakerRun
-from workshop_utils.launchers.sagemaker.price import NotConfirmed, Preflight, agree
+from workshop_utils.launchers.sagemaker.launcher import LATE_LOOKS, LOG_GROUP, SageMakerRun
+from workshop_utils.launchers.sagemaker.price import NotConfirmed
 from workshop_utils.launchers.sagemaker.request import Submission, submission_of
 from workshop_utils.runs import RunFailed, RunState
 
@@ -56,7 +56,6 @@ def submission(make_job: MakeJob, workers: int = 1, **settings: Any) -> Submissi
     ("code", "words", "message"),
     [
         ("ExpiredTokenException", "expired", "your credentials have expired; log in with `aws configure`"),
-        ("AccessDeniedException", "no", "you may not do that; jobs/clusters/"),
         ("ValidationException", "Could not assume role x.", "SageMaker cannot act as the role"),
         ("SomethingNew", "never seen", "AWS answered SomethingNew. AWS says: never seen"),
     ],
@@ -80,18 +79,15 @@ def test_without_an_answer_the_message_says_why(monkeypatch: pytest.MonkeyPatch)
         Aws("us-east-1").call("sts", "get_caller_identity")
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "text"),
-    [
+def test_only_an_endpoint_on_this_machine_is_an_emulator() -> None:
+    for endpoint, text in (
         ("http://localhost:4000", "an emulator of AWS at http://localhost:4000: nothing reaches AWS"),
         (None, "AWS itself, region us-east-1, profile default: what is started here is paid for"),
         ("https://vpce-1.api.sagemaker.us-east-1.vpce.amazonaws.com", "AWS itself at https://vpce-1"),
-    ],
-)
-def test_only_an_endpoint_on_this_machine_is_an_emulator(endpoint: str | None, text: str) -> None:
-    aws = Aws("us-east-1", endpoint)
-    assert str(aws).startswith(text)
-    assert aws.is_emulated is text.startswith("an emulator")
+    ):
+        aws = Aws("us-east-1", endpoint)
+        assert str(aws).startswith(text)
+        assert aws.is_emulated is text.startswith("an emulator")
 
 
 # A job's life
@@ -121,19 +117,16 @@ def no_logs(stub: Stubber, times: int) -> None:
 
 
 def test_a_job_that_cannot_be_stopped_is_said_to_cost_money_and_can_be_stopped_again(
-    make_job: MakeJob, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, watch: Watch
 ) -> None:
     aws, stubs = scripted("sagemaker", "logs")
     stubs["sagemaker"].add_response("describe_training_job", TRAINING)
     no_logs(stubs["logs"], 1)
     run = SageMakerRun(submission(make_job), aws, poll_seconds=1000)
     assert watch.eventually(lambda: run.stage == "Training")
-    for unknown in (False, True):  # whether it still runs
+    for _ in range(2):
         stubs["sagemaker"].add_client_error("stop_training_job", "AccessDeniedException", "no")
-        if unknown:
-            stubs["sagemaker"].add_client_error("describe_training_job", "AccessDeniedException", "no")
-        else:
-            stubs["sagemaker"].add_response("describe_training_job", TRAINING)
+        stubs["sagemaker"].add_response("describe_training_job", TRAINING)
         with pytest.raises(AwsError, match="could not be stopped and still costs money: stop it in SageMa"):
             run.stop()
         assert run.state is RunState.RUNNING
@@ -192,39 +185,20 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
-    ("answer", "agrees"), [("n", False), ("", False), ("yes please", False), (" YES ", True)]
-)
 def test_only_a_yes_is_a_yes_and_the_question_holds_the_most_that_it_can_cost(
-    make_job: MakeJob,
-    answer: str,
-    agrees: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
-    preflight = Preflight(submission(make_job, workers=2, max_runtime="30min", keep_alive="30min"))
-    if agrees:
-        agree(preflight, confirmed=False)
-    else:
-        with pytest.raises(NotConfirmed, match="nothing was started"):
-            agree(preflight, confirmed=False)
-    question = capsys.readouterr().out
+    question = price.preflight(submission(make_job, workers=2, max_runtime="30min", keep_alive="30min"))
     assert "price: 2 × 0.204 $/h × 60 min = at most 0.41 $" in question
     assert "quota: 'ml.c5.xlarge for training job usage' must be at least 2" in question
-
-
-def test_if_there_is_no_one_to_ask_nothing_is_started(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
-    preflight = Preflight(submission(make_job, instance_type="ml.c6i.xlarge"))
-    agree(preflight, confirmed=True)
-    with pytest.raises(
-        NotConfirmed, match=r"Set confirm to true to agree to:\n1 × ml\.c6i(.|\n)*not known here"
-    ):
-        agree(preflight, confirmed=False)
+    assert "not known here" in price.preflight(submission(make_job, instance_type="ml.c6i.xlarge"))
+    for answer in ("n", "", "yes please"):
+        monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
+        with pytest.raises(NotConfirmed, match="nothing was started"):
+            price.ask(question)
+    monkeypatch.setattr(sys, "stdin", Terminal(" YES \n"))
+    price.ask(question)
+    assert capsys.readouterr().out.count(question) == 4
 
 
 # What the workshop leaves in an account
@@ -244,28 +218,22 @@ def test_the_bucket_is_tagged_closed_to_the_public_and_made_once() -> None:
 def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone() -> None:
     own = account.connect("eu-central-1")  # a region in which no other test has left anything
     before = cleanup.find(own)  # but buckets, of which moto lists those of all regions
-    other = {"Key": "team", "Value": "red"}
-    for name, tag in (("ours", TAG), ("not-ours", other)):
+    own.call("logs", "create_log_group", logGroupName=LOG_GROUP)
+    for name, tag in (("ours", TAG), ("not-ours", {"Key": "team", "Value": "red"})):
         own.call("sagemaker", "create_training_job", **training_job(name), Tags=[tag])
+        own.call("logs", "create_log_stream", logGroupName=LOG_GROUP, logStreamName=f"{name}/algo-1-1")
         own.call("ecr", "create_repository", repositoryName=name, tags=[tag])
         template = '{"Resources": {"Logs": {"Type": "AWS::Logs::LogGroup"}}}'
         own.call("cloudformation", "create_stack", StackName=name, TemplateBody=template, Tags=[tag])
-    account.ensure_bucket("with-our-tag", own)
-    own.call("s3", "put_object", Bucket="with-our-tag", Key="model", Body=b"1")
+        account.ensure_bucket(name, own)
+        own.call("s3", "put_bucket_tagging", Bucket=name, Tagging={"TagSet": [tag]})
+        own.call("s3", "put_object", Bucket=name, Key="model", Body=b"1")
     place_of = {"CreateBucketConfiguration": {"LocationConstraint": "eu-central-1"}}
-    for bucket in ("without-tags", "somebody-elses"):
-        own.call("s3", "create_bucket", Bucket=bucket, **place_of)
-    own.call("s3", "put_bucket_tagging", Bucket="somebody-elses", Tagging={"TagSet": [other]})
-    own.call("logs", "create_log_group", logGroupName="/aws/sagemaker/TrainingJobs")
-    for stream in ("ours/algo-1-1", "not-ours/algo-1-1"):
-        where = {"logGroupName": "/aws/sagemaker/TrainingJobs", "logStreamName": stream}
-        own.call("logs", "create_log_stream", **where)
+    own.call("s3", "create_bucket", Bucket="without-tags", **place_of)
     left = [thing for thing in cleanup.find(own) if thing not in before]
     assert {(thing.kind, thing.name) for thing in left} == {
         ("log stream", "ours/algo-1-1"),
-        ("bucket", "with-our-tag"),
-        ("image repository", "ours"),
-        ("stack", "ours"),
+        *((kind, "ours") for kind in ("bucket", "image repository", "stack")),
     }
     for thing in left:
         cleanup.remove(thing, own)
@@ -274,13 +242,8 @@ def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone() -> None:
 
 def training_job(name: str) -> dict[str, Any]:
     needed = ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition")
-    described = {key: TRAINING[key] for key in needed}
-    return {
-        "TrainingJobName": name,
-        "RoleArn": ROLE,
-        "OutputDataConfig": {"S3OutputPath": "s3://a"},
-        **described,
-    }
+    own = {"TrainingJobName": name, "RoleArn": ROLE, "OutputDataConfig": {"S3OutputPath": "s3://a"}}
+    return {**own, **{key: TRAINING[key] for key in needed}}
 
 
 def test_the_clean_up_stops_what_runs_and_cools_what_is_warm() -> None:
@@ -289,16 +252,11 @@ def test_the_clean_up_stops_what_runs_and_cools_what_is_warm() -> None:
     stubs["ecr"].add_response("describe_repositories", {"repositories": []})
     stubs["cloudformation"].add_response("describe_stacks", {"Stacks": []})
     arn = "arn:aws:sagemaker:us-east-1:123456789012:training-job/"
-    listed = [
-        {
-            "TrainingJobName": name,
-            "TrainingJobArn": arn + name,
-            "CreationTime": NOW,
-            "TrainingJobStatus": status,
-            "WarmPoolStatus": {"Status": warm},
-        }
-        for name, status, warm in (("runs", "InProgress", "InUse"), ("warm", "Completed", "Available"))
-    ]
+    listed = []
+    for name, status, warm in (("runs", "InProgress", "InUse"), ("warm", "Completed", "Available")):
+        states = {"TrainingJobStatus": status, "WarmPoolStatus": {"Status": warm}}
+        named = {"TrainingJobName": name, "TrainingJobArn": arn + name}
+        listed.append({**named, **states, "CreationTime": NOW})
     stubs["sagemaker"].add_response("list_training_jobs", {"TrainingJobSummaries": listed})
     for _ in listed:
         stubs["sagemaker"].add_response("list_tags", {"Tags": [TAG]})

@@ -14,9 +14,8 @@ from pydantic import PrivateAttr
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
 from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
-from workshop_utils.launchers.sagemaker import account
+from workshop_utils.launchers.sagemaker import account, price
 from workshop_utils.launchers.sagemaker.account import Aws, AwsError
-from workshop_utils.launchers.sagemaker.price import Preflight, agree
 from workshop_utils.launchers.sagemaker.request import Request, Submission, submission_of
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.source import packed
@@ -62,9 +61,9 @@ class SageMaker(SageMakerSettings):
 
         return trainer.render(submission)
 
-    def preflight(self, job: TrainingJob) -> Preflight:
+    def preflight(self, job: TrainingJob) -> str:
         """What a launch may cost at most, and the quota that it needs. Starts nothing. Raises JobError as `render`."""
-        return Preflight(self.render(job).submission, self.aws.is_emulated)
+        return price.preflight(self.render(job).submission, self.aws.is_emulated)
 
     def launch(self, job: TrainingJob) -> SageMakerRun:
         """Store source and data on S3, and start the job. Asks first, unless `confirm` is set or it costs nothing.
@@ -76,7 +75,8 @@ class SageMaker(SageMakerSettings):
             DataError: if the job's data cannot be read.
         """
         request = self.render(job)
-        agree(Preflight(request.submission), self.confirm or self.aws.is_emulated)
+        if not (self.confirm or self.aws.is_emulated):
+            price.ask(price.preflight(request.submission))
         _upload(request, self.aws)
         self.aws.call("sagemaker", "create_training_job", **request.body)
         return SageMakerRun(request.submission, self.aws)

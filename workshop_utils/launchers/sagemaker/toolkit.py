@@ -173,12 +173,11 @@ def container(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """What the container of `host` finds below `root`: the files of `input/config`, and its variables."""
     job, hosts, instance_type = submission.job, list(submission.hosts), submission.settings.instance_type
+    current = {"current_host": host, "current_instance_type": instance_type, "hosts": hosts}
     group = {"instance_group_name": "homogeneousCluster", "instance_type": instance_type, "hosts": hosts}
     resources = {
-        "current_host": host,
-        "current_instance_type": instance_type,
+        **current,
         "current_group_name": group["instance_group_name"],
-        "hosts": hosts,  # sorted as text: algo-10 before algo-2
         "instance_groups": [group],
         "network_interface_name": interface,
     }
@@ -200,7 +199,7 @@ def container(
     framework = {n: value for n, value in told.items() if n.endswith(("_enabled", "_per_host", "_type"))}
     channels = {name: f"{root}/input/data/{name}" for name in inputs}
     common: dict[str, Any] = {
-        **{name: resources[name] for name in ("current_host", "current_instance_type", "hosts")},
+        **current,
         "input_config_dir": f"{root}/input/config",
         "input_data_config": inputs,
         "input_dir": f"{root}/input",
