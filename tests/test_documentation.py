@@ -16,7 +16,7 @@ import yaml
 from workshop_utils import cli, jobs
 from workshop_utils.launchers.kubernetes import Kubernetes
 from workshop_utils.launchers.kubernetes.kubectl import side_by_side
-from workshop_utils.launchers.targets import PLACES
+from workshop_utils.launchers.targets import TARGETS as LAUNCH_TARGETS
 from workshop_utils.lessons import site
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +92,7 @@ def test_files_targets_modules_commands_and_options_that_are_named_exist(page: P
 
 def test_the_readme_s_tables_have_all_places_and_all_strategies() -> None:
     places = README[README.index("| where |") : README.index("With `--render`")]
-    assert set(re.findall(r"--on ([\w-]+)", places)) | {"local"} == set(PLACES)
+    assert set(re.findall(r"--on ([\w-]+)", places)) | {"local"} == set(LAUNCH_TARGETS)
     assert set(re.findall(r"`(--[\w-]+)", places)) <= COMMANDS["launch"]
     strategies = README[README.index("| strategy |") : README.index("How far does it scale")]
     shown: dict[str, str] = {}

@@ -1,17 +1,19 @@
-"""What to run: one description of a training job that knows nothing of any place.
+"""What to run: one description of a training job, which knows no target.
 
 A job is a folder that holds `job.yaml` beside its script:
 
     job = TrainingJob.load("jobs/mnist_horovod")
     job = job.replace(workers=4, arguments={"epochs": 2})
 
-or is written in Python with the same fields. Both go through the same validation, and what is wrong with them
-is said in one sentence that names the field, the value and what would be right.
+or is written in Python with the same fields. Both go through the same validation, which reports a mistake in one
+sentence with the field, the value and what would be right.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -39,8 +41,9 @@ StrategyName = Literal[
     "multi_worker_mirrored",
     "parameter_server",
     "mpi",
-    "spark",
+    "spark_program",
 ]
+StorageKind = Literal["folder", "s3", "claim"]
 
 
 class JobError(ValueError):
@@ -82,10 +85,31 @@ def _fits_a_process(value: Any) -> Any:
     return value
 
 
+def storage_kind(text: str) -> StorageKind:
+    """What `text` names: a folder, an `s3://` address, or `claim:NAME`, a volume claim of Kubernetes.
+
+    Raises:
+        ValueError: if it is none of them.
+    """
+    if re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/.*)?", text):
+        return "s3"
+    if re.fullmatch(r"claim:[a-z0-9]([-a-z0-9]*[a-z0-9])?", text):
+        return "claim"
+    if not text or "://" in text or text.startswith("claim:") or "\0" in text:
+        raise ValueError("it must be a folder, an address such as s3://bucket/path, or claim:NAME")
+    return "folder"
+
+
+def _is_storage(text: str) -> str:
+    storage_kind(text)
+    return text
+
+
 Argument = Annotated[str | int | float | bool, BeforeValidator(_is_scalar)]
 Size = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(readable(bytes_of))]
 Duration = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(readable(seconds_of))]
-# A DNS-1035 label: the strictest of the places that a job may go to (Kubernetes names pods after it).
+Storage = Annotated[str, AfterValidator(_is_storage)]
+# A DNS-1035 label: the strictest rule of any target (Kubernetes names pods after it).
 Label = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=50)]
 
 
@@ -102,7 +126,7 @@ class Description(BaseModel):
 
 
 class Resources(Description):
-    """What one worker needs."""
+    """What one worker, that is one process, needs; `gpu` counts GPUs."""
 
     cpu: float = Field(default=1, gt=0, allow_inf_nan=False)
     memory: Size = "2Gi"
@@ -115,10 +139,26 @@ class Resources(Description):
 
 
 class TrainingJob(Description):
-    """One training run: name, script, arguments, strategy, workers, resources, image, data.
+    """One training run: what to start, how many of it, and what it reads and writes.
 
-    `arguments` become `--key value` on the script's command line, with the keys as they are written.
-    `data` is `"digits"`, `"mnist"`, a folder, a URL or an `s3://` path; `timeout` ends a run that hangs.
+    Attributes:
+        name: what the target calls the run.
+        script: the training script, in the job's folder.
+        strategy: how the workers co-operate, see `strategies`.
+        workers: how many processes train: `nodes` times `processes_per_node`.
+        nodes: on how many machines. Without it the target decides: this machine is one node, and elsewhere each
+            worker is one.
+        processes_per_node: how many workers share a machine.
+        parameter_servers: how many processes hold parameters, where the strategy has such.
+        arguments: `--key value` on the script's command line, with the keys as they are written.
+        data: `"digits"`, `"mnist"`, a folder, a URL or an `s3://` address.
+        outputs: where the model stays: a folder, an `s3://` address, or `claim:NAME`, a volume claim of Kubernetes.
+            Without it, the target's own default.
+        checkpoints: where the script keeps what the next launch resumes from, in the same forms.
+        resources: what one worker needs.
+        image: the container image, for targets that run containers.
+        timeout: how long the run may take; one that hangs is ended then.
+        environment: more variables for the script.
     """
 
     name: Label
@@ -126,13 +166,40 @@ class TrainingJob(Description):
     script: str = "train.py"
     strategy: StrategyName = "single"
     workers: int = Field(default=1, ge=1, le=100_000, strict=True)
+    nodes: int | None = Field(default=None, ge=1, le=100_000, strict=True)
+    processes_per_node: int | None = Field(default=None, ge=1, le=1_000, strict=True)
     parameter_servers: int = Field(default=1, ge=1, le=100_000, strict=True)
     arguments: Annotated[dict[str, Argument], AfterValidator(_fits_a_process)] = {}
     data: str = "digits"
+    outputs: Storage | None = None
+    checkpoints: Storage | None = None
     resources: Annotated[Resources, BeforeValidator(_has_names)] = Resources()
     image: str | None = None
     timeout: Duration = "10min"
     environment: Annotated[dict[str, str], AfterValidator(_fits_a_process)] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, values: Any) -> Any:
+        """Old names replaced, and of workers, nodes and processes per node the one that follows from the others."""
+        if not isinstance(values, dict):
+            return values
+        values = _without_old_names(values)
+        given = {name: values.get(name) for name in ("workers", "nodes", "processes_per_node")}
+        if not all(value is None or (type(value) is int and value > 0) for value in given.values()):
+            return values  # the fields' own checks say what is wrong
+        workers, nodes, per_node = given.values()
+        if nodes is None and per_node is None:
+            return values
+        if nodes is None:
+            nodes = max(1, (workers or per_node) // per_node)
+        per_node = per_node or max(1, (workers or nodes) // nodes)
+        if workers not in (None, nodes * per_node):
+            raise ValueError(
+                f"workers is {workers}; it must be nodes × processes_per_node, here {nodes} × {per_node}: leave one of "
+                "the three out"
+            )
+        return {**values, "workers": nodes * per_node, "nodes": nodes, "processes_per_node": per_node}
 
     @model_validator(mode="after")
     def _script_exists(self) -> Self:
@@ -158,9 +225,28 @@ class TrainingJob(Description):
             words += [f"--{key}", str(value)]
         return words
 
+    def storage(self, name: Literal["outputs", "checkpoints"], *kinds: StorageKind) -> str | None:
+        """The field `name`, if it is one of the `kinds` that a target can write to.
+
+        Raises:
+            JobError: if it is of another kind.
+        """
+        value: str | None = getattr(self, name)
+        if value is not None and storage_kind(value) not in kinds:
+            forms = {"folder": "a folder", "s3": "an s3:// address", "claim": "claim:NAME, a volume claim"}
+            raise JobError(
+                f"{name} is {value!r}; here it must be {' or '.join(forms[kind] for kind in kinds)}"
+            )
+        return value
+
     def replace(self, **changes: Any) -> Self:
-        """A validated copy with `changes`; `arguments` and `environment` are merged with what was there."""
+        """A validated copy with `changes`; `arguments` and `environment` are merged with what was there.
+
+        New `workers` keep the processes per node, and a new number of nodes or of processes per node gives new workers.
+        """
         values = {name: getattr(self, name) for name in self.model_fields_set | {"folder"}}
+        if changes.keys() & {"workers", "nodes", "processes_per_node"}:
+            values.pop("nodes" if "workers" in changes else "workers", None)
         for name in ("arguments", "environment"):
             if isinstance(changes.get(name), Mapping):
                 changes[name] = {**values.get(name, {}), **changes[name]}
@@ -210,6 +296,20 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise JobError(f"{file} holds {_short(values)}; it must hold fields such as 'name: my-job'")
     return values
+
+
+def _without_old_names(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` with today's names in the place of those of version 0.1, and a sentence on standard error for each."""
+    if values.get("strategy") != "spark":
+        return values
+    script = Path(values.get("folder", "")) / str(values.get("script", "train.py"))
+    is_program = script.is_file() and "pyspark" in script.read_text(encoding="utf-8", errors="replace")
+    new = "spark_program" if is_program else "torch_ddp"
+    print(
+        f"strategy 'spark' is an old name: here it is {new!r}, to be launched with --on spark",
+        file=sys.stderr,
+    )
+    return {**values, "strategy": new}
 
 
 def _short(value: object) -> str:

@@ -1,78 +1,144 @@
-"""How the workers of a job co-operate: which processes there are, and what each is told of the others.
+"""How the workers of a job co-operate: which processes there are, and what each is told about the others.
 
-A strategy alone decides a job's members (role, index, rank) and the environment in which each finds its peers.
-It knows nothing of places: a launcher chooses the addresses and starts the members. The variables are those that
-the real platforms set, so a script cannot tell the difference:
+`Strategy.plan` turns a job into a list of processes. It knows no target: a launcher lays the job out on nodes, chooses
+the addresses, and starts or submits what is in the list. The variables are those that the real platforms set, so a
+script cannot tell the difference:
 
-| strategy | members | finds its peers through |
+| strategy | processes | how they find each other |
 | --- | --- | --- |
-| `single` | one worker | nothing |
+| `single` | one worker | |
 | `ring` | workers | the workshop's own message passing: RANK and the address of rank 0 |
 | `workshop_parameter_server` | servers, workers | the same |
 | `torch_ddp` | workers | MASTER_ADDR and RANK, as torchrun and the PyTorchJob operator set them |
-| `horovod` | workers | a rendezvous server's address and HOROVOD_RANK, as horovodrun sets them |
-| `horovod_elastic` | a driver, workers | the driver, which starts them, and others in place of those that die |
-| `mpi` | workers | mpirun, which starts them |
-| `spark` | a driver, workers | the driver, whose barrier stage starts them with MASTER_ADDR and RANK |
+| `horovod` | a rendezvous server, workers | the server's address and HOROVOD_RANK, as horovodrun sets them |
+| `horovod_elastic` | a driver, workers | the driver starts the workers, and replaces those that die |
+| `mpi` | mpirun, workers | mpirun starts the workers |
+| `spark_program` | a driver, workers | the driver sends tasks to the workers, on the target `spark` |
 | `multi_worker_mirrored` | workers | TF_CONFIG |
 | `parameter_server` | a chief, parameter servers, workers | TF_CONFIG |
+
+To add a strategy, write a class with `_processes` and `_environment`, add it to `STRATEGIES`, and its name to
+`jobs.StrategyName`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob
 
+SCRIPT_ROLES = ("chief", "worker", "ps", "server")  # the others help these and do not run the job's script
+
+# Words that stand for what only the machine that starts a process knows; `ProcessSpec.filled` replaces them.
+PYTHON = "{python}"  # the interpreter
+SCRIPT = "{script}"  # the path of the job's script
+PROGRAMS = "{programs}"  # the folder that holds the workshop's own programs, such as horovod_rendezvous.py
+MPIRUN = "{mpirun}"  # the path of mpirun
+SCRATCH = "{scratch}"  # the run's own folder
+
 
 @dataclass(frozen=True)
-class Member:
-    """One process of a job.
+class Addresses:
+    """Where the processes of one run are.
 
-    `rank` is None for a process that does not train. The run has succeeded when every `awaited` member has
-    ended well; those of the others that `leave` by themselves are given time for it, and the rest are told to stop.
-    `listens` says whether it needs an address of its own. One that the launcher does not start by itself is
-    `started_by` the member of that name.
+    Attributes:
+        of: `host:port` by name, of each process that listens; one that is missing gets port 0.
+        nodes: the names of the nodes, in order. A job is laid out on as many nodes as there are names.
+        apart: host by name, of processes that have a host of their own (in an emulated network).
+        interface: the network interface through which they reach each other.
+        secret: of this run; a process that does not know it cannot join.
+        bind: the address on which a server listens, if it is not the one at which the others reach it.
+    """
+
+    of: Mapping[str, str] = field(default_factory=dict)
+    nodes: Sequence[str] = ("localhost",)
+    apart: Mapping[str, str] = field(default_factory=dict)
+    interface: str = "lo"
+    secret: str = ""
+    bind: str = ""
+
+    def split(self, name: str) -> tuple[str, str]:
+        """Host and port of the process called `name`."""
+        host, _, port = self.of.get(name, "127.0.0.1:0").rpartition(":")
+        return host, port
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process of a job, as a strategy wants it started.
+
+    Attributes:
+        role: such as `worker` or `ps`; with the index it is the name, `worker-1`.
+        rank: its number among those that train; None if it does not train.
+        local_rank: its number among the ranks on its node.
+        node: on which node it runs, from 0.
+        argv: the command, with words in braces (`PYTHON`, `SCRIPT`, ...) for what only the machine knows.
+        environment: the variables by which it learns its place and finds its peers; they may hold the same words.
+        files: text by path in the run's own folder (`SCRATCH`).
+        listens: whether it needs an address of its own.
+        starts: the names of the processes that it starts itself; no launcher starts those.
+        awaited: whether the run waits for its end. The run has succeeded once every awaited process has ended with 0.
+        leaves: whether it ends by itself once those have; it gets time for that, and any other is told to stop.
     """
 
     role: str
     index: int
     rank: int | None = None
-    awaited: bool = True
+    local_rank: int = 0
+    node: int = 0
+    argv: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     listens: bool = False
+    starts: tuple[str, ...] = ()
+    awaited: bool = True
     leaves: bool = True
-    started_by: str | None = None
 
     @property
     def name(self) -> str:
-        """How it is called in logs and tables, for example `worker-1`."""
-        return f"{self.role}-{self.index}"
+        """How logs and tables call it, for example `worker-1`; a helper that is alone has its role's name."""
+        return self.role if self.role == "mpirun" else f"{self.role}-{self.index}"
+
+    @property
+    def runs_script(self) -> bool:
+        """Whether it runs the job's script, and is no helper such as mpirun or a rendezvous server."""
+        return self.role in SCRIPT_ROLES
+
+    def filled(self, **words: str) -> Self:
+        """The same process with `python=`, `script=`, `programs=`, ... in place of the words in braces."""
+
+        def fill(text: str) -> str:
+            for word, value in words.items():
+                text = text.replace(f"{{{word}}}", value)
+            return text
+
+        return replace(
+            self,
+            argv=tuple(map(fill, self.argv)),
+            environment={name: fill(value) for name, value in self.environment.items()},
+            files={fill(name): fill(text) for name, text in self.files.items()},
+        )
 
 
-@dataclass(frozen=True)
-class Addresses:
-    """Where the members of one run are: `host:port` by name for those that listen."""
-
-    of: Mapping[str, str]
-    interface: str = "lo"
-    secret: str = ""  # of this run; who does not know it cannot join
-
-    def split(self, name: str) -> tuple[str, str]:
-        """Host and port of the member called `name`."""
-        host, _, port = self.of[name].rpartition(":")
-        return host, port
+def launched(specs: Iterable[ProcessSpec]) -> list[ProcessSpec]:
+    """Those of `specs` that a launcher starts: the others are started by one of these."""
+    specs = list(specs)
+    started = {name for spec in specs for name in spec.starts}
+    return [spec for spec in specs if spec.name not in started]
 
 
 class Strategy:
     """How the workers of a job co-operate."""
 
     name: ClassVar[StrategyName]
-    started_by_mpirun: ClassVar[bool] = False
     uses_comm: ClassVar[bool] = False  # its scripts import the workshop's own message passing
     has_servers: ClassVar[bool] = False
+    only_on: ClassVar[str | None] = None  # the one target that can run it
 
     def check(self, job: TrainingJob) -> None:
         """Raise JobError where `job` asks for what this strategy does not have."""
@@ -82,12 +148,28 @@ class Strategy:
                 "leave it out, or use strategy 'parameter_server'"
             )
 
-    def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        """The processes of `job`, in the order in which they are started."""
-        return tuple(Member("worker", rank, rank) for rank in range(job.workers))
+    def plan(self, job: TrainingJob, addresses: Addresses | None = None) -> list[ProcessSpec]:
+        """The processes of `job`, in the order in which they are started.
 
-    def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
-        """The variables by which `member` learns its own place and finds its peers; none by default."""
+        Without `addresses` on one node, for who wants to know which processes there are and which of them listen.
+        """
+        addresses = addresses or Addresses()
+        specs = _on_nodes(self._processes(job, addresses), len(addresses.nodes))
+        return [
+            replace(spec, environment={**spec.environment, **self._environment(job, spec, specs, addresses)})
+            if spec.runs_script
+            else spec
+            for spec in specs
+        ]
+
+    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
+        """The processes, not yet laid out on nodes."""
+        return _workers(job)
+
+    def _environment(
+        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
+    ) -> dict[str, str]:
+        """The variables of a process that runs the script; none by default."""
         return {}
 
 
@@ -110,11 +192,21 @@ class Ring(Strategy):
     name = "ring"
     uses_comm = True
 
-    def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        return _meeting_at_rank_0(job)
+    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
+        return _workers(job, listening=1)
 
-    def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
-        return _own_ranks(self.members(job), member, addresses)
+    def _environment(
+        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
+    ) -> dict[str, str]:
+        host, port = addresses.split(specs[0].name)
+        return {
+            "MASTER_ADDR": host,
+            "MASTER_PORT": port,
+            "RANK": str(spec.rank),
+            "WORLD_SIZE": str(len(specs)),
+            "LOCAL_RANK": str(spec.local_rank),
+            "WORKSHOP_SECRET": addresses.secret,
+        }
 
 
 class WorkshopParameterServer(Strategy):
@@ -124,19 +216,26 @@ class WorkshopParameterServer(Strategy):
     uses_comm = True
     has_servers = True
 
-    def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        count = job.parameter_servers
-        servers = (Member("server", rank, rank, listens=rank == 0) for rank in range(count))
-        workers = (Member("worker", index, count + index) for index in range(job.workers))
-        return (*servers, *workers)
+    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
+        count, command = job.parameter_servers, _script(job)
+        servers = [
+            ProcessSpec("server", rank, rank, argv=command, listens=rank == 0) for rank in range(count)
+        ]
+        return servers + [
+            ProcessSpec("worker", index, count + index, argv=command) for index in range(job.workers)
+        ]
 
-    def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
-        variables = _own_ranks(self.members(job), member, addresses)
-        return variables | {"WORKSHOP_SERVERS": str(job.parameter_servers)}
+    def _environment(
+        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
+    ) -> dict[str, str]:
+        return {
+            **STRATEGIES["ring"]._environment(job, spec, specs, addresses),
+            "WORKSHOP_SERVERS": str(job.parameter_servers),
+        }
 
 
-# torchrun's ranks share its store by default; ranks that are started anew may then find the addresses of dead ones
-# there, and hang (https://github.com/pytorch/pytorch/issues/135712).
+# torchrun's ranks share its store by default; restarted ranks may then find the addresses of dead ones there, and hang
+# (https://github.com/pytorch/pytorch/issues/135712).
 TORCHRUN_RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -148,47 +247,50 @@ class TorchDDP(Strategy):
 
     name = "torch_ddp"
 
-    def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        return _meeting_at_rank_0(job)
+    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
+        return _workers(job, listening=1)
 
-    def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
+    def _environment(
+        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
+    ) -> dict[str, str]:
         host, port = addresses.split("worker-0")
         return {
             "MASTER_ADDR": host,
             "MASTER_PORT": port,
-            "RANK": str(member.rank),
+            "RANK": str(spec.rank),
             "WORLD_SIZE": str(job.workers),
-            "LOCAL_RANK": str(member.rank),
-            "LOCAL_WORLD_SIZE": str(job.workers),
+            "LOCAL_RANK": str(spec.local_rank),
+            "LOCAL_WORLD_SIZE": str(_ranks_on(spec.node, specs)),
             "GLOO_SOCKET_IFNAME": addresses.interface,
         }
 
 
 class Horovod(Strategy):
-    """Horovod with Gloo: the ranks meet at a key-value server that the launcher keeps.
+    """Horovod with Gloo: the ranks meet at a key-value server.
 
     Source: Horovod 0.28.1, horovod/runner/gloo_run.py, `create_slot_env_vars`.
     """
 
     name = "horovod"
 
-    def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        rendezvous = Member("rendezvous", 0, awaited=False, listens=True, leaves=False)
-        return (rendezvous, *super().members(job))
-
-    def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
-        if member.role == "rendezvous":
-            return {}
+    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         host, port = addresses.split("rendezvous-0")
-        rank, size = str(member.rank), str(job.workers)
+        command = (PYTHON, "-I", "-S", f"{PROGRAMS}/horovod_rendezvous.py", addresses.bind or host, port)
+        server = ProcessSpec("rendezvous", 0, argv=command, listens=True, awaited=False, leaves=False)
+        return [server, *_workers(job)]
+
+    def _environment(
+        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
+    ) -> dict[str, str]:
+        host, port = addresses.split("rendezvous-0")
         return {
-            "HOROVOD_RANK": rank,
-            "HOROVOD_SIZE": size,
-            "HOROVOD_LOCAL_RANK": rank,
-            "HOROVOD_LOCAL_SIZE": size,
-            "HOROVOD_CROSS_RANK": "0",
-            "HOROVOD_CROSS_SIZE": "1",
-            "HOROVOD_HOSTNAME": "localhost",
+            "HOROVOD_RANK": str(spec.rank),
+            "HOROVOD_SIZE": str(job.workers),
+            "HOROVOD_LOCAL_RANK": str(spec.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(_ranks_on(spec.node, specs)),
+            "HOROVOD_CROSS_RANK": str(spec.node),
+            "HOROVOD_CROSS_SIZE": str(len(addresses.nodes)),
+            "HOROVOD_HOSTNAME": addresses.nodes[spec.node],
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
@@ -205,31 +307,106 @@ class HorovodElastic(Strategy):
 
     name = "horovod_elastic"
 
-    def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        return _started_by(Member("driver", 0, listens=True), job)
+    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
+        workers = _workers(job, awaited=False)
+        place = (*addresses.split("driver-0"), addresses.interface, str(job.workers))
+        command = (PYTHON, "-I", f"{PROGRAMS}/horovod_elastic.py", "drive", *place, *_script(job)[1:])
+        names = tuple(worker.name for worker in workers)
+        return [ProcessSpec("driver", 0, argv=command, listens=True, starts=names), *workers]
+
+
+# Open MPI's settings for ranks that share a machine's cores: waiting ranks must let the others work. Looking for the
+# RDMA networks of libfabric would take every rank a second.
+MPI_ON_ONE_MACHINE = {"mpi_yield_when_idle": "1", "btl": "^ofi"}
+MPI_PORT = "2222"  # at which each host of an emulated network takes mpirun's command
 
 
 class MPI(Strategy):
-    """Ranks that mpirun starts and connects, as the MPI standard has it."""
+    """Ranks that mpirun starts and connects, as the MPI standard has it.
 
-    name = "mpi"
-    started_by_mpirun = True
-
-
-class Spark(Strategy):
-    """PyTorch's process group, in the tasks of a Spark stage: TorchDistributor starts the ranks, all or none.
-
-    A script that imports pyspark is a Spark program: it runs as the driver, and the workers are threads or executors.
-    Source: PySpark 3.5, pyspark/ml/torch/distributor.py.
+    Where each worker has a host of its own, that host runs a small server in place of sshd (`mpi_host.py`), and
+    mpirun reaches it through an agent, in place of ssh.
     """
 
-    name = "spark"
+    name = "mpi"
 
-    def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        return _started_by(Member("driver", 0), job)
+    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
+        # `-m mpi4py` makes an exception in one rank abort all; otherwise the others would wait in MPI_Finalize.
+        ranks = ("-n", str(job.workers), PYTHON, "-m", "mpi4py", *_script(job)[1:])
+        sharing = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--tag-output")
+        variables = dict.fromkeys(MPI_FOLDERS, SCRATCH)
+        workers = _workers(job, awaited=False)
+        if not addresses.apart:
+            command = (MPIRUN, *sharing, *mpi_options(MPI_ON_ONE_MACHINE), *ranks)
+            names = tuple(worker.name for worker in workers)
+            return [ProcessSpec("mpirun", 0, argv=command, environment=variables, starts=names), *workers]
+        secret = {"WORKSHOP_SECRET": addresses.secret}
+        host_program = (PYTHON, "-I", "-S", f"{PROGRAMS}/mpi_host.py")
+        hosts = [addresses.apart[worker.name] for worker in workers]
+        command = (MPIRUN, *sharing, *_mpi_apart(hosts, addresses.interface), *ranks)
+        agent = {
+            "PRTE_MCA_plm": "ssh",
+            "PRTE_MCA_plm_ssh_agent": f"sh {SCRATCH}/mpi_agent",  # a file, since mpirun splits it at each space
+            "PRTE_MCA_plm_ssh_no_tree_spawn": "1",  # mpirun alone knows the agent
+        }
+        text = " ".join(f"'{word}'" for word in (*host_program, "call", MPI_PORT))
+        mpirun = ProcessSpec(
+            "mpirun",
+            0,
+            argv=command,
+            environment={**variables, **agent, **secret},
+            files={"mpi_agent": f'exec {text} "$@"\n'},
+        )
+        return [
+            mpirun,
+            *(
+                replace(worker, argv=(*host_program, "serve", host, MPI_PORT), environment=secret)
+                for worker, host in zip(workers, hosts, strict=True)
+            ),
+        ]
 
-    def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
-        return {"GLOO_SOCKET_IFNAME": addresses.interface}
+
+# Where Open MPI (5 and 4) keeps its own files, which it leaves behind when it is killed.
+MPI_FOLDERS = (
+    "PRTE_MCA_prte_tmpdir_base",
+    "OMPI_MCA_orte_tmpdir_base",
+    "OMPI_MCA_btl_sm_backing_directory",
+    "OMPI_MCA_btl_vader_backing_directory",
+)
+
+
+def mpi_options(parameters: Mapping[str, str]) -> tuple[str, ...]:
+    """Open MPI's `parameters` as mpirun takes them."""
+    return tuple(word for name, value in parameters.items() for word in ("--mca", name, value))
+
+
+def _mpi_apart(hosts: Sequence[str], interface: str) -> tuple[str, ...]:
+    """One rank on each host, in the order of `hosts`, and TCP alone: shared memory would bypass the network."""
+    one_each = ("--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "slot")
+    tcp = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": interface}
+    # A rank whose peer has died aborts, and must not do so before the peer's death is known.
+    patience = {"mpi_yield_when_idle": "1", "mpi_abort_delay": "1"}
+    # Otherwise the daemons would leave their hosts' sessions, and the supervisor would take the hosts for dead.
+    return ("--leave-session-attached", *one_each, *mpi_options(tcp | patience))
+
+
+class SparkProgram(Strategy):
+    """A script that calls Spark itself: it runs as the driver, and its workers are Spark's tasks.
+
+    Only the target `spark` can run it. There the ranks of `torch_ddp` also start, as tasks of a barrier stage: where
+    the processes of a job run is for the target to decide, so Spark is a target, and this is the one strategy that
+    no other target has.
+    """
+
+    name = "spark_program"
+    only_on = "spark"
+
+    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
+        workers = _workers(job, awaited=False)
+        return [
+            ProcessSpec("driver", 0, argv=_script(job), starts=tuple(spec.name for spec in workers)),
+            *workers,
+        ]
 
 
 class MultiWorkerMirrored(Strategy):
@@ -240,11 +417,13 @@ class MultiWorkerMirrored(Strategy):
 
     name = "multi_worker_mirrored"
 
-    def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        return tuple(Member("worker", rank, rank, listens=True) for rank in range(job.workers))
+    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
+        return _workers(job, listening=job.workers)
 
-    def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
-        return _tf_config(self.members(job), member, addresses)
+    def _environment(
+        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
+    ) -> dict[str, str]:
+        return _tf_config(spec, specs, addresses)
 
 
 class ParameterServer(Strategy):
@@ -264,45 +443,68 @@ class ParameterServer(Strategy):
                 f"{job.parameter_servers} server(s) are added to them)"
             )
 
-    def members(self, job: TrainingJob) -> tuple[Member, ...]:
-        servers = (Member("ps", index, awaited=False, listens=True) for index in range(job.parameter_servers))
-        workers = (
-            Member("worker", index, index + 1, awaited=False, listens=True) for index in range(job.workers)
-        )
-        return (Member("chief", 0, 0, listens=True), *servers, *workers)
+    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
+        command = _script(job)
+        chief = ProcessSpec("chief", 0, 0, argv=command, listens=True)
+        servers = [
+            ProcessSpec("ps", index, argv=command, listens=True, awaited=False)
+            for index in range(job.parameter_servers)
+        ]
+        workers = [
+            ProcessSpec("worker", index, index + 1, argv=command, listens=True, awaited=False)
+            for index in range(job.workers)
+        ]
+        return [chief, *servers, *workers]
 
-    def environment(self, job: TrainingJob, member: Member, addresses: Addresses) -> dict[str, str]:
-        return _tf_config(self.members(job), member, addresses)
-
-
-def _meeting_at_rank_0(job: TrainingJob) -> tuple[Member, ...]:
-    return tuple(Member("worker", rank, rank, listens=rank == 0) for rank in range(job.workers))
-
-
-def _started_by(driver: Member, job: TrainingJob) -> tuple[Member, ...]:
-    ranks = range(job.workers)
-    return (driver, *(Member("worker", rank, rank, awaited=False, started_by=driver.name) for rank in ranks))
-
-
-def _own_ranks(members: Sequence[Member], member: Member, addresses: Addresses) -> dict[str, str]:
-    host, port = addresses.split(members[0].name)
-    return {
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-        "RANK": str(member.rank),
-        "WORLD_SIZE": str(len(members)),
-        "LOCAL_RANK": str(member.rank),
-        "WORKSHOP_SECRET": addresses.secret,
-    }
+    def _environment(
+        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
+    ) -> dict[str, str]:
+        return _tf_config(spec, specs, addresses)
 
 
-def _tf_config(members: Sequence[Member], member: Member, addresses: Addresses) -> dict[str, str]:
+def _script(job: TrainingJob) -> tuple[str, ...]:
+    return (PYTHON, SCRIPT, *job.command_line_arguments)
+
+
+def _workers(job: TrainingJob, listening: int = 0, awaited: bool = True) -> list[ProcessSpec]:
+    """The workers of `job`, of which the first `listening` need an address."""
+    return [
+        ProcessSpec("worker", rank, rank, argv=_script(job), listens=rank < listening, awaited=awaited)
+        for rank in range(job.workers)
+    ]
+
+
+def _on_nodes(specs: Sequence[ProcessSpec], nodes: int) -> list[ProcessSpec]:
+    """`specs` with their node and local rank.
+
+    The ranks that train fill one node after the other, the same number on each; servers go to the nodes in turn, and
+    helpers to the first.
+    """
+    trainers = sum(spec.rank is not None and spec.role != "server" for spec in specs)
+    per_node = max(1, math.ceil(trainers / nodes))
+    trained = served = 0
+    ranks: Counter[int] = Counter()
+    placed = []
+    for spec in specs:
+        node = 0
+        if spec.role in ("ps", "server"):
+            node, served = served % nodes, served + 1
+        elif spec.rank is not None:
+            node, trained = trained // per_node, trained + 1
+        placed.append(replace(spec, node=node, local_rank=ranks[node] if spec.rank is not None else 0))
+        ranks[node] += spec.rank is not None
+    return placed
+
+
+def _ranks_on(node: int, specs: Sequence[ProcessSpec]) -> int:
+    return sum(spec.node == node and spec.rank is not None for spec in specs)
+
+
+def _tf_config(spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses) -> dict[str, str]:
     cluster: dict[str, list[str]] = {}
-    for other in members:
-        cluster.setdefault(other.role, []).append(addresses.of[other.name])
-    return {
-        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": member.role, "index": member.index}})
-    }
+    for other in specs:
+        cluster.setdefault(other.role, []).append(":".join(addresses.split(other.name)))
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": spec.role, "index": spec.index}})}
 
 
 STRATEGIES: dict[StrategyName, Strategy] = {
@@ -315,7 +517,7 @@ STRATEGIES: dict[StrategyName, Strategy] = {
         Horovod(),
         HorovodElastic(),
         MPI(),
-        Spark(),
+        SparkProgram(),
         MultiWorkerMirrored(),
         ParameterServer(),
     )

@@ -116,14 +116,14 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
         "spark",
         "torchx",
         "sagemaker",
-        "sagemaker-stand-in",
+        "sagemaker-local",
         "kubernetes",
-        "kubernetes-stand-in",
+        "kubernetes-local",
         "options",
     ],
 )
 def test_what_is_rendered_stays_the_same(target: str, answer: Callable[[str], str]) -> None:
-    place = target.removesuffix("-stand-in")  # which shows what the place itself would be sent
+    place = target.removesuffix("-local")  # which shows what the target itself would be sent
     file = HERE / f"{place}.txt"
     now = {line.replace(target, place): answer(line) for line in launches(target)}
     if os.environ.get("GUARDS_UPDATE") and target == place:

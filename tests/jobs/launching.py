@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local, LocalRun
+from workshop_utils.launchers.local import Local, ProcessRun
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -14,7 +14,7 @@ def job_of(name: str, **changes: object) -> TrainingJob:
     return TrainingJob.load(JOBS / name).replace(**{"timeout": "3min", "arguments": arguments, **changes})
 
 
-def launched(name: str, folder: Path | None = None, warm: bool = True, **changes: object) -> LocalRun:
+def launched(name: str, folder: Path | None = None, warm: bool = True, **changes: object) -> ProcessRun:
     """The run of the job called `name`, once it has succeeded; its model is kept in `folder`."""
     with Local(warm=warm, output=folder).launch(job_of(name, **changes)) as run:
         return run.wait(200)

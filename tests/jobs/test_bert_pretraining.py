@@ -13,8 +13,7 @@ import torch
 from launching import JOBS, launched
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import warm
-from workshop_utils.launchers.local.launcher import LocalRun
+from workshop_utils.launchers.local import ProcessRun, warm
 from workshop_utils.runs import RunFailed
 
 JOB = JOBS / "bert_pretraining"
@@ -35,7 +34,7 @@ def bert_is_imported() -> Iterator[None]:
         warm._servers().pop("torch").close()
 
 
-def prepared(folder: Path, **arguments: Any) -> LocalRun:
+def prepared(folder: Path, **arguments: Any) -> ProcessRun:
     """The run that has written a corpus into `folder`."""
     return launched("bert_pretraining", workers=1, arguments={"prepare": str(folder), **arguments})
 

@@ -8,7 +8,7 @@ import pytest
 from launching import job_of, launched
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local, LocalRun
+from workshop_utils.launchers.local import Local, ProcessRun
 from workshop_utils.launchers.restarting import Restarting
 from workshop_utils.network import Network, availability
 from workshop_utils.runs import Run, RunFailed
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
 KILLED = {"kill_rank": 1, "kill_step": 37}
 
 
-def failure_of(job: TrainingJob) -> LocalRun:
+def failure_of(job: TrainingJob) -> ProcessRun:
     """The run of a job that must fail."""
     with Local(warm=True).launch(job) as run, pytest.raises(RunFailed):
         run.wait(100)

@@ -13,15 +13,15 @@ import pytest
 
 import workshop_utils
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import imports, mpirun
+from workshop_utils.launchers.local import imports
 from workshop_utils.network.ports import PortReservation
-from workshop_utils.strategies import strategy_of
+from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE, mpi_options, strategy_of
 from workshop_utils.training import data
 
 JOBS = Path(__file__).parents[2] / "jobs"
 SCRIPTS = sorted(JOBS.glob("*/train.py"))
 PROGRAMS = Path(sys.prefix) / "bin"  # torchrun, horovodrun and mpirun of this environment
-MPI = ("--allow-run-as-root", *mpirun.SHARING, *mpirun.as_options(mpirun.YIELDING))
+MPI = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *mpi_options(MPI_ON_ONE_MACHINE))
 
 # What these jobs may import beside Python's own library: their image holds nothing else.
 FRAMEWORKS = {
@@ -51,7 +51,7 @@ def variables(tmp_path: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "LD_LIBRARY_PATH": f"{sys.prefix}/lib",  # MPI's; elsewhere it is a library of the system
         # Open MPI leaves the shared memory of a process without mpirun behind.
-        **mpirun.scratch_variables(tmp_path),
+        **dict.fromkeys(MPI_FOLDERS, str(tmp_path)),
     }
 
 

@@ -70,7 +70,7 @@ def test_a_hang_counts_as_a_failure_once_it_has_met_its_timeout(make_job: MakeJo
     job = make_job(COUNT, "if not before: time.sleep(1000)", timeout="2s")
     with Restarting(Local(), restarts=1).launch(job) as run:
         run.wait(60)
-    assert "did not end within its timeout of 2s" in run.attempts[0].reason
+    assert "did not end within its timeout of 2 s" in run.attempts[0].reason
     assert run.state is RunState.SUCCEEDED
 
 

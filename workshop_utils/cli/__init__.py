@@ -32,14 +32,16 @@ def launch(
     on: Annotated[
         str,
         typer.Option(
-            help="The place: local, spark, torchx, sagemaker, kubernetes; "
-            "sagemaker-stand-in, kubernetes-stand-in (nothing needed)."
+            help="The target: local, slurm, sagemaker, kubernetes, torchx, spark; "
+            "sagemaker-local, kubernetes-local (emulated on this machine)."
         ),
     ] = "local",
     config: Annotated[
-        Path | None, typer.Option(help="A place.yaml: what the place needs to know, such as a role.")
+        Path | None, typer.Option(help="A place.yaml: what the target needs to know, such as a role.")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="How many workers, in place of the job's own.")] = None,
+    nodes: Annotated[int | None, typer.Option(help="On how many nodes.")] = None,
+    processes_per_node: Annotated[int | None, typer.Option(help="How many workers share a node.")] = None,
     argument: Annotated[
         list[str] | None, typer.Option("--argument", "-a", help="NAME=VALUE for the script; may be repeated.")
     ] = None,
@@ -49,34 +51,48 @@ def launch(
     ] = None,
     data: Annotated[str | None, typer.Option(help="digits, mnist, a folder, a URL or an s3:// path.")] = None,
     timeout: Annotated[str | None, typer.Option(help="When a hanging run is ended, such as 10min.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Keep the trained model in this folder.")] = None,
+    outputs: Annotated[
+        str | None,
+        typer.Option(
+            "--outputs", "--output", help="Where the model stays: a folder, s3://..., or claim:NAME."
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option(help="Where checkpoints stay, for the next launch; as for --outputs.")
+    ] = None,
     restarts: Annotated[
-        int, typer.Option(help="How often to start it anew, from its last checkpoint, when it fails.")
+        int, typer.Option(help="How often to restart it from its last checkpoint when it fails.")
     ] = 0,
     render: Annotated[bool, typer.Option("--render", help="Show what would be sent; start nothing.")] = False,
     dry_run: Annotated[
         str | None,
-        typer.Option(
-            help="client: as --render. server: the cluster says what it would make of it; start nothing."
-        ),
+        typer.Option(help="client: as --render. server: the cluster checks the request; start nothing."),
     ] = None,
 ) -> None:
-    """Launch a job and show one line a worker, live."""
+    """Launch a job and show its progress, one line a worker."""
     from workshop_utils.jobs import JobError, TrainingJob
-    from workshop_utils.launchers.targets import ChecksOnServer, place
+    from workshop_utils.launchers.targets import ServerSideCheck, launcher_for
     from workshop_utils.network import Network
 
-    changes = {"workers": workers, "data": data, "timeout": timeout, "arguments": _arguments(argument or [])}
+    changes = {
+        "workers": workers,
+        "nodes": nodes,
+        "processes_per_node": processes_per_node,
+        "arguments": _arguments(argument or []),
+        "data": data,
+        "timeout": timeout,
+        "outputs": outputs,
+        "checkpoints": checkpoints,
+    }
     given = {name: value for name, value in changes.items() if value is not None}
     described = TrainingJob.load(job).replace(**given)
     if dry_run not in (None, "client", "server"):
         raise JobError(f"--dry-run is {dry_run!r}; it must be client or server, as kubectl has it")
-    starts = not (render or dry_run)
-    launcher = place(on, config, Network.parse(network) if network is not None else None, output)
+    launcher = launcher_for(on, config, Network.parse(network) if network is not None else None)
     if dry_run == "server":
-        if not isinstance(launcher, ChecksOnServer):
+        if not isinstance(launcher, ServerSideCheck):
             raise JobError(
-                f"--dry-run is 'server'; {on} has none that could be asked: use --dry-run=client, or --on kubernetes"
+                f"--dry-run is 'server'; {on} has no server to ask: use --dry-run=client, or --on kubernetes or slurm"
             )
         typer.echo(launcher.dry_run(described))
         return
@@ -88,14 +104,14 @@ def launch(
         from workshop_utils.launchers.restarting import Restarting
 
         launcher = Restarting(launcher, restarts)
-    if not starts:
+    if render or dry_run:
         typer.echo(launcher.render(described))
         return
     run = launcher.launch(described)
     try:
-        for known in ("network", "answered_by"):  # what some places' runs can tell
-            if getattr(run, known, None):
-                typer.echo(f"{known.replace('_', ' ')}: {getattr(run, known)}")
+        for detail in ("network", "answered_by"):  # what some targets' runs can tell
+            if getattr(run, detail, None):
+                typer.echo(f"{detail.replace('_', ' ')}: {getattr(run, detail)}")
         from workshop_utils.plots import terminal  # only now: the ranks start while the display is imported
 
         terminal.show(run)

@@ -1,12 +1,12 @@
-"""Start a job that failed anew, from its last checkpoint: what `torchrun --max-restarts` does, in any place.
+"""Restart a job that failed, from its last checkpoint: what `torchrun --max-restarts` does, on any target.
 
     launcher = Restarting(Local(warm=True), restarts=2)
     with launcher.launch(job) as run:
         run.wait()
     run.attempts        # one Run for each start
 
-All ranks are started again, not only the one that failed: the others' collectives are broken, and they have made
-steps that the new one would not know of. Horovod's elastic mode (`horovod_elastic`) keeps the survivors instead.
+All ranks are restarted, not only the one that failed: the others' collectives are broken, and they have taken steps
+that a new rank would not know of. Horovod's elastic mode (`horovod_elastic`) keeps the survivors instead.
 
 The script finds what it needs through `place`: `checkpoint_folder()`, which lasts from one start to the next, and
 `restart_count()`, under the name that torchrun has for it. Platforms restart by themselves: SageMaker has a
@@ -55,8 +55,9 @@ class Restarting:
 
 def attempt_of(job: TrainingJob, restarts: int, checkpoints: Path) -> TrainingJob:
     """`job` as it is started after so many restarts."""
-    variables = {"TORCHELASTIC_RESTART_COUNT": str(restarts), "WORKSHOP_CHECKPOINTS": str(checkpoints)}
-    return job.replace(environment=variables)
+    return job.replace(
+        checkpoints=str(checkpoints), environment={"TORCHELASTIC_RESTART_COUNT": str(restarts)}
+    )
 
 
 class RestartedRun(Run):
@@ -91,9 +92,9 @@ class RestartedRun(Run):
 
     @property
     def network(self) -> str | None:
-        """What network is emulated, and how; None where there is none, or the place has its own."""
-        said: str | None = getattr(self.attempts[0], "network", None)
-        return said
+        """What network is emulated, and how; None where there is none, or the target has its own."""
+        network: str | None = getattr(self.attempts[0], "network", None)
+        return network
 
     def _of_attempts(self, kind: str) -> list[dict[str, Any]]:
         return [

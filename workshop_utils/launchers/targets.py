@@ -1,13 +1,14 @@
-"""The places that a command line can name, and the launcher for each.
+"""The targets that a command line can name, and the launcher for each.
 
-    place("sagemaker", config="place.yaml")
+    launcher_for("sagemaker", config="place.yaml").launch(job)
 
-`sagemaker-stand-in` emulates the instances of a training job, `kubernetes-stand-in` the pods of the manifest, by
-processes of this machine. `torchx` is either, as its place.yaml has it.
+To add a target, write a launcher with `render` and `launch` in a file of its own, and add it to `_LAUNCHERS`.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,11 +16,24 @@ from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.network import Network
 from workshop_utils.runs import Run
 
-PLACES = ("local", "sagemaker", "sagemaker-stand-in", "kubernetes", "kubernetes-stand-in", "torchx", "spark")
+# Module and class, imported when asked for: boto3 and the cluster's client take longer than a local launch may take.
+_LAUNCHERS = {
+    "local": ("local", "Local"),
+    "slurm": ("slurm", "Slurm"),
+    "sagemaker": ("sagemaker", "SageMaker"),
+    "sagemaker-local": ("sagemaker", "EmulatedSageMaker"),
+    "kubernetes": ("kubernetes", "Kubernetes"),
+    "kubernetes-local": ("kubernetes", "EmulatedKubernetes"),
+    "torchx": ("torchx", "TorchX"),
+    "spark": ("spark", "Spark"),
+}
+TARGETS = tuple(_LAUNCHERS)
+_NEEDS_CONFIG = ("sagemaker", "sagemaker-local")
+_OLD_NAMES = {"sagemaker-stand-in": "sagemaker-local", "kubernetes-stand-in": "kubernetes-local"}
 
 
 class Launcher(Protocol):
-    """What all places have in common."""
+    """What all targets have in common."""
 
     def render(self, job: TrainingJob) -> Any:
         """The exact request that `launch` would send, which prints as such. Sends nothing."""
@@ -29,67 +43,36 @@ class Launcher(Protocol):
 
 
 @runtime_checkable
-class ChecksOnServer(Launcher, Protocol):
-    """A place whose server can say what it would make of a job, and make nothing."""
+class ServerSideCheck(Launcher, Protocol):
+    """A target whose server can say what it would make of a job, without making it."""
 
     def dry_run(self, job: TrainingJob) -> Any:
         """The server's answer to what `launch` would send, which prints as such."""
 
 
-def place(
-    name: str,
-    config: Path | None = None,
-    network: Network | None = None,
-    output: Path | None = None,
-) -> Launcher:
-    """The launcher for the place called so.
+def launcher_for(target: str, config: Path | None = None, network: Network | None = None) -> Launcher:
+    """The launcher for `target`, configured by the YAML file `config`.
 
     Raises:
-        JobError: if there is no such place, or it has no use for what was given.
+        JobError: if there is no such target, or it has no use for `config` or `network`.
     """
-    if name not in PLACES:
-        raise JobError(f"--on is {name!r}; it must be one of {', '.join(PLACES)}")
-    if name == "local":
+    if target in _OLD_NAMES:
+        print(f"--on {target} is an old name; the new one is {_OLD_NAMES[target]}", file=sys.stderr)
+        target = _OLD_NAMES[target]
+    if target not in TARGETS:
+        raise JobError(f"--on is {target!r}; it must be one of {', '.join(TARGETS)}")
+    module, name = _LAUNCHERS[target]
+    launcher: Any = getattr(importlib.import_module(f"workshop_utils.launchers.{module}"), name)
+    if target == "local":
         if config is not None:
-            raise JobError("--config is for other places; a local run has none")
-        from workshop_utils.launchers.local import Local
-
-        return Local(network=network, output=output)
+            raise JobError("--config is for other targets; a local run has none")
+        local: Launcher = launcher(network=network)
+        return local
     if network is not None:
-        raise JobError(f"--network is for local runs; {name} has a network of its own")
-    if name == "spark":
-        from workshop_utils.launchers.spark import Spark
-
-        return Spark.load(config, output) if config is not None else Spark(output=output)
-    if name.startswith("kubernetes"):
-        if output is not None:
-            raise JobError(f"--output is for local runs; on {name} the model goes with its pod")
-        return _kubernetes(name, config)
-    if name == "torchx":
-        if output is not None:
-            raise JobError(f"--output is for local runs; on {name} the model goes with its node")
-        from workshop_utils.launchers.torchx import TorchX
-
-        return TorchX.load(config) if config is not None else TorchX()
-    if output is not None:
-        raise JobError(f"--output is for local runs; on {name} the model is stored in the bucket")
-    if config is None:
+        raise JobError(f"--network is for local runs; {target} has a network of its own")
+    if config is None and target in _NEEDS_CONFIG:
         raise JobError(
-            f"--config is missing; {name} needs a place.yaml with a role, as in jobs/clusters/sagemaker/"
+            f"--config is missing; {target} needs a place.yaml with a role, as in jobs/clusters/sagemaker/"
         )
-    return _sagemaker(name, config)
-
-
-def _kubernetes(name: str, config: Path | None) -> Launcher:
-    # Here, since the cluster's client takes longer to import than a local launch may take.
-    from workshop_utils.launchers.kubernetes import Kubernetes, StandIn
-
-    kind = Kubernetes if name == "kubernetes" else StandIn
-    return kind.load(config) if config is not None else kind()
-
-
-def _sagemaker(name: str, config: Path) -> Launcher:
-    # Here, since boto3 takes longer to import than a local launch may take.
-    from workshop_utils.launchers.sagemaker import SageMaker, StandIn
-
-    return (SageMaker if name == "sagemaker" else StandIn).load(config)
+    remote: Launcher = launcher.load(config) if config is not None else launcher()
+    return remote

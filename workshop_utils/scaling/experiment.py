@@ -61,7 +61,7 @@ class Setting:
         strategy = strategy_of(self.job)
         if self.network is not None:
             self.network.emulation(strategy)
-            self.network.check([member.name for member in strategy.members(self.job)])
+            self.network.check([spec.name for spec in strategy.plan(self.job)])
 
     def key(self) -> str:
         """A name for all that its result depends on."""

@@ -15,7 +15,7 @@ import pytest
 from conftest import eventually, marked_processes
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local, LocalRun
+from workshop_utils.launchers.local import Local, ProcessRun
 from workshop_utils.network import Network, availability, has_netem
 from workshop_utils.runs import RunFailed, RunState
 
@@ -95,7 +95,7 @@ COUNT_HOPS = """
 """
 
 
-def transfer_seconds(run: LocalRun) -> dict[int, float]:
+def transfer_seconds(run: ProcessRun) -> dict[int, float]:
     """How long each rank's transfer to rank 0 took."""
     return {int(record["step"]): record["transfer_seconds"] for record in run.wait(90).records}
 

@@ -29,7 +29,7 @@ def reason(make_job: MakeJob, *script: str, warm: bool = False, strategy: str = 
         run.wait(60)
     assert 1.5 < run.seconds < 15
     message = str(failure.value)
-    prefix = f"{job.name} did not end within its timeout of {timeout}. "
+    prefix = f"{job.name} did not end within its timeout of {timeout.removesuffix('s')} s. "
     assert message.startswith(prefix)
     said, *stacks = message.removeprefix(prefix).split("\nThe stack of ")
     for stack in stacks:  # every worker that waits is shown with what it has called

@@ -14,7 +14,7 @@ import pytest
 from conftest import MakeJob, Watch
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local, LocalRun
+from workshop_utils.launchers.local import Local, ProcessRun
 from workshop_utils.runs import RunFailed, RunState
 
 JOB = Path(__file__).parents[3] / "jobs" / "digits_horovod_elastic"
@@ -48,7 +48,7 @@ def test_an_address_is_read_and_code_in_its_place_is_not_run(tmp_path: Path) -> 
 # Real runs
 
 
-def until(run: LocalRun, condition: Any) -> None:
+def until(run: ProcessRun, condition: Any) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert run.state is RunState.RUNNING, run.reason
@@ -56,12 +56,12 @@ def until(run: LocalRun, condition: Any) -> None:
         time.sleep(0.05)
 
 
-def steps_of(run: LocalRun, size: int) -> list[int]:
+def steps_of(run: ProcessRun, size: int) -> list[int]:
     """The steps that were reported by a group of `size`, in the order in which they came."""
     return [record["step"] for record in run.records if record["world_size"] == size]
 
 
-def pids_of(run: LocalRun, worker: str) -> list[int]:
+def pids_of(run: ProcessRun, worker: str) -> list[int]:
     return [start["pid"] for start in run.starts if start["worker"] == worker]
 
 

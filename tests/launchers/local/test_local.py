@@ -14,7 +14,7 @@ import pytest
 from conftest import MakeJob, Watch
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.local import Local, LocalRun
+from workshop_utils.launchers.local import Local, ProcessRun
 from workshop_utils.runs import RunFailed, RunState
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -34,7 +34,7 @@ SLEEP = (
 )
 
 
-def until_ready(run: LocalRun, workers: int = 1) -> None:
+def until_ready(run: ProcessRun, workers: int = 1) -> None:
     """Wait until so many workers have printed `ready`."""
     lines = run.logs(follow=True)
     for _ in range(workers):

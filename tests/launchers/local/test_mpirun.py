@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.local import mpirun
+from workshop_utils.launchers import output
+from workshop_utils.launchers.local.environment import PROGRAMS, mpirun_program
 from workshop_utils.network.ports import PortReservation
 
 
@@ -26,7 +27,7 @@ from workshop_utils.network.ports import PortReservation
     ],
 )
 def test_a_line_of_a_rank_is_its_worker_s_and_one_without_a_tag_is_mpirun_s(text, lines):
-    assert list(mpirun.lines("mpirun", text, "stderr")) == lines
+    assert list(output.attributed("mpirun", text, "stderr")) == lines
 
 
 def test_mpirun_is_this_environment_s_or_else_the_system_s(
@@ -35,15 +36,15 @@ def test_mpirun_is_this_environment_s_or_else_the_system_s(
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path / "system"))
     with pytest.raises(JobError, match=r"^strategy is 'mpi', but there is no mpirun here: install Open MPI"):
-        mpirun.program("strategy is 'mpi'")
+        mpirun_program("strategy is 'mpi'")
     for folder in (tmp_path / "system", tmp_path / "bin"):  # what is looked for last comes first
         folder.mkdir()
         (folder / "mpirun").touch(mode=0o755)
-        assert mpirun.program("strategy is 'mpi'") == str(folder / "mpirun")
+        assert mpirun_program("strategy is 'mpi'") == str(folder / "mpirun")
 
 
 def test_a_host_takes_no_command_from_who_does_not_know_the_secret() -> None:
-    program = [sys.executable, "-I", "-S", str(mpirun.HOST)]
+    program = [sys.executable, "-I", "-S", str(PROGRAMS / "mpi_host.py")]
     friend, stranger = {"WORKSHOP_SECRET": "of this run"}, {"WORKSHOP_SECRET": "a guess"}
     with PortReservation(1) as reservation:
         (port,) = reservation.ports

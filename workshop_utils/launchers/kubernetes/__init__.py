@@ -1,6 +1,7 @@
 """Kubernetes: the job as a custom resource, which an operator turns into pods.
 
     from workshop_utils.launchers.kubernetes import Kubernetes, StandIn
+from workshop_utils.launchers.kubernetes.launcher import StandIn as EmulatedKubernetes
 
     place = Kubernetes(namespace="team-a", image="ghcr.io/me/workshop-pytorch:cpu")
     print(place.render(job))                  # YAML for kubectl; sends nothing, needs no cluster
@@ -25,6 +26,7 @@
 """
 
 from workshop_utils.launchers.kubernetes.launcher import Kubernetes, StandIn
+from workshop_utils.launchers.kubernetes.launcher import StandIn as EmulatedKubernetes
 from workshop_utils.launchers.kubernetes.play import play
 
-__all__ = ["Kubernetes", "StandIn", "play"]
+__all__ = ["EmulatedKubernetes", "Kubernetes", "StandIn", "play"]

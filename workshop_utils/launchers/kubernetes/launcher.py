@@ -10,7 +10,7 @@ from workshop_utils.launchers.kubernetes.operators import pods_of
 from workshop_utils.launchers.kubernetes.play import PlayedRun, play
 from workshop_utils.launchers.kubernetes.run import KubernetesRun
 from workshop_utils.launchers.kubernetes.settings import Settings
-from workshop_utils.launchers.local.process_run import await_horovod
+from workshop_utils.launchers.local.environment import await_horovod
 
 
 class Kubernetes(Settings):

@@ -25,20 +25,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers import endings
+from workshop_utils.launchers import output
 from workshop_utils.launchers.kubernetes import files
 from workshop_utils.launchers.kubernetes import manifest as manifests
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import POD_COLUMNS, Pod, pods_of
 from workshop_utils.launchers.kubernetes.settings import Settings
-from workshop_utils.launchers.local import mpirun
-from workshop_utils.launchers.local.group import Event, Process
-from workshop_utils.launchers.local.process_run import (
-    ProcessRun,
+from workshop_utils.launchers.local.environment import (
     inherited_variables,
+    mpirun_program,
     reserve,
     scratch_folder,
 )
+from workshop_utils.launchers.local.group import Event, Process
+from workshop_utils.launchers.local.run import ProcessRun
+from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE
 from workshop_utils.training import data
 
 if TYPE_CHECKING:
@@ -122,15 +123,11 @@ class PlayedRun(ProcessRun):
     def _timed_out(self) -> str:
         return f"{self.name} was active longer than its activeDeadlineSeconds"
 
-    def _blame(self, name: str, code: int | None, reason: str | None) -> str:
+    def _blame(self, name: str, code: int) -> str:
         pod = self._pods.get(name)
         where = f"pod {pod.name}" if pod else name
-        if reason is not None:
-            return endings.not_started(where, reason)
-        if code is None:
-            return endings.unwatched(self.name)
-        said = [line.text for line in self.logs() if name in (line.worker, mpirun.NAME)]
-        return f"{where} {endings.how(code)}. {endings.last_lines(said)}"
+        said = [line.text for line in self.logs() if name in (line.worker, "mpirun")]
+        return f"{where} {output.how(code)}. {output.last_lines(said)}"
 
 
 def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
@@ -212,11 +209,11 @@ def _program(pod: Pod, words: list[str]) -> tuple[str, ...]:
     }
     program, *rest = words
     command = f"pod {pod.name}: its command is {program!r}"
-    if program == mpirun.NAME:  # whose command holds that of its ranks
+    if program == "mpirun":  # whose command holds that of its ranks
         rest = [sys.executable if word == "python" else word for word in rest]
-        return (mpirun.program(command), *rest)
+        return (mpirun_program(command), *rest)
     if program not in known:
-        raise JobError(f"{command}; played can be {', '.join((*known, mpirun.NAME))}")
+        raise JobError(f"{command}; played can be {', '.join((*known, 'mpirun'))}")
     return (*known[program], *rest)
 
 
@@ -228,8 +225,8 @@ def _local_variables(pod: Pod, scratch: Path) -> dict[str, str]:
         variables |= {
             "OMPI_MCA_orte_default_hostfile": hostfile,
             "PRTE_MCA_prte_default_hostfile": hostfile,
-            **mpirun.as_variables(mpirun.YIELDING | mpirun.WITHOUT_RDMA),
-            **mpirun.scratch_variables(scratch),
+            **{f"OMPI_MCA_{name}": value for name, value in MPI_ON_ONE_MACHINE.items()},
+            **dict.fromkeys(MPI_FOLDERS, str(scratch)),
         }
     return variables
 

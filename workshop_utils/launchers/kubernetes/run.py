@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import urllib3
 from kubernetes import client
 
+from workshop_utils.launchers import output
 from workshop_utils.launchers.kubernetes import kinds
 from workshop_utils.launchers.kubernetes.calls import KubernetesError
 from workshop_utils.launchers.kubernetes.cluster import Cluster
 from workshop_utils.launchers.kubernetes.operators import POD_COLUMNS, Pod
-from workshop_utils.launchers.local import mpirun
 from workshop_utils.runs import Run, RunState
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class KubernetesRun(Run):
                     stamp, _, text = line.decode(errors="replace").removesuffix("\n").partition(" ")
                     if stamp > known:  # times are RFC 3339 with nine digits, so they sort as texts
                         last = stamp
-                        for who, what, stream in mpirun.lines(worker, text, "stdout"):
+                        for who, what, stream in output.attributed(worker, text, "stdout"):
                             self._receive_line(who, what, stream)
                 return
             except client.ApiException as error:

@@ -32,7 +32,7 @@ KINDS: dict[StrategyName, tuple[Kind, ...]] = {
 WITHOUT_KIND: dict[StrategyName, str] = {
     "ring": "its message passing listens on one machine alone",
     "workshop_parameter_server": "its message passing listens on one machine alone",
-    "spark": "Spark makes its pods itself (--on spark with master: k8s://...)",
+    "spark_program": "Spark makes its pods itself (--on spark with master: k8s://...)",
     "horovod_elastic": "its driver starts the workers itself, on its own machine",
 }
 # As jobs/images/ calls them. That for Horovod holds every framework.

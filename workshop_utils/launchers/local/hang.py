@@ -13,10 +13,10 @@ HEADING = re.compile(r"(Current thread .+|Thread .+|Stack) \(most recent call fi
 FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
 
 
-def timed_out(run: Run, timeout: str, process_states: Mapping[int, str]) -> str:
+def timed_out(run: Run, timeout_seconds: float, process_states: Mapping[int, str]) -> str:
     """The whole message: the time limit, the diagnosis, and the stacks of those that answered."""
     return (
-        f"{run.name} did not end within its timeout of {timeout}. "
+        f"{run.name} did not end within its timeout of {timeout_seconds:g} s. "
         f"{diagnosis(run, process_states)}{shown_stacks(run)}"
     )
 

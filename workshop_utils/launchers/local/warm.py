@@ -21,9 +21,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import imports, warm_server
 from workshop_utils.launchers.local.group import SUPERVISOR
 
@@ -124,6 +125,16 @@ class WarmServer:
 @functools.cache
 def _servers() -> dict[str, WarmServer]:
     return {}
+
+
+def starter(job: TrainingJob) -> Callable[[int, int], None] | None:
+    """What starts the processes of `job` as forks of a warm server; None if they must start cold."""
+    framework = framework_of(job.script_path)
+    # With two cores or more a rank uses several threads, and the server's libraries were told to use one.
+    if framework is None or not can_be_forked(job.environment) or job.resources.cpu >= 2:
+        return None
+    server = server_for(framework)
+    return server.start if server.may_fork else None
 
 
 def server_for(framework: str) -> WarmServer:

@@ -33,5 +33,6 @@ Without an account:
 """
 
 from workshop_utils.launchers.sagemaker.launcher import SageMaker, StandIn
+from workshop_utils.launchers.sagemaker.launcher import StandIn as EmulatedSageMaker
 
-__all__ = ["SageMaker", "StandIn"]
+__all__ = ["EmulatedSageMaker", "SageMaker", "StandIn"]

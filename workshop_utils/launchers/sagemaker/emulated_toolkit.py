@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workshop_utils.launchers.local import mpirun
+from workshop_utils.launchers.local.environment import mpirun_program
 from workshop_utils.launchers.sagemaker import contract
 from workshop_utils.launchers.sagemaker.members import process, script
 from workshop_utils.launchers.sagemaker.request import Members, Plan
+from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE, mpi_options
 
 
 def addresses(plan: Plan) -> dict[str, str]:
@@ -58,12 +59,12 @@ def _on(host: str, plan: Plan, at: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def _mpirun(plan: Plan, scratch: Path) -> dict[str, Any]:
     command = [
-        mpirun.program("hyperparameter sagemaker_mpi_enabled is true"),
+        mpirun_program("hyperparameter sagemaker_mpi_enabled is true"),
         *("--allow-run-as-root", "--tag-output", "-np", str(plan.job.workers)),  # as the toolkit has them
-        *(*mpirun.SHARING, *mpirun.as_options(mpirun.YIELDING | mpirun.WITHOUT_RDMA)),
+        *("--oversubscribe", "--bind-to", "none", *mpi_options(MPI_ON_ONE_MACHINE)),
         *("{python}", "-m", "mpi4py", *script(plan)[1:]),
     ]
-    return process("mpirun", command, mpirun.scratch_variables(scratch))
+    return process("mpirun", command, dict.fromkeys(MPI_FOLDERS, str(scratch)))
 
 
 def _config(described: Mapping[str, Any], at: Mapping[str, str]) -> str:

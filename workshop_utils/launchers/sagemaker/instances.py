@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers import endings
-from workshop_utils.launchers.local.group import Process
-from workshop_utils.launchers.local.process_run import (
-    ProcessRun,
+from workshop_utils.launchers import output
+from workshop_utils.launchers.local.environment import (
     await_horovod,
     inherited_variables,
     reserve,
     scratch_folder,
 )
+from workshop_utils.launchers.local.group import Process
+from workshop_utils.launchers.local.run import ProcessRun
 from workshop_utils.launchers.sagemaker import contract, emulated_toolkit, members
 from workshop_utils.launchers.sagemaker.request import Plan, plan
 from workshop_utils.launchers.sagemaker.settings import Settings
@@ -118,12 +118,10 @@ class InstancesRun(ProcessRun):
     def _timed_out(self) -> str:
         return "MaxRuntimeExceeded: the job met its time limit"
 
-    def _blame(self, name: str, code: int | None, reason: str | None) -> str:
-        if reason is not None or code is None:
-            return f"InternalServerError: {reason or endings.unwatched(self.name)}"
+    def _blame(self, name: str, code: int) -> str:
         said = [line.text for line in self.logs() if line.worker == name or name not in self.workers]
-        how = f"exit code: {code}" if code >= 0 else f"which {endings.how(code)}"
-        return f"AlgorithmError: ExecuteUserScriptError on {name}, {how}. {endings.last_lines(said)}"
+        how = f"exit code: {code}" if code >= 0 else f"which {output.how(code)}"
+        return f"AlgorithmError: ExecuteUserScriptError on {name}, {how}. {output.last_lines(said)}"
 
 
 def _environment(plan: Plan, host: str, scratch: Path) -> dict[str, str]:

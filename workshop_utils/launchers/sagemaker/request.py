@@ -124,11 +124,11 @@ def _check_strategy(job: TrainingJob, per_host: int, by_toolkit: bool) -> None:
         raise JobError(
             f"strategy is {job.strategy!r}; the toolkit in SageMaker's images does not know it: set mode: drivers"
         )
-    if strategy.started_by_mpirun and not by_toolkit:
+    if job.strategy == "mpi" and not by_toolkit:
         raise JobError(
             "strategy is 'mpi'; mpirun reaches the other hosts through the toolkit: set mode: toolkit"
         )
-    if not by_toolkit and any(member.started_by for member in strategy.members(job)):
+    if not by_toolkit and any(spec.starts for spec in strategy.plan(job)):
         raise JobError(
             f"strategy is {job.strategy!r}; its driver starts workers on one machine alone: run it locally"
         )

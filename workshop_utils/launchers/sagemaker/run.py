@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from workshop_utils.launchers import endings
-from workshop_utils.launchers.local import mpirun
+from workshop_utils.launchers import output
 from workshop_utils.launchers.sagemaker.account import Aws
 from workshop_utils.launchers.sagemaker.errors import AwsError
 from workshop_utils.launchers.sagemaker.request import Plan
@@ -147,11 +146,11 @@ class SageMakerRun(Run):
         if tagged := TOOLKIT_TAG.match(message):
             self._receive_line(f"worker-{tagged[1]}", tagged[3])
             return
-        for worker, text, _ in mpirun.lines(host, message, "stdout"):
+        for worker, text, _ in output.attributed(host, message, "stdout"):
             self._receive_line(worker, text)
 
     def _reason_of(self, state: RunState) -> str:
         if state is not RunState.FAILED:
             return ""
         said = self._description.get("FailureReason", "SageMaker gave no reason")
-        return f"{self.name} failed: {said}\n{endings.last_lines(list(map(str, self.logs())))}"
+        return f"{self.name} failed: {said}\n{output.last_lines(list(map(str, self.logs())))}"

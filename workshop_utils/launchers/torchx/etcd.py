@@ -16,9 +16,9 @@ import urllib.request
 from collections.abc import Iterator
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers import endings
+from workshop_utils.launchers import output
+from workshop_utils.launchers.local.environment import inherited_variables, scratch_folder
 from workshop_utils.launchers.local.group import Event, Process, ProcessGroup
-from workshop_utils.launchers.local.process_run import inherited_variables, scratch_folder
 from workshop_utils.network.ports import PortReservation
 
 START_SECONDS = 60.0
@@ -68,7 +68,7 @@ def server() -> Iterator[str]:
         group = ProcessGroup([process], on_event, LIFE_SECONDS, scratch)
         try:
             if not _answers(client, ended):
-                raise JobError(f"etcd did not start. {endings.last_lines(printed)}")
+                raise JobError(f"etcd did not start. {output.last_lines(printed)}")
             yield client
         finally:
             group.stop()

