@@ -52,7 +52,10 @@ def test_the_asynchronous_mode_trains_and_listens_on_loopback_only() -> None:  #
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_batch_that_leaves_a_partition_nothing_to_train_on_is_refused() -> None:
+def test_a_batch_that_leaves_a_partition_nothing_to_train_on_is_refused_in_the_drivers_last_line() -> None:
     job = TrainingJob.load(JOB).replace(arguments={"mode": "hogwild", "batch-size": 1000})
-    with Spark().launch(job) as run, pytest.raises(RunFailed, match="must have more than a batch"):
+    with Spark().launch(job) as run, pytest.raises(RunFailed) as failure:
         run.wait(PATIENCE_SECONDS)
+    first, *_, last = str(failure.value).splitlines()
+    assert first.startswith(f"{job.name} failed: driver-0 ended with exit code 1")
+    assert last.startswith("  batch-size is 1000; each of 2 partitions has 750 images")

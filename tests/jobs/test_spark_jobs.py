@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from conftest import MakeJob
 from launching import job_of, launched
 
 from workshop_utils.launchers.local import Local
@@ -86,7 +85,7 @@ def test_spark_prepares_parquet_and_every_row_of_it_is_trained_on_once(tmp_path:
     labels = tables[0]["label"].to_pylist()
     assert labels != sorted(labels)
 
-    run = launched("spark_parquet", warm=False, arguments={"parquet": str(folder), "epochs": 8}, workers=2)
+    run = launched("spark_parquet", arguments={"parquet": str(folder), "epochs": 8}, workers=2)
     last = run.metrics.groupby("worker").last()
     assert sorted(last["rows"]) == sorted([counts[0] + counts[2], counts[1]])
     assert last["accuracy"].nunique() == 1  # all ranks have the same weights
@@ -96,22 +95,4 @@ def test_spark_prepares_parquet_and_every_row_of_it_is_trained_on_once(tmp_path:
 def test_fewer_row_groups_than_workers_are_refused(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"label": [1], "pixels": [b"x"]}), tmp_path / "one.parquet")
     with pytest.raises(RunFailed, match="with 1 row groups; each of 2 workers needs one"):
-        launched("spark_parquet", warm=False, arguments={"parquet": str(tmp_path)}, workers=2)
-
-
-def test_a_spark_program_that_fails_is_blamed_with_its_last_lines(make_job: MakeJob) -> None:
-    job = make_job(
-        """
-        from pyspark.sql import SparkSession
-        context = SparkSession.builder.getOrCreate().sparkContext
-        print(context.parallelize(range(4), 2).sum())
-        raise SystemExit("the driver has had enough")
-        """,
-        strategy="spark",
-        workers=2,
-        timeout="4min",
-    )
-    with Spark().launch(job) as run, pytest.raises(RunFailed) as failure:
-        run.wait(PATIENCE_SECONDS)
-    assert f"{job.name} failed: driver-0 ended with exit code 1" in str(failure.value)
-    assert str(failure.value).endswith("6\n  the driver has had enough")
+        launched("spark_parquet", arguments={"parquet": str(tmp_path)}, workers=2)
