@@ -71,3 +71,43 @@ def test_a_job_survives_being_saved_and_loaded(folder: Path) -> None:
     assert loaded == job
     assert [type(value) for value in loaded.arguments.values()] == [int, float, bool, str, str]
     assert loaded.replace() == job
+
+
+@pytest.mark.parametrize(
+    ("given", "layout"),
+    [
+        ({"workers": 4}, (4, None, None)),
+        ({"nodes": 2}, (2, 2, 1)),
+        ({"processes_per_node": 4}, (4, 1, 4)),
+        ({"nodes": 2, "processes_per_node": 3}, (6, 2, 3)),
+        ({"workers": 6, "nodes": 2}, (6, 2, 3)),
+        ({"workers": 6, "processes_per_node": 2}, (6, 3, 2)),
+    ],
+)
+def test_workers_are_nodes_times_processes_per_node(make_job, given, layout):
+    job = make_job("", strategy="torch_ddp").replace(**given)
+    assert (job.workers, job.nodes, job.processes_per_node) == layout
+
+
+def test_a_new_number_of_workers_nodes_or_processes_per_node_replaces_what_follows_from_it(make_job):
+    job = make_job("", strategy="torch_ddp", nodes=2, processes_per_node=2)
+    assert job.replace(workers=6).nodes == 3
+    assert job.replace(nodes=4).workers == 8
+    with pytest.raises(JobError, match=r"workers is 5; it must be nodes × processes_per_node, here 2 × 2"):
+        job.replace(workers=5)
+
+
+@pytest.mark.parametrize("text", ["folder/of/mine", "s3://bucket/prefix", "claim:models"])
+def test_outputs_may_be_a_folder_an_address_or_a_claim_and_a_target_may_refuse_it(make_job, text):
+    job = make_job("", outputs=text)
+    assert job.storage("outputs", "folder", "s3", "claim") == text
+    kind = {"f": "folder", "s": "s3", "c": "claim"}[text[0]]
+    others = {"folder", "s3", "claim"} - {kind}
+    with pytest.raises(JobError, match=f"outputs is '{text}'; here it must be"):
+        job.storage("outputs", *others)
+
+
+@pytest.mark.parametrize(("script", "strategy"), [("import pyspark", "spark_program"), ("", "torch_ddp")])
+def test_the_old_strategy_spark_still_works_and_says_its_new_name(make_job, capsys, script, strategy):
+    assert make_job(script, strategy="spark", workers=2).strategy == strategy
+    assert strategy in capsys.readouterr().err

@@ -299,7 +299,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
 
 
 def _without_old_names(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with today's names in the place of those of version 0.1, and a sentence on standard error for each."""
+    """`values` with the names of version 0.1 replaced, and for each a sentence on standard error."""
     if values.get("strategy") != "spark":
         return values
     script = Path(values.get("folder", "")) / str(values.get("script", "train.py"))
@@ -328,7 +328,7 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
         return f"{where}: unknown field; {advice}"
     if kind == "missing":
         return f"{where} is missing"
-    if isinstance(context.get("error"), JobError):  # a nested description has said it already
+    if isinstance(context.get("error"), JobError):  # the message of a nested description
         return "\n".join(f"{where}.{line}" for line in str(context["error"]).splitlines())
     if kind == "value_error":
         message = str(context["error"])

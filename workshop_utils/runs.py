@@ -1,7 +1,7 @@
 """A job that was started: its state, its logs, its metrics, and the way to stop it.
 
-Every place gives the same Run. Workers print metrics as JSON lines (`place.report`), so whatever carries a
-worker's log home carries its metrics too.
+Every target gives the same Run. Workers print metrics as JSON lines (`place.report`), so their metrics come home with
+their logs.
 
     with launcher.launch(job) as run:
         for line in run.logs(follow=True):
@@ -75,11 +75,11 @@ class Run(ABC):
         self._records: list[dict[str, Any]] = []
         self._changed = threading.Condition()
 
-    # What a place must do.
+    # What a target implements.
 
     @abstractmethod
     def _request_stop(self) -> None:
-        """Ask the place to end everything; `_finish` follows once it has."""
+        """Ask the target to end everything; `_finish` follows once it has."""
 
     def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
         """Take in one line of a worker's output: a metric record, or a line of its log."""
@@ -92,13 +92,13 @@ class Run(ABC):
             self._changed.notify_all()
 
     def _finish(self, state: RunState, reason: str = "") -> None:
-        """Enter a final state; everything that the run had started is gone by now."""
+        """Enter a final state; everything that the run started must be gone by now."""
         with self._changed:
             if self._state is RunState.RUNNING:
                 self._state, self._reason, self._ended_at = state, reason, time.time()
             self._changed.notify_all()
 
-    # What everybody may ask.
+    # What users call.
 
     @property
     def state(self) -> RunState:
@@ -123,7 +123,7 @@ class Run(ABC):
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        """When each worker said that it had started, with its process id."""
+        """When each worker reported that it had started, with its process id."""
         with self._changed:
             return [record for record in self._records if record["workshop"] == "start"]
 
@@ -202,7 +202,7 @@ class Run(ABC):
 
 
 def _parse_record(text: str) -> dict[str, Any] | None:
-    """The record that `text` holds, or None for a line of the log, even one that only looks like a record."""
+    """The record in `text`, or None for a line of the log, even one that only looks like a record."""
     if not text.startswith('{"workshop": '):
         return None
     try:

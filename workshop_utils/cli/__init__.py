@@ -234,7 +234,7 @@ def grade(
         right = sum(row["state"] == "right" for row in graded)
         typer.echo(f"{graded[0]['learner']}, {graded[0]['lesson']}: {right} of {len(graded)} right")
     typer.echo(f"\n{grading.table(rows).to_string(index=False)}")
-    typer.echo(f"\nwhat each check said is in {grading.write(rows, output)}")
+    typer.echo(f"\nthe checks' messages are in {grading.write(rows, output)}")
 
 
 @app.command()
@@ -272,7 +272,7 @@ def plan(
 ) -> None:
     """Plan a training run: the layout, how many of which machines, how long and how much; starts nothing.
 
-    The exit code is 1 where nothing meets the limits; what would be enough is then said.
+    The exit code is 1 if nothing meets the limits; the answer then says what would be enough.
     """
     import json
 

@@ -34,14 +34,13 @@ Rate = Annotated[str, AfterValidator(readable(bytes_per_second_of))]
 
 INTERFACE = "eth0"  # what each process sees as its network card
 SUBNET = "10.77.0"  # unreachable from outside the run's namespaces
-MOST_MEMBERS = 250  # addresses in the subnet, less the reserved ones
+MOST_PROCESSES = 250  # addresses in the subnet, less the reserved ones
 
 # A smaller bucket would split the 64 KB segments that the kernel hands down, and be 4 to 6 times too slow.
 BURST = "128k"
 QUEUE = "50ms"
 
-# Of one member, or, in a ring, of the link between two: "worker-1", "worker-1:worker-2".
-_WHOSE = re.compile(r"[a-z]+-\d+(:[a-z]+-\d+)?")
+_NAME = re.compile(r"[a-z]+-\d+")
 _FORM = "a rate such as 100Mbit, or settings such as bandwidth=100Mbit,latency=1ms,racks=2,spine=200Mbit"
 
 Availability = Literal["root", "user namespaces", "none"]
@@ -53,14 +52,11 @@ class Network(Description):
 
     Attributes:
         bandwidth: of each process's link, for example `"100Mbit"`.
-        latency: from a process to another one (in a ring, to a neighbour), for example `"1ms"`; none by default.
-        topology: in a `"star"`, each process has one link, to a switch that is never full. In a `"ring"`, each has
-            a link to either neighbour, in the order in which the members are started, and what goes further takes
-            the shorter way round, through the links of those between.
-        racks: into how many racks the processes of a star are divided, neighbours together.
+        latency: from a process to another one, for example `"1ms"`; none by default.
+        racks: how many racks the processes are divided into, neighbours together. Each rack has a switch that is
+            never full; without racks there is one for all.
         spine: what joins each rack with the others, in each direction, for all its processes.
-        exceptions: bandwidths that differ, by the member's name: `{"worker-1": "10Mbit"}`. In a ring that is the
-            bandwidth of both its links, and `"worker-1:worker-2"` names the one between two.
+        exceptions: bandwidths that differ, by the process's name: `{"worker-1": "10Mbit"}`.
 
     Raises:
         JobError: for what cannot be; the message names the field.
@@ -68,7 +64,6 @@ class Network(Description):
 
     bandwidth: Rate
     latency: Duration | None = None
-    topology: Literal["star", "ring"] = "star"
     racks: int = Field(default=1, ge=1, strict=True)
     spine: Rate | None = None
     exceptions: dict[str, Rate] = Field(default={})
@@ -79,12 +74,9 @@ class Network(Description):
             raise ValueError(
                 f"racks is {self.racks} and spine is {self.spine}; it takes both, such as racks=2 and spine=200Mbit"
             )
-        if self.racks > 1 and self.topology == "ring":
-            raise ValueError(f"topology is 'ring' and racks is {self.racks}; racks divide a star")
-        for whose in self.exceptions:
-            if not _WHOSE.fullmatch(whose) or (":" in whose and self.topology != "ring"):
-                form = "'worker-1' or 'worker-1:worker-2'" if self.topology == "ring" else "'worker-1'"
-                raise ValueError(f"exceptions is for {whose!r}; it must be for a member, such as {form}")
+        for name in self.exceptions:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"exceptions is for {name!r}; it must be for a process, such as 'worker-1'")
         return self
 
     @classmethod
@@ -102,7 +94,7 @@ class Network(Description):
                 name, value = "bandwidth", name
             elif not (name and equals and value) or name in values or name in exceptions:
                 raise JobError(f"network is {text!r}; it must be {_FORM}, each once")
-            if _WHOSE.fullmatch(name):
+            if _NAME.fullmatch(name):
                 exceptions[name] = value
             elif name == "exceptions":
                 raise JobError(f"network is {text!r}; an exception is written such as worker-1=10Mbit")
@@ -120,39 +112,27 @@ class Network(Description):
         """`latency` in seconds."""
         return seconds_of(self.latency) if self.latency else 0.0
 
-    def bandwidth_of(self, member: str) -> float:
-        """Bytes per second of the link of the member called so."""
-        return bytes_per_second_of(self.exceptions.get(member, self.bandwidth))
-
-    def bandwidth_between(self, one: str, other: str) -> float:
-        """Bytes per second of the link between two neighbours in a ring: the slower one's, unless it is named."""
-        for whose in (f"{one}:{other}", f"{other}:{one}"):
-            if whose in self.exceptions:
-                return bytes_per_second_of(self.exceptions[whose])
-        return min(self.bandwidth_of(one), self.bandwidth_of(other))
+    def bandwidth_of(self, name: str) -> float:
+        """Bytes per second of the link of the process called so."""
+        return bytes_per_second_of(self.exceptions.get(name, self.bandwidth))
 
     def address(self, index: int) -> str:
         """The address of the process that was started as number `index`, in network namespaces."""
         return f"{SUBNET}.{index + 1}"
 
-    def check(self, members: Sequence[str]) -> None:
-        """Raise JobError where this network cannot be that of the members called so."""
-        if len(members) > MOST_MEMBERS:
+    def check(self, names: Sequence[str]) -> None:
+        """Raise JobError if this network cannot join the processes called so."""
+        if len(names) > MOST_PROCESSES:
             raise JobError(
-                f"workers: an emulated network has room for {MOST_MEMBERS} processes, not {len(members)}"
+                f"workers: an emulated network has room for {MOST_PROCESSES} processes, not {len(names)}"
             )
-        if self.racks > len(members):
-            raise JobError(f"network: racks is {self.racks}; the job has only {len(members)} processes")
-        for whose in self.exceptions:
-            ends = whose.split(":")
-            unknown = [name for name in ends if name not in members]
-            if unknown:
+        if self.racks > len(names):
+            raise JobError(f"network: racks is {self.racks}; the job has only {len(names)} processes")
+        for name in self.exceptions:
+            if name not in names:
                 raise JobError(
-                    f"network: there is no {unknown[0]} in this job; its members are {', '.join(members)}"
+                    f"network: there is no {name} in this job; its processes are {', '.join(names)}"
                 )
-            apart = abs(members.index(ends[0]) - members.index(ends[-1]))
-            if len(ends) == 2 and apart not in (1, len(members) - 1):
-                raise JobError(f"network: {ends[0]} and {ends[1]} are not neighbours in the ring")
 
     def emulation(self, strategy: Strategy) -> Emulation:
         """How this machine emulates it for jobs of `strategy`.
@@ -175,11 +155,8 @@ class Network(Description):
                 f"network: {lack}, so only the workshop's own message passing can be made slow (strategies 'ring' and "
                 f"'workshop_parameter_server'), not strategy {strategy.name!r}; {remedy}"
             )
-        if self.topology != "star" or self.racks > 1:
-            what = "a ring" if self.topology == "ring" else "racks"
-            raise JobError(
-                f"network: {lack}, and stamped links, which stand in for it, know no {what}; {remedy}"
-            )
+        if self.racks > 1:
+            raise JobError(f"network: {lack}, and the stamped links that replace it have no racks; {remedy}")
         return "stamped links"
 
     def describe(self, emulation: Emulation) -> str:
@@ -191,10 +168,7 @@ class Network(Description):
         return f"{self}; {ways[emulation]}"
 
     def __str__(self) -> str:
-        if self.topology == "ring":
-            text = f"a ring of links of {self.bandwidth} each way between neighbours"
-        else:
-            text = f"{self.bandwidth} each way for each process"
+        text = f"{self.bandwidth} each way for each process"
         if self.exceptions:
             text += ", but " + ", ".join(f"{rate} for {whose}" for whose, rate in self.exceptions.items())
         if self.spine:

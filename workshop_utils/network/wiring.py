@@ -1,7 +1,7 @@
 """The commands (`ip`, `tc`) that wire up an emulated network: switches, cables, and what each lets through.
 
-A star's switch is a bridge in the supervisor's own namespace, a rack one such bridge each, the spine another. In a
-ring there is no switch: cables go from namespace to namespace, and each namespace forwards what is not for it.
+The switch is a bridge in the supervisor's own namespace; with racks, each rack has such a bridge, and the spine is
+another.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from workshop_utils.network import BURST, INTERFACE, QUEUE, Network
 from workshop_utils.quantities import bytes_per_second_of
 
 Command = tuple[str, ...]
-
-OTHER_INTERFACE = "eth1"  # in a ring, towards the neighbour before
 
 
 Commands = Sequence[Sequence[str]]
@@ -40,17 +38,11 @@ class Switch:
     as_user: bool
 
 
-def wire(network: Network, members: Sequence[str], as_user: bool) -> tuple[Switch, list[Cable]]:
+def wire(network: Network, names: Sequence[str], as_user: bool) -> tuple[Switch, list[Cable]]:
     """What joins the processes of a job, by their names in the order in which they are started.
 
-    `as_user` has the namespaces made by a user who is not root.
+    With `as_user` a user who is not root makes the namespaces.
     """
-    ring = network.topology == "ring" and len(members) > 1
-    commands, cables = (_ring if ring else _star)(network, members)
-    return Switch(commands, as_user), cables
-
-
-def _star(network: Network, members: Sequence[str]) -> tuple[list[Command], list[Cable]]:
     racks = range(network.racks)
     switch = [command for rack in racks for command in _bridge(f"switch{rack}")]
     if network.spine is not None:
@@ -65,12 +57,12 @@ def _star(network: Network, members: Sequence[str]) -> tuple[list[Command], list
                 _limit(up, rate),
                 _limit(down, rate),
             ]
-    return switch, [_star_cable(network, members, index) for index in range(len(members))]
+    return Switch(switch, as_user), [_cable(network, names, index) for index in range(len(names))]
 
 
-def _star_cable(network: Network, members: Sequence[str], index: int) -> Cable:
-    port, rate = f"port{index}", network.bandwidth_of(members[index])
-    rack = index * network.racks // len(members)
+def _cable(network: Network, names: Sequence[str], index: int) -> Cable:
+    port, rate = f"port{index}", network.bandwidth_of(names[index])
+    rack = index * network.racks // len(names)
     return Cable(
         plug=[
             _command(f"ip link add name {port} type veth peer name {INTERFACE} netns {{pid}}"),
@@ -86,49 +78,6 @@ def _star_cable(network: Network, members: Sequence[str], index: int) -> Cable:
         ],
         address=network.address(index),
     )
-
-
-def _ring(network: Network, members: Sequence[str]) -> tuple[list[Command], list[Cable]]:
-    size = len(members)
-    links = size if size > 2 else 1  # two have one link between them, not two
-    # The ends of the links are made here, and moved to the processes as these come.
-    ends = [
-        _command(f"ip link add name after{link} type veth peer name before{link}") for link in range(links)
-    ]
-    return ends, [_ring_cable(network, members, index) for index in range(size)]
-
-
-def _ring_cable(network: Network, members: Sequence[str], index: int) -> Cable:
-    size, address = len(members), network.address(index)
-    after, before = (index + 1) % size, (index - 1) % size
-    ends = {INTERFACE: (f"after{index}", after), OTHER_INTERFACE: (f"before{before}", before)}
-    if size == 2:
-        ends = {INTERFACE: ("before0" if index else "after0", after)}
-    plug, card = [], [_command("ip link set lo up")]
-    for interface, (end, neighbour) in ends.items():
-        rate = network.bandwidth_between(members[index], members[neighbour])
-        plug.append(_command(f"ip link set dev {end} netns {{pid}} name {interface}"))
-        card += [
-            _command(f"ip address add {address}/32 dev {interface}"),
-            _command(f"ip link set {interface} up"),
-            _limit(interface, rate),
-            *_delay(interface, network),
-        ]
-    card.append(("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"))
-    for other in set(range(size)) - {index}:
-        forward = size == 2 or _goes_forward(index, other, size)
-        interface = INTERFACE if forward else OTHER_INTERFACE
-        neighbour = ends[interface][1]
-        # A neighbour's address is in no subnet of this card, hence `onlink`.
-        via = "" if other == neighbour else f"via {network.address(neighbour)} onlink"
-        card.append(_command(f"ip route add {network.address(other)}/32 {via} dev {interface} src {address}"))
-    return Cable(plug, card, address)
-
-
-def _goes_forward(index: int, other: int, size: int) -> bool:
-    """Whether the shorter way from one to the other goes forward; of two equal ways, both take the same."""
-    forward = (other - index) % size
-    return forward < size - forward or (forward == size - forward and index < other)
 
 
 def _bridge(name: str) -> list[Command]:

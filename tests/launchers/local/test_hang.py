@@ -101,7 +101,7 @@ DEAF = """
         ((SAY, DEAF), r"worker-2 did not answer: its process is sleeping\. worker-0, worker-1 wait at .*"),
         (
             (LATE,),
-            r"worker-0 never said that it had started \(`place\.here\(\)`\)\. worker-1, worker-2 wait at .*",
+            r"worker-0 never reported that it had started \(`place\.here\(\)`\)\. worker-1, worker-2 wait at .*",
         ),
         (
             (SAY, "if here.rank == 1: time.sleep(1000)"),

@@ -28,7 +28,7 @@ class Process:
     """One process to start: its command, its whole environment, its working folder.
 
     The group has succeeded when every `awaited` process has ended with 0; it has failed when any has not.
-    One that is not awaited is then given time to end, if it `leaves` by itself, or told to.
+    One that is not awaited then gets time to end if it `leaves` by itself; any other is ended.
     """
 
     name: str
@@ -115,7 +115,7 @@ class ProcessGroup:
                 if last["event"] != "ended":
                     try:
                         self._on_event(last)
-                    except Exception as error:  # whoever waits for the end must still hear of it
+                    except Exception as error:  # the run must still learn of its end
                         raised = raised or error
         with self._sending:
             self._control.close()
@@ -153,4 +153,4 @@ def _environment_of(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return b""  # it has ended, or belongs to somebody else
+        return b""  # it has ended, or belongs to another user

@@ -37,7 +37,7 @@ def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
     for worker in run.workers:
         position = _position(run, worker)
         if worker not in pids:
-            sentences.append(f"{worker} never said that it had started (`place.here()`).")
+            sentences.append(f"{worker} never reported that it had started (`place.here()`).")
         elif position is not None:
             standing[position].append(worker)
         elif process_states.get(pids[worker], "Z").startswith("Z"):  # gone, or a zombie that is about to be
@@ -57,7 +57,7 @@ def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
 
 
 def shown_stacks(run: Run) -> str:
-    """The last stacks that workers printed when asked for them, in lines; empty if nobody answered.
+    """The last stacks that workers printed when asked for them, in lines; empty if none answered.
 
     A call is named as `all_reduce (torch/distributed/distributed_c10d.py, line 3252)`. Workers that stand at the same
     place are shown together.

@@ -44,9 +44,9 @@ from horovod.runner.http.http_server import RendezvousHTTPServer, RendezvousServ
 
 FEWEST_WORKERS = 1
 COOLDOWN_SECONDS = (1, 60)  # a host is left out for 2 to 3 s at first, then for ever longer
-MOST_RESETS = 100  # whoever dies again and again must not keep a job for ever
+MOST_RESETS = 100  # a worker that dies again and again must not keep a job for ever
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL
-PATIENCE_SECONDS = 10.0  # with a worker that is told of a change
+PATIENCE_SECONDS = 10.0  # for a worker to answer that it has heard of a change
 LAST_LINES = 8  # of the last worker that failed
 
 
@@ -76,7 +76,7 @@ def handler_for(driver: ElasticDriver) -> type:
     """Horovod's handler of requests, but for the way in which a worker's own address is read."""
     base: Any = create_rendezvous_handler(driver)
 
-    class Handler(base):  # what Horovod makes is made anew for each driver
+    class Handler(base):  # Horovod makes a class for each driver
         def _put_value(self, scope: str, key: str, value: bytes) -> None:
             if scope == PUT_WORKER_ADDRESSES:
                 addresses, secret = PlainUnpickler(io.BytesIO(base64.b64decode(value))).load()
@@ -153,10 +153,10 @@ class Workers:
         ]
         for thread in threads:
             thread.start()
-        told = _wait(process, ending)
+        was_ended = _wait(process, ending)
         for thread in threads:
             thread.join(GRACE_SECONDS)  # what the worker has left running may hold its pipes
-        if process.returncode and not told:
+        if process.returncode and not was_ended:
             how = f"{name} ended with exit code {process.returncode}"
             self.last_failure = "\n  ".join([f"{how}; its last lines:", *last])
         return process.returncode, time.time()
@@ -186,7 +186,7 @@ def _wait(process: subprocess.Popen[str], ending: Sequence[threading.Event]) -> 
 
 def drive(host: str, port: int, interface: str, count: int, script: Sequence[str]) -> int:
     """Run the job with `count` workers, or with as many of them as live; the exit code."""
-    logging.getLogger().setLevel(logging.CRITICAL)  # what matters is said below, in words
+    logging.getLogger().setLevel(logging.CRITICAL)  # what matters is printed below
     HostManager.order_available_hosts = staticmethod(in_order)
     rendezvous = Rendezvous((host, port))
     driver = Driver(
@@ -246,7 +246,7 @@ def work(script: str, *arguments: str) -> None:
     except Exception as error:
         trace = error.__traceback__
         while trace and trace.tb_frame.f_code.co_filename in {__file__, "<frozen runpy>"}:
-            trace = trace.tb_next  # who reads the script's mistake need not read how it was started
+            trace = trace.tb_next  # the frames that started the script are not part of its mistake
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)
 

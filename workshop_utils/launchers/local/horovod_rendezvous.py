@@ -1,7 +1,7 @@
 """The key-value server at which Horovod's ranks find each other when they use Gloo.
 
-`horovodrun` keeps such a server too, but on every network interface; this one listens where it is told to, which
-is loopback. Run as `python -I -S horovod_rendezvous.py HOST PORT`; it needs the standard library alone.
+`horovodrun` has such a server too, on every network interface; this one listens on one address: `python -I -S
+horovod_rendezvous.py HOST PORT`. It needs the standard library alone.
 
 The protocol is that of Horovod 0.28.1, horovod/runner/http/http_server.py: PUT and GET of `/scope/key`, with 404
 for what is not there yet (the client asks again), and DELETE by each rank that leaves.
@@ -60,13 +60,13 @@ class RendezvousServer(ThreadingHTTPServer):
     request_queue_size = 1024  # the default of 5 makes the kernel turn ranks away
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a rank that has died while it asked: the launcher says it better."""
+        """Print nothing about a rank that died while it asked: the launcher reports it better."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 def main() -> None:
-    """Serve on the address that the command line names, until told to end."""
+    """Serve on the address in the command line until the process is ended."""
     host, port = sys.argv[1:]
     RendezvousServer((host, int(port)), KeyValueHandler).serve_forever()
 

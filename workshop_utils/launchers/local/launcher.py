@@ -117,54 +117,41 @@ class Local:
         strategy = strategy_of(job)
         if strategy.only_on is not None:
             raise JobError(f"strategy is {job.strategy!r}; launch it with --on {strategy.only_on}")
-        names = [spec.name for spec in strategy.plan(job)]
+        planned = strategy.plan(job)
+        names = [spec.name for spec in planned]
         emulation = self._emulation(strategy, names)
-        specs = strategy.plan(job, self._addresses(job, emulation, ports))
+        apart = emulation == "network namespaces"
+        specs = strategy.plan(job, self._addresses(job, planned, ports, apart))
         if self.network and any(spec.starts for spec in specs):
             raise JobError(
                 f"network: the workers of strategy {strategy.name!r} are started by its driver, inside one namespace; "
                 "leave the network out, or use another strategy"
             )
-        mpirun = (
-            mpirun_program(f"strategy is {job.strategy!r}")
-            if any(MPIRUN in spec.argv for spec in specs)
-            else ""
-        )
-        script = str(job.script_path.absolute())
-        words = {"python": sys.executable, "script": script, "programs": str(PROGRAMS), "mpirun": mpirun}
-        specs = [spec.filled(**words, scratch=str(scratch)) for spec in specs]
-        shared = shared_variables(job, scratch)
-        if self.network and emulation == "stamped links":  # as `place` reads it
-            bandwidths = [self.network.bandwidth_of(name) for name in names]
-            link = {"bandwidths": bandwidths, "latency_seconds": self.network.latency_seconds}
-            shared["WORKSHOP_LINK"] = json.dumps(link)
-        switch: Switch | None = None
-        cables: Sequence[Cable | None] = [None] * len(specs)
-        if self.network and emulation == "network namespaces":
-            switch, cables = wiring.wire(self.network, names, as_user=availability() != "root")
-        starting = launched(specs)
+        switch, cables = self._wiring(names) if apart else (None, {})
+        shared = shared_variables(job, scratch) | self._link_variables(emulation, names)
+        starting = launched(_filled(specs, job, scratch))
         added = tuple({**shared, **spec.environment} for spec in starting)
         inherited, folder = inherited_variables(), str(job.folder.absolute())
-        cable_of = dict(zip(names, cables, strict=True))
+        processes = tuple(
+            Process(
+                spec.name,
+                spec.argv,
+                {**inherited, **variables},
+                folder,
+                spec.awaited,
+                cables.get(spec.name),
+                spec.leaves,
+            )
+            for spec, variables in zip(starting, added, strict=True)
+        )
         return LocalRequest(
-            tuple(
-                Process(
-                    spec.name,
-                    spec.argv,
-                    {**inherited, **variables},
-                    folder,
-                    spec.awaited,
-                    cable_of[spec.name],
-                    spec.leaves,
-                )
-                for spec, variables in zip(starting, added, strict=True)
-            ),
+            processes,
             added,
-            tuple(spec.name for spec in specs if spec.runs_script),
-            {path: text for spec in specs for path, text in spec.files.items()},
-            switch,
-            self.network.describe(emulation) if self.network and emulation else None,
-            emulation,
+            workers=tuple(spec.name for spec in specs if spec.runs_script),
+            files={path: text for spec in starting for path, text in spec.files.items()},
+            switch=switch,
+            network=self.network.describe(emulation) if self.network and emulation else None,
+            emulation=emulation,
         )
 
     def _emulation(self, strategy: Strategy, names: Sequence[str]) -> Emulation | None:
@@ -173,23 +160,47 @@ class Local:
         self.network.check(names)
         return self.network.emulation(strategy)
 
-    def _addresses(self, job: TrainingJob, emulation: Emulation | None, ports: list[int]) -> Addresses:
-        specs: list[ProcessSpec] = strategy_of(job).plan(job)
-        apart = {}
-        if self.network and emulation == "network namespaces":
-            apart = {spec.name: self.network.address(index) for index, spec in enumerate(specs)}
+    def _wiring(self, names: Sequence[str]) -> tuple[Switch, dict[str, Cable]]:
+        assert self.network is not None
+        switch, cables = wiring.wire(self.network, names, as_user=availability() != "root")
+        return switch, dict(zip(names, cables, strict=True))
+
+    def _link_variables(self, emulation: Emulation | None, names: Sequence[str]) -> dict[str, str]:
+        """What `place` reads of links that the workshop's own message passing emulates itself."""
+        if self.network is None or emulation != "stamped links":
+            return {}
+        bandwidths = [self.network.bandwidth_of(name) for name in names]
+        link = {"bandwidths": bandwidths, "latency_seconds": self.network.latency_seconds}
+        return {"WORKSHOP_LINK": json.dumps(link)}
+
+    def _addresses(
+        self, job: TrainingJob, specs: Sequence[ProcessSpec], ports: Sequence[int], apart: bool
+    ) -> Addresses:
+        hosts = {spec.name: "127.0.0.1" for spec in specs}
+        if self.network and apart:
+            hosts = {spec.name: self.network.address(index) for index, spec in enumerate(specs)}
         listening = [spec.name for spec in specs if spec.listens]
         nodes = job.nodes or 1
         return Addresses(
-            of={
-                name: f"{apart.get(name, '127.0.0.1')}:{port}"
-                for name, port in zip(listening, ports, strict=True)
-            },
+            of={name: f"{hosts[name]}:{port}" for name, port in zip(listening, ports, strict=True)},
             nodes=("localhost",) if nodes == 1 else tuple(f"node-{node}" for node in range(nodes)),
-            apart=apart,
+            apart=hosts if apart else {},
             interface=INTERFACE if apart else "lo",
             secret=secrets.token_hex(16),
         )
+
+
+def _filled(specs: Sequence[ProcessSpec], job: TrainingJob, scratch: Path) -> list[ProcessSpec]:
+    """`specs` with this machine's paths. Raises JobError if mpirun is needed and missing."""
+    needs_mpirun = any(MPIRUN in spec.argv for spec in specs)
+    words = {
+        "python": sys.executable,
+        "script": str(job.script_path.absolute()),
+        "programs": str(PROGRAMS),
+        "mpirun": mpirun_program(f"strategy is {job.strategy!r}") if needs_mpirun else "",
+        "scratch": str(scratch),
+    }
+    return [spec.filled(**words) for spec in specs]
 
 
 def _listeners(job: TrainingJob) -> int:

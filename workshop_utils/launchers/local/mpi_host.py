@@ -48,7 +48,7 @@ def _proved(link: socket.socket, secret: bytes) -> str | None:
         while len(received) <= LARGEST_COMMAND_NBYTES and (part := link.recv(1 << 16)):
             received += part
     except OSError:
-        return None  # who has gone, or is silent, has no command either
+        return None  # the caller has gone, or is silent
     proof, command = bytes(received[:PROOF_NBYTES]), bytes(received[PROOF_NBYTES:])
     return command.decode() if hmac.compare_digest(proof, hmac.digest(secret, command, DIGEST)) else None
 
@@ -64,7 +64,7 @@ def call(port: int, host: str, command: str, secret: bytes) -> None:
         link.sendall(hmac.digest(secret, data, DIGEST) + data)
         link.shutdown(socket.SHUT_WR)
         link.settimeout(None)
-        while link.recv(1 << 16):  # nothing is said; the end is what is waited for
+        while link.recv(1 << 16):  # nothing comes; only the end counts
             continue
 
 

@@ -17,7 +17,7 @@ what a rank leaves running becomes the supervisor's child, so it is found and en
 itself be killed, each process that it started gets SIGKILL from the kernel (PR_SET_PDEATHSIG, prctl(2)).
 
 With `--warm MODULE...` it imports the modules first and then serves: for each pair of descriptors that arrives
-on its standard input, a socket, it forks a supervisor whose ranks are forked as well, not executed anew: see
+on its standard input, a socket, it forks a supervisor whose ranks are forked as well, not executed: see
 `warm_server`.
 """
 
@@ -164,7 +164,7 @@ class Supervisor:
                 self._unheard = True
 
     def _wait_for_listener(self) -> None:
-        """Wait until the owner has read some of what it was told, or has died while a child holds its pipe."""
+        """Wait until the owner has read some events, or has died while a child holds its pipe."""
         watched = [] if self._owner is None else [self._owner]
         died, _, _ = select.select(watched, [self._events], [])
         self._unheard = bool(died)
@@ -374,7 +374,7 @@ def _readable(descriptor: int) -> bool:
 
 
 def _kill(pid: int, number: int) -> bool:
-    """Send a signal; whether there was somebody to receive it."""
+    """Send a signal; whether there was a process to receive it."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

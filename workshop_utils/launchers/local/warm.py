@@ -5,7 +5,7 @@ the same job again and again, so it keeps one such server. Each run still gets p
 a server that has never run a learner's code, under a supervisor of its own: same isolation, same clean-up.
 
 A fork copies only the thread that calls it, so the server must have exactly one. OMP_NUM_THREADS=1 and its like see to
-that for PyTorch and NumPy; TensorFlow imports PyArrow, by way of Keras and pandas, and its allocator must be told.
+that for PyTorch and NumPy; TensorFlow imports PyArrow, by way of Keras and pandas, whose allocator needs a setting.
 Ranks started by mpirun always start cold.
 
 A forked script cannot change variables that its framework reads on import, since that has happened. TensorFlow has been
@@ -48,7 +48,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 NO_THREAD_OF_PYARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # As the workshop's jobs set them before they import TensorFlow: no notices, and no oneDNN, which sums in another order.
 OF_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
-MOST_TEXT = 4000  # bytes of what a server said before it ended
+MOST_TEXT = 4000  # bytes of what a server printed before it ended
 
 
 class WarmServerError(RuntimeError):
@@ -88,7 +88,7 @@ class WarmServer:
                     stdin=theirs.fileno(),
                     env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD, **NO_THREAD_OF_PYARROW},
                     start_new_session=True,
-                    stderr=stderr,  # libraries have notices for whoever imports them
+                    stderr=stderr,  # libraries print notices when they are imported
                 )
             answer = self._connection.recv(1)
             try:
@@ -130,7 +130,7 @@ def _servers() -> dict[str, WarmServer]:
 def starter(job: TrainingJob) -> Callable[[int, int], None] | None:
     """What starts the processes of `job` as forks of a warm server; None if they must start cold."""
     framework = framework_of(job.script_path)
-    # With two cores or more a rank uses several threads, and the server's libraries were told to use one.
+    # With two cores or more a rank uses several threads, and the server's libraries use one.
     if framework is None or not can_be_forked(job.environment) or job.resources.cpu >= 2:
         return None
     server = server_for(framework)
