@@ -227,29 +227,33 @@ def test_a_killed_rank_is_named_and_takes_all_others_with_it(
     assert "Traceback" not in said.splitlines()[0]
 
 
-@pytest.mark.parametrize("strategy", ["ring", "mpi"])
-def test_an_interrupt_leaves_nothing_and_says_so(strategy: str, trace: Trace, tmp_path: Path) -> None:
-    command = Command(trace, tmp_path, *ENDLESS[strategy])
+NETWORK = (
+    "--network",
+    "100Mbit",
+)  # where the machine makes no namespaces, links are slow in the message passing
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sent", "network"),
+    [
+        *((strategy, signal.SIGKILL, ()) for strategy in ENDLESS),
+        *((strategy, signal.SIGTERM, ()) for strategy in ("ring", "horovod")),
+        *((strategy, signal.SIGINT, ()) for strategy in ("ring", "mpi")),
+        *(("ring", sent, NETWORK) for sent in (signal.SIGINT, signal.SIGKILL)),
+    ],
+)
+def test_a_command_that_a_signal_ends_leaves_nothing(
+    strategy: str, sent: signal.Signals, network: tuple[str, ...], trace: Trace, tmp_path: Path
+) -> None:
+    command = Command(trace, tmp_path, *ENDLESS[strategy], *network)
     command.wait_until_it_trains()
-    command.process.send_signal(signal.SIGINT)
-    assert command.end() == 130, command.said()
-    assert "nothing is left running" in command.err.read_text()
-
-
-@pytest.mark.parametrize("strategy", ["ring", "horovod"])
-def test_a_command_that_is_told_to_end_leaves_nothing(strategy: str, trace: Trace, tmp_path: Path) -> None:
-    command = Command(trace, tmp_path, *ENDLESS[strategy])
-    command.wait_until_it_trains()
-    command.process.send_signal(signal.SIGTERM)
-    assert command.end() != 0
-
-
-@pytest.mark.parametrize("strategy", SHORT)
-def test_a_killed_command_leaves_nothing(strategy: str, trace: Trace, tmp_path: Path) -> None:
-    command = Command(trace, tmp_path, *ENDLESS[strategy])
-    command.wait_until_it_trains()
-    command.process.kill()
-    command.process.wait()
+    assert ("network: 100Mbit" in command.out.read_text()) == bool(network)
+    command.process.send_signal(sent)
+    code = command.end()
+    assert code != 0
+    assert code == {signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}.get(sent, code), command.said()
+    if sent == signal.SIGINT:
+        assert "nothing is left running" in command.err.read_text()
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "with the command"])
@@ -276,16 +280,6 @@ def test_what_started_the_ranks_takes_them_along_when_it_is_killed(
     assert eventually(lambda: not trace.processes(), ENDING_SECONDS), trace.left()
     for path in trace.scratch.iterdir():  # nobody is left who could remove the run's folder
         shutil.rmtree(path)
-
-
-@pytest.mark.parametrize("fate", ["interrupted", "killed"])
-def test_an_emulated_network_goes_with_its_run(fate: str, trace: Trace, tmp_path: Path) -> None:
-    """Where the machine makes no network namespaces, links are slow inside the message passing; it holds too."""
-    command = Command(trace, tmp_path, *ENDLESS["ring"], "--network", "100Mbit")
-    command.wait_until_it_trains()
-    assert "network: 100Mbit" in command.out.read_text()
-    command.process.send_signal(signal.SIGINT if fate == "interrupted" else signal.SIGKILL)
-    assert command.end() == (130 if fate == "interrupted" else -signal.SIGKILL)
 
 
 def test_a_killed_notebook_kernel_leaves_nothing(trace: Trace, tmp_path: Path) -> None:
