@@ -1,21 +1,21 @@
-# Every target sets the workshop up first where that is still to do; once done, it costs a tenth of a second.
+# Every target first completes the set-up; once that is done, it costs a tenth of a second.
 .DEFAULT_GOAL := help
 .PHONY: help setup packages run lab test lint types unit notebooks fuzz soak test-browser bench site clean
 MAKEFLAGS += --no-print-directory
 
-# The one that starts the set-up; it looks for a supported version itself.
+# It starts the set-up, which finds a supported version itself.
 PYTHON ?= python3
 BIN := .venv/bin
 
-# Programs that a notebook or a test starts by name (mpirun, horovodrun, torchrun) are this environment's own.
+# Programs that a notebook or a test starts by name (mpirun, horovodrun, torchrun) come from this environment.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-# The notebooks' kernel, python3, is this environment's too, whatever kernels the user has.
+# So does the notebooks' kernel, python3, whatever kernels the user has.
 export JUPYTER_PREFER_ENV_PATH := 1
 unexport JUPYTER_PATH
-# Lessons and tests start thousands of processes; none should compile the same modules again.
+# Lessons and tests start thousands of processes, which should not compile the same modules again and again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# $(call step,NAME,COMMAND): announces a step, runs it, says how long it took, and fails where it fails.
+# $(call step,NAME,COMMAND): announces a step, runs it, prints its time, and fails if it fails.
 define step
 @printf '\n== %s\n' '$(1)'; start=$$(date +%s); code=0; $(2) || code=$$?; \
 printf '== %s: %s, %s s\n' '$(1)' "$$(test $$code -eq 0 && echo passed || echo FAILED)" "$$(($$(date +%s) - start))"; \
@@ -25,10 +25,10 @@ endef
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: ## make .venv complete: packages, and Horovod compiled for them
+setup: ## complete .venv: packages, and Horovod compiled for them
 	@$(PYTHON) -m workshop_utils.setup.bootstrap $(if $(filter setup,$(MAKECMDGOALS)),,--quiet)
 
-packages: ## make .venv without Horovod: what JupyterLab needs
+packages: ## create .venv without Horovod: enough for JupyterLab
 	@$(PYTHON) -m workshop_utils.setup.bootstrap --without-horovod $(if $(filter packages,$(MAKECMDGOALS)),,--quiet)
 
 run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=small STRATEGIES=horovod,mpi NOTEBOOKS=...)
@@ -38,51 +38,48 @@ run: setup ## execute all lessons into build/, with a report (WORKERS=4 SIZE=sma
 lab: packages ## open JupyterLab on your own copy of the lessons, my_lessons/; Horovod compiles meanwhile
 	@$(BIN)/workshop lab my_lessons
 
-test: setup ## everything below that checks: lint, types, unit tests, notebooks
+test: setup ## all checks: lint, types, unit tests, notebooks
 	@$(MAKE) lint
 	@code=0; $(MAKE) -j 2 -k types unit || code=1; $(MAKE) notebooks || code=1; exit $$code
 
-lint: setup ## ruff: rules and format; import-linter: what may import what
+lint: setup ## ruff: rules and format; import-linter: which module may import which
 	$(call step,lint,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache --no-logo)
 
 types: setup ## mypy
 	$(call step,types,$(BIN)/mypy)
 
-# One thread a process: tests start several processes on every core as it is.
+# One thread per process: tests already start several processes on every core.
 unit notebooks: export OMP_NUM_THREADS := 1
 unit notebooks: export TF_CPP_MIN_LOG_LEVEL := 2
 
-# Three files at a time: tests of real processes wait more than they compute. Folders with the longest ones go first.
+# Three files at a time: tests of real processes wait more than they compute. The slowest folders come first.
 unit: setup ## unit tests
 	$(call step,unit tests,$(BIN)/pytest tests/launchers tests/jobs tests -n 3 --dist loadfile --no-loadscope-reorder -r fEs)
 
 notebooks: export WORKSHOP_SIZE := small
-# The learner's edition is the source without its solutions, in a folder of its own.
+# The learner's edition is the source without its solutions, in its own folder.
 EDITION ?= source
-# Three at a time, since they wait more than they compute; the last lessons first, since they take longest.
+# Three at a time, since they wait more than they compute; the last lessons first, since they take the longest.
 LESSONS := $(if $(filter learner,$(EDITION)),build/editions/learner/notebooks,notebooks)
-notebooks: setup ## run the notebooks and compare the marked cells (EDITION=learner: what learners get)
+notebooks: setup ## run the notebooks and compare the marked cells (EDITION=learner: the learner's edition)
 	$(if $(filter learner,$(EDITION)),@$(BIN)/workshop release)
 	$(call step,notebooks ($(EDITION)),$(BIN)/pytest --nbval-lax $$(ls -r $(LESSONS)/*.ipynb) -n 3 --dist loadfile --no-loadscope-reorder --nbval-cell-timeout 300 --timeout 600)
 
 fuzz: setup ## any job.yaml, any bytes on a link: ten minutes, or FUZZ_MINUTES
 	$(call step,fuzz,$(BIN)/pytest tests/fuzz.py -q --timeout 7200)
 
-soak: setup ## a thousand launches, or LAUNCHES, with kills and interrupts; nothing may be left
+soak: setup ## a thousand launches, or LAUNCHES, with kills and interrupts; nothing may be left behind
 	$(call step,soak,$(BIN)/python tests/soak.py --launches $(or $(LAUNCHES),1000))
 
 test-browser: setup ## each lesson in a real JupyterLab in Chromium, pictures in build/browser/ (NOTEBOOKS=...)
 	@$(BIN)/python -c "import playwright" 2>/dev/null || $(BIN)/python -m pip install --quiet -e ".[browser]"
 	$(call step,lessons in the browser,NOTEBOOKS="$(NOTEBOOKS)" WORKSHOP_SIZE=small $(BIN)/pytest tests/browser/lessons.py -q)
 
-bench: setup ## measure what is claimed, beside its bars (NAMES="all_reduce steps")
+bench: setup ## measure the claims and compare them with their limits (NAMES="all_reduce steps")
 	$(BIN)/python tests/benchmarks $(NAMES)
 
-site: setup ## the executed lessons as a web site, with search: build/site/html/index.html
+site: setup ## the executed lessons as a web site with search: build/site/html/index.html
 	@$(BIN)/python -m workshop_utils.lessons.site
-
-environment.yml: pyproject.toml workshop_utils/setup/bootstrap.py workshop_utils/setup/horovod_build.py workshop_utils/setup/packages.py | setup
-	$(BIN)/python -m workshop_utils.setup.bootstrap --environment-yml > $@.new && mv $@.new $@
 
 clean: ## remove build/ and caches; .venv and the built Horovod stay
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

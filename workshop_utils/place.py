@@ -107,10 +107,12 @@ def from_environment(environment: Mapping[str, str]) -> Place:
     return Place(role, index, rank, world_size, local_rank, *_folders(environment), servers)
 
 
-def rendezvous() -> tuple[int, int, str, bytes]:
-    """What the workshop's own message passing is joined with: rank, size, the meeting point, and the run's secret.
+def rendezvous() -> tuple[int, int, str, bytes, dict[str, Any] | None, str | None]:
+    """The arguments of `comm.tcp.connect`: how this process joins the workshop's own message passing.
 
-    These are the first arguments of `comm.tcp.connect`; the meeting point is `host:port` of rank 0.
+    Rank, size, `host:port` of rank 0, the run's secret; then the links to emulate (`comm.stamped`: `bandwidths` in
+    bytes per second by rank, and `latency_seconds`), or None; and the private subnet that the machines of this run
+    share, such as "10.0.0.0/16", or None on one machine.
 
     Raises:
         ValueError: if the environment does not say, because the script was not launched by such a strategy.
@@ -121,25 +123,9 @@ def rendezvous() -> tuple[int, int, str, bytes]:
         raise ValueError(f"{', '.join(missing)} is not set; launch the script with strategy 'ring'")
     rank, size, port = (_integer(os.environ, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     host = socket.gethostbyname(os.environ["MASTER_ADDR"])  # on SageMaker and Kubernetes it is a name
-    return rank, size, f"{host}:{port}", os.environ["WORKSHOP_SECRET"].encode()
-
-
-def link() -> dict[str, Any] | None:
-    """The links that the workshop's own message passing is to emulate (`comm.stamped`): `bandwidths`, in bytes per
-    second by rank, and `latency_seconds`. None where there are none: almost always.
-    """
-    text = os.environ.get("WORKSHOP_LINK")
-    described: dict[str, Any] | None = json.loads(text) if text else None
-    return described
-
-
-def subnet() -> str | None:
-    """The private subnet that the machines of this run are in, such as "10.0.0.0/16"; None where it is one machine.
-
-    The workshop's own message passing joins ranks on loopback and in emulated networks alone, unless this names where
-    else (WORKSHOP_SUBNET). Who may enter that subnet is for its security group to say; who may join, for the secret.
-    """
-    return os.environ.get("WORKSHOP_SUBNET") or None
+    secret, link = os.environ["WORKSHOP_SECRET"].encode(), os.environ.get("WORKSHOP_LINK")
+    subnet = os.environ.get("WORKSHOP_SUBNET") or None
+    return rank, size, f"{host}:{port}", secret, json.loads(link) if link else None, subnet
 
 
 def restart_count() -> int:

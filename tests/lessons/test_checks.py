@@ -4,6 +4,7 @@ Wrong answers to each exercise, and what is said of them, are in guards/wrong_an
 """
 
 import ast
+import importlib
 import importlib.util
 import os
 import resource
@@ -74,7 +75,10 @@ def test_a_new_exercise_needs_only_to_say_what_is_wrong():
 )
 def test_a_question_takes_its_answer_and_tells_each_typical_mistake(name):
     lesson, _, own = name.partition(".")
-    asked, check = QUESTIONS[lesson][own], checks.question(name)
+    asked, check = (
+        QUESTIONS[lesson][own],
+        getattr(importlib.import_module(f"{checks.__name__}.{lesson}"), own),
+    )
     assert check(asked["answer"]).state == "right"
     assert check(...).state == "not yet"
     for wrong, sentence in asked["mistakes"].items():
@@ -211,4 +215,4 @@ class Tensor:
 @pytest.mark.parametrize("sizes", [[4], [4, 4, 4, 4], [100, 1, 1, 1, 100], [3, 9, 2, 7, 7, 1, 1]])
 def test_packs_are_cut_as_tensorflow_cuts_them(sizes, hint):
     theirs = rule_of_tensorflow()([Tensor(size) for size in sizes], hint)
-    assert tensorflow.packed(sizes, hint) == [[tensor.count for tensor in pack] for pack in theirs]
+    assert tensorflow.tensorflow_packs(sizes, hint) == [[tensor.count for tensor in pack] for pack in theirs]

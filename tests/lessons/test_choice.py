@@ -1,6 +1,7 @@
 """A question is asked before its run, answered by a letter, and compared after."""
 
 import pytest
+from ipywidgets.widgets.widget import _instances
 
 from workshop_utils.lessons.checks.choice import WIDGET_VIEW, AnswerError, Choice
 
@@ -37,6 +38,6 @@ def test_a_button_chooses_and_a_page_without_a_kernel_has_the_list():
     shown = choice._repr_mimebundle_()
     assert "<li>b) 8 times</li>" in shown["text/html"]  # style sheets may number a list as they like
     assert shown[WIDGET_VIEW]["model_id"]
-    buttons = choice._buttons()
+    buttons = _instances[shown[WIDGET_VIEW]["model_id"]]
     buttons.value = "b"
     assert choice.chosen == "b"

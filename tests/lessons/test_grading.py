@@ -48,7 +48,9 @@ def hand_in(tmp_path, monkeypatch):
 
 def grade(tmp_path, **options):
     return [
-        row for rows in grading.grade(tmp_path / "handed_in", tmp_path / "out", **options) for row in rows
+        row
+        for rows in grading.grade_class(tmp_path / "handed_in", tmp_path / "out", **options)
+        for row in rows
     ]
 
 
@@ -69,7 +71,7 @@ def test_each_answer_is_asked_by_the_lessons_own_check_away_from_credentials_and
     (tmp_path / "handed_in/hal").mkdir()
     (tmp_path / "handed_in/hal" / LESSON).write_text("{ half")  # costs only its owner
     graded = grade(tmp_path)
-    rows = {row["learner"]: (row["state"], row["said"]) for row in graded}
+    rows = {row["learner"]: (row["state"], row["verdict"]) for row in graded}
     assert rows["ada"] == rows["fay"] == ("right", "4 wheels: two axles.")
     assert rows["bob"][0] == "wrong"
     assert "gave 3; it must be 4" in rows["bob"][1]
@@ -78,7 +80,7 @@ def test_each_answer_is_asked_by_the_lessons_own_check_away_from_credentials_and
     assert rows["hal"][0] == "unreadable"
     assert (tmp_path / "out/ada" / LESSON).is_file()
     assert not (tmp_path / "jobs/left").exists()
-    table = grading.table(graded)
+    table = grading.grades_table(graded)
     assert table.set_index("learner").loc["bob", ["exercises", "wrong"]].tolist() == [1, 1]
 
 

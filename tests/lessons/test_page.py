@@ -1,13 +1,13 @@
 """An executed lesson's page: all that it shows is in it, and nothing is fetched."""
 
 import base64
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
 from bs4 import BeautifulSoup
 
-from workshop_utils.lessons import site
 from workshop_utils.lessons.checks.choice import WIDGET_VIEW, Choice
 from workshop_utils.lessons.page import lesson_page
 
@@ -24,6 +24,20 @@ def body_of(*cells, **more):
     return BeautifulSoup(page_of(*cells, **more), "html.parser").body
 
 
+def fetched(page):
+    """The addresses that a page loads to be shown, except data that is in it."""
+    html = BeautifulSoup(page, "html.parser")
+    found = [element["src"] for element in html.select("[src]")]
+    found += [element.get("data") or element["href"] for element in html.select("object[data], link[href]")]
+    for style in (
+        *(each.text for each in html("style")),
+        *(each["style"] for each in html.select("[style]")),
+    ):
+        found += re.findall(r"""(?:url\(|@import(?!\s*url))\s*["']?([^"')\s;]+)""", style)
+    found += re.findall(r"""["'`]((?:https?:)?//[^"'`\s]+)""", " ".join(each.text for each in html("script")))
+    return [address for address in found if not address.startswith("data:")]
+
+
 def text(source):
     return nbformat.v4.new_markdown_cell(source)
 
@@ -35,7 +49,7 @@ def output(data):
 def test_a_page_has_the_lesson_s_name_and_fetches_nothing():
     page = page_of(text("# Lesson\n\n$N$ ranks, [a paper](https://example.org)"), output({"text/plain": "3"}))
     assert BeautifulSoup(page, "html.parser").title.text == "00_lesson"
-    assert site.needed(page) == []
+    assert fetched(page) == []
 
 
 @pytest.mark.parametrize(
@@ -93,6 +107,13 @@ def test_every_formula_of_the_lessons_is_drawn():
     assert "$$" not in body.text
 
 
+def test_what_the_lessons_show_is_not_fetched():
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = [cell for cell in nbformat.read(str(path), as_version=4).cells if cell.cell_type == "code"]
+        shown = [output.get("data", {}).get("text/html", "") for cell in cells for output in cell.outputs]
+        assert fetched("".join(shown)) == [], path.name
+
+
 def test_a_question_shows_its_answers_though_its_buttons_had_a_state():
     bundle = Choice(1, 8, unit="times")._repr_mimebundle_()
     state = {bundle[WIDGET_VIEW]["model_id"]: {"model_name": "RadioButtonsModel", "state": {}}}
@@ -100,7 +121,7 @@ def test_a_question_shows_its_answers_though_its_buttons_had_a_state():
     page = page_of(output(bundle), widgets=widgets)
     items = BeautifulSoup(page, "html.parser").select(".jp-OutputArea-output li")
     assert [item.text for item in items] == ["a) 1 times", "b) 8 times"]
-    assert site.needed(page) == []
+    assert fetched(page) == []
 
 
 def test_a_picture_of_the_text_is_in_the_page_wherever_the_page_goes(tmp_path):

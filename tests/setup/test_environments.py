@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from workshop_utils.setup.environments import REQUIREMENTS, Environment, EnvironmentFailed
+from workshop_utils.setup.environments import REQUIREMENTS, Environment
+from workshop_utils.setup.logged_command import SetupError
 
 PROGRAM = """
 import os, shutil, sys, time
@@ -65,11 +66,11 @@ def test_it_is_made_on_demand_and_only_once(
     assert "Greetings: installing its packages in an environment of their own, once" in captured.err
     assert environment.run("greet").startswith("greetings")
     assert capfd.readouterr().err == ""
-    with pytest.raises(EnvironmentFailed, match="No module named 'pydantic'"):
+    with pytest.raises(SetupError, match="No module named 'pydantic'"):
         environment.run("python", "-c", "import greetings, pydantic")
-    with pytest.raises(EnvironmentFailed, match=r"greet fail ended with code 1:\n  it was asked to fail"):
+    with pytest.raises(SetupError, match=r"greet fail failed with exit code 1:\n    it was asked to fail"):
         environment.run("greet", "fail")
-    with pytest.raises(EnvironmentFailed, match=r"greet did not end within 0\.5 s"):
+    with pytest.raises(SetupError, match=r"greet linger did not end within 0\.5 s"):
         environment.run("greet", "linger", timeout_seconds=0.5)
 
 
@@ -83,9 +84,7 @@ def test_without_its_packages_the_message_names_the_requirements(
     environment: Environment, requirements: Path
 ) -> None:
     requirements.write_text("--no-index\nno-such-thing==1.0\n")
-    with pytest.raises(
-        EnvironmentFailed, match=r"Greetings could not be made from .*greetings\.txt"
-    ) as failed:
+    with pytest.raises(SetupError, match=r"Greetings could not be made from .*greetings\.txt") as failed:
         environment.build()
     assert "no-such-thing" in str(failed.value)
     assert "is there a network" in str(failed.value)
@@ -106,7 +105,7 @@ def test_a_cache_that_cannot_be_written_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "file"))
-    with pytest.raises(EnvironmentFailed, match="name another cache folder in WORKSHOP_CACHE"):
+    with pytest.raises(SetupError, match="name another cache folder in WORKSHOP_CACHE"):
         environment.build()
 
 

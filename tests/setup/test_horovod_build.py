@@ -95,17 +95,17 @@ def test_a_wheel_is_built_once_kept_and_not_taken_for_other_frameworks(machine: 
     out, err = machine.run()
     assert (out, "Horovod 0.28.1 is installed (openmpi" in err) == ("0\n", True), err
     (wheel,) = machine.wheels()
-    assert machine.run("horovod_build.is_installed()")[0] == "True\n"
+    assert machine.run("horovod_build.has_horovod()")[0] == "True\n"
     subprocess.run([machine.python, "-m", "pip", "uninstall", "-qy", "horovod"], check=True)
     out, err = machine.run(TINY="fail")
     assert (out, f"was built before: installing and trying {wheel}" in err) == ("0\n", True), err
-    assert machine.run("horovod_build.is_installed()")[0] == "True\n"
+    assert machine.run("horovod_build.has_horovod()")[0] == "True\n"
     (own,) = machine.python.parents[1].glob("lib/python*/site-packages")
     (own / "torch-1.0.dist-info").mkdir()
     (own / "torch-1.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n"
     )
-    assert machine.run("horovod_build.is_installed()")[0] == "False\n"
+    assert machine.run("horovod_build.has_horovod()")[0] == "False\n"
 
 
 def test_a_failed_build_is_explained_and_leaves_no_wheel(machine: Machine, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_build_that_is_not_what_was_wanted_is_neither_kept_nor_installed(machi
     out, err = machine.run()
     assert (out, "Gloo and MPI, each for TensorFlow and PyTorch" in err) == ("1\n", True), err
     assert machine.wheels() == []
-    assert machine.run("horovod_build.is_installed()")[0] == "False\n"
+    assert machine.run("horovod_build.has_horovod()")[0] == "False\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

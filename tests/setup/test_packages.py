@@ -47,8 +47,8 @@ def test_what_pip_was_told_reaches_uv_with_pips_own_precedence() -> None:
 
 
 def test_what_uv_was_told_itself_stays() -> None:
-    own = {"UV_FIND_LINKS": "mine", "UV_INDEX_URL": "mine", "UV_INDEX_STRATEGY": "mine"}
-    assert not packages.uv_settings(CONFIGURED, own).keys() & {*own, "UV_DEFAULT_INDEX"}
+    own = {"UV_FIND_LINKS": "mine", "UV_DEFAULT_INDEX": "mine", "UV_INDEX_STRATEGY": "mine"}
+    assert not packages.uv_settings(CONFIGURED, own).keys() & own.keys()
 
 
 def test_a_wheel_comes_from_a_folder_that_only_pip_knows_by_the_uv_beside_it(
@@ -77,7 +77,8 @@ def program(file: Path, script: str) -> Path:
     [
         ("", False, "exit 0", ["--torch-backend=cpu"], "no NVIDIA GPU: PyTorch comes in its CPU build."),
         ("", False, "echo 'no route to host' >&2; exit 2", [], "cannot be reached (no route to host)"),
-        ("cpu", True, "exit 2", [], "comes in its build for cpu, as UV_TORCH_BACKEND says."),
+        ("", True, "exit 2", [], "Found an NVIDIA GPU: PyTorch comes with CUDA"),
+        ("cpu", True, "exit 2", [], ""),
     ],
 )
 def test_pytorch_comes_in_its_cpu_build_where_no_gpu_is_and_its_index_can_be_reached(
@@ -85,7 +86,7 @@ def test_pytorch_comes_in_its_cpu_build_where_no_gpu_is_and_its_index_can_be_rea
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(packages.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(packages, "has_nvidia_gpu", lambda: has_gpu)
+    monkeypatch.setattr(packages, "NVIDIA_DRIVERS", ["/" if has_gpu else "/no/such/driver"])
     monkeypatch.setenv("UV_TORCH_BACKEND", chosen)
     program(tmp_path / "uv", uv)
     assert packages.pytorch_arguments(program(tmp_path / "python", "exit 0")) == arguments

@@ -151,7 +151,7 @@ def run(
     """Execute notebooks in order and write one HTML report; the exit code says whether all succeeded."""
     from workshop_utils.lessons import batch
 
-    raise typer.Exit(batch.run(notebooks or [], output, parameter or [], sweep, strategies))
+    raise typer.Exit(batch.run_lessons(notebooks or [], output, parameter or [], sweep, strategies))
 
 
 @app.command()
@@ -164,10 +164,10 @@ def refresh(
     """Execute notebooks in place, for committing them with outputs that belong to their code."""
     from workshop_utils.lessons import freshness, selection
 
-    named = selection.chosen(notebooks or ())
+    named = selection.notebook_paths(notebooks or ())
     for path in named if notebooks else [path for path in named if not freshness.is_fresh(path)]:
         typer.echo(f"executing {path}")
-        freshness.refresh(path)
+        freshness.refresh_notebook(path)
 
 
 @app.command()
@@ -229,12 +229,12 @@ def grade(
     from workshop_utils.lessons import grading
 
     rows = []
-    for graded in grading.grade(folder, output, seconds):
+    for graded in grading.grade_class(folder, output, seconds):
         rows += graded
         right = sum(row["state"] == "right" for row in graded)
         typer.echo(f"{graded[0]['learner']}, {graded[0]['lesson']}: {right} of {len(graded)} right")
-    typer.echo(f"\n{grading.table(rows).to_string(index=False)}")
-    typer.echo(f"\nthe checks' messages are in {grading.write(rows, output)}")
+    typer.echo(f"\n{grading.grades_table(rows).to_string(index=False)}")
+    typer.echo(f"\nthe checks' messages are in {grading.write_grades(rows, output)}")
 
 
 @app.command()

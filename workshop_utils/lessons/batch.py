@@ -1,4 +1,4 @@
-"""Runs the lessons in batch: executes notebooks in order, measures how strategies scale, writes one report."""
+"""Runs the lessons in batch: executes notebooks in order, measures how strategies scale, writes a report."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tqdm import tqdm
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.lessons import report, selection
-from workshop_utils.scaling import efficiency, sweep
+from workshop_utils.scaling import efficiency, experiment
 
 JOBS = Path("jobs")
 CELL_TIMEOUT_SECONDS = 600
 BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}"
-# It warns of each line of parameters that has two equals signs.
+# It warns about each line of parameters with two equals signs.
 logging.getLogger("papermill").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """One executed notebook, how long it took, and what went wrong: "" where every cell ran."""
+    """One executed notebook, its time, and its error, which is "" if every cell ran."""
 
     notebook: Path
     seconds: float
@@ -39,37 +39,42 @@ class Lesson:
     executed: Any
 
 
-def run(
+def run_lessons(
     notebooks: Sequence[Path], output: Path, parameters: Sequence[str], with_sweep: bool, strategies: str = ""
 ) -> int:
-    """Execute `notebooks` (all of `notebooks/` when empty) into `output` and write `report.html` there.
+    """Execute `notebooks` (all of `notebooks/` if empty) into `output` and write `report.html` there.
 
-    `parameters` are NAME=VALUE; each notebook gets those that its parameters cell names. Returns 0 if every
-    notebook and every run of the sweep succeeded, otherwise 1.
+    Args:
+        notebooks: paths.
+        output: a folder.
+        parameters: NAME=VALUE; each notebook gets those that its parameters cell has.
+        with_sweep: whether to measure how strategies scale.
+        strategies: those to measure, separated by commas; all by default.
 
-    `strategies` names those to sweep, with commas between; all by default.
+    Returns:
+        The exit code: 0 if every notebook and every run of the sweep succeeded, otherwise 1.
 
     Raises:
         JobError: for a notebook that does not exist, a parameter that no notebook has, or an unknown strategy.
     """
-    chosen = selection.chosen(notebooks)
+    paths = selection.notebook_paths(notebooks)
     values = parsed(parameters)
-    accepted = check_parameters(chosen, values)
+    accepted = check_parameters(paths, values)
     planned = _planned(values, [name for name in strategies.split(",") if name])
     output.mkdir(parents=True, exist_ok=True)
     executed = []
-    bar = tqdm(chosen, bar_format=BAR)
+    bar = tqdm(paths, bar_format=BAR)
     for notebook in bar:
         bar.set_description(notebook.stem)
-        mine = {name: value for name, value in values.items() if name in accepted[notebook]}
-        lesson = execute(notebook, output / notebook.name, mine)
+        own = {name: value for name, value in values.items() if name in accepted[notebook]}
+        lesson = execute(notebook, output / notebook.name, own)
         mark = "FAILED" if lesson.error else "ok"
         bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
         executed.append(lesson)
     start = time.monotonic()
     measured = _sweep(planned) if with_sweep else None
     sweep_seconds = time.monotonic() - start
-    path = report.write(output, executed, measured, sweep_seconds)
+    path = report.write_report(output, executed, measured, sweep_seconds)
     failures = [f"{lesson.notebook}: {lesson.error}" for lesson in executed if lesson.error]
     succeeded = len(executed) - len(failures)
     if measured is not None:
@@ -83,7 +88,7 @@ def run(
 
 
 def parsed(parameters: Sequence[str]) -> dict[str, Any]:
-    """NAME=VALUE pairs as values, read as YAML so that 4 is a number. Raises JobError for another form."""
+    """NAME=VALUE pairs as a dict of values, read as YAML so that 4 is a number. Raises JobError for another form."""
     values = {}
     for pair in parameters:
         name, equals, text = pair.partition("=")
@@ -99,25 +104,23 @@ def parsed(parameters: Sequence[str]) -> dict[str, Any]:
 def check_parameters(notebooks: Sequence[Path], values: dict[str, Any]) -> dict[Path, set[str]]:
     """The names that each notebook's parameters cell has.
 
-    papermill takes any name and says nothing, so a misspelt one would silently change nothing.
+    papermill accepts any name, so a misspelt one would have no effect, without a word.
 
     Raises:
         JobError: for a name that none of the notebooks has.
     """
-    accepted = {path: parameters_of(selection.read(path)) for path in notebooks}
-    known = set().union(*accepted.values())
+    accepted = {path: parameters_of(selection.read_notebook(path)) for path in notebooks}
+    names = sorted(set().union(*accepted.values()))
     for name in values:
-        if name not in known:
-            raise JobError(
-                f"parameter {name!r} is in none of the notebooks; they have {', '.join(sorted(known))}"
-            )
+        if name not in names:
+            raise JobError(f"parameter {name!r} is in none of the notebooks; they have {', '.join(names)}")
     return accepted
 
 
 def parameters_of(notebook: Any) -> set[str]:
     """The names that the cell tagged `parameters` assigns.
 
-    papermill's own look at that cell goes by equals signs, and misses `epochs = 5 if size == "normal" else 2`.
+    papermill's own inspection looks for equals signs, and misses `epochs = 5 if size == "normal" else 2`.
     """
     return {
         node.id
@@ -134,22 +137,21 @@ def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
     start = time.monotonic()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # papermill's own, of its Jupyter plumbing
+            warnings.simplefilter("ignore")  # papermill's own, about Jupyter
+            options = {
+                "progress_bar": False,
+                "execution_timeout": CELL_TIMEOUT_SECONDS,
+                "config": selection.KERNEL,
+            }
             papermill.execute_notebook(
-                str(notebook),
-                str(target),
-                parameters,
-                cwd=str(notebook.parent),
-                progress_bar=False,
-                execution_timeout=CELL_TIMEOUT_SECONDS,
-                config=selection.KERNEL,
+                str(notebook), str(target), parameters, cwd=str(notebook.parent), **options
             )
     except PapermillExecutionError as failure:
         error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"
-    except Exception as failure:  # the kernel died, a cell timed out: the other lessons go on all the same
+    except Exception as failure:  # the kernel died, a cell timed out: the other lessons still run
         error = f"{type(failure).__name__}: {failure}"
     seconds = time.monotonic() - start
-    return Lesson(notebook, seconds, error, selection.read(target if target.is_file() else notebook))
+    return Lesson(notebook, seconds, error, selection.read_notebook(target if target.is_file() else notebook))
 
 
 def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[TrainingJob]:
@@ -158,18 +160,19 @@ def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[Training
         raise JobError(f"parameter 'workers' is {largest!r}; it must be a whole number of at least 1")
     small = os.environ.get("WORKSHOP_SIZE") == "small"
     counts = [count for count in (1, 2, 4, 8, 16) if count < largest] + [largest]
-    jobs = sweep.plan(JOBS, counts, **({"epochs": 1} if small else {}))
-    known = sorted({job.strategy for job in jobs})
+    jobs = experiment.mnist_jobs(JOBS, counts, **({"epochs": 1} if small else {}))
+    allowed = sorted({job.strategy for job in jobs})
     for name in strategies:
-        if name not in known:
-            raise JobError(f"strategy is {name!r}; it must be one of {', '.join(known)}")
+        if name not in allowed:
+            raise JobError(f"strategy is {name!r}; it must be one of {', '.join(allowed)}")
     return [job for job in jobs if not strategies or job.strategy in strategies]
 
 
 def _sweep(jobs: Sequence[TrainingJob]) -> pd.DataFrame:
     rows = []
-    for row in tqdm(sweep.sweep(jobs), "sweep", len(jobs), bar_format=BAR):
+    for job in tqdm(jobs, "sweep", bar_format=BAR):
+        (row,) = experiment.measure_once(experiment.Setting(job), warm=False)
         rows.append(row)
-        speed = f"{row.samples_per_second:9,.0f} samples/s"
-        tqdm.write(f"  {row.strategy:<24} {row.workers} workers  {row.state:<10} {speed}")
-    return sweep.table(rows)
+        speed = f"{row['samples_per_second']:9,.0f} samples/s"
+        tqdm.write(f"  {row['strategy']:<24} {row['workers']} workers  {row['state']:<10} {speed}")
+    return efficiency.of_throughput(pd.DataFrame(rows))

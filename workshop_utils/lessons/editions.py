@@ -1,14 +1,14 @@
 """The two editions of the lessons, made from one source.
 
-The notebooks in `notebooks/` are the source: whole, executed, with every solution. A learner's edition has no solutions
-and no outputs, so that nothing is given away before it has run; an instructor's edition keeps both, unfolds the
-solutions, and says how long each section runs and what to talk about. Which cell is what is told by its tags:
+The notebooks in `notebooks/` are the source: complete, executed, with every solution. The learner's edition has neither
+solutions nor outputs, which would give the results away; the instructor's edition keeps both, unfolds the solutions,
+and adds talking points and the running time of each section. A cell's tags tell its purpose:
 
-    exercise    what the learner fills in, with the check that looks at it
+    exercise    for the learner to fill in, with its check
     hints       one hint inside the other, so that they open one at a time
-    solution    what only the source and the instructor's edition have
+    solution    only in the source and the instructor's edition
 
-Talking points stand in notebooks/teaching/, one file a lesson.
+Talking points are in notebooks/teaching/, one file per lesson.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Kept = Literal["new", "updated", "unchanged", "yours"]
 
 @dataclass(frozen=True)
 class Copy:
-    """One notebook of a learner's folder, and what became of it: `yours` was changed by the learner and left alone."""
+    """One notebook of a learner's folder and its state; `yours` has the learner's changes and is left alone."""
 
     path: Path
     state: Kept
@@ -50,19 +50,18 @@ def learner(source: Any) -> Any:
 
 
 def instructor(source: Any, talking_points: str = "") -> Any:
-    """The instructor's edition: outputs kept, solutions unfolded; times and talking points after the first cell."""
+    """The instructor's edition: outputs, unfolded solutions, and talking points and times after the first cell."""
     notebook = copy.deepcopy(source)
     for cell in notebook.cells:
         cell.metadata.pop("jupyter", None)
-    text = "\n\n".join(part for part in (talking_points.strip(), _times(notebook)) if part)
-    if text:
+    if text := "\n\n".join(filter(None, (talking_points.strip(), _times(notebook)))):
         cell = nbformat.v4.new_markdown_cell(f"## For the instructor\n\n{text}", id="for-the-instructor")
         notebook.cells.insert(1, cell)
     return notebook
 
 
 def release(output: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
-    """Write both editions below `output`, each a folder with all that its notebooks name.
+    """Write both editions below `output`, each a folder with everything that its notebooks refer to.
 
     Returns:
         The notebooks that were written.
@@ -70,31 +69,32 @@ def release(output: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
     Raises:
         JobError: if there are no notebooks.
     """
-    sources = {path: selection.read(path) for path in selection.chosen(notebooks)}
+    sources = {path: selection.read_notebook(path) for path in selection.notebook_paths(notebooks)}
     written = []
     for edition in ("learner", "instructor"):
-        root = output / edition
+        root, ignored = output / edition, shutil.ignore_patterns("__pycache__")
         for name in BESIDE:
-            ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(name, root / name, dirs_exist_ok=True, ignore=ignored)
         (root / selection.NOTEBOOKS).mkdir(parents=True, exist_ok=True)
         for path, source in sources.items():
-            made = learner(source) if edition == "learner" else instructor(source, _talking_points(path))
+            points = path.parent / TEACHING / f"{path.stem}.md"
+            text = points.read_text(encoding="utf-8") if points.is_file() else ""
+            made = learner(source) if edition == "learner" else instructor(source, text)
             written.append(root / selection.NOTEBOOKS / path.name)
             nbformat.write(made, str(written[-1]))
     return written
 
 
 def copy_for_learner(folder: Path) -> list[Copy]:
-    """Bring the learner's edition into `folder`, beside `notebooks/`, and never overwrite work.
+    """Copy the learner's edition into `folder`, beside `notebooks/`, without ever overwriting work.
 
-    A notebook that the learner has changed stays as it is; one that was only looked at, or run, is brought up to
-    date when the source has changed.
+    A notebook that the learner has changed stays as it is. One that was only read or run is updated if the source has
+    changed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     copies = []
-    for path in selection.chosen():
-        made = learner(nbformat.read(str(path), as_version=4))
+    for path in selection.notebook_paths():
+        made = learner(selection.read_notebook(path))
         made.metadata["workshop_copy_of"] = _digest(made)
         target = folder / path.name
         copies.append(Copy(target, _kept(target, made)))
@@ -107,33 +107,26 @@ def _kept(target: Path, made: Any) -> Kept:
     if not target.exists():
         return "new"
     try:
-        there = selection.read(target)
+        existing = selection.read_notebook(target)
     except JobError:
         return "yours"  # half saved, perhaps: not ours to replace
-    if _digest(there) == _digest(made):
+    if _digest(existing) == _digest(made):
         return "unchanged"
-    return "updated" if there.metadata.get("workshop_copy_of") == _digest(there) else "yours"
+    return "updated" if existing.metadata.get("workshop_copy_of") == _digest(existing) else "yours"
 
 
 def _digest(notebook: Any) -> str:
-    """What a person can change in a notebook: the cells' sources, not what running them wrote."""
+    """Hash of what a person can change in a notebook: the cells' sources, not their outputs."""
     sources = "\0".join(f"{cell.cell_type}\0{cell.source}" for cell in notebook.cells)
     return hashlib.sha256(sources.encode()).hexdigest()[:16]
 
 
-def _talking_points(path: Path) -> str:
-    points = path.parent / TEACHING / f"{path.stem}.md"
-    return points.read_text(encoding="utf-8") if points.is_file() else ""
-
-
 def _times(notebook: Any) -> str:
-    """A table of how long the code of each section ran when the source was executed."""
-    seconds = notebook.metadata.get("workshop", {}).get("seconds")
-    if not seconds:
-        return ""
+    """A table of how long the cells of each section ran when the source was executed."""
     rows: dict[str, float] = {}
-    for (heading, _), took in zip(selection.headed_cells(notebook, level=2), seconds, strict=False):
-        rows[heading or "start"] = rows.get(heading or "start", 0.0) + took
-    table = "\n".join(f"| {name} | {took:.0f} |" for name, took in rows.items())
+    all_seconds = notebook.metadata.get("workshop", {}).get("seconds", [])
+    for (heading, _), seconds in zip(selection.headed_cells(notebook, level=2), all_seconds, strict=False):
+        rows[heading or "start"] = rows.get(heading or "start", 0.0) + seconds
+    table = "\n".join(f"| {name} | {seconds:.0f} |" for name, seconds in rows.items())
     total = f"| **all** | **{sum(rows.values()):.0f}** |"
-    return f"| section | seconds its cells run |\n| --- | ---: |\n{table}\n{total}"
+    return f"| section | seconds its cells run |\n| --- | ---: |\n{table}\n{total}" if rows else ""

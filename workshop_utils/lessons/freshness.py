@@ -1,11 +1,11 @@
-"""Are a committed notebook's outputs those of the code that stands beside them?
+"""Do a committed notebook's outputs belong to the code beside them?
 
-Notebooks are committed executed, so their outputs can go stale when a cell is edited. `refresh` executes a notebook in
-place, cleans it, and writes a fingerprint of its code cells into its metadata; a test compares it with that of the
-cells that are there now. Code is compared by its syntax tree, so a comment or a line break makes nothing stale.
+Notebooks are committed executed, so their outputs go stale when a cell is edited. `refresh_notebook` executes a
+notebook in place, cleans it, and writes a fingerprint of its code cells into its metadata; a test compares that with
+the present cells. It is taken from the syntax tree, so comments and line breaks don't matter.
 
-The package behind the cells is not part of it: that cells still work, and still give the marked outputs, is shown by
-running them (`make notebooks`).
+The fingerprint does not include the package behind the cells: running them (`make notebooks`) shows that they still
+work and still give the marked outputs.
 """
 
 from __future__ import annotations
@@ -28,39 +28,31 @@ from workshop_utils.lessons.checks.choice import WIDGET_VIEW
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 CELL_TIMEOUT_SECONDS = 600
-MOST_NBYTES = 395_000  # of a notebook, so that GitHub and a browser open it at once
+MOST_NBYTES = 395_000  # of a notebook, so that GitHub and a browser open it quickly
 COLOURS = (128, 64, 32)  # of a figure
 
 
 def fingerprint(notebook: Any) -> str:
     """A hash of `notebook`'s own code cells."""
-    digest = hashlib.sha256()
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            digest.update(_normal(cell.source).encode())
-    return digest.hexdigest()[:16]
+    code = "".join(_normal(cell.source) for cell in notebook.cells if cell.cell_type == "code")
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
 def is_fresh(path: Path) -> bool:
-    """Whether the outputs in `path` are those of its cells as they are now."""
-    notebook = nbformat.read(str(path), as_version=4)
+    """Whether the outputs in `path` belong to its present cells."""
+    notebook = selection.read_notebook(path)
     return bool(notebook.metadata.get("workshop", {}).get("fingerprint") == fingerprint(notebook))
 
 
-def refresh(path: Path) -> None:
+def refresh_notebook(path: Path) -> None:
     """Execute `path` in place, clean it and record its fingerprint.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: if a cell fails; the file is then as it was.
+        nbclient.exceptions.CellExecutionError: if a cell fails; the file is not changed then.
     """
-    notebook = nbformat.read(str(path), as_version=4)
-    NotebookClient(
-        notebook,
-        timeout=CELL_TIMEOUT_SECONDS,
-        kernel_name="python3",
-        config=selection.KERNEL,
-        resources={"metadata": {"path": str(path.parent)}},
-    ).execute()
+    notebook = selection.read_notebook(path)
+    settings = {"timeout": CELL_TIMEOUT_SECONDS, "kernel_name": "python3", "config": selection.KERNEL}
+    NotebookClient(notebook, resources={"metadata": {"path": str(path.parent)}}, **settings).execute()
     seconds = _seconds(notebook)
     clean(notebook)
     notebook.metadata["workshop"] = {"fingerprint": fingerprint(notebook), "seconds": seconds}
@@ -68,10 +60,9 @@ def refresh(path: Path) -> None:
 
 
 def clean(notebook: Any) -> None:
-    """Remove what differs from run to run and says nothing: timings, widgets and their state, papermill's notes.
+    """Remove what differs between runs without meaning: timings, widgets and their state, papermill's notes.
 
-    A widget without its kernel is dead; what stays is the static form beside it. Figures are made light, and solutions
-    are folded.
+    Widgets don't work without a kernel; the static form beside them stays. Compress figures, and fold solutions.
     """
     notebook.metadata = nbformat.NotebookNode({"kernelspec": KERNEL, "language_info": {"name": "python"}})
     for cell in notebook.cells:
@@ -85,7 +76,7 @@ def clean(notebook: Any) -> None:
 
 
 def make_light(notebook: Any) -> None:
-    """Give every figure of `notebook` a palette: the largest with which the notebook has at most MOST_NBYTES."""
+    """Give every figure of `notebook` the largest palette with which the notebook has at most MOST_NBYTES."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     pictures = [output.data for output in outputs if "image/png" in output.get("data", {})]
     originals = [base64.b64decode(data["image/png"]) for data in pictures]
@@ -97,13 +88,13 @@ def make_light(notebook: Any) -> None:
 
 
 def light(png: bytes, colours: int = COLOURS[0]) -> bytes:
-    """The picture `png` with a palette, a third of the size. One that has a palette already stays as it is."""
+    """The picture `png` with a palette, a third of the size. A picture that has a palette stays as it is."""
     with Image.open(io.BytesIO(png)) as opened:
         if opened.mode == "P":
             return png
         picture = Image.new("RGBA", opened.size, "white")
         picture.alpha_composite(opened.convert("RGBA"))
-    # Of Pillow's methods the one with the smallest error at its worst pixel: a thin line keeps its colour.
+    # Of Pillow's methods this has the smallest error at its worst pixel: a thin line keeps its colour.
     reduced = picture.convert("RGB").quantize(colours, Image.Quantize.MAXCOVERAGE, kmeans=1)
     file = io.BytesIO()
     reduced.save(file, "PNG")
@@ -123,7 +114,7 @@ def _seconds(notebook: Any) -> list[float]:
 
 
 def _normal(source: str) -> str:
-    """`source` without comments and layout; as it is where it is not plain Python (a magic, a syntax error)."""
+    """`source` without comments and layout; unchanged if it is not plain Python (a magic, a syntax error)."""
     try:
         return ast.dump(ast.parse(source))
     except SyntaxError:

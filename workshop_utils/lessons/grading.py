@@ -1,15 +1,16 @@
-"""Runs what a class has handed in, and says how each exercise went.
+"""Runs the notebooks that a class has handed in, and grades each exercise.
 
-    grade(Path("handed_in"), Path("build/grades"))
+    for rows in grade_class(Path("handed_in"), Path("build/grades")):
+        print(rows)
 
-`handed_in` holds a folder a learner, with their notebooks in it, called as the lessons are. What is run is the lesson
-as it was given out, with the learner's answers put in: their exercise cells, found by the cell's id, and the cells
-they added. So a paragraph that somebody deleted by accident breaks nothing, and a check that somebody changed does not
-count: after each answer the lesson's own check is asked once more, and what it says then is the grade.
+`handed_in` has a folder for each learner, with their notebooks, named as the lessons are. Grading runs the original
+lesson with the learner's answers: their exercise cells, which it finds by their ids, and the cells they added. So a
+paragraph deleted by accident breaks nothing, and a changed check does not count: after each answer the lesson's own
+check runs once more, and its verdict is the grade.
 
-Each notebook runs in processes and a folder of its own, with copies of jobs and images, a home of its own and none of
-the instructor's credentials in its environment, at the small size, with a time limit; whatever it started ends with it.
-That keeps accidents apart. It is no wall against malice: run unknown code on a machine that you can lose.
+Each notebook runs in its own processes and folder, with copies of jobs and images, its own home and none of the
+instructor's credentials in its environment, at the small size, with a time limit; whatever it started ends with it.
+That protects against accidents, not against malice: run unknown code on a machine that you can lose.
 """
 
 from __future__ import annotations
@@ -31,40 +32,38 @@ import pandas as pd
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.local.group import Event, Process, ProcessGroup
 from workshop_utils.lessons import editions
-from workshop_utils.lessons.selection import chosen, read
+from workshop_utils.lessons.selection import notebook_paths, read_notebook
 
 EXERCISE, GRADED = "exercise", "graded"
 SECONDS = 600.0  # for one notebook
 INHERITED = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "OMP_NUM_THREADS", "JUPYTER_PREFER_ENV_PATH")
-COLUMNS = ["learner", "lesson", "exercise", "state", "said", "seconds"]
-STATES = ("right", "wrong", "not yet")  # of a check that was asked
+COLUMNS = ["learner", "lesson", "exercise", "state", "verdict", "seconds"]
+STATES = ("right", "wrong", "not yet")  # of a check that ran
 
 
 def submissions(folder: Path) -> dict[Path, Path]:
     """The notebooks LEARNER/NOTEBOOK.ipynb in `folder`, each with the lesson that it answers.
 
     Raises:
-        JobError: if there are none, or one is not called as a lesson is.
+        JobError: if there are none, or one is not named as a lesson is.
     """
     if not folder.is_dir():
         raise JobError(f"{folder} is no folder; it must hold a folder for each learner, with their notebooks")
-    lessons = {path.name: path for path in chosen()}
-    handed_in = sorted(folder.glob("*/*.ipynb"))
+    lessons = {path.name: path for path in notebook_paths()}
+    example, handed_in = next(iter(lessons)), sorted(folder.glob("*/*.ipynb"))
+    if not handed_in:
+        raise JobError(f"{folder} holds no LEARNER/NOTEBOOK.ipynb, such as ada/{example}")
     for path in handed_in:
         if path.name not in lessons:
-            raise JobError(
-                f"{path} answers no lesson; notebooks must be called as the lessons are, such as {next(iter(lessons))}"
-            )
-    if not handed_in:
-        raise JobError(f"{folder} holds no LEARNER/NOTEBOOK.ipynb, such as ada/{next(iter(lessons))}")
+            raise JobError(f"{path} answers no lesson; it must be named as a lesson is, such as {example}")
     return {path: lessons[path.name] for path in handed_in}
 
 
-def grade(folder: Path, output: Path, seconds: float = SECONDS) -> Iterator[list[dict[str, Any]]]:
-    """Run each notebook of `folder`, and give its rows: learner, lesson, exercise, state, said, seconds.
+def grade_class(folder: Path, output: Path, seconds: float = SECONDS) -> Iterator[list[dict[str, Any]]]:
+    """Run each notebook of `folder` and yield its rows: learner, lesson, exercise, state, verdict, seconds.
 
     `state` is right, wrong, not yet, failed (the answer or its check raised), not reached (the time was over, or the
-    kernel died before) or unreadable. The executed notebooks are kept below `output`, by learner.
+    kernel had died) or unreadable. The executed notebooks are kept below `output`, by learner.
     """
     for path, lesson in submissions(folder).items():
         kept = output / path.parent.name / path.name
@@ -73,25 +72,18 @@ def grade(folder: Path, output: Path, seconds: float = SECONDS) -> Iterator[list
         try:
             handed_in = nbformat.read(str(path), as_version=4)
             nbformat.validate(handed_in)
-        except Exception as error:  # a file of any content may have been handed in
-            said = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
-            results = [("all", "unreadable", said)]
+        except Exception as error:  # the file may contain anything
+            results = [("all", "unreadable", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")]
         else:
-            carry_out(assembled(read(lesson), handed_in), kept, seconds)
-            results = [
-                (cell.metadata["exercise"], *_verdict(cell))
-                for cell in read(kept).cells
-                if GRADED in cell.metadata.get("tags", [])
-            ]
-        took = time.monotonic() - start
-        yield [
-            dict(zip(COLUMNS, (path.parent.name, lesson.stem, *result, took), strict=True))
-            for result in results
-        ]
+            execute_apart(assembled(read_notebook(lesson), handed_in), kept, seconds)
+            checks = [cell for cell in read_notebook(kept).cells if GRADED in cell.metadata.get("tags", [])]
+            results = [(cell.metadata["exercise"], *_verdict(cell)) for cell in checks]
+        rows = [(path.parent.name, lesson.stem, *result, time.monotonic() - start) for result in results]
+        yield [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
-def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """One line a learner and lesson, with how many exercises came to which state, and the seconds."""
+def grades_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """One line per learner and lesson: the number of exercises in each state, and the seconds."""
     frame = pd.DataFrame(rows, columns=COLUMNS)
     notebooks = frame.groupby(["learner", "lesson"])
     counts = notebooks["state"].value_counts().unstack(fill_value=0)
@@ -100,28 +92,28 @@ def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return counts.rename_axis(columns=None).reset_index()
 
 
-def write(rows: list[dict[str, Any]], output: Path) -> Path:
-    """Keep what each check said as `output/grades.csv`."""
+def write_grades(rows: list[dict[str, Any]], output: Path) -> Path:
+    """Write each check's verdict to `output/grades.csv`."""
     path = output / "grades.csv"
     pd.DataFrame(rows, columns=COLUMNS).to_csv(path, index=False)
     return path
 
 
 def assembled(source: Any, handed_in: Any) -> Any:
-    """The lesson as it was given out, with the learner's answers, each followed by the lesson's own check.
+    """The learner's edition of a lesson with the learner's answers, each followed by the lesson's own check.
 
-    Cells that the learner added stand behind the lesson's cell behind which the learner put them.
+    A cell that the learner added follows the same cell of the lesson as in the learner's notebook.
     """
     notebook = editions.learner(source)
     lesson_ids = {cell.id for cell in notebook.cells}
     answers = {cell.id: cell.source for cell in handed_in.cells if cell.cell_type == "code"}
     added: dict[str, list[Any]] = {}
-    behind = ""
+    before = ""
     for cell in handed_in.cells:
         if cell.id in lesson_ids:
-            behind = cell.id
+            before = cell.id
         elif cell.cell_type == "code":
-            added.setdefault(behind, []).append(_may_fail(cell.source, cell.id))
+            added.setdefault(before, []).append(_may_fail(cell.source, cell.id))
     cells = added.pop("", [])
     for cell in notebook.cells:
         if EXERCISE in cell.metadata.get("tags", []):
@@ -136,8 +128,8 @@ def assembled(source: Any, handed_in: Any) -> Any:
     return notebook
 
 
-def carry_out(notebook: Any, kept: Path, seconds: float) -> None:
-    """Execute `notebook` into `kept` in processes of its own, for `seconds` at most; a failing cell stops it."""
+def execute_apart(notebook: Any, kept: Path, seconds: float) -> None:
+    """Execute `notebook` into `kept`, apart from everything else, for `seconds` at most; a failing cell stops it."""
     with tempfile.TemporaryDirectory(prefix="workshop-grade-") as name:
         root = Path(name)
         for beside in editions.BESIDE:
@@ -146,13 +138,12 @@ def carry_out(notebook: Any, kept: Path, seconds: float) -> None:
             (root / made).mkdir()
         entry, executed = root / "notebooks" / kept.name, root / f"executed-{kept.name}"
         nbformat.write(notebook, str(entry))
-        shutil.copyfile(entry, executed)  # what is there when not even the first cell was reached
+        shutil.copyfile(entry, executed)  # the result if not even the first cell is reached
         environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
         environment |= {"HOME": str(root / "home"), "TMPDIR": str(root / "tmp"), "WORKSHOP_SIZE": "small"}
-        command = (sys.executable, "-m", "papermill", "--no-progress-bar", "-k", "python3")
-        process = Process(
-            kept.stem, (*command, str(entry), str(executed)), environment, str(root / "notebooks")
-        )
+        papermill = (sys.executable, "-m", "papermill", "--no-progress-bar", "-k", "python3")
+        command = (*papermill, str(entry), str(executed))
+        process = Process(kept.stem, command, environment, str(root / "notebooks"))
         ended = threading.Event()
 
         def on_event(event: Event) -> None:
@@ -169,16 +160,16 @@ def carry_out(notebook: Any, kept: Path, seconds: float) -> None:
 
 
 def _may_fail(source: str, identity: str, *tags: str) -> Any:
-    """A code cell that may raise without ending its notebook."""
+    """A code cell that may raise without stopping its notebook."""
     return nbformat.v4.new_code_cell(source, id=identity, metadata={"tags": [*tags, "raises-exception"]})
 
 
 def _verdict(cell: Any) -> tuple[str, str]:
-    """State and words of an executed check."""
+    """State and text of an executed check."""
     for output in cell.outputs:
         if output.output_type == "error":
             return "failed", f"{output.ename}: {output.evalue}"
-        state, _, said = output.get("data", {}).get("text/plain", "").partition(": ")
+        state, _, text = output.get("data", {}).get("text/plain", "").partition(": ")
         if state.lower() in STATES:
-            return state.lower(), said
+            return state.lower(), text
     return "not reached", "the time was over, or a cell before had failed"

@@ -1,8 +1,8 @@
 """An executed lesson as one HTML file that needs no network and no other file.
 
-nbconvert makes it, and leaves formulas to MathJax and widgets to their JavaScript, both of other hosts, and pictures to
-their files. Here a formula becomes MathML, which browsers draw by themselves; a widget shows its static form; and
-pictures lie in the page.
+nbconvert leaves formulas to MathJax and widgets to JavaScript, both on other hosts, and pictures in their files. Here
+formulas become MathML, which browsers draw themselves, widgets show their static form, and the page contains its
+pictures.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from workshop_utils.plots import alternative
 
 TEMPLATE = Path(__file__).with_name("templates") / "lesson.html"
-# Operators that browsers would set otherwise than TeX: K/N has no gaps, and both bars of a norm are equally high.
+# Operators that browsers and TeX set differently: K/N has no gaps, and both bars of a norm are equally high.
 AS_TEX = {"&#x0002F;": 'lspace="0" rspace="0"', "&#x02016;": 'stretchy="false"'}
 
 
 def lesson_page(executed: Any, notebook: Path) -> str:
     """The page of an executed notebook, which was read from the file `notebook`."""
-    shown = nbformat.from_dict(executed)  # a copy, all the way down
-    shown.metadata.pop("widgets", None)  # without their state nbconvert takes the static form
-    for output in (each for cell in shown.cells for each in cell.get("outputs", [])):
+    static = nbformat.from_dict(executed)  # a deep copy
+    static.metadata.pop("widgets", None)  # without their state nbconvert shows the static form
+    for output in (each for cell in static.cells for each in cell.get("outputs", [])):
         data = output.get("data", {})
         about = output.get("metadata", {}).get("image/png", {})
-        if "alt" in about and "text/html" not in data:  # nbconvert leaves a picture's alternative text out
+        if "alt" in about and "text/html" not in data:  # nbconvert omits a picture's alternative text
             data["text/html"] = alternative.html_image(data["image/png"], about, about["alt"])
         if "text/latex" in data:
             data.setdefault("text/markdown", data["text/latex"])
     resources = {"metadata": {"name": notebook.stem, "path": str(notebook.parent)}}
-    page, _ = _Exporter(template_file=str(TEMPLATE)).from_notebook_node(shown, resources)
+    page, _ = _Exporter(template_file=str(TEMPLATE)).from_notebook_node(static, resources)
     return str(page)
 
 
 def inline(markdown: str) -> Markup:
-    """One line of Markdown, such as a heading's, as HTML."""
+    """One line of Markdown, such as a heading, as HTML."""
     paragraph = MarkdownWithMath(renderer=_Renderer(escape=False)).render(markdown).strip()
     return Markup(paragraph.removeprefix("<p>").removesuffix("</p>"))
 
@@ -62,7 +62,7 @@ class _Exporter(nbconvert.HTMLExporter):
 
 
 class _Renderer(IPythonRenderer):
-    """nbconvert decides what is a formula; this writes it."""
+    """Writes the formulas that nbconvert recognises, and includes pictures."""
 
     def inline_math(self, body: str) -> str:
         return _mathml(body, "inline")
@@ -82,12 +82,12 @@ class _Renderer(IPythonRenderer):
 
 
 def _mathml(tex: str, display: str) -> str:
-    """A formula as MathML; one with a mistake as it was written, so that it does not cost the whole page."""
+    """A formula as MathML, or its source if it has a mistake, so that the rest of the page is still made."""
     try:
         formula = latex2mathml.converter.convert(tex, xmlns="", display=display)
-    except Exception:  # the library has a class for each mistake
+    except Exception:  # the library has a class for each mistake, without a common base
         return f"<code>{html.escape(tex)}</code>"
     for operator, attributes in AS_TEX.items():
         formula = formula.replace(f"<mo>{operator}</mo>", f"<mo {attributes}>{operator}</mo>")
-    # HTML needs no name space, and nbconvert would write one as a prefix into headings.
+    # HTML needs no namespace, and nbconvert would write it as a prefix into headings.
     return formula.replace(' xmlns=""', "", 1)

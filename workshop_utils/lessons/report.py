@@ -1,4 +1,4 @@
-"""HTML pages: a whole run of the workshop (lessons, times, figures), and how training scales."""
+"""HTML pages: a complete run of the workshop (lessons, times, figures), and how training scales."""
 
 from __future__ import annotations
 
@@ -26,36 +26,28 @@ from workshop_utils.setup.machine import cores
 if TYPE_CHECKING:
     from workshop_utils.lessons.batch import Lesson
 
-SWEEP_COLUMNS = (
+SWEEP_COLUMNS = [
     "strategy", "workers", "state", "samples_per_second", "efficiency", "accuracy", "loss", "first_step_seconds",
-    "seconds",
-)  # fmt: skip
-SCORE_COLUMNS = (
-    "system",
-    "points",
-    "error",
-    "largest",
-    "plain_line",
-    "hardware_alone",
-    "where_errors_come_from",
-)
-OTHER_COLUMNS = ("what", "measured", "predicted_low", "predicted_high", "why")
+    "run_seconds",
+]  # fmt: skip
+SCORE_COLUMNS = [
+    "system", "points", "error", "largest", "plain_line", "hardware_alone", "where_errors_come_from",
+]  # fmt: skip
+OTHER_COLUMNS = ["what", "measured", "predicted_low", "predicted_high", "why"]
 
 
 class Figure(NamedTuple):
-    """A picture as base64 PNG, the heading under which it stands (Markdown), and what it shows in words."""
+    """A picture as base64 PNG, the heading above it (Markdown), and its alternative text."""
 
     png: str
     heading: str
     alt: str
 
 
-def write(
-    output: Path, lessons: Sequence[Lesson], measured: pd.DataFrame | None, sweep_seconds: float
-) -> Path:
+def write_report(output: Path, lessons: Sequence[Lesson], sweep: pd.DataFrame | None, seconds: float) -> Path:
     """Write `output/report.html`, self-contained, and each executed lesson as HTML beside it.
 
-    Where a sweep was `measured`, the page also says how well scaling is predicted, misses included.
+    With a `sweep`, which took so many `seconds`, the page also compares predictions of scaling with published results.
     """
     for lesson in lessons:
         page = lesson_page(lesson.executed, lesson.notebook)
@@ -64,14 +56,14 @@ def write(
         output / "report.html",
         title="The workshop, run through",
         lessons=[(lesson, slowest_cell(lesson.executed), figures_of(lesson.executed)) for lesson in lessons],
-        total_seconds=sum(lesson.seconds for lesson in lessons) + sweep_seconds,
-        sweep=None if measured is None else _sweep(measured, sweep_seconds),
-        validation=None if measured is None else _validation(),
+        total_seconds=sum(lesson.seconds for lesson in lessons) + seconds,
+        sweep=None if sweep is None else _sweep(sweep, seconds),
+        validation=None if sweep is None else _validation(),
     )
 
 
 def write_scaling(output: Path, runs: pd.DataFrame) -> Path:
-    """Write `output/scaling.html`, self-contained: what was measured, where time went, how far predictions are off.
+    """Write `output/scaling.html`, self-contained: measurements, where the time went, and errors of predictions.
 
     `runs` is a table of `scaling.experiment.measure_all`.
     """
@@ -107,30 +99,28 @@ def figures_of(notebook: Any) -> list[Figure]:
     for heading, cell in headed_cells(notebook):
         for output in cell.outputs:
             if png := output.get("data", {}).get("image/png"):
-                words = output.get("metadata", {}).get("image/png", {}).get("alt")
-                alt = words or f"Figure under the heading {heading}"  # one that Matplotlib drew by itself
+                about = output.get("metadata", {}).get("image/png", {})
+                alt = about.get("alt") or f"Figure under the heading {heading}"
                 figures.append(Figure(png.replace("\n", ""), heading, alt))
     return figures
 
 
 def slowest_cell(notebook: Any) -> str:
-    """A notebook's longest cell, in seconds, and the heading above it; "" if papermill noted none."""
-    timed = [
-        (cell.metadata.get("papermill", {}).get("duration") or 0.0, heading)
-        for heading, cell in headed_cells(notebook)
-    ]
-    seconds, heading = max(timed, default=(0.0, ""))
+    """The time of a notebook's slowest cell and the heading above it; "" without papermill's times."""
+    cells = headed_cells(notebook)
+    times = [(cell.metadata.get("papermill", {}).get("duration") or 0.0, heading) for heading, cell in cells]
+    seconds, heading = max(times, default=(0.0, ""))
     return f"{seconds:.1f} s: {heading}" if seconds else ""
 
 
-def _table(rows: pd.DataFrame, columns: Sequence[str], kind: str = "") -> Markup:
+def _table(rows: pd.DataFrame, columns: list[str], kind: str = "") -> Markup:
     """These columns of `rows` as HTML; `kind` is a class of the style sheet."""
-    shown = rows[list(columns)].rename(columns=lambda name: name.replace("_", " "))
-    return Markup(shown.to_html(index=False, border=0, na_rep="", float_format=_number, classes=kind))
 
+    def number(value: float) -> str:
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    renamed = rows[columns].rename(columns=lambda name: name.replace("_", " "))
+    return Markup(renamed.to_html(index=False, border=0, na_rep="", float_format=number, classes=kind))
 
 
 def _sweep(measured: pd.DataFrame, seconds: float) -> dict[str, Any]:
@@ -144,14 +134,17 @@ def _sweep(measured: pd.DataFrame, seconds: float) -> dict[str, Any]:
 
 
 def _runs(runs: pd.DataFrame) -> dict[str, Any]:
-    """Figures and the table of measured training steps; of other jobs the rows as they are."""
-    figures, shown, columns = [], runs, [str(name) for name in runs]
+    """Figures and the table of measured training steps; for other jobs only their rows."""
+    figures, rows, columns = [], runs, [str(name) for name in runs]
     if "step_seconds" in runs:
         rows = efficiency.scaling(runs)
-        shown, columns = rows, [name for name in efficiency.SHOWN if name in rows]
+        columns = [name for name in efficiency.SHOWN if name in rows]
         compared = [name for name in ("network", "scaling", "gradient_nbytes") if name in rows]
         for _, alike in rows.groupby(compared):
-            detail = _detail(alike)
+            first = alike.iloc[0]
+            detail = f"{first['network']}, {first['scaling']} scaling"
+            if "gradient_nbytes" in rows:
+                detail += f", {first['gradient_nbytes'] / 1e6:.2g} MB of gradients"
             curves = scaling.efficiency(alike, {}, "Efficiency against workers", detail).get_figure(root=True)
             figures.append(_figure(curves, f"Efficiency, {detail}"))
             if "transfer_seconds" in alike:
@@ -161,18 +154,12 @@ def _runs(runs: pd.DataFrame) -> dict[str, Any]:
         finding = f"{marked['outlier'].sum()} of {len(marked)} runs are outliers"
         noise = scaling.noise(marked, finding, "crosses: outliers")
         figures.append(_figure(noise, "Noise: every run over the median of its setting"))
-    return {"figures": figures, "table": _table(shown, columns), "failures": efficiency.failures(runs)}
-
-
-def _detail(rows: pd.DataFrame) -> str:
-    first = rows.iloc[0]
-    size = f", {first['gradient_nbytes'] / 1e6:.2g} MB of gradients" if "gradient_nbytes" in rows else ""
-    return f"{first['network']}{size}, {first['scaling']} scaling"
+    return {"figures": figures, "table": _table(rows, columns), "failures": efficiency.failures(runs)}
 
 
 @functools.cache
 def _validation() -> dict[str, Any]:
-    """How far predictions are from published results, misses included, with a sentence on each."""
+    """The errors of predictions against published results, with a sentence on each."""
     predictions = validation.published_predictions()
     scores = validation.scores(predictions)
     plain = validation.published_predictions(by_size=validation.size_terms()[:2])
@@ -193,7 +180,7 @@ def _validation() -> dict[str, Any]:
 
 
 def _figure(figure: Any, heading: str = "") -> Figure:
-    """What was drawn, as PNG and in words; it is closed."""
+    """A drawn figure as PNG and in words; it is closed."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160)
     plt.close(figure)

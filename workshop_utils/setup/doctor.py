@@ -3,7 +3,7 @@
     for finding in examine():
         print(finding)
 
-Nothing here imports a framework, so that the answer comes at once.
+Nothing here imports a framework, so the answer comes at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GPUS = Path("/proc/driver/nvidia/gpus")  # one entry a device, as NVIDIA's drive
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the check-up: what was looked at, how it stands, and what to do where it is not good."""
+    """One line of the check-up: the subject, its state, and what to do if the state is not good."""
 
     subject: str
     state: State
@@ -51,7 +51,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at everything that some lesson needs. Starts no process that lasts and changes nothing."""
+    """Look at everything that some lesson needs. It starts no lasting process and changes nothing."""
     memory, disk = psutil.virtual_memory().total, shutil.disk_usage(Path.cwd()).free
     lacking = horovod_build.missing_build_tools()
     gpus = len(list(GPUS.iterdir())) if GPUS.is_dir() else 0
@@ -88,7 +88,7 @@ def examine() -> list[Finding]:
 
 
 def show(findings: Sequence[Finding]) -> None:
-    """Print the findings, a line each, and a sentence on the whole."""
+    """Print the findings, one to a line, and a conclusion."""
     for finding in findings:
         print(finding)
     missing = sum(finding.state == "missing" for finding in findings)
@@ -102,7 +102,7 @@ def _check(
 
 
 def _package(subject: str, *names: str) -> Finding:
-    """Which version is installed of the first of these packages that is there."""
+    """The version of the first of these packages that is installed."""
     for name in names:
         with contextlib.suppress(PackageNotFoundError):
             return Finding(subject, "good", version(name))
@@ -110,31 +110,28 @@ def _package(subject: str, *names: str) -> Finding:
 
 
 def _system() -> Finding:
-    if "microsoft" in platform.release().lower():
-        return Finding("system", "limited", "WSL2: not tried; network namespaces depend on its kernel")
-    otherwise = f"{platform.system()}: not tried; it has no network namespaces"
+    name = "WSL2" if "microsoft" in platform.release().lower() else platform.system()
+    otherwise = f"{name}: not tried; it may have no network namespaces"
     remedy = "use Linux, a Codespace or Binder for the lessons on slow networks"
-    is_linux = platform.system() == "Linux"
-    return _check("system", is_linux, f"Linux {platform.machine()}", otherwise, remedy)
+    return _check("system", name == "Linux", f"Linux {platform.machine()}", otherwise, remedy)
 
 
 def _horovod() -> Finding:
     recipe = horovod_build.installed_recipe() or {}
     text = f"{recipe.get('horovod')}, built for PyTorch and TensorFlow, with Gloo and MPI"
     otherwise = "not installed, or not built for the PyTorch and TensorFlow that are"
-    is_installed = horovod_build.is_installed()
-    return _check("Horovod", is_installed, text, otherwise, "workshop install-horovod", "missing")
+    return _check(
+        "Horovod", horovod_build.has_horovod(), text, otherwise, "workshop install-horovod", "missing"
+    )
 
 
 def _clean_up() -> Finding:
-    try:
+    with contextlib.suppress(AttributeError, OSError):
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):
-        text = "a kernel that is killed may leave workers running for a while"
-        return Finding("clean-up", "limited", text, "end runs with `run.stop()` or a `with` block")
-    return Finding(
-        "clean-up", "good", "workers end with the notebook that launched them, even if it is killed"
-    )
+        text = "workers end with the notebook that launched them, even if it is killed"
+        return Finding("clean-up", "good", text)
+    text = "a kernel that is killed may leave workers running for a while"
+    return Finding("clean-up", "limited", text, "end runs with `run.stop()` or a `with` block")
 
 
 def _ports() -> Finding:

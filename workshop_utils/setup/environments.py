@@ -1,11 +1,11 @@
-"""What cannot live in the main environment has one of its own, made on demand and called as a command.
+"""Packages that conflict with the main environment get their own, created on demand and used through commands.
 
     environment = Environment("torchx", "TorchX")
-    environment.run("torchx", "--version")          # makes it first, where it is not there yet
+    environment.run("torchx", "--version")          # creates it first if it does not exist
 
-What is in one stands in `requirements/NAME.txt`, with every version fixed; `requirements/NAME.in` beside it says what
-was asked for. It lies in the workshop's cache folder, under a name that holds all that it depends on, so that several
-checkouts share it and new requirements give a new one. Making it takes seconds, once.
+`requirements/NAME.txt` lists an environment's packages, every version fixed; `requirements/NAME.in` lists what was
+asked for. An environment lies in the workshop's cache folder, under a name that includes everything it depends on:
+several checkouts share it, and new requirements give a new one. Creating one takes seconds, once.
 """
 
 from __future__ import annotations
@@ -13,28 +13,19 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from workshop_utils.setup import packages
-from workshop_utils.setup.logged_command import LAST_LINES, SetupError, say
+from workshop_utils.setup.logged_command import SetupError, announce
+from workshop_utils.setup.packages import run_command, run_uv
 from workshop_utils.training import data
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
-# These would lead the environment's Python to somebody else's modules.
+# These would make the environment's Python import modules from elsewhere.
 OUTSIDE = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"}
-
-
-class EnvironmentFailed(ValueError):
-    """An environment could not be made, or a command in it failed; the message says why, and what to do."""
-
-    def _render_traceback_(self) -> list[str]:
-        # IPython asks an exception how it wants to be shown: the message is for people, the frames are not.
-        return [f"{type(self).__name__}: {self}"]
 
 
 @dataclass(frozen=True)
@@ -43,8 +34,8 @@ class Environment:
 
     Attributes:
         name: of the requirements file, and of the folder.
-        title: what people call it.
-        requirements: another file than `requirements/NAME.txt`.
+        title: the name that messages use.
+        requirements: a file to use instead of `requirements/NAME.txt`.
     """
 
     name: str
@@ -58,45 +49,45 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        """Where it belongs: another place for other requirements, and for another Python."""
+        """Its place in the cache; other requirements, or another Python, give another folder."""
         python = [sys.base_prefix, sys.version, sys.platform, platform.machine()]
         seed = "\n".join([self.lock.read_text(encoding="utf-8"), *python])
         key = hashlib.sha256(seed.encode()).hexdigest()[:12]
         return data.cache_folder() / "environments" / f"{self.name}-{key}"
 
     def build(self) -> Path:
-        """Make it where it is not there yet, and return its folder.
+        """Create it if it does not exist yet, and return its folder.
 
-        uv goes on with one that was interrupted, and where two come at once, lets the second wait.
+        uv completes an interrupted one, and makes a second process wait for the first.
 
         Raises:
-            EnvironmentFailed: if a step fails, as it does without a network; the message has uv's reason.
+            SetupError: if a step fails, for example without a network; the message has uv's reason.
         """
         folder, here = self.folder, Path(sys.executable)
         python, ready = folder / "bin" / "python", folder / ".ready"
-        if ready.is_file() and python.exists():  # its Python may have been removed from under it
+        if ready.is_file() and python.exists():  # the Python that it links to may have been removed
             return folder
-        say(f"{self.title}: installing its packages in an environment of their own, once, in {folder}")
-        install = ("pip", "sync", "--compile-bytecode", "--python", str(python), str(self.lock))
+        announce(f"{self.title}: installing its packages in an environment of their own, once, in {folder}")
+        sync = ("pip", "sync", "--compile-bytecode", "--python", str(python), str(self.lock))
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            packages.run_uv(here, "venv", "--allow-existing", "--python", str(here), str(folder), quiet=True)
-            packages.run_uv(here, *install, quiet=True)
+            run_uv(here, "venv", "--allow-existing", "--python", str(here), str(folder), quiet=True)
+            run_uv(here, *sync, quiet=True)
             ready.touch()
         except OSError as error:
-            raise EnvironmentFailed(
+            raise SetupError(
                 f"{self.title} cannot have its environment in {folder}: {error.strerror or error}; "
                 "name another cache folder in WORKSHOP_CACHE"
             ) from None
         except SetupError as error:
-            raise EnvironmentFailed(
+            raise SetupError(
                 f"the environment of {self.title} could not be made from {self.lock}. {error}\n"
                 "  Its packages are downloaded: is there a network, and does pip reach its index?"
             ) from None
         return folder
 
     def program(self, name: str) -> Path:
-        """Where the program called so is, such as `python`. Raises EnvironmentFailed as `build` does."""
+        """The path of one of its programs, such as `python`. Raises SetupError as `build` does."""
         return self.build() / "bin" / name
 
     def run(
@@ -107,32 +98,15 @@ class Environment:
         variables: Mapping[str, str] | None = None,
         folder: Path | None = None,
     ) -> str:
-        """What a short command in it prints on standard output.
+        """Run a short command in it and return its standard output.
 
-        Its own programs come first on the PATH, then those of the environment that calls it (such as torchrun).
+        On the PATH its own programs come first, then those of the calling environment (such as torchrun).
 
         Raises:
-            EnvironmentFailed: if it cannot be made, or the command ends with another code than 0, or takes longer.
+            SetupError: if the environment cannot be made, or the command fails or takes longer than its time.
         """
         command = [str(self.program(program)), *arguments]
         path = [str(self.folder / "bin"), sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]
         inherited = {name: value for name, value in os.environ.items() if name not in OUTSIDE}
-        try:
-            answer = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                env={**inherited, "PATH": os.pathsep.join(path), **(variables or {})},
-                cwd=folder,
-                timeout=timeout_seconds,
-            )
-        except subprocess.TimeoutExpired:
-            raise EnvironmentFailed(f"{program} did not end within {timeout_seconds:g} s") from None
-        if answer.returncode != 0:
-            lines = (answer.stderr.strip() or answer.stdout.strip() or "it printed nothing").splitlines()
-            called = " ".join([program, *arguments[:2]])
-            last = "\n  ".join(lines[-LAST_LINES:])
-            raise EnvironmentFailed(f"{called} ended with code {answer.returncode}:\n  {last}")
-        return answer.stdout
+        environment = {**inherited, "PATH": os.pathsep.join(path), **(variables or {})}
+        return run_command(command, environment, folder=folder, timeout_seconds=timeout_seconds)

@@ -1,7 +1,7 @@
-"""JupyterLab opens as soon as the packages are there; Horovod, the last part of the set-up, compiles in the background.
+"""JupyterLab opens as soon as the packages are installed; Horovod, the last part of the set-up, compiles meanwhile.
 
-`workshop lab` starts both. A job that needs Horovod waits for it and shows how far it is (`await_horovod`); a cell that
-measures meanwhile says so (`mention_build`).
+`workshop lab` starts both. A job that needs Horovod waits for it and shows its progress (`wait_for_horovod`); each
+lesson's first cell warns that measured times may be too long (`mention_build`).
 """
 
 from __future__ import annotations
@@ -14,43 +14,37 @@ import sys
 import sysconfig
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 from urllib.parse import quote
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.setup import horovod_build
 
-MEASURING_SECONDS = 1.0  # cells that take less are not worth a note
-
 
 def open_lab(page: Path) -> NoReturn:
-    """Become JupyterLab, with the notebook or folder `page` open; it listens on this machine alone.
+    """Become JupyterLab, with the notebook or folder `page` open; it listens on this machine only.
 
-    Where Horovod is not there yet, it compiles meanwhile, at the lowest priority, and no longer than JupyterLab runs.
+    If Horovod is missing, it compiles in the background, at the lowest priority, and no longer than JupyterLab runs.
 
     Raises:
         JobError: as `below_working_folder` does.
     """
     url = quote(below_working_folder(page).as_posix())
-    if not horovod_build.is_installed():
-        print(
-            "Horovod compiles in the background; jobs that need it wait for it. Closing JupyterLab ends it.",
-            flush=True,
-        )
-        command = [
+    if not horovod_build.has_horovod():
+        print("Horovod compiles in the background; jobs that need it wait. Closing JupyterLab ends it.")
+        sys.stdout.flush()
+        build = [
             sys.executable,
             "-m",
             "workshop_utils.setup.horovod_build",
             "--in-background",
             str(os.getpid()),
         ]
-        # A session of its own: the terminal's Ctrl-C is for JupyterLab, which asks whether it is meant.
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-    environment = {
-        **os.environ,
-        "PATH": os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)]),
-        "JUPYTER_PREFER_ENV_PATH": "1",  # the kernel python3 is this environment's, whatever kernels the user has
-    }
+        # In a session of its own: the terminal's Ctrl-C is for JupyterLab, which asks for confirmation.
+        subprocess.Popen(build, stdin=subprocess.DEVNULL, start_new_session=True)
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+    # The kernel python3 is this environment's, whatever kernels the user has.
+    environment = {**os.environ, "PATH": path, "JUPYTER_PREFER_ENV_PATH": "1"}
     environment.pop("JUPYTER_PATH", None)
     arguments = ["--ServerApp.ip=127.0.0.1", f"--LabApp.default_url=/lab/tree/{url}"]
     if os.geteuid() == 0:
@@ -59,31 +53,27 @@ def open_lab(page: Path) -> NoReturn:
 
 
 def below_working_folder(path: Path) -> Path:
-    """`path` from the working folder. Raises JobError where it is elsewhere, which JupyterLab would not show."""
+    """`path` relative to the working folder. Raises JobError if it is elsewhere; JupyterLab would not show it."""
     folder = Path.cwd()
     if not path.resolve().is_relative_to(folder):
-        raise JobError(
-            f"folder is {str(path)!r}; it must be below {folder}, from where JupyterLab is started"
-        )
+        raise JobError(f"folder is {str(path)!r}; it must be below {folder}, where JupyterLab is started")
     return path.resolve().relative_to(folder)
 
 
-def await_horovod(job: TrainingJob) -> None:
-    """Return once Horovod, which the script of `job` imports, is no longer being compiled; say how far it is.
+def wait_for_horovod(job: TrainingJob) -> None:
+    """Wait until Horovod, which the script of `job` imports, is no longer being compiled; show the progress.
 
     Raises:
-        JobError: if the job's strategy is Horovod's, and there is no Horovod.
+        JobError: if the job's strategy needs Horovod, and it is not installed.
     """
-    shown = ""
-    while progress := horovod_build.in_progress():  # also while it is installed already, and being tried
+    line = ""
+    while progress := horovod_build.in_progress():  # also while it is being installed and tried
         line = f"{progress}. The job starts when that is finished."
-        print(f"\r{line:<{len(shown)}}", end="", flush=True)
-        shown = line
+        print(f"\r{line}", end="", flush=True)
         time.sleep(1)
-    if shown:
-        ready = horovod_build.is_installed()
-        line = "Horovod is ready." if ready else "Horovod could not be built, or its build was ended."
-        print(f"\r{line:<{len(shown)}}", flush=True)
+    if line:
+        outcome = "is ready." if horovod_build.has_horovod() else "was not built, or its build was ended."
+        print(f"\r{f'Horovod {outcome}':<{len(line)}}", flush=True)
     importlib.invalidate_caches()
     if job.strategy.startswith("horovod") and importlib.util.find_spec("horovod") is None:
         raise JobError(
@@ -92,26 +82,7 @@ def await_horovod(job: TrainingJob) -> None:
 
 
 def mention_build() -> None:
-    """In a notebook, from now on: each longer cell during which Horovod compiles ends with a note on it."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is None or hasattr(shell, "workshop_notes"):
-        return
-    begun, progress = time.monotonic(), horovod_build.in_progress()
-    if progress is None:
-        return
-    shell.workshop_notes = True  # a cell that is run again registers nothing twice
-
-    def before_cell(_: Any) -> None:
-        nonlocal begun, progress
-        begun, progress = time.monotonic(), horovod_build.in_progress()
-
-    def after_cell(_: Any) -> None:
-        if progress is None:
-            shell.events.unregister("pre_run_cell", before_cell)
-            shell.events.unregister("post_run_cell", after_cell)
-        elif time.monotonic() - begun >= MEASURING_SECONDS:
-            now = horovod_build.in_progress() or "Horovod was being compiled"
-            print(f"({now}, in the background: times measured in this cell may be too long.)")
-
-    shell.events.register("pre_run_cell", before_cell)
-    shell.events.register("post_run_cell", after_cell)
+    """In a notebook, while Horovod compiles: say that measured times may be too long."""
+    in_notebook = "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+    if in_notebook and (progress := horovod_build.in_progress()):
+        print(f"({progress}, in the background: until it is finished, measured times may be too long.)")

@@ -95,4 +95,4 @@ def await_horovod(job: TrainingJob) -> None:
     if "horovod" in packages(imported(job.script_path)):
         from workshop_utils.setup import lab  # here, since few jobs need it
 
-        lab.await_horovod(job)
+        lab.wait_for_horovod(job)

@@ -93,7 +93,7 @@ class Spark:
 
         Raises:
             JobError: as `render` does, or if nobody answers at the master's address; nothing has been started then.
-            EnvironmentFailed: if the job's environment cannot be made.
+            SetupError: if the job's environment cannot be made.
         """
         job = self._checked(job)
         scratch = scratch_folder()

@@ -75,7 +75,7 @@ class TorchX(Settings):
 
         Raises:
             JobError: if TorchX, or the scheduler, cannot run the job.
-            EnvironmentFailed: if TorchX's environment cannot be made.
+            SetupError: if TorchX's environment cannot be made.
         """
         self.check(job)
         with PortReservation(1) as reservation:
@@ -105,7 +105,7 @@ class TorchX(Settings):
 
         Raises:
             JobError: as `render` does; nothing has been sent then.
-            EnvironmentFailed: as `render` does.
+            SetupError: as `render` does.
             KubernetesError: if there is no cluster, or it refuses; what was made before is deleted again.
         """
         self.check(job)

@@ -1,16 +1,17 @@
-"""Checks of the lessons' exercises: each says what is wrong, not only that it is.
+"""Checks of the lessons' exercises: each says what is wrong, not only that something is.
 
-A learner hands over what they wrote and reads a sentence. Nothing is raised, so a notebook whose exercises are
-unsolved still runs to its end:
+Learners pass in what they wrote and read a sentence. Nothing is raised, so a notebook with unsolved exercises still
+runs to its end:
 
     one_worker.amdahl(...)                        # Not yet: put your answer in place of the dots, then run this again.
     one_worker.amdahl(my_speedup)                 # Wrong: speed-up with 1 worker gave 20; it must be 1 ...
 
-Here is what all lessons share; each lesson's own checks have a module beside this one. Questions whose answer is a
-number stand in `questions.yaml`, with the typical mistakes and what is said of each.
+This module has what all lessons share; each lesson's own checks have a module beside it. Questions whose answer is a
+number are in `questions.yaml`, with the typical mistakes and a sentence on each; a lesson's module has them as
+functions.
 
-A new check is a function decorated with `exercise`. It gets the learner's answer, raises Wrong with a sentence
-for the first thing that is wrong, and returns what to say when all is right:
+A new check is a function decorated with `exercise`. It takes the learner's answer, raises Wrong with a sentence on the
+first mistake, and returns what to say when everything is right:
 
     @exercise
     def double(answer: Callable[[float], float]) -> str:
@@ -33,13 +34,14 @@ from typing import Any, Literal
 
 import numpy as np
 import yaml
+from numpy.typing import ArrayLike
 
 State = Literal["not yet", "wrong", "right"]
 
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """What is to be said of an answer; shown as one line of text at the end of a notebook's cell."""
+    """The result of a check; a notebook shows it as one line of text below the cell."""
 
     state: State
     text: str
@@ -48,15 +50,19 @@ class Verdict:
         return f"{self.state.capitalize()}: {self.text}"
 
 
+Check = Callable[[Any], Verdict]
+Function = Callable[..., Any]
+
+
 class Wrong(Exception):
-    """What is wrong with an answer, in a sentence for the learner."""
+    """An answer is wrong; the message tells the learner why."""
 
 
 class NotYet(Exception):
-    """There is no answer to look at; the message says what to do."""
+    """There is no answer yet; the message says what to do."""
 
 
-def exercise(examine: Callable[[Any], str]) -> Callable[[Any], Verdict]:
+def exercise(examine: Callable[[Any], str]) -> Check:
     """Turn `examine` into a check that never raises and returns a Verdict.
 
     An answer of None or `...`, or a function that returns one of them or raises NotImplementedError, counts as
@@ -76,20 +82,17 @@ def exercise(examine: Callable[[Any], str]) -> Callable[[Any], Verdict]:
         except NotImplementedError:
             return Verdict("not yet", "write the function, then run this again.")
         except Exception as error:
-            return Verdict(
-                "wrong", f"it stopped with {type(error).__name__}: {error}{line_of(error, answer)}"
-            )
+            line = _line_of(error, answer)
+            return Verdict("wrong", f"it stopped with {type(error).__name__}: {error}{line}")
 
     return check
 
 
-def expect(
-    got: Any, expected: float | np.ndarray, what: str, because: str = "", tolerance: float = 1e-6
-) -> None:
+def expect(got: Any, expected: ArrayLike, what: str, because: str = "", tolerance: float = 1e-6) -> None:
     """Raise Wrong unless `got` is `expected` to a relative `tolerance`; `what` names it, `because` explains.
 
     Raises:
-        NotYet: if `got` is None or `...`, that is, what a function gives that is not written yet.
+        NotYet: if `got` is None or `...`, the result of a function that is not written yet.
         Wrong: if it has another type, shape or value; the message holds both values.
     """
     if is_missing(got):
@@ -103,27 +106,27 @@ def expect(
     if values.shape != target.shape:
         raise Wrong(f"{what} has shape {values.shape}; it must be {target.shape}{reason}.")
     if not np.allclose(values, target, rtol=tolerance, atol=tolerance * float(np.abs(target).max(initial=0))):
-        raise Wrong(f"{what} gave {shown(values)}; it must be {shown(target)}{reason}.")
+        raise Wrong(f"{what} gave {formatted(values)}; it must be {formatted(target)}{reason}.")
 
 
 def is_missing(answer: object) -> bool:
     return answer is None or answer is ...
 
 
-def shown(values: np.ndarray) -> str:
+def formatted(values: np.ndarray) -> str:
     return f"{float(values):.6g}" if values.ndim == 0 else np.array2string(values, precision=4, threshold=20)
 
 
-def result_of(answer: Callable[..., Any], *arguments: Any) -> Any:
-    """What the learner's function gives. Raises NotYet where it gives nothing."""
+def result_of(answer: Function, *arguments: Any) -> Any:
+    """The result of the learner's function. Raises NotYet if it is None or `...`."""
     got = answer(*arguments)
     if is_missing(got):
         raise NotYet("your function gave nothing: write it, then run this again.")
     return got
 
 
-def line_of(error: Exception, answer: object) -> str:
-    """Where in the learner's own function it stopped; of several functions, in which one."""
+def _line_of(error: Exception, answer: object) -> str:
+    """The line of the learner's own function at which it stopped, and of several functions, which one."""
     functions = answer if isinstance(answer, tuple) else (answer,)
     codes = [function.__code__ for function in functions if hasattr(function, "__code__")]
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -133,12 +136,10 @@ def line_of(error: Exception, answer: object) -> str:
     return ""
 
 
-def number(
-    expected: float, unit: str, because: str, mistakes: Mapping[float, str] | None = None
-) -> Callable[[Any], Verdict]:
-    """A check of one number: exact where it counts things, rounded to a twentieth at most where it does not.
+def number(expected: float, unit: str, because: str, mistakes: Mapping[float, str] | None = None) -> Check:
+    """A check of one number: exact if it counts things, otherwise within a twentieth.
 
-    `mistakes` says of a typical wrong number how one comes to it; who gives it reads that instead of the right one.
+    `mistakes` explains how one arrives at a typical wrong number; learners who give it read that instead of the answer.
     """
 
     @exercise
@@ -153,11 +154,16 @@ def number(
     return check
 
 
-def question(name: str) -> Callable[[Any], Verdict]:
-    """The check of a question of `questions.yaml`, by LESSON.NAME."""
-    lesson, _, own = name.partition(".")
-    asked = _questions()[lesson][own]
-    return number(asked["answer"], asked.get("unit", ""), asked["because"], asked["mistakes"])
+def questions(module: str) -> Callable[[str], Check]:
+    """The checks of a lesson's questions in `questions.yaml`, by name: the `__getattr__` of the lesson's `module`."""
+
+    def check(name: str) -> Check:
+        question = _questions()[module.rpartition(".")[2]].get(name)
+        if question is None:
+            raise AttributeError(f"{module} has no check {name!r}")
+        return number(question["answer"], question.get("unit", ""), question["because"], question["mistakes"])
+
+    return check
 
 
 @functools.cache
@@ -166,46 +172,42 @@ def _questions() -> dict[str, Any]:
     return dict(yaml.safe_load(text))
 
 
-def _explain(
-    answer: float, expected: float, unit: str, mistakes: Mapping[float, str], tolerance: float
-) -> None:
-    """Raise Wrong if it can be told how one comes to `answer`: by a known mistake, or a slip of the unit."""
+def _explain(answer: float, right: float, unit: str, mistakes: Mapping[float, str], tolerance: float) -> None:
+    """Raise Wrong if a known mistake, or a wrong unit, explains `answer`."""
     given = f"{answer:{',.0f' if answer.is_integer() else ',.6g'}} {unit}".rstrip()
     for value, comes_from in mistakes.items():
         if math.isclose(answer, value, rel_tol=0.02):
             raise Wrong(f"{given}: {comes_from}.")
     for factor in (1e3, 1e6, 1e9) if unit else ():
-        if any(math.isclose(answer, expected * off, rel_tol=tolerance) for off in (factor, 1 / factor)):
-            size = "large" if answer > expected else "small"
-            raise Wrong(
-                f"{given}: the digits are right, but it is {factor:,.0f} times too {size}: a wrong unit?"
-            )
+        if any(math.isclose(answer, right * off, rel_tol=tolerance) for off in (factor, 1 / factor)):
+            size = "large" if answer > right else "small"
+            raise Wrong(f"{given}: the digits are right, but it is {factor:,.0f} times too {size}: the unit?")
 
 
-def agree(answer: Callable[..., Any], reference: Callable[..., Any], cases: Sequence[Sequence[Any]]) -> None:
+def compare(answer: Function, reference: Function, cases: Sequence[Sequence[Any]]) -> None:
     """Raise Wrong unless `answer` gives what `reference` gives, in all `cases`.
 
-    A case is the call in words (a format, in which {} stands for an argument), why it gives that, and the arguments.
+    A case is the call in words (a format string for the arguments), the reason for its result, and the arguments.
     """
     for what, because, *arguments in cases:
         got = answer(*copy.deepcopy(arguments))
         expect(got, reference(*arguments), what.format(*arguments), because)
 
 
-def recognise(
-    answer: Callable[..., Any], cases: Sequence[tuple[Any, ...]], mistakes: Mapping[str, Callable[..., Any]]
-) -> None:
-    """Raise Wrong with the sentence of the typical mistake that `answer` makes: the one that agrees with it in all
-    `cases`, each the arguments of a call. What is not written yet, or gives no numbers, makes none."""
+def recognise(answer: Function, cases: Sequence[tuple[Any, ...]], mistakes: Mapping[str, Function]) -> None:
+    """Raise Wrong with the sentence of the first of `mistakes` that agrees with `answer` in all `cases`.
+
+    A case is the arguments of a call. An answer without results, or with neither numbers nor lists, agrees with none.
+    """
     given = [answer(*copy.deepcopy(case)) for case in cases]
-    for sentence, wrong in mistakes.items():
-        if all(_same(got, wrong(*copy.deepcopy(case))) for got, case in zip(given, cases, strict=True)):
+    for sentence, mistake in mistakes.items():
+        if all(_same(got, mistake(*copy.deepcopy(case))) for got, case in zip(given, cases, strict=True)):
             raise Wrong(sentence)
 
 
 def _same(got: Any, other: Any) -> bool:
     try:
         values, others = np.asarray(got, dtype=float), np.asarray(other, dtype=float)
-    except (TypeError, ValueError):
-        return False
+    except (TypeError, ValueError):  # lists of different lengths, for example
+        return isinstance(got, list) and got == other
     return values.shape == others.shape and bool(np.allclose(values, others))

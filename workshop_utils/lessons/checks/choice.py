@@ -21,7 +21,7 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class Choice:
-    """Answers to choose from, positive numbers of one `unit`; they are lettered a, b, c ...
+    """Answers to choose from: positive numbers of one `unit`, lettered a, b, c ...
 
     Raises:
         ValueError: if there are fewer than two answers, or two that are the same.
@@ -35,10 +35,10 @@ class Choice:
         self.chosen: str | None = None
 
     def choose(self, letter: str | None) -> Choice:
-        """Take the answer of this letter; None takes it back.
+        """Choose the answer with this letter; None takes the choice back.
 
         Raises:
-            ValueError: if no answer has the letter; the choice stays as it was.
+            AnswerError: if no answer has the letter; the choice stays as it was.
         """
         if letter is not None:
             letter = str(letter).strip().lower().removesuffix(")")
@@ -48,61 +48,45 @@ class Choice:
         return self
 
     def compare(self, actual: float) -> Verdict:
-        """What was chosen beside what came out.
-
-        Right is the answer that lies nearest to `actual`, by ratio.
-        """
+        """The chosen answer compared with the result. The right answer is the one nearest to `actual`, by ratio."""
         right = min(self.answers, key=lambda letter: abs(math.log(self.answers[letter] / actual)))
-        found = f"it is {self._value(actual)}"
+        result = f"it is {self._value(actual)}"
         if self.chosen is None:
-            return Verdict(
-                "not yet",
-                f"{found}, that is {right}). Next time choose first: a wrong prediction teaches more than none.",
-            )
-        said = f"you chose {self._label(self.chosen)}"
+            advice = "Next time choose first: a wrong prediction teaches more than none."
+            return Verdict("not yet", f"{result}, that is {right}). {advice}")
+        choice = f"you chose {self._label(self.chosen)}"
         if self.chosen == right:
-            return Verdict("right", f"{said}; {found}.")
-        return Verdict("wrong", f"{said}; {found}, that is {right}).")
+            return Verdict("right", f"{choice}; {result}.")
+        return Verdict("wrong", f"{choice}; {result}, that is {right}).")
 
     def _value(self, value: float) -> str:
-        if value in self.answers.values():
-            shown = f"{value:,.10g}"
-        else:
-            shown = f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-        return f"{shown} {self.unit}".rstrip()
+        digits = ",.10g" if value in self.answers.values() else ",.0f" if value >= 1000 else ".3g"
+        return f"{value:{digits}} {self.unit}".rstrip()
 
     def _label(self, letter: str) -> str:
         return f"{letter}) {self._value(self.answers[letter])}"
 
-    # How a notebook shows it.
-
     def __repr__(self) -> str:
-        labels = "   ".join(self._label(letter) for letter in self.answers)
-        first = self._label(self.chosen) if self.chosen else f"nothing yet; choose with .choose({'b'!r})"
-        return f"{labels}\nchosen: {first}"
+        labels = "   ".join(map(self._label, self.answers))
+        chosen = self._label(self.chosen) if self.chosen else f"nothing yet; choose with .choose({'b'!r})"
+        return f"{labels}\nchosen: {chosen}"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        # The letters are text: Jupyter's style sheets number a list 1, 2, 3, whatever its type.
-        items = "".join(f"<li>{html.escape(self._label(letter))}</li>" for letter in self.answers)
-        static = f'<ul style="list-style:none; margin:0">{items}</ul>'
-        buttons = self._buttons()._repr_mimebundle_()[WIDGET_VIEW]
-        # A front end shows the richest form that it can: buttons while a kernel answers, the list anywhere else.
-        return {"text/plain": repr(self), "text/html": static, WIDGET_VIEW: buttons}
+        import ipywidgets  # here, since only a notebook shows buttons
 
-    def _buttons(self) -> Any:
-        import ipywidgets  # here, since only a notebook shows them
-
-        buttons = ipywidgets.RadioButtons(
-            options=[(self._label(letter), letter) for letter in self.answers],
-            value=self.chosen,
-            layout={"width": "max-content"},
-        )
+        options = [(self._label(letter), letter) for letter in self.answers]
+        buttons = ipywidgets.RadioButtons(options=options, value=self.chosen, layout={"width": "max-content"})
         buttons.observe(lambda change: self.choose(change["new"]), names="value")
-        return buttons
+        # The letters are text: Jupyter's style sheets number a list 1, 2, 3, whatever its type.
+        items = "".join(f"<li>{html.escape(label)}</li>" for label, _ in options)
+        static = f'<ul style="list-style:none; margin:0">{items}</ul>'
+        # A front end shows the richest form that it can: buttons with a kernel, otherwise the list.
+        widget = buttons._repr_mimebundle_()[WIDGET_VIEW]
+        return {"text/plain": repr(self), "text/html": static, WIDGET_VIEW: widget}
 
 
 class AnswerError(ValueError):
-    """An answer that is none of those to choose from; a notebook shows it as one sentence."""
+    """There is no such answer to choose; a notebook shows the message without its frames."""
 
     def _render_traceback_(self) -> list[str]:
         return [str(self)]

@@ -1,43 +1,48 @@
-"""Looks at functions that cut a list into lists: TensorFlow's packs (lesson 06), PyTorch's buckets (lesson 07)."""
+"""What the exercises on cutting a list share: TensorFlow's packs (lesson 06), PyTorch's buckets (lesson 07)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
 
-from workshop_utils.lessons.checks import Wrong, result_of
+from workshop_utils.lessons.checks import Wrong, recognise, result_of
 
-Cut = Callable[[list[int], int], list[list[int]]]
+Parts = list[list[int]]
+Cut = Callable[[list[int], int], Parts]
+Case = tuple[list[int], int]
 
 
-def given_by(answer: Cut, sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """What `answer(sizes, limit)` gives.
+def cut(items: Iterable[int], nbytes: Callable[[int], int], is_full: Callable[[int, int], bool]) -> Parts:
+    """`items` in order; a new part begins where `is_full(bytes of the part, bytes of the next item)`."""
+    parts: Parts = []
+    for item in items:
+        if not parts or is_full(sum(map(nbytes, parts[-1])), nbytes(item)):
+            parts.append([])
+        parts[-1].append(item)
+    return parts
+
+
+def all_parts(answer: Cut, cases: Sequence[Case], mistakes: Mapping[str, Cut]) -> list[Parts]:
+    """What `answer` gives in each of `cases`.
 
     Raises:
         NotYet: if it gives nothing.
-        Wrong: if it gives something else than lists in a list.
+        Wrong: if it gives anything but lists in a list, or makes one of the typical `mistakes`.
     """
-    got: Any = result_of(answer, list(sizes), limit)
-    if isinstance(got, str) or not all(isinstance(part, (list, tuple)) for part in _items(got)):
-        raise Wrong(
-            f"with {list(sizes)} and {limit} it gave {got!r}; it must be a list of lists, such as [[…], […]]."
-        )
-    return [list(part) for part in got]
+    given = []
+    for sizes, limit in cases:
+        parts = result_of(answer, list(sizes), limit)
+        lists = (list, tuple)
+        if not isinstance(parts, lists) or not all(isinstance(part, lists) for part in parts):
+            raise Wrong(f"with {sizes} and {limit} it gave {parts!r}; it must be a list of lists: [[…], …].")
+        given.append([list(part) for part in parts])
+    recognise(answer, cases, mistakes)
+    return given
 
 
-def recognise_cut(
-    found: Sequence[list[list[int]]], cases: Sequence[tuple[list[int], int]], mistakes: Mapping[str, Cut]
-) -> None:
-    """Raise Wrong with the sentence of the typical mistake that gives what was `found` in all `cases`."""
-    for sentence, wrong in mistakes.items():
-        if found == [wrong(list(sizes), limit) for sizes, limit in cases]:
-            raise Wrong(sentence)
-
-
-def first_difference(found: list[list[int]], expected: list[list[int]], name: str) -> str:
-    """Which part is the first that is not as it must be, as words; `name` says what a part is called."""
-    for number, (part, right) in enumerate(zip_longest(found, expected), 1):
+def first_difference(parts: Parts, expected: Parts, name: str) -> str:
+    """The first of `parts` that is not as `expected`, in words; `name` says what a part is called."""
+    for number, (part, right) in enumerate(zip_longest(parts, expected), 1):
         if part is None:
             return f"{name} {number} is missing, with {right}"
         if right is None:
@@ -45,7 +50,3 @@ def first_difference(found: list[list[int]], expected: list[list[int]], name: st
         if part != right:
             return f"{name} {number} is {part}, and must be {right}"
     return ""
-
-
-def _items(got: Any) -> Sequence[Any]:
-    return got if isinstance(got, (list, tuple)) else [got]

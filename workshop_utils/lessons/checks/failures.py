@@ -6,20 +6,19 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, question
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, questions
 
-steps_made_twice = question("failures.steps_made_twice")
-failures_a_day = question("failures.failures_a_day")
-minutes_between_checkpoints = question("failures.minutes_between_checkpoints")
+__getattr__ = questions(__name__)
 
 
 @contextmanager
 def full_disk(after_nbytes: int) -> Iterator[None]:
-    """In this block, no file of this process can become longer than `after_nbytes`: writing on raises OSError."""
+    """In this block, no file of this process can grow beyond `after_nbytes`: writing more raises OSError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (after_nbytes, hard))
     try:
@@ -30,24 +29,19 @@ def full_disk(after_nbytes: int) -> Iterator[None]:
 
 @contextmanager
 def renames_watched(path: Path) -> Iterator[list[bool]]:
-    """In this block, gathers for each rename whether there was a file `path` just before it.
+    """In this block, collect for each rename whether the file `path` existed just before it.
 
-    Renames by `Path` and `shutil` are among them, since these call `os.rename` and `os.replace`.
+    This includes renames by `Path` and `shutil`, which call `os.rename` and `os.replace`.
     """
-    there: list[bool] = []
+    existed: list[bool] = []
 
-    def watched(rename: Callable[..., None]) -> Callable[..., None]:
-        def look_and_rename(*arguments: object, **options: object) -> None:
-            there.append(path.exists())
-            rename(*arguments, **options)
+    def look(*_arguments: object, **_options: object) -> object:
+        existed.append(path.exists())
+        return mock.DEFAULT  # go on with the wrapped function
 
-        return look_and_rename
-
-    with (
-        mock.patch.object(os, "rename", watched(os.rename)),
-        mock.patch.object(os, "replace", watched(os.replace)),
-    ):
-        yield there
+    watched = partial(mock.patch.object, os, side_effect=look)
+    with watched("rename", wraps=os.rename), watched("replace", wraps=os.replace):
+        yield existed
 
 
 @exercise
@@ -61,30 +55,28 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
             raise NotYet("your function wrote nothing: write it, then run this again.")
         _saved(path, old)
         for content in (new, old):
-            with renames_watched(path) as there:
+            with renames_watched(path) as existed:
                 answer(path, content)
             _saved(path, content)
-            if not all(there):
+            if not all(existed):
                 raise Wrong(
                     "just before a rename there was no file at all: a save that breaks off there has lost the old one. "
                     "Do not remove it, nor put it aside: a rename replaces it."
                 )
-        said_nothing = True
+        error = None
         with full_disk(100_000):
             try:
                 answer(path, new)
-            except OSError:
-                said_nothing = False
+            except OSError as raised:
+                error = raised
         if not path.exists():
-            raise Wrong(
-                "the disk was full half-way, and now there is no file at all: the old one is lost too."
-            )
+            raise Wrong("the disk was full half-way, and now there is no file: the old one is lost too.")
         if path.read_bytes() != old:
             raise Wrong(
                 f"the disk was full half-way, and now the file has {path.stat().st_size:,} bytes that are neither the "
                 "old content nor the new: write beside it first, then rename."
             )
-        if said_nothing:
+        if error is None:
             raise Wrong("the disk was full half-way, and nobody was told: let the OSError pass.")
     return "whatever happens half-way, the file is the old one or the new one."
 
@@ -93,15 +85,13 @@ def _saved(path: Path, content: bytes) -> None:
     """Raise Wrong unless `path` holds `content`, and lies alone in its folder."""
     beside = sorted(each.name for each in path.parent.iterdir() if each != path)
     if not path.exists():
-        raise Wrong(
-            f"you have written {', '.join(beside)}, but {path.name} is not there: rename it, last of all."
-        )
+        raise Wrong(f"you have written {', '.join(beside)}, but {path.name} is not there: rename it last.")
     if beside:
         raise Wrong(
             f"after saving, {', '.join(beside)} lies beside {path.name}: *rename* what was written beside it. A copy "
             "would be written byte by byte too, and can break off half-way."
         )
-    found = path.read_bytes()
-    if found != content:
-        how = f"only the first {len(found):,} of them" if content.startswith(found) else "other bytes"
+    saved = path.read_bytes()
+    if saved != content:
+        how = f"only the first {len(saved):,} of them" if content.startswith(saved) else "other bytes"
         raise Wrong(f"after saving {len(content):,} bytes, the file holds {how}.")

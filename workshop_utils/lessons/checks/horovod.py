@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workshop_utils.lessons.checks import agree, exercise, question, recognise
+from workshop_utils.lessons.checks import compare, exercise, questions, recognise
 from workshop_utils.parallel import adasum
+
+__getattr__ = questions(__name__)
 
 _OTHER_SCHEDULES = {
     "it begins at 0; a warm-up begins at one worker's rate, which it must have at step 0.": (
@@ -64,7 +66,7 @@ def warm_up(answer: Callable[[float, int, int, int], float]) -> str:
         ("the learning rate long after the warm-up", "it grows no further", 0.1, 8, 99, 10),
         *((later, "", 0.2, workers, step, 10) for workers, step in ((2, 3), (4, 7), (16, 1))),
     ]
-    agree(answer, lambda rate, n, step, steps: rate * (1 + (n - 1) * min(1, step / steps)), cases)
+    compare(answer, lambda rate, n, step, steps: rate * (1 + (n - 1) * min(1, step / steps)), cases)
     return "from that of one worker to N times it, and no further."
 
 
@@ -83,10 +85,5 @@ def adasum_of_two(answer: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> str
         ("gradients at 45°", "each loses half of the other's projection on it", east, east + north),
         ("two gradients of 7 numbers", "", generator.normal(size=7), generator.normal(size=7)),
     )
-    agree(answer, adasum.combine, [(f"Adasum of {what}", *rest) for what, *rest in cases])
+    compare(answer, adasum.combine, [(f"Adasum of {what}", *rest) for what, *rest in cases])
     return "what both say counts once, what only one says counts in full."
-
-
-learning_rate_half_way = question("horovod.learning_rate_half_way")
-messages_of_a_step = question("horovod.messages_of_a_step")
-half_precision_megabytes = question("horovod.half_precision_megabytes")

@@ -17,7 +17,7 @@ from workshop_utils.runs import RunFailed
 
 JOBS = PACKAGE.parent / "jobs"
 LAST_LINES = 3  # of a pod that failed
-MADE = {  # a wrong number of the TFJob's pods, and how one comes to it
+MADE = {  # a wrong number of the TFJob's pods, and how one arrives at it
     4: "the 4 workers alone; servers are pods too, and so is a chief",
     6: "the 2 servers and the 4 workers; who hands out the work? A chief, a third role",
     8: "a pod too many: besides servers and workers there is one chief, and a TFJob has no launcher",
@@ -42,9 +42,7 @@ def pods_made_and_awaited(answer: tuple[int, int]) -> str:
     if awaited in AWAITED:
         raise Wrong(f"the MPIJob: {awaited} would be {AWAITED[awaited]}.")
     expect(made, 7, "the TFJob's pods", "a chief, 2 parameter servers and 4 workers: each is a pod")
-    expect(
-        awaited, 1, "the MPIJob's pods that end by themselves", "an sshd has nothing to wait for, and stays"
-    )
+    expect(awaited, 1, "the MPIJob's pods that end by themselves", "an sshd has nothing to wait for")
     return "7 pods: a chief, 2 servers and 4 workers; and 1, the launcher, whose mpirun ends with the ranks."
 
 
@@ -60,42 +58,37 @@ def tf_config(answer: Callable[[str, int, int], dict[str, Any]]) -> str:
 
 
 def _compare(got: Any, right: dict[str, Any], what: str) -> None:
-    """Raise Wrong at the first difference; what the operator says beside cluster and task may be left out."""
+    """Raise Wrong at the first difference; only cluster and task matter."""
     if isinstance(got, str):
         raise Wrong(f"{what} is a text; return the dictionary, the operator writes it as JSON by itself.")
     if not isinstance(got, dict) or not {"cluster", "task"} <= got.keys():
         raise Wrong(f"{what} is {got!r}; it must be a dictionary with cluster and task.")
     if got["task"] == {**right["task"], "index": right["task"]["index"] + 1}:
-        raise Wrong(
-            f"{what}: task.index is {got['task']['index']}; indices begin with 0, as the pods' names do."
-        )
+        index = got["task"]["index"]
+        raise Wrong(f"{what}: task.index is {index}; indices begin with 0, as the pods' names do.")
     if got["task"] != right["task"]:
         raise Wrong(f"{what}: task is {got['task']!r}; it must be {right['task']!r}: an index is a number.")
-    addresses = right["cluster"]["worker"]
-    if not isinstance(got["cluster"], dict) or list(got["cluster"]) != ["worker"]:
-        raise Wrong(
-            f"{what}: cluster is {got['cluster']!r}; it has one role, worker, with a list of addresses."
-        )
-    if not isinstance(got["cluster"]["worker"], list):
-        raise Wrong(
-            f"{what}: cluster.worker is {got['cluster']['worker']!r}; it must be a list, one address a worker."
-        )
-    told = got["cluster"]["worker"]
-    if len(told) != len(addresses):
-        raise Wrong(f"{what}: cluster.worker has {len(told)} addresses; it must have one for each worker.")
-    for place, (address, expected) in enumerate(zip(told, addresses, strict=True)):
+    cluster, expected_addresses = got["cluster"], right["cluster"]["worker"]
+    if not isinstance(cluster, dict) or list(cluster) != ["worker"]:
+        raise Wrong(f"{what}: cluster is {cluster!r}; it has one role, worker, with a list of addresses.")
+    addresses = cluster["worker"]
+    if not isinstance(addresses, list):
+        raise Wrong(f"{what}: cluster.worker is {addresses!r}; it must be a list, one address a worker.")
+    if len(addresses) != len(expected_addresses):
+        raise Wrong(f"{what}: cluster.worker has {len(addresses)} addresses; there must be one per worker.")
+    for place, (address, expected) in enumerate(zip(addresses, expected_addresses, strict=True)):
         if address != expected:
             raise Wrong(f"{what}: cluster.worker[{place}] is {address!r}; it must be {expected!r}.")
 
 
 def broken_manifest() -> dict[str, Any]:
-    """A PyTorchJob with three mistakes: a check finds two of them, and only a run the third."""
-    found = copy.deepcopy(Kubernetes().render(_broken_job()).resource)
-    (only,) = found["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
-    only["imagee"] = only.pop("image")
-    only["name"] = "torch"
-    only["command"][1] = "/workshop/job/trian.py"
-    return found
+    """A PyTorchJob with three mistakes: a check finds two of them, and only a run finds the third."""
+    manifest = copy.deepcopy(Kubernetes().render(_broken_job()).resource)
+    (container,) = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    container["imagee"] = container.pop("image")
+    container["name"] = "torch"
+    container["command"][1] = "/workshop/job/trian.py"
+    return manifest
 
 
 def _broken_job() -> TrainingJob:
@@ -104,9 +97,9 @@ def _broken_job() -> TrainingJob:
 
 @exercise
 def mended(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
-    """`answer(manifest)` is the broken manifest without its mistakes; whether it is, a run of its pods tells."""
+    """`answer(manifest)` is the broken manifest without its mistakes, as a run of its pods shows."""
     got = answer(broken_manifest())
-    if got is None or got is ...:
+    if is_missing(got):
         raise NotYet("your function gave nothing: let it return the manifest, then run this again.")
     problems = [*check.problems_of(got)] or [*rules.problems_of(got)]
     if problems:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workshop_utils.lessons.checks import Wrong, exercise, question, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
 from workshop_utils.parallel.schedule import (
     Kind,
     Pass,
@@ -17,8 +17,8 @@ from workshop_utils.parallel.schedule import (
     schedule_of,
 )
 
-idle_percent = question("model_parallel.idle_percent")
-megabytes_a_block = question("model_parallel.megabytes_a_block")
+__getattr__ = questions(__name__)
+
 
 Answer = Callable[[int, int, int], list[tuple[Kind, int]]]
 
@@ -59,9 +59,8 @@ def one_f_one_b(answer: Answer) -> str:
         yours = _name_of(schedule)
         formula = bubble_fraction(ranks, microbatches)
         if idle > formula + 1e-9:
-            raise Wrong(
-                f"{of}, ranks wait {100 * idle:.0f} % of the time; 1F1B waits {100 * formula:.0f} %{yours}."
-            )
+            least = f"1F1B waits {100 * formula:.0f} %{yours}"
+            raise Wrong(f"{of}, ranks wait {100 * idle:.0f} % of the time; {least}.")
         for rank, passes in enumerate(schedule.passes):
             most = min(microbatches, ranks - rank)
             if held(passes) > most:
@@ -76,9 +75,8 @@ def one_f_one_b(answer: Answer) -> str:
 
 
 def _name_of(schedule: Schedule) -> str:
-    """A word on `schedule` if it is one that the lesson has shown."""
-    names = {"naive": "the naive schedule", "gpipe": "GPipe"}
-    for name, words in names.items():
+    """The name of `schedule`, if it is one that the lesson has shown."""
+    for name, words in (("naive", "the naive schedule"), ("gpipe", "GPipe")):
         if schedule.passes == schedule_of(name, schedule.ranks, schedule.microbatches).passes:
             return f" (what you have written is {words})"
     return ""
@@ -90,26 +88,21 @@ def _schedule(answer: Answer, ranks: int, microbatches: int) -> Schedule:
     for rank, order in enumerate(orders):
         of = f"rank {rank} of {ranks} with {microbatches} microbatches"
         if not isinstance(order, (list, tuple)):
-            raise Wrong(
-                f"{of} has {order!r}; it must be a list of passes, such as [('forward', 0), ('backward', 0)]."
-            )
+            raise Wrong(f"{of} has {order!r}; it must be a list of passes, such as [('forward', 0)].")
+        kinds = ("forward", "backward")
         for step, each in enumerate(order):
-            if not (isinstance(each, tuple) and len(each) == 2 and each[0] in ("forward", "backward")):
+            if not (isinstance(each, tuple) and len(each) == 2 and each[0] in kinds):
                 raise Wrong(
                     f"{of} has {each!r} as its pass {step}; each pass must look like ('forward', 0) or ('backward', 0)."
                 )
-        for kind in ("forward", "backward"):
+        for kind in kinds:
             numbers = [number for name, number in order if name == kind]
-            _each_once(numbers, microbatches, f"{of} runs {kind} of microbatches {numbers}")
+            runs = f"{of} runs {kind} of microbatches {numbers}"
+            if missing := sorted(set(range(microbatches)) - set(numbers)):
+                raise Wrong(f"{runs}; each from 0 on must come exactly once: {missing} never come.")
+            if repeated := sorted({number for number in numbers if numbers.count(number) > 1}):
+                raise Wrong(f"{runs}; each from 0 on must come exactly once: {repeated} come more often.")
+            if others := [number for number in numbers if number not in range(microbatches)]:
+                raise Wrong(f"{runs}; there are only {microbatches}, from 0 on, so {others} are too many.")
         passes.append(tuple(Pass(kind, number, rank) for kind, number in order))
     return Schedule("yours", tuple(passes), microbatches)
-
-
-def _each_once(numbers: list[int], microbatches: int, of: str) -> None:
-    """Raise Wrong unless `numbers` are all from 0 on, each once, in whatever order."""
-    if missing := [number for number in range(microbatches) if number not in numbers]:
-        raise Wrong(f"{of}; each from 0 on must come exactly once: {missing} never come.")
-    if twice := sorted({number for number in numbers if numbers.count(number) > 1}):
-        raise Wrong(f"{of}; each from 0 on must come exactly once: {twice} come more often.")
-    if others := [number for number in numbers if number not in range(microbatches)]:
-        raise Wrong(f"{of}; there are only {microbatches}, from 0 on, so {others} are too many.")

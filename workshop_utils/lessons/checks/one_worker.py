@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workshop_utils.lessons.checks import agree, exercise, question, recognise
+from workshop_utils.lessons.checks import compare, exercise, questions, recognise
 from workshop_utils.scaling import laws
+
+__getattr__ = questions(__name__)
 
 _OTHER_LAWS = {
     "that is Gustafson's law, in which the work grows with the workers; here the same work is shared.": (
@@ -13,13 +15,9 @@ _OTHER_LAWS = {
     ),
     "that is the ceiling, of endlessly many workers; where does their number come in?": lambda s, n: 1 / s,  # noqa: ARG005
     "that is the time, if one worker needs 1; the speed-up is one over it.": lambda s, n: s + (1 - s) / n,
-    "the parts are swapped: s cannot be shared, and 1 − s is divided by the workers.": (
-        lambda s, n: 1 / (1 - s + s / n)
-    ),
+    "the parts are swapped: the workers share 1 − s, and not s.": (lambda s, n: 1 / (1 - s + s / n)),
     "brackets: the whole sum, s + (1 − s) / N, belongs below the line.": lambda s, n: 1 / s + (1 - s) / n,
-    "here nothing but the shared part takes time; the serial part s has to be added to it.": (
-        lambda s, n: n / (1 - s)
-    ),
+    "here only the shared part takes time; the serial part s has to be added.": (lambda s, n: n / (1 - s)),
     "that is the number of workers: it would be right if nothing were serial.": lambda s, n: n,  # noqa: ARG005
 }
 
@@ -36,11 +34,5 @@ def amdahl(answer: Callable[[float, float], float]) -> str:
         (speedup, "the serial part takes 0.05 of the time, the rest 0.95 / 1,000", 0.05, 1000),
         *((speedup, "", serial, workers) for serial, workers in ((0.5, 2), (0.1, 7), (0.3, 64))),
     ]
-    agree(answer, laws.amdahl_speedup, cases)
+    compare(answer, laws.amdahl_speedup, cases)
     return "that is Amdahl's law."
-
-
-ceiling = question("one_worker.ceiling")
-karp_flatt = question("one_worker.karp_flatt")
-adam_gigabytes = question("one_worker.adam_gigabytes")
-days_on_one_gpu = question("one_worker.days_on_one_gpu")

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workshop_utils.lessons.checks import Wrong, agree, exercise, expect, question, recognise
+from workshop_utils.lessons.checks import Wrong, compare, exercise, expect, questions, recognise
 from workshop_utils.training import models
+
+__getattr__ = questions(__name__)
 
 _OTHER_MEANS = {
     "with shards of 30 and 10 images you take the plain mean of the gradients, as if both shards were equal; "
@@ -16,12 +18,10 @@ _OTHER_MEANS = {
         lambda gradients, sizes: sum(gradients)  # noqa: ARG005
     ),
     "weighted, but never divided: divide by the number of all images.": (
-        lambda gradients, sizes: sum(size * gradient for size, gradient in zip(sizes, gradients, strict=True))
+        lambda gradients, sizes: np.tensordot(sizes, gradients, axes=1)
     ),
     "divided by the number of shards; the weights add up to the number of images, so divide by that.": (
-        lambda gradients, sizes: (
-            sum(size * gradient for size, gradient in zip(sizes, gradients, strict=True)) / len(sizes)
-        )
+        lambda gradients, sizes: np.tensordot(sizes, gradients, axes=1) / len(sizes)
     ),
     "the weights are the wrong way round: the larger shard counts more, not less.": (
         lambda gradients, sizes: np.average(gradients, axis=0, weights=[1 / size for size in sizes])
@@ -44,7 +44,7 @@ def weighted_mean(answer: Callable[[list[np.ndarray], list[int]], np.ndarray]) -
          [*same, np.array([9.0, 9.0])], [1, 1, 0]),
         ("the mean of gradients of shape (3, 4)", "", list(generator.normal(size=(3, 3, 4))), [17, 17, 16]),
     ]  # fmt: skip
-    agree(answer, lambda gradients, sizes: np.average(gradients, axis=0, weights=sizes), cases)
+    compare(answer, lambda gradients, sizes: np.average(gradients, axis=0, weights=sizes), cases)
     return "that is the gradient of the whole batch."
 
 
@@ -67,19 +67,15 @@ def combined_logits(answer: Callable[[list[np.ndarray], list[np.ndarray], np.nda
         if np.shape(got) == expected.shape:
             parts = [mine @ part for mine, part in zip(own, rows, strict=True)]
             _explain_logits(np.asarray(got, dtype=float), parts, bias)
-        expect(
-            got,
-            expected,
-            f"the logits from {workers} worker{'s' * (workers > 1)}",
-            "each worker has a part of every sum",
-        )
+        what = f"the logits from {workers} worker{'s' * (workers > 1)}"
+        expect(got, expected, what, "each worker has a part of every sum")
     return "and only the logits had to cross: the hidden activations stayed at home."
 
 
 def _explain_logits(got: np.ndarray, parts: list[np.ndarray], bias: np.ndarray) -> None:
-    """Raise Wrong if `got` is the sum of `parts` and `bias` but for a part or the bias."""
-    workers = len(parts)
-    surplus = got - sum(parts) - bias
+    """Raise Wrong if a missing part, or a wrong number of biases, explains `got`."""
+    workers, total = len(parts), sum(parts)
+    surplus = got - total - bias
     with_workers = f"with {workers} worker{'s' * (workers > 1)}"
     if np.allclose(surplus, -bias):
         raise Wrong(f"{with_workers} the bias is missing; it belongs in once.")
@@ -87,20 +83,10 @@ def _explain_logits(got: np.ndarray, parts: list[np.ndarray], bias: np.ndarray) 
         return
     if np.allclose(surplus, (workers - 1) * bias):
         raise Wrong(f"{with_workers} the bias was added {workers} times; it belongs in once.")
-    if np.allclose(got, sum(parts) / workers + bias) or np.allclose(got, (sum(parts) + bias) / workers):
+    if np.allclose(got, total / workers + bias) or np.allclose(got, (total + bias) / workers):
         raise Wrong(f"{with_workers} this is the mean of their parts; a logit is their sum.")
     for worker, part in enumerate(parts):
-        others = sum(parts) - part
         if np.allclose(surplus, -part):
-            raise Wrong(
-                f"{with_workers} the part of worker {worker} is missing; each has a part of every sum."
-            )
-        if np.allclose(surplus, -others):
-            raise Wrong(
-                f"{with_workers} this is the part of worker {worker} alone; the others' must be added."
-            )
-
-
-data_parallel_megabytes = question("parallelism.data_parallel_megabytes")
-model_parallel_megabytes = question("parallelism.model_parallel_megabytes")
-weight_of_an_image = question("parallelism.weight_of_an_image")
+            raise Wrong(f"{with_workers} the part of worker {worker} is missing; each has some of every sum.")
+        if np.allclose(surplus, part - total):
+            raise Wrong(f"{with_workers} this is the part of worker {worker} alone; add those of the others.")

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workshop_utils.lessons.checks import (
-    NotYet,
-    Wrong,
-    exercise,
-    is_missing,
-    question,
-)
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, questions, recognise
+
+__getattr__ = questions(__name__)
 
 Rule = Callable[[dict[int, int], int, int], bool]
 
@@ -28,21 +24,21 @@ _CASES: tuple[tuple[dict[int, int], int, int], ...] = (
     ({0: 4, 1: 3, 2: 1}, 1, 1),
 )
 _OTHER_RULES: dict[str, Rule] = {
-    "it lets everybody go on at once, always: that is asynchronous": lambda *_: True,
-    "it lets everybody wait, always, so nobody would ever go on": lambda *_: False,
-    "it lets nobody be a full `bound` ahead, but that much is allowed": (
+    "it always lets everybody go on at once: that is asynchronous.": lambda *_: True,
+    "it always makes everybody wait, so nobody would ever go on.": lambda *_: False,
+    "it lets nobody be a full `bound` ahead, but that much is allowed.": (
         lambda pushes, worker, bound: pushes[worker] - min(pushes.values()) < bound
     ),
-    "it looks at the worker's own pushes alone; how far ahead it is, the slowest tells": (
+    "it looks at the worker's own pushes alone; how far ahead it is depends on the slowest.": (
         lambda pushes, worker, bound: pushes[worker] <= bound
     ),
-    "it measures how far behind the fastest a worker is; the bound is about how far ahead of the slowest": (
+    "it measures how far behind the fastest a worker is; the bound limits how far it is ahead of the slowest.": (
         lambda pushes, worker, bound: max(pushes.values()) - pushes[worker] <= bound
     ),
-    "it asks whether any two workers are too far apart; only this one is to be let on, or not": (
+    "it asks whether any two workers are too far apart; decide about this worker alone.": (
         lambda pushes, worker, bound: max(pushes.values()) - min(pushes.values()) <= bound  # noqa: ARG005
     ),
-    "it lets only the slowest go on, as if the bound were 0": (
+    "it lets only the slowest go on, as if the bound were 0.": (
         lambda pushes, worker, bound: pushes[worker] == min(pushes.values())  # noqa: ARG005
     ),
 }
@@ -57,23 +53,11 @@ def stale_synchronous(answer: Rule) -> str:
     for got, (pushes, worker, bound) in zip(given, _CASES, strict=True):
         ahead = pushes[worker] - min(pushes.values())
         if bool(got) is not (ahead <= bound):
-            raise Wrong(
-                f"with pushes {pushes} and bound {bound}, worker {worker} is {ahead} ahead of the slowest, so it "
-                f"{'may go on' if ahead <= bound else 'must wait'}; your rule says the opposite."
-                + _known([bool(got) for got in given])
-            )
+            right = "may go on" if ahead <= bound else "must wait"
+            case = f"with pushes {pushes} and bound {bound}, worker {worker} is {ahead} ahead of the slowest"
+            try:
+                recognise(lambda *case: bool(answer(*case)), _CASES, _OTHER_RULES)
+            except Wrong as mistake:
+                raise Wrong(f"{case}, so it {right}; your rule says the opposite: {mistake}") from None
+            raise Wrong(f"{case}, so it {right}; your rule says the opposite.")
     return "bound 0 waits for everybody at every step, and an endless bound never waits."
-
-
-def _known(decisions: list[bool]) -> str:
-    """What is to be said of a rule that decides all cases as a well-known wrong one does."""
-    for said, rule in _OTHER_RULES.items():
-        if decisions == [rule(*case) for case in _CASES]:
-            return f" In all, {said}."
-    return ""
-
-
-seconds_through_one_server = question("parameter_server.seconds_through_one_server")
-servers_for_a_second = question("parameter_server.servers_for_a_second")
-staleness_of_equals = question("parameter_server.staleness_of_equals")
-workers_for_a_full_link = question("parameter_server.workers_for_a_full_link")

@@ -4,41 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from workshop_utils.lessons.checks import Wrong, agree, exercise, question, recognise
-from workshop_utils.lessons.checks.cuts import Cut, first_difference, given_by, recognise_cut
+from workshop_utils.lessons.checks import Wrong, compare, exercise, questions, recognise
+from workshop_utils.lessons.checks.cuts import Cut, Parts, all_parts, cut, first_difference
 from workshop_utils.scaling.memory import zero_memory
 
-Buckets = list[list[int]]
+__getattr__ = questions(__name__)
 
 
-def _filled(nbytes: Sequence[int], is_full: Callable[[int, int], bool]) -> Buckets:
+def _filled(nbytes: Sequence[int], is_full: Callable[[int, int], bool]) -> Parts:
     """Parameters from the last on; a new bucket begins where `is_full(its bytes, those of the next parameter)`."""
-    found: Buckets = []
-    for parameter in reversed(range(len(nbytes))):
-        if not found or is_full(_bytes(found[-1], nbytes), nbytes[parameter]):
-            found.append([])
-        found[-1].append(parameter)
-    return found
+    return cut(reversed(range(len(nbytes))), nbytes.__getitem__, is_full)
 
 
-def _first_with_room(nbytes: Sequence[int], limit: int) -> Buckets:
-    found: Buckets = []
+def _first_fit(nbytes: Sequence[int], limit: int) -> Parts:
+    buckets: Parts = []
     for parameter in reversed(range(len(nbytes))):
-        for bucket in found:
-            if _bytes(bucket, nbytes) + nbytes[parameter] <= limit:
-                bucket.append(parameter)
-                break
-        else:
-            found.append([parameter])
-    return found
+        fitting = (bucket for bucket in buckets if _bytes(bucket, nbytes) + nbytes[parameter] <= limit)
+        if (bucket := next(fitting, None)) is None:
+            buckets.append(bucket := [])
+        bucket.append(parameter)
+    return buckets
 
 
 def _bytes(bucket: Sequence[int], nbytes: Sequence[int]) -> int:
     return sum(nbytes[parameter] for parameter in bucket)
 
 
-def _right(nbytes: Sequence[int], limit: int) -> Buckets:
-    return _filled(nbytes, lambda held, size: held + size > limit)
+def _right(nbytes: Sequence[int], limit: int) -> Parts:
+    return _filled(nbytes, lambda total, size: total + size > limit)
 
 
 _CASES: tuple[tuple[list[int], int], ...] = (
@@ -58,15 +51,15 @@ _OTHER_BUCKETS: dict[str, Cut] = {
     "the buckets are the right ones, but inside of each the order is turned round: the last parameter first there, "
     "too.": lambda nbytes, limit: [sorted(bucket) for bucket in _right(nbytes, limit)],
     "you close a bucket only after a parameter has taken it above the limit; look before you put it in.": (
-        lambda nbytes, limit: _filled(nbytes, lambda held, _: held > limit)
+        lambda nbytes, limit: _filled(nbytes, lambda total, _: total > limit)
     ),
     "you close a bucket once it has reached its limit or passed it; look before a parameter goes in whether it "
-    "would pass it.": lambda nbytes, limit: _filled(nbytes, lambda held, _: held >= limit),
+    "would pass it.": lambda nbytes, limit: _filled(nbytes, lambda total, _: total >= limit),
     "a bucket may have just its limit, and yours stay below it: two parameters of 10 bytes fit into 20.": (
-        lambda nbytes, limit: _filled(nbytes, lambda held, size: held + size >= limit)
+        lambda nbytes, limit: _filled(nbytes, lambda total, size: total + size >= limit)
     ),
     "you put a small parameter into an earlier bucket that has room; but gradients come in order, and an earlier "
-    "bucket has left by then: only the newest one is open.": _first_with_room,
+    "bucket has left by then: only the newest one is open.": _first_fit,
     "you forget the bucket that is open at the end: the first parameters' gradients never travel.": (
         lambda nbytes, limit: _right(nbytes, limit)[:-1]
     ),
@@ -76,25 +69,23 @@ _OTHER_BUCKETS: dict[str, Cut] = {
 @exercise
 def buckets(answer: Cut) -> str:
     """`answer(nbytes, limit)`: the parameters of each bucket, by their numbers, where parameter i has `nbytes[i]`."""
-    all_found = [given_by(answer, nbytes, limit) for nbytes, limit in _CASES]
-    recognise_cut(all_found, _CASES, _OTHER_BUCKETS)
-    for found, (nbytes, limit) in zip(all_found, _CASES, strict=True):
+    for given, (nbytes, limit) in zip(all_parts(answer, _CASES, _OTHER_BUCKETS), _CASES, strict=True):
         expected = _right(nbytes, limit)
-        if found == expected:
+        if given == expected:
             continue
-        of = f"parameters of {nbytes} bytes in buckets of {limit}: you gave {found}"
-        order = [parameter for bucket in found for parameter in bucket]
+        of = f"parameters of {nbytes} bytes in buckets of {limit}: you gave {given}"
+        order = [parameter for bucket in given for parameter in bucket]
         if sorted(order) != list(range(len(nbytes))):
             raise Wrong(f"{of}; every parameter must be in one bucket, once, by its number from 0 on.")
         if len(order) > 1 and order == list(range(len(nbytes))):
             raise Wrong(f"{of}; the last parameter's gradient comes first, so begin with it.")
-        for number_, bucket in enumerate(found, 1):
+        for number, bucket in enumerate(given, 1):
             if len(bucket) > 1 and _bytes(bucket, nbytes) > limit:
                 raise Wrong(
-                    f"{of}; bucket {number_} has {_bytes(bucket, nbytes)} bytes: close it before it would pass the "
+                    f"{of}; bucket {number} has {_bytes(bucket, nbytes)} bytes: close it before it would pass the "
                     "limit; only a single parameter may be larger."
                 )
-        raise Wrong(f"{of}; {first_difference(found, expected, 'bucket')}.")
+        raise Wrong(f"{of}; {first_difference(given, expected, 'bucket')}.")
     return "that is how `buckets_of` fills them."
 
 
@@ -107,12 +98,10 @@ def _bytes_if(numbers: int, sharded: Sequence[int], nbytes: int = 4) -> Callable
 
 _OTHER_BYTES: dict[str, Callable[[float, int, int], float]] = {
     "those are numbers, not bytes: each float32 has 4 bytes.": _bytes_if(4, (0, 2, 3, 4), nbytes=1),
-    "those are the parameters alone; the gradient and Adam's two means are as large, each.": _bytes_if(
+    "those are the parameters alone; the gradient and each of Adam's means are as large.": _bytes_if(
         1, (0, 0, 0, 0)
     ),
-    "you count one number of Adam's; it keeps two for each parameter, so four in all.": _bytes_if(
-        3, (0, 1, 2, 3)
-    ),
+    "you count one number of Adam's; it keeps two per parameter: four in all.": _bytes_if(3, (0, 1, 2, 3)),
     "you give what no stage changes; stage 1 shards two of the four numbers, stage 2 three, stage 3 all.": _bytes_if(
         4, (0, 0, 0, 0)
     ),
@@ -141,10 +130,5 @@ def bytes_of_a_rank(answer: Callable[[float, int, int], float]) -> str:
         for stage, what in enumerate(sharded):
             words = "stage {2} with {1} workers and {0:g} parameters"
             cases.append((words, f"it shards {what}", parameters, workers, stage))
-    agree(answer, lambda *arguments: zero_memory(*arguments).total, cases)
+    compare(answer, lambda *arguments: zero_memory(*arguments).total, cases)
     return "a rank of stage 3 holds an N-th of everything."
-
-
-accumulated_megabytes = question("pytorch.accumulated_megabytes")
-fully_sharded_megabytes = question("pytorch.fully_sharded_megabytes")
-workers_for_a_gpu = question("pytorch.workers_for_a_gpu")

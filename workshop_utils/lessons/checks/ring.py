@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import CommunicationError, Communicator
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, question
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, questions
+
+__getattr__ = questions(__name__)
+
+Answer = Callable[[Communicator, np.ndarray], None]
 
 
 @exercise
-def ring_all_reduce(answer: Callable[[Communicator, np.ndarray], None]) -> str:
-    """`answer(communicator, array)` replaces `array`, on every rank, by the mean over all ranks, as a ring does."""
+def ring_all_reduce(answer: Answer) -> str:
+    """`answer(communicator, array)` replaces `array` on every rank by the mean over all ranks, by a ring."""
     for size, elements in ((4, 4), (2, 2), (3, 3), (4, 10), (3, 7), (1, 5)):
         _RingTrial(answer, size, elements).judge()
     return "with 4 ranks each sent 6 messages of a quarter, 1.5 times the array: that is a ring all-reduce."
 
 
-@dataclass(frozen=True)
-class _Sent:
+class _Sent(NamedTuple):
     to: int
     nbytes: int
     place: int | None  # of its first element in the sender's array; None for a copy
 
 
 class _RingTrial:
-    """One run of a learner's ring on threads. Rank r contributes N · 16^r, so a mean's digits tell who is in it."""
+    """One run of a learner's ring on threads. Rank r contributes N · 16^r, so a mean's digits name its parts."""
 
-    def __init__(self, answer: Callable[[Communicator, np.ndarray], None], size: int, elements: int) -> None:
+    def __init__(self, answer: Answer, size: int, elements: int) -> None:
         self.size, self.elements = size, elements
+        self.case = f"with {size} ranks and {elements} elements"
         self.arrays = [np.full(elements, float(size * 16**rank)) for rank in range(size)]
         self.before = [array.copy() for array in self.arrays]
         self.sent: list[list[_Sent]] = [[] for _ in range(size)]
@@ -44,9 +47,7 @@ class _RingTrial:
         except CommunicationError as failure:
             self.failure = failure
 
-    def _watched(
-        self, answer: Callable[[Communicator, np.ndarray], None], communicator: Communicator
-    ) -> None:
+    def _watched(self, answer: Answer, communicator: Communicator) -> None:
         rank, transfer = communicator.rank, communicator._transfer
         array = self.arrays[rank]
 
@@ -63,75 +64,71 @@ class _RingTrial:
         answer(communicator, array)
 
     def judge(self) -> None:
-        """Raise for the first thing that is wrong, what explains most first."""
+        """Raise for the first mistake; those that explain most come first."""
         untouched = all(np.array_equal(a, b) for a, b in zip(self.arrays, self.before, strict=True))
-        if self.size > 1 and untouched and not any(self.sent) and not any(self.sources):
-            raise NotYet("no message was sent: write the function, then run this again.")
         if self.size > 1:
+            if untouched and not any(self.sent) and not any(self.sources):
+                raise NotYet("no message was sent: write the function, then run this again.")
             self._judge_neighbours()
             self._judge_sizes()
             if self.elements == self.size:
                 self._judge_chunks()
         if self.failure is not None:
-            raise Wrong(f"{self._of}: {self.failure}.")
+            raise Wrong(f"{self.case}: {self.failure}.")
         if self.size > 1:
             self._judge_count()
             if untouched:
                 raise Wrong(
-                    f"{self._of}, the array that was handed over is as it was on every rank: change it in place; "
+                    f"{self.case}, the array that was handed over is as it was on every rank: change it in place; "
                     "`array = ...` names another one."
                 )
         for rank, array in enumerate(self.arrays):
             self._judge_result(rank, array)
 
-    @property
-    def _of(self) -> str:
-        return f"with {self.size} ranks and {self.elements} elements"
-
     def _judge_neighbours(self) -> None:
         for rank in range(self.size):
-            right, left = (rank + 1) % self.size, (rank - 1) % self.size
-            for step, sent in enumerate(self.sent[rank], 1):
-                if sent.to != right:
-                    raise Wrong(
-                        f"wrong neighbour: {self._of}, rank {rank} sends message {step} to rank {sent.to}; "
-                        f"in the ring it sends to its right neighbour only, rank {right}."
-                    )
-            for step, source in enumerate(self.sources[rank], 1):
-                if source != left:
-                    raise Wrong(
-                        f"wrong neighbour: {self._of}, rank {rank} receives message {step} from rank {source}; "
-                        f"in the ring it receives from its left neighbour only, rank {left}."
-                    )
+            targets = [sent.to for sent in self.sent[rank]]
+            for partners, neighbour, side, verb, preposition in (
+                (targets, (rank + 1) % self.size, "right", "sends", "to"),
+                (self.sources[rank], (rank - 1) % self.size, "left", "receives", "from"),
+            ):
+                for number, partner in enumerate(partners, 1):
+                    if partner != neighbour:
+                        raise Wrong(
+                            f"wrong neighbour: {self.case}, rank {rank} {verb} message {number} {preposition} "
+                            f"rank {partner}; in the ring it {verb} {preposition} its {side} neighbour only, "
+                            f"rank {neighbour}."
+                        )
 
     def _judge_sizes(self) -> None:
         for rank, messages in enumerate(self.sent):
-            for step, sent in enumerate(messages, 1):
+            for number, sent in enumerate(messages, 1):
                 if sent.nbytes >= self.arrays[rank].nbytes:
                     raise Wrong(
-                        f"whole tensors sent: {self._of}, message {step} of rank {rank} holds all {self.elements} "
-                        f"elements; cut the array into {self.size} chunks and send one a step."
+                        f"whole tensors sent: {self.case}, message {number} of rank {rank} holds all {self.elements} "
+                        f"elements; cut the array into {self.size} chunks and send one per step."
                     )
 
     def _judge_chunks(self) -> None:
-        """With an element a chunk, its place is the chunk's number; any rank may start with any, if all do alike."""
+        """With one element per chunk, its place is the chunk's number; any first chunk is right, if all ranks agree."""
         first = self.sent[0][0].place if self.sent[0] else None
         if first is None:
             return
         for step in range(2 * (self.size - 1)):
-            adding = step < self.size - 1
             for rank, messages in enumerate(self.sent):
-                if step >= len(messages):
-                    continue
-                place = messages[step].place
+                place = messages[step].place if step < len(messages) else None
                 expected = (first + rank - step) % self.size
                 if place is not None and place != expected:
                     why = "what it added to" if 0 < step < self.size else "what it received"
                     because = f"{why} in the step before" if step else "one further than the rank to its left"
-                    phase = "reduce-scatter" if adding else "all-gather"
-                    number = step + 1 if adding else step - self.size + 2
+                    adding = step < self.size - 1
+                    phase = (
+                        f"reduce-scatter step {step + 1}"
+                        if adding
+                        else f"all-gather step {step - self.size + 2}"
+                    )
                     raise Wrong(
-                        f"the wrong chunk: {self._of}, in {phase} step {number} rank {rank} sends chunk {place}; "
+                        f"the wrong chunk: {self.case}, in {phase} rank {rank} sends chunk {place}; "
                         f"it must send chunk {expected}, {because}."
                     )
 
@@ -140,45 +137,33 @@ class _RingTrial:
         for rank, messages in enumerate(self.sent):
             if len(messages) != steps:
                 raise Wrong(
-                    f"{self._of}, rank {rank} sends {len(messages)} messages; it must send {steps}: "
+                    f"{self.case}, rank {rank} sends {len(messages)} messages; it must send {steps}: "
                     f"{self.size - 1} to add up and {self.size - 1} to pass on."
                 )
 
     def _judge_result(self, rank: int, array: np.ndarray) -> None:
-        expected = float(sum(16**other for other in range(self.size)))
+        mean = float(sum(16**other for other in range(self.size)))
         for place, value in enumerate(array):
-            if math.isclose(value, expected, rel_tol=1e-9):
+            case = f"{self.case}, element {place} of rank {rank}"
+            if math.isclose(value, mean, rel_tol=1e-9):
                 continue
-            where = f"{self._of}, element {place} of rank {rank}"
-            if math.isclose(value, expected * self.size, rel_tol=1e-9):
+            if math.isclose(value, mean * self.size, rel_tol=1e-9):
                 raise Wrong(
-                    f"never divided: {where} is the sum; the mean is asked for, so divide by {self.size}, "
+                    f"never divided: {case} is the sum; the mean is asked for, so divide by {self.size}, "
                     "and in place: `array /= ...`."
                 )
-            if math.isclose(value, expected / self.size, rel_tol=1e-9):
-                raise Wrong(f"divided twice: {where} is the sum / {self.size}²; divide each chunk once.")
-            raise Wrong(f"{where} is wrong: {self._who_is_in(value)}")
+            if math.isclose(value, mean / self.size, rel_tol=1e-9):
+                raise Wrong(f"divided twice: {case} is the sum / {self.size}²; divide each chunk once.")
+            raise Wrong(f"{case} is wrong: {self._contributions(value)}.")
 
-    def _who_is_in(self, value: float) -> str:
-        for divided in (1, self.size):  # by then, or not yet
-            units = round(value / (self.size if divided > 1 else 1))
+    def _contributions(self, value: float) -> str:
+        """Which ranks' contributions the sum or mean `value` lacks, or includes more than once, in words."""
+        for units in (round(value), round(value / self.size)):
             counts = [units // 16**rank % 16 for rank in range(self.size)]
-            if units == sum(count * 16**rank for rank, count in enumerate(counts)):
-                missing = [str(rank) for rank, count in enumerate(counts) if count == 0]
-                twice = [str(rank) for rank, count in enumerate(counts) if count > 1]
-                told = [
-                    f"{words} rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
-                    for words, ranks in (
-                        ("it lacks the contribution of", missing),
-                        ("it counts more than once that of", twice),
-                    )
-                    if ranks
-                ]
-                if told:
-                    return "; ".join(told) + "."
-        return f"it is {value:g}."
-
-
-ring_megabytes = question("ring.ring_megabytes")
-ring_messages = question("ring.ring_messages")
-central_over_ring = question("ring.central_over_ring")
+            missing = [str(rank) for rank, count in enumerate(counts) if count == 0]
+            twice = [str(rank) for rank, count in enumerate(counts) if count > 1]
+            if units == sum(count * 16**rank for rank, count in enumerate(counts)) and (missing or twice):
+                lacks = f"it lacks the contribution of rank {', '.join(missing)}" if missing else ""
+                repeats = f"it counts more than once that of rank {', '.join(twice)}" if twice else ""
+                return "; ".join(filter(None, (lacks, repeats)))
+        return f"it is {value:g}"

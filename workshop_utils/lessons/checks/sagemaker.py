@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workshop_utils.launchers.sagemaker.hosts import host_names
-from workshop_utils.lessons.checks import Wrong, exercise, question, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
 
-processes_of_five_hosts = question("sagemaker.processes_of_five_hosts")
-most_dollars = question("sagemaker.most_dollars")
-place_of_the_second_host = question("sagemaker.place_of_the_second_host")
+__getattr__ = questions(__name__)
+
 
 _NOT_A_ROLE_OF_THE_SCRIPT = {
     "ps": "a server runs beside every script, but what is asked for is the script's own role",
@@ -30,7 +29,11 @@ def tf_config_roles(answer: Callable[[list[str]], dict[str, str]]) -> str:
                 f"with {count} hosts it gave {got!r}, which is {type(got).__name__}; it must be a dict, with a role "
                 "for each host."
             )
-        _one_role_each(got, hosts)
+        if missing := [host for host in hosts if host not in got]:
+            names = ", ".join(missing)
+            raise Wrong(f"with {count} hosts there is no role for {names}; there must be a role for each.")
+        if others := [str(name) for name in got if name not in hosts]:
+            raise Wrong(f"with {count} hosts there is a role for {', '.join(others)}, which is none of them.")
         for rank, (host, role) in enumerate(right.items()):
             if got[host] == role:
                 continue
@@ -39,14 +42,3 @@ def tf_config_roles(answer: Callable[[list[str]], dict[str, str]]) -> str:
             )
             raise Wrong(f"with {hosts}, {host}, at place {rank}, is a {role}, not {got[host]!r}: {because}.")
     return "the first host in the list is the master, all others are workers, and a server runs beside each."
-
-
-def _one_role_each(got: dict[str, str], hosts: list[str]) -> None:
-    if missing := [host for host in hosts if host not in got]:
-        raise Wrong(
-            f"with {len(hosts)} hosts there is no role for {', '.join(missing)}; there must be a role for each."
-        )
-    if others := [str(name) for name in got if name not in hosts]:
-        raise Wrong(
-            f"with {len(hosts)} hosts there is a role for {', '.join(others)}, which is none of them."
-        )

@@ -6,98 +6,92 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from workshop_utils.lessons.checks import Wrong, exercise, expect, is_missing, question
-from workshop_utils.scaling.cost import Path, all_reduce_seconds
+from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
+from workshop_utils.scaling.cost import NetworkPath, all_reduce_seconds
+
+__getattr__ = questions(__name__)
 
 
 @exercise
 def weak_efficiency(answer: Callable[[Mapping[int, float]], Mapping[int, float]]) -> str:
     """`answer(seconds)` is efficiency by workers, of steps in which every worker keeps its batch."""
     for seconds in ({1: 0.1, 2: 0.125, 4: 0.2}, {8: 0.3, 2: 0.15, 4: 0.2}):
-        got = answer(dict(seconds))
-        if is_missing(got):
-            expect(got, 1.0, "your function")
+        got = result_of(answer, dict(seconds))
         if not isinstance(got, Mapping) or set(got) != set(seconds):
-            raise Wrong(
-                f"it gave {got!r}; it must give a number for each of {sorted(seconds)} workers, as a dict."
-            )
+            raise Wrong(f"it gave {got!r}; it must be a number for each of {sorted(seconds)}, as a dict.")
         fewest = min(seconds)
         right = {count: seconds[fewest] / each for count, each in seconds.items()}
         for count in sorted(seconds):
             if not np.isclose(got[count], right[count], rtol=1e-6):
-                raise Wrong(_efficiency_mistake(seconds, got, count, right[count]))
+                raise Wrong(_efficiency_mistake(seconds, float(got[count]), count, right[count]))
     return "the step of the fewest workers over that of many: 1 where nobody waits, whatever the number of workers."
 
 
-def _efficiency_mistake(
-    seconds: Mapping[int, float], got: Mapping[int, float], count: int, right: float
-) -> str:
-    fewest, value = min(seconds), float(got[count])
-    said = f"with {count} workers it gave {value:.4g}; it must be {right:.4g}"
+def _efficiency_mistake(seconds: Mapping[int, float], value: float, count: int, right: float) -> str:
+    fewest = min(seconds)
+    result = f"with {count} workers it gave {value:.4g}; it must be {right:.4g}"
     times = count / fewest
     if np.isclose(value, 1 / right):
-        return f"upside down: {said}. A step that takes longer is less efficient."
+        return f"upside down: {result}. A step that takes longer is less efficient."
     if np.isclose(value, right * times) and times != 1:
-        return f"that is the speed-up: {said}. Divide by how many times as many workers there are."
+        return f"that is the speed-up: {result}. Divide by how many times as many workers there are."
     if np.isclose(value, right / times) and times != 1:
         return (
-            f"that is strong scaling: {said}. Here every worker keeps its batch, so that more is trained in a step; do "
+            f"that is strong scaling: {result}. Here every worker keeps its batch, so a step trains on more; do "
             "not divide by the workers again."
         )
     first = next(iter(seconds))
     if first != fewest and np.isclose(value, seconds[first] / seconds[count]):
-        return f"measured against {first} workers, who come first: {said}. The baseline is that of the fewest workers."
-    return f"{said}, the step with {fewest} over the step with {count}."
+        return f"measured against {first} workers, which come first: {result}. The baseline is the fewest workers."
+    return f"{result}, the step with {fewest} over the step with {count}."
 
 
 @exercise
-def largest_ring(answer: Callable[[float, float, Path, float], int]) -> str:
-    """`answer(compute, nbytes, path, least)`: with how many workers a ring's weak efficiency is still `least`."""
+def largest_ring(answer: Callable[[float, float, NetworkPath, float], int]) -> str:
+    """`answer(compute, nbytes, path, least)`: the most workers with which a ring's weak efficiency is still `least`."""
     for compute, nbytes, path, least in (
-        (0.1, 1e6, Path(1e-3, 1e8), 0.5),
-        (0.5, 4e6, Path(2e-4, 1e9), 0.9),
-        (0.1, 1e8, Path(1e-4, 1e8), 0.5),
+        (0.1, 1e6, NetworkPath(1e-3, 1e8), 0.5),
+        (0.5, 4e6, NetworkPath(2e-4, 1e9), 0.9),
+        (0.1, 1e8, NetworkPath(1e-4, 1e8), 0.5),
     ):
-        got = answer(compute, nbytes, path, least)
-        if is_missing(got):
-            expect(got, 1, "your function")
+        got = result_of(answer, compute, nbytes, path, least)
         right = largest_ring_of(compute, nbytes, path, least)
         if got != right:
             raise Wrong(_ring_mistake(got, right, compute, nbytes, path, least))
     return "each worker more costs two latencies; so a ring that is long enough loses against any tree."
 
 
-def largest_ring_of(compute: float, nbytes: float, path: Path, least: float, form: str = "ring") -> int:
-    """The largest number of workers of which a step, computing and then an all-reduce, keeps `least` efficiency."""
+def largest_ring_of(
+    compute: float, nbytes: float, path: NetworkPath, least: float, form: str = "ring"
+) -> int:
+    """The most workers with which a step, computing and then an all-reduce, keeps at least this efficiency."""
     workers = np.arange(1, 100_001)
     seconds = compute + np.asarray(all_reduce_seconds(form, workers, nbytes, path))
     return int(workers[compute / seconds >= least].max())
 
 
-def _ring_mistake(got: object, right: int, compute: float, nbytes: float, path: Path, least: float) -> str:
+def _ring_mistake(
+    got: object, right: int, compute: float, nbytes: float, path: NetworkPath, least: float
+) -> str:
     case = (
         f"computing {compute:g} s, {nbytes / 1e6:g} MB, α = {path.latency_seconds:g} s, "
         f"B = {path.bandwidth_bytes_per_second:g} B/s, at least {least:.0%}"
     )
-    said = f"with {case} it gave {got!r}; it must be {right}"
+    result = f"with {case} it gave {got!r}; it must be {right}"
     if not isinstance(got, int | np.integer):
-        return f"{said}, a whole number of workers."
+        return f"{result}, a whole number of workers."
     if got == right + 1:
-        return f"one too many: {said}. With {got} the efficiency has just fallen below {least:.0%}."
-    bytes_alone = largest_ring_of(compute, nbytes, Path(0.0, path.bandwidth_bytes_per_second), least)
+        return f"one too many: {result}. With {got} the efficiency has just fallen below {least:.0%}."
+    bytes_alone = largest_ring_of(compute, nbytes, NetworkPath(0.0, path.bandwidth_bytes_per_second), least)
     if got in (bytes_alone, bytes_alone + 1):
-        return f"latency left out: {said}. 2 (N − 1) messages follow each other, and each costs α."
-    if got == largest_ring_of(
-        compute, nbytes / 2, Path(path.latency_seconds / 2, path.bandwidth_bytes_per_second), least
-    ):
-        return f"half a ring: {said}. After N − 1 messages all is added up; as many again pass it on."
+        return f"latency left out: {result}. 2 (N − 1) messages follow each other, and each costs α."
+    half = NetworkPath(path.latency_seconds / 2, path.bandwidth_bytes_per_second)
+    if got == largest_ring_of(compute, nbytes / 2, half, least):
+        return f"half a ring: {result}. After N − 1 messages all is added up; as many again pass it on."
     if got == largest_ring_of(compute, nbytes, path, least, "central"):
-        return f"that is a central rank: {said}."
+        return f"that is a central rank: {result}."
     share = 1 - least
     seconds = np.asarray(all_reduce_seconds("ring", np.arange(1, 100_001), nbytes, path))
     if got == int((seconds <= share * compute).sum()):
-        return f"a share of computing: {said}. Efficiency is computing over the whole step, computing + communication."
-    return f"{said}: the largest N with compute / (compute + 2 (N − 1)(α + K / (N B))) ≥ {least:g}."
-
-
-bandwidth_for_resnet = question("scaling.bandwidth_for_resnet")
+        return f"a share of computing: {result}. Efficiency is computing / (computing + communication)."
+    return f"{result}: the largest N with compute / (compute + 2 (N − 1)(α + K / (N B))) ≥ {least:g}."

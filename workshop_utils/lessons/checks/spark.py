@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, question, result_of
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, questions, result_of
+
+__getattr__ = questions(__name__)
 
 ROWS = ((7, 4), (5, 5, 3), (10,), (1, 30, 2))  # in each partition
-
-bytes_of_a_tree = question("spark.bytes_of_a_tree")
 
 
 def partial_sums(partitions: int, depth: int) -> int:
@@ -43,52 +44,36 @@ def mean_of_partitions(answer: tuple[Any, Any, Any]) -> str:
     for sizes in ROWS:
         generator = np.random.default_rng(len(sizes))
         parts = [generator.normal(size=size) for size in sizes]
-        sums = []
-        for part in parts:
-            held = zero
-            for value in part:
-                held = add(held, (float(value), 1))
-                if is_missing(held):
-                    raise NotYet("`add` gave nothing: write it, then run this again.")
-            sums.append(held)
+        sums = [reduce(add, [(float(value), 1) for value in part], zero) for part in parts]
+        if any(is_missing(each) for each in sums):
+            raise NotYet("`add` gave nothing: write it, then run this again.")
         for order in (sums, sums[::-1]):
-            held = zero
-            for each in order:
-                held = add(held, each)
-            found, right = finish(held), float(np.concatenate(parts).mean())
-            if is_missing(found):
+            mean, right = finish(reduce(add, order, zero)), float(np.concatenate(parts).mean())
+            if is_missing(mean):
                 raise NotYet("`finish` gave nothing: write it, then run this again.")
-            if abs(found - right) > 1e-9:
-                of_means = float(np.mean([part.mean() for part in parts]))
-                hint = (
-                    ": that is the mean of the partitions' means, which counts a small partition as much as a large one"
-                    if abs(found - of_means) < 1e-9
-                    else ""
-                )
-                raise Wrong(
-                    f"with partitions of {sizes} numbers it gave {found:.4f}; the mean is {right:.4f}{hint}."
-                )
+            if abs(mean - right) > 1e-9:
+                hint = ""
+                if abs(mean - np.mean([part.mean() for part in parts])) < 1e-9:
+                    hint = (
+                        ": the mean of the partitions' means counts a small partition as much as a large one"
+                    )
+                raise Wrong(f"with partitions of {sizes} numbers it gave {mean:.4f}, not {right:.4f}{hint}.")
     return "sums and counts add up in any order, so the tree may have any shape; only at the end is there a division."
 
 
 @exercise
 def steps_of_all(answer: Callable[[Sequence[int], int, int], int]) -> str:
     """`answer(rows, workers, batch_size)` is how many steps all ranks can take; row group i is rank i % workers'."""
-    cases = (
-        ((300, 300, 300, 300), 2, 32),
-        ((300, 299, 10), 2, 32),
-        ((64, 64, 63), 3, 32),
-        ((31, 100), 2, 32),
-    )
-    for rows, workers, batch_size in cases:
+    batch_size = 32
+    for rows, workers in (((300, 300, 300, 300), 2), ((300, 299, 10), 2), ((64, 64, 63), 3), ((31, 100), 2)):
         shares = [sum(rows[rank::workers]) for rank in range(workers)]
         right = min(shares) // batch_size
-        found = result_of(answer, list(rows), workers, batch_size)
-        if found != right:
+        steps = result_of(answer, list(rows), workers, batch_size)
+        if steps != right:
             fewest = int(np.argmin(shares))
             why = f"rank {fewest} has {shares[fewest]} rows, which are {right} whole batches"
-            if found > right:
+            if steps > right:
                 why += f": in step {right + 1} the others would wait for it for ever"
-            given = f"with row groups of {rows} rows, {workers} workers and {batch_size} a batch"
-            raise Wrong(f"{given} it gave {found}; {why}.")
+            case = f"with row groups of {rows} rows, {workers} workers and batches of {batch_size}"
+            raise Wrong(f"{case} it gave {steps}; {why}.")
     return "the rank with the fewest rows decides, since every step needs every rank."

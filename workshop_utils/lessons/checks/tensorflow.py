@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from workshop_utils.lessons.checks import Wrong, exercise, question
-from workshop_utils.lessons.checks.cuts import Cut, first_difference, given_by, recognise_cut
+from workshop_utils.lessons.checks import Wrong, exercise, questions
+from workshop_utils.lessons.checks.cuts import Cut, Parts, all_parts, cut, first_difference
 
-synchronous_updates = question("tensorflow.synchronous_updates")
-asynchronous_updates = question("tensorflow.asynchronous_updates")
-collectives_a_step = question("tensorflow.collectives_a_step")
+__getattr__ = questions(__name__)
 
 
-def packed(sizes: Sequence[int], bytes_per_pack: int) -> list[list[int]]:
+def tensorflow_packs(sizes: Sequence[int], bytes_per_pack: int) -> Parts:
     """`sizes` in order, cut into packs as TensorFlow 2.21 cuts gradients for one collective each.
 
     A pack takes tensors until it holds more than `bytes_per_pack`; 0 puts all into one (TensorFlow,
@@ -20,21 +18,7 @@ def packed(sizes: Sequence[int], bytes_per_pack: int) -> list[list[int]]:
     """
     if bytes_per_pack == 0:
         return [list(sizes)]
-    return _cut(sizes, lambda held, _: held > bytes_per_pack)
-
-
-def _cut(sizes: Sequence[int], is_full: Callable[[int, int], bool]) -> list[list[int]]:
-    """`sizes` in packs; a new one begins where `is_full(bytes of the pack, bytes of the next tensor)`."""
-    packs: list[list[int]] = []
-    for size in sizes:
-        if not packs or is_full(sum(packs[-1]), size):
-            packs.append([])
-        packs[-1].append(size)
-    return packs
-
-
-def _all_in_one_for_zero(hint: int, packs: list[list[int]]) -> list[list[int]]:
-    return packs if hint else [[size for pack in packs for size in pack]]
+    return cut(sizes, int, lambda total, _: total > bytes_per_pack)
 
 
 _CASES = (
@@ -51,34 +35,33 @@ _OTHER_RULES: dict[str, Cut] = {
     ),
     "you put all tensors into one pack, whatever the hint; only 0 means that.": lambda sizes, _: [sizes],
     "all is right but one thing: 0 means one pack for all, not a hint of 0 bytes.": (
-        lambda sizes, hint: _cut(sizes, lambda held, _: held > hint)
+        lambda sizes, hint: cut(sizes, int, lambda total, _: total > hint)
     ),
     "you close a pack before a tensor would take it above bytes_per_pack; TensorFlow looks afterwards: that tensor "
     "still goes in, and the next one begins a new pack.": (
-        lambda sizes, hint: _all_in_one_for_zero(hint, _cut(sizes, lambda held, size: held + size > hint))
+        lambda sizes, hint: cut(sizes, int, lambda total, size: bool(hint) and total + size > hint)
     ),
     "a pack that holds exactly bytes_per_pack is not full yet: it must hold more (with packs of 4-byte tensors and "
     "the hint 8, a third one goes in).": (
-        lambda sizes, hint: _all_in_one_for_zero(hint, _cut(sizes, lambda held, _: held >= hint))
+        lambda sizes, hint: cut(sizes, int, lambda total, _: bool(hint) and total >= hint)
     ),
     "the packs that are full are right, but the last one is lost where it is not full: its gradients have to travel "
-    "as well.": lambda sizes, hint: [pack for pack in packed(sizes, hint) if sum(pack) > hint],
+    "as well.": lambda sizes, hint: [pack for pack in tensorflow_packs(sizes, hint) if sum(pack) > hint],
 }
 
 
 @exercise
 def packs(answer: Cut) -> str:
-    """`answer(sizes, bytes_per_pack)` is `packed(sizes, bytes_per_pack)`."""
-    found = [given_by(answer, sizes, hint) for sizes, hint, _ in _CASES]
-    recognise_cut(found, [(sizes, hint) for sizes, hint, _ in _CASES], _OTHER_RULES)
-    for got, (sizes, hint, because) in zip(found, _CASES, strict=True):
+    """`answer(sizes, bytes_per_pack)` is `tensorflow_packs(sizes, bytes_per_pack)`."""
+    given = all_parts(answer, [(sizes, hint) for sizes, hint, _ in _CASES], _OTHER_RULES)
+    for got, (sizes, hint, because) in zip(given, _CASES, strict=True):
         of = f"sizes {sizes} with bytes_per_pack {hint} gave {got}"
         together = [size for pack in got for size in pack]
         if sorted(together) != sorted(sizes):
             raise Wrong(f"{of}; every tensor must be in one pack, once.")
         if together != sizes:
             raise Wrong(f"{of}; they must stay in order, since a pack waits for all that is in it.")
-        expected = packed(sizes, hint)
+        expected = tensorflow_packs(sizes, hint)
         if got != expected:
             raise Wrong(f"{of}: {first_difference(got, expected, 'pack')}: {because}.")
     return "that is how many collectives a step takes."

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
-from workshop_utils.lessons.checks import Wrong, exercise, question, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
 from workshop_utils.runs import Run, RunState
+
+__getattr__ = questions(__name__)
 
 
 @exercise
@@ -26,9 +27,6 @@ def three_workers(run: Run) -> str:
     return f"{', '.join(run.workers)} trained one model in {run.seconds:.1f} s."
 
 
-steps_of_an_epoch = question("welcome.steps_of_an_epoch")
-
-
 @exercise
 def my_images(answer: Callable[[dict[str, str], int], Iterable[int]]) -> str:
     """`answer(environment, count)`: which of `count` images belong to the worker with this environment.
@@ -40,49 +38,36 @@ def my_images(answer: Callable[[dict[str, str], int], Iterable[int]]) -> str:
     return "every image belongs to one worker, and each found its own without asking anybody."
 
 
-def _share(
-    answer: Callable[[dict[str, str], int], Iterable[int]], rank: int, workers: int, count: int
-) -> list[int]:
-    environment = {"RANK": str(rank), "WORLD_SIZE": str(workers)}
-    told = f"RANK={rank}, WORLD_SIZE={workers} and {count} images"
+def _share(answer: Callable[..., Iterable[int]], rank: int, workers: int, count: int) -> list[int]:
+    case = f"with RANK={rank}, WORLD_SIZE={workers} and {count} images"
     try:
-        share = result_of(answer, environment, count)
+        share = result_of(answer, {"RANK": str(rank), "WORLD_SIZE": str(workers)}, count)
     except TypeError as error:
         if "str" in str(error):
             raise Wrong(
-                f"with {told} it stopped with TypeError: {error}; an environment holds text: int(...) makes a number."
+                f"{case} it stopped with TypeError: {error}; an environment holds text: int(...) makes a number."
             ) from None
         raise
     if not isinstance(share, Iterable):
-        raise Wrong(
-            f"with {told} it gave {share!r}; it must give the numbers of all its images, as a list or range."
-        )
+        raise Wrong(f"{case} it gave {share!r}; it must give the numbers of all its images, as a list.")
     indices = [int(index) for index in share]
-    outside = [index for index in indices if not 0 <= index < count]
-    if outside:
-        raise Wrong(f"with {told} it gave image {outside[0]}; the images have the numbers 0 to {count - 1}.")
+    if outside := [index for index in indices if not 0 <= index < count]:
+        raise Wrong(f"{case} it gave image {outside[0]}; the images have the numbers 0 to {count - 1}.")
     return indices
 
 
 def _judge_shares(shares: list[list[int]], count: int) -> None:
     workers = len(shares)
     of = f"with {workers} worker{'s' * (workers > 1)} and {count} images"
-    owners = Counter(index for share in shares for index in share)
-    twice = [index for index in range(count) if owners[index] > 1]
-    if twice and all(len(share) == count for share in shares):
+    owners = [[str(rank) for rank, share in enumerate(shares) if index in share] for index in range(count)]
+    if workers > 1 and all(len(share) == count for share in shares):
         raise Wrong(f"{of} each worker gives all images; they must differ: RANK tells who this one is.")
-    if twice:
-        ranks = [str(rank) for rank, share in enumerate(shares) if twice[0] in share]
-        raise Wrong(
-            f"{of}, image {twice[0]} belongs to rank {' and rank '.join(ranks)}; it must belong to one."
-        )
-    nobodys = [index for index in range(count) if not owners[index]]
-    if nobodys:
-        raise Wrong(
-            f"{of}, image {nobodys[0]} belongs to nobody; the remainder of a division needs somebody, too."
-        )
+    for index, ranks in enumerate(owners):
+        if len(ranks) > 1:
+            raise Wrong(f"{of}, image {index} belongs to rank {' and rank '.join(ranks)}; one must own it.")
+        if not ranks:
+            raise Wrong(f"{of}, image {index} belongs to nobody; a division's remainder needs an owner, too.")
     sizes = [len(share) for share in shares]
-    if max(sizes) - min(sizes) > 1:
-        raise Wrong(
-            f"{of}, the ranks have {sizes} images; so the others wait for rank {sizes.index(max(sizes))}."
-        )
+    if max(sizes) - min(sizes) > 1 or sum(sizes) > count:
+        slowest = sizes.index(max(sizes))
+        raise Wrong(f"{of}, the ranks have {sizes} images; so the others wait for rank {slowest}.")
