@@ -23,7 +23,7 @@ class Remote(Protocol):
     """A submitted job, as its target shows it."""
 
     def look(self) -> tuple[RunState, str]:
-        """The job's state now, and if it failed the reason in a sentence. Raises Unreachable."""
+        """The job's state now, and why it failed, or what it waits for before it can start. Raises Unreachable."""
 
     def read(self, receive: Receive) -> None:
         """Pass on the lines that are new since the last call; after the job's end, all that are left.
@@ -80,6 +80,7 @@ class FollowedRun(Run):
         while True:
             try:
                 state, reason = self._remote.look()
+                self.waits_for = reason if state is RunState.RUNNING else ""
                 self._remote.read(self._receive_line)
                 answered = time.monotonic()
             except Unreachable as error:

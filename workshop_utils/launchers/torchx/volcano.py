@@ -63,7 +63,7 @@ def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     config_maps = pods.config_maps(_called(job, resource), with_data=place.data_claim is None)
     objects = JobObjects(api, Manifest(resource), config_maps)
     objects.create()
-    return VolcanoRun(job, objects, place.nodes(job))
+    return VolcanoRun(job, objects, place.layout(job)[0])
 
 
 def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
