@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -88,10 +89,16 @@ class FollowedRun(Run):
                 if time.monotonic() - answered > BLIND_SECONDS:
                     return RunState.FAILED, f"{self.name} does not answer, and may still be running. {error}"
             if state is not RunState.RUNNING:
-                return (RunState.STOPPED, "") if self._stopping else (state, self._explained(state, reason))
+                # Its end may have come just before the stop.
+                stopped = self._stopping and state is RunState.FAILED
+                return (RunState.STOPPED, "") if stopped else (state, self._explained(state, reason))
             self._wake.wait(self._poll_seconds)
             self._wake.clear()
 
     def _explained(self, state: RunState, reason: str) -> str:
-        lines = [str(line) for line in self.logs()] if state is RunState.FAILED else []
+        """`reason`, and if the run failed the last lines of the worker that it names, or else of all."""
+        if state is not RunState.FAILED:
+            return reason
+        named = next((worker for worker in self.workers if re.search(rf"\b{worker}\b", reason)), None)
+        lines = [line.text if named else str(line) for line in self.logs(worker=named)]
         return f"{reason.removesuffix('.')}. {output.last_lines(lines)}" if lines else reason

@@ -331,16 +331,13 @@ class SlurmJob:
                 yield from output.attributed("slurm", line, "stdout")
 
     def _blame(self, code: int) -> str:
-        """The message of a run that failed: which process failed first, how, and its last lines."""
-        lines = [line for line in self._lines(self._log()) if not line[1].startswith('{"workshop": ')]
-        printed = "\n".join(text for _, text, _ in lines)
+        """Why the job failed: which process failed first, and how."""
+        printed = "\n".join(text for _, text, _ in self._lines(self._log()))
         worker, killed = output.culprit([printed])
         how = f"{worker or 'the script'} {output.how(killed or code)}"
         error = re.search(r"^srun: error: (\S+): tasks? (\d+)[^:]*: (.+)", printed, re.MULTILINE)
         if error and self._tasks:
-            worker = self._tasks[int(error[2])]
-            how = f"{worker} on {error[1]}: {error[3]}"
+            how = f"{self._tasks[int(error[2])]} on {error[1]}: {error[3]}"
         if self._state != "FAILED":
-            worker, how = None, f"Slurm ended it ({self._state})"
-        last = output.last_lines([text for name, text, _ in lines if worker in (None, name)])
-        return f"{self._name} failed: {how}. {last}"
+            how = f"Slurm ended it ({self._state})"
+        return f"{self._name} failed: {how}"
