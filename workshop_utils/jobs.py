@@ -122,7 +122,9 @@ class Description(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise JobError("\n".join(_sentence(detail, type(self)) for detail in error.errors())) from None
+            # A default that is made of another field, which is reported itself, needs no sentence.
+            details = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
+            raise JobError("\n".join(_sentence(detail, type(self)) for detail in details)) from None
 
 
 class Resources(Description):

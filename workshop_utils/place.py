@@ -1,7 +1,7 @@
 """Who am I, where is my data, here is a metric: all that a training script imports.
 
 A script learns its place in the cluster from the environment that its platform sets (MPI, Horovod, torchrun,
-TensorFlow's `TF_CONFIG`, SageMaker's `SM_*`), so the same file runs on a laptop, on SageMaker and on
+TensorFlow's `TF_CONFIG`, SageMaker's `SM_*`, Slurm's `SLURM_*`), so the same file runs on a laptop, on SageMaker and on
 Kubernetes. This is the one module that reads those variables. It needs the standard library alone, and every
 launcher ships it beside the script.
 
@@ -40,6 +40,10 @@ RANK_VARIABLES = (
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
 )
+
+# The same of a task of Slurm's `srun`. They are read last, since other launchers run inside Slurm's jobs, and only
+# where SLURM_STEP_ID says that this is a task: Slurm sets some of them in a batch script as well.
+SLURM_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 
 # The order in which the roles of a TF_CONFIG cluster are numbered into ranks. Parameter servers, which hold
 # variables and do not train, have no rank.
@@ -100,17 +104,21 @@ def from_environment(environment: Mapping[str, str]) -> Place:
             return _from_tf_config(config, environment)
         if environment.get("SM_HOSTS"):
             rank, world_size = _from_hosts(environment)
-            index = rank
+        elif "SLURM_STEP_ID" in environment:
+            rank, world_size, local_rank = (_integer(environment, name) for name in SLURM_VARIABLES)
+        index = rank
     servers = _integer(environment, "WORKSHOP_SERVERS") if "WORKSHOP_SERVERS" in environment else 0
     if servers:
         role, index = ("server", rank) if rank < servers else ("worker", rank - servers)
     return Place(role, index, rank, world_size, local_rank, *_folders(environment), servers)
 
 
-def rendezvous() -> tuple[int, int, str, bytes]:
-    """What the workshop's own message passing is joined with: rank, size, the meeting point, and the run's secret.
+def rendezvous() -> tuple[int, int, str, bytes, dict[str, Any] | None, str | None]:
+    """The arguments of `comm.tcp.connect`: how this process joins the workshop's own message passing.
 
-    These are the first arguments of `comm.tcp.connect`; the meeting point is `host:port` of rank 0.
+    Rank, size, `host:port` of rank 0, the run's secret; then the links to emulate (`comm.stamped`: `bandwidths` in
+    bytes per second by rank, and `latency_seconds`), or None; and the private subnet that the machines of this run
+    share, such as "10.0.0.0/16", or None on one machine.
 
     Raises:
         ValueError: if the environment does not say, because the script was not launched by such a strategy.
@@ -121,35 +129,19 @@ def rendezvous() -> tuple[int, int, str, bytes]:
         raise ValueError(f"{', '.join(missing)} is not set; launch the script with strategy 'ring'")
     rank, size, port = (_integer(os.environ, name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     host = socket.gethostbyname(os.environ["MASTER_ADDR"])  # on SageMaker and Kubernetes it is a name
-    return rank, size, f"{host}:{port}", os.environ["WORKSHOP_SECRET"].encode()
-
-
-def link() -> dict[str, Any] | None:
-    """The links that the workshop's own message passing is to emulate (`comm.stamped`): `bandwidths`, in bytes per
-    second by rank, and `latency_seconds`. None where there are none: almost always.
-    """
-    text = os.environ.get("WORKSHOP_LINK")
-    described: dict[str, Any] | None = json.loads(text) if text else None
-    return described
-
-
-def subnet() -> str | None:
-    """The private subnet that the machines of this run are in, such as "10.0.0.0/16"; None where it is one machine.
-
-    The workshop's own message passing joins ranks on loopback and in emulated networks alone, unless this names where
-    else (WORKSHOP_SUBNET). Who may enter that subnet is for its security group to say; who may join, for the secret.
-    """
-    return os.environ.get("WORKSHOP_SUBNET") or None
+    secret, link = os.environ["WORKSHOP_SECRET"].encode(), os.environ.get("WORKSHOP_LINK")
+    subnet = os.environ.get("WORKSHOP_SUBNET") or None
+    return rank, size, f"{host}:{port}", secret, json.loads(link) if link else None, subnet
 
 
 def restart_count() -> int:
-    """How often this job has been started anew since it was launched: 0 in its first life, as torchrun counts.
+    """How often this job has been restarted since its launch: 0 at first, as torchrun and Slurm count.
 
     Raises:
-        ValueError: if TORCHELASTIC_RESTART_COUNT is no number.
+        ValueError: if TORCHELASTIC_RESTART_COUNT or SLURM_RESTART_COUNT is not a number.
     """
-    name = "TORCHELASTIC_RESTART_COUNT"
-    return _integer(os.environ, name) if name in os.environ else 0
+    names = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return next((_integer(os.environ, name) for name in names if name in os.environ), 0)
 
 
 def checkpoint_folder() -> Path:

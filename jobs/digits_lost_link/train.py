@@ -89,8 +89,7 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=2.0, help="seconds that a message may take")
     options = parser.parse_args()
 
-    rank, size, coordinator, secret = place.rendezvous()
-    with tcp.connect(rank, size, coordinator, secret) as communicator:
+    with tcp.connect(*place.rendezvous()) as communicator:
         communicator.timeout_seconds = options.patience
         train(communicator, options)
         communicator.barrier()

@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import itertools
 import sys
+import time
 from typing import Any
 
 import psutil
@@ -102,7 +103,7 @@ def train(model: Any, optimizer: Any, images: Tensor, labels: Tensor, arguments:
         part = batch.tensor_split(communicator.size)[communicator.rank]
         communicator.barrier()  # so that all begin together
         communicator.traffic.reset()
-        start = communicator.now()
+        start = time.perf_counter()
         optimizer.zero_grad()
         # A sum over the part by the size of the whole batch: so the ranks' mean, times their number, is the batch's.
         loss = (
@@ -112,7 +113,7 @@ def train(model: Any, optimizer: Any, images: Tensor, labels: Tensor, arguments:
         if arguments.stage < 2:
             model.synchronise()
         optimizer.step()
-        seconds, sent = communicator.now() - start, int(communicator.traffic.bytes_sent.sum())
+        seconds, sent = time.perf_counter() - start, int(communicator.traffic.bytes_sent.sum())
         place.report(step=step, loss=loss.item(), step_seconds=seconds, bytes_sent=sent)
 
 

@@ -48,11 +48,11 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def plan(options: argparse.Namespace, workers: int) -> tuple[GPTSizes, Schedule, mesh.Place]:
+def plan(options: argparse.Namespace, workers: int) -> tuple[GPTSizes, Schedule, tuple[int, int, int]]:
     """The model's sizes, each pipeline's schedule and the mesh's sizes; ends the script where they cannot be."""
-    mesh_sizes = mesh.Place(options.data, options.tensor, options.pipeline)
+    mesh_sizes = options.data, options.tensor, options.pipeline
     try:
-        mesh.check(mesh_sizes, workers)
+        mesh.check(*mesh_sizes, workers)
         sizes = GPTSizes(layers=options.layers)
         schedule = schedule_of(options.schedule, options.pipeline, options.microbatches, options.chunks)
         sizes.check_cut(options.tensor, schedule.stages, bool(options.sequence_parallel))
@@ -74,7 +74,7 @@ def main() -> None:
     text, tokens, targets = manual(), torch.empty(0), torch.empty(0)  # tokens and targets are this replica's
 
     with tcp.connect(*place.rendezvous()) as communicator:
-        groups = mesh.Mesh(communicator, *mesh_sizes)
+        groups = mesh.mesh_of(communicator, *mesh_sizes)
         region = Region(groups.tensor, bool(options.sequence_parallel))
 
         def inputs(microbatch: int) -> Tensor:
@@ -105,7 +105,8 @@ def main() -> None:
         for step in range(1, options.steps + 1):
             batch = batch_of(text, step, options.batch_size, sizes.sequence)
             tokens, targets = (each.chunk(options.data)[groups.data.rank] for each in batch)
-            communicator.traffic.reset()
+            for each in (communicator, *groups):
+                each.traffic.reset()
             start = time.perf_counter()
             optimizer.zero_grad()
             run(schedule, stages, groups.pipeline, message)  # forward and backward: pipeline and tensor
@@ -115,7 +116,10 @@ def main() -> None:
             values = {
                 "step_seconds": time.perf_counter() - start,
                 "bytes_sent": float(communicator.traffic.bytes_sent.sum()),
-                **{f"{direction}_bytes": float(sent) for direction, sent in groups.bytes_sent().items()},
+                **{
+                    f"{direction}_bytes": float(group.traffic.bytes_sent.sum())
+                    for direction, group in groups._asdict().items()
+                },
             }
             if last in stages:
                 mean = np.array([sum(stages[last].losses.values())])

@@ -39,9 +39,9 @@ def first_message(communicator):
         time.sleep(LATE_SECONDS)
         communicator.send(0, np.ones(1))
         return 0.0
-    before = communicator.waited_seconds
-    communicator.recv(communicator.wait_any([1]), np.empty(1))
-    return communicator.waited_seconds - before
+    before = communicator.traffic.waited_seconds
+    communicator.recv([1], np.empty(1))
+    return communicator.traffic.waited_seconds - before
 
 
 def test_a_server_waits_for_whoever_comes_first(ranks):

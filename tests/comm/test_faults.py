@@ -50,7 +50,7 @@ def raise_of_its_own(communicator, elements, doomed):
 
 def outcome_of(rank, size, coordinator, secret, program, args, answers):
     try:
-        with tcp.connect(rank, size, coordinator, secret, TIMEOUT_SECONDS) as communicator:
+        with tcp.connect(rank, size, coordinator, secret, timeout_seconds=TIMEOUT_SECONDS) as communicator:
             program(communicator, *args)
     except Exception as error:
         answers.put((rank, error, time.monotonic()))
@@ -243,7 +243,7 @@ def test_strangers_are_refused_and_the_run_goes_on(port):
 
 def test_an_answer_to_a_challenge_cannot_be_used_again(port):
     """Who sends the called side's own proof back at it is not let in."""
-    own = rendezvous.Credentials.until(10, 0, 2, b"secret")
+    own = rendezvous.Membership.until(10, 0, 2, b"secret")
     with contextlib.closing(rendezvous.Listener(own, f"127.0.0.1:{port}")):
         stranger = socket.create_connection(("127.0.0.1", port))
         stranger.sendall(rendezvous._MAGIC + bytes(rendezvous._NONCE))
@@ -273,27 +273,26 @@ def test_a_rank_that_never_joins_is_named(port):
         tcp.connect(1, 3, f"127.0.0.1:{port}", b"secret", timeout_seconds=0.5)
 
 
-def test_the_emulated_network_and_the_private_subnet_that_is_named_are_within_reach(monkeypatch):
+def test_the_emulated_network_and_a_private_subnet_that_is_named_are_within_reach():
     assert rendezvous.endpoint(f"{SUBNET}.1:4000") == (f"{SUBNET}.1", 4000)
-    monkeypatch.setenv("WORKSHOP_SUBNET", "10.0.0.0/16")
-    assert rendezvous.endpoint("10.0.3.7:4000") == ("10.0.3.7", 4000)
+    own = rendezvous.Membership.until(1, 0, 2, b"secret", "10.0.0.0/16")
+    assert rendezvous.endpoint("10.0.3.7:4000", own.reachable) == ("10.0.3.7", 4000)
 
 
 @pytest.mark.parametrize(
     ("coordinator", "subnet", "named"),
     [
-        ("0.0.0.0:4000", "", "must be on loopback"),
+        ("0.0.0.0:4000", None, "must be on loopback"),
         ("10.1.3.7:4000", "10.0.0.0/16", "must be on loopback"),
         ("10.0.3.7:4000", "8.8.0.0/16", "must be private"),
         ("10.0.3.7:4000", "here", "must be a subnet"),
-        ("nowhere", "", "address and a port"),
-        ("127.0.0.1:http", "", "address and a port"),
+        ("nowhere", None, "address and a port"),
+        ("127.0.0.1:http", None, "address and a port"),
     ],
 )
-def test_a_coordinator_that_others_could_reach_is_refused(coordinator, subnet, named, monkeypatch):
-    monkeypatch.setenv("WORKSHOP_SUBNET", subnet)
+def test_a_coordinator_that_others_could_reach_is_refused(coordinator, subnet, named):
     with pytest.raises(ValueError, match=named):
-        tcp.connect(0, 2, coordinator, b"secret")
+        tcp.connect(0, 2, coordinator, b"secret", subnet=subnet)
 
 
 # Frames that are none.

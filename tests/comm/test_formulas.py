@@ -11,11 +11,11 @@ import pytest
 
 from workshop_utils.comm.central import central_all_reduce, central_seconds
 from workshop_utils.comm.crossover import tree_ring_crossover_nbytes
-from workshop_utils.comm.double_tree import double_tree_all_reduce, double_tree_seconds
+from workshop_utils.comm.double_tree import double_tree_all_reduce
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce, hierarchical_seconds
 from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
-from workshop_utils.comm.simulated import Cluster, Link, Shape, Simulation, simulate
+from workshop_utils.comm.simulated import Link, Shape, Simulation, Topology, simulate
 from workshop_utils.comm.tree import tree_all_reduce, tree_all_reduce_seconds
 
 LATENCY, BANDWIDTH = 50e-6, 125e6
@@ -25,7 +25,7 @@ ELEMENTS = 5040 * 16  # every N up to 10 divides it, and so do the powers of two
 RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16]
 
 
-def simulated(algorithm: Callable[..., Any], size: int, link: Link | Cluster = LINK) -> Simulation[Any]:
+def simulated(algorithm: Callable[..., Any], size: int, link: Link | Topology = LINK) -> Simulation[Any]:
     return simulate(size, lambda communicator: algorithm(communicator, Shape(ELEMENTS, np.float64)), link)
 
 
@@ -45,22 +45,22 @@ def test_the_simulated_clock_equals_the_closed_form(
     assert simulated(algorithm, size).seconds == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 8, 16, 64])
-def test_a_tree_all_reduce_equals_its_closed_form_for_powers_of_two(size: int) -> None:
-    expected = tree_all_reduce_seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH)
-    assert simulated(tree_all_reduce, size).seconds == pytest.approx(expected, rel=1e-9, abs=1e-15)
-
-
-@pytest.mark.parametrize("size", RANKS)
-def test_the_bound_of_a_tree_all_reduce_is_not_passed_and_near(size: int) -> None:
+@pytest.mark.parametrize("size", [*RANKS, 64])
+def test_a_tree_takes_its_closed_form_for_powers_of_two_and_up_to_a_tenth_less_for_others(size: int) -> None:
     bound = tree_all_reduce_seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH)
-    assert 0.9 * bound <= simulated(tree_all_reduce, size).seconds <= bound * (1 + 1e-9)
+    least = bound if size & (size - 1) == 0 else 0.9 * bound
+    assert least * (1 - 1e-9) <= simulated(tree_all_reduce, size).seconds <= bound * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("size", [3, 4, 5, 6, 8, 9, 16, 100])
-def test_the_estimate_of_a_double_tree_is_a_third_off_at_most(size: int) -> None:
-    estimate = double_tree_seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH)
-    assert simulated(double_tree_all_reduce, size).seconds == pytest.approx(estimate, rel=1 / 3)
+@pytest.mark.parametrize("size", [8, 16, 100])
+def test_a_double_tree_is_near_a_ring_for_large_arrays_and_near_a_tree_for_small_ones(size: int) -> None:
+    def seconds(algorithm: Callable[..., Any], elements: int) -> float:
+        return simulate(size, lambda communicator: algorithm(communicator, Shape(elements)), LINK).seconds
+
+    in_pieces = functools.partial(double_tree_all_reduce, segments=16)
+    assert seconds(in_pieces, 10_000_000) < 1.7 * seconds(ring_all_reduce, 10_000_000)
+    in_one_piece = functools.partial(double_tree_all_reduce, segments=1)
+    assert seconds(in_one_piece, 10) < 2 * seconds(tree_all_reduce, 10)
 
 
 @pytest.mark.parametrize(("size", "group_size"), [(8, 2), (8, 4), (9, 3), (6, 3), (5, 1), (5, 5), (3, 8)])
@@ -77,10 +77,10 @@ def test_left_over_ranks_cost_a_hierarchical_all_reduce_at_least_a_whole_array_e
 
 
 def test_a_hierarchical_all_reduce_on_shared_nics_is_near_its_closed_form() -> None:
-    cluster = Cluster(LINK, ranks_per_machine=4, inside=Link(1e-6, 10e9))
+    machines = Topology(LINK, ranks_per_machine=4, inside=Link(1e-6, 10e9))
     expected = hierarchical_seconds(16, 8 * ELEMENTS, LATENCY, BANDWIDTH / 4, 4, 1e-6, 10e9)
     algorithm = functools.partial(hierarchical_all_reduce, group_size=4)
-    assert simulated(algorithm, 16, cluster).seconds == pytest.approx(expected, rel=0.05)
+    assert simulated(algorithm, 16, machines).seconds == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("size", [4, 8, 16, 64])

@@ -66,11 +66,11 @@ def test_an_overlapped_pull_is_seen_and_staleness_counts_the_others_updates() ->
     def program(communicator: Communicator) -> tuple[int, bool, int, bool] | None:
         part = np.zeros(5)
         if communicator.rank == 0:
-            shared = SharedPart.create(communicator, arrangement, part, "none")
+            shared = SharedPart(communicator, arrangement, 0, part, "none")
             communicator.barrier()
             shared.close()
             return None
-        shared = SharedPart.open(communicator, arrangement, 0, part, "none")
+        shared = SharedPart(communicator, arrangement, 0, part, "none")
         communicator.barrier()
         seen = None
         if communicator.rank == 1:
@@ -130,7 +130,7 @@ def test_memory_that_is_not_the_servers_is_refused_by_name(
             descriptor = other if place == "another" else 10**6
             communicator.send(1, np.array([os.getpid(), descriptor, 12345], np.int64))
         else:
-            SharedPart.open(communicator, arrangement, 0, part, "none").close()
+            SharedPart(communicator, arrangement, 0, part, "none").close()
 
     try:
         with pytest.raises(CommunicationError, match=r"the memory of server 0 cannot be mapped .*same user"):

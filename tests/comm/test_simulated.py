@@ -15,11 +15,11 @@ from workshop_utils.comm.hierarchical import hierarchical_all_reduce
 from workshop_utils.comm.recurrence import ring_finish_seconds
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.simulated import (
-    Cluster,
     Deadlock,
     Link,
     Shape,
     SimulatedCommunicator,
+    Topology,
     simulate,
 )
 from workshop_utils.comm.tree import tree_all_reduce
@@ -79,9 +79,8 @@ def test_whose_message_comes_first_is_heard_first() -> None:
             return []
         heard, silent = [], [1, 2, 3]
         while silent:
-            source = communicator.wait_any(silent)
-            heard.append((source, communicator.now()))
-            communicator.recv(source, word)
+            source = communicator.recv(silent, word)
+            heard.append((source, of(communicator).seconds))
             silent.remove(source)
         return heard
 
@@ -137,10 +136,10 @@ def test_ranks_of_one_machine_share_its_nic_and_reach_each_other_without_it() ->
         peer = (communicator.rank + 2) % 4
         communicator.send_recv(peer, Shape(1000, np.uint8), peer, Shape(1000, np.uint8))
 
-    cluster = Cluster(Link(0.5, 1000), ranks_per_machine=2)
-    assert simulate(4, program, cluster).seconds == 2.5
-    assert simulate(4, send_one(1000), cluster).seconds == 0
-    assert simulate(4, send_one(1000), Cluster(cluster.link, 2, inside=Link(0.25, 2000))).seconds == 0.75
+    machines = Topology(Link(0.5, 1000), ranks_per_machine=2)
+    assert simulate(4, program, machines).seconds == 2.5
+    assert simulate(4, send_one(1000), machines).seconds == 0
+    assert simulate(4, send_one(1000), Topology(machines.link, 2, inside=Link(0.25, 2000))).seconds == 0.75
 
 
 def test_a_trace_says_what_each_rank_did_when() -> None:
@@ -177,7 +176,7 @@ def test_a_deadlock_names_who_waits_for_whom() -> None:
     with pytest.raises(Deadlock, match=r"100 of 100 ranks wait .* rank 7 waits for rank 0, .*; and 92 more"):
         simulate(100, lambda communicator: communicator.recv((communicator.rank == 0) * 1, np.zeros(1)))
     with pytest.raises(Deadlock, match=r"rank 0 waits for any of the ranks \[1, 2\]"):
-        simulate(3, lambda communicator: communicator.rank == 0 and communicator.wait_any([2, 1]))
+        simulate(3, lambda communicator: communicator.rank == 0 and communicator.recv([2, 1], np.zeros(1)))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +237,7 @@ def test_a_peer_that_is_not_there_is_refused(peer: int) -> None:
         (lambda: Link(-1), "latency_seconds is -1"),
         (lambda: Link(0, 0), "bandwidth_bytes_per_second is 0"),
         (lambda: Link.of("1GB"), "a rate in bits"),
-        (lambda: Cluster(Link(), ranks_per_machine=0), "ranks_per_machine is 0"),
+        (lambda: Topology(Link(), ranks_per_machine=0), "ranks_per_machine is 0"),
         (lambda: simulate(0, print), "size is 0"),
     ],
 )

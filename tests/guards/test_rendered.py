@@ -60,8 +60,8 @@ OPTIONS = (
     "jobs/mnist_mpi --on kubernetes --workers 3 -a epochs=1",
     "jobs/mnist_torch_ddp --on kubernetes --config KINDS",
     "jobs/digits_resumable --on kubernetes --config ELASTIC",
-    "jobs/mnist_torch_ddp --on sagemaker --config DRIVERS --workers 4",
-    "jobs/mnist_horovod --on sagemaker --config DRIVERS --workers 4",
+    "jobs/mnist_torch_ddp --on sagemaker --config DRIVERS --nodes 2 --processes-per-node 2",
+    "jobs/mnist_horovod --on sagemaker --config DRIVERS --nodes 2 --processes-per-node 2",
     "jobs/mnist_torch_ddp --on sagemaker --config SPOT",
     "jobs/mnist_torch_ddp --on spark --config SPARK --workers 4",
     "jobs/mnist_torch_ddp --on spark --config STANDALONE",
@@ -75,7 +75,7 @@ ROLE = "role: arn:aws:iam::123456789012:role/workshop\nregion: us-east-1\n"
 PLACES = {
     "KINDS": "kind: TrainJob\nnamespace: team-a\nkeep: 2h\nnode_selector: {disk: ssd}\nimage: example.com/torch:1\n",
     "ELASTIC": "elastic: {min_workers: 1, max_workers: 3}\n",
-    "DRIVERS": f"{ROLE}mode: drivers\nprocesses_per_host: 2\ninstance_type: ml.c5.2xlarge\ntags: {{team: a}}\n",
+    "DRIVERS": f"{ROLE}mode: drivers\ninstance_type: ml.c5.2xlarge\ntags: {{team: a}}\n",
     "SPOT": f"{ROLE}spot: true\nmax_wait: 1h\nbucket: my-own-bucket\ninput_mode: FastFile\nvolume_gb: 50\nretries: 3\n",
     "SPARK": (ROOT / "jobs/clusters/spark/kubernetes.yaml").read_text(),
     # As that file has it, except that the secret exists.

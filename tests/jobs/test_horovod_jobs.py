@@ -97,7 +97,7 @@ def test_the_timeline_shows_fused_gradients_in_few_messages_and_others_in_one_ea
         arguments={"epochs": 2, "layers": 4, "timeline-steps": 3},
         environment=Tuning(fusion_threshold=threshold).environment,
     )
-    steps = horovod_timeline.steps(horovod_timeline.read(tmp_path / "timeline.json"))
+    steps = horovod_timeline.steps(horovod_timeline.read_timeline(tmp_path / "timeline.json"))
     assert len(steps) == 3
     counts = []
     for spans in steps:

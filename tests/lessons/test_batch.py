@@ -3,10 +3,11 @@
 import base64
 
 import nbformat
+import pandas as pd
 from bs4 import BeautifulSoup
 
 from workshop_utils.lessons import batch, report
-from workshop_utils.scaling import sweep
+from workshop_utils.scaling import efficiency, experiment
 
 PNG = base64.b64encode(b"a picture").decode()
 
@@ -78,7 +79,14 @@ def test_the_report_has_a_figure_and_the_slowest_cell_under_their_heading_in_wor
 
 
 def measurement(strategy, workers, samples_per_second, state="succeeded", reason=""):
-    return sweep.Measurement(strategy, workers, state, 3.0, 1.0, samples_per_second, 0.1, 0.97, reason)
+    return {
+        "strategy": strategy, "workers": workers, "state": state, "run_seconds": 3.0, "first_step_seconds": 1.0,
+        "samples_per_second": samples_per_second, "loss": 0.1, "accuracy": 0.97, "reason": reason,
+    }  # fmt: skip
+
+
+def with_efficiency(*rows):
+    return efficiency.of_throughput(pd.DataFrame(rows))
 
 
 def test_the_report_shows_the_scaling_table_and_names_the_run_that_failed(tmp_path):
@@ -87,7 +95,7 @@ def test_the_report_shows_the_scaling_table_and_names_the_run_that_failed(tmp_pa
         measurement("torch_ddp", 2, 1500.0),
         measurement("mpi", 2, float("nan"), "failed", "mpi failed: rank 1 was killed"),
     ]
-    path = report.write_report(tmp_path, [], sweep.table(rows), seconds=9.0)
+    path = report.write_report(tmp_path, [], with_efficiency(*rows), seconds=9.0)
     page = path.read_text()
     assert "0.75" in page
     assert "relative to the fastest strategy with the fewest workers" in page
@@ -104,13 +112,17 @@ def test_efficiency_is_throughput_a_worker_over_that_of_the_fastest_with_the_few
         measurement("b", 2, 1000.0),
         measurement("c", 1, float("nan"), "failed"),
     ]
-    assert list(sweep.table(rows)["efficiency"][:4]) == [0.5, 1.0, 0.5, 0.5]
-    assert sweep.table(rows)["efficiency"].isna().tolist()[4]
-    assert sweep.table(rows[-1:])["efficiency"].isna().all()
+    assert list(with_efficiency(*rows)["efficiency"][:4]) == [0.5, 1.0, 0.5, 0.5]
+    assert with_efficiency(*rows)["efficiency"].isna().tolist()[4]
+
+
+def test_a_sweep_in_which_nothing_succeeded_has_no_efficiency():
+    table = with_efficiency(measurement("mpi", 2, float("nan"), "failed"))
+    assert table["efficiency"].isna().all()
 
 
 def test_the_sweep_has_single_once_and_parameter_servers_from_two():
-    planned = [(job.strategy, job.workers) for job in sweep.plan("jobs", (1, 2, 4))]
+    planned = [(job.strategy, job.workers) for job in experiment.mnist_jobs("jobs", (1, 2, 4))]
     counts = {strategy: [count for name, count in planned if name == strategy] for strategy, _ in planned}
     others = {name: [1, 2, 4] for name in ("horovod", "mpi", "multi_worker_mirrored", "torch_ddp")}
     assert counts == {"single": [1], "parameter_server": [2, 4], **others}
@@ -124,7 +136,9 @@ def test_a_run_that_fails_is_a_row_of_the_sweep_and_not_its_end(make_job, nothin
         "place.report(step=1, loss=0.5, samples_per_second=10)",
         "place.report(step=2, accuracy=0.9, samples_per_second=30)",
     )
-    first, second = sweep.sweep([failing, fine])
-    assert (first.state, second.state) == ("failed", "succeeded")
-    assert "exit code 2" in first.reason
-    assert (second.samples_per_second, second.loss, second.accuracy) == (20, 0.5, 0.9)
+    (first,), (second,) = (
+        experiment.measure_once(experiment.Setting(job), warm=False) for job in (failing, fine)
+    )
+    assert (first["state"], second["state"]) == ("failed", "succeeded")
+    assert "exit code 2" in first["reason"]
+    assert (second["samples_per_second"], second["loss"], second["accuracy"]) == (20, 0.5, 0.9)

@@ -1,11 +1,13 @@
 """The small GPT, and the mesh that it is spread over."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import mesh
 from workshop_utils.parallel.gpt import (
     GPT,
@@ -67,29 +69,29 @@ def test_what_cannot_be_is_named(call, said: str) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2), (3, 1, 2), (1, 4, 3), (2, 3, 1)])
-def test_every_group_of_a_mesh_has_ranks_that_differ_in_its_direction_only(
+def test_the_groups_of_a_mesh_meet_in_one_rank_and_tensor_neighbours_are_next_to_each_other(
     sizes: tuple[int, int, int],
 ) -> None:
-    shape = mesh.Place(*sizes)
-    ranks = shape.data * shape.tensor * shape.pipeline
-    places = [mesh.place_of(rank, shape) for rank in range(ranks)]
-    assert len(set(places)) == ranks
-    assert [mesh.rank_of(place, shape) for place in places] == list(range(ranks))
+    ranks = sizes[0] * sizes[1] * sizes[2]
 
-    def rank_main(communicator: Communicator) -> None:
-        groups = mesh.Mesh(communicator, *shape)
-        for direction in mesh.Place._fields:
-            group = getattr(groups, direction)
-            assert (group.rank, group.size) == (getattr(groups.place, direction), getattr(shape, direction))
-            group.barrier()
+    def groups_of(communicator: Communicator) -> list[list[int]]:
+        groups = mesh.mesh_of(communicator, *sizes)
+        members = []
+        for group in groups:
+            numbers = np.zeros(group.size, np.int64)
+            numbers[group.rank] = communicator.rank
+            ring_all_reduce(group, numbers)
+            members.append(numbers.tolist())
+        return members
 
-    threads.run(ranks, rank_main)
-    if shape.tensor > 1:  # who talks most are neighbours
-        assert places[1] == places[0]._replace(tensor=1)
+    for rank, (data, tensor, pipeline) in enumerate(threads.run(ranks, groups_of)):
+        assert (len(data), len(tensor), len(pipeline)) == sizes
+        assert {*data} & {*tensor} == {*tensor} & {*pipeline} == {*pipeline} & {*data} == {rank}
+        assert tensor == list(range(tensor[0], tensor[0] + sizes[1]))  # who talk most are neighbours
 
 
 def test_a_mesh_that_is_not_as_large_as_the_run_is_refused() -> None:
     with pytest.raises(ValueError, match="2 × 2 × 3; it must make 8, the number of workers"):
-        mesh.check(mesh.Place(2, 2, 3), 8)
+        mesh.check(2, 2, 3, 8)
     with pytest.raises(ValueError, match="-1 × -1 × 1; it must make 1"):
-        mesh.check(mesh.Place(-1, -1, 1), 1)
+        mesh.check(-1, -1, 1, 1)

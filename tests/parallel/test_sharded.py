@@ -231,7 +231,7 @@ def test_a_module_on_meta_is_materialised_unit_by_unit_and_starts_as_rank_0_draw
     assert first.unique().numel() > 40
 
 
-def test_a_module_on_meta_that_cannot_be_initialised_or_shares_across_units_is_refused() -> None:
+def test_a_module_on_meta_that_cannot_be_initialised_or_shares_parameters_is_refused() -> None:
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -246,5 +246,5 @@ def test_a_module_on_meta_that_cannot_be_initialised_or_shares_across_units_is_r
         with torch.device("meta"):
             FullySharded(made("tied"), communicator)
 
-    with pytest.raises(ValueError, match=r"first\.weight is shared by two units and on the device 'meta'"):
+    with pytest.raises(ValueError, match=r"first\.weight is shared by two layers and on the device 'meta'"):
         threads.run(1, shared)

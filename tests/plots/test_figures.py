@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 
 from workshop_utils.comm.communicator import Event
 from workshop_utils.comm.ring import ring_all_reduce
@@ -22,17 +23,19 @@ from workshop_utils.plots import (
     parallelism,
     prediction,
     pytorch,
+    sagemaker,
     scaling,
-    speedup,
+    spark,
     tensorflow,
+    torchx,
     welcome,
 )
 from workshop_utils.scaling import efficiency
-from workshop_utils.scaling.cost import Path
+from workshop_utils.scaling.cost import NetworkPath
 from workshop_utils.scaling.memory import TrainingMemory
 from workshop_utils.scaling.overlap import Phase
 from workshop_utils.training import models
-from workshop_utils.training.horovod_timeline import Span
+from workshop_utils.training.horovod_timeline import TimelineSpan
 
 
 def table(columns: str, *rows: tuple) -> pd.DataFrame:
@@ -71,7 +74,7 @@ SCALED = efficiency.scaling(
 )  # fmt: skip
 MEASURED = SCALED.assign(outlier=[False, False, True] * 2)
 CURVE = pd.DataFrame({"step": [0, 10, 20], "seconds": [0.0, 1.0, 2.0], "test_loss": [2.0, 1.0, 0.5]})
-FUSED = [Span("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), Span("a", "GLOO_ALLREDUCE", 1.5, 2.5, 1)]
+FUSED = [TimelineSpan("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), TimelineSpan("a", "GLOO_ALLREDUCE", 1.5, 2.5, 1)]
 NBYTES = {"model": 10e6, "forward": 14e6, "backward": 21e6, "update": 41e6}
 EVENTS = [[Event("send", 1, 8, 0, 1, "")], [Event("recv", 0, 8, 0, 3, "")]]
 SERIES = communication.Series([2, 4], [1.0, 1.5], [1.0, 1.25])
@@ -85,7 +88,7 @@ WAITED = table(
     ("worker-0", 2, 0.1, 0.25),
     ("worker-1", 2, 0.3, 0.05),
 )
-PATH = Path(1e-3, 2e7)
+PATH = NetworkPath(1e-3, 2e7)
 CHECKED = table("workers nbytes fastest", (64, 1e8, "ring"), (64, 1e3, "tree"))
 KNOWN = table("system predicted measured", ("a", 1.05, 1.0), ("a", 1.3, 1.0), ("b", 0.5, 1.0))
 LINE = np.array([2.0, 8.0, 1000.0])
@@ -95,38 +98,38 @@ PREDICTED = prediction.Curve("ring", "ring", LINE, LINE, LINE, LINE, {2: 0.1}, {
 # Figures that order, sum up or mark what they are given; and what their panels show, from the first on.
 SHOWN = {
     "starts": (lambda: welcome.starts({"cold": RUN}), [[(0, 2), (2, 4), (6, 1)]]),
-    "step": (lambda: baseline.step_time({16: {"data": 1, "forward": 2, "backward": 4, "update": 13}}),
+    "step": (lambda: baseline.step_shares({16: {"data": 1, "forward": 2, "backward": 4, "update": 13}}),
         [[(0, 0.05), (0.05, 0.1), (0.15, 0.2), (0.35, 0.65)]]),
     "memory": (lambda: baseline.memory(NBYTES, TrainingMemory(10e6, 10e6, 20e6, 5e6)),
         [[(0, 10), (1, 14), (2, 21), (3, 41)]]),
-    "speed-up": (lambda: speedup.measured({1: [1.0], 2: [1.5, 1.6, 1.7], 4: [1.2]}, 0.25, cores=2),
+    "speed-up": (lambda: scaling.measured_speedups({1: [1.0], 2: [1.5, 1.6, 1.7], 4: [1.2]}, 0.25, cores=2),
         [[(1, 1.0), (2, 1.6), (4, 1.2)]]),
     "equal losses": (lambda: parallelism.losses_agree([2.0, 1.0], {"data parallel, N = 2": [2.0, 1.0]}),
         [[(1, 2.0), (2, 1.0)]]),
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),
-    "staleness": (lambda: consistency.staleness({"a": PUSHES}), []),
+    "staleness": (lambda: consistency.staleness_histograms({"a": PUSHES}), []),
     "ring": (lambda: communication.ring_steps(ring_all_reduce, 4), []),
     # Pale from when the sender was done with it until it had been received.
-    "messages": (lambda: communication.timelines({"real": {"ring": EVENTS}}, "so"), [[(0, 1), (1, 2)]]),
+    "messages": (lambda: communication.message_timelines({"real": {"ring": EVENTS}}, "so"), [[(0, 1), (1, 2)]]),
     "workers": (lambda: communication.against_workers({"ring": SERIES}, "Found", "so"),
         [[(2, 1.0), (4, 1.5)], [(2, 1.0), (4, 1.2)]]),
     "tuning": (lambda: horovod.tuning({"0": [0.2], "1MB": [0.02]}, {0.001: [0.004], 0.02: [0.021]}, 7),
         [[(0, 0.2)] * 2 + [(1, 0.02)] * 2]),
-    "recorded": (lambda: horovod.timelines({"fused": FUSED}), [[(0, 500), (500, 1000)]]),
+    "recorded": (lambda: horovod.gradient_timelines({"fused": FUSED}), [[(0, 500), (500, 1000)]]),
     "overlap": (lambda: pytorch.steps_with_communication({"naive": {0: STEP}}, "Found", "so"),
         [[(0, 1), (1, 1.5), (1, 1.5)]]),
     "exposed": (lambda: pytorch.exposed_communication({"naive": [0.2, 0.9], "lapped": [0.1]}, 0.2, "so"),
         [[(0.1, 1), (0.2, 0), (0.9, 0)]]),
     # What diverged counts as a guess.
     "batch": (lambda: convergence.against_batch(RULES), [[(32, 0.3), (64, convergence.GIVEN_UP)]]),
-    "warm-up": (lambda: convergence.warm_up(WARM_UPS), [[(-0.12, convergence.GIVEN_UP), (0.88, 0.3)]]),
+    "warm-up": (lambda: convergence.warm_up_losses(WARM_UPS), [[(-0.12, convergence.GIVEN_UP), (0.88, 0.3)]]),
     "waiting": (lambda: failures.waiting(WAITED), [[(0, 0.1), (0.1, 0.25), (0, 0.3), (0.3, 0.05)]]),
     "remedies": (lambda: failures.remedies(pd.DataFrame({"even": 200.0, "straggler": 50.0}, index=["wait"])),
         [[(50, 0), (200, 0)]]),
     "restart": (lambda: failures.restart(RESTARTED), [[(0, 1), (1, 2), (2, 3), (4, 2), (5, 3), (6, 4)]]),
-    "curve": (lambda: prediction.to_a_thousand([PREDICTED], "Found").figure, [[(2, 0.1), (8, 0.3), (1000, 4)]]),
-    "map": (lambda: prediction.fastest_map(PATH, "Found", "so", CHECKED).figure, [[(1e3, 64), (1e8, 64)]]),
-    "known": (lambda: prediction.against_known(KNOWN, 0.1, "Found", "so").figure, [[(0.5, 1), (1.05, 0), (1.3, 0)]]),
+    "curve": (lambda: prediction.to_a_thousand([PREDICTED], "Found"), [[(2, 0.1), (8, 0.3), (1000, 4)]]),
+    "map": (lambda: prediction.fastest_map(PATH, "Found", "so", CHECKED), [[(1e3, 64), (1e8, 64)]]),
+    "known": (lambda: prediction.against_known(KNOWN, 0.1, "Found", "so"), [[(0.5, 1), (1.05, 0), (1.3, 0)]]),
     "compared": (lambda: prediction.compared({"64": {"ring": 1e-3}}, {"ring": "ring"}, "Found", "so"),
         [[(0, 1e-3)]]),
     "efficiency": (lambda: scaling.efficiency(SCALED, {"ring": ([1, 2, 4], [1, 0.8, 0.6])}, "Found", "so"),
@@ -163,7 +166,7 @@ def test_each_step_of_a_ring_adds_one_contribution_to_one_chunk_of_each_rank():
 
 
 def test_staleness_leaves_out_what_was_dropped_and_keeps_what_is_long_ago():
-    (axes,) = consistency.staleness({"a": PUSHES}).axes
+    (axes,) = consistency.staleness_histograms({"a": PUSHES}).axes
     assert [bar.get_height() for bar in axes.patches] == [0.5] + 15 * [0] + [0.5]
 
 
@@ -212,4 +215,61 @@ def test_what_cannot_be_drawn_is_refused_with_the_reason():
     with pytest.raises(ValueError, match="workers is 1; one worker sends nothing"):
         parallelism.bytes_per_step(models.MLP.initialise(64, 50, 10), 1, {})
     with pytest.raises(ValueError, match="holds no step"):
-        horovod.timelines({"empty": []})
+        horovod.gradient_timelines({"empty": []})
+
+
+def words(figure):
+    return [text.get_text() for text in figure.findobj(Text)]
+
+
+def test_every_step_is_a_point_beside_the_ratio_of_the_medians():
+    figure = spark.step_times({"spark": [0.1, 0.3, 0.2], "ring": [0.002, 0.001, 0.004]})
+    points = [line.get_xdata().tolist() for line in figure.axes[0].get_lines()]
+    assert points == [[0.1, 0.3, 0.2], [0.002, 0.001, 0.004]]
+    assert "100 times" in " ".join(words(figure))
+    assert {"200 ms", "2 ms"} <= set(words(figure))
+
+
+def test_every_mode_is_a_named_point():
+    modes = {"mode": ["synchronous", "hogwild"], "seconds_taken": [3.0, 5.0], "accuracy": [0.95, 0.9]}
+    figure = spark.modes(pd.DataFrame(modes))
+    assert {"synchronous", "hogwild"} <= set(words(figure))
+    points = [tuple(line.get_xydata()[0]) for line in figure.axes[0].get_lines()]
+    assert points == [(3.0, 0.95), (5.0, 0.9)]
+
+
+@pytest.mark.parametrize(
+    ("end", "finding"),
+    [
+        (6.9, "So far the model guesses: it needs more steps"),
+        (np.log(200), "BERT hesitates among about 200 tokens"),
+    ],
+)
+def test_the_line_is_the_running_mean_of_the_ranks_and_the_title_says_what_was_learnt(end, finding):
+    rows = [
+        (rank, step, end + sign + (step == 1))
+        for step in range(1, 21)
+        for rank, sign in ((0, 0.1), (1, -0.1))
+    ]
+    figure = torchx.pretraining_losses(table("rank step loss", *rows), vocabulary=1024)
+    assert finding in " ".join(words(figure))
+    (mean,) = [line for line in figure.axes[0].get_lines() if line.get_label() == "mean of 10 steps"]
+    assert list(mean.get_ydata())[9:] == pytest.approx([end + 0.1] + [end] * 10)  # a step counts a tenth
+
+
+def test_the_gains_of_threads_are_those_of_the_medians():
+    rows = []
+    for repeat in range(3):
+        for width, gain in ((64, 0.9), (1024, 1.8)):
+            rows += [(repeat, width, 1, 100.0 + repeat), (repeat, width, 2, (100.0 + repeat) * gain)]
+    (axes,) = sagemaker.threads(
+        pd.DataFrame(rows, columns=["step", "width", "threads", "samples_per_second"])
+    ).axes
+    (line,) = [line for line in axes.get_lines() if line.get_label() == "layers of 1,024 units"]
+    assert list(line.get_ydata()) == pytest.approx([1.0, 1.8])
+
+
+@pytest.mark.parametrize("seconds", [0.12, math.nan])
+def test_racks_are_drawn_even_where_nothing_could_be_measured(seconds):
+    rows = [("ring", "one rack", seconds, 0.125), ("ring", "two racks", seconds, 0.25)]
+    sagemaker.racks(rows, "4 hosts").draw_without_rendering()

@@ -9,7 +9,7 @@ from workshop_utils.comm.parameter_server import server_bytes_received, server_b
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
-from workshop_utils.scaling.asynchronous import link_of, measured, predicted, summary
+from workshop_utils.scaling.communication import link_of, measured_pushes, simulated_pushes, steady_rates
 
 JOBS = Path(__file__).parents[2] / "jobs"
 SLOW = Network(bandwidth="100Mbit", latency="2ms")
@@ -28,10 +28,10 @@ def job_of(workers, servers=1, **arguments):
 @pytest.mark.parametrize("workers", [2, 6])  # before and behind the bend: 6 wait for the server's link
 def test_real_processes_push_as_often_and_as_stale_as_the_kernel_says(workers):
     job = job_of(workers)
-    pushes, how = measured(job, SLOW)
-    kernel = predicted(job, link_of(SLOW, how))
+    pushes, how = measured_pushes(job, SLOW)
+    kernel = simulated_pushes(job, link_of(SLOW, how))
     np.testing.assert_array_equal(np.bincount(pushes.worker[0]), np.bincount(kernel.worker[0]))
-    real, simulated = summary(pushes), summary(kernel)
+    real, simulated = steady_rates(pushes), steady_rates(kernel)
     assert real["mean staleness"] == pytest.approx(simulated["mean staleness"], rel=0.2)
     # A link lets through what it lets through; a busy machine may be slower, by how much is not the kernel's matter.
     assert 0.2 < real["updates per second"] / simulated["updates per second"] < 1.3

@@ -52,7 +52,7 @@ def test_a_configuration_of_hugging_face_is_read(tmp_path, config, name, sequenc
     ("content", "message"),
     [
         ("layers: 2\nwidth: 10\nheads: 3\nsequence: 8\nvocabulary: 5", "width is 10; it must be a multiple of heads"),
-        ("layers: 2\nwidth: 12\nheads: 3\nlayer: 4", "model.layer: there is no such field"),
+        ("layers: 2\nwidth: 12\nheads: 3\nlayer: 4", "model.layer: unknown field; did you mean layers"),
         ("- 1", "must have names and what belongs to them"),
     ],
 )  # fmt: skip

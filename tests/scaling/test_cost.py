@@ -5,19 +5,19 @@ import functools
 import numpy as np
 import pytest
 
-from workshop_utils.comm.cluster import Cluster, Link
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce
 from workshop_utils.comm.parameter_server import Arrangement, train
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.shape import Shape
 from workshop_utils.comm.simulated import simulate
+from workshop_utils.comm.topology import Link, Topology
 from workshop_utils.parallel.schedule import predict, schedule_of
 from workshop_utils.scaling import cost
 from workshop_utils.scaling.communication import ALL_REDUCES, simulated_seconds
-from workshop_utils.scaling.cost import Hierarchy, Path
+from workshop_utils.scaling.cost import Hierarchy, NetworkPath
 
 LINK = Link(1e-4, 1e8)
-PATH = Path.of(LINK)
+PATH = NetworkPath.of(LINK)
 
 
 @pytest.mark.parametrize("algorithm", list(ALL_REDUCES))
@@ -32,8 +32,8 @@ def test_arrays_give_what_the_algorithm_s_own_text_takes_in_virtual_time(algorit
 @pytest.mark.parametrize(("machines", "per_machine"), [(1, 8), (4, 4), (8, 2)])
 def test_rings_over_machines_take_about_what_the_simulated_cluster_says(machines, per_machine):
     size, inside, nic = machines * per_machine, Link(1e-5, 1e9), Link(2e-4, 1e8)
-    cluster = Cluster(nic, per_machine, inside)
-    model = Hierarchy(Path.of(inside), Path.of(nic), per_machine)
+    cluster = Topology(nic, per_machine, inside)
+    model = Hierarchy(NetworkPath.of(inside), NetworkPath.of(nic), per_machine)
     nbytes = 4 * 100 * size * 100
 
     nested = functools.partial(hierarchical_all_reduce, group_size=per_machine)
@@ -49,7 +49,7 @@ def test_a_synchronous_step_takes_what_the_servers_own_text_takes(servers, worke
 
     def program(communicator):
         def gradient_of(parameters, step):
-            communicator.compute(together - communicator.now())
+            communicator.compute(together - communicator.seconds)
             return parameters
 
         train(communicator, arrangement, np.zeros(60_000, np.float32), gradient_of, lambda *_: None)
@@ -80,8 +80,8 @@ def test_a_pipeline_s_step_is_that_of_its_timetable(name, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Path(0.0, 0.0), "bandwidth_bytes_per_second is 0.0; it must be more than 0"),
-        (lambda: Path(float("nan")), "latency_seconds is nan"),
+        (lambda: NetworkPath(0.0, 0.0), "bandwidth_bytes_per_second is 0.0; it must be more than 0"),
+        (lambda: NetworkPath(float("nan")), "latency_seconds is nan"),
         (
             lambda: cost.all_reduce_seconds("rings", 2, 1, PATH),
             "algorithm is 'rings'; it must be one of ring",

@@ -154,8 +154,8 @@ def test_activations_of_a_block_are_those_that_pytorch_keeps(sizes):
     # norms keep 8 a token, which the formula leaves out: hence 3 %.
     x = torch.randn(3, sizes.sequence, sizes.width, requires_grad=True)
     kept = kept_for_backward(GPT(sizes).layers[1], x)
-    layout = Layout(micro_batch=3, recompute="selective")
-    assert kept == pytest.approx(block_activation_nbytes(like(sizes), layout, number_nbytes=4), rel=0.03)
+    layout = Layout(micro_batch=3, recompute="selective", number_nbytes=4)
+    assert kept == pytest.approx(block_activation_nbytes(like(sizes), layout), rel=0.03)
 
 
 def test_activations_of_a_whole_model_are_those_that_pytorch_keeps():
@@ -164,8 +164,8 @@ def test_activations_of_a_whole_model_are_those_that_pytorch_keeps():
 
     known = 2 * tokens.nbytes + targets.nbytes  # tokens, positions and targets, which the formula leaves out
     kept = kept_for_backward(WithLoss(model, gpt.cross_entropy, targets), tokens) - known
-    expected = worker_memory(like(SIZES), Layout(micro_batch=batch, recompute="selective"), number_nbytes=4)
-    assert kept == pytest.approx(expected.activations, rel=0.04)
+    layout = Layout(micro_batch=batch, recompute="selective", number_nbytes=4)
+    assert kept == pytest.approx(worker_memory(like(SIZES), layout).activations, rel=0.04)
 
 
 @pytest.mark.parametrize(("ranks", "microbatches", "chunks"), [(4, 8, 1), (4, 2, 1), (4, 8, 2), (2, 4, 4)])

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from workshop_utils.scaling.overlap import Phase, exposed_seconds, timeline
@@ -10,7 +11,7 @@ MARKS = {"forward_start": 0.0, "forward_end": 1.0, "backward_end": 3.0}
 
 
 def run_of(*records):
-    return SimpleNamespace(name="made up", records=records)
+    return SimpleNamespace(name="made up", records=records, metrics=pd.DataFrame(records))
 
 
 def test_the_phases_of_a_step_come_in_order_and_all_reduces_after_them():

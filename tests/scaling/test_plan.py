@@ -13,7 +13,8 @@ from workshop_utils import cli
 from workshop_utils.plots.planner import WIDGET_VIEW, planner
 from workshop_utils.scaling import catalogue
 from workshop_utils.scaling.catalogue import model
-from workshop_utils.scaling.plan import REASONS, USABLE_MEMORY, PlanError, plan_run
+from workshop_utils.scaling.plan import PlanError, pareto_front, plan_run
+from workshop_utils.scaling.search import REASONS, USABLE_MEMORY
 
 TWO = ("p5.48xlarge", "trn1.32xlarge")
 
@@ -51,7 +52,7 @@ def test_the_best_plan_keeps_the_limits_nothing_allowed_is_cheaper_and_all_else_
 
 
 def test_the_pareto_front_has_what_nothing_beats_and_runners_up_are_other_machines_in_order(plan):
-    for _, row in plan.pareto.iterrows():
+    for _, row in pareto_front(plan.timed).iterrows():
         beats = (plan.timed["hours"] <= row["hours"]) & (plan.timed["dollars"] < row["dollars"])
         assert not beats.any()
     choices = [plan.best, *plan.runner_ups]

@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 
 from workshop_utils.jobs import JobError
-from workshop_utils.scaling.cost import Path
-from workshop_utils.scaling.extrapolate import COSTS, fit_steps, held_out, predict, swept
+from workshop_utils.scaling.cost import NetworkPath
+from workshop_utils.scaling.extrapolate import COSTS, fit_steps, held_out, predict_steps, swept
 
-PATH = Path(1e-3, 2e7)
+PATH = NetworkPath(1e-3, 2e7)
 
 
 def sweep(strategy="ring", workers=(1, 2, 4, 8), sizes=(400_000, 4_000_000), network="160Mbit"):
@@ -25,7 +25,7 @@ def test_latency_and_bandwidth_come_back_and_both_ways_to_predict_say_the_same_o
     found = fit_steps(runs)
     assert found["latency"] == pytest.approx(1e-3, rel=1e-3)
     assert found["bandwidth"] == pytest.approx(2e7, rel=1e-3)
-    table = predict(runs, [8, 100])
+    table = predict_steps(runs, [8, 100])
     assert table["workers"].tolist() == [8, 100, 8, 100]
     assert table["simulated_seconds"].to_numpy() == pytest.approx(table["step_seconds"].to_numpy(), rel=0.02)
     assert (table["low"] <= table["step_seconds"] * 1.001).all()
@@ -53,7 +53,7 @@ def test_each_network_has_a_fit_of_its_own():
         (lambda: swept(sweep().assign(strategy="horovod")), "strategies are horovod; known are"),
         (lambda: fit_steps(sweep(workers=(1, 2), sizes=(4_000,))), r"ring was measured with \[2\] workers"),
         (lambda: held_out(sweep(), [16]), "no run has 16 workers"),
-        (lambda: predict(sweep(workers=(2, 4)), [8]), "nothing was measured with 1 worker"),
+        (lambda: predict_steps(sweep(workers=(2, 4)), [8]), "nothing was measured with 1 worker"),
     ],
 )
 def test_what_cannot_be_predicted_is_said(call, message):

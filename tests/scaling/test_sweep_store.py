@@ -12,17 +12,17 @@ def store(tmp_path):
 
 
 def test_rows_come_back_as_they_were_put_and_the_folder_is_one_table_for_whoever_reads_parquet(store):
-    table = store.put("a", [{"workers": 2, "seconds": 0.5}, {"workers": 4, "seconds": None}])
+    table = store.put("a", pd.DataFrame({"workers": [2, 4], "seconds": [0.5, None]}))
     pd.testing.assert_frame_equal(store.get("a"), table)
     assert table["seconds"].isna().tolist() == [False, True]
     assert store.get("b") is None
-    store.put("b", [{"workers": 3}])
+    store.put("b", pd.DataFrame({"workers": [3]}))
     assert store.keys() == {"a", "b"}
     assert sorted(pd.read_parquet(store.folder)["workers"]) == [2, 3, 4]
 
 
 def test_a_damaged_file_counts_as_missing(store):
-    store.put("a", [{"workers": 1}])
+    store.put("a", pd.DataFrame({"workers": [1]}))
     path = store.folder / "a.parquet"
     path.write_bytes(path.read_bytes()[:20])
     assert store.get("a") is None
@@ -32,9 +32,9 @@ def test_an_interrupt_while_writing_leaves_what_was_there_and_nothing_else(store
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    store.put("a", [{"workers": 1}])
+    store.put("a", pd.DataFrame({"workers": [1]}))
     monkeypatch.setattr(pd.DataFrame, "to_parquet", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        store.put("a", [{"workers": 2}])
+        store.put("a", pd.DataFrame({"workers": [2]}))
     assert store.get("a")["workers"].tolist() == [1]
     assert [path.name for path in store.folder.iterdir()] == ["a.parquet"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from workshop_utils.training import horovod_timeline
-from workshop_utils.training.horovod_timeline import Message, Span, TimelineError
+from workshop_utils.training.horovod_timeline import Message, TimelineError, TimelineSpan
 
 
 def named(pid, name):
@@ -56,8 +56,8 @@ def written(tmp_path):
 
 
 def test_activities_have_their_gradient_their_times_and_their_depth(written):
-    spans = horovod_timeline.read(written([*fused(1000, [1])]))
-    assert spans[0] == Span("allreduce.2.bias", "NEGOTIATE_ALLREDUCE", 0.0, pytest.approx(10e-6), 0)
+    spans = horovod_timeline.read_timeline(written([*fused(1000, [1])]))
+    assert spans[0] == TimelineSpan("allreduce.2.bias", "NEGOTIATE_ALLREDUCE", 0.0, pytest.approx(10e-6), 0)
     assert [(span.activity, span.depth) for span in spans[1:]] == [
         ("ALLREDUCE", 0),
         ("MEMCPY_IN_FUSION_BUFFER", 1),
@@ -69,7 +69,7 @@ def test_activities_have_their_gradient_their_times_and_their_depth(written):
 
 def test_gradients_that_were_packed_together_are_one_message(written):
     together, alone = fused(1000, [1, 2]), fused(1400, [3])
-    (first, second) = horovod_timeline.messages(horovod_timeline.read(written([*together, *alone])))
+    (first, second) = horovod_timeline.messages(horovod_timeline.read_timeline(written([*together, *alone])))
     assert first == Message(
         ("allreduce.2.bias", "allreduce.2.weight"), pytest.approx(25e-6), pytest.approx(126e-6)
     )
@@ -78,7 +78,7 @@ def test_gradients_that_were_packed_together_are_one_message(written):
 
 def test_what_was_under_way_when_recording_began_or_ended_is_left_out(written):
     events = [end(1, 5), *fused(10, [1]), begin(2, "NEGOTIATE_ALLREDUCE", 500)]
-    assert {span.tensor for span in horovod_timeline.read(written(events))} == {"allreduce.2.bias"}
+    assert {span.tensor for span in horovod_timeline.read_timeline(written(events))} == {"allreduce.2.bias"}
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_a_file_that_is_no_timeline_is_named(text, tmp_path):
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(TimelineError, match=r"other\.json is not a timeline of Horovod"):
-        horovod_timeline.read(path)
+        horovod_timeline.read_timeline(path)
 
 
 def test_a_trace_for_perfetto_has_a_track_for_each_gradient_and_an_event_for_each_activity(written, tmp_path):
-    spans = horovod_timeline.read(written(fused(1000, [1, 2, 3])))
+    spans = horovod_timeline.read_timeline(written(fused(1000, [1, 2, 3])))
     horovod_timeline.write_trace(spans, tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}

@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -43,11 +45,6 @@ def test_the_loss_of_huge_logits_does_not_overflow() -> None:
     assert np.isfinite(gradient).all()
 
 
-def test_an_empty_batch_has_no_mean_loss(mlp: MLP) -> None:
-    with pytest.raises(ValueError, match="batch is empty"):
-        mlp.gradients(np.zeros((0, INPUTS)), np.zeros(0, dtype=int))
-
-
 def test_initial_weights_never_change_between_versions() -> None:
     # Training scripts draw the same numbers by themselves; a change here would silently part the two.
     assert MLP.initialise(2, 1, 1, seed=0).flat() == pytest.approx(
@@ -64,11 +61,6 @@ def test_shards_cover_everything_once_and_differ_by_one_at_most(length: int, wor
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_shards_for_no_worker_are_refused() -> None:
-    with pytest.raises(ValueError, match="workers is 0; there must be at least 1"):
-        models.shards(10, 0)
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, BATCH])
 def test_the_weighted_mean_of_the_shards_gradients_is_the_batchs_gradient(
     workers: int, mlp: MLP, images: models.Array, labels: models.Labels
@@ -80,11 +72,17 @@ def test_the_weighted_mean_of_the_shards_gradients_is_the_batchs_gradient(
 
 
 @pytest.mark.parametrize(
-    ("weights", "message"), [([1], "2 gradients have 1 weights"), ([0, 0], "above zero")]
+    ("call", "message"),
+    [
+        (lambda mlp: mlp.gradients(np.zeros((0, INPUTS)), np.zeros(0, dtype=int)), "batch is empty"),
+        (lambda mlp: models.shards(10, 0), "workers is 0; there must be at least 1"),
+        (lambda mlp: models.weighted_mean([mlp, mlp], [1]), "2 gradients have 1 weights"),
+        (lambda mlp: models.weighted_mean([mlp, mlp], [0, 0]), "above zero"),
+    ],
 )
-def test_weights_that_do_not_fit_are_refused(weights: list[float], message: str, mlp: MLP) -> None:
+def test_what_cannot_be_is_refused(call: Callable[[MLP], object], message: str, mlp: MLP) -> None:
     with pytest.raises(ValueError, match=message):
-        models.weighted_mean([mlp, mlp], weights)
+        call(mlp)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, WIDTH, WIDTH + 1])
@@ -97,14 +95,3 @@ def test_partitions_that_exchange_activations_are_the_whole_network(
     activations = np.hstack([models.relu(part.hidden.forward(images)) for part in parts])
     logits = np.hstack([part.output.forward(activations) for part in parts])
     np.testing.assert_allclose(logits, mlp.forward(images)[1], atol=1e-14)
-
-
-@pytest.mark.parametrize("workers", [2, 3, 4])
-def test_model_parallel_bytes_are_those_of_the_arrays_that_cross(workers: int, mlp: MLP) -> None:
-    sent = 0
-    for part in models.partition(mlp, workers):
-        own_hidden, own_output = part.hidden.weights.shape[1], part.output.weights.shape[1]
-        sent += (workers - 1) * BATCH * own_hidden * 8  # own activations, to each other worker
-        sent += (workers - 1) * BATCH * own_output * 8  # own logits, likewise
-        sent += BATCH * (WIDTH - own_hidden) * 8  # partial gradients of all units but its own
-    assert models.model_parallel_bytes(mlp, workers, BATCH) == pytest.approx(sent / workers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,14 +13,10 @@ if TYPE_CHECKING:
 
 # Heavy modules are imported by the commands that need them, as in `cli`.
 
-T = TypeVar("T")
-
 app = typer.Typer(
     name="scaling",
     help="Measure how training scales, fit what it costs, predict what more workers would do.",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
@@ -30,28 +26,24 @@ TABLE = Path("build/scaling.parquet")
 File = Annotated[Path, typer.Argument(help="A table that `workshop scaling measure` has written.")]
 
 
+Listed = Annotated[str, typer.Option(help="How many, with commas between.")]
+
+
 @app.command()
 def measure(
     job: Annotated[Path, typer.Argument(help="A job's folder, or its job.yaml.")] = Path("jobs/measure_step"),
-    strategies: Annotated[
-        str, typer.Option(help="With commas between, such as ring,torch_ddp; the job's own by default.")
-    ] = "",
-    workers: Annotated[str, typer.Option(help="How many, with commas between.")] = "1,2,4",
+    strategies: Annotated[str, typer.Option(help="With commas between; the job's own by default.")] = "",
+    workers: Listed = "1,2,4",
     network: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A slow link for each process, such as 100Mbit; may be repeated. Full speed by default."
-        ),
+        list[str] | None, typer.Option(help="A link for each process, such as 100Mbit; may be repeated.")
     ] = None,
     argument: Annotated[
         list[str] | None,
-        typer.Option(
-            "--argument", "-a", help="NAME=VALUE,VALUE for the script, each measured; may be repeated."
-        ),
+        typer.Option("--argument", "-a", help="NAME=VALUE,VALUE to measure; may be repeated."),
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each is measured, in turns.")] = 3,
     strong: Annotated[
-        bool, typer.Option("--strong", help="Share the batch between the workers; else each keeps its own.")
+        bool, typer.Option("--strong", help="Share the batch; else each worker keeps it.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run; start nothing.")] = False,
@@ -79,16 +71,14 @@ def measure(
     typer.echo(f"{len(settings)} runs, {len(settings) - len(todo)} of them measured before")
     if dry_run:
         for setting in todo:
-            described = setting.described()
-            typer.echo("  " + "  ".join(f"{name}={value}" for name, value in described.items()))
+            typer.echo("  " + "  ".join(f"{name}={value}" for name, value in setting.described().items()))
         return
     table = experiment.measure_all(settings, store, fresh)
     output.parent.mkdir(parents=True, exist_ok=True)
     table.to_parquet(output, index=False)
     if "step_seconds" in table:
-        rows = efficiency.scaling(table)
-        columns = [name for name in efficiency.SHOWN if name in rows]
-        typer.echo(rows[columns].round(4).to_string(index=False))
+        rows = efficiency.scaling(table).round(4)
+        typer.echo(rows[[name for name in efficiency.SHOWN if name in rows]].to_string(index=False))
     failures = efficiency.failures(table)
     for sentence in failures:
         typer.echo(f"failed: {sentence}")
@@ -100,9 +90,7 @@ def measure(
 @app.command()
 def fit(
     table: File = TABLE,
-    hold_out: Annotated[
-        str, typer.Option(help="Numbers of workers that the fit may not see, to be predicted; such as 8.")
-    ] = "",
+    hold_out: Annotated[str, typer.Option(help="Numbers of workers to predict unseen, such as 8.")] = "",
 ) -> None:
     """Fit latency and bandwidth to what was measured, with 95 % intervals."""
     from workshop_utils.scaling import extrapolate
@@ -120,18 +108,15 @@ def fit(
 
 
 @app.command()
-def predict(
-    table: File = TABLE,
-    workers: Annotated[str, typer.Option(help="How many, with commas between.")] = "8,64,1000",
-) -> None:
+def predict(table: File = TABLE, workers: Listed = "8,64,1000") -> None:
     """Predict steps with more workers: by the closed form, with its interval, and by the simulated clock."""
     import pandas as pd
 
     from workshop_utils.scaling import extrapolate
 
     counts = _counts(workers)
-    tables = _of_each(table, lambda runs: extrapolate.predict(runs, counts))
-    typer.echo(pd.concat([each for _, each in tables]).round(4).to_string(index=False))
+    tables = [each for _, each in _of_each(table, lambda runs: extrapolate.predict_steps(runs, counts))]
+    typer.echo(pd.concat(tables).round(4).to_string(index=False))
     typer.echo(
         "\nEach worker is taken to have a core of its own, and each link to be as those measured. Links that workers "
         "share, machines and stragglers are not in it: lesson 15 has them."
@@ -149,8 +134,8 @@ def report(
     typer.echo(f"the report is {page.write_scaling(output, _read(table))}")
 
 
-def _of_each(path: Path, calculate: Callable[[pd.DataFrame], T]) -> list[tuple[str, T]]:
-    """What `calculate` makes of the runs of each strategy and network; what it refuses is named, and left out.
+def _of_each(path: Path, calculate: Callable[[pd.DataFrame], Any]) -> list[tuple[str, Any]]:
+    """The result of `calculate` for the runs of each strategy and network; what it refuses is named, and left out.
 
     Raises:
         JobError: if it refuses all.
@@ -193,9 +178,10 @@ def _words(text: str) -> list[str]:
 def _counts(text: str) -> list[int]:
     from workshop_utils.jobs import JobError
 
-    if not _words(text) or not all(word.isdecimal() and int(word) > 0 for word in _words(text)):
+    words = _words(text)
+    if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise JobError(f"workers is {text!r}; it must be whole numbers with commas between, such as 1,2,4")
-    return [int(word) for word in _words(text)]
+    return [int(word) for word in words]
 
 
 def _swept(pairs: list[str]) -> dict[str, list[Any]]:

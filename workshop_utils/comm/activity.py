@@ -1,4 +1,4 @@
-"""What a rank does with its time: compute, send, wait. Reported as it trains, so that it can be drawn as a lane.
+"""What a rank does with its time: compute, send, wait; reported while it trains, and drawn as a lane.
 
     activity = Activity(communicator)
     for step in ...:
@@ -27,7 +27,7 @@ class Activity:
         self._communicator = communicator
         self._communicating = False
         self._spent = {"compute_seconds": 0.0, "send_seconds": 0.0, "wait_seconds": 0.0}
-        self._since, self._waited = time.perf_counter(), communicator.waited_seconds
+        self._since, self._waited = time.perf_counter(), communicator.traffic.waited_seconds
 
     def computes(self) -> None:
         """From here on this rank computes."""
@@ -48,7 +48,7 @@ class Activity:
         return spent
 
     def _switch(self, communicating: bool) -> None:
-        now, waited = time.perf_counter(), self._communicator.waited_seconds
+        now, waited = time.perf_counter(), self._communicator.traffic.waited_seconds
         elapsed = now - self._since
         if self._communicating:
             idle = min(waited - self._waited, elapsed)

@@ -5,7 +5,7 @@
     pushes.updates_per_second, pushes.staleness.mean()
 
 `simulated` runs the text of `parameter_server` itself, whose server looks at every worker at each push. For one server
-that never waits, a push is five lines here, by the same physics (`cluster`), so that a million take a few seconds.
+that never waits, a push is five lines here, by the same physics (`topology`), so that a million take a few seconds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from workshop_utils.comm.cluster import Link, Queue
 from workshop_utils.comm.parameter_server import VERSION_NBYTES, Arrangement
+from workshop_utils.comm.topology import Link, Queue
 
 ITEMSIZE = 4  # bytes of a parameter: float32
 

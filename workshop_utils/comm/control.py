@@ -1,8 +1,8 @@
-"""How a failure of one rank becomes known to all.
+"""How all ranks learn that one has failed.
 
-Beside the links that carry messages, each pair of ranks has a *control* link. A rank that finds another one dead,
-silent or in another collective tells all others there, and every rank raises the same error, also ranks that have
-nothing to do with the dead one. A rank listens to its control links while it waits; otherwise they cost nothing.
+Beside the link that carries messages, each pair of ranks has a *control* link. A rank that finds another one dead,
+silent or in another collective reports it there to all others, and every rank raises the same error, even if it never
+talks to the failed one. A rank listens to its control links while it waits; otherwise they cost nothing.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from workshop_utils.comm.communicator import (
     PeerDied,
     PeerSilent,
 )
-from workshop_utils.comm.rendezvous import Links
+from workshop_utils.comm.rendezvous import Sockets
 
 _ERRORS: list[type[CommunicationError]] = [PeerDied, Mismatch, PeerSilent, FrameError]
 _LONGEST_TEXT = 1000  # bytes of an error's message on a control link
 
 
 class ControlLinks:
-    """The control links of one rank, by peer, and what it knows of the others.
+    """The control links of one rank, by peer, and what they have told it.
 
     Attributes:
         failure: the error that has ended the run for this rank; None while all is well.
-        waiting_for: the rank that this one waited for last; others may ask.
+        waiting_for: the rank that this one waited for last; other ranks may ask.
     """
 
-    def __init__(self, communicator: Communicator, links: Links) -> None:
+    def __init__(self, communicator: Communicator, links: Sockets) -> None:
         self._communicator, self._links = communicator, links
         self._rank = communicator.rank
         self.failure: CommunicationError | None = None
         self.waiting_for = self._rank
-        self._answers: dict[int, int] = {}  # rank → the rank that it waits for, as it has said
+        self._answers: dict[int, int] = {}  # rank → the rank that it says it waits for
         self._ended: set[int] = set()  # ranks whose link has ended
         self._watch = selectors.DefaultSelector()
         for peer, link in links.items():
             self._watch.register(link, selectors.EVENT_READ, peer)
 
     def fileno(self) -> int:
-        """What can be read when `heed` has something to do."""
+        """Readable when `heed` has something to do."""
         return self._watch.fileno()
 
     def close(self) -> None:
-        """Let go of the links. Safe to call twice."""
+        """Close the links. Safe to call twice."""
         self.failure = self.failure or CommunicationError(f"rank {self._rank} has closed its communicator")
         for link in self._links.values():
             link.close()
         self._watch.close()
 
     def abort(self, error: BaseException) -> None:
-        """Tell every other rank that this one has failed, and how."""
+        """Tell every other rank that this one has failed, and why."""
         kind = next((kind for kind in _ERRORS if isinstance(error, kind)), PeerDied)
         dead = error.rank if isinstance(error, PeerDied) else self._rank
         text = str(error).encode()[:_LONGEST_TEXT]
@@ -69,7 +69,7 @@ class ControlLinks:
             self._tell(peer, frames.control(frames.ABORT, dead, _ERRORS.index(kind), len(text)) + text)
 
     def fail(self, error: CommunicationError) -> NoReturn:
-        """Raise `error` here and on every other rank; this communicator is of no more use."""
+        """Raise `error` here and on every other rank; this communicator cannot be used any more."""
         if self.failure is None:
             self.failure = error
             self.abort(error)
@@ -81,29 +81,29 @@ class ControlLinks:
             raise self.failure
 
     def heed(self) -> None:
-        """Read what has come. Raises the error that another rank has told."""
+        """Read what has arrived. Raises the error that another rank has reported."""
         self.raise_failure()
         for key, _ in self._watch.select(0):
             self._read(key.data)
 
     def lost(self, peer: int) -> NoReturn:
-        """The link to `peer` has ended: because it has died, or because it has failed and said so before."""
+        """The link to `peer` has ended: it has died, or it has failed and reported why before."""
         self.raise_failure()
         link = self._links[peer]
         while peer not in self._ended and select.select([link], [], [], 1.0)[0]:
             self._read(peer)
         self.heed()
-        self.fail(PeerDied(peer, self._communicator.collective))
+        self.fail(PeerDied(peer, self._communicator._collective))
 
     def silent(self, peers: Sequence[int]) -> NoReturn:
-        """Nothing has come from `peers` in time: find out who keeps all waiting, and raise PeerSilent."""
-        seconds, where = self._communicator.timeout_seconds, self._communicator.collective or "send or recv"
+        """`peers` have sent nothing in time: find out which rank holds everyone up, and raise PeerSilent."""
+        seconds, where = self._communicator.timeout_seconds, self._communicator._collective or "send or recv"
         named = f"rank {peers[0]}" if len(peers) == 1 else f"any of the ranks {list(peers)}"
         text = f"rank {self._rank} waited {seconds:g} s for {named} in {where}"
         chain = [self._rank, peers[0]]
         while len(peers) == 1 and chain[-1] not in chain[:-1]:
             waits_for = self._ask(chain[-1], min(1.0, seconds))
-            if waits_for in (None, chain[-1]):  # it does not answer, or is just going on
+            if waits_for in (None, chain[-1]):  # it does not answer, or has just moved on
                 break
             text += f", which waits for rank {waits_for}"
             chain.append(waits_for)
@@ -113,7 +113,7 @@ class ControlLinks:
         self.fail(PeerSilent(text))
 
     def _ask(self, peer: int, seconds: float) -> int | None:
-        """The rank that `peer` waits for; None if it does not answer, since it is not waiting for anybody."""
+        """The rank that `peer` waits for; None if it does not answer, because it is not waiting."""
         self._answers.pop(peer, None)
         self._tell(peer, frames.control(frames.ASK))
         deadline = time.monotonic() + seconds
@@ -134,14 +134,14 @@ class ControlLinks:
             self._answers[peer] = number
         elif kind == frames.ABORT and nbytes <= _LONGEST_TEXT and code < len(_ERRORS):
             text = self._receive(peer, nbytes).decode("utf-8", "replace")
-            # Passed on, so that a rank that sees this one leave has read why before.
-            died = PeerDied(number, self._communicator.collective)
+            # Passed on, so that a rank that sees this one leave already knows why.
+            died = PeerDied(number, self._communicator._collective)
             self.fail(died if code == 0 else _ERRORS[code](text))
         else:
             self.fail(FrameError(f"what rank {self._rank} received from rank {peer} is no control message"))
 
     def _tell(self, peer: int, frame: bytes) -> None:
-        with contextlib.suppress(OSError):  # a rank that has left need not know
+        with contextlib.suppress(OSError):  # a rank that has left needs no news
             self._links[peer].sendall(frame)
 
     def _receive(self, peer: int, nbytes: int) -> bytes:

@@ -1,12 +1,12 @@
-"""Direct all-reduce: every rank sends all it has to every other one, and each adds for itself.
+"""Direct all-reduce: every rank sends its array to every other one, and each adds for itself.
 
-One step, against a ring's 2 (N − 1), for N/2 times a ring's bytes: the way for arrays so small that a message takes as
-long as its first byte.
+One step, against a ring's 2 (N − 1), for N/2 times a ring's bytes: best for arrays so small that
+latency is all that counts.
 """
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
+from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, collective, finish
 
 
 @collective
@@ -15,13 +15,13 @@ def direct_all_reduce(communicator: Communicator, array: Array, operation: Opera
 
     All add in the order of ranks, so that they get the same result to the last bit.
     """
-    rank, size, whole = communicator.rank, communicator.size, flat(array)
-    copies = [communicator.scratch(whole, f"of rank {each}") for each in range(size)]
-    copies[rank][:] = whole
+    rank, size = communicator.rank, communicator.size
+    copies = [buffer(communicator, array, f"of rank {each}") for each in range(size)]
+    copies[rank][:] = array
     for distance in range(1, size):
         to, source = (rank + distance) % size, (rank - distance) % size
-        communicator.send_recv(to, whole, source, copies[source])
-    whole[:] = copies[0]
+        communicator.send_recv(to, array, source, copies[source])
+    array[:] = copies[0]
     for copy in copies[1:]:
-        communicator.combine(whole, copy, operation)
-    communicator.finish(whole, operation)
+        communicator.combine(array, copy, operation)
+    finish(array, operation, size)

@@ -1,10 +1,9 @@
 """Double binary tree all-reduce: a ring's bytes in logarithmically many steps.
 
-In one binary tree half of the ranks are leaves, which send nothing down. So take two trees, such that who is a leaf
-in one has children in the other, and let each carry one half of the array, in pieces that follow each other. Every
-edge gets a colour, 0 or 1, so that the edges into a rank differ, and so do the edges out of it: at even steps the
-edges of colour 0 carry a piece, at odd steps those of colour 1. At each step a rank then sends one piece and
-receives one.
+In one binary tree half of the ranks are leaves, which send nothing down. So take two trees in which the leaves of one
+have children in the other, and let each carry one half of the array, in pieces that follow each other. Every edge gets
+a colour, 0 or 1, so that the edges into a rank differ, and so do the edges out of it: at even steps the edges of colour
+0 carry a piece, at odd steps those of colour 1. At each step a rank then sends one piece and receives one.
 
 Sanders, Speck, Träff (2009), "Two-tree algorithms for full bandwidth broadcast, reduction and scan"; the trees are
 those of NCCL (Jeaugey 2019, "Massively scale your deep learning training with NCCL 2.4").
@@ -16,7 +15,7 @@ import functools
 from collections import defaultdict
 from typing import NamedTuple
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, chunk, collective, flat
+from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, chunk, collective, finish
 
 
 class Edge(NamedTuple):
@@ -44,15 +43,18 @@ def double_tree_all_reduce(
 
     The way up is the way down, run backwards.
     """
-    whole, pieces = flat(array), 2 * segments
+    pieces = 2 * segments
     turns = schedule(communicator.size, segments)[communicator.rank]
     for parent, sent, child, received in reversed(turns):
-        outgoing, accumulator = chunk(whole, sent, pieces), chunk(whole, received, pieces)
-        communicator.send_recv_combine(parent, outgoing, child, accumulator, operation)
+        accumulator = chunk(array, received, pieces)
+        incoming = buffer(communicator, accumulator)
+        communicator.send_recv(parent, chunk(array, sent, pieces), child, incoming)
+        if child is not None:
+            communicator.combine(accumulator, incoming, operation)
     for parent, received, child, sent in turns:
-        outgoing, incoming = chunk(whole, sent, pieces), chunk(whole, received, pieces)
+        outgoing, incoming = chunk(array, sent, pieces), chunk(array, received, pieces)
         communicator.send_recv(child, outgoing, parent, incoming)
-    communicator.finish(whole, operation)
+    finish(array, operation, communicator.size)
 
 
 @functools.lru_cache(maxsize=64)
@@ -117,11 +119,9 @@ def _first_steps(size: int) -> dict[Edge, int]:
     """The step at which an edge carries its tree's first piece; the next pieces follow every second step."""
     colours = _colours(edges(size))
     steps: dict[Edge, int] = {}
-    reached: dict[tuple[int, int], int] = defaultdict(
-        lambda: -1
-    )  # a tree's root has its pieces from the start
+    reached: dict[tuple[int, int], int] = {}  # when a rank has its first piece: a tree's root, from the start
     for edge in edges(size):
-        earliest = reached[edge.tree, edge.parent] + 1
+        earliest = reached.get((edge.tree, edge.parent), -1) + 1
         steps[edge] = earliest + (colours[edge] - earliest) % 2
         reached[edge.tree, edge.child] = steps[edge]
     return steps
@@ -139,20 +139,3 @@ def schedule(size: int, segments: int) -> tuple[tuple[Turn, ...], ...]:
             sender[step] = sender.get(step, idle)._replace(child=edge.child, sent=piece)
             receiver[step] = receiver.get(step, idle)._replace(parent=edge.parent, received=piece)
     return tuple(tuple(turn for _, turn in sorted(of_rank.items())) for of_rank in turns)
-
-
-def double_tree_steps(size: int, segments: int = 4) -> int:
-    """Steps of the way down, and as many up: 2 s and about twice the height of a tree, which is log₂ N."""
-    return max(_first_steps(size).values(), default=-2 * segments + 1) + 2 * segments - 1
-
-
-def double_tree_seconds(
-    size: int, nbytes: int, latency_seconds: float, bandwidth_bytes_per_second: float, segments: int = 4
-) -> float:
-    """2 · steps · (α + K/2sB), as if all ranks kept step.
-
-    An estimate: latencies of pieces that follow each other overlap, and with two ranks both trees' pieces do; on the
-    other hand a rank that runs ahead fills its neighbour's link early, which costs up to a third with large pieces.
-    """
-    piece_seconds = nbytes / (2 * segments) / bandwidth_bytes_per_second
-    return 2 * double_tree_steps(size, segments) * (latency_seconds + piece_seconds)

@@ -43,13 +43,9 @@ def code_of(dtype: np.dtype) -> int:
     return zlib.crc32(str(dtype).encode()) & 0x7FFF | 0x8000
 
 
-_number_of = functools.cache(number_of)
-COLLECTIVES.setdefault(number_of("barrier"), "barrier")
-
-
 def message(collective: str, dtype: np.dtype, sequence: int, nbytes: int) -> bytes:
     """The header of a message of `nbytes` that a rank in `collective` sends."""
-    number, code = _number_of(collective), code_of(dtype)
+    number, code = number_of(collective), code_of(dtype)
     return HEADER.pack(MAGIC, VERSION, DATA, number, code, sequence & 0xFFFFFFFF, nbytes)
 
 

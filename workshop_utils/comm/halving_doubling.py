@@ -13,7 +13,7 @@ operations in MPICH", section 4.5. With P the largest power of two up to N:
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
+from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, collective, finish
 
 
 @collective
@@ -21,29 +21,31 @@ def halving_doubling_all_reduce(
     communicator: Communicator, array: Array, operation: Operation = "sum"
 ) -> None:
     """Replace `array`, in place on every rank, by the reduction over all ranks."""
-    rank, whole = communicator.rank, flat(array)
+    rank = communicator.rank
     power = largest_power_of_two(communicator.size)
     folded = communicator.size - power  # pairs of neighbours that act as one
     in_pair = rank < 2 * folded
     if in_pair and rank % 2 == 0:
-        communicator.send(rank + 1, whole)
-        communicator.recv(rank + 1, whole)
+        communicator.send(rank + 1, array)
+        communicator.recv(rank + 1, array)
         return
     if in_pair:
-        communicator.recv_combine(rank - 1, whole, operation)
-    _halve_and_double(communicator, whole, operation, power, folded)
+        incoming = buffer(communicator, array)
+        communicator.recv(rank - 1, incoming)
+        communicator.combine(array, incoming, operation)
+    _halve_and_double(communicator, array, operation, power, folded)
     if in_pair:
-        communicator.send(rank - 1, whole)
+        communicator.send(rank - 1, array)
 
 
 def _halve_and_double(
-    communicator: Communicator, whole: Array, operation: Operation, power: int, folded: int
+    communicator: Communicator, array: Array, operation: Operation, power: int, folded: int
 ) -> None:
     """Among the `power` ranks that are left: place p ends up with piece p complete, then everybody with all."""
     place = communicator.rank // 2 if communicator.rank < 2 * folded else communicator.rank - folded
 
     def pieces(first: int, count: int) -> Array:
-        return whole[first * whole.size // power : (first + count) * whole.size // power]
+        return array[first * array.size // power : (first + count) * array.size // power]
 
     def rank_of(other: int) -> int:
         return 2 * other + 1 if other < folded else other + folded
@@ -51,18 +53,20 @@ def _halve_and_double(
     distance = power // 2
     while distance:
         partner = rank_of(place ^ distance)
-        mine = (
+        first = (
             place // distance * distance
-        )  # the first of the pieces that I keep; my partner keeps the others
-        outgoing, accumulator = pieces(mine ^ distance, distance), pieces(mine, distance)
-        communicator.send_recv_combine(partner, outgoing, partner, accumulator, operation)
+        )  # of the pieces that this rank keeps; its partner keeps the others
+        mine = pieces(first, distance)
+        incoming = buffer(communicator, mine)
+        communicator.send_recv(partner, pieces(first ^ distance, distance), partner, incoming)
+        communicator.combine(mine, incoming, operation)
         distance //= 2
-    communicator.finish(pieces(place, 1), operation)
+    finish(pieces(place, 1), operation, communicator.size)
     distance = 1
     while distance < power:
         partner = rank_of(place ^ distance)
-        mine = place // distance * distance
-        communicator.send_recv(partner, pieces(mine, distance), partner, pieces(mine ^ distance, distance))
+        first = place // distance * distance
+        communicator.send_recv(partner, pieces(first, distance), partner, pieces(first ^ distance, distance))
         distance *= 2
 
 

@@ -16,7 +16,7 @@ take the result from them afterwards: K bytes more, each way.
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
+from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, collective, finish
 from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter, ring_seconds
 from workshop_utils.comm.subset import Subset
 
@@ -26,27 +26,29 @@ def hierarchical_all_reduce(
     communicator: Communicator, array: Array, operation: Operation = "sum", group_size: int = 2
 ) -> None:
     """Replace `array`, in place on every rank, by the reduction over all ranks; a group has consecutive ranks."""
-    rank, whole = communicator.rank, flat(array)
+    rank = communicator.rank
     group_size, groups, left_over = arrangement(communicator.size, group_size)
     complete = group_size * groups
     if rank >= complete:
-        communicator.send(rank - complete, whole)
-        communicator.recv(rank - complete, whole)
+        communicator.send(rank - complete, array)
+        communicator.recv(rank - complete, array)
         return
     if rank < left_over:
-        communicator.recv_combine(complete + rank, whole, operation)
+        incoming = buffer(communicator, array)
+        communicator.recv(complete + rank, incoming)
+        communicator.combine(array, incoming, operation)
 
     first, place = rank - rank % group_size, rank % group_size
     inside = Subset(communicator, range(first, first + group_size))
     across = Subset(communicator, range(place, complete, group_size))
     partial: Operation = "sum" if operation == "mean" else operation
-    mine = ring_reduce_scatter(inside, whole, partial)
+    mine = ring_reduce_scatter(inside, array, partial)
     ring_all_reduce(across, mine, partial)
-    communicator.finish(mine, operation)
-    ring_all_gather(inside, whole)
+    finish(mine, operation, communicator.size)
+    ring_all_gather(inside, array)
 
     if rank < left_over:
-        communicator.send(complete + rank, whole)
+        communicator.send(complete + rank, array)
 
 
 def arrangement(size: int, group_size: int) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Hogwild!: workers of one machine change shared parameters themselves, with a lock, or with none at all.
 
-A parameter server applies one gradient after the other, since it is one process. Here each server only keeps its part
-in memory that the workers map too; a worker's pull is a copy out of it, and its push is `update` on it, in place:
+A parameter server is one process, so it applies one gradient after the other. Here each server only keeps its part in
+memory that the workers map too; a worker's pull copies from it, and its push is `update` on it, in place:
 
 | locking | pull and push |
 | --- | --- |
@@ -10,11 +10,11 @@ in memory that the workers map too; a worker's pull is a copy out of it, and its
 
 Source: Recht, Ré, Wright and Niu (2011), algorithm 1, with the whole gradient as its edge.
 
-In place is what makes `none` bearable: the time between reading an element and writing it is that of one instruction or
-two. A worker that wrote back a copy would undo all that others did since it was taken.
+Updating in place makes `none` bearable: only an instruction or two lie between reading an element and writing it. A
+worker that wrote back a copy would undo everything that others did since it took the copy.
 
 The memory has no name (`memfd`), so nothing is left of it when processes die; a lock is freed with its process.
-Counters beside the parameters tell staleness and overlaps. They rely on one processor's stores being seen in their
+Counters beside the parameters measure staleness and overlaps. They rely on one processor's stores being seen in their
 order, as on x86; elsewhere, without a lock, they are estimates.
 """
 
@@ -28,16 +28,23 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from workshop_utils.comm.communicator import Array, CommunicationError, Communicator, PeerSilent
+from workshop_utils.comm.communicator import (
+    Array,
+    CommunicationError,
+    Communicator,
+    PeerSilent,
+    inside,
+    now,
+)
 from workshop_utils.comm.parameter_server import Arrangement, ServerLog, Update
 
 Locking = Literal["none", "lock"]
 
-_LINE = 8  # counters of two workers are so many int64 apart: no two in one line of a cache
+_LINE = 8  # int64 between the counters of two workers: no two share a line of a cache
 
 
 @dataclass
@@ -48,62 +55,41 @@ class HogwildLog(ServerLog):
 
 
 class SharedPart:
-    """One server's part of the parameters, as this process maps it. `create` on the server, `open` on workers.
+    """One server's part of the parameters, in memory that this process shares: created on `server`, opened on workers.
 
     Attributes:
-        parameters: the part itself, in the memory that all share.
+        parameters: the part itself; `part` has its size and, on the server, its initial values.
+
+    Raises:
+        CommunicationError: if a worker cannot reach the server's memory.
     """
 
-    def __init__(self, descriptor: int, workers: int, size: int, dtype: np.dtype, locking: Locking) -> None:
-        self._descriptor, self._locks = descriptor, locking == "lock"
-        memory = np.frombuffer(mmap.mmap(descriptor, os.fstat(descriptor).st_size), np.uint8)
-        counters = memory[: _head_nbytes(workers)].view(np.int64)
-        self._token = counters[:1]
+    def __init__(
+        self, communicator: Communicator, arrangement: Arrangement, server: int, part: Array, locking: Locking
+    ) -> None:
+        self._locks, is_server = locking == "lock", communicator.rank == server
+        head = (1 + 2 * arrangement.workers) * _LINE * 8  # a token, and two counters a worker
+        nbytes = head + max(part.nbytes, 1)
+        address = np.empty(3, np.int64)  # process, descriptor, token
+        if is_server:
+            self._descriptor = os.memfd_create("workshop")
+            os.ftruncate(self._descriptor, nbytes)
+            address[:] = os.getpid(), self._descriptor, secrets.randbits(62)
+        else:
+            communicator.recv(server, address)
+            self._descriptor = _opened(f"/proc/{address[0]}/fd/{address[1]}", nbytes, server)
+        memory = np.frombuffer(mmap.mmap(self._descriptor, nbytes), np.uint8)
+        counters = memory[:head].view(np.int64)
         # Each worker has two counters that only it changes: updates begun, and updates ended.
-        self._begun, self._ended = counters[_LINE:].reshape(2, workers, _LINE)[:, :, 0]
-        self.parameters = memory[_head_nbytes(workers) :][: size * dtype.itemsize].view(dtype)
-
-    @classmethod
-    def create(
-        cls, communicator: Communicator, arrangement: Arrangement, part: Array, locking: Locking
-    ) -> SharedPart:
-        """Put `part` into shared memory, and tell the workers where it is."""
-        descriptor = os.memfd_create("workshop")
-        os.ftruncate(descriptor, _head_nbytes(arrangement.workers) + max(part.nbytes, 1))
-        shared = cls(descriptor, arrangement.workers, part.size, part.dtype, locking)
-        shared.parameters[:] = part
-        shared._token[0] = secrets.randbits(62)
-        place = np.array([os.getpid(), descriptor, shared._token[0]], np.int64)
-        for worker in arrangement.worker_ranks:
-            communicator.send(worker, place)
-        return shared
-
-    @classmethod
-    def open(
-        cls, communicator: Communicator, arrangement: Arrangement, server: int, part: Array, locking: Locking
-    ) -> SharedPart:
-        """Map the part of `server`, which is as large as `part`.
-
-        Raises:
-            CommunicationError: if the server's memory cannot be reached from here.
-        """
-        place = np.empty(3, np.int64)
-        communicator.recv(server, place)
-        path = f"/proc/{place[0]}/fd/{place[1]}"
-        try:
-            # Opened once more, since a lock belongs to an open file, not to a mapping.
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            raise _unreachable(server, str(error)) from error
-        needed = _head_nbytes(arrangement.workers) + max(part.nbytes, 1)
-        if os.fstat(descriptor).st_size != needed:
-            os.close(descriptor)
-            raise _unreachable(server, f"{path} is something else here")
-        shared = cls(descriptor, arrangement.workers, part.size, part.dtype, locking)
-        if shared._token[0] != place[2]:
-            shared.close()
-            raise _unreachable(server, f"{path} is another memory here")
-        return shared
+        self._begun, self._ended = counters[_LINE:].reshape(2, arrangement.workers, _LINE)[:, :, 0]
+        self.parameters = memory[head:][: part.nbytes].view(part.dtype)
+        if is_server:
+            counters[0], self.parameters[:] = address[2], part
+            for worker in arrangement.worker_ranks:
+                communicator.send(worker, address)
+        elif counters[0] != address[2]:
+            self.close()
+            raise _unreachable(server, f"/proc/{address[0]}/fd/{address[1]} is another memory here")
 
     def pull(self, into: Array) -> tuple[int, bool]:
         """Copy the parameters; how many updates they had seen, and whether another one was going on meanwhile."""
@@ -164,13 +150,10 @@ def train(
         raise ValueError(
             f"consistency is {arrangement.consistency!r}; workers that share memory are 'asynchronous'"
         )
-    if communicator.size != arrangement.size:
-        raise ValueError(
-            f"the communicator has {communicator.size} ranks; the arrangement {arrangement.size}"
-        )
+    arrangement.check(communicator)
     if not hasattr(os, "memfd_create"):
         raise CommunicationError("shared parameters need Linux: this system has no memory without a name")
-    with communicator.inside("hogwild"):
+    with inside(communicator, "hogwild"):
         if communicator.rank < arrangement.servers:
             part = arrangement.part(parameters, communicator.rank)
             return _serve(communicator, arrangement, part, locking)
@@ -180,27 +163,26 @@ def train(
 
 def _serve(communicator: Communicator, arrangement: Arrangement, part: Array, locking: Locking) -> HogwildLog:
     """Keep the memory until all updates are made, and collect the workers' reports; `part` is then the result."""
-    shared = SharedPart.create(communicator, arrangement, part, locking)
-    pushes: list[tuple[float, int, int, bool]] = []
+    shared = SharedPart(communicator, arrangement, communicator.rank, part, locking)
+    pushes: list[tuple[Any, ...]] = []  # seconds, worker, staleness, overlapped
     report = np.empty(3 * arrangement.steps)
     try:
         _wait_for_all(shared, arrangement.workers * arrangement.steps, communicator.timeout_seconds)
         part[:] = shared.parameters
         for worker in arrangement.worker_ranks:
             communicator.recv(worker, report)
-            pushes += [
-                (seconds, worker, int(staleness), bool(overlapped))
-                for seconds, staleness, overlapped in report.reshape(-1, 3).tolist()
-            ]
+            pushes += [(seconds, worker, *rest) for seconds, *rest in report.reshape(-1, 3).tolist()]
     finally:
         shared.close()  # not before all workers have opened it
-    log = HogwildLog(version=len(pushes), dropped=[False] * len(pushes))
-    for seconds, worker, staleness, overlapped in sorted(pushes):
-        log.worker.append(worker)
-        log.seconds.append(seconds)
-        log.staleness.append(staleness)
-        log.overlapped.append(overlapped)
-    return log
+    pushes.sort()
+    return HogwildLog(
+        worker=[worker for _, worker, _, _ in pushes],
+        seconds=[seconds for seconds, _, _, _ in pushes],
+        staleness=[int(staleness) for _, _, staleness, _ in pushes],
+        dropped=[False] * len(pushes),
+        version=len(pushes),
+        overlapped=[bool(overlapped) for _, _, _, overlapped in pushes],
+    )
 
 
 def _work(
@@ -218,14 +200,14 @@ def _work(
     shared: list[SharedPart] = []
     try:
         for server, part in enumerate(parts):
-            shared.append(SharedPart.open(communicator, arrangement, server, part, locking))
+            shared.append(SharedPart(communicator, arrangement, server, part, locking))
         for step in range(arrangement.steps):
             pulls = [memory.pull(part) for memory, part in zip(shared, parts, strict=True)]
             gradient = gradient_of(parameters, step)
             for server, (version, overlapped) in enumerate(pulls):
                 its_part = arrangement.part(gradient, server)
                 staleness = shared[server].push(worker, its_part, update, version)
-                reports[server, step] = communicator.now(), staleness, overlapped
+                reports[server, step] = now(communicator), staleness, overlapped
         for server, (memory, part) in enumerate(zip(shared, parts, strict=True)):
             _wait_for_all(memory, arrangement.workers * arrangement.steps, communicator.timeout_seconds)
             memory.pull(part)
@@ -236,7 +218,7 @@ def _work(
 
 
 def _wait_for_all(shared: SharedPart, updates: int, timeout_seconds: float) -> None:
-    """Return once so many updates have been made: whoever is first would take half-trained parameters home."""
+    """Return once so many updates have been made; otherwise the first worker would return half-trained parameters."""
     seen, changed = -1, time.monotonic()
     while seen < updates:
         if shared.updates > seen:
@@ -249,9 +231,16 @@ def _wait_for_all(shared: SharedPart, updates: int, timeout_seconds: float) -> N
             time.sleep(0.002)
 
 
-def _head_nbytes(workers: int) -> int:
-    """Bytes before the parameters: a token, and two counters a worker."""
-    return (1 + 2 * workers) * _LINE * 8
+def _opened(path: str, nbytes: int, server: int) -> int:
+    """A descriptor of the server's memory of its own, since a lock belongs to an open file, not to a mapping."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreachable(server, str(error)) from error
+    if os.fstat(descriptor).st_size != nbytes:
+        os.close(descriptor)
+        raise _unreachable(server, f"{path} is something else here")
+    return descriptor
 
 
 def _unreachable(server: int, why: str) -> CommunicationError:

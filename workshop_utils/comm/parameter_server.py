@@ -1,18 +1,18 @@
-"""Parameter servers: some ranks keep the parameters, the others compute gradients, push them and pull the result.
+"""Parameter servers: some ranks keep the parameters; the others compute gradients, push them and pull the result.
 
 The first `servers` ranks of the communicator serve, each a part of the parameters; the rest work. A worker's step is
-`push` (its gradient) and `pull` (the parameters as they are when its server answers). When the server answers is
-the whole difference between the consistency models:
+`push` (its gradient) and `pull` (the parameters as they are when its server answers). The
+consistency models differ only in when the server answers:
 
 | consistency | the server answers a push | source |
 | --- | --- | --- |
 | synchronous | when all workers' gradients of this step are in, and applied as one mean | Li et al. 2014 |
-| ... with b backup workers | when all but b are in; what comes later is dropped | Chen et al. 2016 |
+| ... with b backup workers | when all but b are in; later ones are dropped | Chen et al. 2016 |
 | stale_synchronous | at once, unless the worker is more than `bound` steps ahead of the slowest | Ho et al. 2013 |
 | asynchronous | at once | Dean et al. 2012 (Downpour SGD) |
 
-`asynchronous` says in virtual time what thousands of workers make of the last two. In `hogwild`, workers of one machine
-apply their gradients themselves, in shared memory.
+`asynchronous` simulates thousands of workers with the last one. In `hogwild`, workers of one machine apply their
+gradients themselves, in shared memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from workshop_utils.comm.communicator import Array, Communicator, chunk
+from workshop_utils.comm.communicator import Array, Communicator, chunk, inside, now
 
 Consistency = Literal["synchronous", "stale_synchronous", "asynchronous"]
 Update = Callable[[Array, Array], None]  # (parameters, gradient): change the parameters in place
@@ -33,13 +33,13 @@ VERSION_NBYTES = 8  # sent before each answer: how many updates the parameters h
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Who serves and who works, and how far workers may drift apart.
+    """Which ranks serve and which work, and how far workers may drift apart.
 
     `steps` is how many times each worker pushes. `bound` matters to stale_synchronous, `backup_workers` to
     synchronous.
 
     Raises:
-        ValueError: for numbers that do not go together; the message names the field.
+        ValueError: if the numbers contradict each other; the message names the field.
     """
 
     servers: int
@@ -61,13 +61,21 @@ class Arrangement:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """How many ranks there are."""
         return self.servers + self.workers
 
     @property
     def worker_ranks(self) -> range:
         """The ranks that compute."""
         return range(self.servers, self.size)
+
+    def check(self, communicator: Communicator) -> None:
+        """Raise ValueError unless the communicator has as many ranks as the arrangement."""
+        if communicator.size != self.size:
+            raise ValueError(
+                f"the communicator has {communicator.size} ranks; {self.servers} servers and {self.workers} workers "
+                f"are {self.size}"
+            )
 
     def part(self, whole: Array, server: int) -> Array:
         """The part of the one-dimensional `whole` that `server` keeps."""
@@ -98,7 +106,7 @@ class Server:
         self._gradient = np.empty_like(parameters)
         self._sum = np.zeros_like(parameters)
         self._in_sum = 0
-        self._waiting: list[int] = []  # who has pushed and is not answered yet
+        self._waiting: list[int] = []  # workers whose push is not answered yet
         self._pulled = dict.fromkeys(arrangement.worker_ranks, 0)  # the version that each worker has
         self._pushes = dict.fromkeys(arrangement.worker_ranks, 0)
         self.log = ServerLog()
@@ -108,8 +116,7 @@ class Server:
         for worker in self._arrangement.worker_ranks:
             self._answer(worker)  # the initial parameters
         while active := self._active():
-            worker = self._communicator.wait_any(active)
-            self._communicator.recv(worker, self._gradient)
+            worker = self._communicator.recv(active, self._gradient)
             self._take(worker)
             for waiting in [rank for rank in self._waiting if self._may_go_on(rank)]:
                 self._waiting.remove(waiting)
@@ -125,14 +132,14 @@ class Server:
     def _take(self, worker: int) -> None:
         stale = self.log.version - self._pulled[worker]
         synchronous = self._arrangement.consistency == "synchronous"
-        late = synchronous and stale > 0  # the step that it belongs to went on without it
+        late = synchronous and stale > 0  # its step has finished without it
         self._pushes[worker] += 1
         if synchronous and not late:
             self._add(self._gradient)
         elif not synchronous:
             self._apply(self._gradient)
         self.log.worker.append(worker)
-        self.log.seconds.append(self._communicator.now())
+        self.log.seconds.append(now(self._communicator))
         self.log.staleness.append(stale)
         self.log.dropped.append(late)
         self._waiting.append(worker)
@@ -210,7 +217,7 @@ class Worker:
                 self._awaited.append(server)
 
     def _order(self) -> Iterator[int]:
-        """All servers, each worker beginning with another one, so that no server's link waits while others choke."""
+        """All servers; each worker starts with a different one, so that no server's link idles."""
         servers = self._arrangement.servers
         return ((self._communicator.rank + place) % servers for place in range(servers))
 
@@ -238,12 +245,8 @@ def train(
     Raises:
         ValueError: if the communicator has not `arrangement.size` ranks.
     """
-    if communicator.size != arrangement.size:
-        raise ValueError(
-            f"the communicator has {communicator.size} ranks; {arrangement.servers} servers and "
-            f"{arrangement.workers} workers are {arrangement.size}"
-        )
-    with communicator.inside("parameter_server"):
+    arrangement.check(communicator)
+    with inside(communicator, "parameter_server"):
         if communicator.rank < arrangement.servers:
             part = arrangement.part(parameters, communicator.rank)
             return Server(communicator, arrangement, part, update).serve()
@@ -258,7 +261,7 @@ def train(
 
 
 def server_bytes_received(workers: int, nbytes: int, servers: int = 1) -> float:
-    """Bytes that come in at each server in one step of all workers: W · K / k.
+    """Bytes that each server receives in one step of all workers: W · K / k.
 
     Exact where k divides the number of elements. Source: Li et al. (2014), section 3.
     """
@@ -266,5 +269,5 @@ def server_bytes_received(workers: int, nbytes: int, servers: int = 1) -> float:
 
 
 def server_bytes_sent(workers: int, nbytes: int, servers: int = 1) -> float:
-    """Bytes that go out at each server in one step: W · K / k, and the version number for each worker."""
+    """Bytes that each server sends in one step: W · K / k, and the version number for each worker."""
     return workers * (nbytes / servers + VERSION_NBYTES)

@@ -1,19 +1,18 @@
-"""How the ranks of one run find each other, and how they know that it is they.
+"""How the ranks of one run find each other, and prove who they are.
 
 Rank 0 listens at the coordinator's address. Every other rank calls there, leaves the address of its own listener,
-and is given the table of all addresses once the last has called. Then each pair makes its links: the higher rank
+and receives the table of all addresses once the last rank has called. Then each pair opens its links: the higher rank
 calls the lower one.
 
-Whoever calls and whoever is called prove to each other that they know the run's secret, without sending it
-(challenge and response with HMAC-SHA256, RFC 2104), before anything else that the other says is looked at:
+Both sides of a call prove that they know the run's secret, without sending it (challenge and response with
+HMAC-SHA256, RFC 2104), before either acts on anything else that the other sends:
 
     caller  → called   magic, nonce c
     called  → caller   nonce d, HMAC(secret, "called", c, d)
     caller  → called   claim (rank, size, purpose, address), HMAC(secret, "caller", d, c, claim)
     called  → caller   verdict
 
-Everything has a fixed length. Each caller is greeted on a thread of its own, so that one that sends garbage, or
-nothing, keeps nobody waiting.
+Everything has a fixed length. A thread greets each caller, so that one that sends garbage, or nothing, delays nobody.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple, Self
 
-from workshop_utils import place
 from workshop_utils.comm.communicator import CommunicationError, FrameError, PeerDied, PeerSilent
 
-Links = dict[int, socket.socket]
+Sockets = dict[int, socket.socket]  # by rank
 
 # Loopback, and the subnet of `workshop_utils.network`, which exists in the namespaces of a run alone.
-REACHABLE = [ipaddress.ip_network(block) for block in ("127.0.0.0/8", "10.77.0.0/24")]
+REACHABLE = tuple(ipaddress.IPv4Network(block) for block in ("127.0.0.0/8", "10.77.0.0/24"))
 
 _MAGIC = b"workshop comm 1\n"
 _NONCE = 32
@@ -51,51 +50,53 @@ _NOT_YET = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EAG
 
 
 class Caller(NamedTuple):
-    """A rank that has proved to belong to the run, with the link that it has opened, and its own address."""
+    """The link that a rank of the run has opened, and the address of its own listener."""
 
-    rank: int
-    purpose: str
-    address: str
     link: socket.socket
+    address: str
 
 
-class Credentials(NamedTuple):
-    """What a rank shows to the others of its run, and how long it waits for them."""
+class Membership(NamedTuple):
+    """What makes a process a rank of its run, where the others may be, and how long it waits for them."""
 
     rank: int
     size: int
     secret: bytes
     deadline: float  # of time.monotonic()
+    reachable: tuple[ipaddress.IPv4Network, ...] = REACHABLE
 
     @classmethod
-    def until(cls, timeout_seconds: float, rank: int, size: int, secret: bytes) -> Self:
-        """Of a run that starts now. Raises ValueError for a rank that there cannot be, or without a secret."""
+    def until(
+        cls, timeout_seconds: float, rank: int, size: int, secret: bytes, subnet: str | None = None
+    ) -> Self:
+        """In a run that starts now. Raises ValueError for an impossible rank or subnet, or an empty secret."""
         if not 0 <= rank < size:
             raise ValueError(f"rank is {rank}; with size {size} it must be from 0 to {size - 1}")
         if not secret:
-            raise ValueError("secret is empty; it must be bytes that the run's ranks alone know")
-        return cls(rank, size, secret, time.monotonic() + timeout_seconds)
+            raise ValueError("secret is empty; it must be bytes that only the run's ranks know")
+        deadline = time.monotonic() + timeout_seconds
+        return cls(
+            rank, size, secret, deadline, REACHABLE if subnet is None else (*REACHABLE, private(subnet))
+        )
 
 
 class Listener:
-    """Listens at `address`, and lets in the other ranks of the run, each once for each purpose."""
+    """Listens at `address`, and admits the other ranks of the run, each once for each purpose."""
 
-    def __init__(self, own: Credentials, address: str) -> None:
+    def __init__(self, own: Membership, address: str) -> None:
         self._own = own
         try:
-            self._listener = socket.create_server(endpoint(address))
+            self._listener = socket.create_server(endpoint(address, own.reachable))
         except OSError as error:
             raise CommunicationError(f"cannot listen at {address}: {error.strerror}") from error
         self.address = "{}:{}".format(*self._listener.getsockname())
-        self._callers: dict[tuple[str, int], Caller] = {}
-        self._admitted: set[tuple[str, int]] = set()  # those, and the one that is just being told so
-        self._greeted: set[socket.socket] = set()
+        self._callers: dict[tuple[str, int], Caller] = {}  # by purpose and rank
+        self._greeted: set[socket.socket] = set()  # not yet admitted
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._accept, name="workshop-listener", daemon=True)
-        self._thread.start()
+        self._thread = _started(self._accept)
 
     def wait(self, purpose: str, ranks: range) -> dict[int, Caller]:
-        """One caller for each of `ranks`. Raises PeerSilent, naming who has not called by the deadline."""
+        """One caller for each of `ranks`. Raises PeerSilent, which names the ranks missing at the deadline."""
 
         def missing() -> list[int]:
             return [rank for rank in ranks if (purpose, rank) not in self._callers]
@@ -108,7 +109,7 @@ class Listener:
             return {rank: self._callers[purpose, rank] for rank in ranks}
 
     def close(self) -> None:
-        """Let nobody in any more; callers that are still being greeted are shut out."""
+        """Admit nobody any more, and hang up on callers who are still being greeted."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
@@ -124,75 +125,76 @@ class Listener:
                 link, _ = self._listener.accept()
                 with self._changed:
                     self._greeted.add(link)
-                threading.Thread(
-                    target=self._greet, args=(link,), name="workshop-listener", daemon=True
-                ).start()
+                _started(self._greet, link)
 
     def _greet(self, link: socket.socket) -> None:
         try:
-            caller = self._recognise(link)
+            is_admitted = self._is_admitted(link)
         except (OSError, CommunicationError):
-            caller = None  # a stranger: no business of the run's
-        with self._changed:
-            self._greeted.discard(link)
-            if caller is not None:
-                self._callers[caller.purpose, caller.rank] = caller
-                self._changed.notify_all()
-        if caller is None:
+            is_admitted = False  # a stranger: no business of the run's
+        if not is_admitted:
+            with self._changed:
+                self._greeted.discard(link)
             link.close()
 
-    def _recognise(self, link: socket.socket) -> Caller | None:
+    def _is_admitted(self, link: socket.socket) -> bool:
+        """Whether the caller proves to be a rank that is still missing; it is told the verdict."""
         own = self._own
         hello = receive(link, len(_MAGIC) + _NONCE, own.deadline)
         if not hello.startswith(_MAGIC):
-            return None
+            return False
         theirs, ours = hello[len(_MAGIC) :], secrets.token_bytes(_NONCE)
         link.sendall(ours + _proof(own.secret, b"called", theirs, ours))
         claim = receive(link, _CLAIM.size, own.deadline)
         proof = receive(link, _PROOF, own.deadline)
         if not hmac.compare_digest(proof, _proof(own.secret, b"caller", ours, theirs, claim)):
-            return None
+            return False
         rank, size, purpose, address = _CLAIM.unpack(claim)
-        caller = Caller(rank, _text(purpose), _text(address), link)
-        verdict = self._admit(caller, size)
-        link.sendall(verdict)
-        return None if _VERDICTS[verdict] else caller
-
-    def _admit(self, caller: Caller, size: int) -> bytes:
-        if size != self._own.size or caller.rank >= size:
-            return b"\2"
         with self._changed:
-            who = (caller.purpose, caller.rank)
-            if who in self._admitted or caller.rank == self._own.rank:
-                return b"\1"
-            self._admitted.add(who)
-        return b"\0"
+            verdict = b"\0"
+            if size != own.size or rank >= size:
+                verdict = b"\2"
+            elif (_text(purpose), rank) in self._callers or rank == own.rank:
+                verdict = b"\1"
+            link.sendall(verdict)
+            if _VERDICTS[verdict]:
+                return False
+            self._greeted.discard(link)  # at once, so that `close` leaves it alone
+            self._callers[_text(purpose), rank] = Caller(link, _text(address))
+            self._changed.notify_all()
+        return True
 
 
-def call(own: Credentials, address: str, purpose: str, own_address: str = "") -> socket.socket:
+def _started(target: Callable[..., object], *args: object) -> threading.Thread:
+    thread = threading.Thread(target=target, args=args, name="workshop-listener", daemon=True)
+    thread.start()
+    return thread
+
+
+def call(own: Membership, address: str, purpose: str, own_address: str = "") -> socket.socket:
     """A link to the rank that listens at `address`, which both sides have proved to belong to the run.
 
     Raises:
         FrameError: if what listens there does not know the secret, or refuses this rank.
         PeerSilent: if nothing listens there by the deadline, or it does not answer.
     """
-    link = _dial(address, own.deadline)
-    with contextlib.ExitStack() as unless_let_in:
-        unless_let_in.callback(link.close)
-        try:
-            verdict = _introduce(link, own, purpose, own_address)
-        except TimeoutError:
-            raise PeerSilent(f"what listens at {address} did not answer rank {own.rank}") from None
-        except OSError as error:
-            raise FrameError(f"what listens at {address} refused rank {own.rank}: {error}") from error
+    link = _dial(address, own)
+    try:
+        verdict = _introduce(link, own, purpose, own_address)
         if verdict:
             raise FrameError(f"what listens at {address} refused rank {own.rank} of {own.size}: {verdict}")
-        unless_let_in.pop_all()
+    except BaseException as error:
+        link.close()
+        if isinstance(error, TimeoutError):
+            raise PeerSilent(f"what listens at {address} did not answer rank {own.rank}") from None
+        if isinstance(error, OSError):
+            raise FrameError(f"what listens at {address} refused rank {own.rank}: {error}") from error
+        raise
     return link
 
 
-def _introduce(link: socket.socket, own: Credentials, purpose: str, own_address: str) -> str:
-    """Why the called side does not let this rank in; empty if it does."""
+def _introduce(link: socket.socket, own: Membership, purpose: str, own_address: str) -> str:
+    """Why the called side refuses this rank; empty if it does not."""
     ours = secrets.token_bytes(_NONCE)
     link.sendall(_MAGIC + ours)
     answer = receive(link, _NONCE + _PROOF, own.deadline)
@@ -201,21 +203,21 @@ def _introduce(link: socket.socket, own: Credentials, purpose: str, own_address:
         raise FrameError("what listens at {}:{} does not know this run's secret".format(*link.getpeername()))
     claim = _CLAIM.pack(own.rank, own.size, purpose.encode(), own_address.encode())
     link.sendall(claim + _proof(own.secret, b"caller", theirs, ours, claim))
-    return _VERDICTS.get(receive(link, 1, own.deadline), "it gave no reason that is known here")
+    return _VERDICTS.get(receive(link, 1, own.deadline), "for an unknown reason")
 
 
-def meet(own: Credentials, coordinator: str, purposes: tuple[str, ...]) -> dict[str, Links]:
+def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[str, Sockets]:
     """The links of this rank to every other one, by purpose; blocking sockets without a time-out.
 
     Raises:
         ValueError: if `coordinator` is not `host:port` on loopback or in a network namespace of a run.
         FrameError, PeerSilent, PeerDied: if the ranks do not all come together.
     """
-    endpoint(coordinator)
-    links: dict[str, Links] = {purpose: {} for purpose in purposes}
+    host = _own_host(endpoint(coordinator, own.reachable))
+    links: dict[str, Sockets] = {purpose: {} for purpose in purposes}
     if own.size == 1:
         return links
-    with contextlib.closing(Listener(own, f"{_own_host(coordinator)}:0")) as listener:
+    with contextlib.closing(Listener(own, f"{host}:0")) as listener:
         addresses = (_join if own.rank else _gather)(own, coordinator, listener.address)
         for purpose, ours in links.items():
             ours.update({rank: call(own, addresses[rank], purpose) for rank in range(own.rank)})
@@ -228,7 +230,7 @@ def meet(own: Credentials, coordinator: str, purposes: tuple[str, ...]) -> dict[
     return links
 
 
-def _join(own: Credentials, coordinator: str, own_address: str) -> list[str]:
+def _join(own: Membership, coordinator: str, own_address: str) -> list[str]:
     """The addresses of all ranks, once all have joined."""
     with call(own, coordinator, "join", own_address) as link:
         try:
@@ -240,7 +242,7 @@ def _join(own: Credentials, coordinator: str, own_address: str) -> list[str]:
     return [_text(table[at : at + _ADDRESS]) for at in range(0, len(table), _ADDRESS)]
 
 
-def _gather(own: Credentials, coordinator: str, own_address: str) -> list[str]:
+def _gather(own: Membership, coordinator: str, own_address: str) -> list[str]:
     """The same for rank 0, which tells them to the others."""
     with contextlib.closing(Listener(own, coordinator)) as listener:
         callers = listener.wait("join", range(1, own.size))
@@ -252,11 +254,11 @@ def _gather(own: Credentials, coordinator: str, own_address: str) -> list[str]:
     return addresses
 
 
-def endpoint(coordinator: str) -> tuple[str, int]:
+def endpoint(coordinator: str, reachable: tuple[ipaddress.IPv4Network, ...] = REACHABLE) -> tuple[str, int]:
     """Host and port of `"host:port"`.
 
     Raises:
-        ValueError: if it has another form, or is an address that others than this run could reach.
+        ValueError: if it has another form, or an address outside the networks that are `reachable`.
     """
     host, _, port = coordinator.rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host
@@ -266,7 +268,7 @@ def endpoint(coordinator: str) -> tuple[str, int]:
         raise ValueError(
             f"coordinator is {coordinator!r}; it must be an address and a port, '127.0.0.1:4000'"
         ) from None
-    if not any(address in block for block in (*REACHABLE, *_subnet_of_the_run())):
+    if not any(address in block for block in reachable):
         raise ValueError(
             f"coordinator is {coordinator!r}; it must be on loopback or in the subnet of an emulated network, "
             "so that nobody outside the run can reach it; between machines, WORKSHOP_SUBNET names their private subnet"
@@ -274,17 +276,15 @@ def endpoint(coordinator: str) -> tuple[str, int]:
     return host, number
 
 
-def _subnet_of_the_run() -> list[ipaddress.IPv4Network]:
-    text = place.subnet()
-    if text is None:
-        return []
+def private(subnet: str) -> ipaddress.IPv4Network:
+    """The private network that is written as `subnet`. Raises ValueError if it is none."""
     try:
-        block = ipaddress.IPv4Network(text)
+        network = ipaddress.IPv4Network(subnet)
     except ValueError:
-        raise ValueError(f"WORKSHOP_SUBNET is {text!r}; it must be a subnet, such as 10.0.0.0/16") from None
-    if not block.is_private:
-        raise ValueError(f"WORKSHOP_SUBNET is {text!r}; it must be private, or all the world could knock")
-    return [block]
+        raise ValueError(f"subnet is {subnet!r}; it must be a subnet, such as 10.0.0.0/16") from None
+    if not network.is_private:
+        raise ValueError(f"subnet is {subnet!r}; it must be private, out of the internet's reach")
+    return network
 
 
 def receive(link: socket.socket, nbytes: int, deadline: float) -> bytes:
@@ -307,20 +307,20 @@ def _text(padded: bytes) -> str:
     return padded.rstrip(b"\0").decode("utf-8", "replace")
 
 
-def _own_host(coordinator: str) -> str:
+def _own_host(coordinator: tuple[str, int]) -> str:
     """This machine's address on the way to the coordinator, where the other ranks can call it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(endpoint(coordinator))  # sends nothing
+        probe.connect(coordinator)  # sends nothing
         host: str = probe.getsockname()[0]
     return host
 
 
-def _dial(address: str, deadline: float) -> socket.socket:
+def _dial(address: str, own: Membership) -> socket.socket:
     while True:
         link = socket.socket()
-        link.settimeout(max(0.001, deadline - time.monotonic()))
+        link.settimeout(max(0.001, own.deadline - time.monotonic()))
         try:
-            link.connect(endpoint(address))
+            link.connect(endpoint(address, own.reachable))
             if link.getsockname() != link.getpeername():  # as TCP may connect a socket to itself
                 return link
         except OSError as error:
@@ -328,6 +328,6 @@ def _dial(address: str, deadline: float) -> socket.socket:
                 link.close()
                 raise CommunicationError(f"cannot connect to {address}: {error.strerror}") from error
         link.close()
-        if time.monotonic() > deadline:
+        if time.monotonic() > own.deadline:
             raise PeerSilent(f"nobody listens at {address}; has rank 0 been started?")
         time.sleep(0.02)

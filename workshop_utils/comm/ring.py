@@ -11,7 +11,7 @@ learning by Gibiansky (2017, Baidu) and Horovod (Sergeev and Del Balso 2018). Wi
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, chunk, collective, flat
+from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, chunk, collective, finish
 
 
 @collective
@@ -24,26 +24,26 @@ def ring_all_reduce(communicator: Communicator, array: Array, operation: Operati
 @collective
 def ring_reduce_scatter(communicator: Communicator, array: Array, operation: Operation = "sum") -> Array:
     """Reduce so that rank r is left with chunk r + 1 complete; returns that chunk, a view of `array`."""
-    rank, size, whole = communicator.rank, communicator.size, flat(array)
+    rank, size = communicator.rank, communicator.size
     right, left = (rank + 1) % size, (rank - 1) % size
     for step in range(size - 1):
-        outgoing = chunk(whole, rank - step, size)
-        accumulator = chunk(whole, rank - step - 1, size)
-        communicator.send_recv_combine(right, outgoing, left, accumulator, operation)
-    complete = chunk(whole, rank + 1, size)
-    communicator.finish(complete, operation)
+        mine = chunk(array, rank - step - 1, size)
+        incoming = buffer(communicator, mine)
+        communicator.send_recv(right, chunk(array, rank - step, size), left, incoming)
+        communicator.combine(mine, incoming, operation)
+    complete = chunk(array, rank + 1, size)
+    finish(complete, operation, size)
     return complete
 
 
 @collective
 def ring_all_gather(communicator: Communicator, array: Array) -> None:
     """Give every rank all chunks, where rank r starts with chunk r + 1 (as `ring_reduce_scatter` leaves it)."""
-    rank, size, whole = communicator.rank, communicator.size, flat(array)
+    rank, size = communicator.rank, communicator.size
     right, left = (rank + 1) % size, (rank - 1) % size
     for step in range(size - 1):
-        outgoing = chunk(whole, rank + 1 - step, size)
-        incoming = chunk(whole, rank - step, size)
-        communicator.send_recv(right, outgoing, left, incoming)
+        complete, replaced = chunk(array, rank + 1 - step, size), chunk(array, rank - step, size)
+        communicator.send_recv(right, complete, left, replaced)
 
 
 def ring_bytes_sent(size: int, nbytes: int) -> float:

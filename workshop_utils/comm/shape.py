@@ -1,4 +1,4 @@
-"""An array without contents, for when only the time of sending it is asked."""
+"""An array without contents, for when only the time of sending it matters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Shape(np.ndarray):
-    """Stands for an array: it has dtype, shape, slices and arithmetic, but no contents, whatever its size.
+    """Takes the place of an array: it has dtype, shape, slices and arithmetic, but no contents, whatever its size.
 
     It is an array whose elements are all the same few bytes, so it takes no memory, and slices as fast as NumPy
     does; what is stored into it is dropped, and what would need contents raises TypeError.

@@ -5,17 +5,17 @@
 
     simulate(1024, program, Link.of("10Gbit", "20us")).seconds
 
-Each rank is a greenlet, a function call that can be left in the middle and taken up again, so that a collective's
-text runs as it is. The rank that acts next is the one whose clock is behind all others', so that links see messages
-in the order of virtual time; `cluster` says what a message goes through. Where only time is asked, a `Shape` stands
-for the array and no data is moved; ordinary arrays are moved and reduced, so that results can be checked.
+Each rank is a greenlet, a function call that can be suspended and resumed, so a collective runs unchanged. The rank
+whose clock is furthest behind acts next, so that links see messages in the order of virtual time; `topology` says what
+a message goes through. Where only the time matters, a `Shape` replaces the array and no data is moved; ordinary arrays
+are moved and reduced, so that results can be checked.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,24 +25,24 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
-from workshop_utils.comm.cluster import Cluster, Link, Queue
 from workshop_utils.comm.communicator import (
     Array,
     CommunicationError,
     Communicator,
     Event,
     Mismatch,
-    Traffic,
+    check_message,
 )
 from workshop_utils.comm.shape import Shape
+from workshop_utils.comm.topology import Link, Queue, Topology
 
-__all__ = ["Cluster", "Deadlock", "Link", "Shape", "SimulatedCommunicator", "Simulation", "simulate"]
+__all__ = ["Deadlock", "Link", "Shape", "SimulatedCommunicator", "Simulation", "Topology", "simulate"]
 
 Result = TypeVar("Result")
 
 
 class Deadlock(CommunicationError):
-    """Every rank that has not finished waits for a message; the text says who waits for whom."""
+    """Every rank that has not finished waits for a message; the text says which waits for which."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Simulation(Generic[Result]):
 def simulate(
     size: int,
     program: Callable[[Communicator], Result],
-    link: Link | Cluster = Link(),  # noqa: B008 - it is frozen
+    link: Link | Topology = Link(),  # noqa: B008 - it is frozen
     *,
     trace: bool = False,
 ) -> Simulation[Result]:
@@ -74,7 +74,7 @@ def simulate(
     Args:
         size: how many ranks.
         program: the same function for all; it may call `communicator.compute(seconds)` to be busy.
-        link: what connects each rank with the others, or a whole cluster.
+        link: what connects each rank with the others, or a topology of machines with several ranks each.
         trace: whether to record what each rank did when.
 
     Raises:
@@ -84,7 +84,7 @@ def simulate(
     """
     if size < 1:
         raise ValueError(f"size is {size}; it must be at least 1")
-    clock = _Clock(link if isinstance(link, Cluster) else Cluster(link), size)
+    clock = _Clock(link if isinstance(link, Topology) else Topology(link), size)
     ranks = clock.ranks
     if trace:
         for communicator in ranks:
@@ -106,7 +106,7 @@ class _Message(NamedTuple):
 
 
 class _Channel:
-    """The way from one rank to another, and the messages that are on it, or wait at its end."""
+    """The path from one rank to another, and the messages on it or at its end."""
 
     __slots__ = ("down", "latency_seconds", "messages", "up")
 
@@ -116,17 +116,17 @@ class _Channel:
 
 
 class _Clock:
-    """Virtual time: what is due when, and what the links are doing."""
+    """Virtual time: what is due when, and what the links carry."""
 
-    def __init__(self, cluster: Cluster, size: int) -> None:
+    def __init__(self, topology: Topology, size: int) -> None:
         self.seconds = 0.0
         self.ranks = [SimulatedCommunicator(rank, size, self) for rank in range(size)]
         self._due: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()  # of what is due at the same time, the first one first
         self._hub = getcurrent()
         self._channels: dict[tuple[int, int], _Channel] = {}
-        self._cluster = cluster
-        self._queues: dict[tuple[str, int], Queue] = {}
+        self._topology = topology
+        self._queues: dict[tuple[bool, str, int], Queue] = {}  # inside a machine?, direction, rank or machine
 
     def run(self, program: Callable[[Communicator], Result]) -> list[Result]:
         """Run the program on every rank until all have finished."""
@@ -138,17 +138,17 @@ class _Clock:
             except Exception as failure:
                 failure.add_note(f"raised on simulated rank {communicator.rank} of {communicator.size}")
                 raise
-            communicator.finished = True
+            communicator._finished = True
 
         greenlets = [greenlet(rank_main) for _ in self.ranks]
         for communicator, its_greenlet in zip(self.ranks, greenlets, strict=True):
-            communicator.resume = its_greenlet.switch
+            communicator._resume = its_greenlet.switch
             self.at(0.0, partial(its_greenlet.switch, communicator))
         try:
             while self._due:
                 self.seconds, _, act = heappop(self._due)
                 act()
-            if not all(communicator.finished for communicator in self.ranks):
+            if not all(communicator._finished for communicator in self.ranks):
                 raise Deadlock(self._who_waits())
         finally:
             for its_greenlet in greenlets:
@@ -161,7 +161,7 @@ class _Clock:
         heappush(self._due, (seconds, next(self._order), act))
 
     def give_way(self) -> None:
-        """Leave the rank that acts, until something that is due resumes it."""
+        """Suspend the rank that acts, until something that is due resumes it."""
         self._hub.switch()
 
     def is_behind(self, seconds: float) -> bool:
@@ -171,40 +171,34 @@ class _Clock:
     def channel(self, source: int, to: int) -> _Channel:
         """The way from rank `source` to rank `to`: by their machines' NICs, or inside a machine by their own links."""
         if (source, to) not in self._channels:
-            cluster = self._cluster
-            here, there = source // cluster.ranks_per_machine, to // cluster.ranks_per_machine
-            if here == there:
-                queues = (
-                    self._queue("rank out", cluster.inside, source),
-                    self._queue("rank in", cluster.inside, to),
-                )
-                self._channels[source, to] = _Channel(*queues, cluster.inside.latency_seconds)
-            else:
-                queues = self._queue("out", cluster.link, here), self._queue("in", cluster.link, there)
-                self._channels[source, to] = _Channel(*queues, cluster.link.latency_seconds)
+            machines = source // self._topology.ranks_per_machine, to // self._topology.ranks_per_machine
+            is_inside = machines[0] == machines[1]
+            link = self._topology.inside if is_inside else self._topology.link
+            ends = zip(("out", "in"), (source, to) if is_inside else machines, strict=True)
+            up, down = (
+                self._queues.setdefault((is_inside, *end), Queue(link.bandwidth_bytes_per_second))
+                for end in ends
+            )
+            self._channels[source, to] = _Channel(up, down, link.latency_seconds)
         return self._channels[source, to]
-
-    def _queue(self, way: str, link: Link, end: int) -> Queue:
-        """One direction of the link of rank or machine number `end`."""
-        return self._queues.setdefault((way, end), Queue(link.bandwidth_bytes_per_second))
 
     def send(self, source: SimulatedCommunicator, to: int, array: Array) -> float:
         """Put a message on its way now; returns when its last byte has left the sender's link."""
-        channel, collective = self.channel(source.rank, to), source.collective
+        channel, collective = self.channel(source.rank, to), source._collective
         head = max(source.seconds, channel.up.free) + channel.latency_seconds
         left = channel.up.carry(source.seconds, array.nbytes)
 
         def first_byte_comes() -> None:
             arrival = channel.down.carry(head, array.nbytes)
             channel.messages.append(_Message(arrival, array, collective))
-            self.ranks[to].notice(source.rank, arrival)
+            self.ranks[to]._notice(source.rank, arrival)
 
         self.at(head, first_byte_comes)
         return left
 
     def _who_waits(self, most: int = 8) -> str:
-        waiting = [communicator for communicator in self.ranks if not communicator.finished]
-        texts = "; ".join(communicator.what_it_waits_for() for communicator in waiting[:most])
+        waiting = [communicator for communicator in self.ranks if not communicator._finished]
+        texts = "; ".join(communicator._describe_wait() for communicator in waiting[:most])
         rest = f"; and {len(waiting) - most} more" if len(waiting) > most else ""
         return f"{len(waiting)} of {len(self.ranks)} ranks wait for ever: {texts}{rest}"
 
@@ -212,32 +206,30 @@ class _Clock:
 class SimulatedCommunicator(Communicator):
     """One rank in virtual time; `simulate` makes them. `seconds` is its clock."""
 
-    resume: Callable[[], object]  # what goes on with it where it has given way
+    _resume: Callable[[], object]  # resumes it where it was suspended
 
     def __init__(self, rank: int, size: int, clock: _Clock) -> None:
         super().__init__(rank, size, math.inf)
-        self.traffic = _SparseTraffic(size)
         self.seconds = 0.0
-        self.finished = False
+        self._finished = False
         self._clock = clock
         self._waits_for: Sequence[int] = ()  # ranks from which a message would wake it
         self._left = 0.0  # when the last byte of its last message had left
-
-    def now(self) -> float:
-        """Virtual seconds."""
-        return self.seconds
 
     def compute(self, seconds: float) -> None:
         """Be busy for `seconds`."""
         start = self.seconds
         self.seconds += seconds
         if self.trace is not None:
-            self.trace.append(Event("compute", None, 0, start, self.seconds, self.collective))
+            self.trace.append(Event("compute", None, 0, start, self.seconds, self._collective))
 
-    def scratch(self, like: Array, purpose: str = "incoming") -> Array:
-        return like if type(like) is Shape else super().scratch(like, purpose)
+    def _now(self) -> float:
+        return self.seconds
 
-    def wait_any(self, sources: Sequence[int]) -> int:
+    def _sleep(self, seconds: float) -> None:
+        self.compute(seconds)
+
+    def _first_of(self, sources: Sequence[int]) -> int:
         self._take_turn()
         while True:
             arrival, source = min(self._first_messages(sources), default=(math.inf, -1))
@@ -268,15 +260,20 @@ class SimulatedCommunicator(Communicator):
             self._clock.give_way()
         message = messages.popleft()
         self.seconds = max(message.arrival, self._left)
-        self._store(source, message, incoming)
+        check_message(self, source, message.collective, message.array, incoming)
+        if type(message.array) is Shape and type(incoming) is not Shape:
+            raise Mismatch(
+                f"rank {source} sent a Shape, which has no contents, where rank {self.rank} expects an array"
+            )
+        incoming[:] = message.array
 
     def _take_turn(self) -> None:
-        """Let those act whose clocks are behind this rank's."""
+        """Let ranks act whose clocks are behind this one's."""
         if self._clock.is_behind(self.seconds):
-            self._clock.at(self.seconds, self.resume)
+            self._clock.at(self.seconds, self._resume)
             self._clock.give_way()
 
-    def notice(self, source: int, arrival: float) -> None:
+    def _notice(self, source: int, arrival: float) -> None:
         """A message will have come at `arrival`: act then, if this rank waits for it."""
         if source in self._waits_for:
             self._clock.at(max(arrival, self._left), self._wake)
@@ -285,63 +282,17 @@ class SimulatedCommunicator(Communicator):
         if self._waits_for:  # an earlier message may have woken it meanwhile
             self._waits_for = ()
             self.seconds = max(self.seconds, self._clock.seconds)
-            self.resume()
-
-    def _store(self, source: int, message: _Message, incoming: Array) -> None:
-        """Take a message; raises Mismatch if it is not the one that was expected."""
-        array, here = message.array, self.collective or "recv"
-        if message.collective != self.collective:
-            raise Mismatch(
-                f"rank {source} is in {message.collective or 'send'} while rank {self.rank} is in {here}"
-            )
-        if array.nbytes != incoming.nbytes or array.dtype != incoming.dtype:
-            raise Mismatch(
-                f"rank {source} sent {array.size} × {array.dtype} where rank {self.rank} expects "
-                f"{incoming.size} × {incoming.dtype}, in {here}"
-            )
-        if type(array) is Shape and type(incoming) is not Shape:
-            raise Mismatch(
-                f"rank {source} sent a Shape, which has no contents, where rank {self.rank} expects an array"
-            )
-        incoming[:] = array
+            self._resume()
 
     def _record(self, kind: str, peer: int | None, array: Array, start: float) -> None:
         """As any communicator, but what is sent has left before what is received at the same time has come."""
         if self.trace is not None:
             end = self._left if kind == "send" else self.seconds
-            self.trace.append(Event(kind, peer, array.nbytes, start, end, self.collective))
+            self.trace.append(Event(kind, peer, array.nbytes, start, end, self._collective))
 
-    def what_it_waits_for(self) -> str:
-        """For people, of a rank that waits."""
+    def _describe_wait(self) -> str:
         if len(self._waits_for) > 1:
             return f"rank {self.rank} waits for any of the ranks {sorted(self._waits_for)}"
         (peer,) = self._waits_for
-        ended = ", which has finished" if self._clock.ranks[peer].finished else ""
-        return f"rank {self.rank} waits for rank {peer}{ended}, in {self.collective or 'recv'}"
-
-
-class _SparseTraffic(Traffic):
-    """Counts of those peers only that there are messages of: arrays of all would take 3 GB among 10,000 ranks."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self.reset()
-
-    def reset(self) -> None:
-        self._counts: defaultdict[str, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
-
-    def count_sent(self, to: int, nbytes: int) -> None:
-        self._counts["messages_sent"][to] += 1
-        self._counts["bytes_sent"][to] += nbytes
-
-    def count_received(self, source: int, nbytes: int) -> None:
-        self._counts["messages_received"][source] += 1
-        self._counts["bytes_received"][source] += nbytes
-
-    def __getattr__(self, name: str) -> np.ndarray:
-        if name not in ("messages_sent", "bytes_sent", "messages_received", "bytes_received"):
-            raise AttributeError(name)
-        counts = np.zeros(self._size, np.int64)
-        for peer, count in self._counts[name].items():
-            counts[peer] = count
-        return counts
+        ended = ", which has finished" if self._clock.ranks[peer]._finished else ""
+        return f"rank {self.rank} waits for rank {peer}{ended}, in {self._collective or 'recv'}"

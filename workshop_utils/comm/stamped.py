@@ -5,30 +5,24 @@
 Data moves at full speed, and each message carries a stamp: when its first byte would have left. The receiver sleeps
 until its last byte would have come.
 
-This is what `cluster` says of virtual time, in real time; a downlink is served in the order in which messages are
+This is what `topology` says of virtual time, in real time; a downlink is served in the order in which messages are
 received. Good at or below 200 Mbit/s and at or above 1 ms, where the computer's own time for a message does not count.
 """
 
 from __future__ import annotations
 
 import struct
-import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
-from workshop_utils.comm.cluster import Queue
-from workshop_utils.comm.communicator import Array, Communicator, Mismatch
+from workshop_utils.comm.communicator import Array, Communicator, Mismatch, inside
+from workshop_utils.comm.topology import Queue
 
 # Before the payload: the stamp, in seconds of the clock that all processes of a machine share, and the dtype, since
 # the message below carries bytes.
 _STAMP = struct.Struct("<d8s")
-
-
-def behind(communicator: Communicator, description: Mapping[str, Any] | None) -> Communicator:
-    """`communicator` behind the links that the launcher describes (`place.link`); itself where there are none."""
-    return communicator if description is None else StampedCommunicator(communicator, **description)
 
 
 class StampedCommunicator(Communicator):
@@ -54,50 +48,47 @@ class StampedCommunicator(Communicator):
         self._uplink, self._downlink = (Queue(bandwidths[inner.rank]) for _ in range(2))
         super().__init__(inner.rank, inner.size, inner.timeout_seconds)
 
-    @property
-    def collective(self) -> str:
-        """The outermost collective that runs now: the messages below carry its name."""
-        return self._inner.collective
-
-    @collective.setter
-    def collective(self, name: str) -> None:
-        self._inner.collective = name
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def sleep_until(self, moment: float) -> None:
-        """Let the time that a link takes pass: return when `now` is `moment` or later."""
-        time.sleep(max(0.0, moment - self.now()))
-
     def close(self) -> None:
         self._inner.close()
         super().close()
 
     def __exit__(self, *raised: object) -> None:
-        self._inner.__exit__(*raised)  # it tells the other ranks of a failure
+        self._inner.__exit__(*raised)  # which tells the other ranks about a failure
         super().close()
 
-    def wait_any(self, sources: Sequence[int]) -> int:
+    def _now(self) -> float:
+        return self._inner._now()
+
+    def _sleep(self, seconds: float) -> None:
+        self._inner._sleep(seconds)
+
+    def _first_of(self, sources: Sequence[int]) -> int:
         """The rank whose message came first below, where all come at full speed."""
-        first = self._inner.wait_any(sources)
-        self.waited_seconds = self._inner.waited_seconds
-        return first
+        with self._below():
+            return self._inner._first_of(sources)
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         letter = None if to is None else self._stamped(outgoing)
-        room = None if source is None else np.empty(_STAMP.size + incoming.nbytes, np.uint8)
+        received = None if source is None else np.empty(_STAMP.size + incoming.nbytes, np.uint8)
         # Stamp and payload in one message: in two, sending the second would have to wait for receiving the first.
-        self._inner.send_recv(to, letter, source, room)
-        self.waited_seconds = self._inner.waited_seconds  # not the sleep below: then bytes are on their way
+        with self._below():
+            self._inner.send_recv(to, letter, source, received)
         until = 0.0 if to is None else self._uplink.free
         if source is not None:
-            until = max(until, self._arrival(room, source, incoming))
-        self.sleep_until(until)
+            until = max(until, self._arrival(received, source, incoming))
+        self._sleep(max(0.0, until - self._now()))
+
+    @contextmanager
+    def _below(self) -> Iterator[None]:
+        """Messages below belong to the collective above; waiting below counts above, unlike the sleep for a link."""
+        self._inner.timeout_seconds, before = self.timeout_seconds, self._inner.traffic.waited_seconds
+        with inside(self._inner, self._collective):
+            yield
+        self.traffic.waited_seconds += self._inner.traffic.waited_seconds - before
 
     def _stamped(self, outgoing: Array) -> Array:
         """`outgoing` with the time at which its first byte leaves, and the uplink taken until its last one has."""
-        head = max(self.now(), self._uplink.free)
+        head = max(self._now(), self._uplink.free)
         self._uplink.carry(head, outgoing.nbytes)
         letter = np.empty(_STAMP.size + outgoing.nbytes, np.uint8)
         _STAMP.pack_into(letter.data, 0, head, outgoing.dtype.str.encode())

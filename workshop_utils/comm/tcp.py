@@ -14,15 +14,16 @@ import contextlib
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from workshop_utils import place
-from workshop_utils.comm import frames, rendezvous, stamped
+from workshop_utils.comm import frames, rendezvous
 from workshop_utils.comm.communicator import Array, Communicator
 from workshop_utils.comm.control import ControlLinks
-from workshop_utils.comm.rendezvous import Credentials, Links
+from workshop_utils.comm.rendezvous import Membership, Sockets
+from workshop_utils.comm.stamped import StampedCommunicator
 
 # Of the sender's queue within a machine (Linux doubles it). Left alone it grows to 4 MiB, more than a second-level
 # cache keeps until they are received: all-reduces of 16 and 64 MiB took 1.2 to 1.9 times as long.
@@ -30,50 +31,59 @@ SEND_BUFFER_BYTES = 256 * 1024
 
 
 def connect(
-    rank: int, size: int, coordinator: str, secret: bytes, timeout_seconds: float = 60.0
+    rank: int,
+    size: int,
+    coordinator: str,
+    secret: bytes,
+    link: Mapping[str, Any] | None = None,
+    subnet: str | None = None,
+    timeout_seconds: float = 60.0,
 ) -> Communicator:
-    """This process's communicator in a run of `size` ranks; returns when all have come.
+    """This process's communicator in a run of `size` ranks; returns when all have joined.
 
-    Where the launcher emulates a network that the kernel cannot, it is behind a link (`stamped`).
+    A launched script passes what its launcher set: `tcp.connect(*place.rendezvous())`.
 
     Args:
         rank: this process's number, 0 to size - 1.
         size: how many ranks there are.
-        coordinator: `"host:port"`, where rank 0 listens; on loopback, or in the subnet of an emulated network.
-        secret: known to the run's ranks alone; nobody without it is let in.
-        timeout_seconds: how long the ranks may take to come together, and later a message to move on.
+        coordinator: `"host:port"`, where rank 0 listens; on loopback, in an emulated network, or in `subnet`.
+        secret: shared by the run's ranks; nobody else is let in.
+        link: emulates a link where the kernel cannot: `bandwidths` and `latency_seconds` of `StampedCommunicator`.
+        subnet: the private subnet that the run's machines share, such as "10.0.0.0/16". Its security group decides who
+            may enter it, the secret who may join.
+        timeout_seconds: how long the ranks may take to join, and later a message to make progress.
 
     Raises:
-        ValueError: for a rank or coordinator that cannot be.
-        CommunicationError: if the ranks do not come together (`rendezvous.meet`).
+        ValueError: for an impossible rank, coordinator, subnet or link.
+        CommunicationError: if not all ranks join (`rendezvous.meet`).
     """
-    credentials = Credentials.until(timeout_seconds, rank, size, secret)
-    links = rendezvous.meet(credentials, coordinator, ("control", "data"))
+    membership = Membership.until(timeout_seconds, rank, size, secret, subnet)
+    links = rendezvous.meet(membership, coordinator, ("control", "data"))
     communicator = TcpCommunicator(rank, size, links["control"], links["data"], timeout_seconds)
-    return stamped.behind(communicator, place.link())
+    return communicator if link is None else StampedCommunicator(communicator, **link)
 
 
 class TcpCommunicator(Communicator):
-    """A rank with two links to every other one: `data` carries messages, `control` what went wrong."""
+    """A rank with two links to every other one: `data` carries messages, `control` reports failures."""
 
     def __init__(
-        self, rank: int, size: int, control: Links, data: Links, timeout_seconds: float = 60.0
+        self, rank: int, size: int, control: Sockets, data: Sockets, timeout_seconds: float = 60.0
     ) -> None:
         super().__init__(rank, size, timeout_seconds)
         self._control, self._data = ControlLinks(self, control), data
         self._sent, self._received = [0] * size, [0] * size  # messages, by peer
-        # The ranks whose messages `wait_any` has seen and not yet named, in the order in which it saw them.
+        # Ranks whose messages `_first_of` has seen but not yet returned, in the order of arrival.
         self._came: dict[int, None] = {}
         for link in data.values():
             link.setblocking(False)
             if link.family == socket.AF_INET and link.getsockname()[0].startswith("127."):
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
 
-    def wait_any(self, sources: Sequence[int]) -> int:
+    def _first_of(self, sources: Sequence[int]) -> int:
         """The rank among `sources` whose message was the first to be there; receive it next.
 
-        Of those that came between two calls, the lowest goes first; but whoever has been seen goes before all that
-        come later, so nobody starves behind a busy low rank.
+        Of those that arrived between two calls, the lowest goes first; but a rank that has been seen goes before all
+        that arrive later, so no rank starves behind a busy low one.
         """
         deadline = time.monotonic() + self.timeout_seconds
         while True:
@@ -93,7 +103,7 @@ class TcpCommunicator(Communicator):
             expected = self._header(self._received, source, incoming)
             header = bytearray(len(expected))
             awaited = [memoryview(header), incoming.view(np.uint8).data]
-        moved_at = time.monotonic()  # when whoever this rank waits for moved last
+        moved_at = time.monotonic()  # when the rank that this one waits for last made progress
         while unsent or awaited:
             has_sent = to is not None and self._send(to, unsent)
             has_received = source is not None and self._receive(source, awaited)
@@ -107,7 +117,7 @@ class TcpCommunicator(Communicator):
                 self._wait(sources, to if unsent else None, moved_at + self.timeout_seconds, is_idle)
 
     def _send(self, to: int, parts: list[memoryview]) -> bool:
-        """Send of `parts` what the kernel takes at once, and keep the rest there; whether it took any."""
+        """Send what the kernel takes of `parts` at once, and keep the rest there; returns whether it took any."""
         if not parts:
             return False
         try:
@@ -119,7 +129,7 @@ class TcpCommunicator(Communicator):
         return True
 
     def _receive(self, source: int, parts: list[memoryview]) -> bool:
-        """Fill the first of `parts` as far as bytes are there, and keep the rest; whether there were any."""
+        """Fill the first of `parts` as far as bytes have arrived; returns whether there were any."""
         if not parts:
             return False
         received = 0
@@ -135,7 +145,7 @@ class TcpCommunicator(Communicator):
         return True
 
     def _wait(self, sources: Sequence[int], to: int | None, deadline: float, is_idle: bool) -> list[int]:
-        """Sleep until something comes, or `to` takes more; returns those of `sources` that sent something."""
+        """Sleep until a message arrives, or `to` takes more; returns those of `sources` that have sent something."""
         self._control.raise_failure()
         peers = [*sources] if to is None else [*sources, to]
         self._control.waiting_for = peers[0]
@@ -147,7 +157,7 @@ class TcpCommunicator(Communicator):
         began = time.monotonic()
         ready = {number for number, _ in poll.poll(max(0.0, deadline - began) * 1000)}
         if is_idle:
-            self.waited_seconds += time.monotonic() - began
+            self.traffic.waited_seconds += time.monotonic() - began
         self._control.raise_failure()  # closed meanwhile, by another thread
         if not ready:
             self._control.silent(peers[:1] if to is not None else sources)
@@ -157,25 +167,21 @@ class TcpCommunicator(Communicator):
 
     def _header(self, counters: list[int], peer: int, array: Array) -> bytes:
         counters[peer] += 1
-        return frames.message(self.collective, array.dtype, counters[peer], array.nbytes)
-
-    def abort(self, error: BaseException) -> None:
-        """Tell every other rank that this one has failed, and how; each raises the like in what it does next."""
-        self._control.abort(error)
+        return frames.message(self._collective, array.dtype, counters[peer], array.nbytes)
 
     def close(self) -> None:
-        """Let go of links and memory. Safe to call twice."""
+        """Close the links. Safe to call twice."""
         self._control.close()
         for link in self._data.values():
             with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)  # so that a thread which waits for it goes on
+                link.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for it
             link.close()
         super().close()
 
     def __exit__(self, *raised: object) -> None:
         error = raised[1]
         if isinstance(error, BaseException) and self._control.failure is None:
-            self.abort(error)
+            self._control.abort(error)  # so that every other rank raises the like
         self.close()
 
 

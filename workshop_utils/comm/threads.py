@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from workshop_utils.comm.communicator import Array, Communicator, Mismatch, PeerDied, PeerSilent
+from workshop_utils.comm.communicator import Array, Communicator, PeerDied, PeerSilent, check_message
 
 Result = TypeVar("Result")
 
@@ -17,33 +17,21 @@ Result = TypeVar("Result")
 class _Message(NamedTuple):
     source: int
     collective: str
-    array: Any  # None: the sender gives up, since rank `dead` has died
+    array: Any  # None: the sender gives up, because rank `dead` has died
     dead: int = -1
 
 
 class _Mailbox:
-    """What has been sent to one rank and not yet received, in the order of arrival."""
+    """Messages sent to one rank and not yet received, in the order of arrival."""
 
     def __init__(self) -> None:
-        self._messages: deque[_Message] = deque()
-        self._arrived = threading.Condition()
+        self.messages: deque[_Message] = deque()
+        self.arrived = threading.Condition()
 
     def put(self, message: _Message) -> None:
-        with self._arrived:
-            self._messages.append(message)
-            self._arrived.notify_all()
-
-    def first(self, sources: Sequence[int], timeout_seconds: float, take: bool) -> _Message | None:
-        """The first message from one of `sources`, or None if none comes in time."""
-
-        def found() -> _Message | None:
-            return next((message for message in self._messages if message.source in sources), None)
-
-        with self._arrived:
-            message = self._arrived.wait_for(found, timeout=timeout_seconds)
-            if message is not None and take:
-                self._messages.remove(message)
-            return message
+        with self.arrived:
+            self.messages.append(message)
+            self.arrived.notify_all()
 
 
 class ThreadCommunicator(Communicator):
@@ -53,51 +41,49 @@ class ThreadCommunicator(Communicator):
         super().__init__(rank, len(mailboxes), **options)
         self._mailboxes = mailboxes
 
-    def wait_any(self, sources: Sequence[int]) -> int:
+    def _first_of(self, sources: Sequence[int]) -> int:
         return self._first(sources, take=False).source
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         if to is not None:
-            message = _Message(self.rank, self.collective, np.array(outgoing, copy=True))
+            message = _Message(self.rank, self._collective, np.array(outgoing, copy=True))
             self._mailboxes[to].put(message)
         if source is not None:
-            self._receive(source, incoming)
-
-    def _receive(self, source: int, incoming: Array) -> None:
-        message = self._first([source], take=True)
-        here = self.collective or "recv"
-        if message.array is None:
-            raise PeerDied(message.dead, here)
-        if message.collective != self.collective:
-            raise Mismatch(
-                f"rank {source} is in {message.collective or 'send'} while rank {self.rank} is in {here}"
-            )
-        sent, expected = (f"{array.size} × {array.dtype}" for array in (message.array, incoming))
-        if sent != expected:
-            raise Mismatch(f"rank {source} sent {sent} where rank {self.rank} expects {expected}, in {here}")
-        incoming[:] = message.array
+            message = self._first([source], take=True)
+            if message.array is None:
+                raise PeerDied(message.dead, self._collective or "recv")
+            check_message(self, source, message.collective, message.array, incoming)
+            incoming[:] = message.array
 
     def _first(self, sources: Sequence[int], take: bool) -> _Message:
-        message = self._mailboxes[self.rank].first(sources, self.timeout_seconds, take)
-        if message is None:
-            silent = f"rank {sources[0]}" if len(sources) == 1 else f"any of the ranks {list(sources)}"
-            raise PeerSilent(
-                f"rank {self.rank} waited {self.timeout_seconds:g} s for {silent} in {self.collective or 'recv'}"
-            )
-        return message
+        mailbox = self._mailboxes[self.rank]
 
-    def abort(self, dead: int) -> None:
-        """Tell every other rank that `dead` will send no more."""
+        def first() -> _Message | None:
+            return next((message for message in mailbox.messages if message.source in sources), None)
+
+        with mailbox.arrived:
+            message = mailbox.arrived.wait_for(first, timeout=self.timeout_seconds)
+            if message is None:
+                silent = f"rank {sources[0]}" if len(sources) == 1 else f"any of the ranks {list(sources)}"
+                raise PeerSilent(
+                    f"rank {self.rank} waited {self.timeout_seconds:g} s for {silent} in {self._collective or 'recv'}"
+                )
+            if take:
+                mailbox.messages.remove(message)
+            return message
+
+    def _abort(self, dead: int) -> None:
+        """Tell every other rank that `dead` sends no more."""
         for rank, mailbox in enumerate(self._mailboxes):
             if rank != self.rank:
-                mailbox.put(_Message(self.rank, self.collective, None, dead))
+                mailbox.put(_Message(self.rank, self._collective, None, dead))
 
 
 def run(size: int, program: Callable[[Communicator], Result], timeout_seconds: float = 30.0) -> list[Result]:
     """Run `program(communicator)` on `size` threads at once and return what each rank returned.
 
     Raises:
-        Exception: the first failure of any rank, as it was raised there, once all ranks have ended.
+        Exception: the first failure of any rank, as raised there, once all ranks have ended.
     """
     mailboxes = [_Mailbox() for _ in range(size)]
     results: list[Any] = [None] * size
@@ -109,7 +95,7 @@ def run(size: int, program: Callable[[Communicator], Result], timeout_seconds: f
             results[rank] = program(communicator)
         except BaseException as failure:
             failures.append(failure)
-            communicator.abort(failure.rank if isinstance(failure, PeerDied) else rank)
+            communicator._abort(failure.rank if isinstance(failure, PeerDied) else rank)
 
     threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:

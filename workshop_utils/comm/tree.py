@@ -16,7 +16,7 @@ In a binomial tree the parent of rank r is r with its lowest one-bit cleared. Fo
 
 from __future__ import annotations
 
-from workshop_utils.comm.communicator import Array, Communicator, Operation, collective, flat
+from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, collective, finish
 
 
 @collective
@@ -29,31 +29,33 @@ def tree_all_reduce(communicator: Communicator, array: Array, operation: Operati
 @collective
 def tree_broadcast(communicator: Communicator, array: Array, root: int = 0) -> None:
     """Replace `array` on every rank by that of `root`: in each step twice as many ranks have it."""
-    rank, size, whole = communicator.rank, communicator.size, flat(array)
+    rank, size = communicator.rank, communicator.size
     place = (rank - root) % size  # in the tree, whose root has place 0
     distance = 1
     while distance < size and not place & distance:
         distance *= 2
     if place:
-        communicator.recv((rank - distance) % size, whole)
+        communicator.recv((rank - distance) % size, array)
     while distance := distance // 2:
         if place + distance < size:
-            communicator.send((rank + distance) % size, whole)
+            communicator.send((rank + distance) % size, array)
 
 
 @collective
 def tree_reduce(communicator: Communicator, array: Array, operation: Operation = "sum") -> None:
     """Replace `array` on rank 0 by the reduction over all ranks; on the others it is left partly reduced."""
-    rank, size, whole = communicator.rank, communicator.size, flat(array)
+    rank, size = communicator.rank, communicator.size
     distance = 1
     while distance < size and not rank & distance:
         if rank + distance < size:
-            communicator.recv_combine(rank + distance, whole, operation)
+            incoming = buffer(communicator, array)
+            communicator.recv(rank + distance, incoming)
+            communicator.combine(array, incoming, operation)
         distance *= 2
     if rank:
-        communicator.send(rank - distance, whole)
+        communicator.send(rank - distance, array)
     else:
-        communicator.finish(whole, operation)
+        finish(array, operation, size)
 
 
 def tree_all_reduce_seconds(

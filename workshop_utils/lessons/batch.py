@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.lessons import report, selection
-from workshop_utils.scaling import efficiency, sweep
+from workshop_utils.scaling import efficiency, experiment
 
 JOBS = Path("jobs")
 CELL_TIMEOUT_SECONDS = 600
@@ -160,7 +160,7 @@ def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[Training
         raise JobError(f"parameter 'workers' is {largest!r}; it must be a whole number of at least 1")
     small = os.environ.get("WORKSHOP_SIZE") == "small"
     counts = [count for count in (1, 2, 4, 8, 16) if count < largest] + [largest]
-    jobs = sweep.plan(JOBS, counts, **({"epochs": 1} if small else {}))
+    jobs = experiment.mnist_jobs(JOBS, counts, **({"epochs": 1} if small else {}))
     allowed = sorted({job.strategy for job in jobs})
     for name in strategies:
         if name not in allowed:
@@ -170,8 +170,9 @@ def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[Training
 
 def _sweep(jobs: Sequence[TrainingJob]) -> pd.DataFrame:
     rows = []
-    for row in tqdm(sweep.sweep(jobs), "sweep", len(jobs), bar_format=BAR):
+    for job in tqdm(jobs, "sweep", bar_format=BAR):
+        (row,) = experiment.measure_once(experiment.Setting(job), warm=False)
         rows.append(row)
-        speed = f"{row.samples_per_second:9,.0f} samples/s"
-        tqdm.write(f"  {row.strategy:<24} {row.workers} workers  {row.state:<10} {speed}")
-    return sweep.table(rows)
+        speed = f"{row['samples_per_second']:9,.0f} samples/s"
+        tqdm.write(f"  {row['strategy']:<24} {row['workers']} workers  {row['state']:<10} {speed}")
+    return efficiency.of_throughput(pd.DataFrame(rows))

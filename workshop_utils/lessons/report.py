@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 SWEEP_COLUMNS = [
     "strategy", "workers", "state", "samples_per_second", "efficiency", "accuracy", "loss", "first_step_seconds",
-    "seconds",
+    "run_seconds",
 ]  # fmt: skip
 SCORE_COLUMNS = [
     "system", "points", "error", "largest", "plain_line", "hardware_alone", "where_errors_come_from",

@@ -1,4 +1,4 @@
-"""Batch normalisation among workers: the one layer whose result depends on how a batch is cut.
+"""Batch normalisation across workers: the one layer whose result depends on how the batch is cut.
 
 Ioffe and Szegedy (2015), "Batch normalization", algorithm 1. The mean and the variance that normalise an example are
 those of the examples around it. A worker that looks at its own part of the batch alone sees others than one process
@@ -9,12 +9,10 @@ workers' examples (as in PyTorch's SyncBatchNorm), at the price of one small all
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.ring import ring_all_reduce
-
-Floats = NDArray[np.floating]
+from workshop_utils.parallel.ensemble import Floats
 
 EPSILON = 1e-5  # added to variances
 MOMENTUM = 0.1  # share of a new batch in the running statistics, as in PyTorch

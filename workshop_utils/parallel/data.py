@@ -23,6 +23,7 @@ Source: Li et al. (2020), "PyTorch Distributed: experiences on accelerating data
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -48,10 +49,10 @@ class UnusedParameters(ValueError):
     """Parameters that had no part in a step; the message names them."""
 
 
-class Span(NamedTuple):
+class Reduction(NamedTuple):
     """One all-reduce: of what (a parameter's name, or "bucket 2"), its bytes, from when until when.
 
-    Times are in seconds of the communicator's clock.
+    Times are in seconds of `time.perf_counter`.
     """
 
     of: str
@@ -83,7 +84,7 @@ class NaiveDataParallel(nn.Module):
     def __init__(self, module: nn.Module, communicator: Communicator, find_unused: bool = False) -> None:
         super().__init__()
         self.module = module
-        self.spans: list[Span] | None = None
+        self.spans: list[Reduction] | None = None
         self.communicator, self._find_unused = communicator, find_unused
         self._synchronising = True
         broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
@@ -137,10 +138,10 @@ class NaiveDataParallel(nn.Module):
         self.close()
 
     def _all_reduce(self, of: str, gradient: np.ndarray) -> None:
-        start = self.communicator.now()
+        start = time.perf_counter()
         ring_all_reduce(self.communicator, gradient, "mean")
         if self.spans is not None:
-            self.spans.append(Span(of, gradient.nbytes, start, self.communicator.now()))
+            self.spans.append(Reduction(of, gradient.nbytes, start, time.perf_counter()))
 
     def _used_by_anybody(self) -> set[str]:
         """The names of parameters that have a gradient on this rank or, with `find_unused`, on any."""
@@ -160,14 +161,11 @@ class NaiveDataParallel(nn.Module):
 class Bucket:
     """Gradients that travel together, end to end in one array, of which each parameter's `.grad` is a view."""
 
-    def __init__(self, names: Iterable[str], parameters: Iterable[nn.Parameter], memory: np.ndarray) -> None:
-        self.names, self.parameters, self.memory = list(names), list(parameters), memory
+    def __init__(self, names: list[str], parameters: list[nn.Parameter]) -> None:
+        self.names, self.parameters = names, parameters
         self.held: set[nn.Parameter] = set()  # whose gradients of this step are in
-        whole, start = torch.from_numpy(memory), 0
-        self._views: dict[nn.Parameter, Tensor] = {}
-        for parameter in self.parameters:
-            self._views[parameter] = whole[start : start + parameter.numel()].view(parameter.shape)
-            start += parameter.numel()
+        whole = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype)
+        self.memory, self.views = as_array(whole), views(whole, parameters)
 
     @property
     def is_full(self) -> bool:
@@ -176,17 +174,13 @@ class Bucket:
 
     def hold(self, parameter: nn.Parameter) -> None:
         """Take the parameter's gradient in, and let `.grad` be its place here; zeros where there is none."""
-        view = self._views[parameter]
+        view = self.views[parameter]
         if parameter.grad is None:
             view.zero_()
         elif parameter.grad.data_ptr() != view.data_ptr():  # otherwise autograd has added to it in place
             view.copy_(parameter.grad)
             parameter.grad = view
         self.held.add(parameter)
-
-    def give(self, parameter: nn.Parameter) -> None:
-        """Let a parameter that this rank did not use have the mean of those that did."""
-        parameter.grad = self._views[parameter]
 
 
 class BucketedDataParallel(NaiveDataParallel):
@@ -211,10 +205,7 @@ class BucketedDataParallel(NaiveDataParallel):
         find_unused: bool = False,
     ) -> None:
         super().__init__(module, communicator, find_unused)
-        self.buckets = [
-            Bucket(names, parameters, _room(parameters))
-            for names, parameters in buckets_of(self._trainable, bucket_bytes)
-        ]
+        self.buckets = [Bucket(*each) for each in buckets_of(self._trainable, bucket_bytes)]
         self._bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
 
     def synchronise(self) -> None:
@@ -230,7 +221,7 @@ class BucketedDataParallel(NaiveDataParallel):
         for bucket in self.buckets:
             for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
                 if name in used and parameter.grad is None:
-                    bucket.give(parameter)
+                    parameter.grad = bucket.views[parameter]  # the mean of those that used it
             bucket.held.clear()
 
 
@@ -375,8 +366,7 @@ def listed(names: list[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + rest
 
 
-def _room(parameters: list[nn.Parameter]) -> np.ndarray:
-    """Memory for the gradients of `parameters`, which have one dtype."""
-    dtype = as_array(torch.empty(0, dtype=parameters[0].dtype)).dtype
-    room: np.ndarray = np.zeros(sum(parameter.numel() for parameter in parameters), dtype)
-    return room
+def views(vector: Tensor, parameters: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:
+    """The part of `vector` that belongs to each of `parameters`, laid end to end, in the parameter's shape."""
+    parts = vector.split([parameter.numel() for parameter in parameters])
+    return {p: part.view(p.shape) for p, part in zip(parameters, parts, strict=True)}

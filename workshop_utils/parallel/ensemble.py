@@ -1,4 +1,4 @@
-"""Several small networks trained side by side in NumPy: what is said of convergence needs a mean and a spread.
+"""Several small networks trained side by side in NumPy: claims about convergence need a mean and a spread.
 
     ensemble = Ensemble(seeds=[0, 1, 2], inputs=64, hidden=32)
     weights = ensemble.initialise()                                # shape (3, parameters)
@@ -109,12 +109,8 @@ class Ensemble:
         for step in range(steps):
             epoch, place_in_epoch = divmod(step, each_epoch)
             if place_in_epoch == 0:
-                orders = np.stack(
-                    [
-                        shard[np.random.default_rng((seed, epoch)).permutation(len(shard))]
-                        for seed in self.seeds
-                    ]
-                )
+                randoms = [np.random.default_rng((seed, epoch)) for seed in self.seeds]
+                orders = np.stack([shard[random.permutation(len(shard))] for random in randoms])
             yield orders[:, place_in_epoch * size : (place_in_epoch + 1) * size]
 
 

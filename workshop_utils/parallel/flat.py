@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from workshop_utils.comm.adapters import as_array
 from workshop_utils.comm.communicator import Communicator, chunk
 from workshop_utils.comm.ring import ring_all_gather, ring_reduce_scatter
+from workshop_utils.parallel.data import views
 
 
 class Flat:
@@ -42,14 +43,9 @@ class Flat:
         part: np.ndarray = chunk(vector, self._communicator.rank + 1, self._communicator.size)
         return part
 
-    def _views(self, vector: Tensor) -> dict[nn.Parameter, Tensor]:
-        """Each parameter's place in a vector such as the whole one."""
-        parts = vector.split([parameter.numel() for parameter in self.parameters])
-        return {p: part.view(p.shape) for p, part in zip(self.parameters, parts, strict=True)}
-
     def _place_parameters(self) -> None:
         assert self.whole is not None
-        for parameter, view in self._views(self.whole).items():
+        for parameter, view in views(self.whole, self.parameters).items():
             parameter.data = view
 
     def gather(self) -> None:
@@ -73,7 +69,7 @@ class Flat:
         assert parameter.grad is not None
         if self._gradient is None:
             self._gradient = torch.empty(self._length, dtype=self._dtype)
-        self._views(self._gradient)[parameter].copy_(parameter.grad)
+        views(self._gradient, self.parameters)[parameter].copy_(parameter.grad)
         parameter.grad = None
         self._came.add(parameter)
         if len(self._came) < len(self.parameters):

@@ -205,7 +205,7 @@ def gradient_error(part: nn.Module, expected: nn.Module) -> float:
 
 
 class OneProcess:
-    """The whole model, trained by itself: what a parallel model is held against.
+    """The whole model, trained in one process: the reference for a parallel model.
 
     Args:
         sizes, seed: as in GPT.

@@ -14,7 +14,6 @@ ranks, are thereby in one order, and each rank keeps to it: so the first of them
 from __future__ import annotations
 
 import functools
-import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workshop_utils.comm.communicator import Array, Communicator
+from workshop_utils.comm.communicator import Array, Communicator, now, sleep
 from workshop_utils.parallel.schedule import Pass, Schedule, Timed, predict
 
 
@@ -78,14 +77,14 @@ def _at_once(steps: Sequence[Pass | Exchange]) -> list[Pass | Exchange]:
     merged: list[Pass | Exchange] = []
     for step in steps:
         last = merged[-1] if merged else None
-        if isinstance(step, Exchange) and isinstance(last, Exchange):
-            if step.sent is None and last.received is None:
-                merged[-1] = last._replace(source=step.source, received=step.received)
-                continue
-            if step.received is None and last.sent is None:
-                merged[-1] = last._replace(to=step.to, sent=step.sent)
-                continue
-        merged.append(step)
+        if not (isinstance(step, Exchange) and isinstance(last, Exchange)):
+            merged.append(step)
+        elif step.sent is None and last.received is None:
+            merged[-1] = last._replace(source=step.source, received=step.received)
+        elif step.received is None and last.sent is None:
+            merged[-1] = last._replace(to=step.to, sent=step.sent)
+        else:
+            merged.append(step)
     return merged
 
 
@@ -127,32 +126,20 @@ def run(
     timeline: list[Timed] = []
     for step in program(schedule, communicator.rank):
         if isinstance(step, Exchange):
-            _exchange(communicator, step, results, shape, dtype, allocate)
+            outgoing = None if step.sent is None else results.pop(step.sent).reshape(-1)
+            into = None if step.received is None else allocate(shape, dtype)
+            communicator.send_recv(step.to, outgoing, step.source, None if into is None else into.reshape(-1))
+            if step.received is not None:
+                results[step.received] = into
             continue
         source = schedule.source(step)
         incoming = None if source is None else results.pop(source)
-        start = communicator.now()
+        start = now(communicator)
         stage = stages[step.stage]
         act = stage.forward if step.kind == "forward" else stage.backward
         results[step] = act(step.microbatch, incoming)
-        timeline.append(Timed(communicator.rank, step, start, communicator.now()))
+        timeline.append(Timed(communicator.rank, step, start, now(communicator)))
     return timeline
-
-
-def _exchange(
-    communicator: Communicator,
-    step: Exchange,
-    results: dict[Pass, Any],
-    shape: tuple[int, ...],
-    dtype: Any,
-    allocate: Callable[..., Array],
-) -> None:
-    outgoing = None if step.sent is None else results.pop(step.sent).reshape(-1)
-    incoming = None if step.received is None else allocate(shape, dtype)
-    flat = None if incoming is None else incoming.reshape(-1)
-    communicator.send_recv(step.to, outgoing, step.source, flat)
-    if step.received is not None:
-        results[step.received] = incoming
 
 
 def _check(schedule: Schedule, stages: Mapping[int, Stage], communicator: Communicator) -> None:
@@ -220,7 +207,7 @@ class EmulatedStage:
     def __init__(
         self, communicator: Communicator, forward_seconds: float, backward_seconds: float, message: Array
     ) -> None:
-        self._compute: Callable[[float], None] = getattr(communicator, "compute", time.sleep)
+        self._compute = functools.partial(sleep, communicator)
         self._seconds = forward_seconds, backward_seconds
         self._message = message
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["forward", "backward"]
@@ -93,13 +94,15 @@ class Schedule:
         return range(rank, self.stages, self.ranks)
 
     def source(self, each: Pass) -> Pass | None:
-        """The pass whose result `each` takes in; None for the first forward and, behind the loss, the last stage."""
-        stage = each.stage - 1 if each.kind == "forward" else each.stage + 1
-        return each._replace(stage=stage) if 0 <= stage < self.stages else None
+        """The pass whose result is the input of `each`; None for the first stage's forward and the last's backward."""
+        return self._neighbour(each, -1)
 
     def consumer(self, each: Pass) -> Pass | None:
-        """The pass that takes in the result of `each`."""
-        stage = each.stage + 1 if each.kind == "forward" else each.stage - 1
+        """The pass whose input is the result of `each`."""
+        return self._neighbour(each, 1)
+
+    def _neighbour(self, each: Pass, step: int) -> Pass | None:
+        stage = each.stage + (step if each.kind == "forward" else -step)
         return each._replace(stage=stage) if 0 <= stage < self.stages else None
 
 
@@ -143,23 +146,12 @@ Timeline = Sequence[Timed]
 
 def naive(ranks: int, microbatches: int) -> Schedule:
     """One microbatch after the other goes through all stages and back: only one rank works at a time."""
-
-    def order(rank: int) -> Iterator[Pass]:
-        for microbatch in range(microbatches):
-            yield Pass("forward", microbatch, rank)
-            yield Pass("backward", microbatch, rank)
-
-    return _schedule("naive", ranks, microbatches, order)
+    return _schedule("naive", ranks, microbatches, lambda _: 0)
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
     """All forward passes, then all backward passes (Huang et al. 2019, "GPipe", figure 2c)."""
-
-    def order(rank: int) -> Iterator[Pass]:
-        yield from (Pass("forward", microbatch, rank) for microbatch in range(microbatches))
-        yield from (Pass("backward", microbatch, rank) for microbatch in range(microbatches))
-
-    return _schedule("gpipe", ranks, microbatches, order)
+    return _schedule("gpipe", ranks, microbatches, lambda _: microbatches)
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
@@ -167,14 +159,7 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
 
     Narayanan et al. (2021a), "Memory-Efficient Pipeline-Parallel DNN Training", figure 2: PipeDream-Flush.
     """
-
-    def order(rank: int) -> Iterator[Pass]:
-        ahead = min(microbatches, ranks - rank - 1)
-        forward = [Pass("forward", microbatch, rank) for microbatch in range(microbatches)]
-        backward = [Pass("backward", microbatch, rank) for microbatch in range(microbatches)]
-        return _ahead_then_in_turn(forward, backward, ahead)
-
-    return _schedule("one_f_one_b", ranks, microbatches, order)
+    return _schedule("one_f_one_b", ranks, microbatches, lambda rank: ranks - rank - 1)
 
 
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
@@ -184,43 +169,40 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
     figure 4; the order of passes is that of Megatron-LM.
 
     Raises:
-        ValueError: if `ranks` does not divide `microbatches`, as microbatches go round in groups of p.
+        ValueError: if `ranks` does not divide `microbatches`, since microbatches go round in groups of p.
     """
     if microbatches % ranks:
         raise ValueError(
             f"microbatches is {microbatches}; with schedule 'interleaved' it must be a multiple of the {ranks} ranks"
         )
-
-    def passes(kind: Kind, rank: int) -> list[Pass]:
-        chunk_order = range(chunks) if kind == "forward" else range(chunks - 1, -1, -1)
-        return [
-            Pass(kind, first + place, chunk * ranks + rank)
-            for first in range(0, microbatches, ranks)
-            for chunk in chunk_order
-            for place in range(ranks)
-        ]
-
-    def order(rank: int) -> Iterator[Pass]:
-        ahead = min(microbatches * chunks, 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
-        return _ahead_then_in_turn(passes("forward", rank), passes("backward", rank), ahead)
-
-    return _schedule("interleaved", ranks, microbatches, order, chunks)
-
-
-def _ahead_then_in_turn(forward: list[Pass], backward: list[Pass], ahead: int) -> Iterator[Pass]:
-    yield from forward[:ahead]
-    for one_forward, one_backward in zip(forward[ahead:], backward, strict=False):
-        yield one_forward
-        yield one_backward
-    yield from backward[len(forward) - ahead :]
+    ahead = lambda rank: 2 * (ranks - rank - 1) + (chunks - 1) * ranks  # noqa: E731
+    return _schedule("interleaved", ranks, microbatches, ahead, chunks)
 
 
 def _schedule(
-    name: str, ranks: int, microbatches: int, order: Callable[[int], Iterable[Pass]], chunks: int = 1
+    name: str, ranks: int, microbatches: int, ahead: Callable[[int], int], chunks: int = 1
 ) -> Schedule:
+    """The schedule in which each rank runs `ahead(rank)` forward passes, then alternates, then drains."""
     for field, value in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
         if value < 1:
             raise ValueError(f"{field} is {value}; it must be at least 1")
+
+    def passes(kind: Kind, rank: int) -> list[Pass]:
+        """Groups of p microbatches, each through the rank's first chunk, then its second, and so on."""
+        return [
+            Pass(kind, microbatch, (chunk if kind == "forward" else chunks - 1 - chunk) * ranks + rank)
+            for first in range(0, microbatches, ranks)
+            for chunk in range(chunks)
+            for microbatch in range(first, min(first + ranks, microbatches))
+        ]
+
+    def order(rank: int) -> Iterator[Pass]:
+        forward, backward = passes("forward", rank), passes("backward", rank)
+        warm_up = min(ahead(rank), len(forward))
+        yield from forward[:warm_up]
+        yield from chain.from_iterable(zip(forward[warm_up:], backward, strict=False))
+        yield from backward[len(forward) - warm_up :]
+
     return Schedule(name, tuple(tuple(order(rank)) for rank in range(ranks)), microbatches, chunks)
 
 

@@ -46,21 +46,14 @@ from workshop_utils.parallel.data import (
 from workshop_utils.parallel.flat import Flat
 from workshop_utils.parallel.units import divide, of_one_kind
 
-# Optimizers that treat every number by itself, and those that treat every parameter by itself.
-BY_NUMBER = {
-    optim.SGD,
-    optim.Adam,
-    optim.AdamW,
-    optim.Adamax,
-    optim.NAdam,
-    optim.RAdam,
-    optim.RMSprop,
-    optim.Adagrad,
-    optim.Adadelta,
-    optim.ASGD,
-    optim.Rprop,
-}
-BY_PARAMETER = {*BY_NUMBER, optim.Adafactor, optim.Muon}
+# PyTorch's optimizers treat every number by itself, but for those that look at whole parameters, and the rest.
+BY_PARAMETER = {optim.Adafactor, optim.Muon}
+OTHERS = {optim.LBFGS, optim.SparseAdam}
+
+
+def by_number(optimizer: type[Optimizer]) -> bool:
+    """Whether `optimizer` is known to treat every number by itself."""
+    return optimizer.__module__.startswith("torch.optim") and optimizer not in BY_PARAMETER | OTHERS
 
 
 def zero_bytes_sent(size: int, nbytes: int, stage: int) -> float:
@@ -108,7 +101,7 @@ class ShardedOptimizer:
         optimizer: type[Optimizer],
         **options: Any,
     ) -> None:
-        if optimizer not in BY_PARAMETER:
+        if not by_number(optimizer) and optimizer not in BY_PARAMETER:
             raise ValueError(
                 f"optimizer is {optimizer.__name__}; it must be one that is known to treat each parameter by "
                 "itself, such as AdamW, for ranks have some of the parameters each"
@@ -181,7 +174,7 @@ class _Sharded(nn.Module):
             ValueError: if it is not known to, as Muon, Adafactor and LBFGS, which look at whole matrices or at
                 everything.
         """
-        if kind not in BY_NUMBER:
+        if not by_number(kind):
             does_not = "does not" if kind.__module__.startswith("torch.optim") else "may not"
             raise ValueError(
                 f"optimizer is {kind.__name__}, which {does_not} treat every number by itself; on shards it would "
@@ -259,7 +252,7 @@ class FullySharded(_Sharded):
         communicator: of these ranks. While a step is under way, nobody else may use it.
 
     Raises:
-        ValueError: if a layer on "meta" has no `reset_parameters`, or shares a parameter with another unit.
+        ValueError: if a layer on "meta" has no `reset_parameters`, or shares a parameter with another layer.
     """
 
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:

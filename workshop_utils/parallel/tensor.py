@@ -10,9 +10,9 @@ sequence parallelism (Korthikanti et al. 2022, "Reducing Activation Recomputatio
 
 | | forward | backward | here |
 | --- | --- | --- | --- |
-| f | nothing | all-reduce | `Region.copy` |
+| f | nothing | all-reduce | `_Copy` |
 | g | all-reduce | nothing | `Region.sum_up` |
-| g, sequence parallel | all-gather | reduce-scatter, and X gathered once more | `Region.gathered_linear` |
+| g, sequence parallel | all-gather | reduce-scatter, and X gathered once more | `_GatheredLinear` |
 | ḡ, sequence parallel | reduce-scatter | all-gather | `Region.sum_up` |
 
 An all-reduce is a reduce-scatter and an all-gather, so both forms send as much, but for X: to keep only its own share
@@ -23,7 +23,6 @@ PyTorch's `nn.Linear` keeps A transposed, so that a cut by columns is one by the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -48,16 +47,6 @@ class Region:
         self.communicator, self.sequence_parallel = communicator, sequence_parallel
         # A ring leaves the rank in place r with chunk r + 1. Seen from one place further, that is its own.
         self.ring = Subset(communicator, [*range(1, communicator.size), 0])
-
-    def copy(self, x: Tensor) -> Tensor:
-        """f: every part of a layer takes in the same `x`."""
-        copied: Tensor = _Copy.apply(x, self)
-        return copied
-
-    def gathered_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Sequence-parallel g and the linear layer behind it: of `x` each rank has, and keeps, its share only."""
-        given: Tensor = _GatheredLinear.apply(x, weight, bias, self)
-        return given
 
     def sum_up(self, partial: Tensor) -> Tensor:
         """The sum over all ranks of what their parts gave: g, or of its sequence this rank's share: ḡ."""
@@ -190,8 +179,8 @@ class ColumnParallelLinear(Cut):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.region.sequence_parallel:
-            return self.region.gathered_linear(x, self.weight, self.bias)
-        return functional.linear(self.region.copy(x), self.weight, self.bias)
+            return _GatheredLinear.apply(x, self.weight, self.bias, self.region)
+        return functional.linear(_Copy.apply(x, self.region), self.weight, self.bias)
 
 
 class RowParallelLinear(Cut):
@@ -204,7 +193,7 @@ class RowParallelLinear(Cut):
 
     def forward(self, x: Tensor) -> Tensor:
         total = self.region.sum_up(functional.linear(x, self.weight))
-        return total if self.bias is None else total + self.bias  # once, behind the sum
+        return total if self.bias is None else total + self.bias  # once, after the sum
 
 
 def _share(region: Region, features: int, unit: int) -> slice:
@@ -313,32 +302,21 @@ def _parallelize_block(block: Block, region: Region) -> None:
     block.mlp.down = RowParallelLinear(block.mlp.down, region)  # type: ignore[assignment]
 
 
-def whole_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that every rank has whole: norms, positions, biases behind a sum."""
+def finish_gradients(module: nn.Module, region: Region) -> None:
+    """Sum the gradients of parameters that every rank has whole (norms, positions, biases behind a sum).
+
+    With sequence parallelism each rank has seen only its share of the sequence; without it there is nothing to do.
+    To be called after the last backward pass of a step.
+    """
     parts = {
         id(getattr(layer, name)) for layer in module.modules() if isinstance(layer, Cut) for name in layer.cut
     }
-    return [parameter for parameter in module.parameters() if id(parameter) not in parts]
-
-
-def finish_gradients(module: nn.Module, region: Region) -> None:
-    """Sum the gradients of whole parameters, where each rank has seen its share of the sequence only.
-
-    To be called after the last backward pass of a step; without sequence parallelism there is nothing to do.
-    """
-    if region.sequence_parallel:
-        all_reduce_gradients(whole_parameters(module), region.communicator, "sum")
-
-
-def all_reduce_gradients(
-    parameters: Iterable[nn.Parameter], communicator: Communicator, operation: Operation
-) -> None:
-    """Reduce the gradients over all ranks, as one array. Parameters without a gradient are left out."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients or communicator.size == 1:
+    whole = [parameter for parameter in module.parameters() if id(parameter) not in parts]
+    gradients = [parameter.grad for parameter in whole if parameter.grad is not None]
+    if not region.sequence_parallel or not gradients:
         return
     together = torch.cat([gradient.flatten() for gradient in gradients])
-    ring_all_reduce(communicator, together.numpy(), operation)
+    ring_all_reduce(region.communicator, together.numpy())
     for gradient, reduced in zip(
         gradients, together.split([each.numel() for each in gradients]), strict=True
     ):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 
@@ -28,34 +28,25 @@ class Unit:
         return [buffer for _, layer in self.layers for buffer in layer.buffers(recurse=False)]
 
     def materialise(self) -> None:
-        """Give what is on "meta" memory and its initial values. Raises ValueError where a layer cannot."""
-        fresh: dict[Tensor, Any] = {}
-        for _, layer, attribute in self.own:
-            old = layer.get_parameter(attribute)
-            if old.is_meta:
-                made = nn.Parameter(torch.empty_like(old, device="cpu"), old.requires_grad)
-                setattr(layer, attribute, fresh.setdefault(old, made))
+        """Give layers on "meta" memory and initial values. Raises ValueError if a layer cannot."""
         for name, layer in self.layers:
-            for attribute, buffer in layer.named_buffers(recurse=False):
-                if buffer.is_meta:
-                    setattr(
-                        layer, attribute, fresh.setdefault(buffer, torch.empty_like(buffer, device="cpu"))
-                    )
-            changed = {*layer.parameters(recurse=False), *layer.buffers(recurse=False)} & {*fresh.values()}
-            if changed and not hasattr(layer, "reset_parameters"):
+            tensors = itertools.chain(layer.parameters(recurse=False), layer.buffers(recurse=False))
+            if not any(tensor.is_meta for tensor in tensors):
+                continue
+            if not hasattr(layer, "reset_parameters"):
                 raise ValueError(
                     f"layer {name!r}, a {type(layer).__name__}, is on the device 'meta' and has no reset_parameters "
                     "to give it initial values; make the module on the CPU"
                 )
-            if changed:
-                layer.reset_parameters()  # type: ignore[operator]
+            layer.to_empty(device="cpu", recurse=False)
+            layer.reset_parameters()  # type: ignore[operator]
 
 
 def divide(module: nn.Module) -> list[Unit]:
     """The units of `module` that have parameters or buffers: its children, and what none or several of them have.
 
     Raises:
-        ValueError: if two units share parameters on "meta".
+        ValueError: if two layers share a parameter on "meta".
     """
     rest = Unit(module)
     units = [rest, *(Unit(child) for child in module.children())]
@@ -63,20 +54,20 @@ def divide(module: nn.Module) -> list[Unit]:
     for unit in units[1:]:
         for layer in unit.module.modules():
             unit_of[layer] = rest if layer in unit_of else unit
-    where: dict[nn.Parameter, set[Unit]] = {}
-    for layer, unit in unit_of.items():
+    layers_of: dict[nn.Parameter, list[nn.Module]] = {}
+    for layer in unit_of:
         for parameter in layer.parameters(recurse=False):
-            where.setdefault(parameter, set()).add(unit)
+            layers_of.setdefault(parameter, []).append(layer)
     for name, layer in module.named_modules():
         unit_of[layer].layers.append((name, layer))
         for attribute, parameter in layer.named_parameters(recurse=False):
             full_name = f"{name}.{attribute}" if name else attribute
-            shared = len(where[parameter]) > 1
-            if shared and parameter.is_meta:
+            if parameter.is_meta and len(layers_of[parameter]) > 1:
                 raise ValueError(
-                    f"{full_name} is shared by two units and on the device 'meta'; make the module on the CPU"
+                    f"{full_name} is shared by two layers and on the device 'meta'; make the module on the CPU"
                 )
-            owner = rest if shared else unit_of[layer]
+            owners = {unit_of[each] for each in layers_of[parameter]}
+            owner = rest if len(owners) > 1 else unit_of[layer]
             owner.own.append((full_name, layer, attribute))
     return [unit for unit in units if unit.own or unit.buffers()]
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
-from workshop_utils.scaling.compute import training_flops
+from workshop_utils.scaling.laws import training_flops
 from workshop_utils.scaling.memory import TrainingMemory
 from workshop_utils.scaling.published import PEAK_FLOPS_PER_SECOND, TRAINING_RUNS, UTILISATION
 
@@ -17,9 +17,9 @@ PHASES = {"data": "load", "forward": "#9DB0BF", "backward": "compute", "update":
 YEAR_SECONDS = 365.25 * 24 * 3600
 
 
-def step_time(medians: Mapping[int, Mapping[str, float]]) -> Figure:
+def step_shares(medians: Mapping[int, Mapping[str, float]]) -> Figure:
     """Each phase's share of a step, for each batch size, from seconds by phase by batch size."""
-    figure, axes = style.figure(7.6, 0.62 * len(medians) + 1.7)
+    _, axes = style.figure(7.6, 0.62 * len(medians) + 1.7)
     shares = [_shares(seconds) for seconds in medians.values()]
     for row, (of_row, seconds) in enumerate(zip(shares, medians.values(), strict=True)):
         left = 0.0
@@ -38,13 +38,12 @@ def step_time(medians: Mapping[int, Mapping[str, float]]) -> Figure:
     style.percent_axis(axes.xaxis)
     axes.grid(visible=False)
     data = max(of_row["data"] for of_row in shares)
-    style.headline(
+    return style.finish(
         axes,
         f"The update takes {_percent(shares[0]['update'])} of a small batch's step, "
         f"{_percent(shares[-1]['update'])} of a large one's",
         f"one core, medians; at the right the whole step; data, the yellow sliver, takes {100 * data:.1f} % at most",
     )
-    return figure
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -67,7 +66,7 @@ def memory(measured: Mapping[str, float], predicted: TrainingMemory) -> Figure:
         "update": ("parameters", "gradients", "optimizer"),
     }
     colours = {"parameters": "compute", "activations": "load", "gradients": "send", "optimizer": "#9DB0BF"}
-    figure, axes = style.figure(7.2, 4.2)
+    _, axes = style.figure(7.2, 4.2)
     named = set()
     for x, stage in enumerate(parts):
         bottom = 0.0
@@ -86,17 +85,14 @@ def memory(measured: Mapping[str, float], predicted: TrainingMemory) -> Figure:
     axes.set(ylabel="memory, in MB", ylim=(0, 1.12 * max(*seen, bottom)))
     axes.grid(visible=False, axis="x")
     total = predicted.parameters + predicted.gradients + predicted.optimizer
-    style.headline(
-        axes,
-        f"Training holds {total / predicted.parameters:.0f} times the model, and the activations",
-        "bars: the formulas; diamonds: what the operating system counted for this process",
-    )
-    return figure
+    finding = f"Training holds {total / predicted.parameters:.0f} times the model, and the activations"
+    detail = "bars: the formulas; diamonds: what the operating system counted for this process"
+    return style.finish(axes, finding, detail)
 
 
 def time_to_train() -> Figure:
     """Published training runs: device-years against 6 · N · D, over what devices at 40 % of their peak would need."""
-    figure, axes = style.figure(7.4, 4.6)
+    _, axes = style.figure(7.4, 4.6)
     flops = [training_flops(run.parameters, run.tokens) for run in TRAINING_RUNS]
     for device, peak in PEAK_FLOPS_PER_SECOND.items():
         own = [work for run, work in zip(TRAINING_RUNS, flops, strict=True) if run.device == device]
@@ -116,10 +112,5 @@ def time_to_train() -> Figure:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axes.set_xlim(right=max(flops) * 2.5)
     longest = max(run.device_hours for run in TRAINING_RUNS) * 3600 / YEAR_SECONDS
-    style.headline(
-        axes,
-        f"One GPU would have needed up to {float(f'{longest:.2g}'):,.0f} years",
-        "points: GPU hours that were reported; lines: 6 · N · D at 40 % of the peak",
-    )
-    style.label_ends(axes)
-    return figure
+    detail = "points: GPU hours that were reported; lines: 6 · N · D at 40 % of the peak"
+    return style.finish(axes, f"One GPU would have needed up to {float(f'{longest:.2g}'):,.0f} years", detail)

@@ -65,12 +65,11 @@ def ring_steps(all_reduce: AllReduce, size: int) -> Figure:
         axes.axis("off")
         if step < steps:
             _panel(axes, held[:, step], held[:, max(0, step - 1)], _step_name(step, size))
-    style.headline(
+    return style.finish(
         figure,
         "Every chunk goes round the ring twice: once to be added up, once to be known",
         "a row: a rank; a column: a chunk; colours: whose gradients are in it; framed: just came from the rank above",
     )
-    return figure
 
 
 def _step_name(step: int, size: int) -> str:
@@ -108,7 +107,7 @@ def _cell(axes: Axes, corner: tuple[float, float], counts: np.ndarray) -> None:
 Traces = Mapping[str, Sequence[Sequence[Event]]]  # by algorithm, of each rank
 
 
-def timelines(columns: Mapping[str, Traces], detail: str) -> Figure:
+def message_timelines(columns: Mapping[str, Traces], detail: str) -> Figure:
     """Who sent what when: a row an algorithm, a column for each way in which they ran, all on one time axis.
 
     The bars are the sends of each rank (from `communicator.trace`), pale from when the sender was done with it until it
@@ -129,8 +128,7 @@ def timelines(columns: Mapping[str, Traces], detail: str) -> Figure:
         style.unit_axis(grid[-1, column].xaxis, "s")
     for axes in grid[:, 0]:
         axes.set_ylabel("rank")
-    style.headline(figure, "A ring keeps all links busy; a central rank makes the others wait", detail)
-    return figure
+    return style.finish(figure, "A ring keeps all links busy; a central rank makes the others wait", detail)
 
 
 def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: float) -> None:
@@ -141,7 +139,8 @@ def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: 
             axes.barh(rank, received - event.end, 0.74, left=event.end, color=colour, linewidth=0, zorder=0.5)
     finish = max(event.end for events in ranks for event in events)
     style.mark(axes, finish)
-    axes.set_title(f"{name}: {_shown_seconds(finish)}", fontsize=10, loc="left", pad=3)
+    seconds = f"{finish:.2f} s" if finish >= 1 else f"{1000 * finish:.0f} ms"
+    axes.set_title(f"{name}: {seconds}", fontsize=10, loc="left", pad=3)
     style.rows(axes, [str(rank) for rank in range(len(ranks))], (len(ranks) - 0.4, -0.6))
 
 
@@ -169,10 +168,6 @@ def _message(axes: Axes, rank: int, event: Event, whole: float) -> None:
         style.inside(axes, event.start + duration / 2, rank, f"→{event.peer}", colour, fontsize=8)
 
 
-def _shown_seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
-
-
 class Series(NamedTuple):
     """Measurements by number of workers, with the theory that they are held against."""
 
@@ -185,7 +180,7 @@ class Series(NamedTuple):
 
 def against_workers(series: Mapping[str, Series], finding: str, detail: str) -> Figure:
     """Seconds by number of workers: points measured, lines theory. On the right, measured over theory."""
-    figure, (left, right) = style.figure(10.0, 4.2, columns=2, width_ratios=(1.75, 1))
+    _, (left, right) = style.figure(10.0, 4.2, columns=2, width_ratios=(1.75, 1))
     ratios = [0.5, 1.5]  # what is seen in any case
     for name, each in series.items():
         style.theory(left, each.workers, each.theory, name, colour=each.colour)
@@ -198,14 +193,12 @@ def against_workers(series: Mapping[str, Series], finding: str, detail: str) -> 
     right.axhline(1, color=style.colour_of("theory"), linewidth=1.4)
     right.set(xlabel="workers", xticks=ticks, ylabel="measured over theory", ylim=(min(ratios), max(ratios)))
     style.headline(left, finding, detail)
-    style.headline(right, "Held against theory", "1: as predicted")
-    style.label_ends(left)
-    return figure
+    return style.finish(right, "Held against theory", "1: as predicted")
 
 
 def bytes_a_rank(counted: Mapping[int, float], formula: Callable[[int], float]) -> Figure:
     """Bytes that a rank sends in a ring, as multiples of the array, by number of ranks: counted, and by `formula`."""
-    figure, axes = style.figure(7.8, 3.7)
+    _, axes = style.figure(7.8, 3.7)
     sizes = np.unique(np.round(np.geomspace(2, max(128, *counted), 80)).astype(int))
     style.theory(axes, sizes, [formula(int(size)) for size in sizes], "2(N − 1)/N", colour="ring")
     style.measured(axes, list(counted), list(counted.values()), colour="ring")
@@ -214,9 +207,7 @@ def bytes_a_rank(counted: Mapping[int, float], formula: Callable[[int], float]) 
     style.power_axis(axes, [2, 4, 8, 16, 32, 64, 128])
     axes.set(xlabel="ranks N", ylabel="bytes sent / bytes of the array", ylim=(0.8, 2.2))
     finding = "Bounded, not constant: from K at two ranks towards 2K"
-    style.headline(axes, finding, "points: counted by communicator.traffic")
-    style.label_ends(axes)
-    return figure
+    return style.finish(axes, finding, "points: counted by communicator.traffic")
 
 
 def against_size(
@@ -250,7 +241,7 @@ SHADES = ("#0072B2", "#CC6677", "#117733", "#999933")
 
 def fusion(seconds: Mapping[int, Sequence[float]], nbytes: int) -> Figure:
     """Time to all-reduce `nbytes` in so many messages: every measurement as a point, medians as bars."""
-    figure, axes = style.figure(7.2, 3.4)
+    _, axes = style.figure(7.2, 3.4)
     counts = list(seconds)
     medians = [float(np.median(seconds[count])) for count in counts]
     axes.barh(range(len(counts)), medians, 0.62, color=style.tint("ring", 0.55))
@@ -261,12 +252,11 @@ def fusion(seconds: Mapping[int, Sequence[float]], nbytes: int) -> Figure:
     style.rows(axes, [f"{count:,} × {_shown_nbytes(nbytes / count)}" for count in counts])
     axes.set(xlabel="time", xlim=(0, 1.12 * max(map(max, seconds.values()))))
     style.unit_axis(axes.xaxis, "s")
-    style.headline(
+    return style.finish(
         axes,
         "One large message beats many small ones",
         f"{_shown_nbytes(nbytes)} of gradients, cut into so many arrays; bars: medians, points: measurements",
     )
-    return figure
 
 
 def _shown_nbytes(nbytes: float) -> str:

@@ -38,15 +38,11 @@ def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int) -> 
         style.rows(axes, names, (len(names) - 0.4, -0.6))
         axes.set(xlim=(-0.01 * seconds, seconds), ylabel="worker")
     grid[-1].set_xlabel("seconds since the first push")
-    style.headline(
-        figure,
-        "How far workers drift apart is a choice",
-        "a dot: a gradient reaches the server; hollow: it came too late and was dropped",
-    )
-    return figure
+    detail = "a dot: a gradient reaches the server; hollow: it came too late and was dropped"
+    return style.finish(figure, "How far workers drift apart is a choice", detail)
 
 
-def staleness(runs: Mapping[str, pd.DataFrame]) -> Figure:
+def staleness_histograms(runs: Mapping[str, pd.DataFrame]) -> Figure:
     """How many updates by others came between a worker's pull and its push: a histogram for each run."""
     figure, grid = style.panels(runs, 9.6, 3.1, sharey=True)
     most = min(LONG_AGO, int(max(table["staleness"].max() for table in runs.values())))
@@ -63,17 +59,13 @@ def staleness(runs: Mapping[str, pd.DataFrame]) -> Figure:
     style.percent_axis(grid[0].yaxis)
     grid[0].set_ylabel("share of gradients")
     last = f"; the bar at {LONG_AGO} holds all from there on" if most == LONG_AGO else ""
-    style.headline(
-        figure,
-        "Workers that don't wait use stale parameters",
-        f"dashed: the mean of all applied gradients{last}",
-    )
-    return figure
+    detail = f"dashed: the mean of all applied gradients{last}"
+    return style.finish(figure, "Workers that don't wait use stale parameters", detail)
 
 
-def losses(runs: Mapping[str, pd.DataFrame]) -> Figure:
+def losses_over_time(runs: Mapping[str, pd.DataFrame]) -> Figure:
     """The workers' mean loss over time, for each run: columns seconds (since its first report) and loss."""
-    figure, axes = style.figure(8.4, 3.8)
+    _, axes = style.figure(8.4, 3.8)
     looks = cycle(zip(SERVER_MODES, style.DASHES, strict=True))
     for (name, table), (colour, dashes) in zip(runs.items(), looks, strict=False):
         ordered = table.sort_values("seconds")
@@ -81,18 +73,16 @@ def losses(runs: Mapping[str, pd.DataFrame]) -> Figure:
         seconds = ordered["seconds"].to_numpy()
         style.theory(axes, seconds, smooth, name, colour=colour, linestyle=dashes, linewidth=2)
     axes.set(xlabel="seconds since the first report", ylabel="loss (nats)", ylim=(0, None))
-    style.headline(
+    return style.finish(
         axes, "With a straggler, time is what waiting costs", "mean loss of the workers' last six reports"
     )
-    style.label_ends(axes)
-    return figure
 
 
 def thousand_workers(kernel: pd.DataFrame, real: pd.DataFrame, most: np.ndarray, detail: str) -> Figure:
     """Updates per second and mean staleness against asynchronous workers.
 
     Args:
-        kernel: by number of workers, with the columns of `scaling.asynchronous.summary`: lines.
+        kernel: by number of workers, with the columns of `scaling.communication.steady_rates`: lines.
         real: the same from real processes: points.
         most: updates per second that cannot be passed, for each row of `kernel`.
         detail: the conditions, for the second line of the title.
@@ -122,8 +112,7 @@ def thousand_workers(kernel: pd.DataFrame, real: pd.DataFrame, most: np.ndarray,
         style.note(axes, text, place, shift, ha="right", color=style.QUIET)
     left.set_ylim(top=1.6 * most.max())
     style.log_ticks(left.yaxis)
-    style.headline(figure, "A full link makes workers staler, not faster", detail)
-    return figure
+    return style.finish(figure, "A full link makes workers staler, not faster", detail)
 
 
 def hogwild(trials: pd.DataFrame) -> Figure:
@@ -147,5 +136,4 @@ def hogwild(trials: pd.DataFrame) -> Figure:
         style.percent_axis(axes.xaxis)
     style.unit_axis(grid[0].xaxis, "")
     finding = "What a lock costs, and what it saves"
-    style.headline(figure, finding, "a point: a run of real processes; a line: their median")
-    return figure
+    return style.finish(figure, finding, "a point: a run of real processes; a line: their median")

@@ -25,20 +25,18 @@ GIVEN_UP = 2.3  # nats, ln 10: what a guess among ten digits costs; a loss above
 
 def curves(runs: Mapping[str, pd.DataFrame], finding: str, detail: str) -> Figure:
     """The mean loss of each run's seeds against epochs: columns epoch, seed and loss."""
-    figure, axes = style.figure(8.2, 3.9)
+    _, axes = style.figure(8.2, 3.9)
     looks = cycle(zip(HUES, WIDTHS, strict=True))
     for (name, table), (hue, width) in zip(runs.items(), looks, strict=False):
         mean = table.groupby("epoch")["loss"].mean()
         style.theory(axes, mean.index.to_numpy(), mean.to_numpy(), name, colour=hue, linewidth=width)
     axes.set(xlabel="epochs", ylabel="loss on the training images (nats)", ylim=(0, None))
-    style.headline(axes, finding, detail)
-    style.label_ends(axes)
-    return figure
+    return style.finish(axes, finding, detail)
 
 
 def against_batch(table: pd.DataFrame) -> Figure:
     """Final loss after equally many epochs against the batch, for each rule: columns rule, batch, loss."""
-    figure, axes = style.figure(8.2, 4.1)
+    _, axes = style.figure(8.2, 4.1)
     for index, (rule, rows) in enumerate(table.groupby("rule", sort=False)):
         _spread(axes, rows, "batch", "loss", str(rule), index)
     batches = sorted(table["batch"].unique())
@@ -46,16 +44,12 @@ def against_batch(table: pd.DataFrame) -> Figure:
     axes.set(xlabel="images in a batch, all workers together", ylabel="final loss (nats)", ylim=(0, 2.6))
     linear = table[table["rule"].str.startswith("linear")].groupby("batch")["loss"].max()
     good = list(takewhile(lambda batch: linear[batch] < 1.5 * linear[batches[0]], batches))
-    style.headline(
-        axes,
-        f"Linear scaling holds up to a batch of {good[-1] if good else batches[0]}",
-        f"equally many epochs, so fewer steps with larger batches; {_seeds(table)}",
-    )
-    style.label_ends(axes)
-    return figure
+    finding = f"Linear scaling holds up to a batch of {good[-1] if good else batches[0]}"
+    detail = f"equally many epochs, so fewer steps with larger batches; {_seeds(table)}"
+    return style.finish(axes, finding, detail)
 
 
-def warm_up(table: pd.DataFrame) -> Figure:
+def warm_up_losses(table: pd.DataFrame) -> Figure:
     """Final losses without and with a warm-up, for each kind of start: columns start, warmup (steps), loss."""
     starts = list(dict.fromkeys(table["start"]))
     figure, grid = style.panels(starts, 8.2, 3.7, sharey=True)
@@ -71,8 +65,7 @@ def warm_up(table: pd.DataFrame) -> Figure:
         axes.set(xlabel="warm-up", xlim=(-0.6, len(lengths) - 0.4))
     grid[0].set(ylabel="final loss (nats)", ylim=(0, 2.5))
     finding = "What a warm-up does depends on the start"
-    style.headline(figure, finding, "a point: one seed; a line: their mean; same steps in all")
-    return figure
+    return style.finish(figure, finding, "a point: one seed; a line: their mean; same steps in all")
 
 
 def critical(steps: Mapping[int, Sequence[float]], rates: Mapping[int, float], law: CriticalBatch) -> Figure:
@@ -100,12 +93,9 @@ def critical(steps: Mapping[int, Sequence[float]], rates: Mapping[int, float], l
     for axes in (left, right):
         style.power_axis(axes, batches)
         axes.set_xlabel("images in a batch")
-    style.headline(
-        figure,
-        f"Beyond a batch of about {law.critical_batch:.0f}, more workers save few steps",
-        "points: measured; solid: one law fitted to the left, its learning rate on the right",
-    )
-    return figure
+    finding = f"Beyond a batch of about {law.critical_batch:.0f}, more workers save few steps"
+    detail = "points: measured; solid: one law fitted to the left, its learning rate on the right"
+    return style.finish(figure, finding, detail)
 
 
 def local_sgd(table: pd.DataFrame) -> Figure:
@@ -120,32 +110,21 @@ def local_sgd(table: pd.DataFrame) -> Figure:
         axes.set_xlabel("local steps between two meetings")
     grid[0].set(ylabel="final loss (nats)", ylim=(0, None))  # once all is drawn on both
     most = int(table["local_steps"].max())
-    style.headline(
-        figure,
-        f"Meeting in one step of {most}: cheap if all see the same kind of data",
-        f"final loss after equally many steps; {_seeds(table)}",
-    )
-    for axes in grid:
-        style.label_ends(axes)
-    return figure
+    finding = f"Meeting in one step of {most}: cheap if all see the same kind of data"
+    return style.finish(figure, finding, f"final loss after equally many steps; {_seeds(table)}")
 
 
-def staleness(table: pd.DataFrame, workers: int) -> Figure:
+def staleness_against_bound(table: pd.DataFrame, workers: int) -> Figure:
     """Measured staleness against the bound: columns bound, mean, most; the largest possible one as a line."""
-    figure, axes = style.figure(7.4, 3.8)
+    _, axes = style.figure(7.4, 3.8)
     bounds = table["bound"].to_numpy(int)
     style.theory(axes, bounds, [staleness_at_most(workers, int(b)) for b in bounds], "cannot be more")
     style.measured(axes, bounds, table["most"].to_numpy(), "most", colour=HUES[1], marker="s")
     style.measured(axes, bounds, table["mean"].to_numpy(), "mean", colour=HUES[0])
     axes.set(xlabel="bound (steps that a worker may be ahead)", xticks=bounds)
     axes.set(ylabel="staleness (updates)", ylim=(0, None))
-    style.headline(
-        axes,
-        f"No gradient is staler than ({workers} − 1)(2 · bound + 1)",
-        f"{workers} workers, one of them slow; counted by the server",
-    )
-    style.label_ends(axes)
-    return figure
+    detail = f"{workers} workers, one of them slow; counted by the server"
+    return style.finish(axes, f"No gradient is staler than ({workers} − 1)(2 · bound + 1)", detail)
 
 
 def stale_rates(table: pd.DataFrame, stable: pd.DataFrame) -> Figure:
@@ -170,13 +149,11 @@ def stale_rates(table: pd.DataFrame, stable: pd.DataFrame) -> Figure:
     right.set(yscale="log", xlabel="mean staleness (updates)", ylabel="largest learning rate that trains")
     style.plain_ticks(right.yaxis, rates[::2])
     right.set_ylim(rates[0] / 1.5, rates[-1] * 1.5)
-    style.headline(
+    return style.finish(
         figure,
         "The older the gradients, the smaller the step must be",
         "squares: the largest that trained all seeds; line: theory from the fresh one on, sin(π / (4τ + 2))",
     )
-    style.label_ends(left)
-    return figure
 
 
 def batch_norm(table: pd.DataFrame) -> Figure:
@@ -191,14 +168,8 @@ def batch_norm(table: pd.DataFrame) -> Figure:
         axes.set_xlabel("images of each worker in a step")
         style.percent_axis(axes.yaxis)
     grid[0].set_ylabel("accuracy on the test images")
-    style.headline(
-        figure,
-        "Batch normalisation is the layer that notices how the batch is cut",
-        f"bars: from the worst to the best of all workers and seeds; {_seeds(table)}",
-    )
-    for axes in grid:
-        style.label_ends(axes)
-    return figure
+    detail = f"bars: from the worst to the best of all workers and seeds; {_seeds(table)}"
+    return style.finish(figure, "Batch normalisation is the layer that notices how the batch is cut", detail)
 
 
 def _spread(axes: Axes, rows: pd.DataFrame, x: str, y: str, label: str, index: int) -> None:

@@ -20,7 +20,7 @@ def waiting(metrics: pd.DataFrame) -> Figure:
     steps = metrics.dropna(subset=["compute_seconds"])
     steps = steps[steps["step"] > steps["step"].min()]  # the first one warms up
     medians = steps.groupby("worker")[["compute_seconds", "all_reduce_seconds"]].median()
-    figure, axes = style.figure(8.4, 0.62 * len(medians) + 1.5)
+    _, axes = style.figure(8.4, 0.62 * len(medians) + 1.5)
     parts = {"compute": medians["compute_seconds"], "in the all-reduce": medians["all_reduce_seconds"]}
     style.stacked(axes, parts, {"compute": "compute", "in the all-reduce": "wait"}, fontsize=9.5)
     style.rows(axes, medians.index.to_list())
@@ -28,8 +28,7 @@ def waiting(metrics: pd.DataFrame) -> Figure:
     style.unit_axis(axes.xaxis, "s")
     slowest = medians["compute_seconds"].idxmax()
     detail = "median of the steps; who waits least is the slow one"
-    style.headline(axes, f"Everybody waits for {slowest}", detail)
-    return figure
+    return style.finish(axes, f"Everybody waits for {slowest}", detail)
 
 
 def remedies(rates: pd.DataFrame) -> Figure:
@@ -37,7 +36,7 @@ def remedies(rates: pd.DataFrame) -> Figure:
 
     `rates` has a row a way of co-operating, in the order in which they are shown, and the columns `even`, `straggler`.
     """
-    figure, axes = style.figure(8.4, 0.6 * len(rates) + 1.6)
+    _, axes = style.figure(8.4, 0.6 * len(rates) + 1.6)
     rows = np.arange(len(rates))
     even, slow = rates["even"].to_numpy(), rates["straggler"].to_numpy()
     axes.hlines(rows, slow, even, color=style.FAINT, linewidth=4, zorder=1)
@@ -51,8 +50,7 @@ def remedies(rates: pd.DataFrame) -> Figure:
     best = rates.index[int(np.argmax(kept))]
     parts = [f"{name} {share:.0%}" for name, share in zip(rates.index, kept, strict=True)]
     finding = f"Keeps most of its own speed with a slow worker: {best}"
-    style.headline(axes, finding, f"kept of the speed: {', '.join(parts)}")
-    return figure
+    return style.finish(axes, finding, f"kept of the speed: {', '.join(parts)}")
 
 
 def restart(metrics: pd.DataFrame) -> Figure:
@@ -63,7 +61,7 @@ def restart(metrics: pd.DataFrame) -> Figure:
     steps = metrics.dropna(subset=["loss"]).sort_values("seconds")
     steps = steps[steps["worker"] == steps["worker"].iloc[0]]
     origin = steps["seconds"].min()
-    figure, axes = style.figure(8.4, 4.0)
+    _, axes = style.figure(8.4, 4.0)
     reached, twice = 0, 0
     for attempt, table in steps.groupby("attempt"):
         seconds, step = table["seconds"].to_numpy() - origin, table["step"].to_numpy()
@@ -80,8 +78,7 @@ def restart(metrics: pd.DataFrame) -> Figure:
     axes.set(xlabel="seconds since the first step", ylabel="step", ylim=(0, None))
     plural = "step is" if twice == 1 else "steps are"
     detail = "a point: a step of one worker; hollow: it had been made before"
-    style.headline(axes, f"{twice} {plural} made twice", detail)
-    return figure
+    return style.finish(axes, f"{twice} {plural} made twice", detail)
 
 
 def interval(
@@ -98,7 +95,7 @@ def interval(
         restart_seconds: of one restart.
         simulated: (interval, share) of simulated runs, by number of workers.
     """
-    figure, axes = style.figure(8.4, 4.2)
+    _, axes = style.figure(8.4, 4.2)
     intervals = np.geomspace(30, 6 * 3600, 200)
     for index, (count, failure) in enumerate(workers.items()):
         colour = style.WORKERS[index]
@@ -114,9 +111,7 @@ def interval(
     style.plain_ticks(axes.xaxis, [1, 3, 10, 30, 100, 300])
     axes.set(ylabel="share of the time that is lost", ylim=(0, 1))
     style.percent_axis(axes.yaxis)
-    style.headline(
+    return style.finish(
         axes, "More workers fail more often, and must save more often",
         "lines: Daly's formula; points: simulated runs; black bars: Young's √(2 δ M)",
     )  # fmt: skip
-    style.label_ends(axes)
-    return figure

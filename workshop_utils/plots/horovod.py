@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from workshop_utils.plots import style
 from workshop_utils.training import horovod_timeline
-from workshop_utils.training.horovod_timeline import Span
+from workshop_utils.training.horovod_timeline import TimelineSpan
 
 # A front end is no worker and no strategy: colours of Tol's muted scheme that neither has.
 FRONT_ENDS = ("#882255", "#117733", "#DDAA33")
@@ -64,7 +64,7 @@ def tuning(
         cycles: seconds of each repeat by cycle time in seconds.
         tensors: how many gradients there are.
     """
-    figure, (left, right) = style.figure(11.0, 3.9, columns=2)
+    _, (left, right) = style.figure(11.0, 3.9, columns=2)
     places = np.arange(len(thresholds))
     _repeats(left, places, list(thresholds.values()))
     left.set_xticks(places, ["off" if name == "0" else name for name in thresholds])
@@ -82,9 +82,9 @@ def tuning(
         axes.minorticks_off()
     detail = f"{tensors} gradients; faint: each repeat; bold: lower quartile"
     style.headline(left, "One large message beats many small ones", detail)
-    style.headline(right, "A long cycle makes everybody wait", "the same gradients, with the largest buffer")
-    style.label_ends(right)
-    return figure
+    return style.finish(
+        right, "A long cycle makes everybody wait", "the same gradients, with the largest buffer"
+    )
 
 
 def _repeats(axes: Axes, x: Sequence[float] | np.ndarray, samples: Sequence[Sequence[float]]) -> None:
@@ -96,7 +96,7 @@ def _repeats(axes: Axes, x: Sequence[float] | np.ndarray, samples: Sequence[Sequ
     style.measured(axes, x, quartiles, colour="horovod", markersize=9)
 
 
-def timelines(recorded: Mapping[str, Sequence[Span]]) -> Figure:
+def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure:
     """What became of each gradient of one step, as rank 0 recorded it; a panel for each run, with its own scale.
 
     Of each run the fastest step is shown, the one that other work on the machine disturbed least.
@@ -112,24 +112,26 @@ def timelines(recorded: Mapping[str, Sequence[Span]]) -> Figure:
     for axes, spans in zip(grid, shown.values(), strict=True):
         _gradients(axes, spans)
     grid[-1].set_xlabel("milliseconds since the first gradient was handed over (mind the scales)")
-    shares = dict(PHASES.values())
-    handles = [Patch(color=colour, label=label) for label, colour in shares.items()]
-    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=9)
-    style.headline(
+    _legend(figure, dict(PHASES.values()))
+    return style.finish(
         figure,
         "Packed together, gradients travel at once; alone, one after the other",
         "a row: a gradient, in the order in which the backward pass gives them; the fastest step of each run",
     )
-    return figure
 
 
-def _fastest(steps: Sequence[list[Span]]) -> list[Span]:
+def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
+    handles = [Patch(color=style.colour_of(colour), label=name) for name, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=9)
+
+
+def _fastest(steps: Sequence[list[TimelineSpan]]) -> list[TimelineSpan]:
     if not steps:
         raise ValueError("the timeline holds no step; was anything recorded?")
     return min(steps, key=lambda spans: max(span.end for span in spans) - spans[0].start)
 
 
-def _gradients(axes: Axes, spans: Sequence[Span]) -> None:
+def _gradients(axes: Axes, spans: Sequence[TimelineSpan]) -> None:
     rows = {tensor: number for number, tensor in enumerate(dict.fromkeys(span.tensor for span in spans))}
     first = spans[0].start
     shortest = SHORTEST_BAR * (max(span.end for span in spans) - first) * 1e3
@@ -160,24 +162,15 @@ def adasum(table: pd.DataFrame, rule: Callable[[np.ndarray, np.ndarray], np.ndar
         _arrow(axes, first, style.colour_of("worker 0"), 3.0)
         _arrow(axes, second, style.colour_of("worker 1"), 2.0)
         _arrow(axes, (first + second) / 2, style.colour_of("theory"), 1.0)
-        axes.plot(row["mean_x"], row["mean_y"], "o", color=style.colour_of("theory"), markersize=6, zorder=4)
-        axes.plot(
-            row["adasum_x"], row["adasum_y"], "D", color=style.colour_of("horovod"), markersize=7, zorder=4
-        )
+        for name, colour, marker, size in (("mean", "theory", "o", 6), ("adasum", "horovod", "D", 7)):
+            x, y, hue = row[f"{name}_x"], row[f"{name}_y"], style.colour_of(colour)
+            axes.plot(x, y, marker, color=hue, markersize=size, zorder=4)
         axes.set(xlim=(-1.15, 1.35), ylim=(-0.35, 1.25), aspect="equal")
         axes.tick_params(labelsize=8)
-    colours = ("worker 0", "worker 1", "theory", "horovod")
     names = ("gradient of rank 0", "of rank 1", "their mean", "Adasum")
-    handles = [
-        Patch(color=style.colour_of(colour), label=name) for name, colour in zip(names, colours, strict=True)
-    ]
-    figure.legend(handles=handles, loc="outside lower left", ncols=4, fontsize=9)
-    style.headline(
-        figure,
-        "The same direction: their mean. At right angles: their sum.",
-        "arrows: the rule; points: what Horovod gave",
-    )
-    return figure
+    _legend(figure, dict(zip(names, ("worker 0", "worker 1", "theory", "horovod"), strict=True)))
+    detail = "arrows: the rule; points: what Horovod gave"
+    return style.finish(figure, "The same direction: their mean. At right angles: their sum.", detail)
 
 
 def _arrow(axes: Axes, vector: np.ndarray, colour: str, width: float) -> None:
@@ -195,7 +188,7 @@ def elastic(metrics: pd.DataFrame, killed_seconds: float, joined_seconds: float 
         joined_seconds: when another said that it had started; None if none did.
     """
     reports = metrics.dropna(subset=["loss"]).sort_values("seconds")
-    figure, (upper, lower) = style.figure(9.6, 4.9, rows=2, sharex=True, height_ratios=[3, 1])
+    _, (upper, lower) = style.figure(9.6, 4.9, rows=2, sharex=True, height_ratios=[3, 1])
     for worker, table in reports.groupby("worker"):
         seconds, loss = table["seconds"].to_numpy(), table["loss"].to_numpy()
         style.measured(upper, seconds, loss, str(worker), colour=str(worker), markersize=5)
@@ -210,6 +203,4 @@ def elastic(metrics: pd.DataFrame, killed_seconds: float, joined_seconds: float 
         if moment is not None:
             style.mark(upper, moment, words, linewidth=1.2)
             style.mark(lower, moment, linewidth=1.2)
-    style.headline(upper, "The loss goes on where it was", "points: reports of each worker")
-    style.label_ends(upper)
-    return figure
+    return style.finish(upper, "The loss goes on where it was", "points: reports of each worker")

@@ -23,6 +23,7 @@ import io
 import os
 import time
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -102,28 +103,21 @@ class Picture:
         self._detail = self.figure.text(0.012, below, "", fontsize=9.5, color=style.QUIET, va="top")
         self._strips = PolyCollection([], linewidth=0, antialiased=False)
         self._strokes = LineCollection([], linewidth=0.8, color=style.INK)
-        self._prepare(shown)
-
-    def _prepare(self, shown: int) -> None:
-        top = self._top
-        top.add_collection(self._strips)
-        top.add_collection(self._strokes)
-        style.rows(top, self._run.workers[:shown], (shown - 0.45, -0.55))
-        top.set_xlabel("seconds since the launch")
-        top.grid(visible=False)
-        self._named: list[str] = []
+        for collection in (self._strips, self._strokes):
+            self._top.add_collection(collection)
+        style.rows(self._top, run.workers[:shown], (shown - 0.45, -0.55))
+        self._top.set_xlabel("seconds since the launch")
+        self._top.grid(visible=False)
+        self._named: list[str] = []  # in the legend
+        self._lines: dict[tuple[str, Axes], Line2D] = {}
         for axes, name in ((self._loss, "loss"), (self._speed, "samples/s")):
             axes.set(xlabel="step", ylabel=name)
             axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
             axes.yaxis.set_major_locator(MaxNLocator(4))
+            for worker, dashes in zip(run.workers, cycle(style.DASHES), strict=False):
+                line = style.theory(axes, [], [], worker, colour=worker, linestyle=dashes)
+                self._lines[worker, axes] = line
         self._speed.yaxis.set_major_formatter("{x:,.0f}")
-        self._lines: dict[tuple[str, Axes], Line2D] = {}
-        for index, worker in enumerate(self._run.workers):
-            dashes = style.DASHES[index % len(style.DASHES)]
-            for axes in (self._loss, self._speed):
-                self._lines[worker, axes] = style.theory(
-                    axes, [], [], worker, colour=worker, linestyle=dashes
-                )
 
     def update(self) -> None:
         """Take in what was reported since, and set everything up to be drawn."""
@@ -162,13 +156,13 @@ class Picture:
             rows = metrics[metrics["worker"] == worker]
             reports = rows["seconds"].to_numpy()
             strips = [*_strips(rows)]
-            untold = not strips and len(reports) > 1
-            strips.append(
-                Strip(*STARTING, 0.0, min([*started.get(worker, []), *reports[:1]], default=seconds))
-            )
-            if untold:
+            first = min([*started.get(worker, []), *reports[:1]], default=seconds)
+            if strips or len(reports) < 2:
+                strips.append(Strip(*STARTING, 0.0, first))
+            else:
                 pale = style.tint(worker, 0.35)
-                strips.append(Strip("train (a stroke: a report)", pale, reports[0], reports[-1]))
+                band = Strip("train (a stroke: a report)", pale, reports[0], reports[-1])
+                strips = [Strip(*STARTING, 0.0, first), band]
                 every = 1 + len(reports) // MOST_SPANS
                 strokes += [[(at, row - 0.38), (at, row + 0.38)] for at in reports[::every]]
             for strip in strips:

@@ -83,7 +83,7 @@ def losses_agree(reference: npt.ArrayLike, runs: Mapping[str, npt.ArrayLike]) ->
     """
     expected = np.asarray(reference)
     steps = np.arange(1, len(expected) + 1)
-    figure, (curves, gaps) = style.figure(10.4, 4.2, columns=2)
+    _, (curves, gaps) = style.figure(10.4, 4.2, columns=2)
     style.theory(curves, steps, expected, colour="one process")
     early = min(2, len(steps) - 1)
     style.note(curves, "line: one process", (steps[early], expected[early]), (14, 6), fontsize=10)
@@ -111,8 +111,7 @@ def losses_agree(reference: npt.ArrayLike, runs: Mapping[str, npt.ArrayLike]) ->
     gaps.axvline(rounding, color=style.colour_of("theory"), linewidth=1.2, linestyle=(0, (5, 2)))
     gaps.text(rounding * 1.5, 0.68, "one rounding in float64", fontsize=9, color=style.QUIET, va="center")
     finding = f"They differ by {_scientific(largest)} at most"
-    style.headline(gaps, finding, "a point a step; sums in another order")
-    return figure
+    return style.finish(gaps, finding, "a point a step; sums in another order")
 
 
 def _scientific(value: float) -> str:
@@ -125,7 +124,7 @@ def _scientific(value: float) -> str:
 
 def asynchronous_losses(reference: npt.ArrayLike, runs: Mapping[str, npt.ArrayLike]) -> Figure:
     """The loss of one process and of asynchronous `runs` by update, each as a running mean."""
-    figure, axes = style.figure(7.8, 4.2)
+    _, axes = style.figure(7.8, 4.2)
     for index, (name, losses) in enumerate([("one process", reference), *runs.items()]):
         means = pd.Series(losses).rolling(SMOOTHED).mean().dropna()
         updates = means.index.to_numpy() + 1
@@ -135,6 +134,4 @@ def asynchronous_losses(reference: npt.ArrayLike, runs: Mapping[str, npt.ArrayLi
     axes.set(ylabel=f"loss (nats), mean of {SMOOTHED} updates", ylim=(0, None))
     axes.set_xlabel("update of the parameters")
     finding = "Without waiting, the order of arrival decides the result"
-    style.headline(axes, finding, "Downpour SGD, simulated; same data, same start")
-    style.label_ends(axes)
-    return figure
+    return style.finish(axes, finding, "Downpour SGD, simulated; same data, same start")

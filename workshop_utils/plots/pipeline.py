@@ -18,7 +18,7 @@ COLOURS = {"naive": "#1A1A1A", "gpipe": "#882255", "one_f_one_b": "#0072B2", "in
 MARKERS = {"naive": "X", "gpipe": "s", "one_f_one_b": "o", "interleaved": "^"}
 
 
-def timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
+def schedule_timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
     """What each rank did when: as predicted on the left, as measured on the right.
 
     Args:
@@ -37,12 +37,11 @@ def timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
         axes.set_xlabel("time")
     for axes in grid[:, 0]:
         axes.set_ylabel("rank")
-    style.headline(
+    return style.finish(
         figure,
         "Where nothing is drawn, a rank waits",
         "blue: forward, orange: backward; the number is the microbatch's, a rank's second stage is darker",
     )
-    return figure
 
 
 def _timeline(axes: Axes, timeline: Timeline, ranks: int) -> None:
@@ -69,7 +68,7 @@ def idle_shares(
         ranks: p.
         chunks: v by schedule; 1 where it is not named.
     """
-    figure, axes = style.figure(7.8, 4.1)
+    _, axes = style.figure(7.8, 4.1)
     most = max(count for series in measured.values() for count in series)
     drawn: set[int] = set()
     for place, (name, series) in enumerate(measured.items()):
@@ -89,36 +88,26 @@ def idle_shares(
     style.power_axis(axes, [2**power for power in range(int(np.log2(most)) + 1)])
     axes.set(xlabel="microbatches m", ylabel="idle share of the ranks' time", ylim=(0, None))
     style.percent_axis(axes.yaxis)
-    style.headline(
-        axes,
-        "More microbatches, less waiting",
-        f"{ranks} real processes whose passes sleep; points: measured, lines: (p − 1)/(v · m + p − 1)",
-    )
-    style.label_ends(axes)
-    return figure
+    detail = f"{ranks} real processes whose passes sleep; points: measured, lines: (p − 1)/(v · m + p − 1)"
+    return style.finish(axes, "More microbatches, less waiting", detail)
 
 
 def held_microbatches(held: Mapping[str, Sequence[float]]) -> Figure:
     """The most microbatches whose activations each rank kept at once, by schedule."""
-    figure, axes = style.figure(7.8, 3.6)
+    _, axes = style.figure(7.8, 3.6)
     for name, counts in held.items():
         look: dict[str, Any] = {"marker": MARKERS[name], "color": COLOURS[name], "label": SHOWN_NAMES[name]}
         axes.plot(range(len(counts)), counts, linewidth=1.4, **look)
     ranks = max(len(counts) for counts in held.values())
     axes.set_xticks(range(ranks))
     axes.set(xlabel="rank", ylabel="microbatches held at once", ylim=(0, None), xlim=(-0.2, ranks - 0.8))
-    style.headline(
-        axes,
-        "Same bubble, but 1F1B keeps fewer activations than GPipe",
-        "counted from the measured timelines; a stage of half the size counts half",
-    )
-    style.label_ends(axes)
-    return figure
+    detail = "counted from the measured timelines; a stage of half the size counts half"
+    return style.finish(axes, "Same bubble, but 1F1B keeps fewer activations than GPipe", detail)
 
 
 def training(losses: Mapping[str, Mapping[int, float]]) -> Figure:
     """Loss by step: the first series as a line, the others as points on it."""
-    figure, axes = style.figure(8.0, 3.9)
+    _, axes = style.figure(8.0, 3.9)
     (first, reference), *others = losses.items()
     style.theory(axes, list(reference), list(reference.values()), first, colour="one process")
     for index, (name, series) in enumerate(others):
@@ -128,5 +117,4 @@ def training(losses: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.set(xlabel="step", ylabel="loss (nats a byte)")
     axes.legend(loc="upper right", fontsize=9)
     detail = "a GPT of 140,064 parameters learns Python's manual"
-    style.headline(axes, "One curve, however the model is cut", detail)
-    return figure
+    return style.finish(axes, "One curve, however the model is cut", detail)

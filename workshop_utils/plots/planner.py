@@ -22,7 +22,7 @@ from matplotlib.ticker import FixedLocator
 
 from workshop_utils.plots import alternative, style
 from workshop_utils.scaling import catalogue
-from workshop_utils.scaling.plan import HOUR, Plan, front_of, plan_run
+from workshop_utils.scaling.plan import HOUR, TrainingPlan, pareto_front, plan_run
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 # At which there are ticks; an hour and six hours among them.
@@ -30,35 +30,32 @@ DAYS = (1 / 24, 0.25, 1, 3, 10, 30, 100, 365, 1_000, 3_650, 10_000, 36_500, 100_
 LABELS = 8  # of numbers of machines, at the most, a kind
 
 
-def hours_and_price(plan: Plan) -> Figure:
+def hours_and_price(plan: TrainingPlan) -> Figure:
     """Hours against dollars for each kind of machines, what no kind beats, and the limits.
 
     A point is one number of machines at its best layout; an empty one breaks a limit. Numbers that another of the same
     kind beats in both are left out.
     """
     with matplotlib.rc_context(style.RC):
-        figure, axes = style.figure(8.0, 4.6)
+        _, axes = style.figure(8.0, 4.6)
         if plan.timed.empty:
-            style.headline(axes, f"{plan.model.name} fits into none of these machines")
             axes.set_axis_off()
-            return figure
+            return style.finish(axes, f"{plan.model.name} fits into none of these machines")
         axes.set(xscale="log", xlabel="days of training", yscale="log", ylabel="price on demand")
         _limits(axes, plan)
-        best = plan.pareto[["hours", "dollars"]].to_numpy().T
+        best = pareto_front(plan.timed)[["hours", "dollars"]].to_numpy().T
         style.theory(axes, *best, linestyle=style.DASHES[2], zorder=4)
         for index, (name, of_kind) in enumerate(plan.timed.groupby("instance", sort=False)):
-            _kind(axes, str(name), front_of(of_kind), plan, index % len(style.WORKERS))
+            _kind(axes, str(name), pareto_front(of_kind), plan, index % len(style.WORKERS))
         style.log_ticks(axes.yaxis)
         style.log_ticks(axes.xaxis)
         axes.xaxis.set_major_locator(FixedLocator([24 * days for days in DAYS]))
         axes.xaxis.set_major_formatter(lambda hours, _: f"{hours / 24:,.3g}")
         axes.yaxis.set_major_formatter(lambda dollars, _: f"${dollars:,.0f}")
-        style.headline(axes, *_headline(plan))
-        style.label_ends(axes)
-    return figure
+        return style.finish(axes, *_headline(plan))
 
 
-def _headline(plan: Plan) -> tuple[str, str]:
+def _headline(plan: TrainingPlan) -> tuple[str, str]:
     best = plan.best
     what = f"{plan.model.name}, {plan.tokens / 1e9:,.4g} billion tokens"
     if best is None:
@@ -69,7 +66,7 @@ def _headline(plan: Plan) -> tuple[str, str]:
     )
 
 
-def _limits(axes: Axes, plan: Plan) -> None:
+def _limits(axes: Axes, plan: TrainingPlan) -> None:
     text: dict[str, Any] = {"color": style.QUIET, "fontsize": 9}
     line: dict[str, Any] = {"color": style.QUIET, "linewidth": 1.2, "linestyle": style.DASHES[1], "zorder": 1}
     if math.isfinite(plan.deadline):
@@ -81,7 +78,7 @@ def _limits(axes: Axes, plan: Plan) -> None:
         axes.text(0.99, plan.budget, "budget", transform=axes.get_yaxis_transform(), **text)
 
 
-def _kind(axes: Axes, name: str, rows: pd.DataFrame, plan: Plan, index: int) -> None:
+def _kind(axes: Axes, name: str, rows: pd.DataFrame, plan: TrainingPlan, index: int) -> None:
     """One kind of machine: a line through its numbers of machines, fewest machines last, where its name stands."""
     colour, marker = style.WORKERS[index], style.MARKERS[index]
     look: dict[str, Any] = {"linestyle": "none", "marker": marker, "markeredgecolor": colour, "zorder": 3}
@@ -138,15 +135,16 @@ class Planner:
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         # A front end shows the richest form that it can: sliders while a kernel answers, the picture anywhere else.
         view = self.view._repr_mimebundle_()[WIDGET_VIEW]
-        return {"text/plain": repr(self), "image/png": self._png, WIDGET_VIEW: view}, self._metadata
+        data, metadata = self._bundle
+        return {"text/plain": repr(self), "image/png": data["image/png"], WIDGET_VIEW: view}, metadata
 
     def _draw(self) -> None:
         """The present plan, for the sliders and for where there are none."""
         figure = hours_and_price(self.plan)
-        data, self._metadata = alternative.bundle(figure)
+        self._bundle = data, metadata = alternative.bundle(figure)
         plt.close(figure)
-        self._png, metadata = data["image/png"], self._metadata["image/png"]
-        self._picture.value = alternative.html_image(self._png, metadata, metadata["alt"])
+        size = metadata["image/png"]
+        self._picture.value = alternative.html_image(data["image/png"], size, size["alt"])
         self._text.value = str(self.plan)
 
     def _changed(self, _: Any) -> None:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from workshop_utils.plots import style
-from workshop_utils.scaling.cost import Path, all_reduce_seconds
+from workshop_utils.scaling.cost import NetworkPath, all_reduce_seconds
 
 # What each algorithm is called and coloured, in every figure that has several.
 ALGORITHMS = {
@@ -48,7 +48,7 @@ class Curve:
     simulated: Mapping[int, float]
 
 
-def to_a_thousand(curves: Sequence[Curve], finding: str, detail: str = "") -> Axes:
+def to_a_thousand(curves: Sequence[Curve], finding: str, detail: str = "") -> Figure:
     """Seconds against workers, both logarithmic: closed forms, what they were fitted to, and the simulated clock.
 
     Full points were fitted, hollow ones held out; diamonds come from the simulated clock.
@@ -72,12 +72,10 @@ def to_a_thousand(curves: Sequence[Curve], finding: str, detail: str = "") -> Ax
     style.power_axis(axes, ticks)
     axes.set(xlabel="workers", ylabel="time")
     style.unit_axis(axes.yaxis, "s")
-    style.headline(axes, finding, detail)
-    style.label_ends(axes)
-    return axes
+    return style.finish(axes, finding, detail)
 
 
-def fastest_map(path: Path, finding: str, detail: str, checked: pd.DataFrame) -> Axes:
+def fastest_map(path: NetworkPath, finding: str, detail: str, checked: pd.DataFrame) -> Figure:
     """Which all-reduce is fastest, by size of the array and number of workers, as a map; by the closed forms.
 
     `checked` are points with columns nbytes, workers and fastest, from elsewhere: a dot where the map says the same, a
@@ -102,11 +100,10 @@ def fastest_map(path: Path, finding: str, detail: str, checked: pd.DataFrame) ->
     axes.set(xlabel="size of the array", ylabel="workers")
     style.unit_axis(axes.xaxis, "B")
     axes.minorticks_off()
-    style.headline(axes, finding, detail)
-    return axes
+    return style.finish(axes, finding, detail)
 
 
-def _fastest(path: Path, workers: npt.ArrayLike, nbytes: npt.ArrayLike) -> npt.NDArray[np.int64]:
+def _fastest(path: NetworkPath, workers: npt.ArrayLike, nbytes: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """The index in MAPPED of the algorithm that takes the least."""
     sizes, arrays = np.asarray(workers), np.asarray(nbytes, dtype=float)
     return np.stack([all_reduce_seconds(name, sizes, arrays, path) for name in MAPPED]).argmin(axis=0)
@@ -133,7 +130,7 @@ def _label_region(
     axes.text(x[places[len(places) // 2]], y[row], name, **look)
 
 
-def against_known(rows: pd.DataFrame, within: float, finding: str, detail: str) -> Axes:
+def against_known(rows: pd.DataFrame, within: float, finding: str, detail: str) -> Figure:
     """Predicted over measured, a row for each system: points not fitted, and the band of `within` (0.1: ten per cent).
 
     `rows` has columns system, predicted, measured; what lies outside the band is hollow.
@@ -153,15 +150,14 @@ def against_known(rows: pd.DataFrame, within: float, finding: str, detail: str) 
     style.plain_ticks(axes.xaxis, [tick for tick in RATIOS if 1 / reach <= tick <= reach])
     style.rows(axes, systems, (len(systems) - 0.5, -0.5))
     axes.set_xlabel("predicted over measured")
-    style.headline(axes, finding, detail)
-    return axes
+    return style.finish(axes, finding, detail)
 
 
 def compared(
     groups: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], finding: str, detail: str
 ) -> Figure:
     """Bars of seconds in groups, each named at its end: `groups` has values by name, by group."""
-    figure, axes = style.figure(7.6, 1.1 + 0.3 * sum(map(len, groups.values())) + 0.2 * len(groups))
+    _, axes = style.figure(7.6, 1.1 + 0.3 * sum(map(len, groups.values())) + 0.2 * len(groups))
     place, middles = 0.0, []
     written = EngFormatter(unit="s", places=1)
     for values in groups.values():
@@ -174,5 +170,4 @@ def compared(
     style.rows(axes, [*groups], places=middles)
     axes.set(xlabel="time", xlim=(0, 1.35 * max(max(values.values()) for values in groups.values())))
     style.unit_axis(axes.xaxis, "s")
-    style.headline(axes, finding, detail)
-    return figure
+    return style.finish(axes, finding, detail)

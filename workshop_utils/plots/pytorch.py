@@ -34,8 +34,7 @@ def steps_with_communication(timelines: Mapping[str, Timeline], finding: str, de
         style.rows(axes, [f"rank {rank}" for rank in timeline], (len(timeline) - 0.45, -0.55))
     axes.set(xlim=(0, 1.03 * max(ends)), xlabel="time since the step began")
     style.unit_axis(axes.xaxis, "s")
-    style.headline(figure, finding, detail)
-    return figure
+    return style.finish(figure, finding, detail)
 
 
 def _waited(timeline: Timeline) -> str:
@@ -75,7 +74,7 @@ def exposed_communication(seconds: Mapping[str, Sequence[float]], alone: float, 
 
     `alone` are the seconds that the bytes need on the link when nothing hides them.
     """
-    figure, axes = style.figure(7.6, 0.55 * len(seconds) + 1.7)
+    _, axes = style.figure(7.6, 0.55 * len(seconds) + 1.7)
     names = list(seconds)
     medians = [float(np.median(seconds[name])) for name in names]
     axes.barh(range(len(names)), medians, 0.6, color=style.tint("send", 0.5))
@@ -91,8 +90,7 @@ def exposed_communication(seconds: Mapping[str, Sequence[float]], alone: float, 
     found = f"{names[-1].capitalize()}, {last:.0f} ms of waiting are left of {first:.0f} ms"
     if last >= first:
         found = f"{names[-1].capitalize()}, ranks waited no less here: {last:.0f} ms, not {first:.0f} ms"
-    style.headline(axes, found, detail)
-    return figure
+    return style.finish(axes, found, detail)
 
 
 class Held(NamedTuple):
@@ -105,7 +103,7 @@ class Held(NamedTuple):
 
 def memory_per_rank(ways: Mapping[str, Held], workers: int, parameters: int) -> Figure:
     """What each rank holds between two steps: bars of the formula, in its parts, and diamonds of what was measured."""
-    figure, axes = style.figure(8.2, 0.52 * len(ways) + 1.9)
+    _, axes = style.figure(8.2, 0.52 * len(ways) + 1.9)
     colours = {"parameters": "compute", "gradients": "send", "optimizer": "#9DB0BF"}
     parts = {part: [getattr(held.expected, part) / 1e6 for held in ways.values()] for part in colours}
     style.stacked(axes, parts, colours, 0.6)
@@ -116,9 +114,8 @@ def memory_per_rank(ways: Mapping[str, Held], workers: int, parameters: int) -> 
     largest = max(max(held.measured, held.expected.total) for held in ways.values()) / 1e6
     axes.set(xlabel="held by one rank, in MB", xlim=(0, 1.08 * largest))
     totals = [held.expected.total for held in ways.values()]
-    style.headline(
+    return style.finish(
         axes,
         f"Sharding all three, a rank holds 1/{max(totals) / min(totals):.2g} of what it held",
         f"Adam, {parameters / 1e6:.1f} million parameters, N = {workers}; bars: ZeRO's formulas, diamonds: measured",
     )
-    return figure

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
 
 
-def threads(table: pd.DataFrame, axes: Axes | None = None) -> Axes:
+def threads(table: pd.DataFrame) -> Figure:
     """How many times as fast a worker is with more threads; `table` has step, width, threads, samples_per_second.
 
     Each point compares with one thread in the same step; a line goes through the medians.
     """
-    axes = axes or style.figure(6.4, 4.0)[1]
+    _, axes = style.figure(6.4, 4.0)
     counts = sorted(int(count) for count in table["threads"].unique())
     style.theory(axes, counts, counts, "as many times as threads", colour="ideal")
     widths = sorted(int(width) for width in table["width"].unique())
@@ -34,9 +33,7 @@ def threads(table: pd.DataFrame, axes: Axes | None = None) -> Axes:
     style.power_axis(axes, counts)
     axes.set(xlabel="threads of the worker", ylabel="times as fast as one thread", ylim=(0, None))
     finding = _threads_finding(with_most[0], with_most[-1], counts[-1])
-    style.headline(axes, finding, "one worker; points: measurements, lines: their medians")
-    style.label_ends(axes)
-    return axes
+    return style.finish(axes, finding, "one worker; points: measurements, lines: their medians")
 
 
 def _threads_finding(narrow: pd.Series, wide: pd.Series, threads: int) -> str:
@@ -68,14 +65,11 @@ def racks(rows: Sequence[tuple[str, str, float, float]], detail: str) -> Figure:
         style.measured(
             axes, [found.seconds], [height], colour=colour, marker=style.MARKERS[placements.index(placement)]
         )
-        axes.annotate(
-            f"{algorithm.replace('_', '-')}, {placement}", (0, height), (-6, 0), xycoords=("axes fraction", "data"),
-            textcoords="offset points", ha="right", va="center", fontsize=9.5,
-        )  # fmt: skip
+        words, left = f"{algorithm.replace('_', '-')}, {placement}", ("axes fraction", "data")
+        style.note(axes, words, (0, height), (-6, 0), xycoords=left, ha="right", va="center")
     axes.set(xlabel="seconds of one all-reduce", xlim=(0, None), yticks=[])
     axes.grid(axis="y", visible=False)
-    style.headline(figure, _racks_finding(table), detail)
-    return figure
+    return style.finish(figure, _racks_finding(table), detail)
 
 
 def _racks_finding(table: pd.DataFrame) -> str:

@@ -1,8 +1,8 @@
-"""How training scales: throughput and efficiency against workers, where the time goes, noise, and a roofline."""
+"""How training scales: the laws, throughput and efficiency against workers, where the time goes, noise, a roofline."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -12,7 +12,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
+from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup
 
+SERIAL_FRACTIONS = (0.01, 0.05, 0.25)
 NAMES = {"workshop_parameter_server": "parameter server", "torch_ddp": "DDP (PyTorch)"}
 PARTS = {
     "compute_seconds": ("computing", "compute"),
@@ -31,10 +33,10 @@ def throughput(measured: pd.DataFrame, cores: int) -> Figure:
     """Samples per second against workers, a line a strategy, beside what perfect scaling would give.
 
     Perfect is that of the fastest strategy with the fewest workers, as in efficiency. `measured` has the columns of
-    `scaling.sweep.table`; runs that failed are left out.
+    `scaling.efficiency.of_throughput`; runs that failed are left out.
     """
     rows = measured[measured["state"] == "succeeded"].sort_values("workers")
-    figure, axes = style.figure(7.6, 4.6)
+    _, axes = style.figure(7.6, 4.6)
     for (strategy, own), marker in zip(rows.groupby("strategy"), cycle(style.MARKERS), strict=False):
         look = {"color": style.colour_of(str(strategy)), "marker": marker, "markeredgecolor": "white"}
         axes.plot(own["workers"], own["samples_per_second"], label=str(strategy), **look)
@@ -55,9 +57,7 @@ def throughput(measured: pd.DataFrame, cores: int) -> Figure:
         if len(most)
         else "Throughput by strategy"
     )
-    style.headline(axes, finding, "the digits, the same network by every strategy, batch a worker fixed")
-    style.label_ends(axes)
-    return figure
+    return style.finish(axes, finding, "the digits, the same network by every strategy, batch a worker fixed")
 
 
 def efficiency(
@@ -70,7 +70,7 @@ def efficiency(
 
     `rows` are those of `efficiency.scaling`; `theory` has workers and efficiency by strategy.
     """
-    figure, axes = style.figure(7.2, 4.2)
+    _, axes = style.figure(7.2, 4.2)
     axes.axhline(1, color=style.colour_of("ideal"), linewidth=1.2, linestyle=(0, (4, 2)), zorder=1)
     for index, (strategy, own) in enumerate(rows.groupby("strategy", sort=False)):
         colour, name = str(strategy), name_of(str(strategy))
@@ -90,9 +90,7 @@ def efficiency(
     style.power_axis(axes, sorted(counts))
     axes.set(xlabel="workers", ylabel="efficiency", ylim=(0, 1.08))
     style.percent_axis(axes.yaxis)
-    style.headline(axes, finding, detail)
-    style.label_ends(axes)
-    return figure
+    return style.finish(axes, finding, detail)
 
 
 _POWERS = {2**power for power in range(11)}
@@ -105,7 +103,7 @@ def where_time_goes(rows: pd.DataFrame, finding: str, detail: str) -> Figure:
     """
     order = pd.CategoricalDtype([*rows["strategy"].unique()])  # in the order in which they come
     rows = rows.astype({"strategy": order}).sort_values(["strategy", "workers"]).astype({"strategy": str})
-    figure, axes = style.figure(8.6, 1.3 + 0.34 * len(rows))
+    _, axes = style.figure(8.6, 1.3 + 0.34 * len(rows))
     left = np.zeros(len(rows))
     places = np.arange(len(rows)) + 0.5 * rows["strategy"].ne(rows["strategy"].shift()).cumsum().to_numpy()
     for part, (label, colour) in PARTS.items():
@@ -119,8 +117,7 @@ def where_time_goes(rows: pd.DataFrame, finding: str, detail: str) -> Figure:
     axes.set(xlabel="time of one step", xlim=(0, 1.1 * left.max()))
     style.unit_axis(axes.xaxis, "s")
     axes.legend(ncols=4, loc="upper right", bbox_to_anchor=(1, -0.9 / (0.34 * len(rows) + 0.6)), fontsize=9)
-    style.headline(axes, finding, detail)
-    return figure
+    return style.finish(axes, finding, detail)
 
 
 def noise(table: pd.DataFrame, finding: str, detail: str) -> Figure:
@@ -130,7 +127,7 @@ def noise(table: pd.DataFrame, finding: str, detail: str) -> Figure:
     """
     table = table.sort_values(["strategy", "workers"])
     named = table["strategy"].map(name_of) + ", " + table["workers"].astype(str)
-    figure, axes = style.figure(7.6, 1.2 + 0.24 * named.nunique())
+    _, axes = style.figure(7.6, 1.2 + 0.24 * named.nunique())
     for place, (_, own) in enumerate(table.groupby(named, sort=False)):
         ratios = (own["step_seconds"] / own["step_seconds"].median()).to_numpy(float)
         colour = str(own["strategy"].iloc[0])
@@ -144,8 +141,7 @@ def noise(table: pd.DataFrame, finding: str, detail: str) -> Figure:
     reach = max(0.12, 1.1 * float((axes.dataLim.intervalx - 1).__abs__().max()))
     axes.set(xlim=(1 - reach, 1 + reach), xlabel="a run's step over the median of its setting")
     style.percent_axis(axes.xaxis)
-    style.headline(axes, finding, detail)
-    return figure
+    return style.finish(axes, finding, detail)
 
 
 def roofline(
@@ -160,7 +156,7 @@ def roofline(
     sent = rows["bytes_sent"].where(rows["bytes_sent"] > 0)
     intensity = flops / sent
     reached = flops / rows["step_seconds"]
-    figure, axes = style.figure(7.2, 4.2)
+    _, axes = style.figure(7.2, 4.2)
     ends = np.geomspace(float(intensity.min()) / 3, max(float(intensity.max()), peak / bandwidth) * 4, 200)
     style.theory(axes, ends, np.minimum(peak, ends * bandwidth), colour="theory")
     ridge = peak / bandwidth
@@ -182,5 +178,55 @@ def roofline(
     style.unit_axis(axes.yaxis, "FLOP/s")
     style.log_ticks(axes.xaxis)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    style.headline(axes, finding, detail)
-    return figure
+    return style.finish(axes, finding, detail)
+
+
+def laws() -> Figure:
+    """Both laws against the number of workers, side by side, for some serial fractions."""
+    _, (fixed_work, fixed_time) = style.figure(9.2, 4.4, columns=2, sharex=True, sharey=True)
+    workers = np.geomspace(1, 1024, 101)
+    for axes, law in ((fixed_work, amdahl_speedup), (fixed_time, gustafson_speedup)):
+        style.theory(axes, workers, workers, "_perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
+        for index, serial in enumerate(SERIAL_FRACTIONS):
+            look: dict[str, Any] = {"colour": f"worker {index}", "linestyle": style.DASHES[index]}
+            style.theory(axes, workers, law(serial, workers), f"{100 * serial:g} %", **look)
+        style.power_axis(axes, [1, 4, 16, 64, 256, 1024])
+        style.power_axis(axes, [1, 4, 16, 64, 256, 1024], "y")
+        axes.set_xlabel("workers")
+    fixed_work.set_ylabel("speed-up over one worker")
+    style.headline(fixed_work, "The same work: a ceiling at 1 / s", "Amdahl 1967; dotted: perfect")
+    return style.finish(
+        fixed_time, "The same time, more work: no ceiling", "Gustafson 1988; s at the lines' ends"
+    )
+
+
+def measured_speedups(speedups: Mapping[int, Sequence[float]], serial_fraction: float, cores: int) -> Figure:
+    """Speed-ups that were measured, by number of workers, over Amdahl's law with the fitted serial fraction.
+
+    Each point is a median, with a bar from the lower to the upper quartile.
+    """
+    _, axes = style.figure(7.2, 4.2)
+    sizes = sorted(speedups)
+    workers = np.geomspace(1, 2 * sizes[-1], 101)
+    style.theory(axes, workers, workers, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
+    style.theory(
+        axes, workers, amdahl_speedup(serial_fraction, workers), f"Amdahl, s = {100 * serial_fraction:.0f} %"
+    )
+    for size in sizes:
+        low, middle, high = np.percentile(speedups[size], [25, 50, 75])
+        axes.plot([size, size], [low, high], color=style.colour_of("torch_ddp"), linewidth=1.4, zorder=2)
+        style.measured(axes, [size], [middle], colour="torch_ddp", markersize=8)
+        style.note(axes, f"{middle:.2f}", (size, middle), (9, -11))
+    style.mark(axes, cores, f"{cores} cores", linewidth=0.9, linestyle=(0, (2, 2)), zorder=1)
+    style.power_axis(axes, [size for size in (1, 2, 4, 8, 16, 32) if size <= 2 * sizes[-1]])
+    style.power_axis(axes, [1, 2, 4, 8, 16, 32], "y")
+    axes.set(xlabel="workers", ylabel="speed-up over one worker", ylim=(0.7, 2.4 * sizes[-1]))
+    beyond = [size for size in sizes if size > cores]
+    middle = {size: float(np.median(values)) for size, values in speedups.items()}
+    best = max(middle, key=lambda size: middle[size])
+    return style.finish(
+        axes,
+        f"{best} workers are {middle[best]:.1f} times as fast as one"
+        + (f"; {beyond[-1]} share {cores} cores" if beyond else ""),
+        "points: median and quartiles of the rounds; line: Amdahl's law, fitted up to the number of cores",
+    )

@@ -13,7 +13,7 @@ from workshop_utils.plots import style
 
 def step_times(seconds: Mapping[str, Sequence[float]]) -> Figure:
     """Each step's time as a point, on a logarithmic axis; `seconds` has `spark` and `ring`, without first steps."""
-    figure, axes = style.figure(8.4, 2.6)
+    _, axes = style.figure(8.4, 2.6)
     medians = {name: float(np.median(values)) for name, values in seconds.items()}
     for row, (name, values) in enumerate(seconds.items()):
         heights = row + np.linspace(-0.18, 0.18, len(values))
@@ -26,13 +26,14 @@ def step_times(seconds: Mapping[str, Sequence[float]]) -> Figure:
     style.unit_axis(axes.xaxis, "s")
     times = float(f"{medians['spark'] / medians['ring']:.2g}")  # it deserves no more digits
     detail = "the same gradients, the same weights; a line is the median"
-    style.headline(axes, f"A step by Spark takes about {times:,.0f} times as long as one by the ring", detail)
-    return figure
+    return style.finish(
+        axes, f"A step by Spark takes about {times:,.0f} times as long as one by the ring", detail
+    )
 
 
 def modes(table: pd.DataFrame) -> Figure:
     """Accuracy against time of Elephas's modes: a row each, with `mode`, `seconds_taken` and `accuracy`."""
-    figure, axes = style.figure(7.2, 3.6)
+    _, axes = style.figure(7.2, 3.6)
     points = zip(table["mode"], table["seconds_taken"], table["accuracy"], strict=True)
     for number, (mode, seconds, accuracy) in enumerate(points):
         marker = style.MARKERS[number]
@@ -46,5 +47,4 @@ def modes(table: pd.DataFrame) -> Figure:
     style.unit_axis(axes.xaxis, "s")
     style.percent_axis(axes.yaxis)
     detail = "those with a server differ from run to run"
-    style.headline(axes, "One run each: too few to say which mode is best", detail)
-    return figure
+    return style.finish(axes, "One run each: too few to say which mode is best", detail)

@@ -29,7 +29,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullLocator
 
 from workshop_utils.plots import alternative
 from workshop_utils.setup import lab
@@ -181,10 +181,8 @@ def headline(on: Axes | Figure, finding: str, detail: str = "") -> None:
     if isinstance(on, Axes):
         on.set_title(finding, loc="left", pad=24 if detail else 10)
         if detail:
-            on.annotate(
-                detail, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points",
-                fontsize=9.5, color=QUIET, va="bottom", label=alternative.DETAIL,
-            )  # fmt: skip
+            look: dict[str, Any] = {"color": QUIET, "va": "bottom", "label": alternative.DETAIL}
+            note(on, detail, (0, 1), (0, 8), xycoords="axes fraction", **look)
         return
     # A line of figure text each; constrained layout knows only the suptitle, so both are in its box.
     on.suptitle(finding + ("\n" if detail else ""), x=0.01, ha="left", fontsize=12.5, fontweight="bold")
@@ -192,6 +190,16 @@ def headline(on: Axes | Figure, finding: str, detail: str = "") -> None:
         inches_below_top = 0.30 + 0.23 * finding.count("\n")
         height = on.get_size_inches()[1]
         on.text(0.01, 1 - inches_below_top / height, detail, fontsize=9.5, color=QUIET, va="top")
+
+
+def finish(on: Axes | Figure, finding: str, detail: str = "") -> Figure:
+    """Write the headline, name the lines of every panel at their ends, and return the figure."""
+    headline(on, finding, detail)
+    whole = on.get_figure(root=True)
+    assert whole is not None  # axes that were drawn on have a figure
+    for axes in whole.axes:
+        label_ends(axes)
+    return whole
 
 
 def measured(
@@ -282,12 +290,15 @@ def stacked(
 
 
 def label_ends(axes: Axes, *, gap_points: float = 12.0, fontsize: float = 9.5) -> None:
-    """Name each labelled line of `axes` at its right end, in its colour, instead of a legend.
+    """Name each labelled line of `axes` that its legend does not name at its right end, in its colour.
 
     Labels that would overlap are moved apart until `gap_points` lie between their middles. Call it when all
     is drawn and the limits and scales are set.
     """
-    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    legend = axes.get_legend()
+    in_legend = {text.get_text() for text in legend.get_texts()} if legend else set()
+    named = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    lines = [line for line in named if line.get_label() not in in_legend]
     if not lines:
         return
     ends = [np.asarray(line.get_xydata())[-1] for line in lines]
@@ -297,11 +308,10 @@ def label_ends(axes: Axes, *, gap_points: float = 12.0, fontsize: float = 9.5) -
     pixels_per_point = whole.dpi / 72
     heights = axes.transData.transform(ends)[:, 1] / pixels_per_point
     for line, end, shift in zip(lines, ends, spread(heights, gap_points) - heights, strict=True):
-        axes.annotate(
-            str(line.get_label()), tuple(end), (8, float(shift)), textcoords="offset points",
-            color=_readable(str(line.get_color())), fontsize=fontsize, va="center", annotation_clip=False,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-        )  # fmt: skip
+        look = {"color": _readable(str(line.get_color())), "fontsize": fontsize, "va": "center"}
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+        words, place = str(line.get_label()), tuple(end)
+        note(axes, words, place, (8, float(shift)), annotation_clip=False, bbox=box, **look)
 
 
 def spread(positions: Sequence[float] | np.ndarray, gap: float) -> np.ndarray:
@@ -346,14 +356,11 @@ def log_ticks(axis: Axis) -> None:
 def plain_ticks(axis: Axis, values: Iterable[float]) -> None:
     """Ticks at these values alone, written as people write numbers."""
     values = list(values)
-    axis.set_ticks(values, [f"{value:g}" for value in values])
+    axis.set_ticks(values, [f"{value:,g}" for value in values])
     axis.set_minor_locator(NullLocator())
 
 
 def power_axis(axes: Axes, values: Sequence[int], which: Literal["x", "y"] = "x") -> None:
     """A logarithmic axis of base 2 whose ticks are exactly `values`, such as 1, 2, 4, 8 workers."""
-    axis = axes.xaxis if which == "x" else axes.yaxis
     (axes.set_xscale if which == "x" else axes.set_yscale)("log", base=2)
-    axis.set_ticks(list(values), [f"{value:,}" for value in values])
-    axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())
+    plain_ticks(axes.xaxis if which == "x" else axes.yaxis, values)

@@ -22,7 +22,7 @@ def bytes_sent(
         counted, formulas: by name of the form.
         nbytes: size of the activations between two blocks.
     """
-    figure, axes = style.figure(7.8, 3.9)
+    _, axes = style.figure(7.8, 3.9)
     most = max(ranks for series in counted.values() for ranks in series)
     line = np.arange(1, 2 * most + 1)
     colours = ("model parallel", "data parallel")
@@ -32,18 +32,16 @@ def bytes_sent(
         style.measured(axes, list(counted[name]), sent, colour=colour, marker=marker, markersize=7)
     axes.set(xlabel="tensor-parallel ranks N", ylabel="sent by a rank / one activation", ylim=(0, None))
     axes.set_xticks(line)
-    style.headline(
+    return style.finish(
         axes,
         "Bounded, whatever N is, and many times an activation",
         f"a step; points: counted, lines: formulas; the activation between two blocks has {nbytes / 1e3:,.0f} kB",
     )
-    style.label_ends(axes)
-    return figure
 
 
 def activations(kept: Mapping[str, float], ranks: int) -> Figure:
     """Bytes of one block's activations that one rank keeps for the backward pass, the first those of one process."""
-    figure, axes = style.figure(8.0, 1.5 + 0.5 * len(kept))
+    _, axes = style.figure(8.0, 1.5 + 0.5 * len(kept))
     values = list(kept.values())
     colours = ("one process", "model parallel", "data parallel")
     axes.barh(range(len(kept)), values, 0.6, color=[style.tint(colour, 0.75) for colour in colours])
@@ -55,18 +53,16 @@ def activations(kept: Mapping[str, float], ranks: int) -> Figure:
     axes.set_xlabel("activations of one block that one rank keeps for the backward pass")
     style.unit_axis(axes.xaxis, "B")
     finding = "Sequence parallelism cuts what tensor parallelism leaves whole"
-    style.headline(axes, finding, f"{ranks} ranks, counted")
-    return figure
+    return style.finish(axes, finding, f"{ranks} ranks, counted")
 
 
 def bytes_by_direction(sent: Mapping[str, Mapping[str, float]]) -> Figure:
     """Bytes that a rank sends in a step to its tensor, data and pipeline neighbours, by shape of the mesh."""
-    figure, axes = style.figure(8.6, 1.3 + 0.6 * len(sent))
+    _, axes = style.figure(8.6, 1.3 + 0.6 * len(sent))
     parts = {name: [directions[name] for directions in sent.values()] for name in DIRECTIONS}
     style.stacked(axes, parts, DIRECTIONS)
     style.rows(axes, list(sent))
     axes.set(xlabel="sent by a rank in a step (mean over ranks)", ylabel="data × tensor × pipeline")
     style.unit_axis(axes.xaxis, "B")
     finding = "How the ranks are arranged decides what they send"
-    style.headline(axes, finding, "counted by communicator.traffic, by neighbour")
-    return figure
+    return style.finish(axes, finding, "counted by communicator.traffic, by neighbour")

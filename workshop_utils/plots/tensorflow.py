@@ -56,7 +56,7 @@ def groups(curves: Mapping[str, pd.DataFrame]) -> list[list[str]]:
     return found
 
 
-def losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
+def test_losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
     """Test loss against steps and against seconds, for forms named as in FORMS; from `learning_curve`."""
     figure, (by_step, by_time) = style.figure(11.2, 4.4, columns=2, sharey=True)
     together = groups(curves)
@@ -85,13 +85,11 @@ def losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
     by_time.xaxis.set_major_formatter("{x:g}")
     by_time.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="until the last test")
     largest = max(together, key=len)
-    style.headline(
+    return style.finish(
         figure,
         f"{len(curves)} forms make {len(together)} different curves against steps, and {len(curves)} against seconds",
         f"the same network, batches and first weights; rings in one place: {len(largest)} forms with equal losses",
     )
-    style.label_ends(by_step)
-    return figure
 
 
 def _curve(axes: Axes, curve: pd.DataFrame, x: str, name: str, **options: Any) -> None:
@@ -123,7 +121,6 @@ def progress(runs: Mapping[str, pd.DataFrame], slow: str) -> Figure:
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
     grid[0].set_ylabel("the worker's own steps")
-    style.headline(figure, "One late worker holds up all, or itself alone", f"{slow} sleeps before each step")
-    for axes in grid:
-        style.label_ends(axes)
-    return figure
+    return style.finish(
+        figure, "One late worker holds up all, or itself alone", f"{slow} sleeps before each step"
+    )

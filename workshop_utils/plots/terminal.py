@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import typer
@@ -44,44 +45,42 @@ def _draw(run: Run, console: Console) -> None:
 
 
 def _table(run: Run) -> Table:
-    table = Table(title=f"{run.name}: {run.state}, {run.seconds:.1f} s", title_justify="left")
+    waits = f"; it waits for {run.waits_for}" if run.waits_for else ""
+    table = Table(title=f"{run.name}: {run.state}, {run.seconds:.1f} s{waits}", title_justify="left")
     table.add_column("worker")
     table.add_column("state")
     for name in COLUMNS:
         table.add_column(name.replace("samples_per_second", "samples/s"), justify="right")
-    latest = _latest(run)
+    latest = run.metrics.groupby("worker")[list(COLUMNS)].last().to_dict("index")
     started = {start["worker"] for start in run.starts}
     for worker in run.workers:
-        values = latest.get(worker, {})
-        state = "training" if values else "started" if worker in started else "starting"
+        state = "training" if worker in latest else "started" if worker in started else "starting"
         state = state if run.state is RunState.RUNNING else str(run.state)
-        cells = [form.format(values[name]) if name in values else "" for name, form in COLUMNS.items()]
-        table.add_row(worker, state, *cells)
+        table.add_row(worker, state, *_values(latest.get(worker, {})).values())
     return table
 
 
-def _latest(run: Run) -> dict[str, dict[str, Any]]:
-    """The newest value of each metric, by worker."""
-    latest: dict[str, dict[str, Any]] = {}
-    for record in run.records:
-        known = {name: value for name, value in record.items() if value is not None}
-        latest.setdefault(record["worker"], {}).update(known)
-    return latest
+def _values(report: Mapping[Any, Any]) -> dict[str, str]:
+    """The columns of a report as text, "" for what it does not name."""
+    values = {name: report.get(name) for name in COLUMNS}
+    return {
+        name: "" if value is None or value != value else COLUMNS[name].format(value)
+        for name, value in values.items()
+    }
 
 
 def _print(run: Run) -> None:
     """Without a terminal: each report as a line of text, as it comes."""
-    printed = 0
+    printed, waits_for = 0, ""
     while True:
         running = run.state is RunState.RUNNING
+        if run.waits_for != waits_for:
+            waits_for = run.waits_for
+            print(f"{run.name} waits for {waits_for}" if waits_for else f"{run.name} has started")
         records = run.records[printed:]
         for record in records:
-            values = [
-                f"{name} {form.format(record[name])}"
-                for name, form in COLUMNS.items()
-                if record.get(name) is not None
-            ]
-            print(f"[{record['worker']}] {', '.join(values)}")
+            values = ", ".join(f"{name} {text}" for name, text in _values(record).items() if text)
+            print(f"[{record['worker']}] {values}")
         printed += len(records)
         sys.stdout.flush()
         if not running:

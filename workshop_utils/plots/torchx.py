@@ -12,9 +12,9 @@ from workshop_utils.plots import style
 SMOOTHED = 10  # steps of the running mean, whose end is the finding
 
 
-def losses(metrics: pd.DataFrame, vocabulary: int) -> Figure:
+def pretraining_losses(metrics: pd.DataFrame, vocabulary: int) -> Figure:
     """The loss of each rank as points, their mean and its running mean as lines, and that of guessing."""
-    figure, axes = style.figure(7.2, 3.9)
+    _, axes = style.figure(7.2, 3.9)
     mean = metrics.groupby("step")["loss"].mean()
     for rank in sorted(int(each) for each in metrics["rank"].unique()):
         rows, colour = metrics[metrics["rank"] == rank], style.colour_of(f"rank {rank}")
@@ -27,13 +27,8 @@ def losses(metrics: pd.DataFrame, vocabulary: int) -> Figure:
     axes.set(xlabel="step", ylabel="loss of the hidden tokens, nats", xlim=(0, None))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     ranks = metrics["rank"].nunique()
-    style.headline(
-        axes,
-        losses_finding(guess, float(running.iloc[-1])),
-        f"points: {ranks} ranks, each with its own sentences; thin: their mean",
-    )
-    style.label_ends(axes)
-    return figure
+    detail = f"points: {ranks} ranks, each with its own sentences; thin: their mean"
+    return style.finish(axes, losses_finding(guess, float(running.iloc[-1])), detail)
 
 
 def losses_finding(guess: float, end: float) -> str:

@@ -11,7 +11,7 @@ from workshop_utils.plots import style
 from workshop_utils.runs import Run
 
 
-def losses(metrics: pd.DataFrame) -> Figure:
+def training_curves(metrics: pd.DataFrame) -> Figure:
     """Each worker's loss against its steps, from a run's metrics, and the test accuracy of their one model."""
     figure, (upper, lower) = style.figure(7.2, 4.8, rows=2, sharex=True, height_ratios=(2, 1))
     reported = metrics.dropna(subset=["loss"])

@@ -11,45 +11,26 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
+from workshop_utils.jobs import Description, JobError
 from workshop_utils.quantities import bytes_of, bytes_per_second_of, seconds_of
 
 DATA = Path(__file__).parent / "data"
 AS_OF = "2026-07"  # the month of the price list that data/instances.yaml was copied from, by way of others' copies
 GUESS = "a guess by likeness"
-MESSAGES = {  # pydantic's words for what people get wrong most, in ours
-    "missing": "it is missing",
-    "extra_forbidden": "there is no such field",
-}
 
 
 class CatalogueError(ValueError):
     """A model or an instance that is unknown, or badly described; the message names it and what would be right."""
 
 
-class _Entry(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str
-    source: str = ""
-
-
-class Transformer(_Entry):
+class Transformer(Description):
     """A transformer by its sizes, in the notation of a decoder; an encoder differs in `causal` and a few parameters.
 
     Attributes:
@@ -69,6 +50,8 @@ class Transformer(_Entry):
         batch_tokens: tokens in a step of the published run.
     """
 
+    name: str
+    source: str = ""
     layers: PositiveInt
     width: PositiveInt
     heads: PositiveInt
@@ -153,7 +136,7 @@ BytesPerSecond = Annotated[float, BeforeValidator(bytes_per_second_of)]
 Seconds = Annotated[float, BeforeValidator(seconds_of)]
 
 
-class Instance(_Entry):
+class Instance(Description):
     """A kind of machine; bandwidths are one way, written as "400Gbit" and read as bytes per second.
 
     Attributes:
@@ -167,8 +150,10 @@ class Instance(_Entry):
         dollars_an_hour: on demand; None where it is not known.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_alias=True, validate_by_name=True)
+    model_config = ConfigDict(validate_by_alias=True, validate_by_name=True)
 
+    name: str
+    source: str = ""
     accelerator: str
     accelerators: PositiveInt
     memory_nbytes: Nbytes = Field(alias="memory", gt=0)
@@ -183,7 +168,7 @@ class Instance(_Entry):
     dollars_an_hour: PositiveFloat | None = None
 
 
-E = TypeVar("E", bound=_Entry)
+E = TypeVar("E", Transformer, Instance)
 
 
 def models() -> Mapping[str, Transformer]:
@@ -249,33 +234,21 @@ def _load(kind: type[E], *paths: Path) -> dict[str, E]:
     return {name: _entry(kind, name, fields) for name, fields in entries.items()}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, parse: Callable[[str], Any] = yaml.safe_load) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise CatalogueError(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict):
-        raise CatalogueError(f"{path} must have names and what belongs to them, as a YAML mapping")
+        raise CatalogueError(f"{path} must have names and what belongs to them, as a mapping")
     return content
 
 
 def _entry(kind: type[E], name: str, fields: Mapping[str, Any]) -> E:
     try:
         return kind(**{"name": name, **fields})
-    except ValidationError as error:
-        raise CatalogueError("\n".join(_sentences(name, error.errors()))) from None
-
-
-def _sentences(name: str, errors: Iterable[Any]) -> list[str]:
-    lines = []
-    for error in errors:
-        if error["type"] == "default_factory_not_called":  # since another field, which is reported, is wrong
-            continue
-        where = ".".join([name, *map(str, error["loc"])])
-        what = MESSAGES.get(error["type"], error["msg"].removeprefix("Value error, "))
-        given = "" if error["type"] in MESSAGES or not error["loc"] else f" is {error['input']!r}"
-        lines.append(f"{where}{given}: {what}")
-    return lines
+    except JobError as error:
+        raise CatalogueError("\n".join(f"{name}.{line}" for line in str(error).splitlines())) from None
 
 
 # What Hugging Face calls our fields, and what else its kinds of models have; of others more would have to be known.
@@ -297,11 +270,8 @@ LONGEST_SEQUENCE = 8192  # a context of 131,072, such as Llama 3.1's, is trained
 
 
 def _from_hugging_face(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CatalogueError(f"{path} cannot be read: {error}") from None
-    kind = str(config.get("model_type")) if isinstance(config, dict) else ""
+    config = _read(path, json.loads)
+    kind = str(config.get("model_type"))
     if kind not in HUGGING_FACE_KINDS:
         known = ", ".join(HUGGING_FACE_KINDS)
         raise CatalogueError(

@@ -1,8 +1,8 @@
 """What communication costs, in closed form: collectives, parameter servers, and the steps of parallel training.
 
-    nic = Path.of(Link.of("25Gbit", "20us"))
+    nic = NetworkPath.of(Link.of("25Gbit", "20us"))
     all_reduce_seconds("ring", 64, 100e6, nic)
-    machines = Hierarchy(inside=Path(2e-6, 250e9), across=Path(10e-6, 50e9), ranks_per_machine=8)
+    machines = Hierarchy(inside=NetworkPath(2e-6, 250e9), across=NetworkPath(10e-6, 50e9), ranks_per_machine=8)
     machines.all_reduce_seconds(64, 100e6)
 
 A message of n bytes takes α + n/B (Hockney 1994); adding arrays takes no time. All functions take numbers or NumPy
@@ -23,17 +23,24 @@ import numpy as np
 import numpy.typing as npt
 
 from workshop_utils.comm.central import central_seconds
-from workshop_utils.comm.cluster import Link
 from workshop_utils.comm.halving_doubling import halving_doubling_seconds
 from workshop_utils.comm.parameter_server import server_bytes_received
 from workshop_utils.comm.ring import ring_seconds
+from workshop_utils.comm.topology import Link
 from workshop_utils.comm.tree import tree_all_reduce_seconds
 from workshop_utils.parallel.schedule import bubble_fraction
-from workshop_utils.scaling.arrays import Numbers, plain
+
+# A number, or an array of them; results have the shape of all arguments broadcast together.
+Numbers = float | npt.NDArray[Any]
+
+
+def plain(values: Any) -> Numbers:
+    """A float for numbers, an array of floats for arrays."""
+    return float(values) if np.ndim(values) == 0 else np.asarray(values, dtype=float)
 
 
 @dataclass(frozen=True)
-class Path:
+class NetworkPath:
     """What one rank has towards another: α and B.
 
     Attributes:
@@ -71,7 +78,7 @@ CLOSED_FORMS: Mapping[str, Callable[[int, int, float, float], float]] = {
 }
 
 
-def all_reduce_seconds(algorithm: str, size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
+def all_reduce_seconds(algorithm: str, size: Numbers, nbytes: Numbers, path: NetworkPath) -> Numbers:
     """All-reduce of `nbytes` among `size` ranks by one of CLOSED_FORMS, each rank with such a `path`.
 
     Raises:
@@ -88,7 +95,7 @@ def all_reduce_seconds(algorithm: str, size: Numbers, nbytes: Numbers, path: Pat
     return plain(form(size, nbytes, path.latency_seconds, path.bandwidth_bytes_per_second))
 
 
-def half_ring_seconds(size: Numbers, nbytes: Numbers, path: Path) -> Numbers:
+def half_ring_seconds(size: Numbers, nbytes: Numbers, path: NetworkPath) -> Numbers:
     """(N − 1)(α + K/NB): a ring's reduce-scatter, or its all-gather, of `nbytes` in all."""
     return plain((size - 1) * path.seconds(nbytes / size))
 
@@ -103,8 +110,8 @@ class Hierarchy:
         ValueError: for less than one rank a machine.
     """
 
-    inside: Path
-    across: Path
+    inside: NetworkPath
+    across: NetworkPath
     ranks_per_machine: Numbers
 
     def __post_init__(self) -> None:
@@ -151,7 +158,7 @@ class Hierarchy:
 
 
 def synchronous_server_seconds(
-    workers: Numbers, nbytes: Numbers, path: Path, servers: Numbers = 1
+    workers: Numbers, nbytes: Numbers, path: NetworkPath, servers: Numbers = 1
 ) -> Numbers:
     """One push and one pull of all workers, with computing left out: 2 (α + busiest link's bytes / B).
 
@@ -181,18 +188,6 @@ def data_parallel_step_seconds(
     network_idle = backward_seconds + bucket_all_reduce_seconds
     network_busy = backward_seconds / buckets + buckets * bucket_all_reduce_seconds
     return plain(forward_seconds + np.maximum(network_idle, network_busy))
-
-
-def tensor_parallel_seconds(
-    size: Numbers, layers: Numbers, activation_nbytes: Numbers, path: Path, all_reduces_per_layer: Numbers = 4
-) -> Numbers:
-    """All-reduces of one microbatch through `layers`, forward and backward, between `size` tensor-parallel ranks.
-
-    `activation_nbytes` is batch × sequence × width × bytes of a number. A layer has two all-reduces forward and two
-    backward, two more where the forward pass is recomputed; sequence parallelism moves the same bytes by
-    reduce-scatters and all-gathers. Nothing overlaps. Source: Shoeybi et al. (2019), "Megatron-LM", section 3.
-    """
-    return plain(layers * all_reduces_per_layer * all_reduce_seconds("ring", size, activation_nbytes, path))
 
 
 def pipeline_step_seconds(

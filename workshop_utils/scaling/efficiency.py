@@ -83,9 +83,9 @@ def _succeeded(table: pd.DataFrame) -> pd.DataFrame:
         fine = table[(table["state"] == "succeeded") & table["step_seconds"].notna()]
         if len(fine):
             return fine
-    said = failures(table)
-    if said:
-        raise JobError(f"no run succeeded; the first of {len(said)} that failed: {said[0]}")
+    reasons = failures(table)
+    if reasons:
+        raise JobError(f"no run succeeded; the first of {len(reasons)} that failed: {reasons[0]}")
     raise JobError("no run has reported step_seconds; the job's script must, through place.report")
 
 
@@ -96,28 +96,32 @@ def scaling(table: pd.DataFrame) -> pd.DataFrame:
     """
     rows = summary(table)
     # What is compared is the same but for the strategy and the number of workers; with strong scaling each worker's
-    # batch shrinks, so that of all stands for it.
-    if "batch_size" in rows:
-        strong = rows["scaling"] == "strong"
-        rows["batch_size"] = rows["batch_size"].astype(int)
-        rows["whole_batch"] = np.where(strong, rows["batch_size"] * rows["workers"], rows["batch_size"])
+    # batch shrinks, so the batch of all is compared instead.
     apart = {"strategy", "workers", "servers", "emulation", "batch_size"}
-    alike = [name for name in settings_of(table) if name not in apart] + (
-        ["whole_batch"] if "batch_size" in rows else []
-    )
-    rows["fewest"] = rows.groupby(alike, dropna=False)["workers"].transform("min")
-    at_first = rows["step_seconds"].where(rows["workers"] == rows["fewest"])
-    first = at_first.groupby([rows[name] for name in alike], dropna=False).transform("min")
-    times_faster = first / rows["step_seconds"]
-    times_more = rows["workers"] / rows["fewest"]
-    rows["efficiency"] = np.where(rows["scaling"] == "strong", times_faster / times_more, times_faster)
+    alike = [rows[name] for name in settings_of(table) if name not in apart]
+    strong = rows["scaling"] == "strong"
+    if "batch_size" in rows:
+        rows["batch_size"] = rows["batch_size"].astype(int)
+        alike.append(rows["batch_size"] * rows["workers"].where(strong, 1))
+    fewest = rows["workers"].groupby(alike, dropna=False).transform("min")
+    at_first = rows["step_seconds"].where(rows["workers"] == fewest)
+    times_faster = at_first.groupby(alike, dropna=False).transform("min") / rows["step_seconds"]
+    rows["efficiency"] = times_faster.where(~strong, times_faster * fewest / rows["workers"])
     rows["speedup"] = rows["efficiency"] * rows["workers"]
-    if "transfer_seconds" in rows:
-        communicating = rows["transfer_seconds"] + rows["waiting_seconds"]
-        rows["communication_share"] = communicating / rows["step_seconds"]
-    else:
-        rows["communication_share"] = np.nan
-    return rows.drop(columns=["fewest", *(["whole_batch"] if "whole_batch" in rows else [])])
+    communicating = rows.reindex(columns=["transfer_seconds", "waiting_seconds"]).sum(axis=1, min_count=2)
+    rows["communication_share"] = communicating / rows["step_seconds"]
+    return rows
+
+
+def of_throughput(rows: pd.DataFrame) -> pd.DataFrame:
+    """`rows` of runs, with weak `efficiency` by their samples_per_second; NaN where nothing succeeded.
+
+    The baseline of all strategies is the fastest one with the fewest workers.
+    """
+    each = rows["samples_per_second"] / rows["workers"]
+    counted = (rows["state"] == "succeeded") & each.notna()
+    fewest = rows.loc[counted, "workers"].min()
+    return rows.assign(efficiency=each / each[counted & (rows["workers"] == fewest)].max())
 
 
 def failures(table: pd.DataFrame) -> Sequence[str]:

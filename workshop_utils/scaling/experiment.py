@@ -189,7 +189,11 @@ def measure_all(settings: Sequence[Setting], store: Store, fresh: bool = False) 
         for setting in bar:
             key = setting.key()
             kept = None if fresh else store.get(key)
-            table = kept if kept is not None else _measure(setting, key, store)
+            table = kept if kept is not None else pd.DataFrame(measure_once(setting)).assign(key=key)
+            if (
+                kept is None and (table["state"] == RunState.SUCCEEDED).all()
+            ):  # others may have failed by chance
+                table = store.put(key, table)
             tables.append(table.assign(scaling=setting.scaling, cached=kept is not None))
     return pd.concat(tables, ignore_index=True)
 
@@ -200,24 +204,34 @@ def missing(settings: Sequence[Setting], store: Store) -> list[Setting]:
     return [setting for setting in settings if setting.key() not in kept]
 
 
-def _measure(setting: Setting, key: str, store: Store) -> pd.DataFrame:
-    with Local(network=setting.network, warm=True).launch(setting.job) as run:
+def measure_once(setting: Setting, warm: bool = True) -> list[dict[str, Any]]:
+    """Run `setting` once on this machine; the columns of `measure_all`, also of a run that failed.
+
+    A `warm` run forks its workers from a process that has the frameworks loaded.
+    """
+    with Local(network=setting.network, warm=warm).launch(setting.job) as run:
         with contextlib.suppress(RunFailed):  # its reason becomes a row
             run.wait()
-        rows = [
-            {
-                "key": key,
-                **setting.described(),
-                "state": str(run.state),
-                "reason": run.reason,
-                "run_seconds": run.seconds,
-                "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-                **found,
-            }
-            for found in rows_of(setting.job, run)
-        ]
-    # What failed may have failed by chance.
-    return store.put(key, rows) if run.state is RunState.SUCCEEDED else pd.DataFrame(rows)
+        outcome = {
+            "state": str(run.state),
+            "reason": run.reason,
+            "run_seconds": run.seconds,
+            "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        return [setting.described() | outcome | row for row in rows_of(setting.job, run)]
+
+
+def mnist_jobs(folder: str | Path, workers: Sequence[int], **arguments: Any) -> list[TrainingJob]:
+    """Each `mnist_*` job of `folder` with each number of workers that its strategy can have, and these `arguments`."""
+    jobs = []
+    for path in sorted(Path(folder).glob("mnist_*/job.yaml")):
+        job = TrainingJob.load(path)
+        for count in workers:
+            candidate = job.replace(workers=count, arguments=arguments)
+            with contextlib.suppress(JobError):  # such as two workers of `single`
+                strategy_of(candidate)
+                jobs.append(candidate)
+    return jobs
 
 
 def short(network: Network) -> str:

@@ -3,7 +3,7 @@
     table = pd.read_parquet("build/scaling.parquet")             # of `experiment.measure_all`
     for (strategy, network), runs in swept(table):
         print(fit_steps(runs))                                   # latency and bandwidth, with intervals
-        predict(runs, workers=[8, 64, 1000])                     # closed form with interval, and the simulated clock
+        predict_steps(runs, workers=[8, 64, 1000])               # closed form with interval, and the simulated clock
 
 A step is what one worker computes, and communication. Computing is taken from runs with one worker, as if each worker
 had a core of its own; what is fitted is the rest of the step, in the runs with more.
@@ -18,21 +18,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from workshop_utils.comm.cluster import Link
 from workshop_utils.comm.recurrence import ring_finish_seconds
+from workshop_utils.comm.topology import Link
 from workshop_utils.jobs import JobError
-from workshop_utils.scaling.arrays import Numbers
 from workshop_utils.scaling.communication import simulated_seconds
-from workshop_utils.scaling.cost import Path, all_reduce_seconds, synchronous_server_seconds
+from workshop_utils.scaling.cost import NetworkPath, Numbers, all_reduce_seconds, synchronous_server_seconds
 from workshop_utils.scaling.fit import Fit, fit, path_of, path_terms
 
 NEEDED = (
     "strategy", "workers", "network", "state", "step_seconds", "compute_seconds", "gradient_nbytes", "batch_size",
 )  # fmt: skip
+VARIED = ["workers", "gradient_nbytes"]  # what communication depends on
 _ring = functools.partial(all_reduce_seconds, "ring")
 
 # (workers, nbytes, path) to seconds. Gloo, below DDP, has a ring too; what DDP overlaps goes into its bandwidth.
-COSTS: Mapping[str, Callable[[Numbers, Numbers, Path], Numbers]] = {
+COSTS: Mapping[str, Callable[[Numbers, Numbers, NetworkPath], Numbers]] = {
     "ring": _ring,
     "torch_ddp": _ring,
     "workshop_parameter_server": synchronous_server_seconds,
@@ -57,7 +57,7 @@ def swept(table: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
     return list(known.groupby(["strategy", "network"], sort=False, dropna=False))
 
 
-def communication(runs: pd.DataFrame) -> pd.DataFrame:
+def communicating(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs of one strategy that communicate, with `seconds`: the step without computing."""
     strategy = runs["strategy"].iloc[0]
     fewest = 1 if strategy == "workshop_parameter_server" else 2  # one worker of a server communicates, too
@@ -72,8 +72,8 @@ def fit_steps(runs: pd.DataFrame) -> Fit:
     Raises:
         JobError: if there are too few runs.
     """
-    strategy, rows = runs["strategy"].iloc[0], communication(runs)
-    varied = rows[["workers", "gradient_nbytes"]]
+    strategy, rows = runs["strategy"].iloc[0], communicating(runs)
+    varied = rows[VARIED]
     if len(varied.drop_duplicates()) < 2:
         raise JobError(
             f"{strategy} was measured with {sorted(set(rows['workers']))} workers; it takes two numbers of "
@@ -91,21 +91,16 @@ def held_out(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
     Raises:
         JobError: as `fit_steps`, or if no run has such a number of workers.
     """
-    held = runs["workers"].isin(workers)
-    rows = communication(runs)
+    rows = communicating(runs)
     rows = rows[rows["workers"].isin(workers)]
     if rows.empty:
         raise JobError(f"no run has {' or '.join(map(str, workers))} workers, so none can be held out")
-    medians = (
-        rows.groupby(["workers", "gradient_nbytes"])["seconds"].median().rename("measured").reset_index()
-    )
-    predicted = fit_steps(runs[~held]).predict(
-        medians["workers"].to_numpy(), medians["gradient_nbytes"].to_numpy()
-    )
+    medians = rows.groupby(VARIED)["seconds"].median().rename("measured").reset_index()
+    predicted = fit_steps(runs[~runs["workers"].isin(workers)]).predict(*medians[VARIED].to_numpy().T)
     return medians.assign(predicted=predicted, error=predicted / medians["measured"] - 1)
 
 
-def predict(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
+def predict_steps(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
     """A step with each of `workers`, for each size of model and batch that was measured with one worker.
 
     Returns:
@@ -115,7 +110,7 @@ def predict(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
     Raises:
         JobError: as `fit_steps`, or if nothing was measured with one worker.
     """
-    found = fit_steps(runs)
+    fitted = fit_steps(runs)
     alone = runs[(runs["workers"] == 1) & (runs["state"] == "succeeded")]
     if alone.empty:
         raise JobError(
@@ -124,12 +119,12 @@ def predict(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
     alike = ["strategy", "network", "gradient_nbytes", "batch_size"]
     computing = alone.groupby(alike)["compute_seconds"].median().reset_index()
     table = computing.merge(pd.DataFrame({"workers": workers}), how="cross")
-    varied = table["workers"].to_numpy(), table["gradient_nbytes"].to_numpy()
-    seconds, (low, high) = found.predict(*varied), found.interval(*varied)
-    compute = table.pop("compute_seconds")
-    strategy, path = str(runs["strategy"].iloc[0]), path_of(found)
-    each = zip(*varied, strict=True)
-    simulated = [simulated_communication(strategy, int(n), int(size), path) for n, size in each]
+    varied = table[VARIED].to_numpy().T
+    seconds, (low, high) = fitted.predict(*varied), fitted.interval(*varied)
+    compute, strategy = table.pop("compute_seconds"), str(runs["strategy"].iloc[0])
+    simulated = [
+        simulated_communication(strategy, n, nbytes, path_of(fitted)) for n, nbytes in varied.T.tolist()
+    ]
     return table.rename(columns={"gradient_nbytes": "nbytes"}).assign(
         step_seconds=compute + seconds,
         low=compute + low,
@@ -140,7 +135,7 @@ def predict(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
     )
 
 
-def simulated_communication(strategy: str, workers: int, nbytes: int, path: Path) -> float:
+def simulated_communication(strategy: str, workers: int, nbytes: int, path: NetworkPath) -> float:
     """The same in virtual time: a ring by the recurrence over its ranks, a server as one rank more, in the centre."""
     link = Link(float(path.latency_seconds), float(path.bandwidth_bytes_per_second))
     if strategy == "workshop_parameter_server":

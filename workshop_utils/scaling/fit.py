@@ -23,8 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from workshop_utils.scaling.arrays import Numbers, plain
-from workshop_utils.scaling.cost import Path
+from workshop_utils.scaling.cost import NetworkPath, Numbers, plain
 
 Array = npt.NDArray[np.float64]
 
@@ -62,6 +61,8 @@ class Estimate:
 class Fit:
     """Fitted terms. `coefficients` has shape (terms,), `draws` (draws, terms): what repeated measurements would give.
 
+    Where nothing is left to judge by, `draws` is one row of NaN.
+
     `errors` are the relative errors, predicted over measured less 1, of the points that it was fitted to.
     """
 
@@ -76,9 +77,6 @@ class Fit:
 
     def interval(self, *varied: Numbers) -> tuple[Numbers, Numbers]:
         """Between which seconds the cost lies in 95 of 100 cases, by the bootstrap; NaN without draws."""
-        if not len(self.draws):
-            nothing = np.full(np.broadcast(*varied).shape, math.nan)
-            return plain(nothing), plain(nothing)
         seconds = np.stack([self._seconds(varied, draw) for draw in self.draws])
         low, high = np.quantile(seconds, QUANTILES, axis=0)
         return plain(low), plain(high)
@@ -86,7 +84,14 @@ class Fit:
     @property
     def estimates(self) -> tuple[Estimate, ...]:
         """What was fitted, in the terms' units."""
-        return tuple(self._estimate(number) for number in range(len(self.terms)))
+        estimates = []
+        for term, value, draws in zip(self.terms, self.coefficients, self.draws.T, strict=True):
+            low, high = np.quantile(draws, QUANTILES, method="nearest")
+            if term.inverse:
+                with np.errstate(divide="ignore"):
+                    value, low, high = 1 / value, 1 / high, 1 / low
+            estimates.append(Estimate(term.name, float(value), float(low), float(high), term.unit))
+        return tuple(estimates)
 
     def __getitem__(self, name: str) -> float:
         """The fitted number of that name. Raises KeyError if there is none."""
@@ -99,15 +104,6 @@ class Fit:
             lines.append(f"{each.name:28} {each.value:12.4g} {between:>27} {each.unit}")
         typical = 100 * float(np.median(np.abs(self.errors)))
         return "\n".join([*lines, f"{len(self.errors)} measurements, median error {typical:.1f} %"])
-
-    def _estimate(self, number: int) -> Estimate:
-        term, values = self.terms[number], np.array([self.coefficients[number], *self.draws[:, number]])
-        if term.inverse:
-            with np.errstate(divide="ignore"):
-                values = 1 / values
-        value, *draws = values.tolist()
-        low, high = np.quantile(draws, QUANTILES, method="nearest") if draws else (math.nan, math.nan)
-        return Estimate(term.name, value, float(low), float(high), term.unit)
 
     def _seconds(self, varied: Sequence[Numbers], coefficients: Array) -> Array:
         columns = np.broadcast_arrays(*(np.asarray(term.of(*varied), dtype=float) for term in self.terms))
@@ -165,7 +161,8 @@ def fit(
         # Errors of either sign are as likely: one disturbed measurement must not shift all draws.
         noise = random.choice(logs, measured.size) * random.choice([-1, 1], measured.size)
         drawn.append(_robust(columns, fitted * np.exp(noise * math.sqrt(measured.size / freedom))))
-    return Fit(tuple(terms), coefficients, np.expm1(logs), np.array(drawn).reshape(-1, len(terms)))
+    drawn = drawn or [np.full(len(terms), math.nan)]
+    return Fit(tuple(terms), coefficients, np.expm1(logs), np.array(drawn))
 
 
 def _robust(columns: Array, measured: Array) -> Array:
@@ -177,30 +174,30 @@ def _robust(columns: Array, measured: Array) -> Array:
     scale = columns.max(axis=0)
     scale[scale == 0] = 1.0  # a term that is nothing at these points stays at 0
     scaled = columns / scale
-    found, _ = nnls(scaled / measured[:, None], np.ones(measured.size))
+    coefficients, _ = nnls(scaled / measured[:, None], np.ones(measured.size))
     for _ in range(STEPS):
-        fitted = np.maximum(scaled @ found, 1e-12 * measured)
+        fitted = np.maximum(scaled @ coefficients, 1e-12 * measured)
         error = np.log(fitted / measured)
         weight = (1 + (error / TOLERATED) ** 2) ** -0.25  # of an equation: the root of the loss's weight
         step, _ = nnls(weight[:, None] * scaled / fitted[:, None], weight * (1 - error))
-        if np.allclose(step, found, rtol=1e-8, atol=0):
+        if np.allclose(step, coefficients, rtol=1e-8, atol=0):
             break
-        found = step
-    return np.asarray(found / scale)
+        coefficients = step
+    return np.asarray(coefficients / scale)
 
 
 def path_terms(cost: Callable[..., Numbers]) -> tuple[Term, Term]:
-    """α and B of any function of `cost` that takes a Path last and is linear in α and 1/B."""
+    """α and B of any function of `cost` that takes a NetworkPath last and is linear in α and 1/B."""
     # One of the two at a time: without bytes, and without latency.
     return (
-        Term("latency", "s", lambda *varied: cost(*varied, Path(1.0))),
-        Term("bandwidth", "bytes/s", lambda *varied: cost(*varied, Path(0.0, 1.0)), inverse=True),
+        Term("latency", "s", lambda *varied: cost(*varied, NetworkPath(1.0))),
+        Term("bandwidth", "bytes/s", lambda *varied: cost(*varied, NetworkPath(0.0, 1.0)), inverse=True),
     )
 
 
-def path_of(found: Fit) -> Path:
+def path_of(found: Fit) -> NetworkPath:
     """The path that a fit of `path_terms` has found."""
-    return Path(found["latency"], found["bandwidth"])
+    return NetworkPath(found["latency"], found["bandwidth"])
 
 
 def size_terms(pipeline_nbytes: float = PIPELINE_NBYTES) -> tuple[Term, ...]:

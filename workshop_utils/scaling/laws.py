@@ -1,6 +1,6 @@
-"""The two laws of parallel speed-up, and the fit that says which serial fraction a measurement has.
+"""The arithmetic of a training run, the two laws of parallel speed-up, and the fit of a serial fraction.
 
-Both describe work of which a fraction cannot be shared. Amdahl keeps the work fixed and asks how much sooner it
+Both laws describe work of which a fraction cannot be shared. Amdahl keeps the work fixed and asks how much sooner it
 is done; Gustafson keeps the time fixed and asks how much more is done in it.
 """
 
@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from workshop_utils.scaling.arrays import plain
+
+def training_flops(parameters: float, samples: float) -> float:
+    """Floating-point operations to train on `samples`: 6 · N · D.
+
+    N is the number of parameters, D that of samples: images for a network of dense layers, tokens for a language
+    model. A parameter takes part in one multiplication and one addition in the forward pass, and in twice as many
+    in the backward pass (one gradient for the parameter, one for its input). Attention's own products, a few per
+    cent in a large model, are left out.
+
+    Source: Kaplan et al. (2020), "Scaling laws for neural language models", section 2.1; used in the same form by
+    Hoffmann et al. (2022), "Training compute-optimal large language models".
+    """
+    return 6 * parameters * samples
 
 
 def amdahl_speedup(serial_fraction: float, workers: npt.ArrayLike) -> Any:
@@ -29,7 +41,7 @@ def amdahl_speedup(serial_fraction: float, workers: npt.ArrayLike) -> Any:
     """
     sizes = _workers(workers)
     serial = _fraction(serial_fraction)
-    return plain(1 / (serial + (1 - serial) / sizes))
+    return 1 / (serial + (1 - serial) / sizes)
 
 
 def gustafson_speedup(serial_fraction: float, workers: npt.ArrayLike) -> Any:
@@ -45,7 +57,7 @@ def gustafson_speedup(serial_fraction: float, workers: npt.ArrayLike) -> Any:
     """
     sizes = _workers(workers)
     serial = _fraction(serial_fraction)
-    return plain(serial + (1 - serial) * sizes)
+    return serial + (1 - serial) * sizes
 
 
 def fit_serial_fraction(workers: Sequence[float], speedups: Sequence[float]) -> float:

@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from workshop_utils.scaling.arrays import Numbers, plain
 from workshop_utils.scaling.catalogue import Transformer
+from workshop_utils.scaling.cost import Numbers, plain
 
 Optimizer = Literal["sgd", "momentum", "adam"]
 
@@ -36,7 +36,6 @@ RECOMPUTE = ("none", "selective", "full")
 # How many gradients are reduced at once where gradients or optimizer state are sharded. Source: DeepSpeed's default of
 # reduce_bucket_size.
 BUCKET_NUMBERS = 5e8
-NUMBER_NBYTES = 2  # of a number in mixed precision
 LOGIT_NBYTES = 4  # the loss is computed in 32 bits
 
 
@@ -124,10 +123,11 @@ class Layout:
         zero: what data-parallel workers shard: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too.
         micro_batch: sequences that go through the model together.
         microbatches: how many of them one replica works through in a step.
-        recompute: what the backward pass computes anew. "selective" is attention's scores, as FlashAttention does;
+        recompute: what the backward pass computes again. "selective" is attention's scores, as FlashAttention does;
             "full" is all but each block's input; "none" keeps everything.
         sequence_parallel: whether norms and residuals are cut along the sequence by the tensor-parallel workers.
         chunks: stages that one worker has of the pipeline; with more than one it is interleaved.
+        number_nbytes: of a parameter or an activation: 2 in mixed precision, or 4.
     """
 
     data: Numbers = 1
@@ -139,6 +139,7 @@ class Layout:
     recompute: Any = "none"
     sequence_parallel: Any = True
     chunks: Numbers = 1
+    number_nbytes: int = 2
 
     @property
     def workers(self) -> Numbers:
@@ -149,6 +150,21 @@ class Layout:
     def sequences(self) -> Numbers:
         """In a step, of all workers together: the global batch."""
         return self.data * self.micro_batch * self.microbatches
+
+    @property
+    def sequence_share(self) -> Numbers:
+        """Among how many workers norms and residuals are cut."""
+        return np.where(self.sequence_parallel, self.tensor, 1)
+
+    def __str__(self) -> str:
+        words = [f"data {self.data} × tensor {self.tensor} × pipeline {self.pipeline}"]
+        if self.chunks != 1:
+            words.append(f"{self.chunks} stages a worker")
+        words.append(f"ZeRO-{self.zero}" if self.zero else "not sharded")
+        sequences = "sequence" if self.micro_batch == 1 else "sequences"
+        words.append(f"{self.microbatches} × {self.micro_batch} {sequences} a step")
+        words.append("nothing recomputed" if self.recompute == "none" else f"{self.recompute} recomputation")
+        return ", ".join(words)
 
 
 def blocks_of_stages(model: Transformer, pipeline: Numbers, chunks: Numbers = 1) -> tuple[Numbers, Numbers]:
@@ -179,9 +195,7 @@ def stage_parameters(
     return first, np.where(alone, first, rest * block + table + end)
 
 
-def block_activation_nbytes(
-    model: Transformer, layout: Layout, number_nbytes: int = NUMBER_NBYTES
-) -> Numbers:
+def block_activation_nbytes(model: Transformer, layout: Layout) -> Numbers:
     """What one block keeps of one micro-batch until its backward pass.
 
     For 16 bits, dropout, GELU, as many key as query heads and an MLP of 4 h it is the paper's
@@ -190,39 +204,33 @@ def block_activation_nbytes(
     by one as in section 4.1, so that they hold for gated MLPs and shared keys too.
     """
     recompute = np.asarray(layout.recompute)
+    others = block_nbytes_per_token(model, layout)
     per_token = np.select(
         [recompute == "none", recompute == "selective"],
-        [
-            outside_scores(model, layout, number_nbytes) + scores(model, layout, number_nbytes),
-            outside_scores(model, layout, number_nbytes),
-        ],
-        number_nbytes * model.width / _sequence_share(layout),
+        [others + score_nbytes_per_token(model, layout), others],
+        layout.number_nbytes * model.width / layout.sequence_share,
     )
     return plain(layout.micro_batch * model.sequence * per_token)
 
 
-def _sequence_share(layout: Layout) -> Numbers:
-    return np.where(layout.sequence_parallel, layout.tensor, 1)
-
-
-def outside_scores(model: Transformer, layout: Layout, number_nbytes: int = NUMBER_NBYTES) -> Numbers:
-    """Bytes a token of all that a block makes, but attention's scores."""
+def block_nbytes_per_token(model: Transformer, layout: Layout) -> Numbers:
+    """Bytes a token of everything that a block makes except attention's scores."""
     h, masks = model.width, 1 if model.dropout else 0
     # Not cut by tensor parallelism: inputs of two norms, of attention and of the MLP; masks of two dropouts.
-    whole = (4 * number_nbytes + 2 * masks) * h / _sequence_share(layout)
+    whole = (4 * layout.number_nbytes + 2 * masks) * h / layout.sequence_share
     # Cut: queries, keys, values and what they give; the MLP's hidden units before and after the activation function,
     # and with a gate the other factor and the product.
     hidden = (4 if model.gated else 2) * model.mlp_width
-    return whole + number_nbytes * (2 * h + 2 * model.kv_width + hidden) / layout.tensor
+    return whole + layout.number_nbytes * (2 * h + 2 * model.kv_width + hidden) / layout.tensor
 
 
-def scores(model: Transformer, layout: Layout, number_nbytes: int = NUMBER_NBYTES) -> Numbers:
-    """Bytes a token of attention's scores behind the softmax, and with dropout of a mask and what it leaves of them."""
-    masks = 1 if model.dropout else 0
-    return model.heads * model.sequence * (number_nbytes + masks * (1 + number_nbytes)) / layout.tensor
+def score_nbytes_per_token(model: Transformer, layout: Layout) -> Numbers:
+    """Bytes a token of attention's scores after the softmax, and with dropout of its mask and its output."""
+    nbytes = layout.number_nbytes + ((1 + layout.number_nbytes) if model.dropout else 0)
+    return model.heads * model.sequence * nbytes / layout.tensor
 
 
-def worker_memory(model: Transformer, layout: Layout, number_nbytes: int = NUMBER_NBYTES) -> TrainingMemory:
+def worker_memory(model: Transformer, layout: Layout) -> TrainingMemory:
     """What the fullest worker holds with Adam, of the first stage or of the last; in 16 bits, by mixed precision.
 
     A pipeline runs 1F1B, so that its first stage keeps activations of `pipeline` micro-batches, or of all if they are
@@ -235,45 +243,34 @@ def worker_memory(model: Transformer, layout: Layout, number_nbytes: int = NUMBE
     chunks = np.asarray(layout.chunks)
     ahead = layout.pipeline + np.where(chunks > 1, (layout.pipeline - 1) / chunks, 0)
     alone = np.asarray(layout.pipeline) == 1
-    ends = [
-        _stage_memory(
-            model, layout, number_nbytes, first, blocks, np.minimum(ahead, layout.microbatches), alone
-        ),
-        _stage_memory(model, layout, number_nbytes, last, rest, 1, True),
-    ]
-    fuller = ends[0].total >= ends[1].total
-    return TrainingMemory(
-        *(
-            plain(np.where(fuller, getattr(ends[0], part.name), getattr(ends[1], part.name)))
-            for part in fields(TrainingMemory)
-        )
+    ends = (
+        _stage_memory(model, layout, first, blocks, np.minimum(ahead, layout.microbatches), alone),
+        _stage_memory(model, layout, last, rest, 1, True),
     )
+    first_is_fuller = ends[0].total >= ends[1].total
+    parts = ([getattr(end, part.name) for end in ends] for part in fields(TrainingMemory))
+    return TrainingMemory(*(plain(np.where(first_is_fuller, *both)) for both in parts))
 
 
 def _stage_memory(
-    model: Transformer,
-    layout: Layout,
-    number_nbytes: int,
-    parameters: Numbers,
-    blocks: Numbers,
-    passes: Numbers,
-    head: Any,
+    model: Transformer, layout: Layout, parameters: Numbers, blocks: Numbers, passes: Numbers, head: Any
 ) -> TrainingMemory:
     """Of a worker with so many `parameters` and `blocks`, `passes` micro-batches, and where it has one the `head`."""
+    number_nbytes = layout.number_nbytes
     whole = mixed_precision_adam(parameters) if number_nbytes == 2 else training_memory(parameters)
     state = sharded(whole, layout.data, layout.zero)
-    h, share = model.width, _sequence_share(layout)
+    h, share = model.width, layout.sequence_share
     tokens = layout.micro_batch * model.sequence
     logits = LOGIT_NBYTES * model.vocabulary / layout.tensor
 
-    kept = passes * blocks * block_activation_nbytes(model, layout, number_nbytes)
+    kept = passes * blocks * block_activation_nbytes(model, layout)
     # While a block is recomputed, all of it is there.
-    anew = np.where(
-        np.asarray(layout.recompute) == "full", tokens * outside_scores(model, layout, number_nbytes), 0
+    again = np.where(
+        np.asarray(layout.recompute) == "full", tokens * block_nbytes_per_token(model, layout), 0
     )
     embedding = passes * tokens * h / share if model.dropout else 0
     inputs = (2 if model.last_norm else 1) * number_nbytes * h / share  # of the head's norm and product
-    activations = kept + anew + embedding + np.where(head, tokens * (inputs + logits), 0)
+    activations = kept + again + embedding + np.where(head, tokens * (inputs + logits), 0)
 
     # There for a moment: the logits' gradient, buckets of gradients, gathered parameters, messages.
     bucket = number_nbytes * np.minimum(BUCKET_NUMBERS, parameters)

@@ -1,6 +1,6 @@
-"""NCCL's all-reduce from hardware facts alone: what machines and their links are, and nothing that was measured.
+"""How long NCCL's all-reduce takes, from hardware facts alone: nothing measured goes in.
 
-    P5.seconds(2, 100e6)                        # two p5.48xlarge, 100 MB
+    MACHINES["p5.48xlarge"].seconds(2, 100e6)   # two machines, 100 MB
 
 Latency and bandwidth are those with which NCCL itself chooses its algorithm and protocol. Between them a message is cut
 into pieces that follow each other through p links. With s pieces that takes (p + s − 1)(α/p + n/sB), which the best s
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from workshop_utils.scaling.arrays import Numbers
+from workshop_utils.scaling.cost import Numbers
 
 
 class Latency(NamedTuple):
@@ -47,22 +47,22 @@ class GpuMachine:
     """A machine with GPUs, and its network.
 
     Attributes:
-        gpus: how many.
         nvlink_bytes_per_second: of one GPU, one way.
         nvlink_share: what of it NCCL counts on: 20 of 25 GB/s a link, 20.6 on Hopper.
         switch_adds: whether its NVSwitch reduces (NVLink SHARP).
         nic_bytes_per_second: of the whole machine, one way.
         nic_latency_seconds: one way.
         protocols: that NCCL may choose there.
+        gpus: how many.
     """
 
-    gpus: int
     nvlink_bytes_per_second: float
     nvlink_share: float = 0.8
     switch_adds: bool = False
     nic_bytes_per_second: float = math.inf
     nic_latency_seconds: float = 0.0
     protocols: tuple[str, ...] = ("LL128", "Simple")
+    gpus: int = 8
 
     def latency_seconds(self, machines: int) -> float:
         """α of an all-reduce: the least of the algorithms and protocols that there are.
@@ -104,21 +104,14 @@ class GpuMachine:
         return (math.sqrt(self.latency_seconds(machines)) + np.sqrt(bytes_seconds)) ** 2
 
 
-DGX_A100 = GpuMachine(gpus=8, nvlink_bytes_per_second=300e9)
-P4DE = GpuMachine(
-    gpus=8,
-    nvlink_bytes_per_second=300e9,
-    nic_bytes_per_second=4 * 12.5e9,
-    nic_latency_seconds=75e-6,
-    protocols=("Simple",),
-)
-P5 = GpuMachine(
-    gpus=8,
-    nvlink_bytes_per_second=450e9,
-    nvlink_share=20.6 / 25,
-    switch_adds=True,
-    nic_bytes_per_second=32 * 12.5e9,
-    nic_latency_seconds=75e-6,
-)
 # By the names of the published curves.
-MACHINES: Mapping[str, GpuMachine] = {"p4de.24xlarge": P4DE, "p5.48xlarge": P5, "dgx-a100-nvlink3": DGX_A100}
+MACHINES: Mapping[str, GpuMachine] = {
+    "p4de.24xlarge": GpuMachine(
+        nvlink_bytes_per_second=300e9, nic_bytes_per_second=4 * 12.5e9, nic_latency_seconds=75e-6, protocols=("Simple",)
+    ),
+    "p5.48xlarge": GpuMachine(
+        nvlink_bytes_per_second=450e9, nvlink_share=20.6 / 25, switch_adds=True, nic_bytes_per_second=32 * 12.5e9,
+        nic_latency_seconds=75e-6,
+    ),
+    "dgx-a100-nvlink3": GpuMachine(nvlink_bytes_per_second=300e9),
+}  # fmt: skip

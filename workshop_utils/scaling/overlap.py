@@ -64,12 +64,10 @@ def exposed_seconds(run: Run) -> list[float]:
     Raises:
         ValueError: if fewer than two steps were reported.
     """
-    seconds: dict[int, list[float]] = {}
-    for record in run.records:
-        if record.get("exposed_seconds") is not None:
-            seconds.setdefault(int(record["step"]), []).append(record["exposed_seconds"])
+    reported = run.metrics.reindex(columns=["step", "exposed_seconds"]).dropna()
+    seconds = reported.groupby("step")["exposed_seconds"].mean()
     if len(seconds) < 2:
         raise ValueError(
             f"{run.name} has reported exposed_seconds of {len(seconds)} steps; there must be at least 2"
         )
-    return [sum(of_step) / len(of_step) for _, of_step in sorted(seconds.items())][1:]
+    return seconds.iloc[1:].tolist()

@@ -18,20 +18,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pandas as pd
 
 from workshop_utils.quantities import seconds_of
 from workshop_utils.scaling import catalogue
 from workshop_utils.scaling.catalogue import AS_OF, Instance, Transformer
-from workshop_utils.scaling.memory import RECOMPUTE, Layout, blocks_of_stages, worker_memory
-from workshop_utils.scaling.step_time import step_time
+from workshop_utils.scaling.memory import Layout
+from workshop_utils.scaling.search import LAYOUT_COLUMNS, MACHINES, REASONS, USABLE_MEMORY, search
 
 DAY, HOUR = 86_400.0, 3_600.0  # in seconds
-
-# The part of an accelerator's memory that a plan may fill. The rest is for the framework, the communication library and
-# the allocator's gaps: an allowance, not a measurement.
-USABLE_MEMORY = 0.9
 
 # The part of the time in which a long run makes progress; the rest goes into failures, restarts and checkpoints.
 # Source: Grattafiori et al. (2024), section 3.3.4: more than 90 % for Llama 3 405B, on 16,384 GPUs.
@@ -41,27 +36,6 @@ EFFECTIVE_TIME = 0.9
 # options".
 LEAST_HOURS = 1 / 60
 
-# What a plan tries. A tensor-parallel group never leaves its machine, so it has at most all accelerators of one.
-MACHINES = tuple(2**power for power in range(12))  # of a kind: 1 to 2,048
-PIPELINES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-CHUNKS = (1, 2, 4, 8)
-ZERO_STAGES = (0, 1, 2, 3)
-MICRO_BATCHES = (1, 2, 4, 8, 16)
-
-# Why a layout is out, in the order in which it is asked; a layout has the first reason that applies.
-REASONS = {
-    "workers": "tensor × pipeline does not divide the accelerators",
-    "heads": "tensor parallelism gives every worker whole heads, and does not divide them, or those of the keys",
-    "layers": "there are too few layers for so many stages",
-    "batch": "data × micro-batch does not divide the batch",
-    "rounds": "an interleaved pipeline takes micro-batches in rounds of its length, which does not divide them",
-    "alone": "ZeRO shards between data-parallel workers, and there is one only",
-    "regather": "with ZeRO-2 and -3 a pipeline would reduce gradients, or gather parameters, for every micro-batch",
-    "memory": "a worker's memory is too small",
-    "deadline": "it would take longer than the deadline allows",
-    "budget": "it would cost more than the budget",
-}
-
 Objective = Literal["dollars", "hours"]
 
 
@@ -70,8 +44,8 @@ class PlanError(ValueError):
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A layout that can be used, and what becomes of the run with it; times in seconds or hours, prices in dollars."""
+class Candidate:
+    """A layout on some machines, and what the run takes with it; times in seconds or hours, prices in dollars."""
 
     instance: str
     machines: int
@@ -84,29 +58,23 @@ class Choice:
     dollars: float
 
     @classmethod
-    def of(cls, row: pd.Series) -> Choice:
-        """That in a row of a plan's table."""
-        layout = layout_of(row)
-        numbers = (float(row[name]) for name in ("memory_nbytes", "step_seconds", "mfu", "hours", "dollars"))
-        return cls(str(row["instance"]), int(row["machines"]), int(layout.workers), layout, *numbers)
+    def of(cls, rows: pd.DataFrame) -> Candidate:
+        """That in the first of these rows of a plan's table."""
+        row = rows.iloc[:1].to_dict("records")[0]
+        layout = Layout(**{name: row[name] for name in LAYOUT_COLUMNS})
+        numbers = (row[name] for name in ("memory_nbytes", "step_seconds", "mfu", "hours", "dollars"))
+        return cls(row["instance"], row["machines"], int(layout.workers), layout, *numbers)
 
     def __str__(self) -> str:
         return (
-            f"{self.machines} × {self.instance} ({self.workers} workers): {describe(self.layout)}; "
+            f"{self.machines} × {self.instance} ({self.workers} workers): {self.layout}; "
             f"step {self.step_seconds:.3g} s, MFU {self.mfu:.0%}, {hours_text(self.hours)}, "
             f"{dollars_text(self.dollars)}, {self.memory_nbytes / 1e9:.0f} GB a worker"
         )
 
-    @property
-    def cost_text(self) -> str:
-        """How long, for how much, and on what."""
-        return (
-            f"{hours_text(self.hours)} and {dollars_text(self.dollars)} on {self.machines} × {self.instance}"
-        )
-
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What `plan_run` has found. `table` is described there; deadline in hours, budget in dollars."""
 
     model: Transformer
@@ -134,31 +102,21 @@ class Plan:
         return self.table[self.table["hours"].notna()]
 
     @property
-    def best(self) -> Choice | None:
+    def best(self) -> Candidate | None:
         """The cheapest, or with the objective "hours" the fastest, that can be used; None where nothing can."""
-        return Choice.of(self.usable.iloc[0]) if len(self.usable) else None
+        return Candidate.of(self.usable) if len(self.usable) else None
 
     @property
-    def runner_ups(self) -> list[Choice]:
+    def runner_ups(self) -> list[Candidate]:
         """The best layouts on other kinds or numbers of machines than the best plan's, five at most."""
-        each = self.usable.drop_duplicates(["instance", "machines"]).iloc[1:6]
-        return [Choice.of(row) for _, row in each.iterrows()]
+        others = self.usable.drop_duplicates(["instance", "machines"]).iloc[1:6]
+        return [Candidate.of(others.iloc[row:]) for row in range(len(others))]
 
     @cached_property
     def rejected(self) -> pd.Series:
         """How many layouts are out, by reason, the most frequent reason first."""
         counts = self.table["reason"].value_counts()
         return counts[counts.index != "fits"]
-
-    @cached_property
-    def pareto(self) -> pd.DataFrame:
-        """Of all that fits into memory, what nothing else beats in both hours and dollars; the fastest first."""
-        return front_of(self.timed)
-
-    @property
-    def sequences(self) -> int:
-        """In a step."""
-        return self.batch_tokens // self.model.sequence
 
     @property
     def steps(self) -> int:
@@ -167,7 +125,7 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """Where there is no plan: what stands in its way, and what would be enough. Otherwise the best plan."""
+        """The best plan; where there is none, what stands in its way, and what would be enough."""
         if self.best is not None:
             return str(self.best)
         if self.timed.empty:
@@ -177,28 +135,31 @@ class Plan:
             ("deadline", self.deadline, "hours", "dollars"),
             ("budget", self.budget, "dollars", "hours"),
         ):
-            within = self.timed[self.timed[column] <= bound]
+            within = self.timed[self.timed[column] <= bound].sort_values([other, column])
+            nearest = Candidate.of(self.timed.sort_values([column, other]) if within.empty else within)
+            takes = (
+                f"{hours_text(nearest.hours)} and {dollars_text(nearest.dollars)} "
+                f"on {nearest.machines} × {nearest.instance}"
+            )
             if within.empty:
-                least = Choice.of(self.timed.sort_values([column, other]).iloc[0])
-                sentences.append(f"The {limit} alone is too tight: at the least it takes {least.cost_text}.")
+                sentences.append(f"The {limit} alone is too tight: at the least it takes {takes}.")
             elif math.isfinite(bound):
-                enough = Choice.of(within.sort_values([other, column]).iloc[0])
-                sentences.append(f"Within the {limit}, enough would be {enough.cost_text}.")
+                sentences.append(f"Within the {limit}, enough would be {takes}.")
         return " ".join(sentences)
 
     def _nothing_fits(self) -> str:
         small = self.table[self.table["reason"] == "memory"]
         if small.empty:
             return (
-                f"No layout divides {self.model.name} and its batch of {self.sequences} sequences evenly; another "
-                "batch, such as a power of two, may."
+                f"No layout divides {self.model.name} and its batch of {self.batch_tokens // self.model.sequence} "
+                "sequences evenly; another batch, such as a power of two, may."
             )
         memory = small["instance"].map({name: each.memory_nbytes for name, each in self.instances.items()})
-        least = small.iloc[int((small["memory_nbytes"] / memory).argmin())]
-        usable = USABLE_MEMORY * self.instances[str(least["instance"])].memory_nbytes
+        least = Candidate.of(small.iloc[int((small["memory_nbytes"] / memory).argmin()) :])
+        usable = USABLE_MEMORY * self.instances[least.instance].memory_nbytes
         return (
-            f"{self.model.name} fits into no worker's memory. Closest is {least['machines']} × {least['instance']}, "
-            f"{describe(layout_of(least))}: {least['memory_nbytes'] / 1e9:,.0f} GB, of {usable / 1e9:,.0f} GB that a "
+            f"{self.model.name} fits into no worker's memory. Closest is {least.machines} × {least.instance}, "
+            f"{least.layout}: {least.memory_nbytes / 1e9:,.0f} GB, of {usable / 1e9:,.0f} GB that a "
             "plan may use. More machines, or accelerators with more memory, would do."
         )
 
@@ -236,7 +197,7 @@ class Plan:
             "best": asdict(self.best) if self.best else None,
             "runner_ups": [asdict(each) for each in self.runner_ups],
             "layouts": len(self.table),
-            "rejected": {str(reason): int(count) for reason, count in self.rejected.items()},
+            "rejected": self.rejected.to_dict(),
             "verdict": self.verdict,
             "notes": list(self.notes),
         }
@@ -252,8 +213,11 @@ def plan_run(
     batch_tokens: float | None = None,
     machines: Sequence[int] = MACHINES,
     objective: Objective = "dollars",
-) -> Plan:
+) -> TrainingPlan:
     """The best way to train `model` on `tokens` before `deadline` for `budget` dollars, in bfloat16.
+
+    A price is EC2's on demand, by the dated catalogue. Storage, traffic, what manages a cluster, and time in which
+    machines wait are not in it. AWS's invoice is what counts.
 
     Args:
         model: a name of the catalogue, a file as `catalogue.model` reads it, or a Transformer.
@@ -266,9 +230,7 @@ def plan_run(
         objective: what to have as little of as possible, "dollars" or "hours".
 
     Returns:
-        A Plan; its table has a row for each layout: instance, machines; data, tensor, pipeline, chunks, zero,
-        micro_batch, microbatches and recompute as in Layout; memory_nbytes; and where memory is enough step_seconds,
-        mfu, hours and dollars. `reason` is "fits" or one of REASONS. What was not asked for is NaN.
+        A plan; its table is that of `search`, with hours and dollars where the layout fits into memory.
 
     Raises:
         PlanError: for a number that cannot be, no instance to look at, or one without a price.
@@ -277,10 +239,8 @@ def plan_run(
     transformer = catalogue.model(model)
     limit = _checked_deadline(deadline) / HOUR
     for name, value in (("tokens", tokens), ("budget", budget), ("batch_tokens", batch_tokens)):
-        if value is not None and not value > 0:
-            raise PlanError(f"{name} is {value}; it must be more than 0")
-        if value == math.inf:
-            raise PlanError(f"{name} is {value}; it must be finite")
+        if value is not None and not 0 < value < math.inf:
+            raise PlanError(f"{name} is {value}; it must be more than 0, and finite")
     if objective not in ("dollars", "hours"):
         raise PlanError(f"objective is {objective!r}; it must be 'dollars' or 'hours'")
     if not machines or min(machines) < 1:
@@ -293,120 +253,20 @@ def plan_run(
 
     tables = []
     for kind in kinds.values():
-        found = search(transformer, kind, sequences, machines)
-        found["hours"] = found["step_seconds"] * steps / EFFECTIVE_TIME / HOUR
-        found["dollars"] = price(kind, found["machines"], found["hours"])
-        tables.append(found)
+        layouts = search(transformer, kind, sequences, machines)
+        hours = layouts["step_seconds"] * steps / EFFECTIVE_TIME / HOUR
+        assert kind.dollars_an_hour is not None  # _kinds has refused those without a price
+        cost = kind.dollars_an_hour * layouts["machines"] * hours.clip(lower=LEAST_HOURS)
+        tables.append(layouts.assign(hours=hours, dollars=cost))
     table = pd.concat(tables, ignore_index=True)
     fits = table["reason"] == "fits"
     table.loc[fits & (table["dollars"] > dollars), "reason"] = "budget"
     table.loc[fits & (table["hours"] > limit), "reason"] = "deadline"
     notes = (*notes, *_cautions(kinds))
-    return Plan(transformer, tokens, batch, kinds, limit, dollars, objective, table, notes)
+    return TrainingPlan(transformer, tokens, batch, kinds, limit, dollars, objective, table, notes)
 
 
-def search(
-    model: Transformer, instance: Instance, sequences: int, machines: Sequence[int] = MACHINES
-) -> pd.DataFrame:
-    """All layouts on so many `machines`, for a step of `sequences`; a row each, without price and hours.
-
-    What cannot be is sorted out first, by rules of divisibility, and only the rest is asked for its memory and time.
-    """
-    table = _grid(instance, machines)
-    grid: dict[str, Any] = {str(name): column.to_numpy() for name, column in table.items()}
-    workers = grid["machines"] * instance.accelerators
-    model_workers = grid["tensor"] * grid["pipeline"]
-    data = np.maximum(1, workers // model_workers)
-    share = data * grid["micro_batch"]
-    microbatches = np.maximum(1, sequences // share)
-    _, blocks_at_end = blocks_of_stages(model, grid["pipeline"], grid["chunks"])
-    broken = {
-        "workers": workers % model_workers != 0,
-        "heads": (model.heads % grid["tensor"] != 0) | (model.kv_heads % grid["tensor"] != 0),
-        "layers": blocks_at_end < 1,
-        "batch": sequences % share != 0,
-        "rounds": (grid["chunks"] > 1) & (microbatches % grid["pipeline"] != 0),
-        "alone": (data == 1) & (grid["zero"] > 0),
-        "regather": (grid["pipeline"] > 1) & (grid["zero"] > 1),
-    }
-    table = table.assign(data=data, microbatches=microbatches, instance=instance.name, reason="fits")
-    for reason in reversed(broken):
-        table.loc[broken[reason], "reason"] = reason
-
-    possible = np.flatnonzero(table["reason"] == "fits")
-    needed = np.broadcast_to(worker_memory(model, _layouts(table.iloc[possible])).total, possible.shape)
-    small = needed > USABLE_MEMORY * instance.memory_nbytes
-    table.loc[possible[small], "reason"] = "memory"
-    usable = possible[~small]
-    time = step_time(model, instance, _layouts(table.iloc[usable]))
-    for name, rows, values in (
-        ("memory_nbytes", possible, needed),
-        ("step_seconds", usable, time.seconds),
-        ("mfu", usable, time.mfu),
-    ):
-        table[name] = math.nan
-        table.loc[rows, name] = values
-    return table
-
-
-def _grid(instance: Instance, machines: Sequence[int]) -> pd.DataFrame:
-    """All combinations, a row each. A pipeline of one stage has one chunk only."""
-    axes: dict[str, Sequence[Any]] = {
-        "machines": machines,
-        "tensor": [2**power for power in range(instance.accelerators.bit_length())],
-        "pipeline": PIPELINES,
-        "chunks": CHUNKS,
-        "zero": ZERO_STAGES,
-        "micro_batch": MICRO_BATCHES,
-        "recompute": RECOMPUTE,
-    }
-    grid = pd.MultiIndex.from_product(list(axes.values()), names=list(axes)).to_frame(index=False)
-    return grid[(grid["pipeline"] > 1) | (grid["chunks"] == 1)].reset_index(drop=True)
-
-
-LAYOUT_COLUMNS = ("data", "tensor", "pipeline", "zero", "micro_batch", "microbatches", "recompute", "chunks")
-
-
-def _layouts(rows: pd.DataFrame) -> Layout:
-    """Those in rows of a table, as one layout of arrays."""
-    return Layout(**{name: rows[name].to_numpy() for name in LAYOUT_COLUMNS})
-
-
-def layout_of(row: pd.Series) -> Layout:
-    """The layout in one row of a table."""
-    numbers = {name: int(row[name]) for name in LAYOUT_COLUMNS if name != "recompute"}
-    return Layout(**numbers, recompute=str(row["recompute"]))
-
-
-def describe(layout: Layout) -> str:
-    """A layout in words."""
-    words = [f"data {layout.data} × tensor {layout.tensor} × pipeline {layout.pipeline}"]
-    if layout.chunks != 1:
-        words.append(f"{layout.chunks} stages a worker")
-    words.append(f"ZeRO-{layout.zero}" if layout.zero else "not sharded")
-    sequences = "sequence" if layout.micro_batch == 1 else "sequences"
-    words.append(f"{layout.microbatches} × {layout.micro_batch} {sequences} a step")
-    words.append("nothing recomputed" if layout.recompute == "none" else f"{layout.recompute} recomputation")
-    return ", ".join(words)
-
-
-def price(machine: Instance, machines: Any, hours: Any) -> Any:
-    """Dollars for `machines` of a kind during `hours`, numbers or columns: EC2, on demand, by the dated catalogue.
-
-    Storage, traffic, what manages a cluster, and time in which machines wait are not in it. AWS's invoice is what
-    counts.
-
-    Raises:
-        PlanError: if the catalogue has no price for the instance.
-    """
-    if machine.dollars_an_hour is None:
-        raise PlanError(
-            f"{machine.name}: no price to rely on is known; give one as dollars_an_hour in a file of instances"
-        )
-    return machine.dollars_an_hour * machines * np.maximum(hours, LEAST_HOURS)
-
-
-def front_of(rows: pd.DataFrame) -> pd.DataFrame:
+def pareto_front(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows that no other beats, or equals, in both hours and dollars; the fastest first."""
     by_hours = rows.sort_values(["hours", "dollars"])
     return by_hours[by_hours["dollars"] < by_hours["dollars"].cummin().shift(fill_value=math.inf)]
@@ -433,6 +293,10 @@ def _kinds(given: Iterable[str | Path | Instance] | None) -> tuple[dict[str, Ins
     for kind in kinds:
         if "bfloat16" not in kind.flops_per_second:
             raise PlanError(f"{kind.name}: its peak for bfloat16 is not known; flops_per_second must have it")
+        if kind.dollars_an_hour is None:
+            raise PlanError(
+                f"{kind.name}: no price to rely on is known; give one as dollars_an_hour in a file of instances"
+            )
     if not kinds:
         raise PlanError("instances is empty; name at least one, such as p5.48xlarge")
     return {kind.name: kind for kind in kinds}, ()

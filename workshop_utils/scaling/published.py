@@ -1,9 +1,6 @@
-"""What others measured and published: training runs and curves against which the workshop's arithmetic is held.
+"""What others measured and published: training runs and curves to compare the workshop's arithmetic with.
 
-    for curve in all_reduce_curves() + training_curves():
-        curve.name, curve.varied, curve.values, curve.seconds, curve.source
-
-The figures stand in data/*.csv, each with its source; here they come in SI units. Nothing is fitted in this module: see
+The figures are in data/*.csv, each with its source; here they come in SI units. Nothing is fitted in this module: see
 `validation`.
 """
 
@@ -12,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
 
 import pandas as pd
 import yaml
@@ -50,30 +46,8 @@ TRAINING_RUNS = (
 )
 
 
-@dataclass(frozen=True)
-class Curve:
-    """How long one system took, over `varied`.
-
-    Attributes:
-        name: the system, and what it ran.
-        varied: "nbytes" of an all-reduce, or "workers" of a training run.
-        values: of what was varied, ascending.
-        seconds: of one all-reduce; or those in which every worker trains one image, so that they are the same for all
-            numbers of workers where scaling is perfect.
-        source: where it was published.
-        machines: that all-reduced, 0 for training.
-    """
-
-    name: str
-    varied: Literal["nbytes", "workers"]
-    values: tuple[float, ...]
-    seconds: tuple[float, ...]
-    source: str
-    machines: int = 0
-
-
 @cache
-def table(name: str) -> pd.DataFrame:
+def published_table(name: str) -> pd.DataFrame:
     """data/NAME.csv as it stands: nccl_all_reduce, training_throughput or pipeline_speedups."""
     return pd.read_csv(DATA / f"{name}.csv")
 
@@ -84,35 +58,20 @@ def reasons() -> dict[str, str]:
     return dict(yaml.safe_load((DATA / "reasons.yaml").read_text(encoding="utf-8")))
 
 
-def all_reduce_curves() -> tuple[Curve, ...]:
-    """Times of NCCL's all-reduce by size, one curve a system."""
-    return tuple(
-        Curve(
-            str(system),
-            "nbytes",
-            tuple(rows["nbytes"].astype(float)),
-            tuple(rows["seconds"]),
-            _first(rows, "source"),
-            int(_first(rows, "machines")),
-        )
-        for system, rows in table("nccl_all_reduce").groupby("system", sort=False)
+def published_curves() -> pd.DataFrame:
+    """How long NCCL's all-reduce takes by size, and a step of data parallel training by workers: a row a point.
+
+    Returns:
+        Columns `system`, with what it ran; `varied`, "nbytes" or "workers", and its `value`, ascending; `measured`, the
+        seconds of one all-reduce, or those in which every worker trains one image; `machines` that all-reduced.
+    """
+    reduces = published_table("nccl_all_reduce").rename(columns={"nbytes": "value", "seconds": "measured"})
+    steps = published_table("training_throughput").dropna(subset=["images_per_second"])
+    library = steps["strategy"].str.split(" (", regex=False).str[0]
+    steps = steps.assign(
+        system=library + ", " + steps["model"] + ", " + steps["system"],
+        value=steps["workers"],
+        measured=steps["workers"] / steps["images_per_second"],
     )
-
-
-def training_curves() -> tuple[Curve, ...]:
-    """Times of data parallel training by workers, of the runs whose images per second were published."""
-    measured = table("training_throughput").dropna(subset=["images_per_second"])
-    return tuple(
-        Curve(
-            f"{_first(rows, 'strategy').split(' (')[0]}, {model}, {system}",
-            "workers",
-            tuple(rows["workers"].astype(float)),
-            tuple(rows["workers"] / rows["images_per_second"]),
-            _first(rows, "source"),
-        )
-        for (system, model), rows in measured.groupby(["system", "model"], sort=False)
-    )
-
-
-def _first(rows: pd.DataFrame, column: str) -> Any:
-    return rows[column].iloc[0]
+    both = pd.concat([reduces.assign(varied="nbytes"), steps.assign(varied="workers")], ignore_index=True)
+    return both[["system", "varied", "value", "measured", "machines"]].astype({"value": float})

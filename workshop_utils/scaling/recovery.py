@@ -1,7 +1,8 @@
 """How often to save: what failures cost a run that goes back to its last checkpoint.
 
 Failures come at random, on average one every M seconds: with N workers that each fail once in M₁ seconds, M = M₁ / N.
-Who saves every τ seconds loses δ for each checkpoint, and after each failure a restart of R and what was done since.
+A run that saves every τ seconds spends δ on each checkpoint; each failure costs a restart of R and the work since the
+last checkpoint.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from workshop_utils.scaling.arrays import plain
 
 
 def failure_interval(worker_failure_seconds: float, workers: int) -> float:
@@ -44,7 +43,7 @@ def lost_share(interval: npt.ArrayLike, save: float, failure: float, restart: fl
     Generation Computer Systems 22(3).
     """
     wall = failure * np.exp(restart / failure) * np.expm1((np.asarray(interval) + save) / failure)
-    return plain(1 - np.asarray(interval) / wall)
+    return 1 - np.asarray(interval) / wall
 
 
 def simulated_lost_share(

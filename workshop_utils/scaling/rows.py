@@ -1,4 +1,4 @@
-"""What a finished run has reported, as rows of a table: steps, where their time went, or all-reduces by size."""
+"""What a finished run has reported, as rows of a table: steps and where their time went, all-reduces, or training."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ BATCH = "batch-size"  # the argument that says how many examples a worker takes 
 def rows_of(job: TrainingJob, run: Run) -> Iterator[dict[str, Any]]:
     """What a finished run has reported: one row, or for a job that measures all-reduces one for each size.
 
-    Of training steps: `step_seconds`, the median step of the slowest worker; the parts of `parts_of`; bytes that a
-    worker and the busiest server send and receive in a step; `samples_per_second` of all workers. The first step, in
-    which connections open up, is left out. Of all-reduces: `nbytes` and `seconds`, the median of repeats.
+    - Of training steps: `step_seconds`, the median step of the slowest worker; the parts of `parts_of`; bytes that a
+      worker and the busiest server send and receive in a step; `samples_per_second` of all workers. The first step, in
+      which connections open up, is left out.
+    - Of all-reduces: `nbytes` and `seconds`, the median of repeats.
+    - Of any other job: `samples_per_second`, the sum of the workers' medians; `first_step_seconds`, from the launch to
+      the first report; and the last `loss` and `accuracy`, means of the workers. NaN where nothing was reported.
     """
     metrics = run.metrics
     if "step_seconds" in metrics:
@@ -29,8 +32,14 @@ def rows_of(job: TrainingJob, run: Run) -> Iterator[dict[str, Any]]:
         for nbytes, seconds in seconds_by_nbytes(job, run).items():
             yield {"nbytes": nbytes, "seconds": seconds / calls}
     else:
-        throughput = metrics.groupby("worker")["samples_per_second"].median().sum(min_count=1)
-        yield {"samples_per_second": float(throughput)}
+        by_worker = metrics.groupby("worker")
+        last = by_worker[["loss", "accuracy"]].last()  # the last that is not NaN
+        yield {
+            "samples_per_second": float(by_worker["samples_per_second"].median().sum(min_count=1)),
+            "first_step_seconds": float(metrics["seconds"].min()),
+            "loss": float(last["loss"].mean()),
+            "accuracy": float(last["accuracy"].mean()),
+        }
 
 
 def _steps(job: TrainingJob, metrics: pd.DataFrame) -> dict[str, Any]:

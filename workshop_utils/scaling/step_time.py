@@ -16,22 +16,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workshop_utils.scaling.arrays import Numbers
 from workshop_utils.scaling.catalogue import Instance, Transformer
 from workshop_utils.scaling.cost import (
-    Path,
+    NetworkPath,
+    Numbers,
+    all_reduce_seconds,
     data_parallel_step_seconds,
     half_ring_seconds,
     pipeline_step_seconds,
-    tensor_parallel_seconds,
 )
 from workshop_utils.scaling.memory import (
     LOGIT_NBYTES,
-    NUMBER_NBYTES,
     Layout,
+    block_nbytes_per_token,
     blocks_of_stages,
-    outside_scores,
-    scores,
+    score_nbytes_per_token,
     stage_parameters,
 )
 
@@ -127,7 +126,8 @@ def _stage_traffic(model: Transformer, layout: Layout, fused_attention: bool) ->
     """
     recompute = np.asarray(layout.recompute)
     in_memory = (recompute == "none") | (not fused_attention)
-    made = outside_scores(model, layout) + np.where(in_memory, scores(model, layout), 0)
+    scores = np.where(in_memory, score_nbytes_per_token(model, layout), 0)
+    made = block_nbytes_per_token(model, layout) + scores
     passes = FORWARD_PASSES * np.where(recompute == "full", 2, 1) + BACKWARD_PASSES
     logits = (FORWARD_PASSES + BACKWARD_PASSES) * LOGIT_NBYTES * model.vocabulary / layout.tensor
     most, rest = blocks_of_stages(model, layout.pipeline, layout.chunks)
@@ -135,21 +135,27 @@ def _stage_traffic(model: Transformer, layout: Layout, fused_attention: bool) ->
 
 
 def _tensor_seconds(model: Transformer, instance: Instance, layout: Layout) -> Numbers:
-    """All-reduces of one micro-batch inside the layers of one stage."""
-    nbytes = NUMBER_NBYTES * layout.micro_batch * model.sequence * model.width
-    path = Path(instance.inner_latency_seconds, COLLECTIVE_EFFICIENCY * instance.inner_bytes_per_second)
+    """All-reduces of one micro-batch inside the layers of one stage, as rings; nothing overlaps.
+
+    A layer has two forward and two backward, two more where the forward pass is recomputed; sequence parallelism moves
+    the same bytes by reduce-scatters and all-gathers. Source: Shoeybi et al. (2019), "Megatron-LM", section 3.
+    """
+    nbytes = layout.number_nbytes * layout.micro_batch * model.sequence * model.width
+    path = NetworkPath(
+        instance.inner_latency_seconds, COLLECTIVE_EFFICIENCY * instance.inner_bytes_per_second
+    )
     most, _ = blocks_of_stages(model, layout.pipeline, layout.chunks)
     all_reduces = np.where(np.asarray(layout.recompute) == "full", 6, 4)
-    return tensor_parallel_seconds(layout.tensor, most, nbytes, path, all_reduces)
+    return most * all_reduces * all_reduce_seconds("ring", layout.tensor, nbytes, path)
 
 
 def _message_seconds(model: Transformer, instance: Instance, layout: Layout) -> Numbers:
     """One micro-batch's activations from one stage to the next; tensor-parallel workers send a share each."""
-    nbytes = NUMBER_NBYTES * layout.micro_batch * model.sequence * model.width / layout.tensor
+    nbytes = layout.number_nbytes * layout.micro_batch * model.sequence * model.width / layout.tensor
     return _across(instance, layout, 1).seconds(nbytes)
 
 
-def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> Path:
+def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> NetworkPath:
     """The way of one worker to one on another machine, where `neighbours` of its group share its machine.
 
     A ring leaves a machine once, so a group has the NIC's share of all its members there. Where one machine holds all
@@ -162,7 +168,7 @@ def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> Path:
     )
     hop = instance.network_latency_seconds - instance.inner_latency_seconds
     latency = instance.inner_latency_seconds + np.where(inside, 0, hop / neighbours)
-    return Path(latency, COLLECTIVE_EFFICIENCY * bandwidth)
+    return NetworkPath(latency, COLLECTIVE_EFFICIENCY * bandwidth)
 
 
 def _data_seconds(model: Transformer, instance: Instance, layout: Layout, arithmetic: Numbers) -> Numbers:
@@ -178,7 +184,7 @@ def _data_seconds(model: Transformer, instance: Instance, layout: Layout, arithm
     path = _across(instance, layout, neighbours)
     blocks, _ = blocks_of_stages(model, layout.pipeline, layout.chunks)
     sizes = stage_parameters(model, layout.tensor, layout.pipeline, layout.chunks)
-    bucket = NUMBER_NBYTES * np.maximum(*sizes) / blocks  # the ends' tables are spread over the blocks
+    bucket = layout.number_nbytes * np.maximum(*sizes) / blocks  # the ends' tables are spread over the blocks
     half = half_ring_seconds(data, bucket, path)  # to scatter gradients, or to gather parameters
     forward, backward = arithmetic / 3, arithmetic * 2 / 3
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,13 @@ class Store:
         except (OSError, ValueError):  # pyarrow.ArrowInvalid is a ValueError: not Parquet, or cut short
             return None
 
-    def put(self, key: str, rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    def put(self, key: str, rows: pd.DataFrame) -> pd.DataFrame:
         """Keep `rows` under `key`, in place of what was there, and return them as `get` will."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # A name with a dot in front is none that `read_parquet` of the folder would take for a measurement.
         with tempfile.TemporaryDirectory(prefix=".", dir=self.folder) as folder:
             written = Path(folder) / "rows.parquet"
-            pd.DataFrame(list(rows)).to_parquet(written, index=False)
+            rows.to_parquet(written, index=False)
             written.replace(self._path(key))
         return pd.read_parquet(self._path(key))
 

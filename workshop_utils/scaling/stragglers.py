@@ -1,8 +1,8 @@
 """What waiting for the slowest costs: order statistics of the times that workers take.
 
-    seconds = Spread("lognormal", median=0.1, spread=0.2)
-    seconds.slowest(1000)                   # the mean step of 1,000 workers that wait for each other
-    seconds.slowest(1000, backup=20)        # ... and for all but the 20 slowest
+    times = LognormalTimes(median=0.1, spread=0.2)
+    times.slowest(1000)                     # the mean step of 1,000 workers that wait for each other
+    times.slowest(1000, backup=20)          # ... and for all but the 20 slowest
 
 Workers' times are independent of each other, and of those of the step before.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from scipy import stats
@@ -20,30 +19,23 @@ from scipy import stats
 NODES = np.linspace(-7.5, 7.5, 301)
 WEIGHTS = stats.norm.pdf(NODES) * (NODES[1] - NODES[0])
 
-Shape = Literal["normal", "lognormal"]
-
 
 @dataclass(frozen=True)
-class Spread:
-    """How a worker's time for a step is distributed, in seconds.
+class LognormalTimes:
+    """How long workers take for a step: median · exp(spread · z) with z normal, as `comm.asynchronous.compute_times`.
 
     Attributes:
-        shape: "normal"; "lognormal", median · exp(spread · z) with z normal, as `comm.asynchronous.compute_times` draws
-            them.
         median: in seconds.
         spread: relative to the median; 0 for none.
 
     Raises:
-        ValueError: for a number that cannot be, or an unknown shape; the message names the field.
+        ValueError: for a number that cannot be; the message names the field.
     """
 
-    shape: Shape = "lognormal"
     median: float = 1.0
     spread: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.shape not in ("normal", "lognormal"):
-            raise ValueError(f"shape is {self.shape!r}; it must be normal or lognormal")
         for name in ("median", "spread"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0, and finite")
@@ -69,6 +61,4 @@ class Spread:
             raise ValueError(f"backup is {backup}; it must be at least 0 and less than the {workers} workers")
         above = stats.beta(backup + 1, workers - backup)  # the share of workers' times that are longer
         shares = np.clip(above.ppf(stats.norm.cdf(NODES)), 1e-300, 1 - 1e-16)
-        z = stats.norm.isf(shares)
-        times = np.exp(self.spread * z) if self.shape == "lognormal" else 1 + self.spread * z
-        return float(self.median * times @ WEIGHTS)
+        return float(self.median * np.exp(self.spread * stats.norm.isf(shares)) @ WEIGHTS)

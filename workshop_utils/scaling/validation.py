@@ -1,4 +1,4 @@
-"""Predictions held against what was measured, misses included.
+"""Predictions compared with what was measured, misses included.
 
     print(scores(published_predictions()))             # a row a system; published curves, fitted from three points each
     print(scores(hardware_predictions()))              # NCCL's curves, from hardware facts alone
@@ -16,7 +16,8 @@ from 8.5 % to 9.2 % at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,16 +27,13 @@ from workshop_utils.comm.hierarchical import hierarchical_seconds
 from workshop_utils.parallel.schedule import bubble_fraction
 from workshop_utils.scaling import nccl, published
 from workshop_utils.scaling.cost import data_parallel_step_seconds
-from workshop_utils.scaling.fit import Array, Term, fit, size_terms, worker_terms
-from workshop_utils.scaling.published import Curve
+from workshop_utils.scaling.fit import Term, fit, size_terms, worker_terms
 
 LEAST_NBYTES = 64 * 1024
 LEAST_POINTS = 5  # with fewer, a system is shown and not scored
 
-COLUMNS = ["system", "varied", "value", "measured", "predicted", "fitted"]
 
-
-def chosen(values: npt.ArrayLike) -> tuple[int, int, int]:
+def fitted_points(values: npt.ArrayLike) -> tuple[int, int, int]:
     """Which three of at least three ascending `values` a curve is fitted from, by their indices.
 
     Raises:
@@ -48,16 +46,15 @@ def chosen(values: npt.ArrayLike) -> tuple[int, int, int]:
     return 0, 1 + int(np.flatnonzero(away < away.min() + 1e-9)[0]), len(logs) - 1
 
 
-def predict_curve(curve: Curve, by_size: Sequence[Term] | None = None) -> pd.DataFrame:
-    """One published curve from three of its points: a row a point; `fitted` says which.
+def predict_curve(curve: pd.DataFrame, by_size: Sequence[Term] | None = None) -> pd.DataFrame:
+    """One published curve with `predicted` seconds, from three of its points; `fitted` says which.
 
     `by_size` are the terms for sizes, by default `size_terms()`.
     """
-    values, seconds = _points(curve)
-    three = list(chosen(values))
-    terms = (by_size or size_terms()) if curve.varied == "nbytes" else worker_terms()
-    found = fit(terms, (values[three],), seconds[three])
-    return _rows(curve, values, seconds, found.predict(values), np.isin(np.arange(len(values)), three))
+    values, seconds = curve["value"].to_numpy(), curve["measured"].to_numpy()
+    seen = np.isin(np.arange(len(values)), fitted_points(values))
+    terms = (by_size or size_terms()) if curve["varied"].iloc[0] == "nbytes" else worker_terms()
+    return curve.assign(predicted=fit(terms, [values[seen]], seconds[seen]).predict(values), fitted=seen)
 
 
 def published_predictions(by_size: Sequence[Term] | None = None) -> pd.DataFrame:
@@ -65,32 +62,37 @@ def published_predictions(by_size: Sequence[Term] | None = None) -> pd.DataFrame
 
     With `by_size=size_terms()[:2]`, sizes are predicted by a plain line of latency and bandwidth, for comparison.
     """
-    curves = published.all_reduce_curves() + published.training_curves()
-    enough = [each for each in curves if len(_points(each)[0]) >= LEAST_POINTS]
-    return pd.concat([predict_curve(each, by_size) for each in enough], ignore_index=True)
+    enough = [curve for curve in _curves() if len(curve) >= LEAST_POINTS]
+    return pd.concat([predict_curve(curve, by_size) for curve in enough], ignore_index=True)
 
 
 def hardware_predictions() -> pd.DataFrame:
     """NCCL's curves from hardware facts alone; no point is fitted. Columns as `published_predictions`."""
     tables = []
-    for curve in published.all_reduce_curves():
-        values, seconds = _points(curve)
-        predicted = nccl.MACHINES[curve.name].seconds(curve.machines, values)
-        tables.append(_rows(curve, values, seconds, predicted, np.zeros(len(values), bool)))
+    for curve in _curves():
+        if curve["varied"].iloc[0] == "nbytes":
+            system, machines = curve[["system", "machines"]].iloc[0]
+            seconds = nccl.MACHINES[system].seconds(int(machines), curve["value"].to_numpy())
+            tables.append(curve.assign(predicted=seconds, fitted=False))
     return pd.concat(tables, ignore_index=True)
 
 
+def _curves() -> list[pd.DataFrame]:
+    """Each published curve, without arrays that are too small."""
+    points = published.published_curves()
+    usable = points[(points["varied"] == "workers") | (points["value"] >= LEAST_NBYTES)]
+    return [curve for _, curve in usable.groupby("system", sort=False)]
+
+
 def scores(predictions: pd.DataFrame) -> pd.DataFrame:
-    """A row a system, and `all` for all their points: points not fitted, geometric-mean error, largest, and where."""
+    """By system, and for `all`: how many points were not fitted, the geometric-mean error, and the largest error."""
     held = predictions[~predictions["fitted"]]
-    rows = [_score(str(system), own) for system, own in held.groupby("system", sort=False)]
-    return pd.DataFrame([*rows, _score("all", held)]).set_index("system")
-
-
-def geometric_mean_error(predicted: npt.ArrayLike, measured: npt.ArrayLike) -> float:
-    """exp(mean |ln(predicted / measured)|) − 1: twice as long and half as long are equally wrong."""
-    logs = np.log(np.asarray(predicted, dtype=float) / np.asarray(measured, dtype=float))
-    return float(np.expm1(np.abs(logs).mean()))
+    logs = (held["predicted"] / held["measured"]).map(math.log)
+    rows = []
+    for system, own in [*logs.groupby(held["system"], sort=False), ("all", logs)]:
+        largest = own[own.abs().idxmax()]
+        rows.append((system, len(own), np.expm1(own.abs().mean()), np.expm1(largest)))
+    return pd.DataFrame(rows, columns=["system", "points", "error", "largest"]).set_index("system")
 
 
 def reason(system: str) -> str:
@@ -138,46 +140,44 @@ def other_predictions() -> pd.DataFrame:
     Columns: what, measured, predicted_low, predicted_high, unit, why. Low is with no communication hidden behind the
     backward pass, high with as much as can be.
     """
-    return pd.DataFrame([*_pipelines(), *_all_reduce_trainings()])
+    columns = ["what", "measured", "predicted_low", "predicted_high", "unit", "why"]
+    return pd.DataFrame([*_pipelines(), *_all_reduce_trainings()], columns=columns)
 
 
-def _pipelines() -> list[dict[str, object]]:
+Row = tuple[str, float, float, float, str, str]
+
+
+def _pipelines() -> Iterator[Row]:
     why = {
         "Transformer-48": "equal layers, so that the bubble is most of the loss",
         "AmoebaNet-D": "missed: its layers are unequal, and the slowest stage decides, which the bubble does not know",
     }
-    found = []
-    for row in published.table("pipeline_speedups").to_dict("records"):
-        stages, model = int(row["stages"]), str(row["model"])
-        speedup = stages * (1 - bubble_fraction(stages, int(row["microbatches"])))
-        found.append(
-            _other(f"GPipe, {model}, {stages} stages", row["speedup"], speedup, speedup, "times", why[model])
-        )
-    return found
+    rows = published.published_table("pipeline_speedups")[["model", "stages", "microbatches", "speedup"]]
+    for model, stages, microbatches, measured in rows.to_numpy().tolist():
+        speedup = stages * (1 - bubble_fraction(stages, microbatches))
+        yield f"GPipe, {model}, {stages} stages", measured, speedup, speedup, "times", why[model]
 
 
-def _all_reduce_trainings() -> list[dict[str, object]]:
+def _all_reduce_trainings() -> Iterator[Row]:
     """Of a DGX-1 (8 P100, 4 NVLinks of 20 GB/s one way each) and of 128 servers with 4 GPUs and 25 Gbit/s each."""
     batch = {"ResNet-50": 64, "VGG16": 64, "AlexNet": 512}  # a GPU; as the TensorFlow page says
     nbytes = {"ResNet-50": 102_400_000, "VGG16": 552_000_000, "AlexNet": 244_000_000}
-    throughput = published.table("training_throughput")
+    throughput = published.published_table("training_throughput")
     rates = throughput.query("system == 'DGX-1 P100'").pivot(
         index="model", columns="workers", values="images_per_second"
     )
     steps = {model: images / rates[1][model] for model, images in batch.items()}
-    missed = "missed: what else a step does, such as reading images, is in no formula here"
-    found = []
     for model, step in steps.items():
         seconds = hierarchical_seconds(8, nbytes[model], 0.0, 80e9, group_size=8)
-        low, high = _efficiencies(step, seconds)
         measured = rates[8][model] / (8 * rates[1][model])
+        missed = "missed: what else a step does, such as reading images, is in no formula here"
         why = "met" if model == "ResNet-50" else missed
-        found.append(_other(f"DGX-1, {model}, 8 GPUs: efficiency", measured, low, high, "", why))
+        yield f"DGX-1, {model}, 8 GPUs: efficiency", measured, *_efficiencies(step, seconds), "", why
     seconds = hierarchical_seconds(512, nbytes["VGG16"], 0.0, 25e9 / 8 / 4, 4, 0.0, 12e9)
-    low, high = _efficiencies(steps["VGG16"], seconds)
     measured = throughput.query("model == 'VGG-16'")["efficiency"].iloc[0]
     why = "between: P100's speed is the DGX-1's, and PCIe 12 GB/s inside, which the source does not say"
-    return [*found, _other("Horovod, VGG-16, 512 GPUs: efficiency", measured, low, high, "", why)]
+    efficiencies = _efficiencies(steps["VGG16"], seconds)
+    yield "Horovod, VGG-16, 512 GPUs: efficiency", measured, *efficiencies, "", why
 
 
 def _efficiencies(step_seconds: float, all_reduce_seconds: float, buckets: int = 8) -> tuple[float, float]:
@@ -186,33 +186,3 @@ def _efficiencies(step_seconds: float, all_reduce_seconds: float, buckets: int =
     low = step_seconds / data_parallel_step_seconds(forward, backward, all_reduce_seconds)
     high = step_seconds / data_parallel_step_seconds(forward, backward, all_reduce_seconds / buckets, buckets)
     return float(low), float(high)
-
-
-def _other(what: str, measured: float, low: float, high: float, unit: str, why: str) -> dict[str, object]:
-    figures = {"measured": measured, "predicted_low": low, "predicted_high": high}
-    return {"what": what, **figures, "unit": unit, "why": why}
-
-
-def _points(curve: Curve) -> tuple[Array, Array]:
-    """Values and seconds, of arrays those that are not too small."""
-    values, seconds = np.array(curve.values), np.array(curve.seconds)
-    usable = values >= (LEAST_NBYTES if curve.varied == "nbytes" else 1)
-    return values[usable], seconds[usable]
-
-
-def _rows(curve: Curve, *columns: npt.ArrayLike) -> pd.DataFrame:
-    return pd.DataFrame(
-        dict(zip(COLUMNS, (curve.name, curve.varied, *columns), strict=True)), columns=COLUMNS
-    )
-
-
-def _score(name: str, held: pd.DataFrame) -> dict[str, object]:
-    ratios = (held["predicted"] / held["measured"]).to_numpy(float)
-    worst = int(np.abs(np.log(ratios)).argmax())
-    return {
-        "system": name,
-        "points": len(held),
-        "error": geometric_mean_error(held["predicted"], held["measured"]),
-        "largest": float(ratios[worst] - 1),
-        "at": float(held["value"].to_numpy(float)[worst]),
-    }

@@ -1,6 +1,6 @@
 """Horovod's timeline: what rank 0 did with each gradient, and when; read, counted, and written for Perfetto.
 
-    spans = timeline.read(folder / "timeline.json")
+    spans = read_timeline(folder / "timeline.json")
     timeline.messages(spans)                         # the all-reduces that were really made, with what was in each
     timeline.write_trace(spans, "trace.json")        # open it at https://ui.perfetto.dev
 
@@ -28,7 +28,7 @@ class TimelineError(ValueError):
 
 
 @dataclass(frozen=True)
-class Span:
+class TimelineSpan:
     """What happened to one gradient from `start` to `end`, in seconds since the timeline's first event.
 
     `depth` is 0 for an activity that is part of no other.
@@ -48,14 +48,14 @@ class Span:
 
 @dataclass(frozen=True)
 class Message:
-    """One all-reduce, of one gradient or of several that were packed together; times as in Span."""
+    """One all-reduce, of one gradient or of several that were packed together; times as in TimelineSpan."""
 
     tensors: tuple[str, ...]
     start: float
     end: float
 
 
-def read(path: str | Path) -> list[Span]:
+def read_timeline(path: str | Path) -> list[TimelineSpan]:
     """The activities in a timeline, in the order in which they began. What had not ended is left out.
 
     Raises:
@@ -74,7 +74,7 @@ def read(path: str | Path) -> list[Span]:
         raise TimelineError(f"{path} is not a timeline of Horovod: {error!r}") from None
 
 
-def _spans(events: Sequence[dict[str, Any]]) -> list[Span]:
+def _spans(events: Sequence[dict[str, Any]]) -> list[TimelineSpan]:
     names = {
         event["pid"]: event["args"]["name"]
         for event in events
@@ -91,16 +91,18 @@ def _spans(events: Sequence[dict[str, Any]]) -> list[Span]:
                 continue  # it began before the recording did
             activity, start = open_now[event["pid"]].pop()
             depth = len(open_now[event["pid"]])
-            spans.append(Span(names[event["pid"]], activity, start, (event["ts"] - first) / 1e6, depth))
+            spans.append(
+                TimelineSpan(names[event["pid"]], activity, start, (event["ts"] - first) / 1e6, depth)
+            )
     return sorted(spans, key=lambda span: (span.start, span.depth))
 
 
-def messages(spans: Sequence[Span]) -> list[Message]:
+def messages(spans: Sequence[TimelineSpan]) -> list[Message]:
     """The all-reduces in the order in which they were made.
 
     Horovod makes one after the other, so gradients whose all-reduces overlap were in the same.
     """
-    found: list[list[Span]] = []
+    found: list[list[TimelineSpan]] = []
     end = 0.0
     for span in sorted((span for span in spans if span.activity in MESSAGES), key=lambda span: span.start):
         if not found or span.start >= end:
@@ -117,9 +119,9 @@ def messages(spans: Sequence[Span]) -> list[Message]:
     ]
 
 
-def steps(spans: Sequence[Span]) -> list[list[Span]]:
+def steps(spans: Sequence[TimelineSpan]) -> list[list[TimelineSpan]]:
     """The activities of each training step: a step begins when a gradient is handed over for another time."""
-    found: list[list[Span]] = []
+    found: list[list[TimelineSpan]] = []
     seen: set[str] = set()
     for span in spans:
         if span.activity == NEGOTIATE:
@@ -132,7 +134,7 @@ def steps(spans: Sequence[Span]) -> list[list[Span]]:
     return found
 
 
-def write_trace(spans: Sequence[Span], path: str | Path, process: str = "Horovod, rank 0") -> None:
+def write_trace(spans: Sequence[TimelineSpan], path: str | Path, process: str = "Horovod, rank 0") -> None:
     """Write `spans` in Chrome's trace format, which https://ui.perfetto.dev opens: one track for each gradient.
 
     Raises:

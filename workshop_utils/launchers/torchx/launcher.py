@@ -201,13 +201,13 @@ class TorchX(PlaceSettings):
         application = _application(found[1], job)
         if self.scheduler == "local_cwd":
             return Rendered(application, ast.literal_eval(found[2]))
-        from workshop_utils.launchers.kubernetes import rules
+        from workshop_utils.launchers.kubernetes import check
         from workshop_utils.launchers.torchx import volcano
 
         # The command line gives its session a name of its own, which is of no use to anybody.
         request = yaml.safe_load(found[2].replace("kubernetes://torchx/", "kubernetes://workshop/"))
         volcano.complete(request, job, self)
-        rules.body(request)
+        check.require(request)
         return Rendered(application, request)
 
     def launch(self, job: TrainingJob) -> TorchXRun | VolcanoRun:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
-from workshop_utils.scaling.cost import Path, all_reduce_seconds
+from workshop_utils.scaling.cost import NetworkPath, all_reduce_seconds
 
 __getattr__ = questions(__name__)
 
@@ -47,12 +47,12 @@ def _efficiency_mistake(seconds: Mapping[int, float], value: float, count: int, 
 
 
 @exercise
-def largest_ring(answer: Callable[[float, float, Path, float], int]) -> str:
+def largest_ring(answer: Callable[[float, float, NetworkPath, float], int]) -> str:
     """`answer(compute, nbytes, path, least)`: the most workers with which a ring's weak efficiency is still `least`."""
     for compute, nbytes, path, least in (
-        (0.1, 1e6, Path(1e-3, 1e8), 0.5),
-        (0.5, 4e6, Path(2e-4, 1e9), 0.9),
-        (0.1, 1e8, Path(1e-4, 1e8), 0.5),
+        (0.1, 1e6, NetworkPath(1e-3, 1e8), 0.5),
+        (0.5, 4e6, NetworkPath(2e-4, 1e9), 0.9),
+        (0.1, 1e8, NetworkPath(1e-4, 1e8), 0.5),
     ):
         got = result_of(answer, compute, nbytes, path, least)
         right = largest_ring_of(compute, nbytes, path, least)
@@ -61,14 +61,18 @@ def largest_ring(answer: Callable[[float, float, Path, float], int]) -> str:
     return "each worker more costs two latencies; so a ring that is long enough loses against any tree."
 
 
-def largest_ring_of(compute: float, nbytes: float, path: Path, least: float, form: str = "ring") -> int:
+def largest_ring_of(
+    compute: float, nbytes: float, path: NetworkPath, least: float, form: str = "ring"
+) -> int:
     """The most workers with which a step, computing and then an all-reduce, keeps at least this efficiency."""
     workers = np.arange(1, 100_001)
     seconds = compute + np.asarray(all_reduce_seconds(form, workers, nbytes, path))
     return int(workers[compute / seconds >= least].max())
 
 
-def _ring_mistake(got: object, right: int, compute: float, nbytes: float, path: Path, least: float) -> str:
+def _ring_mistake(
+    got: object, right: int, compute: float, nbytes: float, path: NetworkPath, least: float
+) -> str:
     case = (
         f"computing {compute:g} s, {nbytes / 1e6:g} MB, α = {path.latency_seconds:g} s, "
         f"B = {path.bandwidth_bytes_per_second:g} B/s, at least {least:.0%}"
@@ -78,10 +82,10 @@ def _ring_mistake(got: object, right: int, compute: float, nbytes: float, path: 
         return f"{result}, a whole number of workers."
     if got == right + 1:
         return f"one too many: {result}. With {got} the efficiency has just fallen below {least:.0%}."
-    bytes_alone = largest_ring_of(compute, nbytes, Path(0.0, path.bandwidth_bytes_per_second), least)
+    bytes_alone = largest_ring_of(compute, nbytes, NetworkPath(0.0, path.bandwidth_bytes_per_second), least)
     if got in (bytes_alone, bytes_alone + 1):
         return f"latency left out: {result}. 2 (N − 1) messages follow each other, and each costs α."
-    half = Path(path.latency_seconds / 2, path.bandwidth_bytes_per_second)
+    half = NetworkPath(path.latency_seconds / 2, path.bandwidth_bytes_per_second)
     if got == largest_ring_of(compute, nbytes / 2, half, least):
         return f"half a ring: {result}. After N − 1 messages all is added up; as many again pass it on."
     if got == largest_ring_of(compute, nbytes, path, least, "central"):

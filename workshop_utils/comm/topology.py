@@ -1,23 +1,24 @@
-"""What a message in virtual time passes on its way: links, their queues, and the cluster that they make up.
+"""Links, their queues, and who shares them: the physics of every simulated or emulated message.
 
-This is all the physics that the simulations have in common. A link has a queue in each direction, which carries one
-message after the other, in the order in which their first bytes come:
+A link has a queue in each direction, which carries one message after the other, in the order in which their first
+bytes arrive:
 
     head    = max(start, uplink free)                                  the first byte leaves
     left    = head + size/bandwidth                                    the last one has left: uplink free
     arrival = max(head + latency, downlink free) + size/bandwidth      the last one has come: downlink free
 
-Both links carry a message at once (cut-through); their bandwidths are equal. Stamped links, where these may differ,
-let the slower one decide.
+Both links carry a message at once (cut-through); their bandwidths are equal. On stamped links, where bandwidths may
+differ, the slower link decides.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
-from workshop_utils.quantities import bytes_per_second_of, seconds_of
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Link:
         bandwidth_bytes_per_second: the rate at which bytes follow each other.
 
     Raises:
-        ValueError: for a number that cannot be; the message names the field.
+        ValueError: if a number is out of range; the message names the field.
     """
 
     latency_seconds: float = 0.0
@@ -45,37 +46,45 @@ class Link:
 
     @classmethod
     def of(cls, bandwidth: str, latency: str = "0s") -> Self:
-        """The link that people write as `Link.of("100Mbit", "1ms")`. Raises ValueError for other forms."""
+        """A link as people write it: `Link.of("100Mbit", "1ms")`. Raises ValueError for other forms."""
+        from workshop_utils.quantities import (
+            bytes_per_second_of,
+            seconds_of,
+        )  # which does not travel with jobs
+
         return cls(seconds_of(latency), bytes_per_second_of(bandwidth))
 
 
 class Queue:
-    """One direction of a link; `free` is when it has carried all that it was given so far."""
+    """One direction of a link; `free` is when it will have carried everything so far.
 
-    __slots__ = ("_seconds_per_byte", "free")
+    With `count`, so many equal links at once: times and sizes are then arrays of that length.
+    """
 
-    def __init__(self, bandwidth_bytes_per_second: float) -> None:
-        self.free = 0.0
+    __slots__ = ("_later", "_seconds_per_byte", "free")
+
+    def __init__(self, bandwidth_bytes_per_second: float, count: int | None = None) -> None:
+        self.free: Any = 0.0 if count is None else np.zeros(count)
+        self._later: Callable[..., Any] = max if count is None else np.maximum
         self._seconds_per_byte = 1 / bandwidth_bytes_per_second
 
-    def carry(self, ready: float, nbytes: int) -> float:
-        """Carry a message whose first byte is there when it is `ready`; returns when its last byte is through."""
-        head = ready if ready > self.free else self.free
-        self.free = head + nbytes * self._seconds_per_byte
+    def carry(self, ready: Any, nbytes: Any) -> Any:
+        """Carry a message whose first byte is there at `ready`; returns when its last byte is through."""
+        self.free = self._later(ready, self.free) + nbytes * self._seconds_per_byte
         return self.free
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Topology:
     """Machines with a NIC each; consecutive ranks share a machine.
 
     Attributes:
         link: the NIC of each machine.
         ranks_per_machine: how many ranks share it.
-        inside: between ranks of one machine, which do not use the NIC; each rank has such a link of its own.
+        inside: between ranks of one machine, which do not use the NIC; each rank has its own such link.
 
     Raises:
-        ValueError: for a number that cannot be; the message names the field.
+        ValueError: if a number is out of range; the message names the field.
     """
 
     link: Link = Link()
