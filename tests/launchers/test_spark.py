@@ -86,17 +86,18 @@ def test_the_server_for_ranks_lines_is_on_the_drivers_address_and_wants_its_secr
 
     def send(secret: str, line: str) -> None:
         with socket.create_connection(server.address) as link:
-            link.sendall(f"{secret}\n{line}\n".encode())
+            link.sendall(f"{secret} [worker-0]<stdout>: \n{line}".encode())
             link.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionResetError):
                 assert link.recv(1) == b""  # all that will be printed is
 
     earlier = server.secret
-    send("wrong", "[worker-0]<stdout>: forged")
-    send(earlier, "[worker-0]<stdout>: €")
+    send("wrong", "forged")
+    send(earlier, "€\n\nhalf a line")
     server.next_attempt("again")
-    send(earlier, "[worker-0]<stdout>: too late")
-    assert capfdbinary.readouterr().out.decode() == "[worker-0]<stdout>: €\nagain\n"
+    send(earlier, "too late")
+    tag = "[worker-0]<stdout>: "
+    assert capfdbinary.readouterr().out.decode() == f"{tag}€\n{tag}\n{tag}half a line\nagain\n"
 
 
 # Threads of this machine; lesson 14 trains there
