@@ -50,7 +50,9 @@ def examine() -> list[Finding]:
     namespaces = network.availability()
     no_latency = "; no netem: only the workshop's own ring and parameter server feel latency"
     return [
-        _system(),
+        _check("system", platform.system() == "Linux", f"Linux {platform.machine()}",
+               f"{platform.system()}: not tried; it has no network namespaces",
+               "use Linux, a Codespace or Binder for the lessons on slow networks"),
         _check("cores", cores() >= 2, f"{cores()}", "1: workers take turns, so more of them are no faster"),
         _check("memory", memory >= ENOUGH_MEMORY_NBYTES, f"{memory / GIB:.0f} GiB",
                f"{memory / GIB:.0f} GiB; four TensorFlow workers want 6", "run with `-p workers=2`"),
@@ -91,10 +93,3 @@ def _package(subject: str, *names: str) -> Finding:
         with contextlib.suppress(PackageNotFoundError):
             return Finding(subject, "good", version(name))
     return Finding(subject, "missing", "not installed", f"make setup, or pip install {names[0]}")
-
-
-def _system() -> Finding:
-    name = "WSL2" if "microsoft" in platform.release().lower() else platform.system()
-    otherwise = f"{name}: not tried; it may have no network namespaces"
-    remedy = "use Linux, a Codespace or Binder for the lessons on slow networks"
-    return _check("system", name == "Linux", f"Linux {platform.machine()}", otherwise, remedy)
