@@ -47,7 +47,7 @@ _OTHER_SUMS = {
         lambda first, second: _scaled(first, second, 2 * second @ second, 2 * first @ first)
     ),
     "the lengths are not squared: divide the dot product by 2 ‖a‖², that is `2 * (first @ first)`.": (
-        lambda first, second: _scaled(first, second, 2 * np.linalg.norm(first), 2 * np.linalg.norm(second))
+        lambda first, second: _scaled(first, second, 2 * (first @ first) ** 0.5, 2 * (second @ second) ** 0.5)
     ),
 }
 
