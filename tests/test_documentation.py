@@ -15,7 +15,7 @@ import yaml
 
 from workshop_utils import cli, jobs
 from workshop_utils.launchers.kubernetes import Kubernetes
-from workshop_utils.launchers.kubernetes.kubectl import side_by_side
+from workshop_utils.launchers.kubernetes.operators import pods_of
 from workshop_utils.launchers.targets import TARGETS as LAUNCH_TARGETS
 from workshop_utils.lessons import site
 
@@ -105,13 +105,19 @@ def test_the_readme_s_tables_have_all_places_and_all_strategies() -> None:
         assert jobs.TrainingJob.load(ROOT / folder).strategy == strategy
 
 
-def test_lesson_12_has_the_lines_of_kubectl_that_belong_to_its_job() -> None:
+def test_the_lines_of_kubectl_in_lesson_12_name_the_objects_of_its_job() -> None:
     notebook = nbformat.read(str(ROOT / "notebooks/12_eks_and_kubeflow.ipynb"), as_version=4)
-    manifest = Kubernetes().render(jobs.TrainingJob.load(ROOT / "jobs/mnist_torch_ddp"))
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    written = re.findall(r"^\| `(kubectl [^`]+)` \| `([^`]+)` \|", text, flags=re.MULTILINE)
-    steps = side_by_side(manifest, "jobs/mnist_torch_ddp")
-    assert set(written) == {(step.kubectl, step.python) for step in steps}
+    lines = {
+        shlex.split(line)[1]: line
+        for line in re.findall(r"`(kubectl [^`]+ (?:-f|-l|pytorchjobs) [^`]+)`", text)
+    }
+    manifest = Kubernetes().render(jobs.TrainingJob.load(ROOT / "jobs/mnist_torch_ddp"))
+    assert lines.keys() >= {"create", "get", "describe", "logs", "wait", "delete"}
+    assert lines["logs"].split()[-1] == pods_of(manifest)[0].name
+    for line in (lines[verb] for verb in ("get", "describe", "wait")):
+        assert manifest.resource["metadata"]["name"] in line
+    assert all("jobs/mnist_torch_ddp/kubernetes.yaml" in lines[verb] for verb in ("create", "delete"))
 
 
 def test_the_readme_has_a_row_for_each_lesson() -> None:

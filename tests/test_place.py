@@ -35,12 +35,19 @@ HOROVOD = {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "0"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 MPICH = {"PMI_RANK": "5", "PMI_SIZE": "6", "MPI_LOCALRANKID": "2"}
 SAGEMAKER_HOSTS = {"SM_HOSTS": '["algo-1", "algo-10", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+SLURM_TASK = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "8",  # of the job, which may have several steps
+}
 WORKER_OF_TENSORFLOW = {"TF_CONFIG": tf_config({"worker": ["a:1", "b:1"]}, "worker", "1")}
 
 
 @pytest.fixture
 def no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [*sum(place.RANK_VARIABLES, ()), "TF_CONFIG", "SM_HOSTS", "SM_CURRENT_HOST"]:
+    for name in [*sum(place.RANK_VARIABLES, ()), "TF_CONFIG", "SM_HOSTS", "SM_CURRENT_HOST", "SLURM_STEP_ID"]:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -54,6 +61,7 @@ def no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
         (MPICH, 5, 6, 2),
         (WORKER_OF_TENSORFLOW, 1, 2, 0),
         (SAGEMAKER_HOSTS, 2, 3, 0),
+        (SLURM_TASK, 3, 4, 1),
         ({"RANK": "1", "WORLD_SIZE": "2"}, 1, 2, 0),
     ],
 )
@@ -69,6 +77,20 @@ def test_each_platform_says_who_a_worker_is(
 def test_what_starts_the_ranks_is_believed_before_the_platform_around_it(ranks: dict[str, str]) -> None:
     around = {**SAGEMAKER_HOSTS, "TF_CONFIG": SAGEMAKER_TF_CONFIG}
     assert place.from_environment({**around, **ranks}) == place.from_environment(ranks)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [TORCHRUN, HOROVOD, MPICH, OPEN_MPI, WORKER_OF_TENSORFLOW, SAGEMAKER_HOSTS],
+    ids=lambda names: min(names),
+)
+def test_slurm_is_believed_last_since_other_launchers_run_inside_its_jobs(inner: dict[str, str]) -> None:
+    assert place.from_environment({**SLURM_TASK, **inner}) == place.from_environment(inner)
+
+
+def test_the_batch_script_of_slurm_is_no_rank() -> None:
+    batch = {name: value for name, value in SLURM_TASK.items() if name != "SLURM_STEP_ID"}
+    assert place.from_environment(batch) == place.from_environment({})
 
 
 @pytest.mark.usefixtures("no_platform")
@@ -270,9 +292,12 @@ def test_the_first_task_leaves_when_the_other_workers_have_left_and_these_at_onc
 # Failures and what outlives them
 
 
-def test_a_job_learns_how_often_it_was_started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+def test_a_job_learns_how_often_it_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
     assert place.restart_count() == 0
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert place.restart_count() == 1
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     assert place.restart_count() == 2
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "twice")

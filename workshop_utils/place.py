@@ -1,7 +1,7 @@
 """Who am I, where is my data, here is a metric: all that a training script imports.
 
 A script learns its place in the cluster from the environment that its platform sets (MPI, Horovod, torchrun,
-TensorFlow's `TF_CONFIG`, SageMaker's `SM_*`), so the same file runs on a laptop, on SageMaker and on
+TensorFlow's `TF_CONFIG`, SageMaker's `SM_*`, Slurm's `SLURM_*`), so the same file runs on a laptop, on SageMaker and on
 Kubernetes. This is the one module that reads those variables. It needs the standard library alone, and every
 launcher ships it beside the script.
 
@@ -40,6 +40,10 @@ RANK_VARIABLES = (
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
 )
+
+# The same of a task of Slurm's `srun`. They are read last, since other launchers run inside Slurm's jobs, and only
+# where SLURM_STEP_ID says that this is a task: Slurm sets some of them in a batch script as well.
+SLURM_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
 
 # The order in which the roles of a TF_CONFIG cluster are numbered into ranks. Parameter servers, which hold
 # variables and do not train, have no rank.
@@ -100,7 +104,9 @@ def from_environment(environment: Mapping[str, str]) -> Place:
             return _from_tf_config(config, environment)
         if environment.get("SM_HOSTS"):
             rank, world_size = _from_hosts(environment)
-            index = rank
+        elif "SLURM_STEP_ID" in environment:
+            rank, world_size, local_rank = (_integer(environment, name) for name in SLURM_VARIABLES)
+        index = rank
     servers = _integer(environment, "WORKSHOP_SERVERS") if "WORKSHOP_SERVERS" in environment else 0
     if servers:
         role, index = ("server", rank) if rank < servers else ("worker", rank - servers)
@@ -129,13 +135,13 @@ def rendezvous() -> tuple[int, int, str, bytes, dict[str, Any] | None, str | Non
 
 
 def restart_count() -> int:
-    """How often this job has been started anew since it was launched: 0 in its first life, as torchrun counts.
+    """How often this job has been restarted since its launch: 0 at first, as torchrun and Slurm count.
 
     Raises:
-        ValueError: if TORCHELASTIC_RESTART_COUNT is no number.
+        ValueError: if TORCHELASTIC_RESTART_COUNT or SLURM_RESTART_COUNT is not a number.
     """
-    name = "TORCHELASTIC_RESTART_COUNT"
-    return _integer(os.environ, name) if name in os.environ else 0
+    names = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return next((_integer(os.environ, name) for name in names if name in os.environ), 0)
 
 
 def checkpoint_folder() -> Path:

@@ -62,7 +62,13 @@ class LogLine:
 
 
 class Run(ABC):
-    """A started job. Leaving its `with` block stops whatever still runs."""
+    """A started job. Leaving its `with` block stops whatever still runs.
+
+    Attributes:
+        waits_for: what a cluster has not got for it yet, such as free nodes; empty once it runs.
+    """
+
+    waits_for: str = ""
 
     def __init__(self, name: str, workers: tuple[str, ...]) -> None:
         self.name = name

@@ -64,9 +64,9 @@ def workshop(*arguments: object) -> Answer:
 
 def problems_of_manifest(described: dict[str, Any]) -> list[str]:
     """What a cluster would have against the Kubernetes object `described`: of its schema, or else of its operator."""
-    from workshop_utils.launchers.kubernetes import check, rules
+    from workshop_utils.launchers.kubernetes import check
 
-    return [*check.problems_of(described)] or [*rules.problems_of(described)]
+    return check.problems_of(described)
 
 
 # Collectives: (communicator, array) → None, each of them a sum in place. Broadcasts begin at rank 0.

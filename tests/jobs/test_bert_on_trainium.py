@@ -61,9 +61,9 @@ def test_queue_meeting_point_claim_and_instances_are_those_of_the_cluster() -> N
 
 
 def test_the_ranks_are_as_many_as_there_are_cores() -> None:
-    job, place = TrainingJob.load(JOB / "trainium.yaml"), TorchX.load(TRAINIUM / "place.yaml")
-    assert place.processes_per_node == instance("trn1.32xlarge").accelerators
-    assert place.nodes(job) == 2
+    job = TrainingJob.load(JOB / "trainium.yaml")
+    assert job.processes_per_node == instance("trn1.32xlarge").accelerators
+    assert job.nodes == 2
 
 
 def test_the_graphs_that_are_compiled_before_are_those_of_the_training() -> None:

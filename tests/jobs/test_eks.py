@@ -76,7 +76,6 @@ def test_a_price_is_that_of_the_parts_and_an_unknown_one_is_not_taken_for_nothin
     ("old", "new", "message"),
     [
         ("apiVersion", "- apiVersion", "not readable as YAML"),
-        ("withOIDC: true", "withOIDC: false", "iam.withOIDC must be true"),
         ("    instanceType: m5.xlarge\n", "", r"managedNodeGroups\[0\]\.instanceType is missing"),
         ("availabilityZones: [us-west-2a]", "availabilityZones: []", r"\[0\]\.availabilityZones is missing"),
     ],

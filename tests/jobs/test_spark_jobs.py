@@ -1,4 +1,7 @@
-"""The Spark programs: SGD that takes one process's steps, and data that Spark prepares and PyTorch trains on."""
+"""The Spark programs: SGD that takes one process's steps, and data that Spark prepares and PyTorch trains on.
+
+They run one after another in one driver, since starting a JVM takes longer than all of them.
+"""
 
 from pathlib import Path
 
@@ -6,30 +9,47 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from conftest import MakeJob
-from launching import job_of, launched
+from launching import JOBS, launched
 
-from workshop_utils.launchers.local import Local
-from workshop_utils.launchers.spark import Spark
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.spark import Spark, SparkRun
 from workshop_utils.runs import RunFailed
 from workshop_utils.training import data
 
 PATIENCE_SECONDS = 240.0
 
-pytestmark = pytest.mark.timeout(600)  # two JVMs and four Pythons for a job, on a busy machine
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("nothing_is_left")]
 STEPS, BATCH, RATE = 4, 50, 0.5
+SGD = f"--steps {STEPS} --batch-size {BATCH} --learning-rate {RATE}"
+# Nine partitions, which share neither the images nor the batch evenly, on two threads.
+PROGRAMS = (("spark_sgd", f"{SGD} --partitions 9"), ("spark_prepare", "--files 3"))
+DRIVER = """
+import runpy, sys
+
+for program, words in {programs!r}:
+    sys.argv = [program, *words.split()]
+    runpy.run_path(f"{jobs}/{{program}}/train.py", run_name="__main__")
+raise SystemExit("the driver has had enough")
+"""
 
 
-@pytest.fixture(autouse=True)
-def _leaves_nothing(nothing_is_left: None) -> None:
-    pass
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[SparkRun, Path]:
+    """The run of both programs, which fails at last, and the folder in which their results are."""
+    folder = tmp_path_factory.mktemp("programs")
+    (folder / "train.py").write_text(DRIVER.format(programs=PROGRAMS, jobs=JOBS))
+    fields = {"strategy": "spark_program", "workers": 2, "outputs": str(folder / "out"), "timeout": "4min"}
+    job = TrainingJob(name="programs", folder=folder, **fields)
+    with Spark().launch(job) as run, pytest.raises(RunFailed):
+        run.wait(PATIENCE_SECONDS)
+    return run, folder / "out"
 
 
 def by_one_process() -> tuple[np.ndarray, list[float]]:
-    """The weights after the steps, written anew in the plainest way, and each step's loss."""
-    found = data.arrays(data.prepare("digits"))
-    images = np.round(found.train_images * 255).astype(np.float64) / 255  # exact, as the jobs have them
-    labels = found.train_labels
+    """The weights after the steps, computed in the plainest way, and each step's loss."""
+    arrays = data.arrays(data.prepare("digits"))
+    images = np.round(arrays.train_images * 255).astype(np.float64) / 255  # exact, as the jobs have them
+    labels = arrays.train_labels
     weights, losses = np.zeros((images.shape[1], 10)), []
     for step in range(STEPS):
         rows = np.arange(step * BATCH, (step + 1) * BATCH) % len(images)
@@ -42,41 +62,37 @@ def by_one_process() -> tuple[np.ndarray, list[float]]:
     return weights, losses
 
 
-def test_sgd_by_partitions_and_a_tree_takes_the_steps_of_one_process_and_of_the_ring(tmp_path: Path) -> None:
+def test_sgd_by_partitions_and_a_tree_takes_the_steps_of_one_process_and_of_the_ring(
+    programs: tuple[SparkRun, Path], tmp_path: Path
+) -> None:
     weights, losses = by_one_process()
+    spark, folder = programs
     steps = {"steps": STEPS, "batch_size": BATCH, "learning_rate": RATE}
-    # Nine partitions, which share neither the images nor the batch evenly, on two threads; and three ranks.
-    spark = job_of("spark_sgd", timeout="4min", arguments={**steps, "partitions": 9})
-    ring = job_of("spark_ring", arguments=steps, workers=3)
-    for launcher, job in (
-        (Spark(output=tmp_path / spark.name), spark),
-        (Local(output=tmp_path / ring.name), ring),
-    ):
-        with launcher.launch(job) as run:
-            run.wait(PATIENCE_SECONDS)
+    ring = launched("spark_ring", tmp_path, warm=False, arguments=steps, workers=3)
+    for run, model in ((spark, folder), (ring, tmp_path)):
         metrics = run.metrics
         first = metrics[metrics["loss"].notna() & (metrics["rank"] == 0)]
         np.testing.assert_allclose(first["loss"], losses, rtol=1e-9)
-        np.testing.assert_allclose(np.load(tmp_path / job.name / "model.npy"), weights, rtol=1e-9, atol=1e-12)
-        nbytes = (weights.size + 1) * 8
-        if job is spark:
-            # A tree of depth 2 over 9 partitions: √9 sums come to the driver.
-            assert set(first["partials"]) == {3}
-            assert set(first["bytes_received"]) == {3 * nbytes}
-        else:
-            sent = metrics[metrics["bytes_sent"].notna()].groupby("step")["bytes_sent"].sum()
-            assert set(sent) == {2 * (3 - 1) * nbytes}  # 2 (N - 1) / N · K a rank, of N ranks
+        np.testing.assert_allclose(np.load(model / "model.npy"), weights, rtol=1e-9, atol=1e-12)
+    nbytes = (weights.size + 1) * 8
+    metrics = spark.metrics[spark.metrics["loss"].notna()]
+    # A tree of depth 2 over 9 partitions: √9 sums come to the driver.
+    assert set(metrics["partials"]) == {3}
+    assert set(metrics["bytes_received"]) == {3 * nbytes}
+    sent = ring.metrics[ring.metrics["bytes_sent"].notna()].groupby("step")["bytes_sent"].sum()
+    assert set(sent) == {2 * (3 - 1) * nbytes}  # 2 (N - 1) / N · K a rank, of N ranks
 
 
-def test_spark_prepares_parquet_and_every_row_of_it_is_trained_on_once(tmp_path: Path) -> None:
-    prepare = job_of("spark_prepare", timeout="4min", arguments={"files": 3})
-    with Spark(output=tmp_path / "prepared").launch(prepare) as run:
-        run.wait(PATIENCE_SECONDS)
-    before, after = run.records
+def test_spark_prepares_parquet_and_every_row_of_it_is_trained_on_once(
+    programs: tuple[SparkRun, Path],
+) -> None:
+    run, folder = programs
+    before, after = (record for record in run.records if "rows" in record)
     images = len(data.arrays(data.prepare("digits")).train_labels)
     assert (before["rows"], after["rows"], after["files"]) == (images + 100 + 20, images, 3)
-    folder = tmp_path / "prepared" / "train.parquet"
-    tables = [pyarrow.parquet.read_table(file) for file in sorted(folder.glob("*.parquet"))]
+    tables = [
+        pyarrow.parquet.read_table(file) for file in sorted((folder / "train.parquet").glob("*.parquet"))
+    ]
     counts = [table.num_rows for table in tables]
     assert sum(counts) == images
     assert max(counts) - min(counts) <= 1
@@ -86,8 +102,9 @@ def test_spark_prepares_parquet_and_every_row_of_it_is_trained_on_once(tmp_path:
     labels = tables[0]["label"].to_pylist()
     assert labels != sorted(labels)
 
-    run = launched("spark_parquet", warm=False, arguments={"parquet": str(folder), "epochs": 8}, workers=2)
-    last = run.metrics.groupby("worker").last()
+    arguments = {"parquet": str(folder / "train.parquet"), "epochs": 8}
+    reading = launched("spark_parquet", arguments=arguments, workers=2)
+    last = reading.metrics.groupby("worker").last()
     assert sorted(last["rows"]) == sorted([counts[0] + counts[2], counts[1]])
     assert last["accuracy"].nunique() == 1  # all ranks have the same weights
     assert last["accuracy"].iloc[0] > 0.8
@@ -96,22 +113,10 @@ def test_spark_prepares_parquet_and_every_row_of_it_is_trained_on_once(tmp_path:
 def test_fewer_row_groups_than_workers_are_refused(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"label": [1], "pixels": [b"x"]}), tmp_path / "one.parquet")
     with pytest.raises(RunFailed, match="with 1 row groups; each of 2 workers needs one"):
-        launched("spark_parquet", warm=False, arguments={"parquet": str(tmp_path)}, workers=2)
+        launched("spark_parquet", arguments={"parquet": str(tmp_path)}, workers=2)
 
 
-def test_a_spark_program_that_fails_is_blamed_with_its_last_lines(make_job: MakeJob) -> None:
-    job = make_job(
-        """
-        from pyspark.sql import SparkSession
-        context = SparkSession.builder.getOrCreate().sparkContext
-        print(context.parallelize(range(4), 2).sum())
-        raise SystemExit("the driver has had enough")
-        """,
-        strategy="spark",
-        workers=2,
-        timeout="4min",
-    )
-    with Spark().launch(job) as run, pytest.raises(RunFailed) as failure:
-        run.wait(PATIENCE_SECONDS)
-    assert f"{job.name} failed: driver-0 ended with exit code 1" in str(failure.value)
-    assert str(failure.value).endswith("6\n  the driver has had enough")
+def test_a_spark_program_that_fails_is_blamed_with_its_last_lines(programs: tuple[SparkRun, Path]) -> None:
+    run, _ = programs
+    assert "programs failed: driver-0 ended with exit code 1" in run.reason
+    assert run.reason.endswith("\n  the driver has had enough")

@@ -15,36 +15,8 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 import yaml
 
-from workshop_utils.launchers.kubernetes import calls, run
-
-KUBEFLOW = {"name": "kubeflow.org", "versions": [{"groupVersion": "kubeflow.org/v1", "version": "v1"}]}
-PYTORCHJOB = {"group": "kubeflow.org", "version": "v1", "kind": "PyTorchJob"}
-OPENAPI = "/openapi/v3/apis/kubeflow.org/v1"
-
-
-def _resources(**kinds: str) -> dict[str, Any]:
-    return {"resources": [{"name": name, "namespaced": True, "kind": kind} for name, kind in kinds.items()]}
-
-
-# What kubectl asks of every server before it asks for anything; the last says that a PyTorchJob can be tried, and
-# checked field by field.
-DISCOVERY: dict[str, Any] = {
-    "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {"kind": "APIGroupList", "groups": [KUBEFLOW]},
-    "/api/v1": _resources(pods="Pod", configmaps="ConfigMap", events="Event", **{"pods/log": "Pod"}),
-    "/apis/kubeflow.org/v1": _resources(pytorchjobs="PyTorchJob"),
-    "/openapi/v3": {"paths": {"apis/kubeflow.org/v1": {"serverRelativeURL": OPENAPI}}},
-    OPENAPI: {
-        "paths": {
-            "/apis/kubeflow.org/v1/namespaces/{namespace}/pytorchjobs/{name}": {
-                "patch": {
-                    "x-kubernetes-group-version-kind": PYTORCHJOB,
-                    "parameters": [{"name": name, "in": "query"} for name in ("dryRun", "fieldValidation")],
-                }
-            }
-        },
-    },
-}
+from workshop_utils.launchers.kubernetes import cluster as requests
+from workshop_utils.launchers.kubernetes import launcher
 
 
 def changed(described: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
@@ -63,9 +35,9 @@ def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer
     """A server that is the cluster of KUBECONFIG; the launcher asks it often, and is not patient for long."""
     server = ApiServer()
     monkeypatch.setenv("KUBECONFIG", str(server.write_kubeconfig(folder)))
-    monkeypatch.setattr(calls, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(run, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(run, "LOG_SECONDS", 5.0)
+    monkeypatch.setattr(requests, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(launcher, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(launcher, "LOG_SECONDS", 5.0)
     yield server
     server.close()
 
@@ -85,10 +57,6 @@ def metric(rank: int) -> str:
 def refused(status: int, message: str) -> tuple[int, Any]:
     about = {"kind": "Status", "apiVersion": "v1", "status": "Failure"}
     return status, {**about, "message": message, "code": status}
-
-
-def _listed(kind: str, items: list[dict[str, Any]]) -> tuple[int, Any]:
-    return 200, {"kind": f"{kind}List", "apiVersion": "v1", "metadata": {}, "items": items}
 
 
 class ApiServer:
@@ -156,8 +124,6 @@ class ApiServer:
         last = path.rpartition("/")[2]
         if answers := self.script.get((request.command, last)):
             self.send(request, *answers.pop(0))
-        elif path in DISCOVERY:
-            self.send(request, 200, DISCOVERY[path])
         elif last == "log":
             self.send_log(request, path.split("/")[-2])
         elif request.command == "GET":
@@ -167,17 +133,11 @@ class ApiServer:
             self.send(request, *self.change(request.command, path, body, dry_run))
 
     def get(self, path: str, last: str) -> tuple[int, Any]:
-        if path.endswith(f"/pods/{last}"):
-            pods = [each for each in self.pods if each["metadata"]["name"] == last]
-            return (200, pods[0]) if pods else refused(404, f"{last} not found")
-        if last == "pods":
-            return _listed("Pod", self.pods)
-        if last == "events":
-            return _listed("Event", self.warnings)
-        known = {where: {**each, "status": self.job_status} for where, each in self.objects.items()}
-        if last == "pytorchjobs":
-            return _listed("PyTorchJob", [each for where, each in known.items() if where.startswith(path)])
-        return (200, known[path]) if path in known else refused(404, f"{last} not found")
+        if last in ("pods", "events"):
+            return 200, {"items": self.pods if last == "pods" else self.warnings}
+        if path not in self.objects:
+            return refused(404, f"{last} not found")
+        return 200, {**self.objects[path], "status": self.job_status}
 
     def change(self, method: str, path: str, body: bytes, dry_run: bool) -> tuple[int, Any]:
         if method == "DELETE":

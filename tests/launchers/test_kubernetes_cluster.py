@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlparse
+from urllib.parse import parse_qs, urlparse
 
 import pytest
-import yaml
 from conftest import MakeJob, eventually
-from kubernetes import client
 from kubernetes_api import ApiServer, cluster, metric, refused, stamped
 
-from workshop_utils import cli
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.kubernetes import Kubernetes, calls, kubectl
-from workshop_utils.launchers.kubernetes.calls import KubernetesError, call
+from workshop_utils.launchers.kubernetes import Kubernetes
+from workshop_utils.launchers.kubernetes.cluster import TRIES, KubernetesError, connect
 from workshop_utils.runs import RunFailed, RunState
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -76,39 +71,31 @@ def test_a_job_is_made_followed_and_deleted(server: ApiServer, job: TrainingJob)
     assert any("fieldValidation=Strict" in path for _, path in server.requests)
 
 
-def test_a_failed_job_says_why_and_what_it_printed_last(server: ApiServer, job: TrainingJob) -> None:
+def test_a_failed_job_says_why_and_a_log_that_breaks_off_goes_on_without_a_line_twice(
+    server: ApiServer, job: TrainingJob
+) -> None:
     server.pods = [pod("master", "Failed")]
-    server.logs["ddp-master-0"] = stamped("ValueError: no")
+    server.logs["ddp-master-0"] = stamped("one", "two", None, "ValueError: no")
     server.job_status = condition("Failed", "PyTorchJob ddp has failed because 1 Master replica(s) failed.")
-    said = r"(?s)1 Master replica.*\[worker-0\] ValueError: no"
-    with Kubernetes().launch(job) as started, pytest.raises(RunFailed, match=said):
+    message = r"(?s)1 Master replica.*\[worker-0\] one.*\[worker-0\] ValueError: no"
+    with Kubernetes().launch(job) as started, pytest.raises(RunFailed, match=message):
         started.wait(timeout_seconds=20)
+    assert [line.text for line in started.logs(worker="worker-0")] == ["one", "two", "ValueError: no"]
     assert server.made() == []
-
-
-def test_a_log_that_breaks_off_goes_on_without_a_line_twice(server: ApiServer, job: TrainingJob) -> None:
-    server.pods = [pod("master")]
-    server.logs["ddp-master-0"] = stamped("one", "two", None, "three")
-    server.job_status = condition("Succeeded")
-    with Kubernetes().launch(job) as started:
-        started.wait(timeout_seconds=20)
-        assert [line.text for line in started.logs(worker="worker-0")] == ["one", "two", "three"]
 
 
 def test_a_pod_that_cannot_be_scheduled_says_so_once(server: ApiServer, job: TrainingJob) -> None:
     server.pods = [pod("master", "Pending")]
-    reason, message = "FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu."
-    event = {"metadata": {"name": "event"}, "involvedObject": {}, "reason": reason, "message": message}
-    server.warnings = [event]
+    server.warnings = [{"reason": "FailedScheduling", "message": "2 Insufficient cpu."}]
     with Kubernetes().launch(job) as started:
-        for line in started.logs(follow=True):
-            assert str(line) == f"[ddp-master-0] {reason}: {message}"
-            break
-        described = f"PyTorchJob ddp: running\npod ddp-master-0: Pending\n  {reason}: {message}"
-        assert started.describe() == described
+        assert str(next(started.logs(follow=True))) == "[ddp-master-0] FailedScheduling: 2 Insufficient cpu."
+        assert started.describe().endswith(
+            "pod ddp-master-0: Pending\n  FailedScheduling: 2 Insufficient cpu."
+        )
         with pytest.raises(TimeoutError):
             started.wait(timeout_seconds=0.5)
         assert len(list(started.logs())) == 1
+        assert started.waits_for == "ddp-master-0: FailedScheduling: 2 Insufficient cpu."
 
 
 def test_a_job_that_somebody_else_deletes_has_failed(server: ApiServer, job: TrainingJob) -> None:
@@ -144,8 +131,8 @@ def test_a_cluster_that_fails_for_a_moment_is_asked_again(server: ApiServer, job
     with Kubernetes().launch(job) as started:
         started.wait(timeout_seconds=20)
     assert server.made() == []
-    server.script["POST", "configmaps"] = [refused(429, "slow down")] * calls.TRIES
-    with pytest.raises(KubernetesError, match=f"asks to slow down after {calls.TRIES} tries"):
+    server.script["POST", "configmaps"] = [refused(429, "slow down")] * TRIES
+    with pytest.raises(KubernetesError, match=f"asks to slow down after {TRIES} tries"):
         Kubernetes().launch(job)
 
 
@@ -175,22 +162,23 @@ def test_a_job_counts_as_deleted_once_its_pods_are_gone(
     assert started.state is RunState.STOPPED
 
 
-def test_a_cluster_that_does_not_answer_is_named_as_such(server: ApiServer) -> None:
-    api = client.CoreV1Api(calls.connect())
+def test_a_cluster_that_does_not_answer_is_named_as_such(server: ApiServer, job: TrainingJob) -> None:
+    port = server.http.server_port
     server.close()
-    with pytest.raises(KubernetesError, match="looking: the cluster does not answer"):
-        call("looking", api.list_namespaced_pod, "default")
+    with pytest.raises(KubernetesError, match="creating PyTorchJob ddp: the cluster does not answer"):
+        Kubernetes().launch(job)
+    server.open(port)
 
 
 def test_without_a_cluster_the_way_to_do_without_is_named(
     server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KubernetesError, match=r"there is no cluster to talk to.*other"):
-        calls.connect(context="other")
+        connect(context="other")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(KubernetesError, match="kubernetes-stand-in runs the same pods on this machine"):
-        calls.connect()
+    with pytest.raises(KubernetesError, match="kubernetes-local runs the same pods on this machine"):
+        connect()
 
 
 def test_the_ranks_of_an_mpi_job_are_told_apart_and_sshd_is_not_heard(
@@ -226,7 +214,10 @@ def test_a_runtime_goes_with_its_trainjob_which_is_sent_again_while_the_trainer_
         owner["uid"] = objects["TrainJob"]["metadata"]["uid"]
         assert objects["TrainingRuntime"]["metadata"]["ownerReferences"] == [owner]
     assert server.made() == []
-    server.script["POST", "trainjobs"] = [refused(403, NO_RUNTIME)] * calls.TRIES
+    server.script["POST", "trainjobs"] = [refused(403, NO_RUNTIME)] * (1 + TRIES)
+    answered = str(Kubernetes(kind="TrainJob").dry_run(job))
+    assert "# TrainingRuntime ddp: would be made" in answered
+    assert "# TrainJob ddp: fits its schema; a dry run makes no runtime, which the trainer's own" in answered
     with pytest.raises(KubernetesError, match="must be created before the TrainJob"):
         Kubernetes(kind="TrainJob").launch(job)
     assert server.made() == []
@@ -235,56 +226,30 @@ def test_a_runtime_goes_with_its_trainjob_which_is_sent_again_while_the_trainer_
 # A dry run on the server
 
 
-def test_a_dry_run_asks_for_every_object_and_makes_none(
-    server: ApiServer, job: TrainingJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    job.save(job.folder)
-    words = ["workshop", "launch", str(job.folder), "--on", "kubernetes", "--dry-run=server"]
-    monkeypatch.setattr("sys.argv", words)
-    with pytest.raises(SystemExit):
-        cli.main()
-    said = capsys.readouterr().out
+def test_a_dry_run_asks_for_every_object_and_makes_none(server: ApiServer, job: TrainingJob) -> None:
+    answered = Kubernetes().dry_run(job)
     assert server.made() == []
     posts = [parse_qs(urlparse(path).query) for method, path in server.requests if method == "POST"]
     assert [(query["dryRun"], query["fieldValidation"]) for query in posts] == [(["All"], ["Strict"])] * 3
-    head, _, body = said.partition("apiVersion")
-    assert head.splitlines() == [
+    assert answered.comment.splitlines() == [
         f"# {each}: would be made" for each in ("PyTorchJob ddp", "ConfigMap ddp", "ConfigMap ddp-data")
     ]
-    answered = yaml.safe_load("apiVersion" + body)
-    assert answered["metadata"]["uid"] == "none-yet"  # it is the server's answer, not ours
-    assert answered["spec"] == Kubernetes().render(job).resource["spec"]
-    assert "managedFields" not in said
+    assert answered.resource["metadata"]["uid"] == "none-yet"  # it is the server's answer, not ours
+    assert answered.resource["spec"] == Kubernetes().render(job).resource["spec"]
+    assert "managedFields" not in str(answered)
 
 
-def test_a_dry_run_names_each_field_that_the_server_complains_of(server: ApiServer, job: TrainingJob) -> None:
-    causes = [
-        {"reason": "FieldValueRequired", "message": "Required value", "field": "spec.a"},
-        {"reason": "FieldValueInvalid", "message": "Invalid value: 3", "field": "spec.b[0]"},
-    ]
-    status, invalid = refused(422, "PyTorchJob ddp is invalid: several things")
-    server.script["POST", "pytorchjobs"] = [(status, {**invalid, "details": {"causes": causes}})]
-    strict = 'ConfigMap in version "v1": strict decoding error: unknown field "datta", unknown field "binary"'
-    server.script["POST", "configmaps"] = [refused(400, strict)]
+def test_a_dry_run_passes_on_all_that_the_server_complains_of(server: ApiServer, job: TrainingJob) -> None:
+    server.script["POST", "pytorchjobs"] = [refused(422, "ddp is invalid: spec.a: Required value")]
+    server.script["POST", "configmaps"] = [refused(400, 'strict decoding error: unknown field "datta"')]
     with pytest.raises(KubernetesError) as raised:
         Kubernetes().dry_run(job)
     assert str(raised.value).splitlines() == [
-        "trying PyTorchJob ddp: the cluster, or an operator, does not accept the object. Kubernetes says:",
-        "  spec.a: Required value",
-        "  spec.b[0]: Invalid value: 3",
-        "trying ConfigMap ddp: the cluster cannot read the object as one of its kind. Kubernetes says:",
-        "  datta: unknown field",
-        "  binary: unknown field",
+        "trying PyTorchJob ddp: the cluster, or an operator, does not accept the object. Kubernetes says: "
+        "ddp is invalid: spec.a: Required value",
+        "trying ConfigMap ddp: the cluster cannot read the object as one of its kind. Kubernetes says: "
+        'strict decoding error: unknown field "datta"',
     ]
-
-
-def test_a_dry_run_says_that_the_trainer_could_not_see_the_runtime(
-    server: ApiServer, job: TrainingJob
-) -> None:
-    server.script["POST", "trainjobs"] = [refused(403, NO_RUNTIME)]
-    said = str(Kubernetes(kind="TrainJob").dry_run(job))
-    assert "# TrainingRuntime ddp: would be made" in said
-    assert "# TrainJob ddp: fits its schema; the trainer's own check needs its runtime" in said
 
 
 # A cluster that goes and comes, and how it is found
@@ -306,43 +271,3 @@ def test_an_api_server_that_restarts_does_not_end_the_run(server: ApiServer, job
         assert len(server.requests) > asked
         assert [line.text for line in started.logs(worker="worker-0")] == ["hello"]
     assert server.made() == []
-
-
-# The same by hand
-
-
-# By step: a request that kubectl makes, and what it then says.
-JOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
-PODS = "/api/v1/namespaces/default/pods"
-ASKED = {
-    "try": ("POST", f"{JOBS}?dryRun=All", "created (server dry run)"),
-    "create": ("POST", f"{JOBS}?fieldManager=kubectl-create&fieldValidation=Strict", "ddp created"),
-    "get": ("GET", f"{JOBS}/ddp", "ddp"),
-    "pods": ("GET", f"{PODS}?labelSelector=training.kubeflow.org/job-name=ddp", "ddp-master-0"),
-    "describe": ("GET", f"{JOBS}/ddp", "all is well"),
-    "logs": ("GET", f"{PODS}/ddp-master-0/log?container=pytorch&follow=true", "hello"),
-    "wait": ("GET", f"{JOBS}?fieldSelector=metadata.name=ddp", "condition met"),
-    "delete": ("DELETE", f"{JOBS}/ddp", '"ddp" deleted'),
-}  # fmt: skip
-
-
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_kubectl_understands_each_line_and_asks_for_the_job(
-    server: ApiServer, job: TrainingJob, tmp_path: Path
-) -> None:
-    manifest = Kubernetes().render(job)
-    (tmp_path / "kubernetes.yaml").write_text(str(manifest))
-    server.pods = [pod("master")]
-    server.logs["ddp-master-0"] = ["hello"]
-    server.job_status = condition("Succeeded", "all is well")
-    environment = {**os.environ, "HOME": str(tmp_path)}
-    for step in kubectl.side_by_side(manifest, str(tmp_path)):
-        before = len(server.requests)
-        words = shlex.split(step.kubectl)
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
-        method, path, said = ASKED[step.what]
-        asked = [(how, unquote(what)) for how, what in server.requests[before:]]
-        assert any(how == method and what.startswith(path) for how, what in asked), (step, asked)
-        assert done.returncode == 0, done.stderr
-        assert said in done.stdout
-        assert server.made() == ([] if step.what in ("try", "delete") else ["PyTorchJob ddp"])

@@ -12,8 +12,9 @@ import pytest
 from conftest import MakeJob, write_idx
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.kubernetes import Kubernetes, files, rules
-from workshop_utils.launchers.kubernetes.operators import pods_of
+from workshop_utils.launchers.kubernetes import Kubernetes, check, pods
+from workshop_utils.launchers.kubernetes.operators import pods_of, workers_in
+from workshop_utils.launchers.kubernetes.settings import Kind
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -22,8 +23,13 @@ def load(name: str) -> TrainingJob:
     return TrainingJob.load(JOBS / name)
 
 
+def container_of(job: TrainingJob, **settings: Any) -> Any:
+    """The container of a single worker's pod."""
+    return Kubernetes(**settings).render(job).resource["spec"]["template"]["spec"]["containers"][0]
+
+
 def test_the_example_that_is_kept_beside_its_job_is_what_is_rendered() -> None:
-    kept = JOBS / "mnist_torch_ddp" / files.RENDERED
+    kept = JOBS / "mnist_torch_ddp" / pods.RENDERED
     assert kept.read_text() == str(Kubernetes().render(load("mnist_torch_ddp"))), (
         f"run `workshop launch jobs/mnist_torch_ddp --on kubernetes --render` and keep what it shows in {kept}"
     )
@@ -44,7 +50,7 @@ def test_the_comment_names_every_file_that_the_pods_mount(make_job: MakeJob) -> 
 def test_resources_are_written_as_kubernetes_reads_them_and_the_job_s_image_comes_first() -> None:
     resources: dict[str, Any] = {"cpu": 0.5, "memory": "1GB", "gpu": 2}
     job = load("mnist_single").replace(resources=resources, image="jobs:2")
-    made = Kubernetes(image="mine:1").render(job).resource["spec"]["template"]["spec"]["containers"][0]
+    made = container_of(job, image="mine:1")
     assert made["resources"] == {"limits": {"cpu": "500m", "memory": "1000000000", "nvidia.com/gpu": 2}}
     assert made["image"] == "jobs:2"
 
@@ -53,35 +59,109 @@ def test_small_data_travels_in_a_config_map_and_large_data_is_refused(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
     job = make_job("")
-    code, content = files.config_maps(job, with_data=True)
+    code, content = pods.config_maps(job, with_data=True)
     assert code["data"]["train.py"] == job.script_path.read_text()
     assert sorted(content["binaryData"]) == sorted(path.name for path in Path(job.data).iterdir())
     for described in (code, content):
-        rules.body(described)
+        check.require(described)
     large, count = tmp_path / "large", 300_000
     large.mkdir()
     for prefix in ("train", "t10k"):
         write_idx(large / f"{prefix}-images-idx3-ubyte", (count, 2, 2), bytes(4 * count))
         write_idx(large / f"{prefix}-labels-idx1-ubyte", (count,), bytes(count))
     with pytest.raises(JobError, match=r"a ConfigMap holds 1 MiB: put it on a volume"):
-        files.config_maps(job.replace(data=str(large)), with_data=True)
+        pods.config_maps(job.replace(data=str(large)), with_data=True)
 
 
 # What the operators add
 
 
 def test_a_tfjob_ends_with_its_chief_or_else_with_all_of_its_workers() -> None:
-    pods = pods_of(Kubernetes().render(load("mnist_parameter_server")))
-    assert [pod.worker for pod in pods] == ["chief-0", "ps-0", "worker-0", "worker-1"]
-    assert [pod.awaited for pod in pods] == [True, False, False, False]
+    made = pods_of(Kubernetes().render(load("mnist_parameter_server")))
+    assert [pod.worker for pod in made] == ["chief-0", "ps-0", "worker-0", "worker-1"]
+    assert [pod.awaited for pod in made] == [True, False, False, False]
     mirrored = pods_of(Kubernetes().render(load("mnist_multi_worker_mirrored")))
     assert [pod.awaited for pod in mirrored] == [True, True]
 
 
-def test_pytorch_is_told_its_rank_and_the_master() -> None:
-    pods = pods_of(Kubernetes().render(load("mnist_torch_ddp").replace(workers=3)))
-    assert [pod.variables["RANK"] for pod in pods] == ["0", "1", "2"]
-    shared = {"WORLD_SIZE": "3", "MASTER_ADDR": "mnist-torch-ddp-master-0", "MASTER_PORT": "23456"}
-    assert all(pod.variables.items() >= shared.items() for pod in pods)
-    alone = pods_of(Kubernetes().render(load("mnist_torch_ddp").replace(workers=1)))
-    assert [pod.variables["WORLD_SIZE"] for pod in alone] == ["1"]
+# Several processes a pod
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "count"),
+    [
+        ("mnist_torch_ddp", "PyTorchJob", "spec.nprocPerNode"),
+        ("mnist_torch_ddp", "TrainJob", "spec.trainer.numProcPerNode"),
+        ("mnist_horovod", "MPIJob", "spec.slotsPerWorker"),
+    ],
+)
+def test_a_pod_with_several_processes_is_one_node_and_has_the_resources_of_all(
+    name: str, kind: Kind, count: str
+) -> None:
+    job = load(name).replace(nodes=2, processes_per_node=3, resources={"cpu": 2, "memory": "1Gi", "gpu": 1})
+    manifest = Kubernetes(kind=kind).render(job)
+    value: Any = manifest.resource
+    for field in count.split("."):
+        value = value[field]
+    assert int(value) == 3
+    made = pods_of(manifest)
+    assert workers_in(made) == tuple(f"worker-{rank}" for rank in range(6))
+    text = str(manifest)
+    assert "cpu: 6\n" in text
+    assert f"memory: '{3 << 30}'" in text
+    assert "nvidia.com/gpu: 3" in text
+    if kind != "MPIJob":
+        assert [pod.worker for pod in made] == ["node-0", "node-1"]
+        assert {pod.variables["PET_NPROC_PER_NODE"] for pod in made} == {"3"}
+        assert "torchrun, /workshop/job/train.py" in text
+        assert "LOCAL_RANK" not in text  # torchrun sets it
+
+
+def test_a_kind_that_starts_one_process_a_pod_refuses_more() -> None:
+    job = load("mnist_multi_worker_mirrored").replace(nodes=1, processes_per_node=2)
+    with pytest.raises(
+        JobError, match="processes_per_node is 2; a pod of a TFJob runs one process: leave it out"
+    ):
+        Kubernetes().render(job)
+
+
+# Where the model and the checkpoints stay
+
+
+def storage_of(job: TrainingJob, **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """By path in the container: the mount, and the claim that is mounted there."""
+    pod = Kubernetes(**settings).render(job).resource["spec"]["template"]["spec"]
+    claims = {each["name"]: each.get("persistentVolumeClaim") for each in pod["volumes"]}
+    mounts = {each["mountPath"]: each for each in pod["containers"][0]["volumeMounts"]}
+    return mounts, {path: claims[mount["name"]] for path, mount in mounts.items()}
+
+
+def test_model_and_checkpoints_go_to_sub_folders_of_the_claims_that_the_job_names() -> None:
+    job = load("mnist_single").replace(outputs="claim:models", checkpoints="claim:scratch")
+    mounts, claims = storage_of(job)
+    assert claims["/workshop/model"] == {"claimName": "models"}
+    assert claims["/workshop/checkpoints"] == {"claimName": "scratch"}
+    assert mounts["/workshop/model"]["subPath"] == "mnist-single/model"
+    variables = {each["name"]: each["value"] for each in container_of(job)["env"]}
+    assert variables["WORKSHOP_CHECKPOINTS"] == "/workshop/checkpoints"
+
+
+def test_a_claim_that_is_named_three_times_is_one_volume_whose_data_is_only_read() -> None:
+    job = load("mnist_single").replace(outputs="claim:all", checkpoints="claim:all")
+    mounts, claims = storage_of(job, data_claim="all")
+    assert [claims[f"/workshop/{name}"] for name in ("data", "model", "checkpoints")] == [
+        {"claimName": "all"}
+    ] * 3
+    assert len({mounts[f"/workshop/{name}"]["name"] for name in ("data", "model", "checkpoints")}) == 1
+    assert mounts["/workshop/data"]["readOnly"]
+    assert "readOnly" not in mounts["/workshop/model"]
+
+
+@pytest.mark.parametrize("field", ["outputs", "checkpoints"])
+@pytest.mark.parametrize("value", ["models", "s3://bucket/models"])
+def test_a_folder_or_an_address_of_s3_is_refused_with_what_to_write(field: str, value: str) -> None:
+    job = load("mnist_single").replace(**{field: value})
+    with pytest.raises(
+        JobError, match=rf"{field} is '{value}'.*claim:NAME.*A pod does not see this machine's folders"
+    ):
+        Kubernetes().render(job)

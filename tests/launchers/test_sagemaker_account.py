@@ -1,96 +1,213 @@
-"""Launches that are sent for real, by HTTP, to moto's server as it is; and cleaning up after them."""
+"""An account: what AWS alone can answer (refusals, a job's life), what moto stores, and the question about the cost."""
 
 from __future__ import annotations
 
-import socket
-from pathlib import Path
+import datetime
+import io
+import sys
 from typing import Any
 
+import boto3
 import pytest
-import yaml
-from conftest import MakeJob
+from botocore.stub import Stubber
+from conftest import MakeJob, Watch
 from typer.testing import CliRunner
 
 from workshop_utils import cli
-from workshop_utils.launchers.sagemaker import SageMaker, account, cleanup
-from workshop_utils.launchers.sagemaker.account import Aws
-from workshop_utils.launchers.sagemaker.request import TAG
-from workshop_utils.launchers.sagemaker.upload import ensure_bucket
-from workshop_utils.runs import RunState
+from workshop_utils.launchers import followed
+from workshop_utils.launchers.sagemaker import SageMaker, account, cleanup, price
+from workshop_utils.launchers.sagemaker.account import TAG, Aws, AwsError
+from workshop_utils.launchers.sagemaker.launcher import LATE_LOOKS, LOG_GROUP, SageMakerRun
+from workshop_utils.launchers.sagemaker.price import NotConfirmed
+from workshop_utils.launchers.sagemaker.request import Submission, submission_of
+from workshop_utils.runs import RunFailed, RunState
 
 ROLE = "arn:aws:iam::123456789012:role/workshop"
-SAY = "from workshop_utils import place\nprint('hello from', place.here().name)\n"
+NOW = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
+NAME = {"TrainingJobName": "x"}
 
 
 @pytest.fixture(autouse=True)
-def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
-    """The account on this machine."""
-    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+def _no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    return account.connect("us-east-1")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
 
 
-def place(aws: Aws, **settings: Any) -> SageMaker:
-    return SageMaker(aws, **{"role": ROLE, "region": aws.region, **settings})
+def scripted(*services: str) -> tuple[Aws, dict[str, Stubber]]:
+    """AWS itself, where each service gives the answers of its Stubber, in that order."""
+    clients = {service: boto3.client(service, region_name="us-east-1") for service in services}  # type: ignore[call-overload]
+    stubs = {service: Stubber(client) for service, client in clients.items()}
+    for stub in stubs.values():
+        stub.activate()
+    return Aws("us-east-1", clients=clients), stubs
 
 
-@pytest.mark.parametrize("mode", ["toolkit", "drivers"])
-def test_what_is_sent_is_what_was_rendered_with_source_and_data_in_the_bucket(
-    make_job: MakeJob, aws: Aws, mode: str
+def submission(make_job: MakeJob, workers: int = 1, **settings: Any) -> Submission:
+    job = make_job("import torch", strategy="torch_ddp", workers=workers)
+    return submission_of(job, SageMaker(role=ROLE, region="us-east-1", **settings))
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "message"),
+    [
+        ("ExpiredTokenException", "expired", "your credentials have expired; log in with `aws configure`"),
+        ("ValidationException", "Could not assume role x.", "SageMaker cannot act as the role"),
+        ("SomethingNew", "never seen", "AWS answered SomethingNew. AWS says: never seen"),
+    ],
+)
+def test_each_refusal_says_what_it_means_and_what_to_do(code: str, words: str, message: str) -> None:
+    aws, stubs = scripted("sagemaker")
+    stubs["sagemaker"].add_client_error("describe_training_job", code, words)
+    with pytest.raises(AwsError) as refused:
+        aws.call("sagemaker", "describe_training_job", **NAME)
+    assert str(refused.value).startswith("describe_training_job: ")
+    assert message in str(refused.value)
+    assert words in str(refused.value)
+    assert refused.value.code == code
+
+
+def test_without_an_answer_the_message_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AwsError, match=r"cannot be reached: .*region's name right"):
+        Aws("us-east-1", "http://127.0.0.1:9").call("sts", "get_caller_identity")
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(AwsError, match=r"profile \(nobody\) could not be found; log in .*sagemaker-local"):
+        Aws("us-east-1").call("sts", "get_caller_identity")
+
+
+def test_only_an_endpoint_on_this_machine_is_an_emulator() -> None:
+    for endpoint, text in (
+        ("http://localhost:4000", "an emulator of AWS at http://localhost:4000: nothing reaches AWS"),
+        (None, "AWS itself, region us-east-1, profile default: what is started here is paid for"),
+        ("https://vpce-1.api.sagemaker.us-east-1.vpce.amazonaws.com", "AWS itself at https://vpce-1"),
+    ):
+        aws = Aws("us-east-1", endpoint)
+        assert str(aws).startswith(text)
+        assert aws.is_emulated is text.startswith("an emulator")
+
+
+# A job's life
+
+
+def description(status: str, secondary: str, **more: Any) -> dict[str, Any]:
+    return {
+        **NAME,
+        "TrainingJobArn": "arn:aws:sagemaker:us-east-1:123456789012:training-job/x",
+        "ModelArtifacts": {"S3ModelArtifacts": "s3://bucket/model.tar.gz"},
+        "TrainingJobStatus": status,
+        "SecondaryStatus": secondary,
+        "AlgorithmSpecification": {"TrainingInputMode": "File"},
+        "ResourceConfig": {"InstanceType": "ml.c5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1},
+        "StoppingCondition": {"MaxRuntimeInSeconds": 60},
+        "CreationTime": NOW,
+        **more,
+    }
+
+
+TRAINING = description("InProgress", "Training")
+
+
+def no_logs(stub: Stubber, times: int) -> None:
+    for _ in range(times):
+        stub.add_client_error("describe_log_streams", "ResourceNotFoundException")
+
+
+def test_a_job_that_cannot_be_stopped_is_said_to_cost_money_and_can_be_stopped_again(
+    make_job: MakeJob, watch: Watch
 ) -> None:
-    job = make_job(SAY, environment={"COLOUR": "red"}, arguments={"x": 1})
-    launcher = place(aws, mode=mode, tags={"team": "red"}, volume_gb=40)
-    rendered = launcher.render(job).body
-    run = launcher.launch(job).wait(60)
-    assert (run.state, run.stage, run.workers) == (RunState.SUCCEEDED, "Completed", ("algo-1",))
-    assert "local stand-in" in run.answered_by
-    described = aws.call("sagemaker", "describe_training_job", TrainingJobName=run.name)
-    for name in ("ResourceConfig", "StoppingCondition", "RoleArn", "OutputDataConfig"):
-        assert described[name] == rendered[name], name
-    own = {name: text for name, text in described["HyperParameters"].items() if "sagemaker_" not in name}
-    assert own == {"x": "1"}
-    tags = aws.call("sagemaker", "list_tags", ResourceArn=described["TrainingJobArn"])["Tags"]
-    assert tags == [TAG, {"Key": "team", "Value": "red"}]
-    bucket = {"Bucket": "sagemaker-workshop-us-east-1-123456789012"}
-    stored = {entry["Key"] for entry in aws.pages("s3", "list_objects_v2", "Contents", **bucket)}
-    assert f"workshop/source/{run.name}/sourcedir.tar.gz" in stored
-    assert "workshop/data/folder-job-1/train-images-idx3-ubyte" in stored
-    drivers = [key for key in stored if key.endswith(("/driver.py", "/members.json")) and run.name in key]
-    assert len(drivers) == (2 if mode == "drivers" else 0)
-
-
-def test_nothing_is_told_to_anybody_else(
-    make_job: MakeJob, aws: Aws, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as proxy:
-        # Whatever is not for this machine, such as the SDK's telemetry, would go through here.
-        for name in ("HTTPS_PROXY", "HTTP_PROXY"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-        place(aws).launch(make_job(SAY)).wait(60)
-        proxy.setblocking(False)
-        with pytest.raises(BlockingIOError):  # nobody has called
-            proxy.accept()
-
-
-def test_data_that_lies_there_is_not_brought_again(make_job: MakeJob, aws: Aws) -> None:
-    brought: list[str] = []
-
-    def note(params: dict[str, Any], **_: Any) -> None:
-        if "/data/" in params["url_path"]:
-            brought.append(params["url_path"])
-
-    aws.client("s3").meta.events.register("before-call.s3.PutObject", note)
-    job, launcher = make_job(SAY), place(aws, bucket="a-bucket-of-its-own")
+    aws, stubs = scripted("sagemaker", "logs")
+    stubs["sagemaker"].add_response("describe_training_job", TRAINING)
+    no_logs(stubs["logs"], 1)
+    run = SageMakerRun(submission(make_job), aws, poll_seconds=1000)
+    assert watch.eventually(lambda: run.stage == "Training")
     for _ in range(2):
-        launcher.launch(job).wait(60)
-    assert len(brought) == len(set(brought)) == 4
+        stubs["sagemaker"].add_client_error("stop_training_job", "AccessDeniedException", "no")
+        stubs["sagemaker"].add_response("describe_training_job", TRAINING)
+        with pytest.raises(AwsError, match="could not be stopped and still costs money: stop it in SageMa"):
+            run.stop()
+        assert run.state is RunState.RUNNING
+    # A job that someone else is stopping already may be stopped, too.
+    run._poll_seconds = 0.01
+    stubs["sagemaker"].add_client_error("stop_training_job", "ValidationException", "is in status Stopping")
+    stubs["sagemaker"].add_response("describe_training_job", description("Stopping", "Stopping"))
+    for _ in range(1 + LATE_LOOKS):
+        stubs["sagemaker"].add_response("describe_training_job", description("Stopped", "Stopped"))
+    no_logs(stubs["logs"], 1 + LATE_LOOKS)
+    run.stop()
+    assert run.state is RunState.STOPPED
+    with pytest.raises(AwsError, match="has no model: its state is stopped"):
+        run.download_model("nowhere")
+
+
+def test_logs_are_read_from_where_they_were_left_and_end_with_sagemaker_s_reason(make_job: MakeJob) -> None:
+    aws, stubs = scripted("sagemaker", "logs")
+    failed = description("Failed", "Failed", FailureReason="CapacityError: Unable to provision")
+    for state in (TRAINING, *[failed] * (1 + LATE_LOOKS)):
+        stubs["sagemaker"].add_response("describe_training_job", state)
+    metric = '{"workshop": "metric", "worker": "worker-3", "rank": 3, "time": 1.0, "step": 1, "loss": 0.5}'
+    rank = "[1,mpirank:3,algo-2]<stdout>:"  # the toolkit's mark
+    for number, page in enumerate((["one"], [f"{rank}{metric}", f"{rank}two"], ["late"])):
+        stream = {"logStreamName": "x/algo-2-1700000000"}
+        stubs["logs"].add_response("describe_log_streams", {"logStreams": [stream]})
+        for messages in (page, []):
+            events = [{"timestamp": 1, "message": message} for message in messages]
+            answer = {"events": events, "nextForwardToken": f"f/{number}"}
+            stubs["logs"].add_response("get_log_events", answer)
+    no_logs(stubs["logs"], LATE_LOOKS - 1)
+    run = SageMakerRun(submission(make_job), aws, poll_seconds=0.01)
+    last = r"  \[algo-2\] one\n  \[worker-3\] two\n  \[algo-2\] late"
+    with pytest.raises(RunFailed, match=rf"Unable to provision\. Its last lines:\n{last}$"):
+        run.wait(30)
+    assert list(run.metrics["loss"]) == [0.5]
+
+
+def test_a_run_is_given_up_when_aws_no_longer_answers(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(followed, "BLIND_SECONDS", 0.0)
+    aws, stubs = scripted("sagemaker", "logs")
+    stubs["sagemaker"].add_client_error("describe_training_job", "ExpiredTokenException", "expired")
+    with pytest.raises(RunFailed, match=r"may still be running\. .*your credentials have expired"):
+        SageMakerRun(submission(make_job), aws, poll_seconds=0.01).wait(30)
+
+
+# Before anything is paid for
+
+
+class Terminal(io.StringIO):
+    """A terminal at which someone answers."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_only_a_yes_is_a_yes_and_the_question_holds_the_most_that_it_can_cost(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question = price.preflight(submission(make_job, workers=2, max_runtime="30min", keep_alive="30min"))
+    assert "price: 2 × 0.204 $/h × 60 min = at most 0.41 $" in question
+    assert "quota: 'ml.c5.xlarge for training job usage' must be at least 2" in question
+    assert "not known here" in price.preflight(submission(make_job, instance_type="ml.c6i.xlarge"))
+    for answer in ("n", "", "yes please"):
+        monkeypatch.setattr(sys, "stdin", Terminal(f"{answer}\n"))
+        with pytest.raises(NotConfirmed, match="nothing was started"):
+            price.ask(question)
+    monkeypatch.setattr(sys, "stdin", Terminal(" YES \n"))
+    price.ask(question)
+    assert capsys.readouterr().out.count(question) == 4
+
+
+# What the workshop leaves in an account
 
 
 def test_the_bucket_is_tagged_closed_to_the_public_and_made_once() -> None:
     west = account.connect("eu-west-1")
     for _ in range(2):
-        ensure_bucket("workshop-of-mine", west)
+        account.ensure_bucket("workshop-of-mine", west)
     access = west.call("s3", "get_public_access_block", Bucket="workshop-of-mine")
     assert set(access["PublicAccessBlockConfiguration"].values()) == {True}
     assert west.call("s3", "get_bucket_tagging", Bucket="workshop-of-mine")["TagSet"] == [TAG]
@@ -98,80 +215,73 @@ def test_the_bucket_is_tagged_closed_to_the_public_and_made_once() -> None:
     assert location["LocationConstraint"] == "eu-west-1"
 
 
-def test_a_profile_is_aws_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "mine")
-    assert str(account.connect("eu-west-1")).startswith("AWS itself, region eu-west-1, profile mine")
-
-
-# Clean-up
-
-
-def test_the_clean_up_finds_what_bears_the_tag_and_removes_that_alone(make_job: MakeJob) -> None:
+def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone() -> None:
     own = account.connect("eu-central-1")  # a region in which no other test has left anything
     before = cleanup.find(own)  # but buckets, of which moto lists those of all regions
-    run = place(own).launch(make_job(SAY)).wait(60)
-    own.call("logs", "create_log_group", logGroupName="/aws/sagemaker/TrainingJobs")
-    for stream in (f"{run.name}/algo-1-1", "another-job/algo-1-1"):
-        where = {"logGroupName": "/aws/sagemaker/TrainingJobs", "logStreamName": stream}
-        own.call("logs", "create_log_stream", **where)
-    place_of = {"CreateBucketConfiguration": {"LocationConstraint": "eu-central-1"}}
-    described = own.call("sagemaker", "describe_training_job", TrainingJobName=run.name)
-    needed = ("AlgorithmSpecification", "OutputDataConfig", "ResourceConfig", "RoleArn", "StoppingCondition")
-    same = {name: described[name] for name in needed}
-    own.call("sagemaker", "create_training_job", TrainingJobName="another-job", **same)
-    for bucket in ("not-ours", "somebody-elses"):
-        own.call("s3", "create_bucket", Bucket=bucket, **place_of)
-    other = {"Key": "team", "Value": "red"}
-    own.call("s3", "put_bucket_tagging", Bucket="somebody-elses", Tagging={"TagSet": [other]})
-    own.call("ecr", "create_repository", repositoryName="workshop-horovod", tags=[TAG])
-    own.call("ecr", "create_repository", repositoryName="not-ours")
-    template = '{"Resources": {"Logs": {"Type": "AWS::Logs::LogGroup"}}}'
-    for name, tag in (("workshop", TAG), ("not-ours", other)):
+    own.call("logs", "create_log_group", logGroupName=LOG_GROUP)
+    for name, tag in (("ours", TAG), ("not-ours", {"Key": "team", "Value": "red"})):
+        own.call("sagemaker", "create_training_job", **training_job(name), Tags=[tag])
+        own.call("logs", "create_log_stream", logGroupName=LOG_GROUP, logStreamName=f"{name}/algo-1-1")
+        own.call("ecr", "create_repository", repositoryName=name, tags=[tag])
+        template = '{"Resources": {"Logs": {"Type": "AWS::Logs::LogGroup"}}}'
         own.call("cloudformation", "create_stack", StackName=name, TemplateBody=template, Tags=[tag])
-    found = [thing for thing in cleanup.find(own) if thing not in before]
-    assert {(thing.kind, thing.name) for thing in found} == {
-        ("log stream", f"{run.name}/algo-1-1"),
-        ("bucket", "sagemaker-workshop-eu-central-1-123456789012"),
-        ("image repository", "workshop-horovod"),
-        ("stack", "workshop"),
+        account.ensure_bucket(name, own)
+        own.call("s3", "put_bucket_tagging", Bucket=name, Tagging={"TagSet": [tag]})
+        own.call("s3", "put_object", Bucket=name, Key="model", Body=b"1")
+    place_of = {"CreateBucketConfiguration": {"LocationConstraint": "eu-central-1"}}
+    own.call("s3", "create_bucket", Bucket="without-tags", **place_of)
+    left = [thing for thing in cleanup.find(own) if thing not in before]
+    assert {(thing.kind, thing.name) for thing in left} == {
+        ("log stream", "ours/algo-1-1"),
+        *((kind, "ours") for kind in ("bucket", "image repository", "stack")),
     }
-    for thing in found:
+    for thing in left:
         cleanup.remove(thing, own)
     assert cleanup.find(own) == before
 
 
-def test_what_cannot_be_removed_does_not_keep_the_rest(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-    ensure_bucket("left-by-the-workshop", aws)
+def training_job(name: str) -> dict[str, Any]:
+    needed = ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition")
+    own = {"TrainingJobName": name, "RoleArn": ROLE, "OutputDataConfig": {"S3OutputPath": "s3://a"}}
+    return {**own, **{key: TRAINING[key] for key in needed}}
+
+
+def test_the_clean_up_stops_what_runs_and_cools_what_is_warm() -> None:
+    aws, stubs = scripted("sagemaker", "logs", "s3", "ecr", "cloudformation")
+    stubs["s3"].add_response("list_buckets", {"Buckets": []})
+    stubs["ecr"].add_response("describe_repositories", {"repositories": []})
+    stubs["cloudformation"].add_response("describe_stacks", {"Stacks": []})
+    arn = "arn:aws:sagemaker:us-east-1:123456789012:training-job/"
+    listed = []
+    for name, status, warm in (("runs", "InProgress", "InUse"), ("warm", "Completed", "Available")):
+        states = {"TrainingJobStatus": status, "WarmPoolStatus": {"Status": warm}}
+        named = {"TrainingJobName": name, "TrainingJobArn": arn + name}
+        listed.append({**named, **states, "CreationTime": NOW})
+    stubs["sagemaker"].add_response("list_training_jobs", {"TrainingJobSummaries": listed})
+    for _ in listed:
+        stubs["sagemaker"].add_response("list_tags", {"Tags": [TAG]})
+    no_logs(stubs["logs"], 1)
+    left = cleanup.find(aws)
+    assert list(map(str, left)) == [
+        "running job runs (costs money every second)",
+        "warm instances warm (cost money every second)",
+    ]
+    stubs["sagemaker"].add_response("stop_training_job", {}, {"TrainingJobName": "runs"})
+    cold = {"TrainingJobName": "warm", "ResourceConfig": {"KeepAlivePeriodInSeconds": 0}}
+    stubs["sagemaker"].add_response("update_training_job", {"TrainingJobArn": arn + "warm"}, cold)
+    for thing in left:
+        cleanup.remove(thing, aws)
+    stubs["sagemaker"].assert_no_pending_responses()
+
+
+def test_what_cannot_be_removed_does_not_keep_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    aws = account.connect("us-east-1")
+    account.ensure_bucket("left-by-the-workshop", aws)
     things = [cleanup.Remains("bucket", name, "") for name in ("not-there", "left-by-the-workshop")]
     monkeypatch.setattr(cleanup, "find", lambda aws: things)
     monkeypatch.setenv("AWS_ENDPOINT_URL", str(aws.endpoint))
+    assert "nothing was removed" in CliRunner().invoke(cli.app, ["clean-up"], input="n\n").stdout
     cleaned = CliRunner().invoke(cli.app, ["clean-up", "--yes"])
     assert cleaned.exit_code == 1
     assert "could not remove bucket not-there: list_objects_v2: " in cleaned.output
     assert "removed bucket left-by-the-workshop" in cleaned.output
-
-
-# The command line
-
-
-def test_the_command_line_renders_launches_and_cleans_up(
-    make_job: MakeJob, aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "ap-southeast-2")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", str(aws.endpoint))
-    job = make_job(SAY, "place.report(step=1, loss=0.5)")
-    job.save(job.folder)
-    config = tmp_path / "place.yaml"
-    config.write_text(yaml.safe_dump({"role": ROLE, "region": "ap-southeast-2"}))
-    words = ["launch", str(job.folder), "--config", str(config), "--on"]
-    launched = CliRunner().invoke(cli.app, [*words, "sagemaker"])
-    assert launched.exit_code == 0, launched.output
-    assert "answered by: a local stand-in for AWS" in launched.stdout
-    declined = CliRunner().invoke(cli.app, ["clean-up"], input="n\n")
-    assert "nothing was removed" in declined.stdout
-    removed = CliRunner().invoke(cli.app, ["clean-up", "--yes"])
-    assert "removed bucket sagemaker-workshop-ap-southeast-2-123456789012" in removed.stdout
-    assert "nothing of the workshop is left" in CliRunner().invoke(cli.app, ["clean-up"]).stdout
-    emulated = CliRunner().invoke(cli.app, [*words, "sagemaker-stand-in"])
-    assert "answered by: emulated instances on this machine" in emulated.stdout
-    assert "[algo-1] hello from worker-0" in emulated.stdout or "step 1, loss 0.5000" in emulated.stdout

@@ -1,27 +1,37 @@
-"""The request that ModelTrainer would send, and what is refused before there is one; no account is needed.
+"""The request that ModelTrainer makes of a job, what is refused before, and what a launch sends to moto.
 
-What is rendered for the workshop's own jobs, and wrong settings, are among the guards.
+All tests that import the SageMaker SDK are here, since the import takes seconds. What is rendered for the workshop's
+own jobs, and wrong settings, are among the guards.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import socket
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import MakeJob
 from sagemaker.train.distributed import DistributedConfig
+from typer.testing import CliRunner
 
+from workshop_utils import cli
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.sagemaker import SageMaker, images
-from workshop_utils.launchers.sagemaker.upload import packed
+from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker, account, request
+from workshop_utils.launchers.sagemaker.account import TAG, Aws
+from workshop_utils.launchers.sagemaker.price import NotConfirmed
+from workshop_utils.launchers.source import packed
+from workshop_utils.runs import RunState
 
 ROOT = Path(__file__).parents[2]
 ROLE = "arn:aws:iam::123456789012:role/workshop"
 TORCH = "import torch\n"
+PS = {"strategy": "parameter_server", "workers": 4}
 
 
 def place(**settings: Any) -> SageMaker:
@@ -36,56 +46,50 @@ def body_of(job: TrainingJob, **settings: Any) -> dict[str, Any]:
     ("fields", "settings", "message"),
     [
         ({"strategy": "horovod_elastic", "workers": 2}, {"mode": "drivers"}, "run it locally"),
-        (
-            {"strategy": "parameter_server", "workers": 4},
-            {"processes_per_host": 2, "mode": "drivers"},
-            "with strategy 'parameter_server' the driver starts one on each host",
-        ),
-        (
-            {"strategy": "parameter_server", "workers": 4, "parameter_servers": 2},
-            {},
-            "the toolkit runs one on each of the 5 hosts: leave it out, or set mode: drivers",
-        ),
+        (PS | {"processes_per_node": 2}, {"mode": "drivers"}, "is 2; .* the driver starts one on each host"),
+        (PS | {"parameter_servers": 2}, {}, "one on each of the 5 hosts: leave it out, or set mode: drivers"),
+        ({"arguments": {"text": "a" * 2499}}, {}, "HyperParameters.text has a length of 2501; at most 2500"),
+        ({}, {"tags": {f"t{n}": "x" for n in range(60)}}, "CreateTrainingJob.Tags has a length of 61"),
+        ({}, {"max_runtime": "121h"}, r"MaxRuntimeInSeconds is 435600; at most 432000 \(5 days\)"),
+        ({}, {"tags": {"a*": "b"}}, r"Tags\[1\].Key is 'a\*'; it must match "),
+        ({"outputs": "models"}, {}, "outputs is 'models'; here it must be an s3:// address"),
+        ({"checkpoints": "claim:disk"}, {}, "checkpoints is 'claim:disk'; here it must be an s3:// address"),
     ],
 )
-def test_what_sagemaker_would_not_do_is_said_with_a_way_out(
+def test_what_sagemaker_would_not_do_is_refused_with_a_way_out(
     make_job: MakeJob, fields: dict[str, Any], settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(JobError, match=message):
-        place(**settings).render(make_job(TORCH, **fields))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "settings", "message"),
-    [
-        ({"text": "a" * 2499}, {}, "HyperParameters.text has a length of 2501; at most 2500 is allowed"),
-        (
-            {},
-            {"tags": {f"t{n}": "x" for n in range(60)}},
-            "CreateTrainingJob.Tags has a length of 61; at most 50",
-        ),
-        ({}, {"max_runtime": "121h"}, r"MaxRuntimeInSeconds is 435600; at most 432000 \(5 days\)"),
-        ({}, {"tags": {"a*": "b"}}, r"Tags\[1\].Key is 'a\*'; it must match "),
-        (
-            {},
-            {"subnets": [f"subnet-{n}" for n in range(17)], "security_groups": ["sg-1"]},
-            "VpcConfig.Subnets has a length of 17; at most 16 is allowed",
-        ),
-    ],
-)
-def test_what_the_service_model_forbids_is_found_though_botocore_would_send_it(
-    make_job: MakeJob, arguments: dict[str, Any], settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(JobError, match=message):
-        body_of(make_job(TORCH).replace(arguments=arguments), **settings)
+        body_of(make_job(TORCH, **fields), **settings)
 
 
 # The body
 
 
-def test_traffic_between_instances_is_encrypted_on_request(make_job: MakeJob) -> None:
-    body = body_of(make_job(TORCH), encrypt_traffic=True)
+def test_nodes_and_processes_per_node_decide_the_instances(
+    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layouts: list[tuple[dict[str, int], dict[str, int], int, str]] = [
+        ({"workers": 6}, {}, 6, "1"),
+        ({"nodes": 3, "processes_per_node": 2}, {}, 3, "2"),
+        ({"workers": 6}, {"processes_per_host": 3}, 2, "3"),
+    ]
+    for fields, settings, instances, per_host in layouts:
+        body = body_of(make_job(TORCH, strategy="torch_ddp", **fields), **settings)
+        assert body["ResourceConfig"]["InstanceCount"] == instances
+        assert body["HyperParameters"]["sagemaker_mpi_num_of_processes_per_host"] == per_host
+    assert capsys.readouterr().err.strip().endswith("write processes_per_node: 3 in job.yaml instead")
+
+
+def test_settings_reach_the_request(make_job: MakeJob) -> None:
+    stored = {"data": "s3://elsewhere/mnist", "outputs": "s3://mine/models", "checkpoints": "s3://mine/kept"}
+    body = body_of(make_job(TORCH, **stored), keep_alive="15min", encrypt_traffic=True)
+    assert body["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 900
     assert body["EnableInterContainerTrafficEncryption"] is True
+    (channel,) = body["InputDataConfig"]
+    assert channel["DataSource"]["S3DataSource"]["S3Uri"] == "s3://elsewhere/mnist"
+    assert body["OutputDataConfig"] == {"S3OutputPath": "s3://mine/models"}
+    assert body["CheckpointConfig"] == {"S3Uri": "s3://mine/kept", "LocalPath": "/opt/ml/checkpoints"}
 
 
 def test_the_driver_that_lesson_11_shows_is_one_of_the_sdk_s() -> None:
@@ -98,50 +102,26 @@ def test_the_driver_that_lesson_11_shows_is_one_of_the_sdk_s() -> None:
     assert (driver.driver_dir, driver.driver_script) == ("drivers", "driver.py")
 
 
-def test_instances_are_kept_warm_and_data_on_s3_is_read_where_it_lies(make_job: MakeJob) -> None:
-    body = body_of(make_job(TORCH).replace(data="s3://elsewhere/mnist"), keep_alive="15min")
-    assert body["ResourceConfig"]["KeepAlivePeriodInSeconds"] == 900
-    (channel,) = body["InputDataConfig"]
-    assert channel["DataSource"]["S3DataSource"]["S3Uri"] == "s3://elsewhere/mnist"
-
-
 def test_the_driver_comes_as_one_of_the_sdk_s_with_what_each_host_starts(make_job: MakeJob) -> None:
-    job = make_job(TORCH, strategy="horovod", workers=4, image="mine")
-    request = place(mode="drivers", processes_per_host=2, input_mode="FastFile").render(job)
+    job = make_job(TORCH, strategy="horovod", nodes=2, processes_per_node=2, image="mine")
+    request = place(mode="drivers", input_mode="FastFile").render(job)
     assert "sm_train.sh" in request.body["AlgorithmSpecification"]["ContainerArguments"][1]
     modes = {channel["ChannelName"]: channel["InputMode"] for channel in request.body["InputDataConfig"]}
     assert modes == {"training": "FastFile", "code": "File", "sm_drivers": "File"}
     assert request.members is not None
-    first, second = request.members["algo-1"], request.members["algo-2"]
-    assert [member["name"] for member in first] == ["rendezvous-0", "worker-0", "worker-1"]
-    assert first[0]["command"][-2:] == ["0.0.0.0", "7000"]
-    variables = second[1]["environment"]
+    names = {host: [member["name"] for member in listed] for host, listed in request.members.items()}
+    assert names == {"algo-1": ["rendezvous-0", "worker-0", "worker-1"], "algo-2": ["worker-2", "worker-3"]}
+    assert request.members["algo-1"][0]["command"][-2:] == ["0.0.0.0", "7000"]
+    variables = request.members["algo-2"][1]["environment"]
     assert variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "algo-1"
     assert variables["HOROVOD_GLOO_IFACE"] == "{interface}"
-    found = [variables[f"HOROVOD_{name}"] for name in ("RANK", "LOCAL_RANK", "CROSS_RANK", "CROSS_SIZE")]
-    assert found == ["3", "1", "1", "2"]
 
 
-def test_servers_are_spread_neighbours_in_rank_stay_on_one_host_and_no_secret_is_shown(
-    make_job: MakeJob,
-) -> None:
-    job = make_job(TORCH, strategy="workshop_parameter_server", workers=4, parameter_servers=3)
-    request = place(mode="drivers", processes_per_host=2).render(job)
-    members = request.members
-    assert members is not None
-    assert {host: [member["name"] for member in listed] for host, listed in members.items()} == {
-        "algo-1": ["server-0", "server-2", "worker-0", "worker-1"],
-        "algo-2": ["server-1", "worker-2", "worker-3"],
-    }
-    secret = members["algo-1"][0]["environment"]["WORKSHOP_SECRET"]
+def test_no_secret_is_shown(make_job: MakeJob) -> None:
+    request = place(mode="drivers").render(make_job(TORCH, strategy="ring", workers=2))
+    assert request.members is not None
+    secret = request.members["algo-1"][0]["environment"]["WORKSHOP_SECRET"]
     assert secret not in f"{request} {request!r} {json.dumps(request.body)}"
-
-
-def test_names_of_jobs_are_short_enough_and_never_the_same(make_job: MakeJob) -> None:
-    job = make_job(TORCH).replace(name="a" * 50)
-    names = {body_of(job)["TrainingJobName"] for _ in range(3)}
-    assert len(names) == 3
-    assert all(len(name) <= 63 for name in names)
 
 
 def test_nothing_of_the_user_s_own_configuration_gets_into_a_request(
@@ -164,28 +144,69 @@ def test_nothing_of_the_user_s_own_configuration_gets_into_a_request(
         ("import torch", "us-east-1", "ml.c5.xlarge", "763104351884", "pytorch:2.8-cpu-py312"),
         ("import torch", "eu-south-1", "ml.g5.xlarge", "692866216735", "pytorch:2.8-gpu-py312"),
         ("import keras", "cn-north-1", "ml.m5.large", "727897471807", "tensorflow:2.19-cpu-py312"),
-        (
-            "import horovod.tensorflow",
-            "us-east-1",
-            "ml.c5.large",
-            "763104351884",
-            "tensorflow:2.12-cpu-py310",
-        ),
+        ("import horovod.tensorflow", "eu-west-1", "ml.c5.large", "763104351884", "tensorflow:2.12-cpu-py310"),
     ],
-)
+)  # fmt: skip
 def test_the_image_follows_from_what_the_script_imports(
     make_job: MakeJob, script: str, region: str, kind: str, registry: str, image: str
 ) -> None:
-    found = images.image_for(make_job(script), region, kind)
-    assert found.startswith(f"{registry}.dkr.ecr.{region}.amazonaws.com")
-    assert found.endswith("/" + image.replace(":", "-training:"))
+    chosen = request.image_for(make_job(script), place(region=region, instance_type=kind))
+    assert chosen.startswith(f"{registry}.dkr.ecr.{region}.amazonaws.com")
+    assert chosen.endswith("/" + image.replace(":", "-training:"))
 
 
 def test_an_image_of_one_s_own_is_taken_unless_it_is_known_to_lack_horovod(make_job: MakeJob) -> None:
     job = make_job("import horovod.torch as hvd", strategy="horovod", workers=2, image="mine:1")
     assert body_of(job)["AlgorithmSpecification"]["TrainingImage"] == "mine:1"
     with pytest.raises(JobError, match="has no Horovod in it"):
-        body_of(job.replace(image=images.uri(images.PYTORCH, "eu-west-1", "ml.c5.xlarge")))
+        body_of(job.replace(image=request.aws_image(request.PYTORCH, "eu-west-1", "ml.c5.xlarge")))
+
+
+# What is sent to moto
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Aws:
+    """The account on this machine."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    return account.connect("eu-west-1")
+
+
+@pytest.mark.parametrize("mode", ["toolkit", "drivers"])
+def test_a_launch_stores_source_drivers_and_data_once_and_tells_no_one_else(
+    make_job: MakeJob, aws: Aws, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        # Whatever is not for this machine, such as the SDK's telemetry, would go through here.
+        for name in ("HTTPS_PROXY", "HTTP_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+        stored: list[str] = []
+        aws.client("s3").meta.events.register(
+            "before-call.s3.PutObject", lambda params, **_: stored.append(params["url_path"])
+        )
+        job = make_job(TORCH, arguments={"x": 1}, name="a" * 50)
+        launcher = place(aws=aws, mode=mode, tags={"team": "red"}, bucket=f"bucket-for-{mode}")
+        runs = [launcher.launch(job).wait(60) for _ in range(2)]
+        proxy.setblocking(False)
+        with pytest.raises(BlockingIOError):  # no one has called
+            proxy.accept()
+    assert len({run.name for run in runs}) == 2
+    for run in runs:
+        assert len(run.name) <= 63
+        assert (run.state, run.stage, run.workers) == (RunState.SUCCEEDED, "Completed", ("algo-1",))
+        assert run.answered_by.startswith("an emulator of AWS at ")
+        assert [path for path in stored if path.endswith(f"/{run.name}/sourcedir.tar.gz")]
+        drivers = [
+            path for path in stored if run.name in path and path.endswith(("/driver.py", "/members.json"))
+        ]
+        assert len(drivers) == (2 if mode == "drivers" else 0)
+        described = aws.call("sagemaker", "describe_training_job", TrainingJobName=run.name)
+        tags = aws.call("sagemaker", "list_tags", ResourceArn=described["TrainingJobArn"])["Tags"]
+        assert tags == [TAG, {"Key": "team", "Value": "red"}]
+    data = [path for path in stored if "/data/" in path]
+    assert len(data) == len(set(data)) == 4
 
 
 def test_a_job_is_packed_with_what_its_script_imports(make_job: MakeJob) -> None:
@@ -197,3 +218,38 @@ def test_a_job_is_packed_with_what_its_script_imports(make_job: MakeJob) -> None
         names = set(file.getnames())
     assert {"train.py", "extra/words.txt", "workshop_utils/place.py", "workshop_utils/comm/ring.py"} <= names
     assert not any("pycache" in name for name in names)
+
+
+def test_aws_gets_nothing_before_someone_has_agreed(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    nowhere = Aws("eu-west-1", clients={"s3": None})  # any call raises
+    with pytest.raises(NotConfirmed, match=r"Set confirm to true to agree to:\n1 × ml\.c5"):
+        place(aws=nowhere).launch(make_job(TORCH))
+    with pytest.raises(AttributeError, match="head_bucket"):
+        place(aws=nowhere, confirm=True).launch(make_job(TORCH))
+
+
+def test_the_command_line_launches_in_the_account_and_on_emulated_instances(
+    make_job: MakeJob, aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", str(aws.endpoint))
+    job = make_job("from workshop_utils import place\nplace.report(step=1, loss=0.5)\n")
+    job.save(job.folder)
+    config = tmp_path / "place.yaml"
+    config.write_text(yaml.safe_dump({"role": ROLE, "region": "ap-southeast-2"}))
+    words = ["launch", str(job.folder), "--config", str(config), "--on"]
+    launched = CliRunner().invoke(cli.app, [*words, "sagemaker"])
+    assert launched.exit_code == 0, launched.output
+    assert "answered by: an emulator of AWS" in launched.stdout
+    emulated = CliRunner().invoke(cli.app, [*words, "sagemaker-local"])
+    assert "answered by: emulated instances on this machine" in emulated.stdout
+    assert "step 1, loss 0.5000" in emulated.stdout
+
+
+def test_with_a_role_the_emulator_refuses_what_sagemaker_would(make_job: MakeJob) -> None:
+    job = make_job("import horovod.torch", strategy="horovod", workers=2)
+    with pytest.raises(JobError, match="image is missing"):
+        EmulatedSageMaker(role=ROLE, region="eu-west-1").launch(job)

@@ -15,7 +15,7 @@ import yaml
 from cfnlint.decode import cfn_yaml
 
 from workshop_utils.launchers.sagemaker import account
-from workshop_utils.launchers.sagemaker.request import TAG
+from workshop_utils.launchers.sagemaker.account import TAG
 
 FOLDER = Path(__file__).parents[2] / "jobs" / "clusters" / "sagemaker"
 TEMPLATES = sorted((FOLDER / "templates").glob("*.yaml"))

@@ -1,72 +1,69 @@
-"""Jobs on Spark: what is refused before anything starts, and the workshop's scripts unmodified on threads."""
+"""Jobs on Spark: what is refused, ranks in a barrier stage, and a cluster of real processes that loses executors."""
 
+import contextlib
 import socket
+import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import MakeJob, Watch
+from conftest import MakeJob, Watch, eventually, marked_processes
 
-from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.spark import Settings, Spark
+from workshop_utils.jobs import JobError
+from workshop_utils.launchers.spark import Spark, SparkRun, SparkSettings, StandaloneCluster
 from workshop_utils.launchers.spark.driver import LineServer, explained
 from workshop_utils.runs import RunFailed, RunState
 
-ROOT = Path(__file__).parents[2]
-JOBS = ROOT / "jobs"
+JOBS = Path(__file__).parents[2] / "jobs"
 PATIENCE_SECONDS = 240.0
 
-pytestmark = pytest.mark.timeout(600)  # two JVMs and four Pythons for a job, on a busy machine
-RANK = """
-    import os, sys, time
-    from workshop_utils import place
-    here = place.here()
-"""
+pytestmark = pytest.mark.timeout(600)  # several JVMs, on a busy machine
 
 
-@pytest.fixture(autouse=True)
-def _leaves_nothing(nothing_is_left: None) -> None:
-    pass
+@pytest.fixture
+def nothing_is_left_of_it(nothing_is_left: None) -> None:
+    """For those tests that do not use the cluster, which outlives a test."""
 
 
 def listening(pids: set[int]) -> set[str]:
     """The addresses on which these processes listen."""
-    found: set[str] = set()
+    addresses: set[str] = set()
     for pid in pids:
         try:
             connections = psutil.Process(pid).net_connections("inet")
         except psutil.NoSuchProcess:
             continue
-        found |= {c.laddr.ip.removeprefix("::ffff:") for c in connections if c.status == psutil.CONN_LISTEN}
-    return found
+        addresses |= {c.laddr.ip.removeprefix("::ffff:") for c in connections if c.status == "LISTEN"}
+    return addresses
 
 
 def family(pid: int) -> dict[int, str]:
     """A process and its descendants: their commands, by process id."""
-    found = {}
+    commands = {}
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
         try:
-            found[process.pid] = " ".join(process.cmdline())
+            commands[process.pid] = " ".join(process.cmdline())
         except psutil.Error:
             continue  # it has just ended
-    return found
+    return commands
 
 
-# What is said before anything starts
+# Before anything starts
 
 
-def test_a_master_that_nobody_answers_for_is_named_before_anything_is_started(make_job: MakeJob) -> None:
+def test_a_master_that_does_not_answer_is_named_before_anything_starts(make_job: MakeJob) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     job = make_job("", strategy="torch_ddp", workers=2)
     with pytest.raises(JobError, match=f"master is 'spark://127.0.0.1:{port}'; nobody answers there"):
-        Spark(Settings(master=f"spark://127.0.0.1:{port}")).launch(job)
+        Spark(SparkSettings(master=f"spark://127.0.0.1:{port}")).launch(job)
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("text", "message"),
     [
         (
             "x: [PYTHON_VERSION_MISMATCH] Python in worker has different version (3, 6) than that in driver 3.11, "
@@ -76,54 +73,51 @@ def test_a_master_that_nobody_answers_for_is_named_before_anything_is_started(ma
         ("\nsomething new\nand more", "something new"),
     ],
 )
-def test_what_spark_says_of_a_failure_comes_down_to_a_sentence(said: str, message: str) -> None:
-    assert message in explained(said)
+def test_a_failure_of_spark_is_explained_in_a_sentence(text: str, message: str) -> None:
+    assert message in explained(text)
 
 
-def test_the_servers_for_ranks_lines_listens_on_the_drivers_address_alone(
-    capfd: pytest.CaptureFixture[str],
+def test_the_server_for_ranks_lines_is_on_the_drivers_address_and_wants_its_secret(
+    capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
-    server = LineServer()
-    server.start("127.0.0.1")
-    own = [c for c in psutil.Process().net_connections("inet") if c.laddr.port == server.port]
-    assert [connection.laddr.ip for connection in own] == ["127.0.0.1"]
-    with socket.create_connection(("127.0.0.1", server.port or 0)) as link:
-        for text in (b"[worker-0]<stdout>: one", b"", b"[worker-0]<stdout>: \xe2\x82\xac"):
-            link.sendall(len(text).to_bytes(4, "big") + text)
-    server.shutdown()  # returns once all that was sent has been said
-    assert capfd.readouterr().out == "[worker-0]<stdout>: one\n\n[worker-0]<stdout>: €\n"
+    server = LineServer("127.0.0.1")
+    own = [c for c in psutil.Process().net_connections("inet") if c.laddr.port == server.address[1]]
+    assert {connection.laddr.ip for connection in own} == {"127.0.0.1"}
+
+    def send(secret: str, line: str) -> None:
+        with socket.create_connection(server.address) as link:
+            link.sendall(f"{secret} [worker-0]<stdout>: \n{line}".encode())
+            link.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionResetError):
+                assert link.recv(1) == b""  # all that will be printed is
+
+    earlier = server.secret
+    send("wrong", "forged")
+    send(earlier, "€\n\nhalf a line")
+    server.next_attempt("again")
+    send(earlier, "too late")
+    tag = "[worker-0]<stdout>: "
+    assert capfdbinary.readouterr().out.decode() == f"{tag}€\n{tag}\n{tag}half a line\nagain\n"
 
 
-# For real, on threads of this machine
+# Threads of this machine; lesson 14 trains there
 
 
-def test_the_workshops_script_runs_unmodified_in_a_barrier_stage(tmp_path: Path, watch: Watch) -> None:
-    job = TrainingJob.load(JOBS / "mnist_torch_ddp").replace(arguments={"epochs": 2})
-    with Spark(output=tmp_path / "model").launch(job) as run:
-        assert watch.eventually(
-            lambda: len(run.starts) == 2 or run.state is not RunState.RUNNING, PATIENCE_SECONDS
-        )
-        jvms = {
-            pid
-            for pid, command in family(run.process_ids["driver-0"]).items()
-            if "java" in command.partition(" ")[0]
-        }
-        assert listening(jvms) == {"127.0.0.1"}
-        run.wait(PATIENCE_SECONDS)
-    metrics = run.metrics
-    assert set(metrics["worker"]) == {"worker-0", "worker-1"}
-    assert sorted(start["rank"] for start in run.starts) == [0, 1]  # and each once
-    steps = metrics[metrics["loss"].notna()].groupby("worker")["step"].apply(list)
-    assert steps["worker-0"] == steps["worker-1"]
-    assert metrics["accuracy"].dropna().iloc[-1] > 0.6
-    assert (tmp_path / "model" / "model.pt").is_file()
-
-
-def test_a_rank_that_fails_is_blamed_and_the_others_are_stopped(make_job: MakeJob) -> None:
+@pytest.mark.usefixtures("nothing_is_left_of_it")
+def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(
+    make_job: MakeJob, watch: Watch, tmp_path: Path
+) -> None:
     job = make_job(
-        RANK,
         """
+        import os, pathlib, sys, time
+        from workshop_utils import place
+        here = place.here()
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "GLOO_SOCKET_IFNAME")
+        print(*[os.environ[name] for name in names], os.environ["MASTER_PORT"].isdigit(), *sys.argv[1:])
         print("to stderr", file=sys.stderr)
+        here.model_folder.joinpath(here.name).touch()
+        while not here.model_folder.joinpath("go").exists():
+            time.sleep(0.05)
         if here.rank == 1:
             sys.exit("rank 1 has had enough")
         time.sleep(120)
@@ -131,17 +125,32 @@ def test_a_rank_that_fails_is_blamed_and_the_others_are_stopped(make_job: MakeJo
         strategy="torch_ddp",
         workers=2,
         timeout="4min",
+        arguments={"word": "it's"},
+        outputs=str(tmp_path / "out"),
     )
-    with Spark().launch(job) as run, pytest.raises(RunFailed) as failure:
-        run.wait(PATIENCE_SECONDS)
-    assert str(failure.value).startswith(
-        f"{job.name} failed: worker-1 (rank 1) ended with exit code 1; the others were stopped."
-    )
+    with Spark().launch(job) as run:
+        ready = watch.eventually(
+            lambda: len(list((tmp_path / "out").glob("worker-*"))) == 2 or run.state is not RunState.RUNNING,
+            PATIENCE_SECONDS,
+        )
+        assert ready
+        driver = family(run.process_ids["driver-0"])
+        assert listening(set(driver)) == {"127.0.0.1"}
+        (tmp_path / "out" / "go").touch()
+        with pytest.raises(RunFailed) as failure:
+            run.wait(PATIENCE_SECONDS)
+    message = f"{job.name} failed: worker-1 (rank 1) ended with exit code 1; the others were stopped."
+    assert str(failure.value).startswith(message)
     assert str(failure.value).endswith("rank 1 has had enough")
-    assert next(line.text for line in run.logs(worker="worker-1") if line.stream == "stderr") == "to stderr"
+    assert sorted(start["rank"] for start in run.starts) == [0, 1]
+    for rank in range(2):
+        lines = {(line.stream, line.text) for line in run.logs(worker=f"worker-{rank}")}
+        told = f"{rank} 2 {rank} 127.0.0.1 lo True --word it's"
+        assert lines >= {("stdout", told), ("stderr", "to stderr")}
 
 
-def test_who_is_killed_while_a_job_runs_leaves_no_java_behind(tmp_path: Path, watch: Watch) -> None:
+@pytest.mark.usefixtures("nothing_is_left_of_it")
+def test_a_killed_launching_process_leaves_no_java_behind(tmp_path: Path, watch: Watch) -> None:
     code = (
         "import time; from workshop_utils.jobs import TrainingJob; from workshop_utils.launchers.spark import Spark;"
         f"run = Spark().launch(TrainingJob.load({str(JOBS / 'mnist_torch_ddp')!r})); time.sleep(300)"
@@ -158,3 +167,71 @@ def test_who_is_killed_while_a_job_runs_leaves_no_java_behind(tmp_path: Path, wa
         finally:
             notebook.kill()
     # The fixture looks for what is left.
+
+
+# A cluster of real processes
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[StandaloneCluster]:
+    """A cluster for the tests below; nothing is left of it afterwards, nor of what it ran."""
+    before = set(marked_processes())
+    with StandaloneCluster(workers=2) as started:
+        secret = started.settings().secret_file
+        assert secret is not None
+        yield started
+    assert eventually(lambda: not set(marked_processes()) - before), marked_processes()
+    assert not secret.parent.exists()
+
+
+def test_the_cluster_is_on_loopback_and_lets_nobody_in_without_its_secret(
+    cluster: StandaloneCluster, make_job: MakeJob
+) -> None:
+    assert listening(set(cluster.process_ids.values())) == {"127.0.0.1"}
+    secret = cluster.settings().secret_file
+    assert secret is not None
+    assert stat.S_IMODE(secret.parent.stat().st_mode) == 0o700
+    request = Spark(cluster.settings()).render(make_job("", strategy="torch_ddp", workers=2))
+    assert f"spark.authenticate.secret {secret.read_text()}\n" in request.files["conf/spark-defaults.conf"]
+    assert "spark.authenticate.secret ****\n" in str(request)
+    assert secret.read_text() not in str(request)
+
+
+def test_after_a_lost_executor_all_ranks_start_again_as_often_as_restarts_allow(
+    cluster: StandaloneCluster, make_job: MakeJob, watch: Watch
+) -> None:
+    job = make_job(
+        """
+        import time
+        from workshop_utils import place
+        here = place.here()
+        for step in range(1, 2000):
+            place.report(step=step, loss=float(place.restart_count()))
+            time.sleep(0.05)
+        """,
+        strategy="torch_ddp",
+        workers=2,
+        timeout="4min",
+    )
+    with Spark(cluster.settings(restarts=1)).launch(job) as run:
+        for attempt in range(2):
+            watch.eventually(lambda number=attempt: both_report(run, number), PATIENCE_SECONDS)
+            assert run.state is RunState.RUNNING, run.reason
+            (executor,) = cluster.executors("worker-1")
+            psutil.Process(executor).kill()
+        with pytest.raises(RunFailed) as failure:
+            run.wait(PATIENCE_SECONDS)
+    assert f"{job.name} failed: executor" in str(failure.value)
+    assert "was lost (Command exited with code 137); the others were stopped." in str(failure.value)
+    assert len(run.starts) == 4  # two ranks, twice
+    assert all(record["loss"] == record["attempt"] for record in run.records)
+    lines = [line.text for line in run.logs(worker="driver-0")]
+    assert any(line.startswith("Spark: all ranks start again after: executor") for line in lines)
+    # The cluster outlives the job, and has no executor of it left.
+    assert watch.eventually(lambda: not cluster.executors("worker-0") + cluster.executors("worker-1"), 60)
+
+
+def both_report(run: SparkRun, attempt: int) -> bool:
+    """Whether both ranks of the attempt have reported, or the run has ended."""
+    ranks = {record["rank"] for record in run.records if record["attempt"] == attempt}
+    return len(ranks) == 2 or run.state is not RunState.RUNNING

@@ -52,6 +52,8 @@ PLAIN = """
     if what != "nothing" and first:
         time.sleep(1000)
     place.report(step=1, loss=here.rank + 0.5)
+    if what == "kill":  # until it is stopped
+        time.sleep(1000)
 """
 Make = Callable[..., TrainingJob]
 
@@ -71,8 +73,14 @@ def make(make_job: MakeJob) -> Make:
 def test_the_application_is_one_torchrun_a_node(make: Make) -> None:
     # TorchX's own notation has no way to write these: a quote, the same word twice, an equals sign, a comma.
     awkward = {"a": "it's", "b": -1, "c": -1}
-    job = make(workers=6, arguments=awkward, environment={"FLAGS": "x=1,y=2"}, resources={"cpu": 2})
-    rendered = TorchX(processes_per_node=2, max_restarts=1).render(job)
+    job = make(
+        workers=6,
+        processes_per_node=2,
+        arguments=awkward,
+        environment={"FLAGS": "x=1,y=2"},
+        resources={"cpu": 2},
+    )
+    rendered = TorchX(max_restarts=1).render(job)
     (role,) = rendered.application["roles"]
     assert (role["num_replicas"], role["resource"]["cpu"], role["env"]["FLAGS"]) == (3, 4, "x=1,y=2")
     words = role["args"][1].split()
@@ -104,9 +112,20 @@ def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_
     assert {mount["name"] for mount in first["volumeMounts"]} == set(volumes)
 
 
-def test_a_name_that_would_be_too_long_for_a_pod_is_refused(make: Make) -> None:
+def test_what_a_cluster_cannot_have_is_refused(make: Make) -> None:
     with pytest.raises(JobError, match="it may have at most 37 characters"):
         TorchX(scheduler="kubernetes").render(make(name="b" * 38))
+    with pytest.raises(JobError, match="outputs is '/models'; here it must be claim:NAME"):
+        TorchX(scheduler="kubernetes").render(make(outputs="/models"))
+
+
+def test_the_old_setting_of_processes_per_node_still_works_and_names_its_new_place(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = TorchX(processes_per_node=2)
+    assert "write 'processes_per_node: 2' into job.yaml" in capsys.readouterr().err
+    assert place.layout(make(workers=4)) == (2, 2)
+    assert place.layout(make(workers=4, processes_per_node=4)) == (1, 4)  # the job's own counts
 
 
 # Real processes
@@ -160,18 +179,17 @@ def test_a_worker_that_fails_is_named_with_its_last_lines_though_its_peer_would_
     assert {line.strip() for line in last} >= {"ready 1", "disk full"}
 
 
-def test_a_worker_that_was_killed_is_restarted_with_all_others(make: Make) -> None:
-    settings = TorchX(processes_per_node=2, max_restarts=1)
-    run = settings.launch(make(what="1:kill")).wait(240)
+def test_a_killed_worker_is_restarted_with_all_others_and_stopping_leaves_nothing(
+    make: Make, watch: Watch, tmp_path: Path
+) -> None:
+    job = make(what="1:kill", processes_per_node=2, outputs=str(tmp_path / "out"))
+    with TorchX(max_restarts=1).launch(job) as run:
+        watch.eventually(lambda: len(run.records) == 2 or run.state is not RunState.RUNNING, 240)
+    assert run.state is RunState.STOPPED, run.reason
     assert sorted(run.metrics["loss"]) == [0.5, 1.5]
     assert len(run.starts) >= 3  # worker-0 of the first start may have been ended before it could say so
     assert {line.worker for line in run.logs() if "exitcode: -9" in line.text} == {"node-0"}
-
-
-def test_stopping_leaves_nothing(make: Make) -> None:
-    with TorchX(processes_per_node=2).launch(make(what="7:wait")) as run:
-        assert any("ready" in line.text for line in run.logs(follow=True)), run.reason
-    assert run.state is RunState.STOPPED
+    assert (tmp_path / "out").is_dir()
 
 
 def test_lines_that_torchrun_has_torn_are_whole_again() -> None:

@@ -20,8 +20,7 @@ from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.kubernetes import Kubernetes
 from workshop_utils.launchers.kubernetes.operators import pods_of
-from workshop_utils.launchers.sagemaker import contract, prices
-from workshop_utils.launchers.sagemaker.hosts import host_names
+from workshop_utils.launchers.sagemaker import price, toolkit
 from workshop_utils.lessons import checks
 from workshop_utils.lessons.checks import (
     NotYet,
@@ -99,11 +98,11 @@ def test_a_slip_of_the_unit_is_told_and_an_unknown_number_gets_the_reason():
 
 
 def test_questions_on_sagemaker_and_kubernetes_have_the_answers_of_contract_prices_and_manifests():
-    cluster = contract.parameter_server_cluster(host_names(5))
+    cluster = toolkit.parameter_server_cluster(toolkit.host_names(5))
     assert sagemaker.processes_of_five_hosts(sum(map(len, cluster.values()))).state == "right"
-    dollars = 4 * prices.DOLLARS_AN_HOUR["ml.p3.2xlarge"] * 1.5
+    dollars = 4 * price.DOLLARS_AN_HOUR["ml.p3.2xlarge"] * 1.5
     assert sagemaker.most_dollars(dollars).state == "right"
-    assert sagemaker.place_of_the_second_host(host_names(12).index("algo-2")).state == "right"
+    assert sagemaker.place_of_the_second_host(toolkit.host_names(12).index("algo-2")).state == "right"
     job = TrainingJob.load(ROOT / "jobs/mnist_parameter_server").replace(workers=4, parameter_servers=2)
     pods = len(pods_of(Kubernetes().render(job)))
     assert kubernetes.pods_made_and_awaited((pods, 1)).state == "right"

@@ -306,7 +306,7 @@ def clean_up(
 ) -> None:
     """List what the workshop has left in your AWS account, found by its tag, and remove it once you agree."""
     from workshop_utils.launchers.sagemaker import account, cleanup
-    from workshop_utils.launchers.sagemaker.errors import AwsError
+    from workshop_utils.launchers.sagemaker.account import AwsError
 
     aws = account.profile(region)
     typer.echo(f"looking at {aws}")

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 LAST_LINES = 12  # of a worker that failed, in the message
 
-# Rank 1 under `mpirun --tag-output` (Open MPI 4 and 5) is [1,1]<stdout>: and under our own drivers [worker-1]<stdout>:
+# Rank 1 under `mpirun --tag-output` (Open MPI 4 and 5) is [1,1]<stdout>: and [1,mpirank:1,algo-1]<stdout>: on
+# SageMaker; under our own drivers it is [worker-1]<stdout>:
 _TAG = re.compile(
-    r"\[(?:[^\],]*,(?P<rank>\d+)|(?P<name>worker-\d+))\]<(?P<stream>stdout|stderr)>: ?(?P<text>.*)"
+    r"\[(?:[^\],]*,(?:mpirank:)?(?P<rank>\d+)(?:,algo-\d+)?|(?P<name>worker-\d+))\]"
+    r"<(?P<stream>stdout|stderr)>: ?(?P<text>.*)"
 )
 # mpirun and its child both put the child into a process group; the second one is refused, and prints this.
 _RACE = re.compile(r"\[\S+\] plm:ssh: Warning: setpgid\(")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 
-from workshop_utils.strategies import Strategy
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.strategies import Strategy, strategy_of
 
 PACKAGE = Path(__file__).parents[1]
+LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git", ".venv"}
 
 
 def shipped(strategy: Strategy) -> dict[str, str]:
@@ -21,3 +25,18 @@ def shipped(strategy: Strategy) -> dict[str, str]:
         files += sorted(path for folder in ("comm", "parallel") for path in (PACKAGE / folder).glob("*.py"))
     text = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in files}
     return {f"workshop_utils/{name}": content for name, content in {"__init__.py": "", **text}.items()}
+
+
+def packed(job: TrainingJob) -> bytes:
+    """A `.tar.gz` of the job's folder, with the modules that its script may import beside the script."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as file:
+        for path in sorted(path for path in job.folder.rglob("*") if path.is_file()):
+            relative = path.relative_to(job.folder)
+            if not LEFT_OUT & set(relative.parts):
+                file.add(path, relative.as_posix())
+        for name, text in shipped(strategy_of(job)).items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text.encode())
+            file.addfile(entry, io.BytesIO(text.encode()))
+    return archive.getvalue()

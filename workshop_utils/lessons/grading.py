@@ -30,7 +30,7 @@ import nbformat
 import pandas as pd
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.local.group import Event, Process, ProcessGroup
+from workshop_utils.launchers.local.run import Event, Process, ProcessGroup
 from workshop_utils.lessons import editions
 from workshop_utils.lessons.selection import notebook_paths, read_notebook
 

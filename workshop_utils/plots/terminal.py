@@ -47,7 +47,8 @@ def _draw(run: Run, console: Console) -> None:
 
 
 def _table(run: Run) -> Table:
-    table = Table(title=f"{run.name}: {run.state}, {run.seconds:.1f} s", title_justify="left")
+    waits = f"; it waits for {run.waits_for}" if run.waits_for else ""
+    table = Table(title=f"{run.name}: {run.state}, {run.seconds:.1f} s{waits}", title_justify="left")
     table.add_column("worker")
     table.add_column("state")
     for name in COLUMNS:
@@ -69,9 +70,12 @@ def _values(report: Mapping[Any, Any]) -> dict[str, str]:
 
 def _print(run: Run) -> None:
     """Without a terminal: each report as a line of text, as it comes."""
-    printed = 0
+    printed, waits_for = 0, ""
     while True:
         running = run.state is RunState.RUNNING
+        if run.waits_for != waits_for:
+            waits_for = run.waits_for
+            print(f"{run.name} waits for {waits_for}" if waits_for else f"{run.name} has started")
         records = run.records[printed:]
         for record in records:
             values = ", ".join(f"{name} {text}" for name, text in _values(record).items() if text)

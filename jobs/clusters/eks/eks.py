@@ -24,7 +24,7 @@ import typer
 import yaml
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.kubernetes import rules
+from workshop_utils.launchers.kubernetes import check
 from workshop_utils.scaling import catalogue
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -44,7 +44,7 @@ PROGRAMS = {"create": ("aws", "eksctl", "kubectl", "helm"), "delete-all": ("aws"
 
 
 def load(name: str) -> dict[str, Any]:
-    """The ClusterConfig in the file of that name. Raises JobError if there is none, or eksctl would refuse it."""
+    """The ClusterConfig in the file of that name. Raises JobError if there is none, or a field is wrong."""
     files = {path.stem: path for path in sorted((ROOT / FOLDER / "clusters").glob("*.yaml"))}
     if name not in files:
         raise JobError(f"cluster is {name!r}; {FOLDER}/clusters has {', '.join(files)}, and room for yours")
@@ -54,7 +54,7 @@ def load(name: str) -> dict[str, Any]:
         raise JobError(f"{files[name]} is not readable as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise JobError(f"{files[name]} must hold a ClusterConfig of eksctl.io/v1alpha5")
-    rules.body(config)
+    check.require(config)
     for index, group in enumerate(config.get("managedNodeGroups") or [{}]):
         for field in ("availabilityZones", "desiredCapacity", "instanceType"):
             if group.get(field) in (None, "", []):

@@ -4,7 +4,11 @@
 
 A cluster drops a field that it does not know, in silence, unless it is asked to be strict. The fields of Kubernetes's
 own kinds are those of its client, `kubernetes`; those of the others stand in `crds/`, which is made from the operators'
-resource definitions. Both are read as schemas, in the words of JSON Schema, and one check walks over them.
+resource definitions. What an operator asks for in its own code stands in `crds/operators.yaml` if it concerns a single
+field, and below if it concerns several. Schemas are written in the words of JSON Schema, and one check walks over them.
+
+Sources: training-operator v1.9.4, pkg/webhooks; mpi-operator v0.8, pkg/apis/kubeflow/validation; trainer v2.3.0, the
+rules of the TrainJob's resource definition; volcano, pkg/webhooks/admission/jobs/validate.
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ from typing import Any
 import kubernetes.client as core
 import yaml
 
+from workshop_utils.jobs import JobError
+
 Schema = Mapping[str, Any]
 
-CRDS = {tuple(path.stem.rsplit("_", 1)): path for path in (Path(__file__).parent / "crds").glob("*.yaml")}
+CRDS = Path(__file__).parent / "crds"
 CORE = {
     "v1": ("ConfigMap", "Namespace", "PersistentVolumeClaim", "Service", "ServiceAccount"),
     "apps/v1": ("DaemonSet", "Deployment"),
@@ -29,9 +35,10 @@ CORE = {
     "rbac.authorization.k8s.io/v1": ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
     "storage.k8s.io/v1": ("StorageClass",),
 }
+LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1035
 # How Kubernetes writes an amount: 500m, 2Gi, 1e3. Source: apimachinery, pkg/api/resource, `Quantity`.
 QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(([KMGTPE]i|[numkMGTPE])|[eE][+-]?\d+)?")
-# By type: what it is in Python, and what is said to whoever wrote something else.
+# By type: what it is in Python, and the words for it in a message.
 TYPES: dict[str, tuple[Any, str]] = {
     "string": (str, "a text; put it in quotes"),
     "integer": (int, "a whole number"),
@@ -40,28 +47,31 @@ TYPES: dict[str, tuple[Any, str]] = {
     "array": (list, "a list"),
     "object": (dict, "an object with fields of its own"),
 }
-A_MAP = "a map of names to values"
-AN_AMOUNT = "an amount such as 500m, 2 or 2Gi"
 # What the client calls the types of its fields, and those that it calls texts though they are amounts.
 CLIENT_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "datetime": "string"}
-AMOUNT: Schema = {"type": "quantity"}
 AMOUNTS = {
-    "limits": {"type": "object", "additionalProperties": AMOUNT},
-    "requests": {"type": "object", "additionalProperties": AMOUNT},
-    "size_limit": AMOUNT,
+    "limits": {"type": "object", "additionalProperties": {"type": "quantity"}},
+    "requests": {"type": "object", "additionalProperties": {"type": "quantity"}},
+    "size_limit": {"type": "quantity"},
 }
 
 
-def problems_of(described: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with `described`, a sentence each; nothing where it is an object of its kind."""
-    version, kind = described.get("apiVersion"), described.get("kind")
-    schema = _schema_of_kind(str(version), str(kind))
+def require(described: Mapping[str, Any]) -> None:
+    """Raise JobError where a cluster or an operator would refuse `described`, with a line for each reason."""
+    if problems := problems_of(described):
+        raise JobError("\n".join(problems))
+
+
+def problems_of(described: Mapping[str, Any]) -> list[str]:
+    """What is wrong with `described`, a sentence each: with single fields, or else with several together."""
+    version, kind = str(described.get("apiVersion")), str(described.get("kind"))
+    schema = _schema_of_kind(version, kind)
     if schema is None:
-        known = [f"{kind} of {version}" for version, kinds in CORE.items() for kind in kinds]
-        known += sorted(f"{kind} of {version.replace('_', '/')}" for version, kind in CRDS)
-        yield f"apiVersion and kind are {version!r} and {kind!r}; they must be one of: {', '.join(known)}"
-    else:
-        yield from _problems(dict(described), schema, "")
+        names = [f"{kind} of {version}" for version, kinds in CORE.items() for kind in kinds]
+        tables = [path.stem.rsplit("_", 1) for path in sorted(CRDS.glob("*_*.yaml"))]
+        names += [f"{kind} of {version.replace('_', '/')}" for version, kind in tables]
+        return [f"apiVersion and kind are {version} and {kind}; they must be one of: {', '.join(names)}"]
+    return [*_problems(dict(described), schema, "")] or [*_problems_together(described)]
 
 
 def is_quantity(value: object) -> bool:
@@ -71,41 +81,44 @@ def is_quantity(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+# Schemas
+
+
 @functools.cache
 def _schema_of_kind(version: str, kind: str) -> Schema | None:
     if kind in CORE.get(version, ()):
         return {"model": f"V1{kind}"}
-    path = CRDS.get((version.replace("/", "_"), kind))
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if path else None
+    path = CRDS / f"{version.replace('/', '_')}_{kind}.yaml"
+    if not path.is_file():
+        return None
+    asked = yaml.safe_load((CRDS / "operators.yaml").read_text(encoding="utf-8"))
+    return _merged(yaml.safe_load(path.read_text(encoding="utf-8")), asked.get(path.stem, {}))
+
+
+def _merged(schema: Any, further: Any) -> Any:
+    """`schema` with what `further` adds at any depth."""
+    if not (isinstance(schema, dict) and isinstance(further, dict)):
+        return further
+    return {**schema, **{name: _merged(schema.get(name), each) for name, each in further.items()}}
 
 
 @functools.cache
 def _schema_of_model(name: str) -> Schema:
     """The schema of one of the client's classes."""
     model: Any = vars(core)[name]
-    return {
-        "type": "object",
-        "required": [model.attribute_map[each] for each in _required(model)],
-        "properties": {
-            model.attribute_map[each]: AMOUNTS.get(each) or _schema_of_type(written)
-            for each, written in model.openapi_types.items()
-        },
-    }
-
-
-def _required(model: type) -> list[str]:
-    """What the client's class refuses to be made without; it names one at a time."""
-    given: dict[str, Any] = {}
-    while True:
+    blank = model.__new__(model)
+    blank.local_vars_configuration = core.Configuration()
+    required = []
+    for attribute, field in model.attribute_map.items():
         try:
-            model(**given)
-        except ValueError as error:
-            missing = re.search(r"Invalid value for `(\w+)`, must not be `None`", str(error))
-            if missing is None:  # it did not like what it was given
-                return list(given)
-            given[missing[1]] = object()
-        else:
-            return list(given)
+            setattr(blank, attribute, None)
+        except ValueError:  # how the client refuses to do without a field
+            required.append(field)
+    properties = {
+        field: AMOUNTS.get(attribute) or _schema_of_type(model.openapi_types[attribute])
+        for attribute, field in model.attribute_map.items()
+    }
+    return {"type": "object", "required": required, "properties": properties}
 
 
 def _schema_of_type(written: str) -> Schema:
@@ -119,15 +132,18 @@ def _schema_of_type(written: str) -> Schema:
     return {"model": written} if written in vars(core) else {}
 
 
+# One field
+
+
 def _problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
     """What is wrong with `value`, which stands at `path`."""
     if value is None:
         yield f"{path} has no value; give it one, or leave the field out"
         return
     if "model" in schema:
-        schema = _schema_of_model(schema["model"])
-    if wanted := _what_would_be_right(value, schema):
-        yield f"{path} is {value!r}; it must {wanted}"
+        schema = {**schema, **_schema_of_model(schema["model"])}
+    if advice := _advice(value, schema):
+        yield f"{path} is {value!r}; it must {advice}"
     elif "properties" in schema:
         yield from _problems_of_fields(value, schema, f"{path}." if path else "")
     elif "additionalProperties" in schema:
@@ -140,29 +156,45 @@ def _problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
 
 def _problems_of_fields(values: Mapping[str, Any], schema: Schema, path: str) -> Iterator[str]:
     fields = schema["properties"]
-    for name in schema.get("required", ()):
-        if name not in values:
-            yield f"{path}{name} is missing"
+    problems = [f"{path}{name} is missing" for name in schema.get("required", ()) if name not in values]
     for name, value in values.items():
         if name in fields:
-            yield from _problems(value, fields[name], f"{path}{name}")
+            problems += _problems(value, fields[name], f"{path}{name}")
         else:
             close = difflib.get_close_matches(str(name), fields, n=1)
-            known = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(sorted(fields))}"
-            yield f"{path}{name}: unknown field; {known}"
+            advice = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(sorted(fields))}"
+            problems.append(f"{path}{name}: unknown field; {advice}")
+    if "trains" in schema and not problems:
+        problems += _problems_of_containers(
+            values.get("spec", {}), schema["trains"], f"{path}spec.containers"
+        )
+    yield from problems
 
 
-def _what_would_be_right(value: Any, schema: Schema) -> str | None:
-    """What `value` must be or have, if it is or has not."""
+def _problems_of_containers(spec: Mapping[str, Any], trains: str, path: str) -> Iterator[str]:
+    """What is wrong with a pod's containers, if the operator looks for one that is called `trains` (or for any)."""
+    containers = spec.get("containers", [])
+    if not containers:
+        yield f"{path} is missing or empty"
+    elif trains and trains not in [each["name"] for each in containers]:
+        yield f"{path}: none is named {trains!r}; the operator would not know which one trains"
+    for index, each in enumerate(containers):
+        if not each.get("image"):
+            yield f"{path}[{index}].image is missing"
+
+
+def _advice(value: Any, schema: Schema) -> str | None:
+    """What `value` must be or have; None if it is and has all that."""
     wanted = schema.get("type")
     if wanted == "quantity":
-        return None if is_quantity(value) else f"be {AN_AMOUNT}"
+        return None if is_quantity(value) else "be an amount such as 500m, 2 or 2Gi"
     if wanted is not None:
         kind, words = TYPES[wanted]
         if not isinstance(value, kind) or (isinstance(value, bool) and wanted != "boolean"):
-            return f"be {A_MAP if wanted == 'object' and 'properties' not in schema else words}"
+            is_map = wanted == "object" and "properties" not in schema
+            return f"be {'a map of names to values' if is_map else words}"
     if "enum" in schema and value not in schema["enum"]:
-        return f"be one of {', '.join(map(repr, schema['enum']))}"
+        return f"be {' or '.join(map(str, schema['enum']))}"
     if "pattern" in schema and not re.search(schema["pattern"], value):
         return f"match {schema['pattern']}"
     if "minimum" in schema and value < schema["minimum"]:
@@ -174,3 +206,45 @@ def _what_would_be_right(value: Any, schema: Schema) -> str | None:
     if "maxLength" in schema and len(value) > schema["maxLength"]:
         return f"have at most {schema['maxLength']} characters"
     return None
+
+
+# Several fields
+
+
+def _problems_together(described: Mapping[str, Any]) -> Iterator[str]:
+    """What an operator would refuse of an object each of whose fields is right."""
+    name, spec = described.get("metadata", {}).get("name", ""), described.get("spec", {})
+    if not LABEL.fullmatch(name):
+        yield (
+            f"metadata.name is {name!r}; it must be lower-case letters, digits and '-', start with a letter, and be "
+            "at most 63 long"
+        )
+    match described["kind"]:
+        case "TFJob":
+            replicas = spec["tfReplicaSpecs"]
+            if (
+                sum(replicas.get(role, {"replicas": 0}).get("replicas", 1) for role in ("Chief", "Master"))
+                > 1
+            ):
+                yield "spec.tfReplicaSpecs: there is more than one Chief or Master; at most one may be"
+        case "PyTorchJob":
+            if "elasticPolicy" in spec and "Worker" not in spec["pytorchReplicaSpecs"]:
+                yield "spec.pytorchReplicaSpecs.Worker is missing; an elasticPolicy needs it"
+        case "MPIJob":
+            workers = spec["mpiReplicaSpecs"].get("Worker", {}).get("replicas", 1)
+            if len(last := f"{name}-worker-{workers - 1}") > 63:
+                yield f"metadata.name is too long: {last}, a pod's name, would have more than 63 characters"
+        case "Job" if "tasks" in spec:
+            total = sum(task.get("replicas", 0) for task in spec["tasks"])
+            if spec.get("minAvailable", 0) > total:
+                least = spec["minAvailable"]
+                yield f"spec.minAvailable is {least}; it may be at most {total}, the replicas of all tasks"
+        case "ClusterConfig":
+            zones = described.get("availabilityZones", [])
+            if len(zones) == 1:
+                yield f"availabilityZones is {zones}; the control plane of a cluster stands in at least two"
+            for index, group in enumerate(described.get("managedNodeGroups", [])):
+                sizes = [group[size] for size in ("minSize", "desiredCapacity", "maxSize") if size in group]
+                if sizes != sorted(sizes):
+                    path = f"managedNodeGroups[{index}]"
+                    yield f"{path}: minSize, desiredCapacity and maxSize must be in that order, but are {sizes}"

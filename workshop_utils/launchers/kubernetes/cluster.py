@@ -1,16 +1,22 @@
-"""What is asked of a cluster: make the objects of a job, look at them, delete them."""
+"""What a cluster is asked: make the objects of a job, look at them, delete them.
+
+Where it is busy, or was not reached, it is asked again; where it says no, the error says what to do.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kubernetes import client
+import urllib3
+import yaml
+from kubernetes import client, config
 
-from workshop_utils.launchers.kubernetes.calls import KubernetesError, call
-from workshop_utils.launchers.kubernetes.manifest import Manifest, yaml_of
+from workshop_utils.launchers.kubernetes.manifest import Manifest
 
 # By which label the pods of a job are found, by the group of its kind; the others have the training operators'.
 POD_LABELS = {
@@ -23,178 +29,255 @@ OPERATORS_LABEL = "training.kubeflow.org/job-name"
 # Source: trainer v2.3.0, pkg/runtime/core/trainingruntime.go, `ValidateObjects`.
 RUNTIME_UNKNOWN = "must be created before the TrainJob"
 REFUSALS = {400, 403, 404, 409, 422}  # of one object; others might be made all the same
+TRIES = 5
+FIRST_PAUSE_SECONDS = 0.5  # doubled at each further try
+LONGEST_PAUSE_SECONDS = 30.0
+TIMEOUT_SECONDS = (10, 60)  # to connect, and for each part of an answer
+BUSY = {429, 500, 502, 503, 504}
+BUSY_BEFORE = {429, 503}  # a creation with this answer has not happened
 GONE_SECONDS = 60.0
 POLL_SECONDS = 0.5
+ADVICE = {
+    400: "the cluster cannot read the object as one of its kind",
+    401: "the cluster does not know you: log in again; your login has expired, or is another cluster's",
+    403: "you may not do that; whoever runs the cluster grants it by a Role and a RoleBinding in the namespace",
+    404: "there is no such thing; look at the namespace, and whether the operator for this kind is installed",
+    409: "something of that name exists already; delete it, or give the job another name",
+    422: "the cluster, or an operator, does not accept the object",
+    429: f"the cluster still asks to slow down after {TRIES} tries; wait a minute and try again",
+    500: f"the cluster still fails after {TRIES} tries; its log knows why",
+}
 
 
-@dataclass(frozen=True)
-class DryRun:
-    """What a cluster would have made: its objects with the defaults that it filled in; and what it could not check."""
+class KubernetesError(ValueError):
+    """The cluster did not do what it was asked to; the message says what was asked, why not, and what to do."""
 
-    objects: tuple[dict[str, Any], ...]
-    notes: tuple[str, ...] = ()
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
-    def __str__(self) -> str:
-        said = [f"{_named(each)}: would be made" for each in self.objects] + list(self.notes)
-        # The files that travel are in the job's folder; nobody wants to read them here.
-        shown = [each for each in self.objects if each["kind"] != "ConfigMap"]
-        return "".join(f"# {line}\n" for line in said) + yaml_of(shown)
-
-    __repr__ = __str__
+    def _render_traceback_(self) -> list[str]:
+        # As RunFailed does: the message is for people, the frames are not.
+        return [f"{type(self).__name__}: {self}"]
 
 
-class Cluster:
+class _Patience(urllib3.Retry):
+    """Asks again where the cluster is busy or was not reached; creates only where it has certainly not happened yet."""
+
+    def is_retry(self, method: str, status_code: int, has_retry_after: bool = False) -> bool:
+        return status_code in (BUSY_BEFORE if method == "POST" else BUSY)
+
+    def get_retry_after(self, response: Any) -> float | None:
+        seconds = super().get_retry_after(response)
+        return seconds and min(seconds, LONGEST_PAUSE_SECONDS)
+
+
+def connect(context: str | None = None) -> client.ApiClient:
+    """A client by KUBECONFIG or ~/.kube/config, or, in a pod, by its service account.
+
+    Raises:
+        KubernetesError: if there is neither.
+    """
+    configuration = client.Configuration()
+    try:
+        # The client itself reads the variable once, when it is imported; a notebook may set it later.
+        file = os.environ.get("KUBECONFIG")
+        config.load_kube_config(file, context=context, client_configuration=configuration)
+    except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
+        why = " ".join(str(error).split())
+        try:
+            config.load_incluster_config(client_configuration=configuration)
+        except config.ConfigException:
+            raise KubernetesError(
+                f"there is no cluster to talk to ({why}); name a kubeconfig in KUBECONFIG. Without a cluster, "
+                "--render shows what would be sent, and --on kubernetes-local runs the same pods on this machine"
+            ) from None
+    configuration.retries = _Patience(
+        TRIES - 1,
+        # The answer to these may be lost: doing them twice does no harm.
+        allowed_methods=("GET", "PATCH", "DELETE"),
+        backoff_factor=FIRST_PAUSE_SECONDS,
+        backoff_max=LONGEST_PAUSE_SECONDS,
+        raise_on_status=False,
+    )
+    return client.ApiClient(configuration)
+
+
+@contextlib.contextmanager
+def explained(asked: str) -> Iterator[None]:
+    """Raises the client's errors in the block as KubernetesError; `asked` says in words what the block asks for."""
+    try:
+        yield
+    except client.ApiException as error:
+        try:
+            message = json.loads(error.body)["message"]  # of a Status object, with all that is wrong
+        except (ValueError, KeyError, TypeError):  # a proxy on the way answers in its own words
+            message = error.reason or error.status
+        advice = ADVICE.get(error.status, f"the cluster answered {error.status}")
+        raise KubernetesError(f"{asked}: {advice}. Kubernetes says: {message}", error.status) from None
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        why = getattr(error, "reason", error)
+        raise KubernetesError(f"{asked}: the cluster does not answer ({why}); is it up?") from None
+
+
+class JobObjects:
     """The objects of one manifest on a cluster. `config_maps` hold what its pods mount."""
 
     def __init__(self, api: client.ApiClient, manifest: Manifest, config_maps: list[dict[str, Any]]) -> None:
-        metadata = manifest.resource["metadata"]
-        self.name: str = metadata["name"]
-        self.namespace: str = metadata["namespace"]
-        self.kind: str = manifest.resource["kind"]
-        self._api, self._manifest, self._config_maps = api, manifest, config_maps
-        self._custom, self._core = client.CustomObjectsApi(api), client.CoreV1Api(api)
+        self.resource = manifest.resource
+        self.name: str = self.resource["metadata"]["name"]
+        self.namespace: str = self.resource["metadata"]["namespace"]
+        self.deleted = False
+        self._api, self._before, self._config_maps = api, manifest.before, config_maps
 
     def create(self) -> None:
         """Make everything; where something cannot be made, what was made before is deleted again.
 
-        The ConfigMaps come last, and belong to the job, as does what it refers to: whoever deletes it, or if it is
-        deleted because nobody did in time, they go with it. Its pods wait for them.
+        The ConfigMaps come last, and the pods wait for them. The job owns them and what it refers to, so that all of
+        it goes when the job is deleted, whoever deletes it.
 
         Raises:
             KubernetesError: where the cluster refuses.
         """
         made: list[Mapping[str, Any]] = []
         try:
-            for described in self._manifest.objects:
+            for described in (*self._before, self.resource):
                 answer = self._create(described)
                 made.append(described)
-            owner = {key: self._manifest.resource[key] for key in ("apiVersion", "kind")}
+            owner = {key: self.resource[key] for key in ("apiVersion", "kind")}
             owner |= {"name": self.name, "uid": answer["metadata"]["uid"]}
-            for described in self._manifest.before:  # which had to be there first, and had no owner then
-                asked = f"giving {_named(described)} to {_named(self._manifest.resource)}"
+            for described in self._before:  # which had to be there first, and had no owner then
                 change = {"metadata": {"ownerReferences": [owner]}}
-                self._ask(asked, "patch", described, name=described["metadata"]["name"], body=change)
+                self._ask("PATCH", described, described["metadata"]["name"], change)
             for described in self._config_maps:
-                owned = {**described["metadata"], "ownerReferences": [owner]}
-                self._create({**described, "metadata": owned})
+                self._create({**described, "metadata": {**described["metadata"], "ownerReferences": [owner]}})
                 made.append(described)
         except BaseException:
             for described in reversed(made):
                 self._delete(described)
             raise
 
-    def dry_run(self) -> DryRun:
+    def dry_run(self) -> Manifest:
         """Have the cluster check everything, operators included, and make nothing.
+
+        Returns:
+            The manifest with the defaults that the cluster filled in; its comment says what would be made, and what
+            could not be checked. The ConfigMaps are not in it: their files are in the job's folder.
 
         Raises:
             KubernetesError: with all that the cluster has against the objects, by field.
         """
-        objects, refused, notes = [], [], []
-        for described in (*self._manifest.objects, *self._config_maps):
+        answers, refusals, comment = [], [], ""
+        for described in (*self._before, self.resource, *self._config_maps):
+            answer, verdict = dict(described), "would be made"
             try:
-                answer = self._create(described, dry_run=True)
-            except KubernetesError as error:
-                if RUNTIME_UNKNOWN in str(error) and self._manifest.before:
-                    notes.append(
-                        f"{_named(described)}: fits its schema; the trainer's own check needs its runtime, which a dry "
-                        "run does not make"
-                    )
-                elif error.status in REFUSALS:
-                    refused.append(error)
-                else:
-                    raise
-            else:
+                answer |= self._ask("POST", described, body=described, dryRun="All", fieldValidation="Strict")
                 answer["metadata"].pop("managedFields", None)  # who set which field; longer than the object
-                objects.append({"apiVersion": described["apiVersion"], "kind": described["kind"], **answer})
-        if refused:
-            raise KubernetesError("\n".join(map(str, refused)), refused[0].status)
-        return DryRun(tuple(objects), tuple(notes))
+            except KubernetesError as error:
+                if error.status not in REFUSALS:
+                    raise
+                verdict = "fits its schema; a dry run makes no runtime, which the trainer's own check needs"
+                if RUNTIME_UNKNOWN not in str(error) or not self._before:
+                    refusals.append(error)
+            answers.append(answer)
+            comment += f"# {_name(described)}: {verdict}\n"
+        if refusals:
+            raise KubernetesError("\n".join(map(str, refusals)), refusals[0].status)
+        *before, resource = answers[: len(self._before) + 1]
+        return Manifest(resource, tuple(before), comment)
 
     def delete(self) -> None:
-        """Delete everything; returns once the job and its pods are gone. What is gone already does no harm.
+        """Delete everything, once; returns when the job and its pods are gone. What is gone already does no harm.
 
         Raises:
             KubernetesError: where the cluster refuses, or something is still there after a minute.
         """
-        for described in (self._manifest.resource, *self._manifest.before, *self._config_maps):
+        if self.deleted:
+            return
+        for described in (self.resource, *self._before, *self._config_maps):
             self._delete(described)
         deadline = time.monotonic() + GONE_SECONDS
         while self.pods():
             if time.monotonic() > deadline:
                 raise KubernetesError(
-                    f"deleting {self.kind} {self.name}: its pods are still there after a minute; look at them with "
+                    f"deleting {_name(self.resource)}: its pods are still there after a minute; look at them with "
                     f"kubectl get pods --namespace {self.namespace}"
                 )
             time.sleep(POLL_SECONDS)
+        self.deleted = True
 
-    def job(self) -> dict[str, Any]:
+    def job(self) -> Any:
         """The job as the cluster has it. Raises KubernetesError."""
-        described = self._manifest.resource
-        found: dict[str, Any] = self._ask(f"looking at {_named(described)}", "get", described, name=self.name)
-        return found
+        return self._ask("GET", self.resource, self.name)
 
-    def _create(self, described: Mapping[str, Any], dry_run: bool = False) -> Any:
-        options: dict[str, Any] = {"body": described, "field_validation": "Strict", "creates": not dry_run}
-        if dry_run:
-            options["dry_run"] = "All"
-        elif self._manifest.before:
-            options["passing"] = RUNTIME_UNKNOWN
-        verb = "trying" if dry_run else "creating"
-        return self._ask(f"{verb} {_named(described)}", "create", described, **options)
+    def pods(self) -> list[Any]:
+        """The job's pods, as in YAML. Raises KubernetesError."""
+        label = POD_LABELS.get(self.resource["apiVersion"].partition("/")[0], OPERATORS_LABEL)
+        return list(self._ask("GET", _kind("Pod", self.name), labelSelector=f"{label}={self.name}")["items"])
+
+    def warnings(self, name: str) -> list[str]:
+        """What the cluster warns of about the job or pod `name`: why it cannot be scheduled, or has no image."""
+        events = self._ask(
+            "GET", _kind("Event", name), fieldSelector=f"involvedObject.name={name},type=Warning"
+        )
+        return [f"{event.get('reason')}: {event.get('message')}" for event in events["items"]]
+
+    def log(self, pod: str, container: str, since_seconds: int | None) -> Any:
+        """An answer whose lines are those of the container's log, with their times, as they come."""
+        since = {"since_seconds": since_seconds} if since_seconds else {}
+        return client.CoreV1Api(self._api).read_namespaced_pod_log(
+            pod,
+            self.namespace,
+            container=container,
+            follow=True,
+            timestamps=True,
+            _preload_content=False,
+            **since,
+        )
+
+    def _create(self, described: Mapping[str, Any]) -> Any:
+        for attempt in range(TRIES - 1):
+            try:
+                return self._ask("POST", described, body=described, fieldValidation="Strict")
+            except KubernetesError as error:
+                if RUNTIME_UNKNOWN not in str(error):
+                    raise
+            time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
+        return self._ask("POST", described, body=described, fieldValidation="Strict")
 
     def _delete(self, described: Mapping[str, Any]) -> None:
-        name = described["metadata"]["name"]
         try:
-            asked = f"deleting {_named(described)}"
-            self._ask(asked, "delete", described, name=name, propagation_policy="Background")
+            self._ask("DELETE", described, described["metadata"]["name"], propagationPolicy="Background")
         except KubernetesError as error:
             if error.status != 404:
                 raise
 
-    def _ask(self, asked: str, verb: str, described: Mapping[str, Any], **options: Any) -> Any:
-        """Call the client's function for `verb` and the kind of `described`; the answer is as in YAML."""
-        if described["kind"] == "ConfigMap":
-            function = getattr(self._core, f"{verb}_namespaced_config_map")
-        else:
-            function = getattr(self._custom, f"{verb}_namespaced_custom_object")
-            group, _, version = described["apiVersion"].partition("/")
-            options |= {"group": group, "version": version, "plural": plural(described["kind"])}
-        answer = call(asked, function, namespace=self.namespace, **options)
-        return self._api.sanitize_for_serialization(answer)
-
-    def pods(self) -> list[Any]:
-        """The job's pods. Raises KubernetesError."""
-        asked, function = f"looking at the pods of {self.name}", self._core.list_namespaced_pod
-        selector = f"{job_label(self._manifest.resource)}={self.name}"
-        return list(call(asked, function, self.namespace, label_selector=selector).items)
-
-    def warnings(self, pod: str) -> list[str]:
-        """What the cluster warns of about `pod`: why it cannot be scheduled, or its image not be had."""
-        found = call(
-            f"looking at the events of {pod}",
-            self._core.list_namespaced_event,
-            self.namespace,
-            field_selector=f"involvedObject.name={pod},type=Warning",
+    def _ask(
+        self, method: str, described: Mapping[str, Any], name: str = "", body: Any = None, **query: str
+    ) -> Any:
+        """The answer, as in YAML, to a request about objects of the kind that `described` has, or the one `name`."""
+        version, plural = described["apiVersion"], f"{described['kind'].lower()}s"
+        path = f"/{'apis' if '/' in version else 'api'}/{version}/namespaces/{self.namespace}/{plural}/{name}"
+        asked = {"GET": "looking at", "PATCH": "naming the owner of", "DELETE": "deleting"}.get(
+            method, "trying" if "dryRun" in query else "creating"
         )
-        return [f"{event.reason}: {event.message}" for event in found.items]
-
-    def log(self, pod: str, container: str, since_seconds: int | None) -> Any:
-        """An answer whose lines are those of the container's log, with their times, as they come."""
-        return self._core.read_namespaced_pod_log(
-            pod, self.namespace, container=container, follow=True, timestamps=True, _preload_content=False,
-            **({"since_seconds": since_seconds} if since_seconds else {}),
-        )  # fmt: skip
-
-
-def plural(kind: str) -> str:
-    """How a kind's objects are called in addresses, and by kubectl."""
-    return f"{kind.lower()}s"
-
-
-def job_label(resource: Mapping[str, Any]) -> str:
-    """The label whose value, in the pods of the job that is `resource`, is the job's name."""
-    return POD_LABELS.get(resource["apiVersion"].partition("/")[0], OPERATORS_LABEL)
+        with explained(f"{asked} {_name(described)}"):
+            return self._api.call_api(
+                path.removesuffix("/"),
+                method,
+                query_params=list(query.items()),
+                header_params={"Content-Type": "application/merge-patch+json"} if method == "PATCH" else {},
+                body=body,
+                response_type="object",
+                auth_settings=["BearerToken"],
+                _return_http_data_only=True,
+                _request_timeout=TIMEOUT_SECONDS,
+            )
 
 
-def _named(described: Mapping[str, Any]) -> str:
+def _kind(kind: str, of: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": f"of {of}"}}
+
+
+def _name(described: Mapping[str, Any]) -> str:
     return f"{described['kind']} {described['metadata']['name']}"

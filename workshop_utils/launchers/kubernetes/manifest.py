@@ -1,26 +1,33 @@
-"""The objects of one job, and the YAML in which people write them."""
+"""The objects of one job: what the resource of each kind looks like, and the YAML in which people write it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.kubernetes import files, kinds, rules
-from workshop_utils.launchers.kubernetes.settings import Kind, Settings
+from workshop_utils.jobs import Resources, TrainingJob
+from workshop_utils.launchers.kubernetes import check, pods
+from workshop_utils.launchers.kubernetes.settings import Kind, KubernetesSettings, nodes_of
 from workshop_utils.launchers.source import PACKAGE
+from workshop_utils.quantities import seconds_of
+from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of
 
-RENDERERS: dict[Kind, Callable[[TrainingJob, Settings], dict[str, Any]]] = {
-    "TFJob": kinds.tfjob,
-    "PyTorchJob": kinds.pytorchjob,
-    "MPIJob": kinds.mpijob,
-    "TrainJob": kinds.trainjob,
-    "Job": kinds.plain_job,
-}
-PREPARED = "$(python -c 'from workshop_utils import data; print(data.prepare(\"{source}\"))')"
+# The names of containers. Each operator looks for its own, and sets its variables in that one alone; of MPI's and a
+# plain Job's the name does not matter.
+TENSORFLOW, PYTORCH, NODE, MPI, WORKER = "tensorflow", "pytorch", "node", "mpi", "worker"
+CONTAINERS = {"TFJob": TENSORFLOW, "PyTorchJob": PYTORCH, "TrainJob": NODE, "MPIJob": MPI, "Job": WORKER}
+TF_ROLES = {"chief": "Chief", "ps": "PS", "worker": "Worker"}
+# The key comes from a Secret, whose files' owner sshd would otherwise not trust.
+SSHD = ("/usr/sbin/sshd", "-De", "-o", "StrictModes=no")
+# Pods do not know each other's keys; and a worker's name may not be known to the DNS in its first seconds.
+SSH = "-o StrictHostKeyChecking=no -o ConnectionAttempts=10"
+PREPARED = "$(python -c 'from workshop_utils.training import data; print(data.prepare(\"{source}\"))')"
 
 
 @dataclass(frozen=True)
@@ -42,38 +49,122 @@ class Manifest:
     __repr__ = __str__
 
 
-def build(job: TrainingJob, settings: Settings) -> Manifest:
+def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
     """The manifest of `job`.
 
     Raises:
         JobError: for what Kubernetes, or an operator, would refuse.
     """
-    kind = settings.kind_for(job)
-    before = (kinds.runtime(job, settings),) if kind == "TrainJob" else ()
-    manifest = Manifest(RENDERERS[kind](job, settings), before, _how_to(job, settings))
-    for described in manifest.objects:
-        rules.body(described)
-    return manifest
+    kind, (nodes, processes) = settings.kind_for(job), nodes_of(job)
+    comment = _how_to(job, settings)
+    templates = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
+    elastic = settings.elastic
+    if elastic is not None:
+        job = job.replace(environment={**TORCHRUN_RESTARTS, **job.environment})
+    torchrun = kind == "TrainJob" or (kind == "PyTorchJob" and (elastic is not None or processes > 1))
+    variables = pods.variables(job, "TrainJob" if torchrun else kind)  # torchrun sets the same in either kind
+    volumes, mounts = pods.storage(job, settings.data_claim)
+    pod = {
+        "restart": "Never" if kind in ("TrainJob", "Job") else None,
+        "selector": settings.node_selector or None,
+        "container": CONTAINERS[kind],
+        "image": settings.image_for(job),
+        "command": ["torchrun" if torchrun else "python", pods.script(job)],
+        "args": job.command_line_arguments or None if kind != "TrainJob" else None,
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "resources": pods.resources(job.resources, processes),
+        "mounts": mounts,
+        "volumes": volumes,
+    }
+    replicas = {
+        role: {
+            "replicas": count,
+            "restartPolicy": "Never" if elastic is None else "OnFailure",
+            "template": _filled(templates["pod"], {**pod, **own}),
+        }
+        for role, (count, own) in _roles(job, kind, nodes, elastic is not None).items()
+        if count
+    }
+    values = {
+        **pod,
+        "name": job.name,
+        "namespace": settings.namespace,
+        "nodes": nodes,
+        "processes": processes,
+        "timeout": round(job.timeout_seconds),
+        "keep": round(seconds_of(settings.keep)),
+        "retries": 0 if kind == "MPIJob" else None,
+        "replicas": replicas,
+        # By default worker 0 would decide.
+        "success": "AllWorkers" if kind == "TFJob" and "Chief" not in replicas else None,
+        "torchrun_processes": str(processes) if torchrun else None,
+        "elastic": elastic and elastic.policy,
+        "trainer_args": job.command_line_arguments or None,
+    }
+    *before, resource = _filled(templates[kind], values)
+    for described in (*before, resource):
+        check.require(described)
+    return Manifest(resource, tuple(before), comment)
 
 
-def _how_to(job: TrainingJob, settings: Settings) -> str:
+def _roles(job: TrainingJob, kind: Kind, nodes: int, elastic: bool) -> dict[str, tuple[int, dict[str, Any]]]:
+    """How many pods each role has, and what is its own in their templates."""
+    if kind == "TFJob":
+        counts = Counter(TF_ROLES[spec.role] for spec in strategy_of(job).plan(job))
+        return {role: (count, {}) for role, count in counts.items()}
+    if kind == "PyTorchJob":
+        return {"Worker": (nodes, {})} if elastic else {"Master": (1, {}), "Worker": (nodes - 1, {})}
+    if kind != "MPIJob":
+        return {}
+    variables = ("PATH", *pods.variables(job, kind))
+    mpirun = [
+        *("mpirun", "-n", str(job.workers), "--allow-run-as-root", "--tag-output", "--bind-to", "none"),
+        *("--mca", "plm_rsh_args", SSH),
+        *(word for name in variables for word in ("-x", name)),
+    ]
+    # `-m mpi4py` makes an exception in one rank abort all; otherwise the others would wait for it in MPI_Finalize.
+    python = ["python", "-m", "mpi4py"] if job.strategy == "mpi" else ["python"]
+    launcher = {
+        "command": mpirun,
+        "args": [*python, pods.script(job), *job.command_line_arguments],
+        "resources": pods.resources(Resources(cpu=1, memory="512Mi")),
+    }
+    worker = {"command": list(SSHD), "args": None, "env": None}  # mpirun hands over the launcher's variables
+    return {"Launcher": (1, launcher), "Worker": (nodes, worker)}
+
+
+def _filled(template: Any, values: Mapping[str, Any]) -> Any:
+    """A copy of `template` with `values` in the place of `$names`, and without the fields that have none."""
+    if isinstance(template, str) and template.startswith("$"):
+        return copy.deepcopy(values.get(template[1:]))
+    if isinstance(template, list):
+        return [_filled(each, values) for each in template]
+    if isinstance(template, dict):
+        filled = {name: _filled(each, values) for name, each in template.items()}
+        return {name: each for name, each in filled.items() if each is not None}
+    return template
+
+
+def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:
     """How to send the same with kubectl."""
     folder = job.folder.resolve()
     if folder.is_relative_to(PACKAGE.parent):
         folder = folder.relative_to(PACKAGE.parent)
-    modules = [path for path in files.sources(job) if path.startswith("workshop_utils/")]
-    own = [(folder / path).as_posix() for path in files.sources(job) if path not in modules]
+    files = [
+        path if path.startswith("workshop_utils/") else (folder / path).as_posix()
+        for path in pods.sources(job)
+    ]
     space = f" --namespace {settings.namespace}" if settings.namespace != "default" else ""
-    manifest = (folder / files.RENDERED).as_posix()
+    manifest = (folder / pods.RENDERED).as_posix()
     lines = [
         f"By hand: keep this text as {manifest}; then, from the repository's root:",
         f"kubectl create{space} configmap {job.name} \\",
-        *(f"  --from-file={path} \\" for path in [*own, *modules][:-1]),
-        f"  --from-file={[*own, *modules][-1]}",
+        *(f"  --from-file={path} \\" for path in files[:-1]),
+        f"  --from-file={files[-1]}",
     ]
     if settings.data_claim is None:
         source = PREPARED.format(source=job.data)
-        lines += [f"kubectl create{space} configmap {files.data_name(job)} \\", f'  --from-file="{source}"']
+        lines += [f"kubectl create{space} configmap {pods.data_name(job)} \\", f'  --from-file="{source}"']
     lines.append(f"kubectl create -f {manifest}")
     return "".join(f"# {line}\n" for line in lines)
 

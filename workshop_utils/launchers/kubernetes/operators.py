@@ -7,38 +7,58 @@ mpi-operator v0.8, pkg/controller/mpi_job_controller.go; trainer v2.3.0, pkg/run
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.kubernetes import kinds
-from workshop_utils.launchers.kubernetes.manifest import Manifest
+from workshop_utils.launchers.kubernetes.manifest import NODE, PYTORCH, TENSORFLOW, WORKER, Manifest
 
-POD_COLUMNS = ("pod", "worker", "phase")  # of the tables of pods that runs give
+if TYPE_CHECKING:
+    import pandas as pd
 
-# Where a service called so, with this port, can be reached: on a cluster by its own name.
-Reach = Callable[[str, int], tuple[str, int]]
+# Where the first replica listens, if its container names no other port.
+TENSORFLOW_PORT, PYTORCH_PORT, NODE_PORT = 2222, 23456, 29400
+
+# The address of a service with this name and port: on a cluster the same.
+Resolve = Callable[[str, int], tuple[str, int]]
 
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod: `worker` is how its lines are called, `spec` is that of the manifest.
+    """One pod of a job.
 
-    `variables` are those that the operator adds; the job has succeeded once every `awaited` pod has. An MPI launcher
-    has `slots`: how many ranks its hostfile has room for.
+    Attributes:
+        worker: what logs and tables call it.
+        spec: that of the manifest.
+        container: that in which the job runs.
+        variables: those that the operator adds.
+        awaited: whether the job succeeds only once this pod has.
+        starts: the workers that mpirun or torchrun starts from here; without them the pod is a worker itself.
     """
 
     name: str
     worker: str
-    spec: Mapping[str, Any]
-    container: Mapping[str, Any]
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    container: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     awaited: bool = True
-    slots: int = 0
+    starts: tuple[str, ...] = ()
 
 
-def pods_of(manifest: Manifest, reach: Reach = lambda host, port: (host, port)) -> tuple[Pod, ...]:
+def workers_in(pods: Iterable[Pod]) -> tuple[str, ...]:
+    """The workers of `pods`, in order."""
+    return tuple(worker for pod in pods for worker in pod.starts or (pod.worker,))
+
+
+def table_of(rows: Iterable[tuple[str, str, str]]) -> pd.DataFrame:
+    """The table of pods that runs give: pod, worker, phase."""
+    import pandas as pd  # here, since it takes longer to import than a launch may take
+
+    return pd.DataFrame(list(rows), columns=["pod", "worker", "phase"])
+
+
+def pods_of(manifest: Manifest, resolve: Resolve = lambda host, port: (host, port)) -> tuple[Pod, ...]:
     """The pods of `manifest`, which has been checked; those that only run sshd for mpirun are left out.
 
     Raises:
@@ -46,115 +66,100 @@ def pods_of(manifest: Manifest, reach: Reach = lambda host, port: (host, port)) 
     """
     version, kind = manifest.resource["apiVersion"], manifest.resource["kind"]
     if (version, kind) not in _PODS:
-        known = ", ".join(kind for _, kind in _PODS)
-        raise JobError(f"the manifest's last object is a {kind} of {version}; it must be a job: {known}")
-    return _PODS[version, kind](manifest, reach)
+        kinds = ", ".join(kind for _, kind in _PODS)
+        raise JobError(f"the manifest's last object is a {kind} of {version}; it must be a job: {kinds}")
+    name, spec = manifest.resource["metadata"]["name"], manifest.resource["spec"]
+    return tuple(_PODS[version, kind](manifest, name, spec, resolve))
 
 
-def _tfjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
-    name, space, specs = _replicas(manifest, "tfReplicaSpecs")
-    places = [(role, index) for role in specs for index in range(specs[role].get("replicas", 1))]
+def _tfjob(manifest: Manifest, name: str, spec: Any, resolve: Resolve) -> Iterator[Pod]:
+    replicas, namespace = spec["tfReplicaSpecs"], manifest.resource["metadata"].get("namespace", "default")
+    tasks = [(role, index) for role in replicas for index in range(replicas[role].get("replicas", 1))]
     cluster: dict[str, list[str]] = {}
-    for role, index in places:
-        host, port = reach(f"{name}-{role.lower()}-{index}.{space}.svc", kinds.TENSORFLOW_PORT)
+    for role, index in tasks:
+        host, port = resolve(f"{name}-{role.lower()}-{index}.{namespace}.svc", TENSORFLOW_PORT)
         cluster.setdefault(role.lower(), []).append(f"{host}:{port}")
-    has_chief = bool({"Chief", "Master"} & specs.keys())
-    by_all = manifest.resource["spec"].get("successPolicy") == "AllWorkers"
-    found = []
-    for role, index in places:
+    has_chief = bool({"Chief", "Master"} & replicas.keys())
+    by_all = spec.get("successPolicy") == "AllWorkers"
+    for role, index in tasks:
         task = {"type": role.lower(), "index": index}
         config = {"cluster": cluster, "task": task, "environment": "cloud"}
         decides = role in ("Chief", "Master") or (role == "Worker" and (by_all or not (has_chief or index)))
-        # A job of one replica is told of no cluster.
-        variables = {"TF_CONFIG": json.dumps(config)} if len(places) > 1 else {}
-        spec = specs[role]["template"]["spec"]
-        pod, worker = f"{name}-{role.lower()}-{index}", f"{role.lower()}-{index}"
-        found.append(Pod(pod, worker, spec, _container(spec, kinds.TENSORFLOW), variables, decides))
-    return tuple(found)
+        # A job of one replica gets no cluster.
+        variables = {"TF_CONFIG": json.dumps(config)} if len(tasks) > 1 else {}
+        worker, pod = f"{role.lower()}-{index}", replicas[role]["template"]["spec"]
+        yield Pod(f"{name}-{worker}", worker, pod, _container(pod, TENSORFLOW), variables, decides)
 
 
-def _pytorchjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
-    name, _, specs = _replicas(manifest, "pytorchReplicaSpecs")
-    elastic = manifest.resource["spec"].get("elasticPolicy")
-    size = sum(replica.get("replicas", 1) for replica in specs.values())
-    first = "master" if "Master" in specs else "worker"
-    host, port = reach(f"{name}-{first}-0", kinds.PYTORCH_PORT)
-    shared = {} if elastic is None else _elastic_variables(elastic, f"{host}:{port}")
-    found = []
-    for role, replica in specs.items():
-        for index in range(replica.get("replicas", 1)):
-            rank = index + (1 if role == "Worker" and "Master" in specs else 0)
-            variables = {"PYTHONUNBUFFERED": "1", **shared}
-            if "Master" in specs:
-                variables |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
-                variables |= {"WORLD_SIZE": str(size), "RANK": str(rank)}
-            spec = replica["template"]["spec"]
-            container = _container(spec, kinds.PYTORCH)
-            # The master alone decides, where there is one.
-            awaited = role == "Master" or "Master" not in specs
-            pod = f"{name}-{role.lower()}-{index}"
-            found.append(Pod(pod, f"worker-{rank}", spec, container, variables, awaited))
-    return tuple(found)
+def _pytorchjob(_manifest: Manifest, name: str, spec: Any, resolve: Resolve) -> Iterator[Pod]:
+    replicas, elastic = spec["pytorchReplicaSpecs"], spec.get("elasticPolicy")
+    has_master, processes = "Master" in replicas, int(spec.get("nprocPerNode", 1))
+    nodes = sum(replica.get("replicas", 1) for replica in replicas.values())
+    host, port = resolve(f"{name}-{'master' if has_master else 'worker'}-0", PYTORCH_PORT)
+    roles = [(role, index) for role in replicas for index in range(replicas[role].get("replicas", 1))]
+    for role, index in roles:
+        node = index + (role == "Worker" and has_master)
+        variables = {"PYTHONUNBUFFERED": "1"}
+        if has_master:
+            master = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+            variables |= {**master, "WORLD_SIZE": str(nodes * processes), "RANK": str(node)}
+            variables |= {f"PET_{key}": value for key, value in master.items()} | {"PET_NODE_RANK": str(node)}
+        variables |= {"PET_NPROC_PER_NODE": str(processes), "PET_NNODES": str(nodes)}
+        if elastic is not None:
+            variables |= {
+                "PET_RDZV_ENDPOINT": f"{host}:{port}",
+                "PET_RDZV_BACKEND": elastic["rdzvBackend"],
+                "PET_NNODES": f"{elastic['minReplicas']}:{elastic['maxReplicas']}",
+                "PET_MAX_RESTARTS": str(elastic["maxRestarts"]),
+            }
+        if (
+            "nprocPerNode" not in spec
+        ):  # the operator sets torchrun's variables all the same; nothing reads them
+            variables = {key: value for key, value in variables.items() if not key.startswith("PET_")}
+        pod, worker = replicas[role]["template"]["spec"], _node(node, processes)
+        decides = role == "Master" or not has_master  # the master alone, where there is one
+        pod_name, container = f"{name}-{role.lower()}-{index}", _container(pod, PYTORCH)
+        yield Pod(pod_name, **worker, spec=pod, container=container, variables=variables, awaited=decides)
 
 
-def _elastic_variables(policy: Mapping[str, Any], endpoint: str) -> dict[str, str]:
-    return {
-        "PET_RDZV_ENDPOINT": endpoint,
-        "PET_RDZV_BACKEND": policy["rdzvBackend"],
-        "PET_NNODES": f"{policy['minReplicas']}:{policy['maxReplicas']}",
-        "PET_MAX_RESTARTS": str(policy["maxRestarts"]),
-    }
-
-
-def _mpijob(manifest: Manifest, _reach: Reach) -> tuple[Pod, ...]:
-    name, _, specs = _replicas(manifest, "mpiReplicaSpecs")
-    slots = manifest.resource["spec"].get("slotsPerWorker", 1)
-    hosts = specs.get("Worker", {}).get("replicas", 0)
+def _mpijob(_manifest: Manifest, name: str, spec: Any, _resolve: Resolve) -> Iterator[Pod]:
+    ranks = spec["mpiReplicaSpecs"].get("Worker", {}).get("replicas", 0) * spec.get("slotsPerWorker", 1)
     variables = {
         "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
         "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
         "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
     }
-    spec = specs["Launcher"]["template"]["spec"]
-    container = spec["containers"][0]
-    launcher = f"{name}-{kinds.LAUNCHER}"
-    return (Pod(launcher, "mpirun", spec, container, variables, slots=hosts * slots),)
+    pod = spec["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+    workers = tuple(f"worker-{rank}" for rank in range(ranks))
+    yield Pod(f"{name}-launcher", "mpirun", pod, pod["containers"][0], variables, starts=workers)
 
 
-def _trainjob(manifest: Manifest, reach: Reach) -> tuple[Pod, ...]:
-    name = manifest.resource["metadata"]["name"]
-    trainer = manifest.resource["spec"]["trainer"]
-    (runtime,) = manifest.before
-    (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
-    spec = replicated["template"]["spec"]["template"]["spec"]
-    nodes = trainer["numNodes"]
-    host, port = reach(f"{name}-{kinds.NODE}-0-0.{name}", kinds.NODE_PORT)
+def _trainjob(manifest: Manifest, name: str, spec: Any, resolve: Resolve) -> Iterator[Pod]:
+    trainer = spec["trainer"]
+    (replicated,) = manifest.before[0]["spec"]["template"]["spec"]["replicatedJobs"]
+    pod = replicated["template"]["spec"]["template"]["spec"]
     own = {key: trainer[key] for key in ("command", "args") if key in trainer}
-    container = {**_container(spec, kinds.NODE), **own}
-    shared = {
-        "PET_NNODES": str(nodes),
-        "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
-        "PET_MASTER_ADDR": host,
-        "PET_MASTER_PORT": str(port),
-    }
-    pods = []
-    for node in range(nodes):
-        variables = {**shared, "PET_NODE_RANK": str(node)}
-        pods.append(Pod(f"{name}-{kinds.NODE}-0-{node}", f"worker-{node}", spec, container, variables))
-    return tuple(pods)
+    host, port = resolve(f"{name}-{NODE}-0-0.{name}", NODE_PORT)
+    for node in range(trainer["numNodes"]):
+        variables = {
+            "PET_NNODES": str(trainer["numNodes"]),
+            "PET_NPROC_PER_NODE": str(trainer["numProcPerNode"]),
+            "PET_MASTER_ADDR": host,
+            "PET_MASTER_PORT": str(port),
+            "PET_NODE_RANK": str(node),
+        }
+        worker, container = _node(node, trainer["numProcPerNode"]), {**_container(pod, NODE), **own}
+        yield Pod(f"{name}-{NODE}-0-{node}", **worker, spec=pod, container=container, variables=variables)
 
 
-def _job(manifest: Manifest, _reach: Reach) -> tuple[Pod, ...]:
-    name, wanted = manifest.resource["metadata"]["name"], manifest.resource["spec"]
-    spec = wanted["template"]["spec"]
-    pods = []
-    for index in range(wanted.get("completions", 1)):
+def _job(_manifest: Manifest, name: str, spec: Any, _resolve: Resolve) -> Iterator[Pod]:
+    pod = spec["template"]["spec"]
+    for index in range(spec.get("completions", 1)):
         variables = {"JOB_COMPLETION_INDEX": str(index)}
-        pods.append(Pod(f"{name}-{index}", f"{kinds.WORKER}-{index}", spec, spec["containers"][0], variables))
-    return tuple(pods)
+        yield Pod(f"{name}-{index}", f"{WORKER}-{index}", pod, pod["containers"][0], variables)
 
 
-_PODS: dict[tuple[str, str], Callable[[Manifest, Reach], tuple[Pod, ...]]] = {
+_PODS: dict[tuple[str, str], Callable[[Manifest, str, Any, Resolve], Iterator[Pod]]] = {
     ("kubeflow.org/v1", "TFJob"): _tfjob,
     ("kubeflow.org/v1", "PyTorchJob"): _pytorchjob,
     ("kubeflow.org/v2beta1", "MPIJob"): _mpijob,
@@ -163,11 +168,14 @@ _PODS: dict[tuple[str, str], Callable[[Manifest, Reach], tuple[Pod, ...]]] = {
 }
 
 
-def _replicas(manifest: Manifest, field: str) -> tuple[str, str, Mapping[str, Any]]:
-    metadata = manifest.resource["metadata"]
-    return metadata["name"], metadata.get("namespace", "default"), manifest.resource["spec"][field]
+def _node(node: int, processes: int) -> dict[str, Any]:
+    """What a pod is called in which torchrun starts so many `processes`: one is the worker itself."""
+    if processes == 1:
+        return {"worker": f"worker-{node}"}
+    ranks = range(node * processes, (node + 1) * processes)
+    return {"worker": f"node-{node}", "starts": tuple(f"worker-{rank}" for rank in ranks)}
 
 
 def _container(spec: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = next(each for each in spec["containers"] if each["name"] == name)
-    return found
+    container: Mapping[str, Any] = next(each for each in spec["containers"] if each["name"] == name)
+    return container

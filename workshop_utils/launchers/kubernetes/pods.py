@@ -1,103 +1,178 @@
-"""What a pod of a job looks like, whatever kind of resource it belongs to.
+"""What a pod of a job looks like, whatever kind of resource it belongs to, and what it mounts.
 
 | in the container | what it is |
 | --- | --- |
 | `/workshop/job` | a ConfigMap: the script, and `workshop_utils/` with what it may import |
 | `/workshop/data` | the data: a ConfigMap, or a claim |
-| `/workshop/model` | an empty folder, which goes with the pod |
+| `/workshop/model` | a sub-folder of the claim in `outputs`; or an empty folder, which goes with the pod |
+| `/workshop/checkpoints` | a sub-folder of the claim in `checkpoints`, where the job names one |
 """
 
 from __future__ import annotations
 
+import base64
 import math
-from collections.abc import Sequence
-from typing import Any
+import re
+from pathlib import Path
+from typing import Any, Literal
 
-from workshop_utils.jobs import Resources, TrainingJob
-from workshop_utils.launchers.kubernetes import files
+from workshop_utils.jobs import JobError, Resources, TrainingJob
 from workshop_utils.launchers.kubernetes.check import is_quantity
-from workshop_utils.launchers.kubernetes.settings import Settings
+from workshop_utils.launchers.kubernetes.settings import nodes_of
+from workshop_utils.launchers.source import shipped
+from workshop_utils.strategies import Addresses, strategy_of
+from workshop_utils.training import data
 
-JOB_FOLDER = "/workshop/job"
-DATA_FOLDER = "/workshop/data"
-MODEL_FOLDER = "/workshop/model"
+FOLDERS = {name: f"/workshop/{name}" for name in ("job", "data", "model", "checkpoints")}
 LABELS = {"app.kubernetes.io/part-of": "distributed-training-workshop"}
+LARGEST_NBYTES = 1 << 20  # of a ConfigMap, all values together (Kubernetes, "ConfigMaps")
+RENDERED = "kubernetes.yaml"  # beside job.yaml
 
-
-def metadata(job: TrainingJob, settings: Settings) -> dict[str, Any]:
-    """Name, namespace and labels of the objects of `job`."""
-    return {"name": job.name, "namespace": settings.namespace, "labels": dict(LABELS)}
+# The variables of a strategy that the manifest leaves out, by kind: the operator sets them, or torchrun and mpirun do,
+# which start the script. Nobody sets the interface: its name is not known before the pod runs, and Gloo finds it.
+LEFT_OUT = {
+    "Job": "",
+    "TFJob": "TF_CONFIG",
+    "PyTorchJob": "MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|GLOO_SOCKET_IFNAME",
+    "TrainJob": "MASTER_ADDR|MASTER_PORT|(LOCAL_)?(RANK|WORLD_SIZE)|GLOO_SOCKET_IFNAME",
+    "MPIJob": "HOROVOD_.*",
+}
 
 
 def script(job: TrainingJob) -> str:
     """Where the script is inside a container."""
-    return f"{JOB_FOLDER}/{job.script}"
+    return f"{FOLDERS['job']}/{job.script}"
 
 
-def variables(job: TrainingJob) -> dict[str, str]:
-    """The variables that every worker has, wherever it runs; the operators add those of its place."""
+def data_name(job: TrainingJob) -> str:
+    """The name of the ConfigMap that holds the data."""
+    return f"{job.name}-data"
+
+
+def variables(job: TrainingJob, kind: str | None = None) -> dict[str, str]:
+    """The variables that the manifest sets in every pod; for a `kind` with those of the strategy.
+
+    Raises:
+        JobError: if `checkpoints` is no claim.
+    """
     threads = str(max(1, int(job.resources.cpu)))
+    strategy: dict[str, str] = {}
+    if kind is not None:
+        nodes = [f"{job.name}-{node}" for node in range(nodes_of(job)[0])]
+        specs = strategy_of(job).plan(job, Addresses(nodes=nodes))
+        worker = next(spec for spec in specs if spec.role == "worker")
+        left_out = re.compile(LEFT_OUT[kind])
+        strategy = {name: text for name, text in worker.environment.items() if not left_out.fullmatch(name)}
     return {
-        "PYTHONPATH": JOB_FOLDER,
+        "PYTHONPATH": FOLDERS["job"],
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": threads,
         "TF_NUM_INTRAOP_THREADS": threads,  # not INTEROP: with one, a parameter server's steps deadlock
-        "WORKSHOP_DATA": DATA_FOLDER,
-        "WORKSHOP_MODEL": MODEL_FOLDER,
+        "WORKSHOP_DATA": FOLDERS["data"],
+        "WORKSHOP_MODEL": FOLDERS["model"],
+        **({"WORKSHOP_CHECKPOINTS": FOLDERS["checkpoints"]} if _claim(job, "checkpoints") else {}),
+        **strategy,
         **job.environment,
     }
 
 
-def resources(wanted: Resources) -> dict[str, Any]:
-    """Limits, which are the requests too, where none are given."""
-    cpu: int | str = int(wanted.cpu) if float(wanted.cpu).is_integer() else f"{math.ceil(wanted.cpu * 1000)}m"
-    memory = wanted.memory if is_quantity(wanted.memory) else str(wanted.memory_nbytes)
-    gpu = {"nvidia.com/gpu": wanted.gpu} if wanted.gpu else {}
+def resources(wanted: Resources, processes: int = 1) -> dict[str, Any]:
+    """The limits of a container with so many processes. They are its requests too, where none are given."""
+    cpus = wanted.cpu * processes
+    cpu: int | str = int(cpus) if float(cpus).is_integer() else f"{math.ceil(cpus * 1000)}m"
+    as_written = processes == 1 and is_quantity(wanted.memory)
+    memory = wanted.memory if as_written else str(wanted.memory_nbytes * processes)
+    gpu = {"nvidia.com/gpu": wanted.gpu * processes} if wanted.gpu else {}
     return {"limits": {"cpu": cpu, "memory": memory, **gpu}}
 
 
-def container(
-    job: TrainingJob, settings: Settings, name: str, command: Sequence[str], **further: Any
-) -> dict[str, Any]:
-    """A container called `name` that runs `command`; `further` are fields such as `args`."""
-    return {
-        "name": name,
-        "image": settings.image_for(job),
-        "command": list(command),
-        **{key: value for key, value in further.items() if value},
-        "env": [{"name": key, "value": value} for key, value in variables(job).items()],
-        "resources": resources(job.resources),
-        "volumeMounts": [
-            {"name": "job", "mountPath": JOB_FOLDER},
-            {"name": "data", "mountPath": DATA_FOLDER},
-            {"name": "model", "mountPath": MODEL_FOLDER},
-        ],
+def storage(job: TrainingJob, data_claim: str | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The volumes of a pod, and where its container mounts them: files, data, model and checkpoints.
+
+    Model and checkpoints are in sub-folders with the job's name. A claim that is named twice is one volume: a pod with
+    two volumes of one claim may wait for it for ever.
+
+    Raises:
+        JobError: if `outputs` or `checkpoints` is no claim.
+    """
+    paths = {Path(path).name: path for path in sources(job)}
+    items = [{"key": key, "path": path} for key, path in paths.items()]
+    without_claim: dict[str, dict[str, Any]] = {
+        "job": {"configMap": {"name": job.name, "items": items}},
+        "data": {"configMap": {"name": data_name(job)}},
+        "model": {"emptyDir": {}},
     }
+    claims = {"data": data_claim, "model": _claim(job, "outputs"), "checkpoints": _claim(job, "checkpoints")}
+    volumes: dict[str, dict[str, Any]] = {}
+    mounts = []
+    for name, folder in FOLDERS.items():
+        volume, source, mount = name, without_claim.get(name), dict[str, Any](mountPath=folder)
+        if claim := claims.get(name):
+            volume = next(first for first in claims if claims[first] == claim)
+            source = {"persistentVolumeClaim": {"claimName": claim}}
+            if name != "data":
+                mount |= {"subPath": f"{job.name}/{name}"}
+            elif list(claims.values()).count(claim) == 1:
+                source["persistentVolumeClaim"] |= {"readOnly": True}
+            else:
+                mount |= {"readOnly": True}
+        if source is not None:
+            volumes.setdefault(volume, source)
+            mounts.append({"name": volume, **mount})
+    return [{"name": name, **source} for name, source in volumes.items()], mounts
 
 
-def volumes(job: TrainingJob, data_claim: str | None) -> list[dict[str, Any]]:
-    """What the pods of `job` mount: its files, its data, and an empty folder for the model."""
-    if data_claim is not None:
-        data: dict[str, Any] = {"persistentVolumeClaim": {"claimName": data_claim, "readOnly": True}}
-    else:
-        data = {"configMap": {"name": files.data_name(job)}}
-    items = [{"key": key, "path": path} for key, path in files.paths(job).items()]
-    return [
-        {"name": "job", "configMap": {"name": job.name, "items": items}},
-        {"name": "data", **data},
-        {"name": "model", "emptyDir": {}},
-    ]
+def _claim(job: TrainingJob, field: Literal["outputs", "checkpoints"]) -> str | None:
+    try:
+        written = job.storage(field, "claim")
+    except JobError as error:
+        raise JobError(
+            f"{error}. A pod does not see this machine's folders, and its script writes files, not objects of S3"
+        ) from None
+    return written and written.removeprefix("claim:")
 
 
-def template(job: TrainingJob, settings: Settings, only: dict[str, Any], **further: Any) -> dict[str, Any]:
-    """A pod's template with `only` this container; `further` are fields of its spec."""
-    selector = {"nodeSelector": dict(settings.node_selector)} if settings.node_selector else {}
-    return {
-        "metadata": {"labels": dict(LABELS)},
-        "spec": {
-            **further,
-            **selector,
-            "containers": [only],
-            "volumes": volumes(job, settings.data_claim),
-        },
+# What travels to the cluster
+
+
+def sources(job: TrainingJob) -> dict[str, str]:
+    """The text of what the job's folder holds, and of the modules that its script may import, by path in the pod."""
+    own = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in sorted(job.folder.iterdir())
+        if path.is_file()
+        and path.name not in ("job.yaml", RENDERED)
+        and path.suffix in {".py", ".yaml", ".json", ".txt"}
     }
+    # A package may do without __init__.py, and a ConfigMap's empty value says nothing to a reader.
+    modules = {name: text for name, text in shipped(strategy_of(job)).items() if text}
+    return {job.script: job.script_path.read_text(encoding="utf-8"), **own, **modules}
+
+
+def config_maps(job: TrainingJob, with_data: bool) -> list[dict[str, Any]]:
+    """The ConfigMaps of `job`, without namespace or labels. A key is a file's name, as it can hold no slash.
+
+    Raises:
+        JobError: if they would be too large.
+        DataError: if there is no such data.
+    """
+    texts = {Path(path).name: text for path, text in sources(job).items()}
+    if sum(len(text.encode()) for text in texts.values()) > LARGEST_NBYTES:
+        raise JobError(f"script is {job.script!r}; with what it brings along it is larger than 1 MiB")
+    made = [_config_map(job.name, data=texts)]
+    if with_data:
+        paths = [path for path in sorted(data.prepare(job.data).iterdir()) if path.is_file()]
+        contents = {path.name: path.read_bytes() for path in paths if path.name.startswith(("t10k", "train"))}
+        nbytes = sum(map(len, contents.values()))
+        if nbytes > LARGEST_NBYTES:
+            raise JobError(
+                f"data is {job.data!r}, {nbytes / 1e6:.0f} MB; a ConfigMap holds 1 MiB: put it on a volume, and name "
+                "its PersistentVolumeClaim in data_claim"
+            )
+        encoded = {name: base64.b64encode(content).decode() for name, content in contents.items()}
+        made.append(_config_map(data_name(job), binaryData=encoded))
+    return made
+
+
+def _config_map(name: str, **content: dict[str, str]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, **content}

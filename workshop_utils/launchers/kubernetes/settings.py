@@ -1,25 +1,24 @@
-"""What a learner says of the place: namespace, image, kind. Nothing here talks to a cluster.
+"""How and where jobs run on a cluster: namespace, image, kind. Nothing here talks to a cluster.
 
-Settings(namespace="team-a", image="ghcr.io/me/workshop-pytorch:cpu")
-Settings.load("place.yaml")
+KubernetesSettings(namespace="team-a", image="ghcr.io/me/workshop-pytorch:cpu")
+KubernetesSettings.load("place.yaml")
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import Description, Duration, JobError, StrategyName, TrainingJob
-from workshop_utils.launchers.settings import PlaceSettings
-from workshop_utils.quantities import seconds_of
+from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.strategies import strategy_of
 
 Kind = Literal["TFJob", "PyTorchJob", "MPIJob", "TrainJob", "Job"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 
-# The kinds that can carry out a strategy; the first is the default.
+# The kinds that can run a strategy; the first is the default.
 KINDS: dict[StrategyName, tuple[Kind, ...]] = {
     "single": ("Job",),
     "torch_ddp": ("PyTorchJob", "TrainJob"),
@@ -28,20 +27,20 @@ KINDS: dict[StrategyName, tuple[Kind, ...]] = {
     "horovod": ("MPIJob",),
     "mpi": ("MPIJob",),
 }
-# Why there is none for the others.
+# Why no kind can run the others.
 WITHOUT_KIND: dict[StrategyName, str] = {
     "ring": "its message passing listens on one machine alone",
     "workshop_parameter_server": "its message passing listens on one machine alone",
     "spark_program": "Spark makes its pods itself (--on spark with master: k8s://...)",
     "horovod_elastic": "its driver starts the workers itself, on its own machine",
 }
-# As jobs/images/ calls them. That for Horovod holds every framework.
-DEFAULT_IMAGES = {"PyTorchJob": "workshop-pytorch:cpu", "TrainJob": "workshop-pytorch:cpu"}
-EVERY_FRAMEWORK = "workshop-horovod:cpu"
+ONE_PROCESS_A_POD = ("TFJob", "Job")  # these kinds have no program that would start several
+# As jobs/images/ calls them; that for Horovod holds every framework.
+PYTORCH_IMAGE, DEFAULT_IMAGE = "workshop-pytorch:cpu", "workshop-horovod:cpu"
 
 
 class Elastic(Description):
-    """How far a PyTorchJob may shrink and grow, and how often its workers may be started anew."""
+    """Between how many pods a PyTorchJob may shrink and grow, and how often its workers may be restarted."""
 
     min_workers: Count = 1
     max_workers: Count = 4
@@ -55,8 +54,19 @@ class Elastic(Description):
             )
         return self
 
+    @property
+    def policy(self) -> dict[str, Any]:
+        """The elasticPolicy of a PyTorchJob."""
+        limits = {"minReplicas": self.min_workers, "maxReplicas": self.max_workers}
+        return {"rdzvBackend": "c10d", **limits, "maxRestarts": self.max_restarts}
 
-class Settings(PlaceSettings):
+
+def nodes_of(job: TrainingJob) -> tuple[int, int]:
+    """How many pods train, and how many processes run in each; by default one."""
+    return job.nodes or job.workers, job.processes_per_node or 1
+
+
+class KubernetesSettings(TargetSettings):
     """How and where jobs run on a cluster.
 
     Attributes:
@@ -64,7 +74,7 @@ class Settings(PlaceSettings):
         image: of every container where the job names none; by default one of jobs/images/, by the kind.
         kind: the resource that is made: TFJob, PyTorchJob, MPIJob (v2beta1), TrainJob or Job; by default the first
             that the job's strategy allows.
-        elastic: for PyTorchJob, how far it may shrink and grow; its script must be able to go on from a checkpoint.
+        elastic: for PyTorchJob, how far it may shrink and grow; its script must resume from a checkpoint.
         data_claim: a PersistentVolumeClaim that holds the data; without it the data travels in a ConfigMap, which
             holds 1 MiB at most.
         node_selector: labels that a node must have.
@@ -84,7 +94,7 @@ class Settings(PlaceSettings):
     context: str | None = None
 
     def kind_for(self, job: TrainingJob) -> Kind:
-        """The kind of resource that carries out `job`. Raises JobError where Kubernetes has none."""
+        """The kind of resource that runs `job`. Raises JobError where Kubernetes has none."""
         strategy_of(job)
         allowed = KINDS.get(job.strategy, ())
         if not allowed:
@@ -97,22 +107,22 @@ class Settings(PlaceSettings):
                 f"kind is {self.kind!r}; strategy {job.strategy!r} needs {' or '.join(allowed)}: leave kind out"
             )
         kind = self.kind or allowed[0]
+        nodes, processes = nodes_of(job)
+        if processes > 1 and kind in ONE_PROCESS_A_POD:
+            raise JobError(
+                f"processes_per_node is {processes}; a pod of a {kind} runs one process: leave it out, and each "
+                "worker gets a pod"
+            )
         if self.elastic is not None and kind != "PyTorchJob":
             raise JobError(f"elastic is for PyTorchJob; a {kind} has no such policy: leave it out")
-        if self.elastic is not None and not (
-            self.elastic.min_workers <= job.workers <= self.elastic.max_workers
-        ):
+        if self.elastic is not None and not self.elastic.min_workers <= nodes <= self.elastic.max_workers:
             raise JobError(
-                f"workers is {job.workers}; it must be between elastic.min_workers, {self.elastic.min_workers}, "
-                f"and elastic.max_workers, {self.elastic.max_workers}"
+                f"{'workers' if processes == 1 else 'nodes'} is {nodes}; it must be between elastic.min_workers, "
+                f"{self.elastic.min_workers}, and elastic.max_workers, {self.elastic.max_workers}"
             )
         return kind
 
     def image_for(self, job: TrainingJob) -> str:
         """The image of the job's containers."""
-        return job.image or self.image or DEFAULT_IMAGES.get(self.kind_for(job), EVERY_FRAMEWORK)
-
-    @property
-    def keep_seconds(self) -> int:
-        """`keep` in whole seconds."""
-        return round(seconds_of(self.keep))
+        for_pytorch = self.kind_for(job) in ("PyTorchJob", "TrainJob")
+        return job.image or self.image or (PYTORCH_IMAGE if for_pytorch else DEFAULT_IMAGE)

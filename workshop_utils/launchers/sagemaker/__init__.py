@@ -2,9 +2,9 @@
 
     from workshop_utils.launchers.sagemaker import SageMaker
 
-    place = SageMaker(role="arn:aws:iam::123456789012:role/workshop", instance_type="ml.c5.xlarge", region="us-east-1")
-    print(place.render(job))                  # the CreateTrainingJob request; sends nothing, needs no account
-    with place.launch(job) as run:            # says what it may cost and asks first
+    launcher = SageMaker(role="arn:aws:iam::123456789012:role/workshop", region="us-east-1")
+    print(launcher.render(job))               # the CreateTrainingJob request; sends nothing, needs no account
+    with launcher.launch(job) as run:         # says what it may cost and asks first
         run.wait()
     run.metrics
 
@@ -12,27 +12,20 @@ A launch, in order:
 
 | module | concept |
 | --- | --- |
-| `settings` | what is said of the place: role, instances, network, limits |
-| `request`, `hosts`, `toolkit`, `images` | what a job becomes: hosts, name, hyperparameters, image |
-| `members`, `driver` | with `mode: drivers`: what each host starts, and the program that starts it |
-| `trainer` | the Python SDK's ModelTrainer, which makes the request, to be shown or to be sent |
-| `check` | whether SageMaker would take it |
-| `preflight`, `prices` | what a launch may cost, and the question before it |
-| `account`, `errors` | AWS, or moto on this machine; what AWS says no with, in words for people |
-| `upload` | source and data, brought to S3 |
-| `launcher`, `run` | the launchers, and the run on SageMaker |
+| `settings` | what a place.yaml holds: role, instances, network, limits |
+| `request` | what a job becomes: hosts, name, image, addresses on S3, and what each host starts |
+| `toolkit` | classic script mode: what the toolkit in AWS's images is told, and what it does on a host |
+| `driver` | with `mode: drivers`: the program that starts the processes on a host |
+| `trainer` | the Python SDK's ModelTrainer, which makes the request |
+| `check` | whether SageMaker would accept it |
+| `price` | what a launch may cost, and the question before it |
+| `account` | AWS, or moto on this machine: its calls, its buckets, and its refusals in words for people |
+| `launcher` | the launcher, and the run on SageMaker |
 | `cleanup` | finds and removes what the workshop made |
-
-Without an account:
-
-| module | concept |
-| --- | --- |
-| `contract` | what a training container finds |
-| `instances` | emulated instances, which keep the contract |
-| `emulated_host`, `emulated_toolkit`, `parameter_server` | their container, and what the toolkit starts in it |
+| `emulator`, `emulated_instance` | emulated instances, which need no account; the programs that run there |
 """
 
-from workshop_utils.launchers.sagemaker.launcher import SageMaker, StandIn
-from workshop_utils.launchers.sagemaker.launcher import StandIn as EmulatedSageMaker
+from workshop_utils.launchers.sagemaker.emulator import EmulatedSageMaker
+from workshop_utils.launchers.sagemaker.launcher import SageMaker
 
-__all__ = ["EmulatedSageMaker", "SageMaker", "StandIn"]
+__all__ = ["EmulatedSageMaker", "SageMaker"]

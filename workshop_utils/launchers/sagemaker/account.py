@@ -1,54 +1,79 @@
-"""The account that answers: AWS itself where AWS_PROFILE is set, and otherwise moto's, on this machine.
+"""The AWS account that a launch talks to: AWS itself, or moto, an emulator of AWS on this machine.
 
-aws = connect()          # moto's server is started when it is first needed, and ends with this process
-print(aws)               # which of the two answers
-aws.call("sagemaker", "describe_training_job", TrainingJobName="...")
+    aws = connect()          # AWS if AWS_PROFILE is set, and otherwise moto's server, which ends with this process
+    print(aws)               # which of the two it is
+    aws.call("sagemaker", "describe_training_job", TrainingJobName="...")
 
-Moto keeps what it is told (buckets, roles, stacks, training jobs and their tags), and calls every training job
-completed the moment it is created: what trains here are emulated instances, see `instances`.
+Moto stores what it is told (buckets, roles, stacks, training jobs and their tags) and completes every training job at
+once. It trains nothing; `emulator` does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import logging
 import os
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.exceptions as errors
 from botocore.config import Config
 
-from workshop_utils.launchers.sagemaker.errors import TRIES, explained
-
+TAG = {"Key": "made-by", "Value": "distributed-training-workshop"}  # by which the clean-up finds what we made
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+TRIES = 6  # with pauses of up to 1, 2, 4, 8 and 16 s between them where AWS throttles
 PATIENT = Config(
     retries={"mode": "standard", "total_max_attempts": TRIES},
-    connect_timeout=5,  # it is tried again, too
+    connect_timeout=5,  # it is retried, too
     read_timeout=60,
 )
+NO_SUCH_BUCKET = {"404", "NoSuchBucket", "NotFound"}
+
+LOGIN = "log in with `aws configure` or `aws sso login`, and name the profile in AWS_PROFILE"
+FOLDER = "jobs/clusters/sagemaker"
+# Words in AWS's code or message, in small letters; and what they mean.
+MEANINGS = {
+    "expired": f"your credentials have expired; {LOGIN}",
+    "security token": f"AWS does not know these credentials; {LOGIN}",
+    "assume role": (
+        f"SageMaker cannot act as the role. It must exist, and trust sagemaker.amazonaws.com (the stack of {FOLDER}/ "
+        "makes one)"
+    ),
+    "nosuchentity": f"there is no such role (the stack of {FOLDER}/ makes one)",
+    "denied": f"you may not do that; {FOLDER}/policies/learner.json lists what a learner needs",
+    "resourcelimitexceeded": (
+        "the account may not use so many instances of this type. Ask for more under Service Quotas, Amazon SageMaker, "
+        "'<instance type> for training job usage' (it takes a day or two), or choose another type; new accounts have a "
+        "quota of 0 for most"
+    ),
+    "throttl": f"AWS still asks to slow down after {TRIES} tries; wait a minute and try again",
+}
 
 
-class LocalSession(boto3.Session):
-    """A session whose clients, those of the SageMaker SDK too, call `endpoint` on this machine."""
+class AwsError(ValueError):
+    """AWS refused, or did not answer; the message says what was asked, why it failed, and what to do."""
 
-    def __init__(self, endpoint: str | None, region: str) -> None:
-        super().__init__("testing", "testing", region_name=region)  # moto takes any credentials
-        self._endpoint = endpoint
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
 
-    def client(self, *names: Any, endpoint_url: str | None = None, **options: Any) -> Any:
-        options["endpoint_url"] = endpoint_url or self._endpoint
-        return super().client(*names, **options)
+    def _render_traceback_(self) -> list[str]:
+        # As RunFailed does: the message is for people, the frames are not.
+        return [f"{type(self).__name__}: {self}"]
 
 
 @dataclass(frozen=True)
 class Aws:
     """Clients of one account in one region, with the credentials of the environment.
 
-    `endpoint` is where boto3 finds it: moto's server, or AWS in a VPC; None means AWS where everybody finds it.
+    `endpoint` is where boto3 finds it: moto's server, or AWS in a VPC; None means AWS's public address.
     """
 
     region: str
@@ -56,44 +81,40 @@ class Aws:
     clients: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def is_stand_in(self) -> bool:
-        """Whether nothing that is asked for here reaches AWS, or costs anything: the endpoint is this machine's."""
+    def is_emulated(self) -> bool:
+        """Whether the endpoint is on this machine, so that no call reaches AWS or costs anything."""
         return urlsplit(self.endpoint or "").hostname in LOOPBACK
 
     def __str__(self) -> str:
-        if self.is_stand_in:
-            return f"a local stand-in for AWS at {self.endpoint}: nothing reaches AWS, nothing costs money"
+        if self.is_emulated:
+            return f"an emulator of AWS at {self.endpoint}: nothing reaches AWS, nothing costs money"
         profile = os.environ.get("AWS_PROFILE", "default")
         where = f" at {self.endpoint}" if self.endpoint else ""
         return f"AWS itself{where}, region {self.region}, profile {profile}: what is started here is paid for"
 
-    def session(self) -> boto3.Session:
-        """A new session, which can make clients. Raises AwsError where AWS_PROFILE names no profile."""
-        with explained():
-            if self.is_stand_in:
-                return LocalSession(self.endpoint, self.region)
-            return boto3.Session(region_name=self.region)
-
     def client(self, service: str) -> Any:
-        """The client of `service`, made when it is first asked for."""
+        """The client of `service`. Raises AwsError if AWS_PROFILE names no profile."""
         if service not in self.clients:
-            session: Any = self.session()  # its types are for services that are named one by one
+            # The emulator takes any credentials, and must not need real ones.
+            key = "testing" if self.is_emulated else None
             with explained():
-                self.clients[service] = session.client(service, config=PATIENT)
+                session: Any = boto3.Session(key, key, region_name=self.region)  # typed by service name alone
+                endpoint = self.endpoint if self.is_emulated else None  # of AWS, boto3 reads it itself
+                self.clients[service] = session.client(service, endpoint_url=endpoint, config=PATIENT)
         return self.clients[service]
 
     def call(self, service: str, operation: str, **values: Any) -> dict[str, Any]:
-        """The answer of `operation`, a method of the client. Tries again, more and more slowly, where AWS throttles.
+        """The answer of `operation`, a method of the client. Waits and tries again where AWS throttles.
 
         Raises:
-            AwsError: where it is refused, or nobody answers.
+            AwsError: if AWS refuses, or does not answer.
         """
         with explained(operation):
             answer: dict[str, Any] = getattr(self.client(service), operation)(**values)
         return answer
 
     def pages(self, service: str, operation: str, key: str, **values: Any) -> Iterator[Any]:
-        """What stands under `key` in all pages of a listing. Raises AwsError as `call` does."""
+        """The items under `key` in all pages of a listing. Raises AwsError as `call` does."""
         with explained(operation):
             for answer in self.client(service).get_paginator(operation).paginate(**values):
                 yield from answer.get(key, [])
@@ -105,7 +126,7 @@ def profile(region: str | None = None) -> Aws:
 
 
 def connect(region: str | None = None) -> Aws:
-    """The account that answers here: that of AWS_PROFILE, or else moto's."""
+    """The account of AWS_PROFILE; without that variable, moto's."""
     aws = profile(region)
     return aws if os.environ.get("AWS_PROFILE") else replace(aws, endpoint=_moto())
 
@@ -123,3 +144,61 @@ def _moto() -> str:
     server.start()
     host, port = server.get_host_and_port()
     return f"http://{host}:{port}"
+
+
+@contextlib.contextmanager
+def explained(asked: str = "AWS") -> Iterator[None]:
+    """Turn what botocore raises into an AwsError that says what it means."""
+    try:
+        yield
+    except AwsError:
+        raise
+    except errors.ClientError as error:
+        detail = error.response.get("Error", {})
+        code, message = detail.get("Code", ""), detail.get("Message", str(error))
+        text = f"{code} {message}".lower()
+        meaning = next((means for word, means in MEANINGS.items() if word in text), f"AWS answered {code}")
+        raise AwsError(f"{asked}: {meaning}. AWS says: {message}", code) from None
+    except (errors.BotoCoreError, OSError, ValueError) as error:  # no answer; boto3 raises ValueErrors, too
+        advice = f"{LOGIN}. Without an account, use --on sagemaker-local"
+        if isinstance(error, errors.ConnectionError | errors.HTTPClientError):
+            advice = "is the region's name right, and is there a network?"
+        raise AwsError(f"{asked} cannot be reached: {error}; {advice}") from None
+
+
+def ensure_bucket(name: str, aws: Aws) -> None:
+    """Make the bucket `name` if it is missing: tagged, and closed to the public."""
+    try:
+        aws.call("s3", "head_bucket", Bucket=name)
+        return
+    except AwsError as error:
+        if error.code not in NO_SUCH_BUCKET:
+            raise
+    # us-east-1 is the one region that may not be named when a bucket is made.
+    options = (
+        {} if aws.region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": aws.region}}
+    )
+    aws.call("s3", "create_bucket", Bucket=name, **options)
+    closed = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
+    access = dict.fromkeys(closed, True)
+    aws.call("s3", "put_public_access_block", Bucket=name, PublicAccessBlockConfiguration=access)
+    aws.call("s3", "put_bucket_tagging", Bucket=name, Tagging={"TagSet": [TAG]})
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """Bucket and key of an s3:// address."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    return bucket, key
+
+
+def upload_folder(folder: Path, uri: str, aws: Aws) -> None:
+    """Store the files of `folder` below `uri`, except those that are there already with the same contents."""
+    bucket, prefix = split_uri(uri)
+    listed = aws.pages("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix)
+    stored = {entry["Key"]: entry["ETag"].strip('"') for entry in listed}
+    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+        content = path.read_bytes()
+        # What S3 calls the ETag of a small object.
+        digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        if stored.get(prefix + path.name) != digest:
+            aws.call("s3", "put_object", Bucket=bucket, Key=prefix + path.name, Body=content)

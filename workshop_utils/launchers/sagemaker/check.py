@@ -1,8 +1,8 @@
-"""What SageMaker would refuse, or take and not do as meant, though botocore sends the request.
+"""What SageMaker would refuse, or accept and do differently, although botocore sends it.
 
-Botocore compares every request that ModelTrainer makes with the service model that it carries: names, types, and what
-is required. Here is what else stands in that model (patterns, enumerations, greatest lengths and numbers), and rules
-that it does not know: without them a job fails, or does something else, when the instances are paid for already.
+Botocore compares a request with the service model that it carries: names, types, and what is required. Here the rest of
+that model is checked (patterns, enumerations, greatest lengths and numbers), and rules that it does not hold: a job
+that breaks them fails, or does something else, once the instances are paid for.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from botocore.model import ServiceModel
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.sagemaker import toolkit
-from workshop_utils.launchers.sagemaker.images import lacks_horovod
+from workshop_utils.launchers.sagemaker.request import lacks_horovod
 
 OPERATION = "CreateTrainingJob"
-LONGEST_JOB_SECONDS = 5 * 86_400  # without an increase of the quota "longest run time for a training job"
+LONGEST_JOB_SECONDS = 5 * 86_400  # unless the account's quota was raised
 
 
 @functools.cache
 def service_model() -> ServiceModel:
-    """SageMaker's interface as botocore describes it; nothing is sent."""
+    """SageMaker's interface as botocore describes it."""
     # Not through a session, which reads the learner's AWS profile: none is needed to look at a request.
     return ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
 
 
 def instance_type(name: str) -> None:
-    """Raise JobError where SageMaker has no instances of the type `name`."""
+    """Raise JobError if SageMaker has no instances of the type `name`."""
     shape = service_model().shape_for("TrainingInstanceType")
     _refuse(_problems(name, shape, f"{OPERATION}.ResourceConfig.InstanceType"))
 
 
 def body(request: Mapping[str, Any]) -> None:
-    """Raise JobError where SageMaker would refuse `request`; one line for each problem."""
+    """Raise JobError if SageMaker would refuse `request`; one line for each problem."""
     _refuse(_problems(request, service_model().operation_model(OPERATION).input_shape, OPERATION))
 
 
 def rules(request: Mapping[str, Any]) -> None:
-    """Raise JobError where SageMaker would take `request` and not do what was meant; one line for each problem."""
+    """Raise JobError if SageMaker would accept `request` and do something else; one line for each problem."""
     _refuse(_broken_rules(request))
 
 
@@ -86,7 +86,7 @@ def _python_pattern(pattern: str) -> str:
 
 def _broken_rules(request: Mapping[str, Any]) -> Iterator[str]:
     parameters = request["HyperParameters"]
-    known = dict.fromkeys(switch for switch in toolkit.SWITCHES.values() if switch)
+    known = dict.fromkeys(start.switch for start in toolkit.STARTS.values() if start.switch)
     switches = [switch for switch in known if parameters.get(switch) == "true"]
     if len(switches) > 1:
         yield (

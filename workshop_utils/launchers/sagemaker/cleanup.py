@@ -1,4 +1,4 @@
-"""What the workshop has made in an account and has not removed, found by its tag; and how to remove it.
+"""What the workshop has left in an account, found by its tag; and how to remove it.
 
     for thing in find(aws):
         print(thing)
@@ -13,12 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from workshop_utils.launchers.sagemaker.account import Aws
-from workshop_utils.launchers.sagemaker.errors import AwsError
-from workshop_utils.launchers.sagemaker.request import TAG
-from workshop_utils.launchers.sagemaker.run import LOG_GROUP, log_streams
+from workshop_utils.launchers.sagemaker.account import TAG, Aws, AwsError
+from workshop_utils.launchers.sagemaker.launcher import LOG_GROUP, log_streams
 
-# By kind: the service, its operation, what that calls the thing, and what else it is told.
+# By kind: the service, its operation, the parameter that names the thing, and other parameters.
 REMOVALS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "running job": ("sagemaker", "stop_training_job", "TrainingJobName", {}),
     "warm instances": (
@@ -46,16 +44,16 @@ class Remains:
 
 
 def find(aws: Aws) -> list[Remains]:
-    """Everything that bears the workshop's tag, in the order in which it is best removed.
+    """Everything that has the workshop's tag, in the order in which it is best removed.
 
     Raises:
-        AwsError: where the account may not be looked at.
+        AwsError: if AWS refuses to list it.
     """
     return [*_jobs(aws), *_buckets(aws), *_repositories(aws), *_stacks(aws)]
 
 
 def remove(thing: Remains, aws: Aws) -> None:
-    """Remove `thing` for good. Raises AwsError where AWS refuses."""
+    """Remove `thing` for good. Raises AwsError if AWS refuses."""
     if thing.kind == "bucket":
         for entry in aws.pages("s3", "list_objects_v2", "Contents", Bucket=thing.name):
             aws.call("s3", "delete_object", Bucket=thing.name, Key=entry["Key"])

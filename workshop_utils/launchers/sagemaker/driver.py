@@ -1,7 +1,7 @@
-"""The workshop's driver: starts on this host the processes that `members.json` beside it lists for it.
+"""The workshop's driver: starts the processes that `members.json`, beside it, lists for this host.
 
-With `mode: drivers`, ModelTrainer brings it into the container, and the SDK's own entry point calls it; on an emulated
-instance it also starts what the toolkit would. Standard library alone.
+With `mode: drivers`, ModelTrainer brings it into the container, and the SDK's own entry point calls it. On an emulated
+instance it also starts what the toolkit would. It needs the standard library alone.
 """
 
 import ipaddress
@@ -16,7 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 NAMES_SECONDS = 900.0  # as long as the toolkit waits for its hosts
-GOODBYE_SECONDS = 3.0  # for ranks of other hosts to take their leave of a rendezvous on this one
+GOODBYE_SECONDS = 3.0  # for ranks of other hosts to leave a rendezvous on this one
 POLL_SECONDS = 0.05
 
 
@@ -33,7 +33,7 @@ def address_of(host: str) -> str:
 
 
 def first_failure(processes: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all, but no longer than until one fails; its exit code, or 0."""
+    """Wait until all have ended, or one has failed; its exit code, or 0."""
     while True:
         codes = [process.poll() for process in processes]
         if any(codes) or None not in codes:
@@ -46,7 +46,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     host = os.environ["SM_CURRENT_HOST"]
     members = json.loads((HERE / "members.json").read_text())[host]
-    known = {
+    words = {
         "{python}": sys.executable,
         "{drivers}": str(HERE),
         "{interface}": os.environ["SM_NETWORK_INTERFACE_NAME"],
@@ -54,19 +54,19 @@ def main() -> int:
     shared = {"PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))}
     if "WORKSHOP_EMULATED" not in os.environ:
         addresses = {name: address_of(name) for name in json.loads(os.environ["SM_HOSTS"])}
-        # Where ranks of the workshop's own message passing may meet: a VPC's block is a /16 at most.
+        # Where ranks of the workshop's own message passing may join: a VPC's block is a /16 at most.
         shared["WORKSHOP_SUBNET"] = str(ipaddress.ip_network(f"{addresses[host]}/16", strict=False))
 
-    def here(text: str) -> str:
-        for word, value in known.items():
+    def filled(text: str) -> str:
+        for word, value in words.items():
             text = text.replace(word, value)
         return text
 
     started: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for member in members:
-            variables = {name: here(value) for name, value in member["environment"].items()}
-            command = [here(word) for word in member["command"]]
+            variables = {name: filled(value) for name, value in member["environment"].items()}
+            command = [filled(word) for word in member["command"]]
             started[member["name"]] = subprocess.Popen(command, env={**os.environ, **shared, **variables})
         code = first_failure([started[member["name"]] for member in members if member["awaited"]])
         if code:

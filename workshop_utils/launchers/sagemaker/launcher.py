@@ -1,26 +1,40 @@
-"""The launchers: SageMaker, once somebody has agreed to the cost, and its stand-in on this machine."""
+"""Launches jobs on SageMaker, once someone has agreed to the cost, and follows them there."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pydantic import PrivateAttr
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.sagemaker import account, upload
-from workshop_utils.launchers.sagemaker.account import Aws
-from workshop_utils.launchers.sagemaker.instances import Instances, InstancesRun
-from workshop_utils.launchers.sagemaker.preflight import Preflight, agree
-from workshop_utils.launchers.sagemaker.request import Request, plan
-from workshop_utils.launchers.sagemaker.run import SageMakerRun
-from workshop_utils.launchers.sagemaker.settings import Settings
+from workshop_utils.launchers import output
+from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
+from workshop_utils.launchers.sagemaker import account, price
+from workshop_utils.launchers.sagemaker.account import Aws, AwsError
+from workshop_utils.launchers.sagemaker.request import Request, Submission, submission_of
+from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
+from workshop_utils.launchers.source import packed
+from workshop_utils.runs import RunState
+from workshop_utils.training import data
+
+LOG_GROUP = "/aws/sagemaker/TrainingJobs"
+POLL_SECONDS = 5.0
+LATE_LOOKS = (
+    2  # at the log of a job that has ended: CloudWatch shows lines some seconds after they were printed
+)
+
+STATES = {"Completed": RunState.SUCCEEDED, "Failed": RunState.FAILED, "Stopped": RunState.STOPPED}
 
 
-class SageMaker(Settings):
-    """Launches jobs on SageMaker. Its fields are those of `Settings`.
+class SageMaker(SageMakerSettings):
+    """Launches jobs on SageMaker. Its fields are those of `SageMakerSettings`.
 
-    `aws` is the account to use; by default the one of the environment: AWS_PROFILE and its like, or the one at
-    AWS_ENDPOINT_URL.
+    `aws` is the account to use; by default that of the environment: AWS_PROFILE and its like, or AWS_ENDPOINT_URL.
     """
 
     _aws: Aws | None = PrivateAttr(None)
@@ -31,7 +45,7 @@ class SageMaker(Settings):
 
     @property
     def aws(self) -> Aws:
-        """The account in whose name calls are made; which of two it is, its text says."""
+        """The account; printed, it says whether it is AWS itself."""
         if self._aws is None:
             self._aws = account.profile(self.region_name)
         return self._aws
@@ -40,42 +54,159 @@ class SageMaker(Settings):
         """The request that `launch` would send. Sends nothing, and needs no account.
 
         Raises:
-            JobError: for what SageMaker would refuse, or would take and then not do.
+            JobError: for what SageMaker would refuse, or would accept and do differently.
         """
-        planned = plan(job, self)
-        from workshop_utils.launchers.sagemaker import trainer  # the SDK takes seconds to be imported
+        submission = submission_of(job, self)
+        from workshop_utils.launchers.sagemaker import trainer  # the SDK takes seconds to import
 
-        return trainer.render(planned)
+        return trainer.render(submission)
 
-    def preflight(self, job: TrainingJob) -> Preflight:
+    def preflight(self, job: TrainingJob) -> str:
         """What a launch may cost at most, and the quota that it needs. Starts nothing. Raises JobError as `render`."""
-        return Preflight(self.render(job).plan, self.aws.is_stand_in)
+        return price.preflight(self.render(job).submission, self.aws.is_emulated)
 
     def launch(self, job: TrainingJob) -> SageMakerRun:
-        """Bring source and data to S3, and start the job. Asks first unless `confirm`, or nothing is paid for.
+        """Store source and data on S3, and start the job. Asks first, unless `confirm` is set or it costs nothing.
 
         Raises:
             JobError: as `render` does; nothing has been sent then.
-            NotConfirmed: if nobody agrees to the cost; nothing has been sent then.
-            AwsError: where AWS refuses; the message says what to do.
+            NotConfirmed: if no one agrees to the cost; nothing has been sent then.
+            AwsError: if AWS refuses; the message says what to do.
+            DataError: if the job's data cannot be read.
         """
         request = self.render(job)
-        from workshop_utils.launchers.sagemaker import trainer
+        if not (self.confirm or self.aws.is_emulated):
+            price.ask(price.preflight(request.submission))
+        _upload(request, self.aws)
+        self.aws.call("sagemaker", "create_training_job", **request.body)
+        return SageMakerRun(request.submission, self.aws)
 
-        agree(Preflight(request.plan), self.confirm or self.aws.is_stand_in)
-        upload.bring(request.plan, self.aws)
-        trainer.send(request, self.aws)
-        return SageMakerRun(request.plan, self.aws)
+
+def _upload(request: Request, aws: Aws) -> None:
+    """Store what the job needs in the bucket, which is made if it is missing."""
+    submission = request.submission
+    is_stored = submission.job.data.startswith("s3://")
+    folder = None if is_stored else data.prepare(submission.job.data)
+    bucket, source = account.split_uri(submission.source_uri)
+    account.ensure_bucket(bucket, aws)
+    for key, content in {source: packed(submission.job), **request.uploads}.items():
+        aws.call("s3", "put_object", Bucket=bucket, Key=key, Body=content)
+    if folder is not None:
+        account.upload_folder(folder, submission.data_uri, aws)
 
 
-class StandIn(Settings):
-    """Launches on emulated instances what SageMaker would take; needs no account."""
+class SageMakerRun(FollowedRun):
+    """A run on SageMaker. Its workers have their hosts' names; leaving its `with` block stops the job."""
 
-    def render(self, job: TrainingJob) -> Request:
-        """The request that SageMaker would be sent. Raises JobError as `SageMaker.render` does."""
-        return SageMaker(**self.model_dump(exclude_unset=True)).render(job)
+    def __init__(self, submission: Submission, aws: Aws, poll_seconds: float = POLL_SECONDS) -> None:
+        self.answered_by = str(aws)
+        self._aws = aws
+        self._remote_job = RemoteJob(submission.name, aws)
+        super().__init__(submission.name, submission.hosts, self._remote_job, poll_seconds)
 
-    def launch(self, job: TrainingJob) -> InstancesRun:
-        """Carry the job out on this machine. Raises JobError as `render` does."""
-        self.render(job)
-        return Instances(**self.model_dump(exclude_unset=True)).launch(job)
+    @property
+    def stage(self) -> str:
+        """SageMaker's own, finer word for the state of the job, such as `Downloading`."""
+        return str(self._remote_job.description.get("SecondaryStatus", "Starting"))
+
+    @property
+    def model_uri(self) -> str | None:
+        """Where the model is on S3; None unless the job has succeeded."""
+        artefact: str | None = self._remote_job.description.get("ModelArtifacts", {}).get("S3ModelArtifacts")
+        return artefact if self.state is RunState.SUCCEEDED else None
+
+    def download_model(self, folder: str | Path) -> list[Path]:
+        """Fetch the model into `folder` and return the files' paths.
+
+        Raises:
+            AwsError: if there is no model, or it cannot be fetched.
+        """
+        if self.model_uri is None:
+            raise AwsError(f"{self.name} has no model: its state is {self.state}")
+        bucket, key = account.split_uri(self.model_uri)
+        content = self._aws.call("s3", "get_object", Bucket=bucket, Key=key)["Body"].read()
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+            archive.extractall(target, filter="data")  # nothing outside the folder, no devices, no odd owners
+            return [target / member.name for member in archive.getmembers() if member.isfile()]
+
+
+class RemoteJob:
+    """The training job called `name`, as its account shows it; `description` is SageMaker's last answer."""
+
+    def __init__(self, name: str, aws: Aws) -> None:
+        self.description: dict[str, Any] = {}
+        self._name, self._aws = name, aws
+        self._tokens: dict[str, str] = {}  # how far each log stream has been read
+        self._late_looks = 0 if aws.is_emulated else LATE_LOOKS
+
+    def look(self) -> tuple[RunState, str]:
+        """The state of the job, and why it failed. One that has ended still runs while its log may lack lines."""
+        state = self._state()
+        if state is not RunState.RUNNING and self._late_looks:
+            self._late_looks -= 1
+            return RunState.RUNNING, ""
+        cause = self.description.get("FailureReason", "SageMaker gave no reason")
+        return state, f"{self._name} failed: {cause}" if state is RunState.FAILED else ""
+
+    def read(self, receive: Receive) -> None:
+        """Pass on what the hosts have printed since the last call; each has a log stream of its own."""
+        try:
+            for stream in log_streams(self._name, self._aws):
+                host = stream.partition("/")[2].rpartition("-")[0]
+                for message in self._new_messages(stream):
+                    for line in output.attributed(host, message, "stdout"):
+                        receive(*line)
+        except AwsError as error:
+            raise Unreachable(str(error)) from None
+
+    def stop(self) -> None:
+        """Stop the job. Raises AwsError if AWS refuses, for then it still costs money."""
+        try:
+            self._aws.call("sagemaker", "stop_training_job", TrainingJobName=self._name)
+        except AwsError as error:
+            # AWS also refuses to stop a job that is being stopped already, or that has just ended.
+            with contextlib.suppress(Unreachable):
+                if (
+                    self._state() is not RunState.RUNNING
+                    or self.description["TrainingJobStatus"] == "Stopping"
+                ):
+                    return
+            raise AwsError(
+                f"{self._name} could not be stopped and still costs money: stop it in SageMaker's console. {error}",
+                error.code,
+            ) from None
+
+    def close(self) -> None:
+        """SageMaker keeps records of jobs that have ended, at no cost; nothing is to be removed."""
+
+    def _state(self) -> RunState:
+        try:
+            self.description = self._aws.call(
+                "sagemaker", "describe_training_job", TrainingJobName=self._name
+            )
+        except AwsError as error:
+            raise Unreachable(str(error)) from None
+        return STATES.get(self.description["TrainingJobStatus"], RunState.RUNNING)
+
+    def _new_messages(self, stream: str) -> Iterator[str]:
+        where = {"logGroupName": LOG_GROUP, "logStreamName": stream, "startFromHead": True}
+        before: str | None = None
+        while self._tokens.get(stream, "") != before:
+            before = self._tokens.get(stream, "")
+            further = {"nextToken": before} if before else {}
+            answer = self._aws.call("logs", "get_log_events", **where, **further)
+            yield from (event["message"] for event in answer["events"])
+            self._tokens[stream] = answer["nextForwardToken"]  # at the end of the stream, the same again
+
+
+def log_streams(job: str, aws: Aws) -> Iterator[str]:
+    """The names of the log streams of the training job `job`: one for each host that has printed something."""
+    where = {"logGroupName": LOG_GROUP, "logStreamNamePrefix": f"{job}/"}
+    try:
+        for stream in aws.pages("logs", "describe_log_streams", "logStreams", **where):
+            yield stream["logStreamName"]
+    except AwsError as error:
+        if error.code != "ResourceNotFoundException":  # no job of this account has ever printed anything
+            raise

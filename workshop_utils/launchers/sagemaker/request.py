@@ -1,142 +1,161 @@
-"""What a launch sends, from a job and what is said of the place: its hosts, its name, its parts in the bucket."""
+"""What a job becomes on SageMaker: its hosts, its name, its image, its addresses on S3, and what each host starts."""
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from workshop_utils.jobs import JobError, StrategyName, TrainingJob
-from workshop_utils.launchers.sagemaker import check, toolkit
-from workshop_utils.launchers.sagemaker.hosts import host_names
-from workshop_utils.launchers.sagemaker.images import has_nvidia_gpu
-from workshop_utils.launchers.sagemaker.settings import Settings
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.local import imports
+from workshop_utils.launchers.sagemaker import toolkit
+from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.quantities import seconds_of
-from workshop_utils.strategies import strategy_of
+from workshop_utils.strategies import Addresses, strategy_of
 
-TAG = {"Key": "made-by", "Value": "distributed-training-workshop"}  # by which the clean-up finds it
 PREFIX = "workshop"  # of everything in the bucket
-MANY_A_HOST: tuple[StrategyName, ...] = ("horovod", "mpi", "torch_ddp")  # to the toolkit
+FIRST_PORT = 7000  # of the processes that listen; within a job's security group any will do
+STORED_DATA = ("digits", "mnist")  # every job finds the same there
 
-Members = Mapping[str, list[dict[str, Any]]]  # the processes that each host starts, see `members`
+# AWS's images. Horovod was in those for TensorFlow up to 2.12 (Horovod 0.27.0), and in none for PyTorch that is still
+# built.
+TENSORFLOW = {"framework": "tensorflow", "version": "2.19", "py_version": "py312"}
+TENSORFLOW_WITH_HOROVOD = {"framework": "tensorflow", "version": "2.12", "py_version": "py310"}
+PYTORCH = {"framework": "pytorch", "version": "2.8", "py_version": "py312"}
+_OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(\w+)-training[a-z-]*:(\d+)\.(\d+)")
+
+Members = Mapping[str, list[dict[str, Any]]]  # the processes that each host starts, by host
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A training job that may be launched, before anybody makes a request of it.
+class Submission:
+    """A job on its hosts, under a name that no other job of the account has.
 
-    `secret` is the run's own: whoever does not know it cannot join.
+    `secret` is the run's own; a process that does not know it cannot join.
     """
 
     job: TrainingJob
-    settings: Settings
+    settings: SageMakerSettings
     hosts: tuple[str, ...]
+    processes_per_host: int
     name: str
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
-    def hyperparameters(self) -> dict[str, str]:
-        """The script's arguments, and what the toolkit is told."""
-        return toolkit.hyperparameters(self)
-
-    @property
     def environment(self) -> dict[str, str]:
-        """The variables that the request has for all hosts."""
+        """The variables that all hosts get."""
         return {"PYTHONUNBUFFERED": "1", **self.job.environment}
 
     @property
     def limit_seconds(self) -> int:
-        """After how long the service ends the job; at least one second, since it counts whole ones."""
+        """When the service ends the job; at least one second, since it counts whole ones."""
         return max(1, round(seconds_of(self.settings.max_runtime or self.job.timeout)))
 
     @property
     def source_uri(self) -> str:
-        """Where the source lies in the bucket."""
-        return f"s3://{self.settings.bucket_name}/{PREFIX}/source/{self.name}/sourcedir.tar.gz"
+        """Where the source is in the bucket."""
+        return f"{self._bucket_uri}/source/{self.name}/sourcedir.tar.gz"
 
     @property
     def data_uri(self) -> str:
-        """Where the data lies: in place if it is on S3, and otherwise below the workshop's own prefix."""
+        """Where the data is: in its own place if that is on S3, and otherwise in the bucket."""
         data = self.job.data
-        if data.startswith("s3://"):
-            return data
-        label = data if data in ("digits", "mnist") else f"folder-{self.job.name}"
-        return f"s3://{self.settings.bucket_name}/{PREFIX}/data/{label}/"
+        label = data if data in STORED_DATA else f"folder-{self.job.name}"
+        return data if data.startswith("s3://") else f"{self._bucket_uri}/data/{label}/"
 
     @property
-    def checkpoint_uri(self) -> str:
-        """Where checkpoints lie: those of the job, not of this launch, so that the next one finds them."""
-        return f"s3://{self.settings.bucket_name}/{PREFIX}/checkpoints/{self.name.rsplit('-', 2)[0]}"
+    def output_uri(self) -> str:
+        """Below which address the model is stored. Raises JobError if the job's outputs are not on S3."""
+        return self.job.storage("outputs", "s3") or f"{self._bucket_uri}/models"
+
+    @property
+    def checkpoint_uri(self) -> str | None:
+        """Where SageMaker keeps the checkpoints; None if it keeps none.
+
+        They are those of the job, not of this launch, so that the next launch finds them.
+
+        Raises:
+            JobError: if the job's checkpoints are not on S3.
+        """
+        own = self.job.storage("checkpoints", "s3")
+        if (
+            own is None and self.settings.spot
+        ):  # where an instance is taken away, the next one resumes from them
+            return f"{self._bucket_uri}/checkpoints/{self.name.rsplit('-', 2)[0]}"
+        return own
+
+    @property
+    def _bucket_uri(self) -> str:
+        return f"s3://{self.settings.bucket_name}/{PREFIX}"
 
 
 @dataclass(frozen=True)
 class Request:
-    """A CreateTrainingJob request as it goes out, and with `mode: drivers` what each host would start."""
+    """A CreateTrainingJob request, exactly as it is sent.
 
-    plan: Plan
+    Attributes:
+        members: with `mode: drivers`, what each host starts.
+        uploads: files that ModelTrainer stores for the job, by their keys in the bucket.
+    """
+
+    submission: Submission
     body: dict[str, Any]
-    members: Members | None = None
+    members: Members | None
+    uploads: Mapping[str, bytes]
 
     def __str__(self) -> str:
         text = json.dumps(self.body, indent=2)
         if self.members is not None:
             text += f"\n\n# drivers/members.json\n{json.dumps(self.members, indent=2)}"
-        return text.replace(self.plan.secret, "****")
+        return text.replace(self.submission.secret, "****")
 
     __repr__ = __str__
 
 
-def plan(job: TrainingJob, settings: Settings) -> Plan:
-    """The hosts that `job` takes, under a name that no other job of the account has.
+def submission_of(job: TrainingJob, settings: SageMakerSettings) -> Submission:
+    """The hosts that `job` takes, and a name for it.
 
     Raises:
-        JobError: if the job cannot be laid out so; the message says what would be right.
+        JobError: if SageMaker's instances cannot run it so; the message says what would be right.
     """
-    check.instance_type(settings.instance_type)
-    if job.resources.gpu and not has_nvidia_gpu(settings.instance_type):
+    if job.resources.gpu and not re.match(r"ml\.(p|g)\d", settings.instance_type):
         raise JobError(
             f"resources.gpu is {job.resources.gpu}, and instance_type {settings.instance_type} has no NVIDIA GPU; take "
             "one such as ml.g5.xlarge"
         )
-    per_host = settings.processes_per_host
+    per_host = job.processes_per_node or settings.processes_per_host or 1
     _check_strategy(job, per_host, settings.mode == "toolkit")
-    if (
-        job.strategy == "parameter_server"
-    ):  # a host for the chief, which does not train, and one for each worker
-        hosts = job.workers + 1
+    if job.strategy == "parameter_server":
+        count = job.workers + 1  # the chief, which does not train, has a host of its own
     elif job.workers % per_host:
-        raise JobError(
-            f"workers is {job.workers} and processes_per_host {per_host}; the first must be a multiple of the second"
-        )
+        raise JobError(f"workers is {job.workers}; it must be a multiple of processes_per_host, {per_host}")
     else:
-        hosts = job.workers // per_host
+        count = job.workers // per_host
     name = f"{job.name[:42].rstrip('-')}-{time.strftime('%Y%m%d%H%M%S')}-{secrets.token_hex(2)}"
-    return Plan(job, settings, host_names(hosts), name)
+    return Submission(job, settings, toolkit.host_names(count), per_host, name)
 
 
 def _check_strategy(job: TrainingJob, per_host: int, by_toolkit: bool) -> None:
     """Raise JobError for what the toolkit, or the workshop's driver, does not start."""
     strategy = strategy_of(job)
-    if by_toolkit and job.strategy not in toolkit.SWITCHES:
+    if by_toolkit and job.strategy not in toolkit.STARTS:
         raise JobError(
             f"strategy is {job.strategy!r}; the toolkit in SageMaker's images does not know it: set mode: drivers"
         )
-    if job.strategy == "mpi" and not by_toolkit:
-        raise JobError(
-            "strategy is 'mpi'; mpirun reaches the other hosts through the toolkit: set mode: toolkit"
-        )
     if not by_toolkit and any(spec.starts for spec in strategy.plan(job)):
+        advice = "set mode: toolkit" if job.strategy in toolkit.STARTS else "run it locally"
         raise JobError(
-            f"strategy is {job.strategy!r}; its driver starts workers on one machine alone: run it locally"
+            f"strategy is {job.strategy!r}; a process that starts the others cannot reach other hosts: {advice}"
         )
-    one_each = job.strategy == "parameter_server" or (by_toolkit and job.strategy not in MANY_A_HOST)
+    one_each = job.strategy == "parameter_server" or (by_toolkit and not toolkit.STARTS[job.strategy].many)
     if per_host > 1 and one_each:
         starter = "the toolkit" if by_toolkit else "the driver"
         raise JobError(
-            f"processes_per_host is {per_host}; with strategy {job.strategy!r} {starter} starts one on each host"
+            f"processes_per_node is {per_host}; with strategy {job.strategy!r} {starter} starts one on each host"
         )
     hosts = job.workers + 1
     if by_toolkit and job.strategy == "parameter_server" and job.parameter_servers not in (1, hosts):
@@ -144,3 +163,105 @@ def _check_strategy(job: TrainingJob, per_host: int, by_toolkit: bool) -> None:
             f"parameter_servers is {job.parameter_servers}; the toolkit runs one on each of the {hosts} hosts: leave "
             "it out, or set mode: drivers"
         )
+
+
+# What each host starts
+
+
+def addresses(submission: Submission) -> dict[str, str]:
+    """host:port of what listens, by its name: hosts have names before there are any hosts."""
+    if submission.settings.mode == "toolkit":
+        listed = toolkit.cluster(submission).values()
+        return {address: address for addresses in listed for address in addresses}
+    specs = strategy_of(submission.job).plan(submission.job, Addresses(nodes=submission.hosts))
+    return {
+        spec.name: f"{submission.hosts[spec.node]}:{FIRST_PORT + number}"
+        for number, spec in enumerate(specs)
+        if spec.listens
+    }
+
+
+def members(submission: Submission, at: Mapping[str, str], bind: str = "", **words: str) -> Members:
+    """What each host starts, for `driver` to read there, if what listens is `at` these addresses.
+
+    A rendezvous may `bind` to another one. `words` replace words in braces, as in `ProcessSpec.filled`; {python},
+    {drivers} (the driver's folder) and {interface} are for the driver to replace.
+    """
+    job, hosts = submission.job, submission.hosts
+    if submission.settings.mode == "toolkit":
+        specs = toolkit.plan(submission, at)
+    else:
+        meeting = Addresses(at, hosts, interface="{interface}", secret=submission.secret, bind=bind)
+        specs = strategy_of(job).plan(job, meeting)
+    specs = [spec.filled(script=job.script, programs="{drivers}", **words) for spec in specs]
+    started: dict[str, list[dict[str, Any]]] = {}
+    for node, host in enumerate(hosts):
+        placed = [spec for spec in specs if spec.node == node]
+        # A host without a process to wait for has servers and workers, which leave when their chief does.
+        nothing_awaited = not any(spec.awaited for spec in placed)
+        started[host] = [
+            {
+                "name": spec.name,
+                "command": list(spec.argv),
+                "environment": dict(spec.environment),
+                "awaited": spec.awaited or (nothing_awaited and spec.leaves),
+            }
+            for spec in placed
+        ]
+    return started
+
+
+# Images
+
+
+def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
+    """The job's own image, or AWS's for what its script imports.
+
+    Raises:
+        JobError: if no image of AWS has what the script imports, or the job's own is known to lack Horovod.
+    """
+    imported = imports.imported(job.script_path)
+    # What is imported from a module may itself be one: `from horovod import tensorflow`.
+    modules = {*imported, *(f"{module}.{name}" for module, names in imported.items() for name in names)}
+    packages = {module.split(".")[0] for module in modules}
+    needs_horovod = "horovod" in packages or job.strategy == "horovod"
+    if job.image is not None:
+        if needs_horovod and lacks_horovod(job.image):
+            raise JobError(
+                f"image is {job.image!r}, which has no Horovod in it: AWS's last one is TensorFlow 2.12. "
+                "Use that, or build jobs/images/ and name your own image"
+            )
+        return job.image
+    region = settings.region_name
+    if needs_horovod:
+        # TensorFlow 2.12 has Keras 2; a script that imports Keras itself is written for Keras 3.
+        if "horovod.tensorflow" in modules and "keras" not in modules:
+            return aws_image(TENSORFLOW_WITH_HOROVOD, region, settings.instance_type)
+        raise JobError(
+            "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and name "
+            f"yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
+        )
+    # PyTorch's has mpi4py and NumPy in it, too.
+    image = TENSORFLOW if {"tensorflow", "keras"} & packages else PYTORCH
+    return aws_image(image, region, settings.instance_type)
+
+
+def aws_image(image: dict[str, str], region: str, instance_type: str) -> str:
+    """AWS's training image for the processor of `instance_type`. Raises JobError if there is none."""
+    from sagemaker.core import image_uris  # here, since the SDK takes seconds to import
+
+    options = {**image, "region": region, "instance_type": instance_type, "image_scope": "training"}
+    try:
+        return str(image_uris.retrieve(**options))
+    except ValueError as error:
+        message = f"image is missing, and AWS has none for {instance_type} in region {region}: {error}"
+        raise JobError(message) from None
+
+
+def lacks_horovod(image: str) -> bool:
+    """Whether `image` is one of AWS's without Horovod; what other people's images hold is not known."""
+    match = _OF_AWS.match(image)
+    if match is None or not aws_image(PYTORCH, match[2], "ml.c5.xlarge").startswith(match[1]):
+        return False
+    framework, major, minor = match.groups()[2:]
+    return framework != "tensorflow" or (int(major), int(minor)) > (2, 12)

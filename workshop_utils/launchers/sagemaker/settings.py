@@ -1,19 +1,20 @@
-"""What a learner says of the place: role, instances, network, limits. Nothing here talks to AWS.
+"""What a place.yaml holds for SageMaker: role, instances, network, limits. Nothing here talks to AWS.
 
-Settings(role="arn:aws:iam::123456789012:role/workshop", instance_type="ml.c5.xlarge")
-Settings.load("place.yaml")
+SageMakerSettings(role="arn:aws:iam::123456789012:role/workshop", instance_type="ml.c5.xlarge")
+SageMakerSettings.load("place.yaml")
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import Duration, JobError
-from workshop_utils.launchers.settings import PlaceSettings
+from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.quantities import seconds_of
 
 WARM_POOL_SECONDS = 21_600  # the longest KeepAlivePeriodInSeconds that the service model allows
@@ -24,28 +25,27 @@ Subnet = Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")]
 SecurityGroup = Annotated[str, Field(pattern=r"^sg-[0-9a-f]+$")]
 
 
-class Settings(PlaceSettings):
+class SageMakerSettings(TargetSettings):
     """How and where training jobs run on SageMaker.
 
     Attributes:
-        role: ARN of the role that the instances act as; its account is the one that pays.
+        role: ARN of the role that the instances act as; its account pays.
         instance_type: one of SageMaker's training instance types, such as `"ml.c5.xlarge"`.
-        processes_per_host: how many workers share an instance (strategies `horovod`, `mpi`, `torch_ddp` and those
-            that own drivers start).
+        processes_per_host: an old setting, for a job that does not say `processes_per_node`.
         mode: `"toolkit"` sends the hyperparameters by which the toolkit inside AWS's images starts a strategy
-            (classic script mode); `"drivers"` brings a driver of the workshop's own, which needs no toolkit.
+            (classic script mode); `"drivers"` brings the workshop's own driver, which needs no toolkit.
         region: such as `"us-east-1"`; by default that of `AWS_REGION` or `AWS_DEFAULT_REGION`.
-        bucket: for source, data and models; by default `sagemaker-workshop-REGION-ACCOUNT`, made where it is missing.
+        bucket: for source, data and models; by default `sagemaker-workshop-REGION-ACCOUNT`, made if it is missing.
         subnets, security_groups: the VPC in which the instances meet; both or none.
-        encrypt_traffic: encrypt what the instances say to each other, which costs bandwidth.
+        encrypt_traffic: encrypt the traffic between the instances, which costs bandwidth.
         input_mode: `"File"` copies the data before the start, `"FastFile"` streams what is read.
         volume_gb: disk of each instance, in GB.
-        max_runtime: the service ends the job after so long, whatever it does; the job's own timeout by default.
+        max_runtime: when the service ends the job, whatever it does; by default the job's own timeout.
         spot: use spare capacity, which is cheaper and may be taken away; checkpoints are then kept in the bucket.
-        max_wait: with `spot`, how long waiting and running may take together; twice `max_runtime` by default.
-        retries: how often SageMaker starts the job again where a fault of its own, not the script's, has ended it.
-        keep_alive: keep the instances warm for the next job for so long after this one. Warm instances are paid for.
-        tags: are put on every job, beside the workshop's own by which the clean-up finds it.
+        max_wait: with `spot`, how long waiting and running may take together; by default twice `max_runtime`.
+        retries: how often SageMaker restarts the job after a failure of its own, not of the script.
+        keep_alive: how long the instances stay warm for the next job. Warm instances are paid for.
+        tags: put on every job, beside the workshop's own tag, by which the clean-up finds it.
         confirm: start without asking, though it costs money.
     """
 
@@ -53,7 +53,7 @@ class Settings(PlaceSettings):
 
     role: str
     instance_type: str = "ml.c5.xlarge"
-    processes_per_host: int = Field(default=1, ge=1, strict=True)
+    processes_per_host: int | None = Field(default=None, ge=1, strict=True)
     mode: Literal["toolkit", "drivers"] = "toolkit"
     region: str | None = None
     bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
@@ -90,16 +90,22 @@ class Settings(PlaceSettings):
                 raise ValueError("keep_alive and spot exclude each other: spot instances are never kept warm")
             if seconds_of(self.keep_alive) > WARM_POOL_SECONDS:
                 raise ValueError(f"keep_alive is {self.keep_alive!r}; it may be at most 6h")
+        if self.processes_per_host is not None:
+            print(
+                "processes_per_host is an old setting of place.yaml: write "
+                f"processes_per_node: {self.processes_per_host} in job.yaml instead",
+                file=sys.stderr,
+            )
         return self
 
     @property
     def keep_alive_seconds(self) -> int:
-        """For how long instances are kept warm; 0 where they are not."""
+        """How long instances stay warm, in seconds; 0 if they do not."""
         return round(seconds_of(self.keep_alive)) if self.keep_alive else 0
 
     @property
     def region_name(self) -> str:
-        """The region. Raises JobError where neither these settings nor the environment name one."""
+        """The region. Raises JobError if neither these settings nor the environment name one."""
         region = self.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         if not region:
             raise JobError("region is missing; set it, or AWS_DEFAULT_REGION, to a code such as us-east-1")
@@ -107,5 +113,5 @@ class Settings(PlaceSettings):
 
     @property
     def bucket_name(self) -> str:
-        """The bucket, which is `bucket` or follows from the region and the role's account."""
+        """`bucket`, or else the name that follows from the region and the role's account."""
         return self.bucket or f"sagemaker-workshop-{self.region_name}-{self.role.split(':')[4]}"

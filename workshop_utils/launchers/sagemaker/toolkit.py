@@ -1,55 +1,250 @@
-"""Classic script mode: the hyperparameters by which the toolkit inside AWS's images starts a script and a strategy.
+"""Classic script mode: what the toolkit inside AWS's images is told, and what it does on each host.
 
-The toolkit tells its own settings from the script's arguments by the prefix `sagemaker_`, and decodes each value as
-JSON. Sources: sagemaker-training-toolkit, params.py and runner.py; sagemaker-tensorflow-training-toolkit, training.py.
+Hyperparameters whose names begin with `sagemaker_` tell it what to start; the others become the script's arguments, and
+every value is JSON. On each host it sets variables, writes files below /opt/ml (`container`) and starts processes
+(`plan`); the emulator does the same. Sources: AWS, "SageMaker training storage folders"; sagemaker-training-toolkit,
+ENVIRONMENT_VARIABLES.md, params.py, runner.py, environment.py and mapping.py; sagemaker-tensorflow-training-toolkit,
+training.py; compared with what version 5.1.4 gives, November 2026.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workshop_utils.jobs import StrategyName
+from workshop_utils.strategies import (
+    PROGRAMS,
+    PYTHON,
+    SCRIPT,
+    STRATEGIES,
+    Addresses,
+    ProcessSpec,
+    strategy_of,
+)
 
 if TYPE_CHECKING:
-    from workshop_utils.launchers.sagemaker.request import Plan
+    from workshop_utils.launchers.sagemaker.request import Submission
 
 PARAMETER_SERVER = "sagemaker_parameter_server_enabled"
 MPI = "sagemaker_mpi_enabled"
 MULTI_WORKER_MIRRORED = "sagemaker_multi_worker_mirrored_strategy_enabled"
 TORCH_DISTRIBUTED = "sagemaker_torch_distributed_enabled"
-PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"  # read for torchrun, too
 
-# What the toolkit can start, and the switch for it; none for a script on its own.
-SWITCHES: dict[StrategyName, str | None] = {
-    "single": None,
-    "parameter_server": PARAMETER_SERVER,
-    "horovod": MPI,
-    "mpi": MPI,
-    "multi_worker_mirrored": MULTI_WORKER_MIRRORED,
-    "torch_ddp": TORCH_DISTRIBUTED,
+# Ports at which the processes meet.
+MASTER_PORT, SERVER_PORT = 2222, 2223  # parameter servers: the master's and workers', and the servers'
+MIRRORED_PORT = 8890
+TORCH_PORT = 7777  # torchrun's rendezvous
+
+
+@dataclass(frozen=True)
+class Start:
+    """How the toolkit starts a strategy.
+
+    Attributes:
+        switch: the hyperparameter that asks for it; None for a script on its own.
+        sets: the strategy's variables, or how their names begin, that the toolkit and what it starts set themselves.
+        many: whether it can start several processes on a host.
+    """
+
+    switch: str | None
+    sets: tuple[str, ...] = ()
+    many: bool = False
+
+
+_TORCHRUN_SETS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+STARTS: dict[StrategyName, Start] = {
+    "single": Start(None),
+    "parameter_server": Start(PARAMETER_SERVER, sets=("TF_CONFIG",)),
+    "multi_worker_mirrored": Start(MULTI_WORKER_MIRRORED, sets=("TF_CONFIG",)),
+    "horovod": Start(MPI, sets=("HOROVOD_",), many=True),  # Horovod takes its ranks from MPI
+    "mpi": Start(MPI, many=True),
+    "torch_ddp": Start(TORCH_DISTRIBUTED, sets=_TORCHRUN_SETS, many=True),
 }
 
 
-def hyperparameters(plan: Plan) -> dict[str, str]:
-    """HyperParameters of a CreateTrainingJob request: the script's arguments and the toolkit's settings.
+def host_names(count: int) -> tuple[str, ...]:
+    """`algo-1` to `algo-COUNT` as SageMaker lists them: sorted as text, so `algo-10` stands before `algo-2`."""
+    return tuple(sorted(f"algo-{number}" for number in range(1, count + 1)))
 
-    There is no `model_dir` among them: the toolkit would hand it on to the script as an argument, and the workshop's
-    scripts take their folder from SM_MODEL_DIR, so that they run unmodified.
+
+def hyperparameters(submission: Submission) -> dict[str, str]:
+    """HyperParameters of the request: the script's arguments, and what the toolkit is told.
+
+    There is no `model_dir` among them: the toolkit would pass it to the script as an argument, and the workshop's
+    scripts find their folder in SM_MODEL_DIR, so that they run unmodified.
     """
-    values: dict[str, Any] = {**plan.job.arguments, "sagemaker_program": plan.job.script}
-    if plan.settings.mode == "toolkit":
+    job, settings = submission.job, submission.settings
+    values: dict[str, Any] = {**job.arguments, "sagemaker_program": job.script}
+    if settings.mode == "toolkit":
         values |= {
-            "sagemaker_submit_directory": plan.source_uri,
-            "sagemaker_job_name": plan.name,
-            "sagemaker_region": plan.settings.region_name,
+            "sagemaker_submit_directory": submission.source_uri,
+            "sagemaker_job_name": submission.name,
+            "sagemaker_region": settings.region_name,
             "sagemaker_container_log_level": 20,
         }
-        if switch := SWITCHES[plan.job.strategy]:
-            values[switch] = True
-        if switch in (MPI, TORCH_DISTRIBUTED):
-            values[PROCESSES_PER_HOST] = plan.settings.processes_per_host
-        if switch == TORCH_DISTRIBUTED:
-            values["sagemaker_instance_type"] = plan.settings.instance_type
+        start = STARTS[job.strategy]
+        if start.switch:
+            values[start.switch] = True
+        if start.many:  # torchrun's number has the same name
+            values["sagemaker_mpi_num_of_processes_per_host"] = submission.processes_per_host
+        if start.switch == TORCH_DISTRIBUTED:
+            values["sagemaker_instance_type"] = settings.instance_type
     # As the SDK's version 2 sends it, so that a number comes out of it as a number.
     return {name: json.dumps(value) for name, value in sorted(values.items())}
+
+
+def arguments(own: Mapping[str, Any]) -> list[str]:
+    """The script's command line: `--key value` (`-k value` for a single letter), sorted by key."""
+    words: list[str] = []
+    for name in sorted(own):
+        words += [f"--{name}" if len(name) > 1 else f"-{name}", str(own[name])]
+    return words
+
+
+# What it starts
+
+
+def parameter_server_cluster(hosts: Sequence[str]) -> dict[str, list[str]]:
+    """The cluster of the classic mode: N hosts are one master, N - 1 workers and N servers beside them."""
+    return {
+        "master": [f"{hosts[0]}:{MASTER_PORT}"],
+        "ps": [f"{host}:{SERVER_PORT}" for host in hosts],
+        "worker": [f"{host}:{MASTER_PORT}" for host in hosts[1:]],
+    }
+
+
+def cluster(submission: Submission) -> dict[str, list[str]]:
+    """The addresses, as `host:port`, at which the processes of a job find each other, by role."""
+    hosts, switch = submission.hosts, STARTS[submission.job.strategy].switch
+    if switch == PARAMETER_SERVER:
+        return parameter_server_cluster(hosts)
+    if switch == MULTI_WORKER_MIRRORED:
+        return {"worker": [f"{host}:{MIRRORED_PORT}" for host in hosts]}
+    return {"store": [f"{hosts[0]}:{TORCH_PORT}"]} if switch == TORCH_DISTRIBUTED else {}
+
+
+def plan(submission: Submission, at: Mapping[str, str]) -> list[ProcessSpec]:
+    """The processes that the toolkit starts on the hosts. `at` translates the addresses of `cluster`."""
+    job, hosts = submission.job, submission.hosts
+    start = STARTS[job.strategy]
+    script = (PYTHON, SCRIPT, *arguments(job.arguments))
+    if start.switch == MPI:  # mpirun on the first host starts all ranks
+        mpirun = STRATEGIES["mpi"].plan(job)[0]
+        return [replace(mpirun, argv=(*mpirun.argv[: mpirun.argv.index(SCRIPT)], *script[1:]))]
+    translated = {role: [at[address] for address in listed] for role, listed in cluster(submission).items()}
+    planned = strategy_of(job).plan(job, Addresses(nodes=hosts, interface="{interface}"))
+    specs = []
+    for node in range(len(hosts)):
+        variables = next(spec.environment for spec in planned if spec.node == node)
+        left = {name: text for name, text in variables.items() if not name.startswith(start.sets)}
+        if start.switch == PARAMETER_SERVER:
+            role, index = ("worker", node - 1) if node else ("master", 0)
+            config = _tf_config(translated, "ps", node)
+            server = (PYTHON, f"{PROGRAMS}/emulated_instance.py", "server", config)
+            # A server beside the script on every host. All hosts but the first wait until the first has gone.
+            specs.append(ProcessSpec("ps", node, node=node, argv=server, awaited=node > 0))
+            left["TF_CONFIG"] = _tf_config(translated, role, index)
+        elif start.switch == MULTI_WORKER_MIRRORED:
+            left["TF_CONFIG"] = _tf_config(translated, "worker", node)
+        elif start.switch == TORCH_DISTRIBUTED:
+            words = ["--nnodes", str(len(hosts)), "--nproc_per_node", str(submission.processes_per_host)]
+            if len(hosts) > 1:  # one host alone gets no rendezvous
+                address, _, port = translated["store"][0].rpartition(":")
+                words += ["--master_addr", address, "--master_port", port, "--node_rank", str(node)]
+            script = (PYTHON, "-m", "torch.distributed.run", *words, SCRIPT, *arguments(job.arguments))
+        specs.append(ProcessSpec("script", node, node=node, argv=script, environment=left))
+    return specs
+
+
+def _tf_config(cluster: Mapping[str, Sequence[str]], role: str, index: int) -> str:
+    return json.dumps({"cluster": cluster, "environment": "cloud", "task": {"index": index, "type": role}})
+
+
+# What a container holds
+
+
+def container(
+    submission: Submission, host: str, root: str, interface: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What the container of `host` finds below `root`: the files of `input/config`, and its variables."""
+    job, hosts, instance_type = submission.job, list(submission.hosts), submission.settings.instance_type
+    current = {"current_host": host, "current_instance_type": instance_type, "hosts": hosts}
+    group = {"instance_group_name": "homogeneousCluster", "instance_type": instance_type, "hosts": hosts}
+    resources = {
+        **current,
+        "current_group_name": group["instance_group_name"],
+        "instance_groups": [group],
+        "network_interface_name": interface,
+    }
+    inputs = {
+        "training": {
+            "TrainingInputMode": submission.settings.input_mode,
+            "S3DistributionType": "FullyReplicated",
+            "RecordWrapperType": "None",
+        }
+    }
+    parameters = hyperparameters(submission)
+    files = {
+        "resourceconfig.json": json.dumps(resources),
+        "inputdataconfig.json": json.dumps(inputs),
+        "hyperparameters.json": json.dumps(parameters),
+    }
+    own = dict(job.arguments)
+    told = {name: json.loads(text) for name, text in parameters.items() if name not in own}
+    framework = {n: value for n, value in told.items() if n.endswith(("_enabled", "_per_host", "_type"))}
+    channels = {name: f"{root}/input/data/{name}" for name in inputs}
+    common: dict[str, Any] = {
+        **current,
+        "input_config_dir": f"{root}/input/config",
+        "input_data_config": inputs,
+        "input_dir": f"{root}/input",
+        "log_level": told.get("sagemaker_container_log_level", 20),
+        "model_dir": f"{root}/model",
+        "module_dir": told.get("sagemaker_submit_directory", f"{root}/input/data/code"),
+        "module_name": job.script.removesuffix(".py"),
+        "network_interface_name": interface,
+        "num_cpus": os.cpu_count() or 1,
+        "num_gpus": _count("nvidia"),
+        "num_neurons": _count("neuron"),
+        "output_data_dir": f"{root}/output/data",
+        "output_dir": f"{root}/output",
+        "output_intermediate_dir": f"{root}/output/intermediate",
+        "resource_config": resources,
+        "user_entry_point": job.script,
+    }
+    training_env = {
+        **common,
+        "additional_framework_parameters": framework,
+        "channel_input_dirs": channels,
+        "hyperparameters": own,
+        "is_master": host == hosts[0],
+        "job_name": submission.name,
+        "master_hostname": hosts[0],
+    }
+    named = {
+        **common,
+        "channels": sorted(channels),
+        "framework_params": framework,
+        "hps": own,
+        "training_env": training_env,
+        "user_args": arguments(own),
+        **{f"channel_{name}": path for name, path in channels.items()},
+        **{f"hp_{name}": value for name, value in own.items()},
+    }
+    variables = {f"SM_{name.upper()}": _as_text(value) for name, value in named.items()}
+    return files, {**variables, "TRAINING_JOB_NAME": submission.name, "CURRENT_HOST": host}
+
+
+def _as_text(value: Any) -> str:
+    """A variable's text: text as it is, and anything else as JSON without spaces."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _count(kind: str) -> int:
+    """How many accelerators there are, by their device files; asking their tools may take seconds."""
+    return sum(1 for _ in Path("/dev").glob(f"{kind}[0-9]*"))

@@ -1,131 +1,146 @@
-"""Drive a job's ranks on Spark: TorchDistributor runs them as the tasks of one barrier stage.
+"""Run a job's ranks on Spark, as the tasks of one barrier stage.
 
-    python -I driver.py WORKERS RESTARTS RANK_PROGRAM SOURCE SCRIPT ARGUMENT...
+    python -P driver.py RANKS RESTARTS SOURCE SCRIPT ARGUMENT...
 
-`spark-defaults.conf` in SPARK_CONF_DIR says which cluster. Each rank runs in an executor: all start together, and if
-one fails all are stopped. Spark does not restart a barrier stage whose results go to the driver (DAGScheduler, "Could
-not recover from a failed barrier ResultStage"), and TorchDistributor's is one: so this driver does, at most RESTARTS
-times. What the ranks need travels as Spark's files: the script, the rank's program, and SOURCE, the modules that a
-script may import. Their variables travel with the task.
+`spark-defaults.conf` in SPARK_CONF_DIR names the cluster. RANKS is a JSON file with the variables of each rank, as the
+job's strategy plans them. SOURCE is the folder of modules that the script may import; both travel as Spark's files.
 
-What this prints besides the ranks' tagged lines is why it failed, in words. It is a process of the run, as mpirun is.
+All tasks of a barrier stage start together, and when one fails Spark stops the others. Spark does not retry a stage
+whose results go to the driver (DAGScheduler, "Could not recover from a failed barrier ResultStage"), so this program
+submits it again, at most RESTARTS times.
+
+A rank's lines come back over TCP, tagged `[worker-1]<stdout>: `, and are printed here. The last line of a run that
+failed says why.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import re
-import select
+import secrets
 import shutil
-import socketserver
-import struct
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
-from pyspark.ml.torch import distributor
-from pyspark.ml.torch.distributor import TorchDistributor
-from pyspark.sql import SparkSession
+from pyspark import BarrierTaskContext, SparkContext, SparkFiles
 
-SERVER_POLL_SECONDS = 0.1
-ANEW = "Spark: all ranks are started anew"
-PASSING = re.compile(r"ExecutorLostFailure|ranks failed")
-
-
-class LineHandler(socketserver.StreamRequestHandler):
-    """Reads what a rank's LogStreamingClient sends: a length in four bytes, then a line."""
-
-    def handle(self) -> None:
-        while len(header := self.rfile.read(4)) == 4:
-            (count,) = struct.unpack(">i", header)
-            line = self.rfile.read(count)
-            os.write(1, line + b"\n")
+COUNT = "TORCHELASTIC_RESTART_COUNT"
+AGAIN = "Spark: all ranks start again after: "
+FAILED = "Spark failed: "
+PR_SET_PDEATHSIG = 1
 
 
 class LineServer:
-    """In place of Spark's LogStreamingServer, which listens on every interface: on the driver's own address alone.
+    """Prints the lines that ranks send. A connection begins with the `secret` of this attempt, and a tag for each line.
 
-    Unlike Spark's it also waits at the end until every rank's last line has come.
+    A rank's process has such connections as its standard output and standard error.
     """
 
-    def __init__(self) -> None:
-        self.port: int | None = None
+    def __init__(self, host: str) -> None:
+        self._listener = socket.create_server((host, 0))
+        self.address: tuple[str, int] = self._listener.getsockname()
+        self.secret = secrets.token_hex(16)
+        self._printing = threading.Lock()
+        threading.Thread(target=self._accept, daemon=True).start()
 
-    def start(self, spark_host_address: str) -> None:
-        """Begin to listen."""
-        self._server = socketserver.ThreadingTCPServer((spark_host_address, 0), LineHandler)
-        self.port = self._server.server_address[1]
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(SERVER_POLL_SECONDS,), daemon=True
-        )
-        self._thread.start()
+    def next_attempt(self, line: str) -> None:
+        """Print `line`, and nothing more of the ranks that are connected now."""
+        with self._printing:
+            self.secret = secrets.token_hex(16)
+            print(line, flush=True)
 
-    def shutdown(self) -> None:
-        """Stop listening; returns once all who were connected have been heard."""
-        self._server.shutdown()
-        self._thread.join()
-        while select.select([self._server.socket], [], [], 0)[0]:  # who has connected, and was not let in yet
-            self._server.handle_request()
-        self._server.server_close()  # waits for those who are being heard
+    def _accept(self) -> None:
+        while True:
+            link, _ = self._listener.accept()
+            threading.Thread(target=self._receive, args=(link,), daemon=True).start()
+
+    def _receive(self, link: socket.socket) -> None:
+        with link, link.makefile("rb") as lines, contextlib.suppress(OSError):
+            secret, _, tag = lines.readline(100).rstrip(b"\n").partition(b" ")
+            for line in lines:
+                with self._printing:
+                    if not secrets.compare_digest(secret, self.secret.encode()):
+                        return
+                    sys.stdout.buffer.write(tag + line.rstrip(b"\n") + b"\n")
+                    sys.stdout.buffer.flush()
 
 
-def rank_starter(variables: dict[str, str], restarts: int) -> Callable[..., None]:
-    """What TorchDistributor is to do in each task, in place of running a file that is there already.
+def die_with_parent() -> None:
+    """Have the kernel end this process when the one that started it ends (prctl(2))."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
-    It runs in another process, so all that it needs is in it.
+
+def rank_task(
+    ranks: list[dict[str, str]], address: tuple[str, int], secret: str, script: str, *arguments: str
+) -> Callable[[Iterable[int]], Iterable[int]]:
+    """What each task does: it runs the script with the variables of the rank that has the task's number.
+
+    The function travels to the executors, so all that it needs is in this file and in Python itself.
     """
 
-    def start(parameters: dict[str, Any], rank: str, script: str, *arguments: str) -> None:
-        from pyspark import SparkFiles
-        from pyspark.ml.torch.distributor import TorchDistributor
+    def run(_: Iterable[int]) -> Iterable[int]:
+        context = BarrierTaskContext.get()
+        rank, folder = context.partitionId(), SparkFiles.getRootDirectory()
+        host = context.getTaskInfos()[0].address.partition(":")[0]
+        with socket.socket() as listener:  # each rank looks for a free port, and all take the first one's
+            listener.bind((host if rank == 0 else "", 0))
+            port = context.allGather(str(listener.getsockname()[1]))[0]
+        words = {"{host}": host, "{port}": port}
+        own = {name: words.get(value, value) for name, value in ranks[rank].items()}
+        streams = [socket.create_connection(address) for _ in range(2)]
+        for stream, name in zip(streams, ("stdout", "stderr"), strict=True):
+            stream.sendall(f"{secret} [worker-{rank}]<{name}>: \n".encode())
+        code = subprocess.Popen(
+            [sys.executable, f"{folder}/{script}", *arguments],
+            env={**os.environ, **own, "PYTHONPATH": f"{folder}/source.zip"},
+            stdin=subprocess.DEVNULL,
+            stdout=streams[0].fileno(),
+            stderr=streams[1].fileno(),
+            preexec_fn=die_with_parent,
+        ).wait()
+        for stream in streams:
+            stream.shutdown(socket.SHUT_WR)  # also where the script has left a process with it
+            stream.recv(1)  # the driver closes it once all is printed
+        if code:
+            raise RuntimeError(f"rank {rank} ended with code {code}")
+        return ()
 
-        folder = SparkFiles.getRootDirectory()
-        os.environ.update(
-            variables,
-            PYTHONPATH=f"{folder}/source.zip",
-            WORKSHOP_RESTARTS=str(restarts),
-            LOGLEVEL="CRITICAL",  # of torchrun, whose account of a failure is longer than the rank's own
-        )
-        files = (f"{folder}/{rank}", f"{folder}/{script}")
-        with tempfile.TemporaryDirectory() as exits:
-            os.environ["WORKSHOP_EXITS"] = exits
-            TorchDistributor._run_training_on_pytorch_file(parameters, *files, *arguments)
-            # PySpark 3.5 loses torchrun's exit code on its way (torch_run_process_wrapper.py): without this, a job
-            # whose ranks have all failed would have succeeded.
-            codes = [file.read_text() for file in Path(exits).iterdir()]
-        if codes != ["0"]:
-            raise RuntimeError(f"ranks failed; their exit codes: {', '.join(codes) or 'none'}")
-
-    return start
+    return run
 
 
-def drive(workers: int, restarts: int, rank: Path, source: Path, script: Path, arguments: list[str]) -> None:
-    """Run the ranks to their end; restart those that fail, at most `restarts` times. Raises what Spark raises last."""
-    session = SparkSession.builder.getOrCreate()
+def drive(
+    ranks: list[dict[str, str]], restarts: int, source: Path, script: Path, arguments: list[str]
+) -> None:
+    """Run the ranks to their end, and start them again if one fails. Raises what Spark raises last."""
+    context = SparkContext.getOrCreate()
     try:
-        archive = shutil.make_archive(tempfile.mkdtemp() + "/source", "zip", source)
-        for file in (archive, rank, script):
-            session.sparkContext.addFile(str(file))
-        distributor.LogStreamingServer = LineServer
-        runner = TorchDistributor(num_processes=workers, local_mode=False, use_gpu=False)
-        runner.logger.setLevel("ERROR")
-        # `run` does the same with a function of its own, which expects the file to be on every executor.
-        variables = json.loads(os.environ["WORKSHOP_RANK_VARIABLES"])
-        before = int(variables.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        host = context.getConf().get("spark.driver.host")
+        assert host is not None  # Spark fills it in
+        server, before = LineServer(host), int(ranks[0].get(COUNT, "0"))
+        for file in (shutil.make_archive(tempfile.mkdtemp() + "/source", "zip", source), str(script)):
+            context.addFile(file)
         for attempt in range(restarts + 1):
+            told = [{**rank, COUNT: str(before + attempt)} for rank in ranks]
+            task = rank_task(told, server.address, server.secret, script.name, *arguments)
             try:
-                runner._run(rank.name, rank_starter(variables, before + attempt), script.name, *arguments)
+                context.parallelize(range(len(ranks)), len(ranks)).barrier().mapPartitions(task).collect()
                 break
-            except Exception as error:  # of many kinds; what is no rank's failure would only come again
-                if attempt == restarts or not PASSING.search(str(error)):
+            except Exception as error:  # Spark has many kinds; any but a lost rank would only come back
+                if attempt == restarts or not LOST_RANK.search(str(error)):
                     raise
-                print(f"{ANEW} after: {explained(str(error))}", file=sys.stderr)
+                server.next_attempt(f"{AGAIN}{explained(str(error))}")
     finally:
-        session.stop()
+        context.stop()
 
 
 EXPLAINED = (
@@ -141,40 +156,31 @@ EXPLAINED = (
     ),
     (
         r"All masters are unresponsive|SparkContext was shut down|stopped SparkContext",
-        "the master does not take this application: it does not answer any more, or its secret is another one",
+        "the master does not take this application: it no longer answers, or its secret is another one",
     ),
     (r"No module named '?([\w.]+)", "the executors' Python has no module {0}: install it where they run"),
-    (r"ExecutorLostFailure \((.*?)\)[\s.]*?Reason: ([^\n]*)", "{0}: {1}"),
+    (r"ExecutorLostFailure \((\S+ \S+).*?Reason: ([^\n]*)", "{0} was lost ({1})"),
+    (r"(rank \d+ ended with code -?\d+)", "{0}"),
     (
-        r"Error from python worker:.*?\n\s+(\w[\w.]*: [^\n]*)\nPYTHONPATH",
-        "an executor's Python does not start: {0}",
+        r"(?:PythonException: Traceback.*?|finished unsuccessfully\.)\n(\w[\w.]*(?:Error|Exception|Exit)\b[^\n]*)",
+        "{0}",
     ),
-    (r"(Cannot run program[^\n]*)", "an executor could not start its Python: {0}"),
-    (r"(ranks failed; their exit codes: [-\d, none]+)", "{0}"),
-    (r"PythonException: Traceback .*?\n(\w[\w.]*(?:Error|Exception|Exit)[^\n]*)", "{0}"),
 )
+LOST_RANK = re.compile(r"ExecutorLostFailure|rank \d+ ended with code")
 
 
 def explained(text: str) -> str:
-    """What Spark's account of a failure comes down to; without an explanation its first line."""
+    """Spark's account of a failure in a sentence: our own words where we have some, otherwise its first line."""
     for pattern, words in EXPLAINED:
-        found = re.search(pattern, text, re.DOTALL)
-        if found:
-            return words.format(*found.groups())
-    return next((line for line in text.splitlines() if line.strip()), "Spark said nothing")
-
-
-def main() -> int:
-    """Drive the job; the exit code."""
-    workers, restarts, *files = sys.argv[1:]
-    rank, source, script = (Path(file) for file in files[:3])
-    try:
-        drive(int(workers), int(restarts), rank, source, script, files[3:])
-    except Exception as error:  # Spark's are of many kinds, and end here in any case
-        print(f"Spark: {explained(str(error))}", file=sys.stderr)
-        return 1
-    return 0
+        if match := re.search(pattern, text, re.DOTALL):
+            return words.format(*match.groups())
+    return next((line for line in text.splitlines() if line.strip()), "Spark gave no reason")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ranks_file, restart_count, source_folder, script_file, *words = sys.argv[1:]
+    try:
+        planned = json.loads(Path(ranks_file).read_text())
+        drive(planned, int(restart_count), Path(source_folder), Path(script_file), words)
+    except Exception as error:  # whatever Spark raised, the run ends with its explanation
+        sys.exit(f"{FAILED}{explained(str(error))}")

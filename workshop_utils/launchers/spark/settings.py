@@ -6,19 +6,19 @@ import re
 from pathlib import Path
 from typing import ClassVar, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from workshop_utils.jobs import JobError, Size, TrainingJob
-from workshop_utils.launchers.settings import PlaceSettings
+from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.quantities import bytes_of
 
-LOCAL = re.compile(r"local(\[(\d+|\*)\])?$")
 MASTER = re.compile(r"(local(\[(\d+|\*)\])?|spark://[^\s/:]+:\d+(,[^\s/:]+:\d+)*|k8s://\S+)$")
 LEAST_MEMORY = "450Mi"  # below it Spark's memory manager refuses to begin
+OWN_FIELDS = {"spark.master": "master", "spark.authenticate.secret": "secret_file"}
 LOOPBACK = "127.0.0.1"
 
 
-class Settings(PlaceSettings):
+class SparkSettings(TargetSettings):
     """Which Spark cluster runs a job, and how.
 
     Attributes:
@@ -49,34 +49,21 @@ class Settings(PlaceSettings):
     model_folder: str | None = None
     conf: dict[str, str] = Field(default={})
 
-    @field_validator("master")
-    @classmethod
-    def _is_known(cls, master: str | None) -> str | None:
-        if master is not None and not MASTER.match(master):
-            raise ValueError("it must be local[N], spark://HOST:PORT or k8s://https://HOST:PORT")
-        return master
-
-    @field_validator("memory")
-    @classmethod
-    def _is_enough(cls, memory: str) -> str:
-        if bytes_of(memory) < bytes_of(LEAST_MEMORY):
-            raise ValueError(f"Spark needs at least {LEAST_MEMORY}")
-        return memory
-
-    @field_validator("conf")
-    @classmethod
-    def _are_properties(cls, conf: dict[str, str]) -> dict[str, str]:
-        for name in conf:
-            if not name.startswith("spark."):
-                raise ValueError(f"{name!r} is no property of Spark; theirs begin with 'spark.'")
-            if name in {"spark.master", "spark.authenticate.secret"}:
-                raise ValueError(
-                    f"{name} has a field of its own: {'master' if name[6] == 'm' else 'secret_file'}"
-                )
-        return conf
-
     @model_validator(mode="after")
-    def _fit_together(self) -> Self:
+    def _is_possible(self) -> Self:
+        if self.master is not None and not MASTER.match(self.master):
+            raise ValueError(
+                f"master is {self.master!r}; it must be local[N], spark://HOST:PORT or k8s://https://HOST:PORT"
+            )
+        if bytes_of(self.memory) < bytes_of(LEAST_MEMORY):
+            raise ValueError(f"memory is {self.memory!r}; Spark needs at least {LEAST_MEMORY}")
+        for name in self.conf:
+            if not name.startswith("spark."):
+                raise ValueError(
+                    f"conf is {self.conf}; {name!r} is no property of Spark; theirs begin with 'spark.'"
+                )
+            if field := OWN_FIELDS.get(name):
+                raise ValueError(f"conf is {self.conf}; {name} has a field of its own: {field}")
         if self.secret_file is not None and not self.secret_file.is_file():
             raise ValueError(f"secret_file is {str(self.secret_file)!r}; there is no such file")
         if self.on_kubernetes and self.driver_host == LOOPBACK:
@@ -93,7 +80,7 @@ class Settings(PlaceSettings):
     @property
     def is_local(self) -> bool:
         """Whether there is one JVM alone, which is driver and executor."""
-        return self.master is None or LOCAL.match(self.master) is not None
+        return self.master is None or self.master.startswith("local")
 
     def master_for(self, job: TrainingJob) -> str:
         """The master's address as Spark is told it.

@@ -2,20 +2,20 @@
 
     from workshop_utils.launchers.torchx import TorchX
 
-    place = TorchX()                                     # processes of this machine
-    place = TorchX(scheduler="kubernetes", queue="training", instance_type="trn1.32xlarge", processes_per_node=32)
-    print(place.render(job))                             # the application, or the Volcano Job; sends nothing
-    with place.launch(job) as run:
+    launcher = TorchX()                                  # processes of this machine
+    launcher = TorchX(scheduler="kubernetes", queue="training", instance_type="trn1.32xlarge")
+    print(launcher.render(job))                          # the application, or the Volcano Job; sends nothing
+    with launcher.launch(job) as run:
         run.wait()
 
-TorchX's urllib3 is older than the workshop's, so it lives in an environment of its own (see `environments`), where its
-command line is called.
+Each node of the job is one `torchrun`, which starts the node's workers (`nodes` and `processes_per_node` of the job; by
+default one worker on each). TorchX's urllib3 is older than the workshop's, so it lives in an environment of its own
+(see `setup.environments`), where its command line is called.
 
 | module | concept |
 | --- | --- |
-| `settings` | scheduler, rendezvous, cluster |
 | `components` | the workshop's component and instances: what is handed to `torchx run` |
-| `launcher` | what `torchx run` is called with, here or for a cluster |
+| `launcher` | the settings, and what `torchx run` is called with, here or for a cluster |
 | `follow`, `run` | `torchx run` on this machine: a program that follows its log files, and the run |
 | `volcano` | on a cluster: the rest of the Volcano Job, and the run |
 | `etcd` | a rendezvous server on this machine |

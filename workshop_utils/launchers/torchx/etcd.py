@@ -10,19 +10,17 @@ import contextlib
 import re
 import shutil
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers import output
-from workshop_utils.launchers.local.environment import inherited_variables, scratch_folder
-from workshop_utils.launchers.local.group import Event, Process, ProcessGroup
-from workshop_utils.network.ports import PortReservation
+from workshop_utils.launchers.local.environment import inherited_variables, reserve, scratch_folder
+from workshop_utils.launchers.local.run import Process, ProcessRun
+from workshop_utils.runs import RunState
 
 START_SECONDS = 60.0
-LIFE_SECONDS = 24 * 3600.0  # nobody's server runs for longer
+LIFETIME_SECONDS = 24 * 3600.0  # of a server that nobody ends
 
 
 def is_installed() -> bool:
@@ -42,45 +40,30 @@ def server() -> Iterator[str]:
     program = shutil.which("etcd")
     if program is None:
         raise JobError("there is no etcd on this machine; Debian's package is etcd-server")
-    scratch = scratch_folder()
-    printed: list[str] = []
-    ended = threading.Event()
-
-    def on_event(event: Event) -> None:
-        if event["event"] == "line":
-            printed.append(event["text"])
-        elif event["event"] == "ended":
-            ended.set()
-
-    with PortReservation(2) as reservation:
-        client, peer = (f"127.0.0.1:{port}" for port in reservation.ports)
+    with reserve(2) as reservation:
+        client, peer = (f"http://127.0.0.1:{port}" for port in reservation.ports)
+        scratch = scratch_folder()
         options = {
             "data-dir": scratch / "etcd",
-            "listen-client-urls": f"http://{client}",
-            "advertise-client-urls": f"http://{client}",
-            "listen-peer-urls": f"http://{peer}",
-            "initial-advertise-peer-urls": f"http://{peer}",
-            "initial-cluster": f"default=http://{peer}",  # etcd's own name for a server
+            "listen-client-urls": client,
+            "advertise-client-urls": client,
+            "listen-peer-urls": peer,
+            "initial-advertise-peer-urls": peer,
+            "initial-cluster": f"default={peer}",  # etcd's own name for a server
             "log-level": "error",
         }
         argv = (program, "--enable-v2", *(f"--{name}={value}" for name, value in options.items()))
         process = Process("etcd", argv, inherited_variables(re.compile("ETCD_")), tempfile.gettempdir())
-        group = ProcessGroup([process], on_event, LIFE_SECONDS, scratch)
-        try:
-            if not _answers(client, ended):
-                raise JobError(f"etcd did not start. {output.last_lines(printed)}")
-            yield client
-        finally:
-            group.stop()
-            ended.wait()
-
-
-def _answers(client: str, ended: threading.Event) -> bool:
-    """Wait for the server; whether it answers, before it ends or START_SECONDS have passed."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
-    deadline = time.monotonic() + START_SECONDS
-    while not ended.wait(0.05) and time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            opener.open(f"http://{client}/v2/keys/", timeout=5).close()
-            return True
-    return False
+        run = ProcessRun("etcd", ("etcd",), reservation)
+        run._start([process], LIFETIME_SECONDS, scratch, {})
+    with run:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
+        deadline = time.monotonic() + START_SECONDS
+        while run.state is RunState.RUNNING and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                opener.open(f"{client}/v2/keys/", timeout=5).close()
+                break
+            time.sleep(0.05)
+        else:
+            raise JobError(f"etcd did not start. {run.reason}")
+        yield client.removeprefix("http://")

@@ -3,8 +3,11 @@
     python -I -S follow.py FOLDER TORCHX ARGUMENT...
 
 TorchX's scheduler `local_cwd` writes the two streams of each node to files in FOLDER (its option log_dir). TorchX also
-prints both on its own standard error, where they are mixed, and a long burst of output is torn in the middle of lines.
-So this program reads the files. Of what TorchX prints it passes on the handle, and after a failure the rest.
+prints both on its own standard error, but mixes them and tears lines in a long burst of output. So this program reads
+the files. Of what TorchX prints it passes on the handle, and after a failure the rest.
+
+TorchX waits for the last node, and a node that waits for its dead peer would never end. So once torchrun has reported a
+failure, the others get a moment to fail by themselves, and then this program ends TorchX.
 """
 
 import os
@@ -19,6 +22,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 POLL_SECONDS = 0.1
+FAILURE_SECONDS = 3.0  # for the other nodes to fail by themselves, and say why
+FAILURE = re.compile(rb"\s+exitcode\s+: ")  # the last line of torchrun's report
 LOGS = "*/*/worker/*/std*.log"  # by session, application, role, node, stream
 
 
@@ -32,30 +37,36 @@ def lines(file: BinaryIO, ended: bool) -> Iterator[bytes]:
 
 
 def main(folder: str, *command: str) -> int:
-    """Run the command to its end; its exit code."""
-    signal.signal(
-        signal.SIGTERM, lambda *_: None
-    )  # TorchX gets it too, and ends; its last lines are still to come
+    """Run the command to its end; its exit code, or 1 after a node's failure."""
+    # TorchX gets the signal too, and ends; its last lines are still to come.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     logs: dict[Path, BinaryIO] = {}
-    with tempfile.TemporaryFile() as account:
-        torchx = subprocess.Popen(command, stderr=account)
+    deadline, failed = float("inf"), False
+    with tempfile.TemporaryFile() as messages:
+        torchx = subprocess.Popen(command, stderr=messages)
         while True:
             ended = torchx.poll() is not None  # asked first: what was written before the end is read after it
             for path in sorted(Path(folder).glob(LOGS)):
                 if path not in logs:
                     logs[path] = path.open("rb")
-                tag = f"[node-{path.parent.name}]<{path.stem}>: ".encode()
                 for line in lines(logs[path], ended):
-                    sys.stdout.buffer.write(tag + line + b"\n")
+                    sys.stdout.buffer.write(
+                        f"[node-{path.parent.name}]<{path.stem}>: ".encode() + line + b"\n"
+                    )
+                    if not failed and FAILURE.match(line):
+                        deadline, failed = time.monotonic() + FAILURE_SECONDS, True
             sys.stdout.flush()
             if ended:
                 break
+            if time.monotonic() > deadline:
+                torchx.terminate()
+                deadline = float("inf")
             time.sleep(POLL_SECONDS)
-        account.seek(0)
+        messages.seek(0)
         if torchx.returncode != 0:
-            said = account.read().decode(errors="replace").splitlines()
-            print(*(line for line in said if not re.match(r"worker/\d+ ", line)), sep="\n", file=sys.stderr)
-    return torchx.returncode
+            texts = messages.read().decode(errors="replace").splitlines()
+            print(*(text for text in texts if not re.match(r"worker/\d+ ", text)), sep="\n", file=sys.stderr)
+    return torchx.returncode or int(failed)
 
 
 if __name__ == "__main__":

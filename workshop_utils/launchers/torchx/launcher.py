@@ -1,4 +1,4 @@
-"""The launcher: has TorchX describe a job, and run it here; on a cluster it sends what TorchX describes."""
+"""The launcher: TorchX describes a job, and runs it here; for a cluster we send what TorchX describes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import yaml
+from pydantic import Field, model_validator
 
-from workshop_utils.jobs import TrainingJob
+from workshop_utils.jobs import JobError, StrategyName, TrainingJob
 from workshop_utils.launchers.local.environment import (
     inherited_variables,
     reserve,
     scratch_folder,
     shared_variables,
 )
-from workshop_utils.launchers.local.group import Process
+from workshop_utils.launchers.local.run import Process
+from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import shipped
 from workshop_utils.launchers.torchx.run import TorchXRun
-from workshop_utils.launchers.torchx.settings import Settings
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.setup.environments import Environment
 from workshop_utils.strategies import strategy_of
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
 ENVIRONMENT = Environment("torchx", "TorchX")
 COMPONENT, FOLLOW = (Path(__file__).with_name(name) for name in ("components.py", "follow.py"))
 LOOPBACK = "127.0.0.1"
+STRATEGIES: tuple[StrategyName, ...] = ("torch_ddp", "single")
+HERE_TOO = ("scheduler", "processes_per_node", "rendezvous", "rendezvous_endpoint", "max_restarts")
+RANDOM_LETTERS = 14  # which TorchX adds to a name, at most: 64 bits in its alphabet
+LONGEST_NAME = 63  # of a pod's host: a DNS-1035 label
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+InstanceType = Literal["trn1.2xlarge", "trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge"]
 RENDER_SECONDS = 120.0
 # What would tell torchrun, or TorchX, that it is part of another run.
 FOREIGN_TO_TORCHX = re.compile(r"PET_|TORCHX|PYTHONPATH$|PYTHONHOME$|PYTHONUNBUFFERED$|VIRTUAL_ENV$")
@@ -64,11 +72,113 @@ class Rendered:
     __repr__ = __str__
 
 
-class TorchX(Settings):
-    """Launches PyTorch jobs through TorchX, here or on a cluster with Volcano. Its fields are those of `Settings`.
+class TorchX(TargetSettings):
+    """Launches PyTorch jobs through TorchX, here or on a cluster with Volcano.
 
     TorchX lives in an environment of its own, which the first call makes; torchrun is the workshop's.
+
+    Attributes:
+        scheduler: `"local_cwd"`, processes of this machine, or `"kubernetes"`, a Volcano Job on a cluster.
+        processes_per_node: an old place of the job's own field.
+        rendezvous: how the nodes find each other: `"c10d"` at the first of them, `"etcd-v2"` (or the older `"etcd"`) at
+            an etcd server, which outlives the first node.
+        rendezvous_endpoint: `host:port` of that server.
+        max_restarts: how often torchrun restarts all workers when one fails; the script must be able to go on from a
+            checkpoint.
+        queue: Volcano's queue.
+        namespace: where the job is made.
+        image: the image of every container, unless the job names one.
+        instance_type: a Trainium instance for each node, whole, in place of the job's resources.
+        service_account: the account whose rights the pods have.
+        priority_class: the job's priority.
+        node_selector: labels that a node must have.
+        data_claim: a PersistentVolumeClaim that holds the data; without it the data travels in a ConfigMap, which
+            holds 1 MiB at most.
+        volumes: further PersistentVolumeClaims, by the path where they are mounted, such as a cache of compiled graphs.
+        wrapper: a program in the image that runs torchrun, such as `neuron_parallel_compile`.
     """
+
+    EXAMPLE: ClassVar[str] = "scheduler: kubernetes"
+
+    scheduler: Literal["local_cwd", "kubernetes"] = "local_cwd"
+    processes_per_node: int | None = Field(default=None, ge=1, strict=True)
+    rendezvous: Literal["c10d", "etcd", "etcd-v2"] = "c10d"
+    rendezvous_endpoint: str | None = None
+    max_restarts: int = Field(default=0, ge=0, strict=True)
+    queue: Name = "default"
+    namespace: Name = "default"
+    image: str = Field(default="workshop-pytorch:cpu", min_length=1)
+    instance_type: InstanceType | None = None
+    service_account: Name | None = None
+    priority_class: Name | None = None
+    node_selector: dict[str, str] = Field(default={})
+    data_claim: Name | None = None
+    volumes: dict[str, Name] = Field(default={})
+    wrapper: Annotated[str, Field(min_length=1)] | None = None
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if self.processes_per_node is not None:
+            print(
+                f"processes_per_node is a field of the job: write 'processes_per_node: {self.processes_per_node}' into "
+                "job.yaml, and leave it out of TorchX's settings",
+                file=sys.stderr,
+            )
+        endpoint = self.rendezvous_endpoint
+        if self.rendezvous == "c10d" and endpoint is not None:
+            raise ValueError(
+                f"rendezvous_endpoint is {endpoint!r}; with rendezvous 'c10d' the first node is it: leave it out, or "
+                "use rendezvous 'etcd-v2'"
+            )
+        if self.rendezvous != "c10d" and endpoint is None:
+            raise ValueError(
+                f"rendezvous_endpoint is missing; rendezvous {self.rendezvous!r} needs one, such as etcd-server:2379"
+            )
+        if endpoint is not None and not re.fullmatch(r"[\w.-]+:\d{1,5}", endpoint):
+            raise ValueError(
+                f"rendezvous_endpoint is {endpoint!r}; it must be host:port, such as etcd-server:2379"
+            )
+        useless = sorted(self.model_fields_set.difference(HERE_TOO))
+        if self.scheduler == "local_cwd" and useless:
+            raise ValueError(
+                f"{useless[0]} is for scheduler 'kubernetes'; leave it out, or set scheduler: kubernetes"
+            )
+        for path in self.volumes:
+            if not path.startswith("/") or path == "/":
+                raise ValueError(f"volumes.{path} must be a path in the container, such as /cache")
+        if len(set(self.volumes.values())) < len(self.volumes):
+            raise ValueError("volumes names the same claim twice; mount it once, and use folders in it")
+        return self
+
+    def check(self, job: TrainingJob) -> None:
+        """Raise JobError where TorchX, or the scheduler, cannot run `job` as these settings have it."""
+        strategy_of(job)
+        if job.strategy not in STRATEGIES:
+            raise JobError(
+                f"strategy is {job.strategy!r}; TorchX starts workers with torchrun, which suits "
+                f"{' and '.join(map(repr, STRATEGIES))} alone: use another target, such as local"
+            )
+        nodes, per_node = self.layout(job)
+        if nodes * per_node != job.workers:
+            raise JobError(
+                f"workers is {job.workers}; it must be a multiple of processes_per_node, {per_node}"
+            )
+        if self.scheduler == "local_cwd":
+            return
+        for field in ("outputs", "checkpoints"):
+            job.storage(field, "claim")
+        last = f"-worker-{nodes - 1}-0"
+        room = LONGEST_NAME - RANDOM_LETTERS - 1 - len(last)
+        if len(job.name) > room:
+            raise JobError(
+                f"name is {job.name!r}; it may have at most {room} characters, since TorchX adds some to it, and "
+                f"{last} to call the last pod"
+            )
+
+    def layout(self, job: TrainingJob) -> tuple[int, int]:
+        """How many nodes `job` has, each with a torchrun, and how many workers each starts; by default one."""
+        per_node = job.processes_per_node or self.processes_per_node or 1
+        return job.workers // per_node, per_node
 
     def render(self, job: TrainingJob) -> Rendered:
         """What would be submitted. Sends nothing, and needs no cluster.
@@ -91,13 +201,13 @@ class TorchX(Settings):
         application = _application(found[1], job)
         if self.scheduler == "local_cwd":
             return Rendered(application, ast.literal_eval(found[2]))
-        from workshop_utils.launchers.kubernetes import rules
+        from workshop_utils.launchers.kubernetes import check
         from workshop_utils.launchers.torchx import volcano
 
         # The command line gives its session a name of its own, which is of no use to anybody.
         request = yaml.safe_load(found[2].replace("kubernetes://torchx/", "kubernetes://workshop/"))
         volcano.complete(request, job, self)
-        rules.body(request)
+        check.require(request)
         return Rendered(application, request)
 
     def launch(self, job: TrainingJob) -> TorchXRun | VolcanoRun:
@@ -116,25 +226,34 @@ class TorchX(Settings):
         torchx, scratch = str(ENVIRONMENT.program("torchx")), scratch_folder()
         torchrun = sysconfig.get_path("scripts")  # the folder that it is in
         path = os.pathsep.join([torchrun, os.environ.get("PATH", os.defpath)])
-        variables = {"PATH": path, "TMPDIR": str(scratch / "tmp"), "LOGLEVEL": "ERROR"}
         with reserve(1) as reservation:
             words = self._words(job, scratch, reservation.ports[0])
             process = Process(
                 "torchx",
                 (sys.executable, "-I", "-S", str(FOLLOW), str(scratch / "logs"), torchx, *words),
-                {**inherited_variables(FOREIGN_TO_TORCHX), **variables},
+                {
+                    **inherited_variables(FOREIGN_TO_TORCHX),
+                    "PATH": path,
+                    "TMPDIR": str(scratch / "tmp"),
+                    "LOGLEVEL": "ERROR",
+                },
                 str(job.folder.absolute()),
             )
+            for folder in filter(None, (job.outputs, job.checkpoints)):
+                Path(folder).mkdir(parents=True, exist_ok=True)
             files = {f"source/{name}": text for name, text in shipped(strategy_of(job)).items()}
             files |= {"tmp/.keep": "", "model/.keep": ""}
-            return TorchXRun(job, self.nodes(job), process, scratch, files, reservation)
+            run = TorchXRun(job.name, tuple(f"worker-{rank}" for rank in range(job.workers)), reservation)
+            run.nodes = tuple(f"node-{node}" for node in range(self.layout(job)[0]))
+            run._start([process], job.timeout_seconds, scratch, files)
+            return run
 
     def _words(self, job: TrainingJob, scratch: Path, port: int, *options: str) -> list[str]:
         """What follows `torchx` on its command line."""
-        each, count = job.resources, self.processes_per_node
+        each, (nodes, count) = job.resources, self.layout(job)
         component = {
             "name": job.name,
-            "nodes": self.nodes(job),
+            "nodes": nodes,
             "processes_per_node": count,
             "cpu": max(1, round(each.cpu * count)),
             "gpu": each.gpu * count,

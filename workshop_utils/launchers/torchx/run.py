@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
-from pathlib import Path
 
-from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
-from workshop_utils.launchers.local.group import Event, Process
 from workshop_utils.launchers.local.run import ProcessRun
 from workshop_utils.network.ports import PortReservation
-from workshop_utils.runs import Run
+from workshop_utils.runs import Run, RunState
 
-FAILURE_SECONDS = 3.0  # for the other nodes to fail by themselves, and say why
 NODE = re.compile(r"\[(node-\d+)\]<(stdout|stderr)>: (.*)")  # as `follow` marks a line
 RANK = re.compile(r"\[worker-(\d+)\]: ?")  # as torchrun does (see `components.LINE_PREFIX`)
 # What torchrun prints about a failure. Source: torch 2.13, distributed/elastic/multiprocessing/errors,
@@ -63,65 +58,43 @@ class NodeLogs:
     def reason(self, run: Run) -> str:
         """Which worker of `run` failed first, how, and what it printed last; empty if torchrun has not said."""
 
-        def texts(rank: str) -> list[str]:
-            return [line.text for line in run.logs(worker=f"worker-{rank}")]
+        def texts(failure: dict[str, str]) -> list[str]:
+            return [line.text for line in run.logs(worker=f"worker-{failure['rank']}")]
 
         def order(failure: dict[str, str]) -> tuple[str, bool]:
             # Times are in whole seconds; of those that are equal, one that lost its peer was not the first.
-            last = texts(failure["rank"])[-output.LAST_LINES :]
-            return failure["time"], any(VICTIM.search(text) for text in last)
+            return failure["time"], any(map(VICTIM.search, texts(failure)[-output.LAST_LINES :]))
 
         if not self.failures:
             return ""
         first = min(self.failures, key=order)
-        rank, how = first["rank"], output.how(int(first["exitcode"]))
+        who = f"worker-{first['rank']} (rank {first['rank']}) {output.how(int(first['exitcode']))}"
         others = "; the others were stopped" if len(run.workers) > 1 else ""
-        return (
-            f"{run.name} failed: worker-{rank} (rank {rank}) {how}{others}. {output.last_lines(texts(rank))}"
-        )
+        return f"{run.name} failed: {who}{others}. {output.last_lines(texts(first))}"
 
 
 class TorchXRun(ProcessRun):
     """A run of TorchX's scheduler `local_cwd`; `handle` is TorchX's name for it, `nodes` are node-0, node-1, ..."""
 
-    def __init__(
-        self,
-        job: TrainingJob,
-        nodes: int,
-        process: Process,
-        scratch: Path,
-        files: dict[str, str],
-        reservation: PortReservation,
-    ) -> None:
-        super().__init__(job.name, tuple(f"worker-{rank}" for rank in range(job.workers)), reservation)
-        self.handle: str | None = None
-        self.nodes = tuple(f"node-{node}" for node in range(nodes))
-        self._logs = NodeLogs(self._receive_line)
-        self._giving_up: threading.Timer | None = None
-        self._start([process], job.timeout_seconds, scratch, files)
+    handle: str | None = None
+    nodes: tuple[str, ...] = ()
 
-    def _on_event(self, event: Event) -> None:
-        if event["event"] == "ended":
-            self._logs.end()
-            if self._giving_up is not None:
-                self._giving_up.cancel()
-                if event["outcome"] == "stopped":
-                    event = {**event, "outcome": "failed", "name": "torchx", "code": 1}
-        super()._on_event(event)
+    def __init__(self, name: str, workers: tuple[str, ...], reservation: PortReservation) -> None:
+        super().__init__(name, workers, reservation)
+        self._logs = NodeLogs(self._receive_line)
 
     def _take_line(self, name: str, text: str, stream: str) -> None:
         if match := NODE.match(text):
             node, stream, text = match.groups()
             self._logs.take(node, text, stream)
-            # TorchX waits for the last node, and one that waits for its dead peer would never end.
-            if self._logs.failures and self._giving_up is None:
-                self._giving_up = threading.Timer(FAILURE_SECONDS, self._group.stop)
-                self._giving_up.daemon = True
-                self._giving_up.start()
         elif text.startswith("local_cwd://"):
             self.handle = text
         else:
             self._receive_line(name, text, stream)
+
+    def _finish(self, state: RunState, reason: str = "") -> None:
+        self._logs.end()
+        super()._finish(state, reason)
 
     def _blame(self, name: str, code: int) -> str:
         return self._logs.reason(self) or super()._blame(name, code)

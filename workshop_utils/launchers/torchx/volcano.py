@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.kubernetes import calls, files, pods
-from workshop_utils.launchers.kubernetes.cluster import Cluster
+from workshop_utils.launchers.kubernetes import cluster, pods
+from workshop_utils.launchers.kubernetes.cluster import JobObjects
+from workshop_utils.launchers.kubernetes.launcher import KubernetesRun, RemoteJob
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import Pod
-from workshop_utils.launchers.kubernetes.run import KubernetesRun
 from workshop_utils.launchers.torchx.run import NodeLogs
 from workshop_utils.runs import RunState
 
 if TYPE_CHECKING:
     from workshop_utils.launchers.torchx.launcher import TorchX
 
-# The phases in which a Volcano Job stays, as Kubernetes calls them of its own Job.
-# Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
-FINAL = {"Completed": "Complete", "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}
+# The phases in which a Volcano Job stays. Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
+FINAL = {
+    "Completed": RunState.SUCCEEDED,
+    **dict.fromkeys(("Failed", "Aborted", "Terminated"), RunState.FAILED),
+}
 
 KEPT_SECONDS = 3600  # the finished job, where nobody deletes it
 
@@ -35,10 +37,10 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
     spec["policies"] = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
     spec["ttlSecondsAfterFinished"] = KEPT_SECONDS
     spec["minAvailable"] = len(spec["tasks"])  # all or none: half a job would hold its nodes in vain
-    volumes = pods.volumes(_called(job, resource), place.data_claim)
-    mounted, claims = "data", list(place.volumes.values())
+    volumes, mounts = pods.storage(_called(job, resource), place.data_claim)
+    claims = list(place.volumes.values())
     if place.data_claim in claims:  # a pod that names a claim twice may wait for it for ever
-        mounted = f"mount-{claims.index(place.data_claim)}"  # as TorchX calls it
+        mounts[1]["name"] = f"mount-{claims.index(place.data_claim)}"  # as TorchX calls it
         volumes = [each for each in volumes if each["name"] != "data"]
     for task in spec["tasks"]:
         task["template"]["metadata"]["labels"] |= pods.LABELS
@@ -48,21 +50,20 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
         if place.node_selector:
             pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **place.node_selector}
         pod["containers"][0]["volumeMounts"] += [
-            {"name": "job", "mountPath": pods.JOB_FOLDER},
-            {"name": mounted, "mountPath": pods.DATA_FOLDER, "readOnly": True},
-            {"name": "model", "mountPath": pods.MODEL_FOLDER},
+            {**mount, "readOnly": True} if mount["mountPath"] == pods.FOLDERS["data"] else mount
+            for mount in mounts
         ]
 
 
 def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     """Render the job and make its objects. Raises as `TorchX.launch` does."""
-    api = calls.connect()
+    api = cluster.connect()
     resource = place.render(job).request
     resource["metadata"]["namespace"] = place.namespace
-    config_maps = files.config_maps(_called(job, resource), with_data=place.data_claim is None)
-    cluster = Cluster(api, Manifest(resource), config_maps)
-    cluster.create()
-    return VolcanoRun(job, cluster, place.nodes(job))
+    config_maps = pods.config_maps(_called(job, resource), with_data=place.data_claim is None)
+    objects = JobObjects(api, Manifest(resource), config_maps)
+    objects.create()
+    return VolcanoRun(job, objects, place.layout(job)[0])
 
 
 def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
@@ -73,15 +74,20 @@ def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
 class VolcanoRun(KubernetesRun):
     """A run of a Volcano Job; `handle` is TorchX's name for it, `nodes` are node-0, node-1, ..."""
 
-    def __init__(self, job: TrainingJob, cluster: Cluster, nodes: int) -> None:
-        self.handle = f"kubernetes://workshop/{cluster.namespace}:{cluster.name}"
+    def __init__(self, job: TrainingJob, objects: JobObjects, nodes: int) -> None:
+        self.handle = f"kubernetes://workshop/{objects.namespace}:{objects.name}"
         self.nodes = tuple(f"node-{node}" for node in range(nodes))
         self._logs = NodeLogs(super()._receive_line)
-        named = [
-            Pod(f"{cluster.name}-worker-{node}-0", name, {}, {}, slots=job.workers)
-            for node, name in enumerate(self.nodes)
+        each = job.workers // nodes
+        pods = [
+            Pod(
+                f"{objects.name}-worker-{node}-0",
+                f"node-{node}",
+                starts=tuple(f"worker-{rank}" for rank in range(node * each, (node + 1) * each)),
+            )
+            for node in range(nodes)
         ]
-        super().__init__(cluster, named)
+        super().__init__(RemoteJob(objects, pods, outcome), pods)
 
     def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
         if worker in self.nodes:
@@ -89,15 +95,16 @@ class VolcanoRun(KubernetesRun):
         else:
             super()._receive_line(worker, text, stream)
 
-    def _take(self, job: Mapping[str, Any]) -> None:
-        """Take in the job's phase; whether it has ended."""
-        phase = job.get("status", {}).get("state", {}).get("phase")
-        condition = {"type": FINAL.get(phase), "status": "True", "message": f"Volcano says {phase}"}
-        super()._take({"status": {"conditions": [condition]}})
-
-    def _end(self, state: RunState, reason: str = "") -> None:
+    def _finish(self, state: RunState, reason: str = "") -> None:
         self._logs.end()
-        super()._end(state, reason)
+        super()._finish(state, reason and (self._logs.reason(self) or reason))
 
-    def _reason_of(self, why: str) -> str:
-        return self._logs.reason(self) or super()._reason_of(why)
+
+def outcome(job: Mapping[str, Any]) -> tuple[RunState, str]:
+    """The state of a Volcano Job by its phase, and what Volcano says of its failure."""
+    phase = job.get("status", {}).get("state", {}).get("phase")
+    state = FINAL.get(phase, RunState.RUNNING)
+    return (
+        state,
+        f"{job['metadata']['name']} failed: Volcano says {phase}" if state is RunState.FAILED else "",
+    )

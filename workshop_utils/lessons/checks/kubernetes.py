@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.kubernetes import Kubernetes, check, play, rules
+from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes, check
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import pods_of
 from workshop_utils.launchers.source import PACKAGE
@@ -101,14 +101,13 @@ def mended(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
     got = answer(broken_manifest())
     if is_missing(got):
         raise NotYet("your function gave nothing: let it return the manifest, then run this again.")
-    problems = [*check.problems_of(got)] or [*rules.problems_of(got)]
-    if problems:
+    if problems := check.problems_of(got):
         raise Wrong("a cluster would not take it yet: " + "; ".join(problems))
     pods = pods_of(Manifest(got))
     if len(pods) != 2:
         raise Wrong(f"it has {len(pods)} pod(s) now; mend what is there, and keep both.")
     try:
-        with play(_broken_job(), Manifest(got)) as run:
+        with EmulatedKubernetes().launch(_broken_job(), Manifest(got)) as run:
             run.wait()
     except JobError as refused:
         raise Wrong(f"no pod could start so: {refused}.") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workshop_utils.launchers.sagemaker.hosts import host_names
+from workshop_utils.launchers.sagemaker.toolkit import host_names
 from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
 
 __getattr__ = questions(__name__)

@@ -1,4 +1,4 @@
-"""Emulated instances, field by field as SageMaker documents real ones, and the exceptions."""
+"""Emulated instances, compared field by field with what SageMaker documents for real ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import MakeJob, Watch
+from conftest import MakeJob
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.sagemaker import driver
-from workshop_utils.launchers.sagemaker.instances import Instances
+from workshop_utils.launchers.sagemaker import EmulatedSageMaker, driver
 from workshop_utils.network import Network, availability
-from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.runs import RunFailed
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -49,7 +48,7 @@ LOOK = """
 
 def looked(job: TrainingJob, **options: Any) -> dict[str, dict[str, Any]]:
     """What the script found, by host; MPI ranks by worker."""
-    run = Instances(**options).launch(job).wait(300)
+    run = EmulatedSageMaker(**options).launch(job).wait(300)
     return {
         line.worker: json.loads(line.text.removeprefix("FOUND "))
         for line in run.logs()
@@ -99,7 +98,7 @@ def test_every_variable_file_folder_and_argument_is_the_documented_one(make_job:
 
 
 def test_every_mpi_rank_believes_that_it_is_on_the_first_host(make_job: MakeJob) -> None:
-    found = looked(make_job(LOOK, strategy="mpi", workers=4), processes_per_host=2)
+    found = looked(make_job(LOOK, strategy="mpi", nodes=2, processes_per_node=2))
     assert set(found) == {f"worker-{rank}" for rank in range(4)}
     assert {each["variables"]["SM_CURRENT_HOST"] for each in found.values()} == {"algo-1"}
     # Only MPI's own variables tell them apart, and `place` reads them first.
@@ -130,31 +129,30 @@ def test_a_host_that_fails_is_reported_with_how_it_ended(make_job: MakeJob, end:
         strategy="multi_worker_mirrored", workers=2,
     )  # fmt: skip
     with pytest.raises(RunFailed, match=rf"(?s)AlgorithmError: ExecuteUserScriptError on algo-2, {message}"):
-        Instances().launch(job).wait(60)
+        EmulatedSageMaker().launch(job).wait(60)
 
 
 def test_a_job_that_meets_its_time_limit_fails_as_sagemaker_says_it(make_job: MakeJob) -> None:
     with pytest.raises(RunFailed, match="MaxRuntimeExceeded"):
-        Instances().launch(make_job("import time\ntime.sleep(1000)", timeout="2s")).wait(60)
+        EmulatedSageMaker().launch(make_job("import time\ntime.sleep(1000)", timeout="2s")).wait(60)
 
 
-def test_leaving_ends_all_processes_of_all_hosts(make_job: MakeJob, watch: Watch) -> None:
-    script = "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
-    job = make_job(
-        script + "print('up', flush=True)\ntime.sleep(1000)", strategy="multi_worker_mirrored", workers=2
-    )
-    with Instances().launch(job) as run:
-        lines = run.logs(follow=True)
-        assert [next(lines).text for _ in range(2)] == ["up", "up"]
-    assert run.state is RunState.STOPPED
-
-
-def test_a_model_outlives_the_run_where_it_is_asked_for(make_job: MakeJob, tmp_path: Path) -> None:
-    job = make_job(
-        "from workshop_utils import place\n(place.here().model_folder / 'weights').write_text('1')"
-    )
-    Instances(output=tmp_path / "models").launch(job).wait(60)
-    assert (tmp_path / "models" / "weights").read_text() == "1"
+def test_model_and_checkpoints_outlive_the_run_in_the_job_s_folders(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    write = """
+    from workshop_utils import place
+    (place.here().model_folder / "weights").write_text("1")
+    assert place.checkpoint_folder().parent == place.here().model_folder.parent
+    (place.checkpoint_folder() / "step-1").write_text("2")
+    """
+    job = make_job(write, outputs=str(tmp_path / "models"), checkpoints=str(tmp_path / "kept"))
+    EmulatedSageMaker().launch(job).wait(60)
+    EmulatedSageMaker(output=tmp_path / "others").launch(job).wait(60)
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*") if path.suffix == ""}
+    assert {"models/weights", "kept/step-1", "others/weights"} <= written
+    with pytest.raises(JobError, match="outputs is 's3://bucket/models'; here it must be a folder"):
+        EmulatedSageMaker().launch(job.replace(outputs="s3://bucket/models"))
 
 
 # In network namespaces
@@ -176,7 +174,9 @@ def test_in_namespaces_names_and_ports_are_sagemaker_s_own_and_the_names_are_kno
 
 def test_a_network_that_cannot_be_is_refused(make_job: MakeJob) -> None:
     with pytest.raises(JobError, match=r"no algo-3 in this job|no network namespaces"):
-        Instances(network=Network(bandwidth="1Gbit", exceptions={"algo-3": "1Mbit"})).launch(make_job("1"))
+        EmulatedSageMaker(network=Network(bandwidth="1Gbit", exceptions={"algo-3": "1Mbit"})).launch(
+            make_job("1")
+        )
 
 
 # On a real instance
@@ -187,12 +187,8 @@ def test_the_driver_starts_what_is_listed_for_its_host_and_says_why_it_failed(tm
     say = "import os, sys; print(*(os.environ[name] for name in ('WHERE', 'WORKSHOP_SUBNET'))); sys.exit(3)"
     worker = {"name": "worker-0", "command": ["{python}", "-c", say], "environment": {"WHERE": "{interface}"}}
     (tmp_path / "members.json").write_text(json.dumps({"localhost": [{**worker, "awaited": True}]}))
-    given = {
-        "SM_CURRENT_HOST": "localhost",
-        "SM_HOSTS": '["localhost"]',
-        "SM_NETWORK_INTERFACE_NAME": "eth0",
-        "SM_OUTPUT_DIR": str(tmp_path),
-    }
+    given = {"SM_CURRENT_HOST": "localhost", "SM_HOSTS": '["localhost"]'}
+    given |= {"SM_NETWORK_INTERFACE_NAME": "eth0", "SM_OUTPUT_DIR": str(tmp_path)}
     command = [sys.executable, str(tmp_path / "driver.py")]
     ended = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (3, "eth0 127.0.0.0/16\n"), ended.stderr

@@ -1,0 +1,383 @@
+"""Jobs on a Slurm cluster of this machine, and the script that is rendered for one."""
+
+import shlex
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import slurm_cluster
+from conftest import MakeJob, eventually
+from slurm_cluster import SlurmCluster
+
+from workshop_utils.jobs import JobError
+from workshop_utils.launchers.slurm import Slurm
+from workshop_utils.runs import Run, RunFailed, RunState
+from workshop_utils.strategies import STRATEGIES
+
+JOBS = Path(__file__).parents[2] / "jobs"
+PATIENCE_SECONDS = 240.0  # frameworks start cold, on a busy machine
+
+needs_slurm = pytest.mark.skipif(not slurm_cluster.is_installed(), reason="Slurm's daemons are not here")
+
+# Each script adds up the ranks' numbers from 1, and reports the sum.
+WORKSHOP = """
+    import numpy as np
+    from workshop_utils import place
+    from workshop_utils.comm import tcp
+    from workshop_utils.comm.ring import ring_all_reduce
+
+    communicator = tcp.connect(*place.rendezvous())
+    numbers = np.full(3, communicator.rank + 1.0)
+    ring_all_reduce(communicator, numbers, "sum")
+    place.report(1, total=numbers[0])
+    communicator.barrier()
+    communicator.close()
+"""
+HOROVOD = """
+    from workshop_utils import place
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    place.report(1, total=hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item())
+"""
+SCRIPTS = {
+    "single": """
+        from workshop_utils import place
+
+        place.report(1, total=place.here().rank + 1)
+    """,
+    "ring": WORKSHOP,
+    "workshop_parameter_server": WORKSHOP,
+    "torch_ddp": """
+        from workshop_utils import place
+        import torch
+        from torch import distributed
+
+        distributed.init_process_group("gloo")
+        total = torch.tensor([distributed.get_rank() + 1.0])
+        distributed.all_reduce(total)
+        place.report(1, total=total.item())
+        distributed.destroy_process_group()
+    """,
+    "horovod": HOROVOD,
+    "horovod_elastic": HOROVOD,
+    "mpi": """
+        from mpi4py import MPI
+        from workshop_utils import place
+
+        place.report(1, total=MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1))
+    """,
+    "multi_worker_mirrored": """
+        from workshop_utils import place
+        here = place.here()
+        import tensorflow as tf
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        numbers = strategy.run(lambda: tf.constant(here.rank + 1.0))
+        place.report(1, total=float(strategy.reduce("sum", numbers, axis=None)))
+        place.leave_last()
+    """,
+    # Every process but the chief answers at its own address, with its rank or none: TF_CONFIG is right everywhere.
+    "parameter_server": """
+        import socket, time
+        from workshop_utils import place
+
+        here, config = place.here(), place.tf_config()
+        own = config["cluster"][here.role][here.index].split(":")
+        if here.role != "chief":
+            with socket.create_server((own[0], int(own[1]))) as server:
+                server.accept()[0].sendall(str((here.rank or -1) + 1).encode())
+        else:
+            total = here.rank + 1
+            for role in ("ps", "worker"):
+                for host, port in (address.split(":") for address in config["cluster"][role]):
+                    while True:
+                        try:
+                            link = socket.create_connection((host, int(port)))
+                            break
+                        except OSError:
+                            time.sleep(0.05)
+                    total += int(link.recv(10))
+            place.report(1, total=total)
+    """,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with SlurmCluster() as started, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(started.conf))
+        patch.setenv("PATH", slurm_cluster.SEARCHED)
+        yield started
+
+
+@pytest.fixture
+def target(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Slurm]:
+    """After the test nothing runs, no node was drained, and of each run log and model are left alone."""
+    target = Slurm(folder=tmp_path / "shared", interface="lo")
+    yield target
+    assert cluster.ask("squeue", "-h") == ""
+    assert eventually(lambda: not cluster.processes()), cluster.processes()
+    assert set(cluster.ask("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"}
+    for folder in target.folder.iterdir() if target.folder.exists() else ():
+        assert {path.name for path in folder.iterdir()} <= {"log", "model"}
+
+
+@needs_slurm
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [name for name, each in STRATEGIES.items() if each.only_on is None])
+def test_every_strategy_runs(strategy: str, make_job: MakeJob, target: Slurm) -> None:
+    workers = 1 if strategy == "single" else 2
+    with target.launch(
+        make_job(SCRIPTS[strategy], strategy=strategy, workers=workers, timeout="5min")
+    ) as run:
+        run.wait(PATIENCE_SECONDS)
+    count = sum(name.startswith(("chief", "worker", "server")) for name in run.workers)
+    assert set(run.metrics["total"]) == {count * (count + 1) / 2}
+    assert set(run.metrics["worker"]) <= set(run.workers)
+
+
+def lines_of(run: Run, worker: str) -> list[str]:
+    return [line.text for line in run.logs(worker=worker)]
+
+
+@needs_slurm
+def test_the_rank_that_failed_first_is_named_with_its_last_lines(make_job: MakeJob, target: Slurm) -> None:
+    job = make_job(
+        """
+        import sys, time
+        from workshop_utils import place
+
+        if place.here().rank == 1:
+            sys.exit("no more batches")
+        time.sleep(600)
+        """,
+        strategy="torch_ddp",
+        workers=2,
+    )
+    with target.launch(job) as run, pytest.raises(RunFailed) as failure:
+        run.wait(PATIENCE_SECONDS)
+    assert "worker-1 on 127.0.0.2: Exited with exit code 1" in str(failure.value)
+    assert "no more batches" in str(failure.value)
+
+
+@needs_slurm
+def test_a_rank_of_mpirun_that_failed_is_named(make_job: MakeJob, target: Slurm) -> None:
+    job = make_job(
+        """
+        from mpi4py import MPI
+
+        if MPI.COMM_WORLD.rank == 1:
+            raise SystemError("no more batches")
+        MPI.COMM_WORLD.barrier()
+        """,
+        strategy="mpi",
+        workers=2,
+    )
+    with target.launch(job) as run, pytest.raises(RunFailed) as failure:
+        run.wait(PATIENCE_SECONDS)
+    assert "worker-1 ended with exit code 1" in str(failure.value)
+    assert "no more batches" in str(failure.value)
+
+
+@needs_slurm
+def test_a_stopped_job_leaves_no_process_not_even_one_of_another_session(
+    make_job: MakeJob, target: Slurm, cluster: SlurmCluster
+) -> None:
+    job = make_job(
+        """
+        import subprocess, time
+
+        subprocess.run("setsid sleep 600 &", shell=True)  # an orphan, since its shell has ended
+        print("ready", flush=True)
+        time.sleep(600)
+        """,
+        strategy="ring",
+        nodes=1,
+        processes_per_node=2,
+    )
+    with target.launch(job) as run:
+        assert eventually(lambda: lines_of(run, "worker-0") + lines_of(run, "worker-1") == ["ready"] * 2, 60)
+        assert sum(command == "sleep 600" for command in cluster.processes().values()) == 2
+    assert run.state is RunState.STOPPED  # and the fixture looks for what is left
+
+
+@needs_slurm
+def test_a_rank_that_has_ended_leaves_no_process_either(make_job: MakeJob, target: Slurm) -> None:
+    script = """
+        import subprocess
+
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+    """
+    with target.launch(make_job(script)) as run:
+        run.wait(PATIENCE_SECONDS)
+
+
+@needs_slurm
+def test_a_job_that_waits_in_the_queue_says_why_until_it_is_stopped(
+    make_job: MakeJob, target: Slurm, cluster: SlurmCluster
+) -> None:
+    later = target.model_copy(update={"options": ("--begin=now+1hour",)})
+    with later.launch(make_job("")) as run:
+        assert eventually(lambda: "pending: BeginTime" in run.waits_for, 30), run.waits_for
+        assert run.state is RunState.RUNNING
+    assert run.state is RunState.STOPPED
+
+
+@needs_slurm
+def test_a_requeued_job_goes_on_from_its_checkpoint(
+    make_job: MakeJob, target: Slurm, cluster: SlurmCluster, tmp_path: Path
+) -> None:
+    job = make_job(
+        """
+        import time
+        from workshop_utils import place
+
+        place.report(1, life=place.restart_count())
+        saved = place.checkpoint_folder() / "saved"
+        while not saved.exists():
+            saved.touch()
+            print("saved", flush=True)
+            time.sleep(600)
+        """,
+        checkpoints=str(tmp_path / "checkpoints"),
+    )
+    with target.launch(job) as run:
+        assert eventually(lambda: lines_of(run, "worker-0") == ["saved"], 60)
+        cluster.ask("scontrol", "requeue", cluster.ask("squeue", "-h", "-o", "%A").strip())
+        run.wait(PATIENCE_SECONDS)
+    assert list(run.metrics["life"]) == [0, 1]
+
+
+@needs_slurm
+def test_a_dry_run_asks_the_cluster_and_submits_nothing(
+    make_job: MakeJob, target: Slurm, cluster: SlurmCluster
+) -> None:
+    job = make_job("", strategy="torch_ddp", workers=2)
+    assert "to start at" in target.dry_run(job)
+    with pytest.raises(JobError, match=r"Slurm refuses the job: .*Node count"):
+        target.dry_run(job.replace(workers=3))
+    assert not target.folder.exists()
+
+
+@needs_slurm
+def test_a_job_that_slurm_refuses_leaves_no_folder(make_job: MakeJob, target: Slurm) -> None:
+    with pytest.raises(JobError, match=r"Slurm refuses the job: .*invalid partition"):
+        target.model_copy(update={"partition": "gpu"}).launch(make_job(""))
+    assert not list(target.folder.iterdir())
+
+
+# Rendering needs no cluster.
+
+
+def sbatch_options(script: str) -> dict[str, str]:
+    """The options of a script, as sbatch reads them."""
+    words = [shlex.split(line)[1] for line in script.splitlines() if line.startswith("#SBATCH")]
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def test_the_script_asks_for_what_the_job_needs(make_job: MakeJob) -> None:
+    settings = {"partition": "gpu", "account": "lab", "qos": "high", "options": ["--constraint=a100"]}
+    target = Slurm(folder="/shared/my runs", setup=["module load cuda"], **settings)
+    resources = {"cpu": 2.5, "memory": "3Gi", "gpu": 1}
+    job = make_job(
+        "", strategy="torch_ddp", nodes=2, processes_per_node=4, resources=resources, timeout="90min"
+    )
+    script = str(target.render(job))
+    options = sbatch_options(script)
+    assert (
+        options.items()
+        >= {
+            "--partition": "gpu",
+            "--account": "lab",
+            "--qos": "high",
+            "--constraint": "a100",
+            "--nodes": "2",
+            "--ntasks-per-node": "4",
+            "--cpus-per-task": "3",
+            "--mem": "12288M",
+            "--gpus-per-node": "4",
+            "--time": "90",
+            "--no-requeue": "",
+            "--chdir": "/shared/my runs/job-1-.../files/source",
+        }.items()
+    )
+    assert "\nmodule load cuda\n" in script
+    assert "--cpus-per-task=3" in script.splitlines()[-1]
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_only_a_job_that_keeps_checkpoints_is_requeued(make_job: MakeJob) -> None:
+    options = sbatch_options(Slurm().render(make_job("", checkpoints="saved")).script)
+    assert "--requeue" in options
+    assert "--no-requeue" not in options
+
+
+@pytest.mark.parametrize(
+    ("fields", "nodes", "per_node"),
+    [
+        ({"workers": 4}, "4", "1"),
+        ({"workers": 4, "nodes": 2}, "2", "2"),
+        ({"processes_per_node": 4}, "1", "4"),
+    ],
+)
+def test_each_worker_has_a_node_unless_the_job_says_otherwise(
+    fields: dict[str, int], nodes: str, per_node: str, make_job: MakeJob
+) -> None:
+    options = sbatch_options(Slurm().render(make_job("", strategy="torch_ddp", **fields)).script)
+    assert (options["--nodes"], options["--ntasks-per-node"]) == (nodes, per_node)
+
+
+def test_words_of_a_job_reach_the_script_as_they_are(make_job: MakeJob) -> None:
+    text = "it's $HOME, `date`, \"'' \\ and more"
+    job = make_job("", arguments={"text": text}, environment={"TEXT": text})
+    lines = Slurm(folder="/shared").render(job).script.splitlines()
+    (export,) = (line for line in lines if line.startswith("export TEXT="))
+    assert shlex.split(export)[1] == f"TEXT={text}"
+    assert shlex.split(lines[-1])[-1] == text
+
+
+def test_secrets_are_neither_in_the_script_nor_readable_by_others(make_job: MakeJob, tmp_path: Path) -> None:
+    job = make_job("", strategy="ring", workers=2, environment={"HF_TOKEN": "hf_123"})
+    request = Slurm().render(job)
+    assert request.secrets.keys() == {"HF_TOKEN", "WORKSHOP_SECRET"}
+    for value in request.secrets.values():
+        assert value not in f"{request!s}{request!r}"
+
+
+@needs_slurm
+def test_the_file_with_secrets_is_its_owner_s_alone(make_job: MakeJob, target: Slurm) -> None:
+    held = target.model_copy(update={"options": ("--hold",)})
+    with held.launch(make_job("", environment={"HF_TOKEN": "hf_123"})):
+        (file,) = target.folder.glob("*/files/secrets")
+        assert file.read_text() == "export HF_TOKEN=hf_123"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"strategy": "spark_program"}, "--on spark"),
+        ({"strategy": "horovod_elastic", "workers": 2, "nodes": 2}, "starts all workers on one node"),
+        ({"outputs": "s3://bucket/models"}, "outputs is 's3://bucket/models'; here it must be a folder"),
+        ({"checkpoints": "claim:models"}, "checkpoints is 'claim:models'; here it must be a folder"),
+    ],
+)
+def test_what_slurm_cannot_do_is_refused(fields: dict[str, object], message: str, make_job: MakeJob) -> None:
+    with pytest.raises(JobError, match=message):
+        Slurm().render(make_job("", **fields))
+
+
+def test_without_sbatch_a_launch_says_where_to_go(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JobError, match="there is no sbatch here"):
+        Slurm(folder=tmp_path / "shared").launch(make_job(""))
+
+
+def test_the_example_of_a_place_is_one(make_job: MakeJob) -> None:
+    assert Slurm.load(JOBS / "clusters" / "slurm" / "place.yaml").render(make_job("")).script

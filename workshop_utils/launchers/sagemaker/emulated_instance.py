@@ -1,0 +1,69 @@
+"""What runs on emulated instances alone: their container, and the toolkit's parameter server. Each is a program:
+
+    python emulated_instance.py container LAYOUT     lays out the folders of a container, then becomes the driver
+    python emulated_instance.py server TF_CONFIG     serves beside the script on every host
+
+It does not import the package, except for the modules that travel with a script.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+
+def container(layout: dict[str, str]) -> None:
+    """Lay out a container below `root`; the driver takes over.
+
+    `layout` names the folders: `data` becomes the channel `training`; `model` and `checkpoints` may outlive the run;
+    what `source` and `modules` hold is copied to `code`. A file `hosts` takes the place of /etc/hosts, in this process
+    and its children alone, whose mounts are unshared.
+    """
+    root, code = Path(layout["root"]), Path(layout["code"])
+    if layout["hosts"]:
+        subprocess.run(["mount", "--bind", layout["hosts"], "/etc/hosts"], check=True)
+    for folder in ("output/data", "output/intermediate", "input/data"):
+        (root / folder).mkdir(parents=True)
+    for name, link in (("data", "input/data/training"), ("model", "model"), ("checkpoints", "checkpoints")):
+        Path(layout[name]).mkdir(parents=True, exist_ok=True)
+        (root / link).symlink_to(layout[name], target_is_directory=True)
+    for source in (layout["source"], layout["modules"]):
+        shutil.copytree(source, code, dirs_exist_ok=True)
+    os.chdir(code)
+    os.execv(sys.executable, [sys.executable, str(Path(__file__).with_name("driver.py"))])
+
+
+def server(tf_config: str) -> None:
+    """Hold variables on the CPU, unknown to the script, until the master's port has answered, and answers no more.
+
+    Source: sagemaker-tensorflow-training-toolkit, training.py (`_run_ps`, `_wait_until_master_is_down`).
+    """
+    os.environ["TF_CONFIG"] = tf_config
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    from workshop_utils import place
+
+    # TensorFlow 2 has no master: `tf_config` calls it chief. The toolkit's own server, of TensorFlow 1, accepts both.
+    config = place.tf_config()
+    assert config is not None
+    # Started first: the master cannot end before this server serves, so the thread sees it while it is there.
+    watch = threading.Thread(target=place.serve_until_chief_leaves)
+    watch.start()
+    import tensorflow as tf
+
+    # Several threads to run operations in: one that waits for a peer holds its own.
+    threads = tf.compat.v1.ConfigProto(
+        device_count={"GPU": 0}, intra_op_parallelism_threads=1, inter_op_parallelism_threads=16
+    )
+    _server = tf.distribute.Server(config["cluster"], "ps", config["task"]["index"], "grpc", threads)
+    watch.join()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "container":
+        container(json.loads(sys.argv[2]))
+    else:
+        server(sys.argv[2])

@@ -1,0 +1,189 @@
+"""Emulated instances: SageMaker without AWS. Each host's container is a process here that sees what a container has.
+
+    with EmulatedSageMaker().launch(job.replace(processes_per_node=2)) as run:
+        run.wait()
+    EmulatedSageMaker(network=Network(bandwidth="100Mbit", racks=2, spine="100Mbit")).launch(job)
+
+Every host has folders of its own in place of those below /opt/ml, and the variables, files and arguments that `toolkit`
+lists. EXCEPTIONS says how it differs from an instance. With a network, each host is a network namespace, in which the
+names `algo-N` and the ports are SageMaker's own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import PrivateAttr
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers import output
+from workshop_utils.launchers.local.environment import (
+    await_horovod,
+    inherited_variables,
+    mpirun_program,
+    reserve,
+    scratch_folder,
+)
+from workshop_utils.launchers.local.run import Process, ProcessRun
+from workshop_utils.launchers.sagemaker import check, toolkit
+from workshop_utils.launchers.sagemaker.request import (
+    Request,
+    Submission,
+    addresses,
+    members,
+    submission_of,
+)
+from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
+from workshop_utils.launchers.source import shipped
+from workshop_utils.network import INTERFACE, Network, availability, wiring
+from workshop_utils.network.wiring import Cable, Switch
+from workshop_utils.strategies import strategy_of
+from workshop_utils.training import data
+
+# How emulated instances differ from real ones.
+EXCEPTIONS = {
+    "root": "folders lie below a root of the run's own, in place of /opt/ml",
+    "addresses": "outside network namespaces, each host:port is a loopback port of its own",
+    "interface": "outside network namespaces the interface is lo",
+    "processors": "the processors are this machine's, and all hosts share them",
+    "mpi": "all MPI ranks are started by the first host's mpirun, without sshd",
+    "threads": "one for each process, unless the job says more",
+    "python": "Python and its packages are this environment's",
+    "drivers": "the driver is started directly, without the SDK's sm_train.sh",
+    "left out": "variables about groups of instances, and about libraries that only AWS's images have",
+}
+HERE = Path(__file__).parent
+PROGRAMS = (
+    HERE / "driver.py",
+    HERE / "emulated_instance.py",
+    HERE.parent / "local" / "horovod_rendezvous.py",
+)
+NO_ACCOUNT = {"role": "arn:aws:iam::000000000000:role/nobody", "region": "us-east-1"}
+
+
+class EmulatedSageMaker(SageMakerSettings):
+    """Launches jobs on emulated instances. Its fields are those of `SageMakerSettings`; a role is not needed.
+
+    With a role, a launch first makes and checks the request that SageMaker would get. With a `network`, slow links
+    join the hosts. `output` is the folder in which a job's model stays, in place of the job's own `outputs`.
+    """
+
+    _network: Network | None = PrivateAttr(None)
+    _output: str | Path | None = PrivateAttr(None)
+    _is_checked: bool = PrivateAttr(False)
+
+    def __init__(
+        self, /, network: Network | None = None, output: str | Path | None = None, **values: Any
+    ) -> None:
+        has_role = "role" in values
+        super().__init__(**values if has_role else {**NO_ACCOUNT, **values})
+        self._network, self._output, self._is_checked = network, output, has_role
+
+    def render(self, job: TrainingJob) -> Request:
+        """The request that SageMaker would get. Raises JobError as `SageMaker.render` does."""
+        submission = submission_of(job, self)
+        from workshop_utils.launchers.sagemaker import trainer  # the SDK takes seconds to import
+
+        return trainer.render(submission)
+
+    def launch(self, job: TrainingJob) -> EmulatedRun:
+        """Start the job.
+
+        Raises:
+            JobError: if SageMaker's instances cannot run it so, or the network cannot be emulated.
+        """
+        if self._is_checked:
+            self.render(job.replace(outputs=None, checkpoints=None))  # which are folders here
+        check.instance_type(self.instance_type)
+        if self._output is not None:
+            job = job.replace(outputs=str(self._output))
+        submission = submission_of(job, self)
+        if self._network is not None:
+            self._network.check(submission.hosts)
+            if availability() == "none":
+                raise JobError(
+                    "network: this machine has no network namespaces, so emulated instances cannot have slow links; "
+                    "leave the network out"
+                )
+        data_folder = data.prepare(job.data)
+        await_horovod(job)
+        return _start(submission, data_folder, self._network)
+
+
+class EmulatedRun(ProcessRun):
+    """A run on emulated instances. Its workers have their hosts' names."""
+
+    answered_by = "emulated instances on this machine: nothing reaches AWS, nothing costs money"
+
+    def _timed_out(self) -> str:
+        return "MaxRuntimeExceeded: the job met its time limit"
+
+    def _blame(self, name: str, code: int) -> str:
+        texts = [line.text for line in self.logs() if line.worker == name or name not in self.workers]
+        how = f"exit code: {code}" if code >= 0 else f"which {output.how(code)}"
+        return f"AlgorithmError: ExecuteUserScriptError on {name}, {how}. {output.last_lines(texts)}"
+
+
+def _start(submission: Submission, data_folder: Path, network: Network | None) -> EmulatedRun:
+    job, hosts = submission.job, submission.hosts
+    at = addresses(submission)
+    # In namespaces addresses are SageMaker's own; outside, each is a loopback port.
+    with reserve(0 if network else len(at)) as reservation:
+        if network is None:
+            at = {name: f"127.0.0.1:{port}" for name, port in zip(at, reservation.ports, strict=True)}
+        scratch = scratch_folder()
+        words, by_toolkit = {"scratch": str(scratch)}, submission.settings.mode == "toolkit"
+        if by_toolkit and toolkit.STARTS[job.strategy].switch == toolkit.MPI:
+            words["mpirun"] = mpirun_program("hyperparameter sagemaker_mpi_enabled is true")
+        files = {f"drivers/{program.name}": program.read_text(encoding="utf-8") for program in PROGRAMS}
+        files["drivers/members.json"] = json.dumps(members(submission, at, **words))
+        files |= {f"source/{name}": text for name, text in shipped(strategy_of(job)).items()}
+        program: tuple[str, ...] = (
+            sys.executable,
+            str(scratch / "drivers" / "emulated_instance.py"),
+            "container",
+        )
+        switch: Switch | None = None
+        cables: Sequence[Cable | None] = [None] * len(hosts)
+        if network is not None:
+            switch, cables = wiring.wire(network, hosts, as_user=availability() != "root")
+            program = ("unshare", "--mount", *program)
+            names = [f"{network.address(index)} {host}\n" for index, host in enumerate(hosts)]
+            files["hosts"] = "127.0.0.1 localhost\n" + "".join(names)
+        processes = []
+        for host, cable in zip(hosts, cables, strict=True):
+            own = scratch / host
+            root = own / "opt" / "ml"
+            config, variables = toolkit.container(submission, host, str(root), INTERFACE if network else "lo")
+            files |= {f"{host}/opt/ml/input/config/{name}": text for name, text in config.items()}
+            layout = {
+                "root": root,
+                "code": root / ("code" if by_toolkit else "input/data/code"),
+                "source": job.folder.absolute(),
+                "modules": scratch / "source",
+                "data": data_folder,
+                "model": Path(job.storage("outputs", "folder") or own / "model").absolute(),
+                "checkpoints": Path(job.storage("checkpoints", "folder") or own / "checkpoints").absolute(),
+                "hosts": scratch / "hosts" if network else "",
+            }
+            argv = (*program, json.dumps(layout, default=str))
+            environment = {
+                **inherited_variables(),
+                "OMP_NUM_THREADS": "1",  # the hosts share this machine's cores
+                "TF_NUM_INTRAOP_THREADS": "1",
+                "WORKSHOP_CHECKPOINTS": f"{root}/checkpoints",  # in the place of /opt/ml/checkpoints
+                **submission.environment,
+                "TMPDIR": str(scratch),
+                "WORKSHOP_EMULATED": "1",
+                **variables,
+            }
+            processes.append(Process(host, argv, environment, tempfile.gettempdir(), network=cable))
+        run = EmulatedRun(submission.name, hosts, reservation)
+        run.network = network.describe("network namespaces") if network else None
+        run._start(processes, submission.limit_seconds, scratch, files, switch)
+        return run

@@ -1,0 +1,62 @@
+"""Before anything is paid for: what a launch may cost at most, which quota it needs, and whether to go on.
+
+The prices are those of `prices.yaml`, which says where they are from.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import yaml
+
+from workshop_utils.launchers.sagemaker.request import Submission
+
+AS_OF = "2025"
+DOLLARS_AN_HOUR: dict[str, float] = yaml.safe_load(Path(__file__).with_name("prices.yaml").read_text("utf-8"))
+
+
+class NotConfirmed(ValueError):
+    """Nothing was started, because no one agreed to the cost."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+def preflight(submission: Submission, is_free: bool = False) -> str:
+    """What is known before the launch, in lines for people. `is_free` says that the account is emulated."""
+    settings, count = submission.settings, len(submission.hosts)
+    # The service ends the job at this limit; then the instances may be kept warm, which is paid for, too.
+    seconds = submission.limit_seconds + settings.keep_alive_seconds
+    minutes = f"{seconds / 60:g} min"
+    lines = [f"{count} × {settings.instance_type} in {settings.region_name}, for at most {minutes}"]
+    dollars_an_hour = DOLLARS_AN_HOUR.get(settings.instance_type)
+    if dollars_an_hour is None:
+        lines.append("price: not known here; see AWS's price page for SageMaker, training")
+    else:
+        most = count * dollars_an_hour * seconds / 3600  # at the full price, even for spot instances
+        lines.append(
+            f"price: {count} × {dollars_an_hour:g} $/h × {minutes} = at most "
+            f"{most:.{2 if most >= 0.1 else 3}f} $ (table of {AS_OF} for us-east-1)"
+        )
+    if settings.spot:
+        lines.append("spot: usually far less, and the instances may be taken away")
+    kind = "spot training job" if settings.spot else "training job"
+    lines.append(f"quota: '{settings.instance_type} for {kind} usage' must be at least {count}")
+    if is_free:
+        lines.append("the emulator of AWS has no quotas, and costs nothing")
+    return "\n".join(lines)
+
+
+def ask(question: str) -> None:
+    """Return if the answer to `question`, in the terminal or the notebook, is yes.
+
+    Raises:
+        NotConfirmed: if it is not, or there is no one to ask.
+    """
+    if not ("ipykernel" in sys.modules or sys.stdin.isatty()):
+        raise NotConfirmed(
+            f"there is no one to ask, so nothing was started. Set confirm to true to agree to:\n{question}"
+        )
+    if input(f"{question}\nStart it? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise NotConfirmed("nothing was started")
