@@ -23,11 +23,6 @@ PATIENCE_SECONDS = 240.0
 pytestmark = pytest.mark.timeout(600)  # several JVMs, on a busy machine
 
 
-@pytest.fixture
-def nothing_is_left_of_it(nothing_is_left: None) -> None:
-    """For those tests that do not use the cluster, which outlives a test."""
-
-
 def listening(pids: set[int]) -> set[str]:
     """The addresses on which these processes listen."""
     addresses: set[str] = set()
@@ -103,7 +98,7 @@ def test_the_server_for_ranks_lines_is_on_the_drivers_address_and_wants_its_secr
 # Threads of this machine; lesson 14 trains there
 
 
-@pytest.mark.usefixtures("nothing_is_left_of_it")
+@pytest.mark.usefixtures("nothing_is_left")
 def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(
     make_job: MakeJob, watch: Watch, tmp_path: Path
 ) -> None:
@@ -149,7 +144,7 @@ def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(
         assert lines >= {("stdout", told), ("stderr", "to stderr")}
 
 
-@pytest.mark.usefixtures("nothing_is_left_of_it")
+@pytest.mark.usefixtures("nothing_is_left")
 def test_a_killed_launching_process_leaves_no_java_behind(tmp_path: Path, watch: Watch) -> None:
     code = (
         "import time; from workshop_utils.jobs import TrainingJob; from workshop_utils.launchers.spark import Spark;"
