@@ -98,8 +98,9 @@ class KubernetesSettings(TargetSettings):
         strategy_of(job)
         allowed = KINDS.get(job.strategy, ())
         if not allowed:
+            why = WITHOUT_KIND.get(job.strategy, "no operator starts such jobs")
             raise JobError(
-                f"strategy is {job.strategy!r}; Kubernetes cannot run it, since {WITHOUT_KIND[job.strategy]}: "
+                f"strategy is {job.strategy!r}; Kubernetes cannot run it, since {why}: "
                 "run it locally, or use another strategy, such as 'torch_ddp'"
             )
         if self.kind is not None and self.kind not in allowed:
