@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import MakeJob, Watch
+from conftest import MakeJob
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.sagemaker import EmulatedSageMaker, driver
 from workshop_utils.network import Network, availability
-from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.runs import RunFailed
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -137,22 +137,10 @@ def test_a_job_that_meets_its_time_limit_fails_as_sagemaker_says_it(make_job: Ma
         EmulatedSageMaker().launch(make_job("import time\ntime.sleep(1000)", timeout="2s")).wait(60)
 
 
-def test_leaving_ends_all_processes_of_all_hosts(make_job: MakeJob, watch: Watch) -> None:
-    script = "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
-    job = make_job(
-        script + "print('up', flush=True)\ntime.sleep(1000)", strategy="multi_worker_mirrored", workers=2
-    )
-    with EmulatedSageMaker().launch(job) as run:
-        lines = run.logs(follow=True)
-        assert [next(lines).text for _ in range(2)] == ["up", "up"]
-    assert run.state is RunState.STOPPED
-
-
 def test_model_and_checkpoints_outlive_the_run_in_the_job_s_folders(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
     write = """
-    import os
     from workshop_utils import place
     (place.here().model_folder / "weights").write_text("1")
     assert place.checkpoint_folder().parent == place.here().model_folder.parent

@@ -128,7 +128,7 @@ def report(
     table: File = TABLE,
     output: Annotated[Path, typer.Option(help="The folder of the page, scaling.html.")] = Path("build"),
 ) -> None:
-    """Write one page: what was measured, where the time went, and how predictions stand to published results."""
+    """Write one page: what was measured, and where the time went."""
     from workshop_utils.lessons import report as page
 
     typer.echo(f"the report is {page.write_scaling(output, _read(table))}")

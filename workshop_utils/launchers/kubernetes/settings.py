@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import Description, Duration, JobError, StrategyName, TrainingJob
-from workshop_utils.launchers.settings import PlaceSettings
+from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.strategies import strategy_of
 
 Kind = Literal["TFJob", "PyTorchJob", "MPIJob", "TrainJob", "Job"]
@@ -66,7 +66,7 @@ def nodes_of(job: TrainingJob) -> tuple[int, int]:
     return job.nodes or job.workers, job.processes_per_node or 1
 
 
-class KubernetesSettings(PlaceSettings):
+class KubernetesSettings(TargetSettings):
     """How and where jobs run on a cluster.
 
     Attributes:
