@@ -154,7 +154,7 @@ def received(
 @pytest.mark.parametrize(
     "a_round_of", [fields_of_any_kind, damaged_text, bytes_on_a_data_link, bytes_on_a_control_link]
 )
-def test_what_comes_from_outside_is_taken_or_refused(a_round_of: Callable[[], None]) -> None:
+def test_what_comes_from_outside_is_taken_or_refused(a_round_of):
     deadline, rounds = time.monotonic() + SECONDS / TARGETS, 0
     while time.monotonic() < deadline:
         a_round_of()

@@ -69,7 +69,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path):
     return Machine(tmp_path)
 
 
@@ -94,9 +94,7 @@ def notebook_instance(machine: Machine) -> str:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_binder_builds_horovod_keeps_no_second_copy_and_lays_out_the_lessons(
-    code: int, machine: Machine
-) -> None:
+def test_binder_builds_horovod_keeps_no_second_copy_and_lays_out_the_lessons(code, machine):
     machine.program("workshop", f'[ "$1" != install-horovod ] || touch "$WORKSHOP_CACHE/x"; exit {code}\n')
     assert os.access(ROOT / "postBuild", os.X_OK)
     assert machine.run(str(ROOT / "postBuild")) == code
@@ -106,7 +104,7 @@ def test_binder_builds_horovod_keeps_no_second_copy_and_lays_out_the_lessons(
 
 
 @pytest.mark.parametrize("door", ["studio", "notebook instance"])
-def test_sagemaker_starts_at_once_and_sets_the_workshop_up_behind_it(door: str, machine: Machine) -> None:
+def test_sagemaker_starts_at_once_and_sets_the_workshop_up_behind_it(door, machine):
     assert len(base64.b64encode(STUDIO.encode())) <= MOST_CHARACTERS
     script = STUDIO if door == "studio" else notebook_instance(machine)
     assert machine.run(script, REPOSITORY="https://example.org/w.git") == 0
@@ -128,7 +126,7 @@ def test_sagemaker_starts_at_once_and_sets_the_workshop_up_behind_it(door: str, 
         assert {"gcc-c++", "python3.11", "python3.11-devel", "make", "git"} <= set(packages.split())
 
 
-def test_the_readme_attaches_the_script_to_studio_by_requests_that_aws_would_read() -> None:
+def test_the_readme_attaches_the_script_to_studio_by_requests_that_aws_would_read():
     (text,) = re.findall(r"^\*\*SageMaker Studio\.\*\*.*?```sh\n(.*?)```", README, re.MULTILINE | re.DOTALL)
     model = botocore.session.get_session().get_service_model("sagemaker")
     called = []
@@ -143,7 +141,7 @@ def test_the_readme_attaches_the_script_to_studio_by_requests_that_aws_would_rea
     assert called == ["CreateStudioLifecycleConfig", "UpdateDomain"]
 
 
-def test_colab_s_cells_set_up_run_a_lesson_and_show_it(machine: Machine) -> None:
+def test_colab_s_cells_set_up_run_a_lesson_and_show_it(machine):
     pattern = r"^\*\*Colab\.\*\*.*?```sh\n%%bash\n(.*?)```.*?```python\n(.*?)```"
     ((first, second),) = re.findall(pattern, README, flags=re.MULTILINE | re.DOTALL)
     machine.may_go_on.touch()

@@ -9,13 +9,12 @@ build/browser/, a folder a lesson, to be looked at. Not part of `make test`, for
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
 from conftest import alive, eventually
-from jupyterlab import PICTURES, ROOT, Lab, Notebook, running_lab
+from jupyterlab import PICTURES, ROOT, Notebook, running_lab
 
 LESSONS = [Path(name).name for name in os.environ.get("NOTEBOOKS", "").split()] or sorted(
     path.name for path in (ROOT / "notebooks").glob("*.ipynb")
@@ -27,13 +26,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(2 * LESSON_SECONDS + 300)
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(tmp_path_factory):
     with running_lab(tmp_path_factory.mktemp("lab")) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def bench(lab: Lab) -> str:
+def bench(lab):
     """A notebook with three things that a learner does: choose an answer, interrupt a run, go on."""
     cells = [
         "from workshop_utils.lessons.checks.choice import Choice\n"
@@ -54,7 +53,7 @@ def bench(lab: Lab) -> str:
     return "notebooks/bench.ipynb"
 
 
-def test_a_button_of_a_question_is_the_answer_that_is_chosen(lab: Lab, bench: str) -> None:
+def test_a_button_of_a_question_is_the_answer_that_is_chosen(lab, bench):
     with lab.notebook(bench) as notebook:
         notebook.run_cell(0)
         notebook.wait_until_done(60)
@@ -65,7 +64,7 @@ def test_a_button_of_a_question_is_the_answer_that_is_chosen(lab: Lab, bench: st
         assert not notebook.errors()
 
 
-def test_an_interrupted_cell_leaves_no_process_and_the_next_one_runs(lab: Lab, bench: str) -> None:
+def test_an_interrupted_cell_leaves_no_process_and_the_next_one_runs(lab, bench):
     with lab.notebook(bench) as notebook:
         notebook.run_cell(0)
         notebook.wait_until_done(60)
@@ -86,7 +85,7 @@ def test_an_interrupted_cell_leaves_no_process_and_the_next_one_runs(lab: Lab, b
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab: Lab, name: str) -> None:
+def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab, name):
     lab.use_theme("JupyterLab Light")
     pictures = PICTURES / Path(name).stem
     with lab.notebook(f"notebooks/{name}", WIDE) as notebook:
@@ -110,7 +109,7 @@ def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab: 
         notebook.photograph(pictures, "dark")
 
 
-def test_closing_a_lesson_ends_its_kernel_and_all_that_it_started(lab: Lab) -> None:
+def test_closing_a_lesson_ends_its_kernel_and_all_that_it_started(lab):
     assert eventually(lambda: not lab.processes(), 60), [process.cmdline() for process in lab.processes()]
 
 

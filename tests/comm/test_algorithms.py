@@ -50,8 +50,8 @@ def arrays_of(size: int, dtype: type) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("name", ALL_REDUCES)
 @pytest.mark.parametrize("size", range(1, 10))
-def test_an_all_reduce_is_numpys_for_every_dtype_and_operation(name: str, size: int) -> None:
-    def program(communicator: Communicator) -> list[np.ndarray]:
+def test_an_all_reduce_is_numpys_for_every_dtype_and_operation(name, size):
+    def program(communicator):
         arrays = [arrays_of(size, dtype)[communicator.rank] for dtype, _ in CASES]
         for array, (_, operation) in zip(arrays, CASES, strict=True):
             ALL_REDUCES[name](communicator, array, operation)
@@ -65,10 +65,10 @@ def test_an_all_reduce_is_numpys_for_every_dtype_and_operation(name: str, size: 
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-def test_a_broadcast_gives_every_rank_the_array_of_any_root(size: int) -> None:
+def test_a_broadcast_gives_every_rank_the_array_of_any_root(size):
     root = size // 2
 
-    def program(communicator: Communicator) -> np.ndarray:
+    def program(communicator):
         array = arrays_of(size, np.float32)[communicator.rank]
         tree_broadcast(communicator, array, root)
         return array
@@ -77,8 +77,8 @@ def test_a_broadcast_gives_every_rank_the_array_of_any_root(size: int) -> None:
         np.testing.assert_array_equal(array, arrays_of(size, np.float32)[root])
 
 
-def test_reduce_scatter_leaves_each_rank_one_chunk_and_all_gather_completes_it() -> None:
-    def program(communicator: Communicator) -> tuple[np.ndarray, np.ndarray]:
+def test_reduce_scatter_leaves_each_rank_one_chunk_and_all_gather_completes_it():
+    def program(communicator):
         array = np.arange(10.0) * communicator.rank
         part = ring_reduce_scatter(communicator, array, "mean").copy()
         ring_all_gather(communicator, array)
@@ -90,8 +90,8 @@ def test_reduce_scatter_leaves_each_rank_one_chunk_and_all_gather_completes_it()
 
 
 @pytest.mark.parametrize("name", ALL_REDUCES)
-def test_an_array_that_is_not_contiguous_is_refused_with_the_way_out(name: str) -> None:
-    def program(communicator: Communicator) -> None:
+def test_an_array_that_is_not_contiguous_is_refused_with_the_way_out(name):
+    def program(communicator):
         ALL_REDUCES[name](communicator, np.zeros((4, 4))[:, ::2], "sum")
 
     with pytest.raises(ValueError, match="ascontiguousarray"):
@@ -99,7 +99,7 @@ def test_an_array_that_is_not_contiguous_is_refused_with_the_way_out(name: str) 
 
 
 @pytest.mark.parametrize("size", [*range(1, 10), 16, 31, 100])
-def test_in_a_double_tree_both_trees_reach_every_rank_once_and_no_piece_comes_twice(size: int) -> None:
+def test_in_a_double_tree_both_trees_reach_every_rank_once_and_no_piece_comes_twice(size):
     segments = 3
     for tree in (0, 1):
         children = [edge.child for edge in edges(size) if edge.tree == tree]
@@ -112,19 +112,19 @@ def test_in_a_double_tree_both_trees_reach_every_rank_once_and_no_piece_comes_tw
 
 
 @pytest.mark.parametrize("size", [2, 4, 6, 8, 16, 100])
-def test_with_an_even_number_of_ranks_nobody_has_children_in_both_trees(size: int) -> None:
+def test_with_an_even_number_of_ranks_nobody_has_children_in_both_trees(size):
     parents = [{edge.parent for edge in edges(size) if edge.tree == tree} for tree in (0, 1)]
     assert not parents[0] & parents[1]
 
 
-def test_a_group_of_no_ranks_is_refused() -> None:
+def test_a_group_of_no_ranks_is_refused():
     with pytest.raises(ValueError, match="group_size is 0; it must be at least 1"):
         threads.run(2, lambda communicator: hierarchical_all_reduce(communicator, np.zeros(1), "sum", 0))
 
 
 @pytest.mark.parametrize("name", ALL_REDUCES)
-def test_rounding_does_not_depend_on_who_is_late(name: str) -> None:
-    def program(communicator: Communicator, late: int) -> bytes:
+def test_rounding_does_not_depend_on_who_is_late(name):
+    def program(communicator, late):
         array = np.random.default_rng(communicator.rank).normal(size=101).astype(np.float32)
         if communicator.rank == late:
             time.sleep(0.02)
@@ -135,8 +135,8 @@ def test_rounding_does_not_depend_on_who_is_late(name: str) -> None:
     assert len({bits for ranks in results for bits in ranks}) == 1
 
 
-def test_a_subset_counts_in_its_own_numbers_and_sends_to_the_right_ranks() -> None:
-    def program(communicator: Communicator) -> list[float]:
+def test_a_subset_counts_in_its_own_numbers_and_sends_to_the_right_ranks():
+    def program(communicator):
         if communicator.rank == 2:
             return []
         subset = Subset(communicator, [4, 0, 1, 3])
@@ -151,6 +151,6 @@ def test_a_subset_counts_in_its_own_numbers_and_sends_to_the_right_ranks() -> No
     assert [results[rank] for rank in (0, 1, 3, 4)] == [[1.0, 2.0]] * 4
 
 
-def test_a_subset_without_this_rank_is_refused() -> None:
+def test_a_subset_without_this_rank_is_refused():
     with pytest.raises(ValueError, match="rank 1 itself must be among them"):
         threads.run(2, lambda communicator: Subset(communicator, [0]) and None)

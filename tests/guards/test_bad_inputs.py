@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +51,7 @@ sys.addaudithook(_watch)
 
 
 @pytest.fixture
-def nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_may_start(monkeypatch):
     """Whatever begins a process or a connection ends in a traceback."""
     global forbidden
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "KUBECONFIG"):
@@ -88,9 +87,7 @@ def assert_refused(answer: Answer, says: list[str], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", named(CORPUS["commands"], "line"))
-def test_a_mistyped_command_is_answered_with_what_is_wrong(
-    entry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_may_start: None
-) -> None:
+def test_a_mistyped_command_is_answered_with_what_is_wrong(entry, tmp_path, monkeypatch, nothing_may_start):
     given = tmp_path / "given"
     given.mkdir()
     for name, text in entry.get("files", {}).items():
@@ -112,9 +109,7 @@ def test_a_mistyped_command_is_answered_with_what_is_wrong(
 
 
 @pytest.mark.parametrize("entry", named(CORPUS["jobs"], "text"))
-def test_a_wrong_job_is_answered_with_its_field(
-    entry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_may_start: None
-) -> None:
+def test_a_wrong_job_is_answered_with_its_field(entry, tmp_path, monkeypatch, nothing_may_start):
     monkeypatch.chdir(ROOT)
     name = "" if "name:" in entry["text"] or not entry.get("name", True) else "name: job\n"
     words = ["launch", job_folder(tmp_path / "job", name + entry["text"])]
@@ -124,9 +119,7 @@ def test_a_wrong_job_is_answered_with_its_field(
 
 
 @pytest.mark.parametrize("entry", named(CORPUS["places"], "where", "job", "text"))
-def test_a_wrong_place_is_answered_with_its_field(
-    entry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_may_start: None
-) -> None:
+def test_a_wrong_place_is_answered_with_its_field(entry, tmp_path, monkeypatch, nothing_may_start):
     monkeypatch.chdir(ROOT)
     job = job_folder(tmp_path / "job", f"name: job\n{JOBS[entry.get('job', 'DDP')]}\n")
     place = tmp_path / "place.yaml"
@@ -144,7 +137,7 @@ def manifest(file: Path) -> str:
 
 
 @pytest.mark.parametrize("entry", named(CORPUS["manifests"], "file", "path", "to"))
-def test_a_wrong_manifest_is_answered_with_its_field(entry: dict[str, Any], nothing_may_start: None) -> None:
+def test_a_wrong_manifest_is_answered_with_its_field(entry, nothing_may_start):
     documents = list(yaml.safe_load_all(manifest(ROOT / "jobs" / entry["file"])))
     described = next(document for document in documents if document["kind"] != "ConfigMap")
     assert problems_of_manifest(described) == []

@@ -112,7 +112,7 @@ def written(counts: Counts) -> str:
 
 
 @pytest.fixture(scope="module")
-def kept() -> Counts:
+def kept():
     return json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
 
 
@@ -127,16 +127,16 @@ def assert_counts(kept: Counts, name: str, size: int, ranks: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_rank_sends_as_many_messages_and_bytes_as_before(size: int, kept: Counts) -> None:
+def test_every_rank_sends_as_many_messages_and_bytes_as_before(size, kept):
     if os.environ.get("GUARDS_UPDATE"):
         pytest.skip("the file is written again")
     for name, program in programs(size).items():
         assert_counts(kept, name, size, on_threads(size, program))
 
 
-def test_the_counts_are_kept_for_every_collective_there_is(kept: Counts) -> None:
+def test_the_counts_are_kept_for_every_collective_there_is(kept):
     if os.environ.get("GUARDS_UPDATE"):
-        counts: Counts = {}
+        counts = {}
         for size in SIZES:
             for name, program in programs(size).items():
                 counts.setdefault(name, {})[str(size)] = counted(on_threads(size, program))
@@ -147,14 +147,14 @@ def test_the_counts_are_kept_for_every_collective_there_is(kept: Counts) -> None
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_simulated_clock_counts_what_threads_count(size: int, kept: Counts) -> None:
+def test_the_simulated_clock_counts_what_threads_count(size, kept):
     for name, program in programs(size).items():
         assert_counts(kept, name, size, on_the_simulated_clock(size, program))
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("run", [on_threads, on_the_simulated_clock])
-def test_the_result_is_numpys(size: int, run: Callable[..., list[Any]]) -> None:
+def test_the_result_is_numpys(size, run):
     for name in COLLECTIVES:
         ranks = run(size, lambda communicator, name=name: play(communicator, name))
         for number, elements in enumerate(ELEMENTS):
@@ -168,7 +168,7 @@ def test_the_result_is_numpys(size: int, run: Callable[..., list[Any]]) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_workers_of_a_parameter_server_train_as_one_process_does(size: int) -> None:
+def test_workers_of_a_parameter_server_train_as_one_process_does(size):
     for servers in SERVERS[size]:
         ranks = on_threads(size, lambda communicator, servers=servers: serve(communicator, servers))
         for number, elements in enumerate(ELEMENTS):
@@ -179,7 +179,7 @@ def test_workers_of_a_parameter_server_train_as_one_process_does(size: int) -> N
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_real_processes_send_over_tcp_what_threads_send(size: int, ranks: Any, kept: Counts) -> None:
+def test_real_processes_send_over_tcp_what_threads_send(size, ranks, kept):
     for name in OVER_TCP:
         seen = ranks.run("tcp", size, play, name)
         assert_counts(kept, name, size, seen)

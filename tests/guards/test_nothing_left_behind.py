@@ -130,7 +130,7 @@ def network_namespaces() -> set[str]:
 
 
 @pytest.fixture
-def trace() -> Iterator[Trace]:
+def trace():
     """Fails the test that leaves something; ends it, so that the next test is judged by itself."""
     scratch = Path(
         tempfile.mkdtemp(prefix="guard-", dir="/tmp")
@@ -203,16 +203,14 @@ class Command:
 
 
 @pytest.mark.parametrize("strategy", JOBS)
-def test_a_run_that_ends_leaves_nothing(strategy: str, trace: Trace, tmp_path: Path) -> None:
+def test_a_run_that_ends_leaves_nothing(strategy, trace, tmp_path):
     command = Command(trace, tmp_path, strategy, "-a", "epochs=1")
     assert command.process.wait(START_SECONDS) == 0, command.said()
     assert "succeeded" in command.out.read_text()
 
 
 @pytest.mark.parametrize("strategy", JOBS)
-def test_a_killed_rank_is_named_and_takes_all_others_with_it(
-    strategy: str, trace: Trace, tmp_path: Path
-) -> None:
+def test_a_killed_rank_is_named_and_takes_all_others_with_it(strategy, trace, tmp_path):
     command = Command(trace, tmp_path, strategy, *WITHOUT_END)
     os.kill(command.wait_until_it_trains()[1], signal.SIGKILL)
     assert command.end() == 1
@@ -223,7 +221,7 @@ def test_a_killed_rank_is_named_and_takes_all_others_with_it(
 
 
 @pytest.mark.parametrize("strategy", ["ring", "mpi"])
-def test_an_interrupt_leaves_nothing_and_says_so(strategy: str, trace: Trace, tmp_path: Path) -> None:
+def test_an_interrupt_leaves_nothing_and_says_so(strategy, trace, tmp_path):
     command = Command(trace, tmp_path, strategy, *WITHOUT_END)
     command.wait_until_it_trains()
     command.process.send_signal(signal.SIGINT)
@@ -232,7 +230,7 @@ def test_an_interrupt_leaves_nothing_and_says_so(strategy: str, trace: Trace, tm
 
 
 @pytest.mark.parametrize("strategy", ["ring", "horovod"])
-def test_a_command_that_is_told_to_end_leaves_nothing(strategy: str, trace: Trace, tmp_path: Path) -> None:
+def test_a_command_that_is_told_to_end_leaves_nothing(strategy, trace, tmp_path):
     command = Command(trace, tmp_path, strategy, *WITHOUT_END)
     command.wait_until_it_trains()
     command.process.send_signal(signal.SIGTERM)
@@ -240,7 +238,7 @@ def test_a_command_that_is_told_to_end_leaves_nothing(strategy: str, trace: Trac
 
 
 @pytest.mark.parametrize("strategy", JOBS)
-def test_a_killed_command_leaves_nothing(strategy: str, trace: Trace, tmp_path: Path) -> None:
+def test_a_killed_command_leaves_nothing(strategy, trace, tmp_path):
     command = Command(trace, tmp_path, strategy, *WITHOUT_END)
     command.wait_until_it_trains()
     command.process.kill()
@@ -248,14 +246,11 @@ def test_a_killed_command_leaves_nothing(strategy: str, trace: Trace, tmp_path: 
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "with the command"])
-def test_what_started_the_ranks_takes_them_along_when_it_is_killed(
-    alone: bool, trace: Trace, tmp_path: Path
-) -> None:
+def test_what_started_the_ranks_takes_them_along_when_it_is_killed(alone, trace, tmp_path):
     """Ranks that only sleep: others might end of themselves, when nobody takes what they print."""
     job = sleeping_job(tmp_path)
     command = Command(trace, tmp_path, str(job))
     parent = psutil.Process(command.wait_until(lambda: len(list(job.glob("ready-*"))) == 2)[0]).parent()
-    assert parent is not None
     assert parent.pid != command.process.pid, (
         "the command starts ranks itself: then another test has this case"
     )
@@ -274,7 +269,7 @@ def test_what_started_the_ranks_takes_them_along_when_it_is_killed(
 
 
 @pytest.mark.parametrize("fate", ["interrupted", "killed"])
-def test_an_emulated_network_goes_with_its_run(fate: str, trace: Trace, tmp_path: Path) -> None:
+def test_an_emulated_network_goes_with_its_run(fate, trace, tmp_path):
     """Where the machine makes no network namespaces, links are slow inside the message passing; it holds too."""
     command = Command(trace, tmp_path, "ring", "--network", "100Mbit", *WITHOUT_END)
     command.wait_until_it_trains()
@@ -283,7 +278,7 @@ def test_an_emulated_network_goes_with_its_run(fate: str, trace: Trace, tmp_path
     assert command.end() == (130 if fate == "interrupted" else -signal.SIGKILL)
 
 
-def test_a_killed_notebook_kernel_leaves_nothing(trace: Trace, tmp_path: Path) -> None:
+def test_a_killed_notebook_kernel_leaves_nothing(trace, tmp_path):
     folder = sleeping_job(tmp_path)
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(env=trace.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -299,7 +294,6 @@ def test_a_killed_notebook_kernel_leaves_nothing(trace: Trace, tmp_path: Path) -
         )
         assert "all started" in "".join(said), said
         assert len(trace.processes()) >= 3, "the kernel and both workers"
-        assert manager.provisioner is not None
         os.kill(manager.provisioner.pid, signal.SIGKILL)
         assert eventually(lambda: not trace.processes(), ENDING_SECONDS), trace.left()
     finally:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,7 +85,7 @@ PLACES = {
 
 
 @pytest.fixture
-def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def answer(tmp_path, monkeypatch):
     """`answer(line)` is what `workshop launch LINE --render` says."""
     monkeypatch.chdir(ROOT)
     for name in ("PYTHONPATH", "PYTHONUNBUFFERED", "AWS_REGION", "AWS_DEFAULT_REGION", "WORKSHOP_SIZE"):
@@ -95,7 +94,7 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     for name, text in PLACES.items():
         (tmp_path / f"{name}.yaml").write_text(text.replace("SECRET", str(tmp_path / "secret")))
 
-    def say(line: str) -> str:
+    def say(line):
         words = [str(tmp_path / f"{word}.yaml") if word in PLACES else word for word in line.split()]
         said = workshop("launch", *words, *([] if "--dry-run" in words else ["--render"]))
         assert not said.traceback, f"workshop launch {line}:\n{said.traceback}"
@@ -122,7 +121,7 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
         "options",
     ],
 )
-def test_what_is_rendered_stays_the_same(target: str, answer: Callable[[str], str]) -> None:
+def test_what_is_rendered_stays_the_same(target, answer):
     place = target.removesuffix("-local")  # which shows what the target itself would be sent
     file = HERE / f"{place}.txt"
     now = {line.replace(target, place): answer(line) for line in launches(target)}

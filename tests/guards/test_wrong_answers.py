@@ -137,19 +137,19 @@ def imports(cells: list[dict[str, Any]], exercise: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def among_the_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+def among_the_notebooks(monkeypatch):
     """A notebook runs where it lies."""
     monkeypatch.chdir(ROOT / "notebooks")
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), list(exercises()))
-def test_an_exercise_is_not_yet_solved_as_it_stands(lesson: str, exercise: str) -> None:
+def test_an_exercise_is_not_yet_solved_as_it_stands(lesson, exercise):
     source = next(cell["source"] for cell in cells_of(lesson) if cell["id"] == exercise)
     assert verdict(lesson, exercise, source).startswith("Not yet")
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), list(exercises()))
-def test_an_exercise_takes_its_own_solution(lesson: str, exercise: str) -> None:
+def test_an_exercise_takes_its_own_solution(lesson, exercise):
     cells = cells_of(lesson)
     source = imports(cells, exercise) + solution_of(cells, exercise)
     assert verdict(lesson, exercise, source).startswith("Right")
@@ -164,14 +164,14 @@ def test_an_exercise_takes_its_own_solution(lesson: str, exercise: str) -> None:
         for number, answer in enumerate(wrong)
     ],
 )
-def test_a_wrong_answer_is_not_right(lesson: str, exercise: str, answer: str | dict[str, str]) -> None:
+def test_a_wrong_answer_is_not_right(lesson, exercise, answer):
     said = verdict(lesson, exercise, answered(cells_of(lesson), exercise, answer))
     assert said.startswith("Wrong"), f"{answer}\nis answered with\n{said}"
     if isinstance(answer, dict):
         assert answer.get("says", "") in said, f"{answer}\nis answered with\n{said}"
 
 
-def test_every_exercise_has_wrong_answers() -> None:
+def test_every_exercise_has_wrong_answers():
     """An exercise that is new, or was called otherwise, needs some in `wrong_answers.yaml`."""
     written = {(lesson, exercise) for lesson, wrong in WRONG.items() for exercise in wrong}
     assert written == set(exercises())

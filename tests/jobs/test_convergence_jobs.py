@@ -23,7 +23,7 @@ def ends(table: pd.DataFrame, column: str) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def in_one_process() -> np.ndarray:
+def in_one_process():
     return ends(metrics("digits_large_batch", 1, batch_size=48, learning_rates=0.3, epochs=3), "loss")
 
 

@@ -65,7 +65,7 @@ def assert_like_one_process(run: Run, parameters: Tensor, optimizer: str) -> Non
     ("by", "workers", "accumulate"),
     [("naive", 3, 1), ("bucketed", 2, 3), ("overlapped", 3, 4)],
 )
-def test_the_workshops_own_data_parallelism(by: str, workers: int, accumulate: int, tmp_path: Path) -> None:
+def test_the_workshops_own_data_parallelism(by, workers, accumulate, tmp_path):
     run, parameters = trained(
         "digits_buckets", tmp_path, workers, by=by, accumulate=accumulate, bucket_bytes=4000
     )
@@ -84,7 +84,7 @@ def test_the_workshops_own_data_parallelism(by: str, workers: int, accumulate: i
 
 
 @pytest.mark.parametrize(("workers", "accumulate"), [(2, 3), (3, 1)])
-def test_pytorchs_ddp_beside_it(workers: int, accumulate: int, tmp_path: Path) -> None:
+def test_pytorchs_ddp_beside_it(workers, accumulate, tmp_path):
     run, parameters = trained("digits_torch_ddp", tmp_path, workers, accumulate=accumulate, bucket_bytes=4000)
     assert_like_one_process(run, parameters, "momentum")
     spans = run.metrics.dropna(subset=["all_reduce"])
@@ -93,7 +93,7 @@ def test_pytorchs_ddp_beside_it(workers: int, accumulate: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("stage", "workers"), [(0, 2), (1, 3), (2, 3), (3, 3)])
-def test_each_stage_of_the_workshops_own_zero(stage: int, workers: int, tmp_path: Path) -> None:
+def test_each_stage_of_the_workshops_own_zero(stage, workers, tmp_path):
     run, parameters = trained("digits_sharded", tmp_path, workers, stage=stage, measure_memory=workers - 2)
     assert_like_one_process(run, parameters, "adam")
     most = zero_bytes_sent(workers, parameters.nbytes, stage)
@@ -104,13 +104,13 @@ def test_each_stage_of_the_workshops_own_zero(stage: int, workers: int, tmp_path
 
 
 @pytest.mark.parametrize(("by", "workers"), [("zero", 3), ("fsdp", 3), ("fsdp-keep", 2)])
-def test_what_pytorch_has_for_each_stage(by: str, workers: int, tmp_path: Path) -> None:
+def test_what_pytorch_has_for_each_stage(by, workers, tmp_path):
     run, parameters = trained("digits_fsdp", tmp_path, workers, by=by)
     assert_like_one_process(run, parameters, "adam")
     assert [line for line in run.logs() if "Warning" in line.text] == []
 
 
-def test_uneven_inputs_are_joined_by_pytorch_and_refused_by_ours(tmp_path: Path) -> None:
+def test_uneven_inputs_are_joined_by_pytorch_and_refused_by_ours(tmp_path):
     run, _ = trained("digits_torch_ddp", tmp_path, 2, fewer_steps=2, join=1)
     assert run.metrics.groupby("rank")["step"].max().tolist() == [4, 2]
     with pytest.raises(RunFailed, match=r"rank 0 has 4 batches, rank 1 has 2; .*drop the remainder"):

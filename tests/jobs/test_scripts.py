@@ -35,7 +35,7 @@ FRAMEWORKS = {
 
 
 @pytest.fixture
-def variables(tmp_path: Path) -> dict[str, str]:
+def variables(tmp_path):
     """Those of a process that finds `place` alone of this package."""
     package = tmp_path / "source" / "workshop_utils"
     package.mkdir(parents=True)
@@ -103,7 +103,7 @@ def assert_trained(found: list[dict[str, Any]], variables: dict[str, str], ranks
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.parent.name)
-def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(script: Path) -> None:
+def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(script):
     modules = imports.imported(script)
     ours = modules.pop("workshop_utils", set())
     ours |= {module.split(".")[1] for module in modules if module.startswith("workshop_utils.")}
@@ -116,7 +116,7 @@ def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(scrip
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["mnist_single", "mnist_mpi", "mnist_multi_worker_mirrored"])
-def test_a_script_runs_alone_where_no_launcher_has_set_anything(job: str, variables: dict[str, str]) -> None:
+def test_a_script_runs_alone_where_no_launcher_has_set_anything(job, variables):
     assert_trained(ended(job, [variables]), variables, ranks={0})
 
 
@@ -129,21 +129,19 @@ def test_a_script_runs_alone_where_no_launcher_has_set_anything(job: str, variab
         ("mnist_mpi", "mpirun", [*MPI, "-n", "2"]),
     ],
 )
-def test_a_script_runs_under_its_framework_s_own_launcher(
-    job: str, program: str, options: list[str], variables: dict[str, str]
-) -> None:
+def test_a_script_runs_under_its_framework_s_own_launcher(job, program, options, variables):
     found = ended(job, [variables], str(PROGRAMS / program), *options)
     assert_trained(found, variables, ranks={0, 1})
 
 
 @pytest.mark.slow
-def test_multi_worker_mirrored_runs_with_a_tf_config(variables: dict[str, str]) -> None:
+def test_multi_worker_mirrored_runs_with_a_tf_config(variables):
     found = ended_with_tf_config("mnist_multi_worker_mirrored", variables, worker=2)
     assert_trained(found, variables, ranks={0, 1})
 
 
 @pytest.mark.slow
-def test_parameter_server_runs_with_a_tf_config(variables: dict[str, str]) -> None:
+def test_parameter_server_runs_with_a_tf_config(variables):
     found = ended_with_tf_config("mnist_parameter_server", variables, chief=1, ps=2, worker=3)
     started = {record["worker"]: record["rank"] for record in found if record["workshop"] == "start"}
     assert (started["chief-0"], started["worker-1"], started["ps-0"]) == (0, 2, None)

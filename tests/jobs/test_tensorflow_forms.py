@@ -56,7 +56,7 @@ def steps_an_epoch(workers: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def mirrored(tmp_path_factory):
     """What replicas in one process come to; a test below compares them with one without any."""
     return trained("digits_mirrored", tmp_path_factory.mktemp("mirrors"), 1, replicas=WORKERS)
 
@@ -73,8 +73,8 @@ def assert_equal(one: Trained, other: Trained, steps: int) -> None:
 
 
 def test_in_graph_replication_equals_one_process_of_replicas_and_has_its_variables_on_the_servers(
-    mirrored: Trained, tmp_path: Path
-) -> None:
+    mirrored, tmp_path
+):
     servers = 2
     run = trained("digits_in_graph", tmp_path, WORKERS, servers)
     assert_equal(run, mirrored, steps_an_epoch(WORKERS))
@@ -83,8 +83,8 @@ def test_in_graph_replication_equals_one_process_of_replicas_and_has_its_variabl
 
 
 def test_synchronous_between_graph_replication_equals_the_same_and_goes_at_the_pace_of_the_slowest(
-    mirrored: Trained, tmp_path: Path
-) -> None:
+    mirrored, tmp_path
+):
     late = {"slow_worker": WORKERS - 1, "slow_seconds": 0.02}
     run = trained("digits_between_graph", tmp_path, WORKERS, consistency="synchronous", **late)
     assert_equal(run, mirrored, steps_an_epoch(WORKERS))
@@ -95,9 +95,7 @@ def test_synchronous_between_graph_replication_equals_the_same_and_goes_at_the_p
         assert slow[step] < fast[following]
 
 
-def test_asynchronous_between_graph_replication_steps_for_every_batch_and_waits_for_nobody(
-    tmp_path: Path,
-) -> None:
+def test_asynchronous_between_graph_replication_steps_for_every_batch_and_waits_for_nobody(tmp_path):
     late = {"slow_worker": WORKERS - 1, "slow_seconds": 0.1}
     run = trained("digits_between_graph", tmp_path, WORKERS, consistency="asynchronous", **late)
     tested = run.metrics.dropna(subset=["test_loss"])
@@ -109,8 +107,8 @@ def test_asynchronous_between_graph_replication_steps_for_every_batch_and_waits_
 
 
 def test_replicas_equal_one_that_takes_the_batch_of_all_and_have_a_mirror_of_every_variable(
-    mirrored: Trained, tmp_path: Path
-) -> None:
+    mirrored, tmp_path
+):
     whole = {"batch_size": WORKERS * BATCH, "learning_rate": WORKERS * RATE}
     serial = trained("digits_mirrored", tmp_path, 1, replicas=1, **whole)
     assert_equal(mirrored, serial, steps_an_epoch(WORKERS))
@@ -119,15 +117,15 @@ def test_replicas_equal_one_that_takes_the_batch_of_all_and_have_a_mirror_of_eve
 
 
 def test_workers_in_a_ring_equal_the_same_and_have_a_mirror_each_however_gradients_are_packed(
-    mirrored: Trained, tmp_path: Path
-) -> None:
+    mirrored, tmp_path
+):
     run = trained("mnist_multi_worker_mirrored", tmp_path, WORKERS, bytes_per_pack=1)
     assert_equal(run, mirrored, steps_an_epoch(WORKERS))
     mirrors = {f"/job:worker/task:{index}/device:CPU:0" for index in range(WORKERS)}
     assert run.devices == dict.fromkeys(("w1", "b1", "w2", "b2"), mirrors)
 
 
-def test_a_hint_decides_how_many_collectives_there_are() -> None:
+def test_a_hint_decides_how_many_collectives_there_are():
     arguments = {"tensors": 7, "nbytes": 400, "bytes_per_pack": "1,400,1000,0", "repeats": 2}
     changes = {"workers": WORKERS, "arguments": arguments}
     metrics = launched("measure_collective_hints", **changes).metrics

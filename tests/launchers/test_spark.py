@@ -5,12 +5,11 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import MakeJob, Watch, eventually, marked_processes
+from conftest import eventually, marked_processes
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.spark import Spark, SparkRun, SparkSettings, StandaloneCluster
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)  # several JVMs, on a busy machine
 
 
 @pytest.fixture
-def nothing_is_left_of_it(nothing_is_left: None) -> None:
+def nothing_is_left_of_it(nothing_is_left):
     """For those tests that do not use the cluster, which outlives a test."""
 
 
@@ -54,7 +53,7 @@ def family(pid: int) -> dict[int, str]:
 # Before anything starts
 
 
-def test_a_master_that_does_not_answer_is_named_before_anything_starts(make_job: MakeJob) -> None:
+def test_a_master_that_does_not_answer_is_named_before_anything_starts(make_job):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     job = make_job("", strategy="torch_ddp", workers=2)
@@ -73,18 +72,16 @@ def test_a_master_that_does_not_answer_is_named_before_anything_starts(make_job:
         ("\nsomething new\nand more", "something new"),
     ],
 )
-def test_a_failure_of_spark_is_explained_in_a_sentence(text: str, message: str) -> None:
+def test_a_failure_of_spark_is_explained_in_a_sentence(text, message):
     assert message in explained(text)
 
 
-def test_the_server_for_ranks_lines_is_on_the_drivers_address_and_wants_its_secret(
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
+def test_the_server_for_ranks_lines_is_on_the_drivers_address_and_wants_its_secret(capfdbinary):
     server = LineServer("127.0.0.1")
     own = [c for c in psutil.Process().net_connections("inet") if c.laddr.port == server.address[1]]
     assert {connection.laddr.ip for connection in own} == {"127.0.0.1"}
 
-    def send(secret: str, line: str) -> None:
+    def send(secret, line):
         with socket.create_connection(server.address) as link:
             link.sendall(f"{secret}\n{line}\n".encode())
             link.shutdown(socket.SHUT_WR)
@@ -103,9 +100,7 @@ def test_the_server_for_ranks_lines_is_on_the_drivers_address_and_wants_its_secr
 
 
 @pytest.mark.usefixtures("nothing_is_left_of_it")
-def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(
-    make_job: MakeJob, watch: Watch, tmp_path: Path
-) -> None:
+def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(make_job, watch, tmp_path):
     job = make_job(
         """
         import os, pathlib, sys, time
@@ -149,7 +144,7 @@ def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(
 
 
 @pytest.mark.usefixtures("nothing_is_left_of_it")
-def test_a_killed_launching_process_leaves_no_java_behind(tmp_path: Path, watch: Watch) -> None:
+def test_a_killed_launching_process_leaves_no_java_behind(tmp_path, watch):
     code = (
         "import time; from workshop_utils.jobs import TrainingJob; from workshop_utils.launchers.spark import Spark;"
         f"run = Spark().launch(TrainingJob.load({str(JOBS / 'mnist_torch_ddp')!r})); time.sleep(300)"
@@ -172,23 +167,19 @@ def test_a_killed_launching_process_leaves_no_java_behind(tmp_path: Path, watch:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[StandaloneCluster]:
+def cluster():
     """A cluster for the tests below; nothing is left of it afterwards, nor of what it ran."""
     before = set(marked_processes())
     with StandaloneCluster(workers=2) as started:
         secret = started.settings().secret_file
-        assert secret is not None
         yield started
     assert eventually(lambda: not set(marked_processes()) - before), marked_processes()
     assert not secret.parent.exists()
 
 
-def test_the_cluster_is_on_loopback_and_lets_nobody_in_without_its_secret(
-    cluster: StandaloneCluster, make_job: MakeJob
-) -> None:
+def test_the_cluster_is_on_loopback_and_lets_nobody_in_without_its_secret(cluster, make_job):
     assert listening(set(cluster.process_ids.values())) == {"127.0.0.1"}
     secret = cluster.settings().secret_file
-    assert secret is not None
     assert stat.S_IMODE(secret.parent.stat().st_mode) == 0o700
     request = Spark(cluster.settings()).render(make_job("", strategy="torch_ddp", workers=2))
     assert f"spark.authenticate.secret {secret.read_text()}\n" in request.files["conf/spark-defaults.conf"]
@@ -196,9 +187,7 @@ def test_the_cluster_is_on_loopback_and_lets_nobody_in_without_its_secret(
     assert secret.read_text() not in str(request)
 
 
-def test_after_a_lost_executor_all_ranks_start_again_as_often_as_restarts_allow(
-    cluster: StandaloneCluster, make_job: MakeJob, watch: Watch
-) -> None:
+def test_after_a_lost_executor_all_ranks_start_again_as_often_as_restarts_allow(cluster, make_job, watch):
     job = make_job(
         """
         import time

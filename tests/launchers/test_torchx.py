@@ -1,13 +1,8 @@
 """TorchX for real: its command line in its own environment, torchrun's processes, etcd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import MakeJob, Watch
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.torchx import TorchX, etcd
@@ -59,8 +54,8 @@ Make = Callable[..., TrainingJob]
 
 
 @pytest.fixture
-def make(make_job: MakeJob) -> Make:
-    def make(script: str = PLAIN, what: str = "0:nothing", **fields: Any) -> TrainingJob:
+def make(make_job):
+    def make(script=PLAIN, what="0:nothing", **fields):
         values = {"strategy": "torch_ddp", "workers": 2, "timeout": "4min", "arguments": {"what": what}}
         return make_job(script, **{**values, **fields})
 
@@ -70,7 +65,7 @@ def make(make_job: MakeJob) -> Make:
 # Rendering
 
 
-def test_the_application_is_one_torchrun_a_node(make: Make) -> None:
+def test_the_application_is_one_torchrun_a_node(make):
     # TorchX's own notation has no way to write these: a quote, the same word twice, an equals sign, a comma.
     awkward = {"a": "it's", "b": -1, "c": -1}
     job = make(
@@ -89,7 +84,7 @@ def test_the_application_is_one_torchrun_a_node(make: Make) -> None:
     assert len(rendered.request["role_params"]["worker"]) == 3
 
 
-def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_they_lack(make: Make) -> None:
+def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_they_lack(make):
     # With EFA, a claim and etcd it is the job of lesson 13, which the guards keep as it is.
     place = TorchX(scheduler="kubernetes", queue="training", instance_type="trn1.2xlarge")
     described = place.render(
@@ -112,16 +107,14 @@ def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_
     assert {mount["name"] for mount in first["volumeMounts"]} == set(volumes)
 
 
-def test_what_a_cluster_cannot_have_is_refused(make: Make) -> None:
+def test_what_a_cluster_cannot_have_is_refused(make):
     with pytest.raises(JobError, match="it may have at most 37 characters"):
         TorchX(scheduler="kubernetes").render(make(name="b" * 38))
     with pytest.raises(JobError, match="outputs is '/models'; here it must be claim:NAME"):
         TorchX(scheduler="kubernetes").render(make(outputs="/models"))
 
 
-def test_the_old_setting_of_processes_per_node_still_works_and_names_its_new_place(
-    make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_old_setting_of_processes_per_node_still_works_and_names_its_new_place(make, capsys):
     place = TorchX(processes_per_node=2)
     assert "write 'processes_per_node: 2' into job.yaml" in capsys.readouterr().err
     assert place.layout(make(workers=4)) == (2, 2)
@@ -131,7 +124,7 @@ def test_the_old_setting_of_processes_per_node_still_works_and_names_its_new_pla
 # Real processes
 
 
-def test_two_nodes_meet_by_c10d_and_every_line_of_a_burst_arrives(make: Make, nothing_is_left: Path) -> None:
+def test_two_nodes_meet_by_c10d_and_every_line_of_a_burst_arrives(make, nothing_is_left):
     with TorchX().launch(make(ALL_REDUCE, arguments={"reports": REPORTS})) as run:
         run.wait(240)
     assert run.state is RunState.SUCCEEDED
@@ -146,7 +139,7 @@ def test_two_nodes_meet_by_c10d_and_every_line_of_a_burst_arrives(make: Make, no
 
 
 @pytest.mark.skipif(not etcd.is_installed(), reason="there is no etcd on this machine (Debian: etcd-server)")
-def test_two_nodes_meet_by_etcd_which_is_gone_afterwards(make: Make, watch: Watch) -> None:
+def test_two_nodes_meet_by_etcd_which_is_gone_afterwards(make, watch):
     with etcd.server() as endpoint:
         assert any("etcd" in command for command in watch.marked_processes().values())
         settings = TorchX(rendezvous="etcd-v2", rendezvous_endpoint=endpoint)
@@ -155,9 +148,7 @@ def test_two_nodes_meet_by_etcd_which_is_gone_afterwards(make: Make, watch: Watc
     assert not any("etcd" in command for command in watch.marked_processes().values())
 
 
-def test_a_server_that_is_no_etcd_is_reported_with_its_last_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_server_that_is_no_etcd_is_reported_with_its_last_words(monkeypatch, tmp_path):
     program = tmp_path / "etcd"
     program.write_text("#!/bin/sh\necho 'flag provided but not defined: -enable-v2' >&2\nexit 2\n")
     program.chmod(0o755)
@@ -167,9 +158,7 @@ def test_a_server_that_is_no_etcd_is_reported_with_its_last_words(
         pass
 
 
-def test_a_worker_that_fails_is_named_with_its_last_lines_though_its_peer_would_wait_for_ever(
-    make: Make,
-) -> None:
+def test_a_worker_that_fails_is_named_with_its_last_lines_though_its_peer_would_wait_for_ever(make):
     run = TorchX().launch(make(what="1:fail"))
     with pytest.raises(RunFailed) as failed:
         run.wait(240)
@@ -179,9 +168,7 @@ def test_a_worker_that_fails_is_named_with_its_last_lines_though_its_peer_would_
     assert {line.strip() for line in last} >= {"ready 1", "disk full"}
 
 
-def test_a_killed_worker_is_restarted_with_all_others_and_stopping_leaves_nothing(
-    make: Make, watch: Watch, tmp_path: Path
-) -> None:
+def test_a_killed_worker_is_restarted_with_all_others_and_stopping_leaves_nothing(make, watch, tmp_path):
     job = make(what="1:kill", processes_per_node=2, outputs=str(tmp_path / "out"))
     with TorchX(max_restarts=1).launch(job) as run:
         watch.eventually(lambda: len(run.records) == 2 or run.state is not RunState.RUNNING, 240)
@@ -192,8 +179,8 @@ def test_a_killed_worker_is_restarted_with_all_others_and_stopping_leaves_nothin
     assert (tmp_path / "out").is_dir()
 
 
-def test_lines_that_torchrun_has_torn_are_whole_again() -> None:
-    received: list[tuple[str, str]] = []
+def test_lines_that_torchrun_has_torn_are_whole_again():
+    received = []
     logs = NodeLogs(lambda worker, text, stream: received.append((worker, text)))
     for text in (
         "torchrun's own",

@@ -36,11 +36,11 @@ FORMS: dict[str, tuple[type[NaiveDataParallel], dict[str, Any]]] = {
 @pytest.mark.parametrize(("size", "parts"), [(1, 1), (2, 1), (3, 1), (3, 2)])
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("form", FORMS)
-def test_parallel_equals_serial_from_rank_0s_parameters(form: str, name: str, size: int, parts: int) -> None:
+def test_parallel_equals_serial_from_rank_0s_parameters(form, name, size, parts):
     make, options = OPTIMIZERS["momentum"]
     kind, more = FORMS[form]
 
-    def program(communicator: Communicator) -> Tensor:
+    def program(communicator):
         with kind(made(name, seed=communicator.rank), communicator, **more) as model:
             optimizer = make([p for p in model.parameters() if p.requires_grad], **options)
             train(model, optimizer, communicator, parts)
@@ -64,8 +64,8 @@ def one_step(communicator: Communicator, form: str, module: nn.Module, **more: A
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_sends_what_a_ring_sends_and_buckets_make_fewer_messages(form: str, size: int) -> None:
-    def program(communicator: Communicator) -> tuple[int, int, int]:
+def test_every_form_sends_what_a_ring_sends_and_buckets_make_fewer_messages(form, size):
+    def program(communicator):
         module = nn.Sequential(
             nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 4)
         ).double()  # all divisible by 4
@@ -81,8 +81,8 @@ def test_every_form_sends_what_a_ring_sends_and_buckets_make_fewer_messages(form
         assert buckets == {"naive": 6, "overlapped, one bucket": 1}.get(form, 3)
 
 
-def test_frozen_parameters_and_buffers_are_rank_0s_at_the_start() -> None:
-    def program(communicator: Communicator) -> Tensor:
+def test_frozen_parameters_and_buffers_are_rank_0s_at_the_start():
+    def program(communicator):
         module = nn.BatchNorm1d(3).double()
         module.running_mean += communicator.rank + 5
         module.weight.requires_grad = False
@@ -95,8 +95,8 @@ def test_frozen_parameters_and_buffers_are_rank_0s_at_the_start() -> None:
         assert found.tolist() == [5, 5, 5, 2, 2, 2]
 
 
-def test_a_parameter_that_is_not_contiguous_is_broadcast_and_reduced() -> None:
-    def program(communicator: Communicator) -> Tensor:
+def test_a_parameter_that_is_not_contiguous_is_broadcast_and_reduced():
+    def program(communicator):
         module = nn.Linear(5, 3, bias=False).double()
         module.weight.data = torch.arange(15.0).double().view(5, 3).t() * (1 + communicator.rank)
         model = one_step(communicator, "naive", module)
@@ -122,8 +122,8 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_unused_parameter_is_an_error_that_names_it_and_the_other_ranks_hear_of_it(form: str) -> None:
-    def program(communicator: Communicator) -> None:
+def test_an_unused_parameter_is_an_error_that_names_it_and_the_other_ranks_hear_of_it(form):
+    def program(communicator):
         one_step(communicator, form, Branches(communicator.rank))
 
     with pytest.raises(UnusedParameters, match=r"(left|right)\.weight, .*on rank \d; .*find_unused=True"):
@@ -131,8 +131,8 @@ def test_an_unused_parameter_is_an_error_that_names_it_and_the_other_ranks_hear_
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_some_rank_has_not_used_counts_as_zero_and_what_nobody_used_keeps_no_gradient(form: str) -> None:
-    def program(communicator: Communicator) -> Branches:
+def test_what_some_rank_has_not_used_counts_as_zero_and_what_nobody_used_keeps_no_gradient(form):
+    def program(communicator):
         module = Branches(communicator.rank)
         one_step(communicator, form, module, find_unused=True)
         return module
@@ -143,8 +143,8 @@ def test_what_some_rank_has_not_used_counts_as_zero_and_what_nobody_used_keeps_n
         assert torch.equal(module.right.bias.grad, torch.full((3,), 2.0).double())
 
 
-def test_a_second_backward_pass_without_no_sync_is_refused() -> None:
-    def program(communicator: Communicator) -> None:
+def test_a_second_backward_pass_without_no_sync_is_refused():
+    def program(communicator):
         with OverlappedDataParallel(made("plain"), communicator) as model:
             for _ in range(2):
                 model(torch.ones(2, 5).double()).sum().backward()
@@ -154,10 +154,10 @@ def test_a_second_backward_pass_without_no_sync_is_refused() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_rank_that_fails_is_named_by_the_others_and_leaves_no_thread(form: str) -> None:
-    heard: list[PeerDied] = []
+def test_a_rank_that_fails_is_named_by_the_others_and_leaves_no_thread(form):
+    heard = []
 
-    def program(communicator: Communicator) -> None:
+    def program(communicator):
         kind, options = FORMS[form]
         with kind(made("plain"), communicator, **options) as model:
             if communicator.rank == 1:
@@ -176,7 +176,7 @@ def test_a_rank_that_fails_is_named_by_the_others_and_leaves_no_thread(form: str
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("workshop-all-reduce")]
 
 
-def test_a_bucket_is_closed_before_it_is_too_large_and_has_one_dtype() -> None:
+def test_a_bucket_is_closed_before_it_is_too_large_and_has_one_dtype():
     parameters = {
         "a": nn.Parameter(torch.zeros(10)),
         "b": nn.Parameter(torch.zeros(5)),
@@ -192,7 +192,7 @@ def test_a_bucket_is_closed_before_it_is_too_large_and_has_one_dtype() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_even_inputs_pass_and_uneven_ones_are_named(size: int) -> None:
+def test_even_inputs_pass_and_uneven_ones_are_named(size):
     threads.run(size, lambda communicator: check_even_inputs(communicator, 7))
     if size > 1:
         with pytest.raises(UnevenInputs, match="rank 1 has 8 batches, rank 0 has 7"):

@@ -58,16 +58,14 @@ CASES += [("plain", "AdamW", 2, 2)]  # gradients of two backward passes add up
 
 @pytest.mark.parametrize(("name", "optimizer", "size", "parts"), CASES)
 @pytest.mark.parametrize("stage", STAGES)
-def test_sharded_equals_serial_from_rank_0s_parameters(
-    stage: int, name: str, optimizer: str, size: int, parts: int
-) -> None:
+def test_sharded_equals_serial_from_rank_0s_parameters(stage, name, optimizer, size, parts):
     expected = by_one_process(made(name), optimizer, size)
     results = threads.run(size, lambda communicator: trained(communicator, stage, name, optimizer, parts))
     for parameters in results:
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
 
 
-def test_stage_1_shards_whole_parameters_so_optimizers_of_matrices_are_exact() -> None:
+def test_stage_1_shards_whole_parameters_so_optimizers_of_matrices_are_exact():
     expected = by_one_process(made("tied"), "Adafactor", 2)
     for parameters in threads.run(2, lambda communicator: trained(communicator, 1, "tied", "Adafactor")):
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
@@ -86,9 +84,7 @@ class OfALearner(torch.optim.SGD):
         (3, OfALearner, "optimizer is OfALearner, which may not treat every number by itself"),
     ],
 )
-def test_an_optimizer_that_would_compute_something_else_on_shards_is_refused(
-    stage: int, kind: Any, said: str
-) -> None:
+def test_an_optimizer_that_would_compute_something_else_on_shards_is_refused(stage, kind, said):
     with pytest.raises(ValueError, match=said):
         threads.run(1, lambda communicator: model_and_optimizer(stage, made("plain"), communicator, kind))
 
@@ -121,7 +117,7 @@ def sent_in_a_step(stage: int, size: int) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("stage", STAGES)
-def test_each_stage_sends_what_the_formula_says(stage: int, size: int) -> None:
+def test_each_stage_sends_what_the_formula_says(stage, size):
     sent, nbytes = sent_in_a_step(stage, size)
     # In stage 3 the backward pass does not ask for the first layer.
     saved = zero_bytes_sent(size, 8 * (5 * 8 + 8), 0) / 2 if stage == 3 else 0
@@ -129,7 +125,7 @@ def test_each_stage_sends_what_the_formula_says(stage: int, size: int) -> None:
     assert stage == 1 or len(set(sent)) == 1  # in stage 1 owners send, the larger ones more
 
 
-def test_an_unknown_stage_is_named() -> None:
+def test_an_unknown_stage_is_named():
     with pytest.raises(ValueError, match="stage is 4; it must be 0, 1, 2 or 3"):
         zero_bytes_sent(2, 1, 4)
 
@@ -140,10 +136,10 @@ def held_numbers(optimizer: torch.optim.Optimizer) -> int:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_between_steps_each_stage_holds_its_share_of_parameters_gradients_and_state(size: int) -> None:
+def test_between_steps_each_stage_holds_its_share_of_parameters_gradients_and_state(size):
     whole = sum(parameter.numel() for parameter in divisible().parameters())
 
-    def program(communicator: Communicator) -> None:
+    def program(communicator):
         for stage in STAGES:
             module = divisible()
             model, optimizer = model_and_optimizer(stage, module, communicator, torch.optim.Adam)
@@ -172,10 +168,10 @@ def test_between_steps_each_stage_holds_its_share_of_parameters_gradients_and_st
     threads.run(size, program)
 
 
-def test_at_most_one_unit_is_whole_at_a_time() -> None:
-    def program(communicator: Communicator) -> list[int]:
+def test_at_most_one_unit_is_whole_at_a_time():
+    def program(communicator):
         model, optimizer = model_and_optimizer(3, divisible(), communicator, torch.optim.SGD)
-        seen: list[int] = []
+        seen = []
         for layer in model.module:
             count = lambda *_: seen.append(sum(flat.whole is not None for flat in model.flats))  # noqa: E731
             layer.register_forward_pre_hook(count)
@@ -188,8 +184,8 @@ def test_at_most_one_unit_is_whole_at_a_time() -> None:
         assert seen == [1, 1, 1, 1, 1, 0, 0]  # of the first layer the backward pass asks for nothing
 
 
-def test_what_was_gathered_is_let_go_of_after_a_look_at_all_of_it_and_a_forward_pass_that_fails() -> None:
-    def program(communicator: Communicator) -> None:
+def test_what_was_gathered_is_let_go_of_after_a_look_at_all_of_it_and_a_forward_pass_that_fails():
+    def program(communicator):
         model = FullySharded(divisible(), communicator)
         with model.gathered():
             assert all(flat.whole is not None for flat in model.flats)
@@ -203,10 +199,10 @@ def test_what_was_gathered_is_let_go_of_after_a_look_at_all_of_it_and_a_forward_
 
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("to_none", [True, False])
-def test_a_parameter_without_a_gradient_is_named(stage: int, to_none: bool) -> None:
-    def program(communicator: Communicator) -> None:
+def test_a_parameter_without_a_gradient_is_named(stage, to_none):
+    def program(communicator):
         module = nn.ModuleDict({"used": nn.Linear(5, 3), "idle": nn.Linear(5, 3)}).double()
-        module.forward = lambda inputs: module["used"](inputs)  # type: ignore[method-assign]
+        module.forward = lambda inputs: module["used"](inputs)
         model, optimizer = model_and_optimizer(stage, module, communicator, torch.optim.SGD)
         optimizer.zero_grad(set_to_none=to_none)
         model(torch.ones(1, 5).double()).sum().backward()
@@ -216,8 +212,8 @@ def test_a_parameter_without_a_gradient_is_named(stage: int, to_none: bool) -> N
         threads.run(1, program)
 
 
-def test_a_module_on_meta_is_materialised_unit_by_unit_and_starts_as_rank_0_draws_it() -> None:
-    def program(communicator: Communicator) -> Tensor:
+def test_a_module_on_meta_is_materialised_unit_by_unit_and_starts_as_rank_0_draws_it():
+    def program(communicator):
         with torch.device("meta"):
             module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
         model = FullySharded(module, communicator)
@@ -231,9 +227,9 @@ def test_a_module_on_meta_is_materialised_unit_by_unit_and_starts_as_rank_0_draw
     assert first.unique().numel() > 40
 
 
-def test_a_module_on_meta_that_cannot_be_initialised_or_shares_parameters_is_refused() -> None:
+def test_a_module_on_meta_that_cannot_be_initialised_or_shares_parameters_is_refused():
     class Bare(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.scale = nn.Parameter(torch.ones(3, device="meta"))
 
@@ -242,7 +238,7 @@ def test_a_module_on_meta_that_cannot_be_initialised_or_shares_parameters_is_ref
     ):
         threads.run(1, lambda communicator: FullySharded(nn.Sequential(Bare()), communicator))
 
-    def shared(communicator: Communicator) -> None:
+    def shared(communicator):
         with torch.device("meta"):
             FullySharded(made("tied"), communicator)
 

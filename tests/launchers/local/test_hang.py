@@ -39,12 +39,12 @@ def reason(make_job: MakeJob, *script: str, warm: bool = False, strategy: str = 
 
 
 @pytest.fixture(autouse=True)
-def _leaves_nothing(nothing_is_left: None) -> None:
+def _leaves_nothing(nothing_is_left):
     pass
 
 
 @pytest.mark.parametrize("warm", [False, True])
-def test_a_rank_that_stands_elsewhere_is_told_from_those_that_wait(warm: bool, make_job: MakeJob) -> None:
+def test_a_rank_that_stands_elsewhere_is_told_from_those_that_wait(warm, make_job):
     script = """
         def data_loader():
             time.sleep(1000)
@@ -110,13 +110,13 @@ DEAF = """
     ],
     ids=["stopped", "deaf to signals", "not there yet", "ended"],
 )
-def test_each_rank_is_named_with_its_state(script: tuple[str, ...], pattern: str, make_job: MakeJob) -> None:
+def test_each_rank_is_named_with_its_state(script, pattern, make_job):
     said = reason(make_job, *script)
     assert re.fullmatch(pattern, said), said
 
 
 @pytest.mark.slow
-def test_a_hanging_rank_of_mpi_is_named(make_job: MakeJob) -> None:
+def test_a_hanging_rank_of_mpi_is_named(make_job):
     script = """
         from mpi4py import MPI
         def elsewhere():

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from conftest import MakeJob, Watch
+from conftest import Watch
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local, ProcessRun
@@ -30,14 +30,14 @@ needs_horovod = pytest.mark.skipif(
 
 
 @needs_horovod
-def test_an_address_is_read_and_code_in_its_place_is_not_run(tmp_path: Path) -> None:
+def test_an_address_is_read_and_code_in_its_place_is_not_run(tmp_path):
     from workshop_utils.launchers.local.horovod_elastic import PlainUnpickler
 
     address = ({"lo": [("127.0.0.1", 1234)]}, b"secret")
     assert PlainUnpickler(io.BytesIO(pickle.dumps(address))).load() == address
 
     class Trap:
-        def __reduce__(self) -> Any:
+        def __reduce__(self):
             return Path.touch, (tmp_path / "sprung",)
 
     with pytest.raises(pickle.UnpicklingError, match="has no place in an address"):
@@ -79,7 +79,7 @@ def listening_addresses(watch: Watch) -> set[str]:
 @needs_horovod
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch: Watch, tmp_path: Path) -> None:
+def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch, tmp_path):
     job = TrainingJob.load(JOB).replace(
         workers=3, timeout="4min", arguments={"steps": 1000, "step-seconds": 0.02}
     )
@@ -110,7 +110,7 @@ def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch: Watch, 
 @needs_horovod
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
-def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path: Path) -> None:
+def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path):
     job = TrainingJob.load(JOB).replace(timeout="4min", arguments={"steps": 80, "step-seconds": 0.02})
     with Local(output=tmp_path).launch(job) as run:
         until(run, lambda: max(steps_of(run, 2), default=0) >= 10)
@@ -128,7 +128,7 @@ def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path: Path) -
 @needs_horovod
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
-def test_when_every_worker_fails_the_run_does_and_shows_the_scripts_own_mistake(make_job: MakeJob) -> None:
+def test_when_every_worker_fails_the_run_does_and_shows_the_scripts_own_mistake(make_job):
     job = make_job(
         """
         from workshop_utils import place
