@@ -25,6 +25,7 @@ from real_ranks import MOST_RANKS, Ranks
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import warm
+from workshop_utils.runs import Run, RunFailed
 
 # Every process that a test starts inherits this variable, so even a daemon that has left its session is found.
 MARK = "WORKSHOP_TESTS"
@@ -123,6 +124,13 @@ def eventually(condition: Callable[[], object], seconds: float = PATIENCE_SECOND
             return False
         time.sleep(0.02)
     return True
+
+
+def failure_of(run: Run, seconds: float = 60) -> str:
+    """What is said of a run that must fail within `seconds`."""
+    with pytest.raises(RunFailed) as failure:
+        run.wait(seconds)
+    return str(failure.value)
 
 
 def reserved_ports() -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 BENCHMARKS = Path(__file__).with_name("benchmarks")
 
 
-def bench(*words: str) -> subprocess.CompletedProcess[str]:
+def bench(*words):
     command = [sys.executable, str(BENCHMARKS), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 

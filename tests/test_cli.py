@@ -3,7 +3,6 @@
 Each mistake that can be foreseen is in `guards/bad_inputs.yaml`.
 """
 
-import signal
 import subprocess
 import sys
 
@@ -51,24 +50,6 @@ def test_a_job_that_fails_is_started_again_when_asked_to(make_job):
     done = launch(job, "--restarts", "2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[worker-0] step 7") == 3
-
-
-def test_a_failing_worker_gives_exit_code_one_and_its_last_lines(make_job):
-    done = launch(make_job("import sys", "print('so far so good')", "sys.exit(3)"))
-    assert done.returncode == 1
-    for words in ("worker-0", "exit code 3", "so far so good"):
-        assert words in done.stderr
-
-
-def test_an_interrupt_stops_the_run_and_says_so(make_job, watch, tmp_path):
-    job = make_job(f"import pathlib, time\npathlib.Path({str(tmp_path / 'up')!r}).touch()\ntime.sleep(600)")
-    job.save(job.folder)
-    process = subprocess.Popen([*COMMAND, str(job.folder)], stderr=subprocess.PIPE, text=True)
-    assert watch.eventually((tmp_path / "up").exists, 60)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "stopped, nothing is left running" in err
 
 
 def test_an_interrupt_before_the_display_stops_the_run_as_well(make_job, monkeypatch):

@@ -1,7 +1,5 @@
 """What the documentation says exists: commands, options, targets, files, links; and who wrote it can be cited."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
@@ -27,15 +25,15 @@ LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TEACHING = sorted((ROOT / "notebooks").glob("teaching/*.md"))
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     return str(path.relative_to(ROOT))
 
 
-def shell_blocks(page: Path) -> list[str]:
+def shell_blocks(page):
     return re.findall(r"^```sh\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-def commands_in(page: Path) -> list[list[str]]:
+def commands_in(page):
     """The words of each command of a page, in blocks and inline."""
     lines = [line for block in shell_blocks(page) for line in block.replace("\\\n", " ").splitlines()]
     inline = r"`((?:make|\.venv/bin/workshop|workshop|python -m) [^`]+)`"
@@ -43,9 +41,9 @@ def commands_in(page: Path) -> list[list[str]]:
     return [shlex.split(part, comments=True) for line in lines for part in line.split("&&")]
 
 
-def options_by_command() -> dict[str, set[str]]:
+def options_by_command():
     """All commands of `workshop`, such as `scaling measure`, with their options."""
-    found: dict[str, set[str]] = {}
+    found = {}
     todo = [("", typer.main.get_command(cli.app))]
     while todo:
         name, command = todo.pop()

@@ -1,7 +1,5 @@
 """The doors into the workshop: each script is run, with programs that only record how they are called."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -28,7 +26,7 @@ RECORD = '#!/bin/bash\necho "$(basename "$0") $*" >> "$CALLS"\n'
 class Machine:
     """A folder that stands for a machine: programs that record their calls in `calls`; `make` ends when it may."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.root = root
         (root / "bin").mkdir()
         (root / "calls").touch()
@@ -44,12 +42,12 @@ class Machine:
         as_user = 'while [ "$1" = -u ] || [ "$1" = ec2-user ] || [ "$1" = --login ]; do shift; done\n"$@"\n'
         self.program("sudo", as_user)
 
-    def program(self, name: str, then: str = "") -> None:
+    def program(self, name, then=""):
         file = self.root / "bin" / name
         file.write_text(RECORD + then)
         file.chmod(0o755)
 
-    def run(self, script: str, **added: str) -> int:
+    def run(self, script, **added):
         folders = {"CALLS": self.root / "calls", "HOME": self.root, "TMPDIR": self.root}
         environment = {
             "PATH": f"{self.root / 'bin'}:/usr/bin:/bin",
@@ -61,10 +59,10 @@ class Machine:
         )  # fmt: skip
         return answer.returncode
 
-    def calls(self) -> list[str]:
+    def calls(self):
         return (self.root / "calls").read_text().splitlines()
 
-    def has_called(self, beginning: str) -> bool:
+    def has_called(self, beginning):
         return any(call.startswith(beginning) for call in self.calls())
 
 
@@ -80,10 +78,10 @@ class Lenient(yaml.SafeLoader):
 Lenient.add_multi_constructor("!", lambda loader, _, node: loader.construct_scalar(node))
 
 
-def notebook_instance(machine: Machine) -> str:
+def notebook_instance(machine):
     """What a notebook instance runs at its start, as CloudFormation fills it in, with the machine's folders."""
     template = yaml.load((SAGEMAKER / "templates" / "notebook.yaml").read_text(), Loader=Lenient)
-    script: str = template["Resources"]["SetUp"]["Properties"]["OnStart"][0]["Content"]["Fn::Base64"]
+    script = template["Resources"]["SetUp"]["Properties"]["OnStart"][0]["Content"]["Fn::Base64"]
     filled = {"Repository": "https://example.org/w.git", "IdleMinutes": "60", "AWS::Region": "eu-west-1"}
     for name, value in {**filled, "Name": "n"}.items():
         script = script.replace(f"${{{name}}}", value)

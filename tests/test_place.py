@@ -25,7 +25,7 @@ SAGEMAKER_CLUSTER = {
 }
 
 
-def tf_config(cluster: dict[str, list[str]], role: str, index: int | str = 0) -> str:
+def tf_config(cluster, role, index=0):
     return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"})
 
 
@@ -62,6 +62,12 @@ def no_platform(monkeypatch):
         (WORKER_OF_TENSORFLOW, 1, 2, 0),
         (SAGEMAKER_HOSTS, 2, 3, 0),
         (SLURM_TASK, 3, 4, 1),
+        (
+            {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"},
+            0,
+            1,
+            0,
+        ),  # the batch script is no rank
         ({"RANK": "1", "WORLD_SIZE": "2"}, 1, 2, 0),
     ],
 )
@@ -71,24 +77,19 @@ def test_each_platform_says_who_a_worker_is(environment, rank, world_size, local
     assert (found.rank, found.world_size, found.local_rank) == (rank, world_size, local_rank)
 
 
-@pytest.mark.parametrize("ranks", [TORCHRUN, HOROVOD, MPICH, OPEN_MPI])
-def test_what_starts_the_ranks_is_believed_before_the_platform_around_it(ranks):
-    around = {**SAGEMAKER_HOSTS, "TF_CONFIG": SAGEMAKER_TF_CONFIG}
-    assert place.from_environment({**around, **ranks}) == place.from_environment(ranks)
+RANKS = (TORCHRUN, HOROVOD, MPICH, OPEN_MPI)
+SAGEMAKER = {**SAGEMAKER_HOSTS, "TF_CONFIG": SAGEMAKER_TF_CONFIG}
 
 
 @pytest.mark.parametrize(
-    "inner",
-    [TORCHRUN, HOROVOD, MPICH, OPEN_MPI, WORKER_OF_TENSORFLOW, SAGEMAKER_HOSTS],
-    ids=lambda names: min(names),
+    ("around", "inner"),
+    [
+        *((SAGEMAKER, ranks) for ranks in RANKS),
+        *((SLURM_TASK, inner) for inner in (*RANKS, WORKER_OF_TENSORFLOW, SAGEMAKER_HOSTS)),
+    ],
 )
-def test_slurm_is_believed_last_since_other_launchers_run_inside_its_jobs(inner):
-    assert place.from_environment({**SLURM_TASK, **inner}) == place.from_environment(inner)
-
-
-def test_the_batch_script_of_slurm_is_no_rank():
-    batch = {name: value for name, value in SLURM_TASK.items() if name != "SLURM_STEP_ID"}
-    assert place.from_environment(batch) == place.from_environment({})
+def test_what_starts_the_ranks_is_believed_before_the_platform_around_it(around, inner):
+    assert place.from_environment({**around, **inner}) == place.from_environment(inner)
 
 
 @pytest.mark.usefixtures("no_platform")
@@ -181,19 +182,6 @@ def test_place_needs_the_standard_library_alone():
 # Data
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_images_and_labels_are_read_plain_or_gzipped(packed, data_folder, tmp_path):
-    folder = data_folder
-    if packed:
-        folder = tmp_path
-        for file in data_folder.iterdir():
-            (folder / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
-    train, test = place.load("train", folder), place.load("test", folder)
-    assert (train.count, train.height, train.width) == (3, 2, 2)
-    assert (train.images, train.labels) == (bytes(range(12)), bytes(range(3)))
-    assert (test.count, test.labels) == (2, bytes(range(2)))
-
-
 def test_a_missing_file_is_named_with_its_folder_and_the_variable_that_says_it(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=rf"train-images-idx3-ubyte is not in {tmp_path} .*WORKSHOP_DATA"
@@ -232,7 +220,7 @@ def test_any_bytes_are_a_whole_idx_file_or_a_value_error(tmp_path_factory, conte
 # Waiting for the chief
 
 
-def chief_at(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def chief_at(port, monkeypatch):
     cluster = {"chief": [f"127.0.0.1:{port}"], "ps": ["127.0.0.1:1"]}
     monkeypatch.setenv("TF_CONFIG", tf_config(cluster, "ps"))
 

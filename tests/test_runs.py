@@ -2,8 +2,6 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,11 +13,11 @@ from workshop_utils.runs import METRIC_COLUMNS, Run, RunFailed, RunState
 class RunByHand(Run):
     """A run in which the test plays the place."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("job", ("worker-0", "worker-1"))
         self.stops = 0
 
-    def _request_stop(self) -> None:
+    def _request_stop(self):
         self.stops += 1
         self._finish(RunState.STOPPED)
 
@@ -27,16 +25,16 @@ class RunByHand(Run):
     end = Run._finish
 
 
-def metric(worker: int, step: int, **values: Any) -> str:
+def metric(worker, step, **values):
     whose = {"workshop": "metric", "worker": f"worker-{worker}", "rank": worker}
     return json.dumps({**whose, "time": time.time(), "step": step, **values})
 
 
-def interrupted(run: Run, waiting: Callable[[Run], object]) -> None:
+def interrupted(run, waiting):
     """Let Ctrl-C come while this thread waits for `run`."""
     wait, main = run._changed.wait, threading.current_thread()
 
-    def wait_or_be_interrupted(timeout: float | None = None) -> bool:
+    def wait_or_be_interrupted(timeout=None):
         if threading.current_thread() is main and run.state is RunState.RUNNING:
             raise KeyboardInterrupt
         return wait(timeout)
@@ -94,6 +92,8 @@ def test_following_the_log_gives_every_line_once_as_it_comes_and_ends_with_the_r
 
 def test_metrics_are_a_table_with_a_row_a_report_and_no_lines_of_the_log():
     run = RunByHand()
+    start = {"workshop": "start", "worker": "worker-0", "rank": 0, "time": 1.0, "pid": 7}
+    run.print("worker-0", json.dumps(start))
     run.print("worker-0", metric(0, 1, loss=0.5))
     run.print("worker-1", metric(1, 1, loss=None, staleness=2))
     run.print("worker-0", metric(0, 2, accuracy=0.9))
@@ -106,17 +106,10 @@ def test_metrics_are_a_table_with_a_row_a_report_and_no_lines_of_the_log():
     assert table["staleness"].iloc[1] == 2
     assert table["seconds"].between(0, 60).all()
     assert list(run.logs()) == []
-
-
-def test_a_start_is_no_metric():
-    run = RunByHand()
-    start = {"workshop": "start", "worker": "worker-0", "rank": 0, "time": 1.0, "pid": 7}
-    run.print("worker-0", json.dumps(start))
     assert run.starts == [start]
-    assert run.metrics.empty
 
 
-def almost_records() -> Iterator[str]:
+def almost_records():
     yield '{"workshop": "metric"}'
     yield '{"workshop": "metric", "worker": "worker-0", "rank": 0, "time": "noon", "step": 1}'
     yield '{"workshop": "metric", "worker": "worker-0", "rank": 0, "time": 1.0, "step": [1]}'

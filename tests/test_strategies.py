@@ -1,18 +1,15 @@
 """What a strategy plans: who is where, and what each process is told, whatever the target."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
-from workshop_utils.jobs import TrainingJob
 from workshop_utils.strategies import STRATEGIES, Addresses, ProcessSpec, launched, strategy_of
 
 NODES = ("red", "blue")
 
 
-def planned(job: TrainingJob, nodes: tuple[str, ...] = NODES) -> dict[str, ProcessSpec]:
+def planned(job, nodes=NODES):
     names = [spec.name for spec in strategy_of(job).plan(job) if spec.listens]
     addresses = Addresses({name: f"{name}.example:{70 + at}" for at, name in enumerate(names)}, nodes)
     return {spec.name: spec for spec in strategy_of(job).plan(job, addresses)}

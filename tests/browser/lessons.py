@@ -6,15 +6,13 @@ Chromium is driven by Playwright: the program that the system has, nothing is do
 build/browser/, a folder a lesson, to be looked at. Not part of `make test`, for all lessons take half an hour.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import nbformat
 import pytest
 from conftest import alive, eventually
-from jupyterlab import PICTURES, ROOT, Notebook, running_lab
+from jupyterlab import PICTURES, ROOT, running_lab
 
 LESSONS = [Path(name).name for name in os.environ.get("NOTEBOOKS", "").split()] or sorted(
     path.name for path in (ROOT / "notebooks").glob("*.ipynb")
@@ -113,7 +111,7 @@ def test_closing_a_lesson_ends_its_kernel_and_all_that_it_started(lab):
     assert eventually(lambda: not lab.processes(), 60), [process.cmdline() for process in lab.processes()]
 
 
-def check_figures(notebook: Notebook, name: str) -> None:
+def check_figures(notebook, name):
     """As many as the committed notebook has; each is drawn, lies inside its cell, and says in words what it shows."""
     figures = notebook.figures()
     assert len(figures) >= committed_figures(name) > 0
@@ -124,14 +122,14 @@ def check_figures(notebook: Notebook, name: str) -> None:
         assert len(figure["alt"]) > 30, figure
 
 
-def committed_figures(name: str) -> int:
+def committed_figures(name):
     outputs = [output for cell in source(name).cells for output in cell.get("outputs", [])]
     return sum("image/png" in output.get("data", {}) for output in outputs)
 
 
-def solutions(name: str) -> int:
+def solutions(name):
     return sum("solution" in cell.metadata.get("tags", []) for cell in source(name).cells)
 
 
-def source(name: str) -> nbformat.NotebookNode:
+def source(name):
     return nbformat.read(str(ROOT / "notebooks" / name), as_version=4)

@@ -1,29 +1,24 @@
 """An asynchronous server push by push: that it says what the server's own text says on the simulated clock."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
 from workshop_utils.comm import parameter_server
 from workshop_utils.comm.asynchronous import compute_times, simulate_pushes, updates_per_second_at_most
-from workshop_utils.comm.communicator import Communicator
-from workshop_utils.comm.parameter_server import Arrangement, ServerLog
+from workshop_utils.comm.parameter_server import Arrangement
 from workshop_utils.comm.simulated import Link, Shape, SimulatedCommunicator, simulate
 
 SLOW = Link(latency_seconds=1e-3, bandwidth_bytes_per_second=12.5e6)
 FAST = Link(latency_seconds=2e-3, bandwidth_bytes_per_second=125e6)
 
 
-def by_own_text(arrangement: Arrangement, nbytes: int, times: np.ndarray, link: Link) -> ServerLog:
+def by_own_text(arrangement, nbytes, times, link):
     """The server's log of `parameter_server.train` on the simulated clock."""
 
-    def program(communicator: Communicator) -> ServerLog | None:
+    def program(communicator):
         assert isinstance(communicator, SimulatedCommunicator)
 
-        def gradient_of(parameters: Any, step: int) -> Any:
+        def gradient_of(parameters, step):
             communicator.compute(times[communicator.rank - 1, step])
             return parameters
 

@@ -1,10 +1,6 @@
 """Times by formula, beside the simulated clock: equal where the formula says exact, never above where it is a bound."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +11,7 @@ from workshop_utils.comm.double_tree import double_tree_all_reduce
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce, hierarchical_seconds
 from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
-from workshop_utils.comm.simulated import Link, Shape, Simulation, Topology, simulate
+from workshop_utils.comm.simulated import Link, Shape, Topology, simulate
 from workshop_utils.comm.tree import tree_all_reduce, tree_all_reduce_seconds
 
 LATENCY, BANDWIDTH = 50e-6, 125e6
@@ -25,7 +21,7 @@ ELEMENTS = 5040 * 16  # every N up to 10 divides it, and so do the powers of two
 RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16]
 
 
-def simulated(algorithm: Callable[..., Any], size: int, link: Link | Topology = LINK) -> Simulation[Any]:
+def simulated(algorithm, size, link=LINK):
     return simulate(size, lambda communicator: algorithm(communicator, Shape(ELEMENTS, np.float64)), link)
 
 
@@ -94,8 +90,5 @@ def test_tree_and_ring_cross_where_the_formula_says(size):
 
 def test_up_to_three_ranks_a_ring_is_never_slower_than_a_tree():
     assert [tree_ring_crossover_nbytes(size, LATENCY, BANDWIDTH) for size in (2, 3)] == [0, 0]
-
-
-def test_one_rank_has_no_crossover():
     with pytest.raises(ValueError, match="size is 1"):
         tree_ring_crossover_nbytes(1, LATENCY, BANDWIDTH)

@@ -1,29 +1,26 @@
 """Parameters in shared memory: what a lock guarantees, and what must hold without one."""
 
-from __future__ import annotations
-
 import os
 import threading
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
 from workshop_utils.comm import hogwild, threads
-from workshop_utils.comm.communicator import CommunicationError, Communicator, PeerSilent
-from workshop_utils.comm.hogwild import Locking, SharedPart
+from workshop_utils.comm.communicator import CommunicationError, PeerSilent
+from workshop_utils.comm.hogwild import SharedPart
 from workshop_utils.comm.parameter_server import Arrangement
 
 ELEMENTS = 1003
 
 
-def add_ones(communicator: Communicator, arrangement: Arrangement, locking: Locking) -> Any:
+def add_ones(communicator, arrangement, locking):
     """Every push adds one to every element: the rank's parameters at the end, its log, its open descriptors."""
     parameters = np.zeros(ELEMENTS, np.float32)
     ones = np.ones_like(parameters)
 
-    def update(part: np.ndarray, gradient: np.ndarray) -> None:
+    def update(part, gradient):
         part += gradient
 
     before = psutil.Process().num_fds()

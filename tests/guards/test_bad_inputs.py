@@ -3,16 +3,13 @@
 The inputs, and the words that their answers must hold, are in `bad_inputs.yaml`.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from adapter import ROOT, Answer, problems_of_manifest, workshop
+from adapter import ROOT, problems_of_manifest, workshop
 
 CORPUS = yaml.safe_load(Path(__file__).with_name("bad_inputs.yaml").read_text(encoding="utf-8"))
 JOBS = {
@@ -42,7 +39,7 @@ class Started(BaseException):
     """A process or a connection was begun; not an Exception, so that nothing takes it for an answer of its own."""
 
 
-def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+def _watch(event, arguments):
     if forbidden and event in STARTS:
         raise Started(f"{event}: {arguments}")
 
@@ -61,7 +58,7 @@ def nothing_may_start(monkeypatch):
     forbidden = False
 
 
-def named(entries: list[dict[str, Any]], *keys: str) -> list[Any]:
+def named(entries, *keys):
     """The entries as parameters of a test, called after what is wrong with them."""
     return [
         pytest.param(entry, id=" ".join(str(entry[key]) for key in keys if key in entry).replace("\n", "; "))
@@ -69,7 +66,7 @@ def named(entries: list[dict[str, Any]], *keys: str) -> list[Any]:
     ]
 
 
-def job_folder(folder: Path, text: str) -> Path:
+def job_folder(folder, text):
     """A job with a script that ends at once; `text` is its job.yaml."""
     folder.mkdir(parents=True)
     (folder / "train.py").write_text("")
@@ -77,7 +74,7 @@ def job_folder(folder: Path, text: str) -> Path:
     return folder
 
 
-def assert_refused(answer: Answer, says: list[str], folder: Path) -> None:
+def assert_refused(answer, says, folder):
     """`answer` is one of a mistake that was foreseen, and holds all words of `says`."""
     assert not answer.traceback, f"not an answer, but a traceback:\n{answer.traceback}"
     assert answer.code == 2, f"the exit code is {answer.code}; it said:\n{answer.out}{answer.err}"
@@ -129,7 +126,7 @@ def test_a_wrong_place_is_answered_with_its_field(entry, tmp_path, monkeypatch, 
     )
 
 
-def manifest(file: Path) -> str:
+def manifest(file):
     """The text of a manifest; where a job's is not kept as a file, what `--render` shows."""
     if file.is_file():
         return file.read_text()

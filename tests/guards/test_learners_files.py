@@ -7,14 +7,10 @@ With new ones, write the file again, and read the difference before committing i
     GUARDS_UPDATE=1 python -m pytest tests/guards/test_learners_files.py; git diff tests/guards/exercise_cells.json
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -28,17 +24,17 @@ MINE = "my_lessons"
 Cells = dict[str, dict[str, list[str]]]  # lesson → tag → ids
 
 
-def tags_of(cell: Any) -> list[str]:
+def tags_of(cell):
     return list(cell.get("metadata", {}).get("tags", []))
 
 
-def read(path: Path) -> Any:
+def read(path):
     return nbformat.read(str(path), as_version=4)
 
 
-def exercise_cells() -> Cells:
+def exercise_cells():
     """The ids of all cells that belong to an exercise, as they are now."""
-    found: Cells = {}
+    found = {}
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         found[path.stem] = {tag: [cell["id"] for cell in cells if tag in tags_of(cell)] for tag in TAGS}
@@ -79,25 +75,25 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-def copy_lessons(*arguments: object) -> str:
+def copy_lessons(*arguments):
     """What `workshop copy-lessons` says; it must succeed."""
     answer = workshop("copy-lessons", *arguments)
     assert answer.code == 0, f"{answer.err}{answer.traceback}"
     return answer.out
 
 
-def change(path: Path, edit: Callable[[Any], None]) -> None:
+def change(path, edit):
     """Let `edit` change the notebook at `path`."""
     notebook = read(path)
     edit(notebook)
     nbformat.write(notebook, str(path))
 
 
-def cell_with(notebook: Any, tag: str) -> Any:
+def cell_with(notebook, tag):
     return next(cell for cell in notebook.cells if tag in tags_of(cell))
 
 
-def improve_the_source(checkout: Path, lesson: str = LESSON) -> None:
+def improve_the_source(checkout, lesson=LESSON):
     """A new version of a lesson, told apart by a sentence at its end."""
     new = nbformat.v4.new_markdown_cell("A new paragraph.", id="new-paragraph")
     change(checkout / "notebooks" / lesson, lambda notebook: notebook.cells.append(new))
@@ -110,7 +106,7 @@ def test_a_folder_gets_every_lesson(checkout):
         assert f"{folder}/{LESSON}: new" in said
 
 
-def assert_without_solutions(copy: Path, source: Any) -> None:
+def assert_without_solutions(copy, source):
     """The notebook `copy` has every cell of `source`, but no solution and no output."""
     solutions = [cell for cell in source.cells if "solution" in tags_of(cell)]
     assert solutions
@@ -133,23 +129,23 @@ def test_a_second_call_changes_nothing_and_says_nothing(checkout):
     assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before}
 
 
-def answer_an_exercise(notebook: Any) -> None:
+def answer_an_exercise(notebook):
     cell_with(notebook, "exercise").source = "answer = 42\nchecks.mine(answer)"
 
 
-def add_a_cell(notebook: Any) -> None:
+def add_a_cell(notebook):
     notebook.cells.insert(3, nbformat.v4.new_code_cell("1 + 1", id="my-own"))
 
 
-def delete_a_cell(notebook: Any) -> None:
+def delete_a_cell(notebook):
     del notebook.cells[-1]
 
 
-def swap_cells(notebook: Any) -> None:
+def swap_cells(notebook):
     notebook.cells[2], notebook.cells[3] = notebook.cells[3], notebook.cells[2]
 
 
-def add_a_space(notebook: Any) -> None:
+def add_a_space(notebook):
     notebook.cells[0].source += " "
 
 
@@ -218,7 +214,7 @@ def test_neither_other_files_nor_the_source_are_touched(checkout):
 # release
 
 
-def release(*arguments: object) -> list[Path]:
+def release(*arguments):
     """The learner's and the instructor's edition that `workshop release` makes."""
     answer = workshop("release", *arguments, "--output", "out")
     assert answer.code == 0, f"{answer.err}{answer.traceback}"

@@ -4,8 +4,6 @@ Real commands, jobs of this repository, and real signals. A variable that every 
 processes from all others on the machine.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -13,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -43,14 +40,14 @@ time.sleep(600)
 class Trace:
     """What all processes of one test inherit, and what else of them can be seen on this machine."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch):
         self.scratch = scratch
         self.mark = uuid.uuid4().hex
         self.environment = {**os.environ, "WORKSHOP_GUARD": self.mark, "TMPDIR": str(scratch)}
         self.environment.pop("PYTHONUNBUFFERED", None)
         self._memory, self._spaces = set(shared_memory()), network_namespaces()
 
-    def processes(self) -> dict[int, dict[str, str]]:
+    def processes(self):
         """The variables, by process id, of everything alive that carries the mark; zombies have none."""
         found = {}
         for process in Path("/proc").glob("[0-9]*"):
@@ -63,7 +60,7 @@ class Trace:
                 found[int(process.name)] = variables
         return found
 
-    def ranks(self) -> dict[int, int]:
+    def ranks(self):
         """The process of each rank that runs a job's script."""
         found = {}
         for pid, variables in self.processes().items():
@@ -80,10 +77,10 @@ class Trace:
                 found[int(rank)] = pid
         return found
 
-    def left(self) -> dict[str, object]:
+    def left(self):
         """Everything that is there and should not be."""
         held = set(mapped_shared_memory())
-        there: dict[str, object] = {
+        there = {
             "processes": {
                 pid: psutil.Process(pid).cmdline() for pid in self.processes() if psutil.pid_exists(pid)
             },
@@ -97,8 +94,8 @@ class Trace:
         }
         return {what: things for what, things in there.items() if things}
 
-    def assert_nothing_is_left(self) -> None:
-        def gone() -> bool:
+    def assert_nothing_is_left(self):
+        def gone():
             try:
                 return not self.left()
             except psutil.NoSuchProcess:
@@ -107,11 +104,11 @@ class Trace:
         assert eventually(gone, ENDING_SECONDS), f"left behind: {self.left()}"
 
 
-def shared_memory() -> list[str]:
+def shared_memory():
     return [path.name for path in Path("/dev/shm").iterdir()]
 
 
-def mapped_shared_memory() -> Iterator[str]:
+def mapped_shared_memory():
     """The names in /dev/shm that a living process has mapped."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
@@ -123,7 +120,7 @@ def mapped_shared_memory() -> Iterator[str]:
                 yield line.split("/dev/shm/", 1)[1].split(" ")[0].split("/")[0]
 
 
-def network_namespaces() -> set[str]:
+def network_namespaces():
     """Those with a name, as `ip netns list` has them, and the links that a namespace's cable would have here."""
     named = {path.name for path in Path("/run/netns").glob("*")}
     return named | {path.name for path in Path("/sys/class/net").iterdir()}
@@ -145,7 +142,7 @@ def trace():
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def sleeping_job(folder: Path) -> Path:
+def sleeping_job(folder):
     """A job of two workers that say that they are ready, leave a file that says so, too, and then do nothing."""
     job = folder / "sleeps"
     job.mkdir()
@@ -157,7 +154,7 @@ def sleeping_job(folder: Path) -> Path:
 class Command:
     """`workshop launch` in a process of its own; what it says goes to files, so that nobody has to read along."""
 
-    def __init__(self, trace: Trace, folder: Path, job: str, *options: str) -> None:
+    def __init__(self, trace, folder, job, *options):
         self.trace, self.out, self.err = trace, folder / "out", folder / "err"
         words = [
             str(WORKSHOP),
@@ -172,13 +169,13 @@ class Command:
                 words, cwd=ROOT, env=trace.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
 
-    def wait_until_it_trains(self) -> dict[int, int]:
+    def wait_until_it_trains(self):
         """Wait until a step of each worker has been reported; the processes by rank."""
         return self.wait_until(
             lambda: all(f"[worker-{rank}] step" in self.out.read_text() for rank in (0, 1))
         )
 
-    def wait_until(self, condition: Callable[[], bool]) -> dict[int, int]:
+    def wait_until(self, condition):
         """Wait until both workers have got as far as `condition` says; the processes by rank."""
         if not eventually(lambda: self.process.poll() is not None or condition(), START_SECONDS):
             self.process.kill()
@@ -189,7 +186,7 @@ class Command:
         assert sorted(ranks) == [0, 1]
         return ranks
 
-    def end(self) -> int:
+    def end(self):
         """Its exit code, once it has ended."""
         try:
             return self.process.wait(ENDING_SECONDS)
@@ -198,7 +195,7 @@ class Command:
             self.process.wait()
             pytest.fail(f"it did not end: {self.said()}")
 
-    def said(self) -> str:
+    def said(self):
         return f"{self.out.read_text()[-2000:]}\n{self.err.read_text()[-2000:]}"
 
 
@@ -257,6 +254,7 @@ def test_what_started_the_ranks_takes_them_along_when_it_is_killed(alone, trace,
     if alone:
         parent.kill()
         assert command.end() == 1, command.said()
+        assert "the process that watches over it was killed" in command.said()
         return
     for process in (command.process.pid, parent.pid):  # neither may see the other die
         os.kill(process, signal.SIGSTOP)

@@ -10,8 +10,6 @@ TorchX renders in an environment of its own, which takes seconds a job: of the j
 all.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re
@@ -33,7 +31,7 @@ MOST_LINES = 40  # of a difference, in a message
 TITLE = "===== "
 
 
-def launches(target: str) -> list[str]:
+def launches(target):
     """The command lines of a file in `rendered/`."""
     if target == "options":
         places = ("--on kubernetes --config jobs/clusters/eks/place.yaml", "--on spark --config SPARK")

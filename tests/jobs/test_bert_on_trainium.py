@@ -3,12 +3,9 @@
 What TorchX sends for it is kept in `tests/guards/rendered/options.txt`.
 """
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,11 +21,11 @@ EKS = ROOT / "jobs" / "clusters" / "eks"
 VOLCANO = ("volcano.yaml", "volcano-precompile.yaml")
 
 
-def objects(path: Path) -> list[dict[str, Any]]:
+def objects(path):
     return [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each]
 
 
-def pod(name: str) -> dict[str, Any]:
+def pod(name):
     (described,) = objects(TRAINIUM / name)
     return dict(described["spec"]["tasks"][0]["template"]["spec"])
 

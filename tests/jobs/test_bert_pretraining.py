@@ -1,10 +1,6 @@
 """The BERT job: any number of ranks takes the same steps, a restarted run too, and what cannot be is said at once."""
 
-from __future__ import annotations
-
 import runpy
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +8,7 @@ import torch
 from launching import JOBS, launched
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import ProcessRun, warm
+from workshop_utils.launchers.local import warm
 from workshop_utils.runs import RunFailed
 
 JOB = JOBS / "bert_pretraining"
@@ -33,7 +29,7 @@ def bert_is_imported():
         warm._servers().pop("torch").close()
 
 
-def prepared(folder: Path, **arguments: Any) -> ProcessRun:
+def prepared(folder, **arguments):
     """The run that has written a corpus into `folder`."""
     return launched("bert_pretraining", workers=1, arguments={"prepare": str(folder), **arguments})
 
@@ -41,7 +37,7 @@ def prepared(folder: Path, **arguments: Any) -> ProcessRun:
 Trained = tuple[np.ndarray, dict[str, torch.Tensor]]
 
 
-def trained(folder: Path, workers: int = 1, **arguments: Any) -> Trained:
+def trained(folder, workers=1, **arguments):
     """The losses, shape (ranks, steps), and the weights, if the training came to its end."""
     arguments = {name: str(value) for name, value in {**TINY, **arguments}.items()}
     variables = {"WORKSHOP_CHECKPOINTS": str(folder / "checkpoints")}

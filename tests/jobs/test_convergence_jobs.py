@@ -1,7 +1,6 @@
 """The jobs of lesson 09 between real processes: what must not depend on the number of workers does not."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from launching import launched
 
@@ -13,11 +12,11 @@ PARAMETERS = 64 * 32 + 32 + 32 * 10 + 10
 pytestmark = pytest.mark.slow
 
 
-def metrics(name: str, workers: int, **arguments) -> pd.DataFrame:
+def metrics(name, workers, **arguments):
     return launched(name, workers=workers, arguments={"seeds": 2, **arguments}).metrics
 
 
-def ends(table: pd.DataFrame, column: str) -> np.ndarray:
+def ends(table, column):
     """What each network of each worker that reports it ended with."""
     return table.dropna(subset=[column, "seed"]).groupby(["worker", "seed"])[column].last().to_numpy()
 

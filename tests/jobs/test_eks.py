@@ -1,7 +1,5 @@
 """Clusters on EKS: their files fit each other, and what makes and deletes them runs against recording programs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -27,7 +25,7 @@ import eks  # type: ignore[import-not-found]  # noqa: E402  # a program beside t
 FOLDER = eks.ROOT / eks.FOLDER
 
 
-def objects(name: str) -> list[Any]:
+def objects(name):
     return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
 
@@ -130,7 +128,7 @@ def run(tmp_path, monkeypatch):
     return carry_out
 
 
-def in_order(wanted: str, lines: list[str]) -> None:
+def in_order(wanted, lines):
     """Each word of `wanted` is part of a line, and each such line comes after that of the word before."""
     at = -1
     for word in wanted.split():

@@ -1,7 +1,5 @@
 """Data parallel and model parallel training between real processes, held against one process in NumPy."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ LEARNING_RATE = 0.5
 pytestmark = pytest.mark.slow
 
 
-def trained_by_one_process(steps: int, batch_size: int, width: int) -> tuple[list[float], models.MLP]:
+def trained_by_one_process(steps, batch_size, width):
     digits = data.arrays(data.prepare("digits"))
     images, labels = digits.train_images.astype(np.float64), digits.train_labels
     mlp = models.MLP.initialise(images.shape[1], width, data.CLASSES)
@@ -27,9 +25,7 @@ def trained_by_one_process(steps: int, batch_size: int, width: int) -> tuple[lis
     return losses, mlp
 
 
-def trained_by_job(
-    name: str, folder: Path, workers: int, **arguments: object
-) -> tuple[dict[int, list[float]], models.MLP]:
+def trained_by_job(name, folder, workers, **arguments):
     """Each rank's losses, and the weights in the end."""
     run = launched(name, folder, workers=workers, arguments=arguments)
     losses = {int(rank): list(table["loss"]) for rank, table in run.metrics.groupby("rank")}

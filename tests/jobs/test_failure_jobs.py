@@ -1,17 +1,15 @@
 """Every failure of lesson 10 happens, is named, and is mended, between real processes."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from launching import job_of, launched
 
-from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local, ProcessRun
+from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.restarting import Restarting
 from workshop_utils.network import Network, availability
-from workshop_utils.runs import Run, RunFailed
+from workshop_utils.runs import RunFailed
 from workshop_utils.training import checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
@@ -20,20 +18,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
 KILLED = {"kill_rank": 1, "kill_step": 37}
 
 
-def failure_of(job: TrainingJob) -> ProcessRun:
+def failure_of(job):
     """The run of a job that must fail."""
     with Local(warm=True).launch(job) as run, pytest.raises(RunFailed):
         run.wait(100)
     return run
 
 
-def restarted(job: TrainingJob, restarts: int = 1, saved: Path | None = None, **options: object) -> Run:
+def restarted(job, restarts=1, saved=None, **options):
     """The run of a job that ends well with so many restarts."""
     with Restarting(Local(warm=True, **options), restarts, saved).launch(job) as run:
         return run.wait(100)
 
 
-def weights(folder: Path) -> bytes:
+def weights(folder):
     with np.load(folder / "model.npz") as model:
         return model["weights"].tobytes()
 

@@ -8,7 +8,6 @@ from workshop_utils.parallel.gpt import GPTSizes
 from workshop_utils.parallel.pipeline import pipeline_bytes_sent
 from workshop_utils.parallel.schedule import bubble, bubble_fraction, timeline_of
 from workshop_utils.parallel.tensor import block_bytes_sent, ends_bytes_sent
-from workshop_utils.runs import Run
 
 SIZES, BATCH = GPTSizes(), 8
 TOKENS = BATCH * SIZES.sequence
@@ -17,7 +16,7 @@ STEPS = 3
 pytestmark = pytest.mark.slow
 
 
-def trained(name: str, workers: int, **arguments: object) -> Run:
+def trained(name, workers, **arguments):
     """A finished run whose every rank has held its loss and gradients against the whole model's, step by step."""
     arguments = {"check": 1, "steps": STEPS, "batch_size": BATCH, **arguments}
     run = launched(name, workers=workers, arguments=arguments)
@@ -30,7 +29,7 @@ def trained(name: str, workers: int, **arguments: object) -> Run:
     return run
 
 
-def bytes_of_a_step(run: Run) -> list[float]:
+def bytes_of_a_step(run):
     """Bytes that each rank has sent in the last step."""
     return run.metrics.dropna(subset=["bytes_sent"]).groupby("rank")["bytes_sent"].last().tolist()
 

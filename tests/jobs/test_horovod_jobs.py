@@ -3,7 +3,6 @@
 import random
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from launching import launched
@@ -17,7 +16,7 @@ EPOCHS, BATCH, RATE, HIDDEN = 2, 16, 0.2, 64
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
 
 
-def trained_by_one_process(workers: int) -> tuple[dict[int, float], models.MLP]:
+def trained_by_one_process(workers):
     """The loss of the whole batch by step, and the weights, from the batches of all workers taken as one."""
     digits = data.arrays(data.prepare("digits"))
     images, labels = digits.train_images.astype(np.float64), digits.train_labels
@@ -69,7 +68,7 @@ def plain():
     return after_epochs()
 
 
-def after_epochs(**arguments: object) -> pd.DataFrame:
+def after_epochs(**arguments):
     metrics = launched("digits_horovod_torch", arguments={"epochs": 3, **arguments}).metrics
     return metrics.dropna(subset=["spread"])
 

@@ -1,7 +1,5 @@
 """The images' Dockerfiles and scripts, as far as they can be tried without a Docker daemon."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -20,13 +18,13 @@ DOCKERFILES = sorted(IMAGES.glob("*.Dockerfile"))
 HADOLINT = Path(sys.prefix) / "bin" / "hadolint"
 
 
-def requirements(name: str) -> dict[str, Requirement]:
+def requirements(name):
     lines = (IMAGES / name).read_text().splitlines()
     found = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {requirement.name: requirement for requirement in found}
 
 
-def build(*words: str, base: str = "") -> subprocess.CompletedProcess[str]:
+def build(*words, base=""):
     command, variables = ["bash", str(IMAGES / "build.sh"), *words], {**os.environ, "BASE": base}
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, cwd="/")
 

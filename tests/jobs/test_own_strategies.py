@@ -1,7 +1,5 @@
 """The workshop's own ring and parameter servers train the digits between real processes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from launching import launched
@@ -11,14 +9,14 @@ from workshop_utils.comm.ring import ring_bytes_sent
 pytestmark = pytest.mark.slow
 
 
-def trained(name: str, folder: Path, **changes):
+def trained(name, folder, **changes):
     """The run, and the weights that it saved as one array."""
     run = launched(name, folder, **changes)
     with np.load(folder / "model.npz") as model:
         return run, np.concatenate([model[name].ravel() for name in ("w1", "b1", "w2", "b2")])
 
 
-def accuracy(run) -> float:
+def accuracy(run):
     return float(run.metrics["accuracy"].dropna().iloc[-1])
 
 

@@ -1,21 +1,16 @@
 """The jobs of the lesson on PyTorch come to the parameters of one process, by our own means and by PyTorch's."""
 
-from __future__ import annotations
-
 import runpy
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from launching import JOBS, launched
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from workshop_utils import place
 from workshop_utils.parallel.sharded import zero_bytes_sent
-from workshop_utils.runs import Run, RunFailed
+from workshop_utils.runs import RunFailed
 from workshop_utils.training import data
 
 SIZES = {"steps": 4, "batch_size": 31, "width": 33, "layers": 2}  # no multiples of 2 and 3
@@ -23,21 +18,21 @@ SIZES = {"steps": 4, "batch_size": 31, "width": 33, "layers": 2}  # no multiples
 pytestmark = pytest.mark.slow
 
 
-def trained(job: str, folder: Path, workers: int, **arguments: Any) -> tuple[Run, Tensor]:
+def trained(job, folder, workers, **arguments):
     """The finished run, and the parameters that it has saved."""
     run = launched(job, folder, workers=workers, arguments={**SIZES, **arguments})
     return run, torch.cat([tensor.reshape(-1) for tensor in torch.load(folder / "model.pt").values()])
 
 
 @cache
-def by_one_process(optimizer: str) -> tuple[list[float], Tensor]:
+def by_one_process(optimizer):
     """The losses, and the parameters in the end, of plain training on the same batches."""
     network = runpy.run_path(str(JOBS / "digits_buckets" / "train.py"))["network"]
     images, labels = place.load("train", data.prepare("digits")).tensors()
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = network(images.shape[1], SIZES["width"], SIZES["layers"])
-    kinds: dict[str, Any] = {
+    kinds = {
         "momentum": lambda parameters: torch.optim.SGD(parameters, 0.2, momentum=0.9),
         "adam": lambda parameters: torch.optim.Adam(parameters, 0.002),
     }
@@ -53,7 +48,7 @@ def by_one_process(optimizer: str) -> tuple[list[float], Tensor]:
     return losses, torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
 
 
-def assert_like_one_process(run: Run, parameters: Tensor, optimizer: str) -> None:
+def assert_like_one_process(run, parameters, optimizer):
     losses, expected = by_one_process(optimizer)
     table = run.metrics.dropna(subset=["loss"])
     assert set(table["rank"]) == set(range(len(run.workers)))

@@ -1,13 +1,10 @@
 """Each training script runs where `place` is all that there is of this package, as platforms give it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,7 +52,7 @@ def variables(tmp_path):
     }
 
 
-def ended(job: str, environments: list[dict[str, str]], *launcher: str) -> list[dict[str, Any]]:
+def ended(job, environments, *launcher):
     """The records of processes that run the script of `job`, behind `launcher`, one in each environment."""
     script = [sys.executable, str(JOBS / job / "train.py"), "--epochs", "1", "--batch-size", "16"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -74,7 +71,7 @@ def ended(job: str, environments: list[dict[str, str]], *launcher: str) -> list[
     return [json.loads(line[line.index("{") :]) for line in lines]
 
 
-def ended_with_tf_config(job: str, variables: dict[str, str], **sizes: int) -> list[dict[str, Any]]:
+def ended_with_tf_config(job, variables, **sizes):
     """The records of a process for each task of a cluster of `sizes`."""
     with PortReservation(sum(sizes.values())) as reservation:
         ports = iter(reservation.ports)
@@ -84,7 +81,7 @@ def ended_with_tf_config(job: str, variables: dict[str, str], **sizes: int) -> l
         return ended(job, [{**variables, "TF_CONFIG": config} for config in configs])
 
 
-def assert_trained(found: list[dict[str, Any]], variables: dict[str, str], ranks: set[int]) -> None:
+def assert_trained(found, variables, ranks):
     metrics = [record for record in found if record["workshop"] == "metric"]
     steps = {
         rank: [record["step"] for record in metrics if record["rank"] == rank and "loss" in record]

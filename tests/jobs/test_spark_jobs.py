@@ -43,7 +43,7 @@ def programs(tmp_path_factory):
     return run, folder / "out"
 
 
-def by_one_process() -> tuple[np.ndarray, list[float]]:
+def by_one_process():
     """The weights after the steps, computed in the plainest way, and each step's loss."""
     arrays = data.arrays(data.prepare("digits"))
     images = np.round(arrays.train_images * 255).astype(np.float64) / 255  # exact, as the jobs have them

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -26,12 +25,12 @@ class Trained(NamedTuple):
     devices: dict[str, set[str]]
     weights: np.ndarray
 
-    def of(self, worker: str) -> pd.DataFrame:
+    def of(self, worker):
         """The steps that `worker` reported."""
         return self.metrics[self.metrics["worker"] == worker].dropna(subset=["loss"])
 
 
-def trained(name: str, folder: Path, workers: int, servers: int = 1, **arguments: object) -> Trained:
+def trained(name, folder, workers, servers=1, **arguments):
     arguments = {"batch_size": BATCH, "hidden": HIDDEN, "epochs": EPOCHS, "learning_rate": RATE, **arguments}
     changes = {"workers": workers, "parameter_servers": servers, "arguments": arguments}
     warm = name != "digits_mirrored"  # so that one starts as a command line would have it
@@ -41,7 +40,7 @@ def trained(name: str, folder: Path, workers: int, servers: int = 1, **arguments
     assert [line for line in lines if line.stream == "stderr"] == [], "TensorFlow's notices stay out of sight"
     words = [line.text.split() for line in lines]
     assert all(word[0] == "variable" for word in words)
-    devices: dict[str, set[str]] = {}
+    devices = {}
     for _, variable, _, device in words:
         devices.setdefault(variable, set()).add(device.replace("/replica:0", ""))
     with np.load(folder / "model.npz") as model:
@@ -50,7 +49,7 @@ def trained(name: str, folder: Path, workers: int, servers: int = 1, **arguments
         )
 
 
-def steps_an_epoch(workers: int) -> int:
+def steps_an_epoch(workers):
     count = len(data.arrays(data.prepare("digits")).train_labels)
     return count // workers // BATCH
 
@@ -61,7 +60,7 @@ def mirrored(tmp_path_factory):
     return trained("digits_mirrored", tmp_path_factory.mktemp("mirrors"), 1, replicas=WORKERS)
 
 
-def assert_equal(one: Trained, other: Trained, steps: int) -> None:
+def assert_equal(one, other, steps):
     """The same loss after every epoch, and the same weights in the end; and it has learnt."""
     tested, expected = (found.metrics.dropna(subset=["test_loss"]) for found in (one, other))
     assert list(tested["step"]) == list(expected["step"]) == [steps * epoch for epoch in range(EPOCHS + 1)]

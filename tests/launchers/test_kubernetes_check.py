@@ -3,14 +3,10 @@
 What learners are likely to mistype is in tests/guards/bad_inputs.yaml.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -18,23 +14,22 @@ from kubernetes_api import changed
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.kubernetes import Kubernetes, check
-from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.settings import Elastic
 
 JOBS = Path(__file__).parents[2] / "jobs"
 EKS = JOBS / "clusters" / "eks"
 
 
-def rendered(name: str, **settings: Any) -> Manifest:
+def rendered(name, **settings):
     return Kubernetes(**settings).render(TrainingJob.load(JOBS / name))
 
 
-def read(path: Path) -> Any:
+def read(path):
     return yaml.safe_load(path.read_text())
 
 
 # A copy of each without the same part twice, so that a change of one changes no other.
-SAMPLES: dict[str, dict[str, Any]] = {
+SAMPLES = {
     name: json.loads(json.dumps(described))
     for name, described in {
         "Job": rendered("mnist_single").resource,
@@ -54,7 +49,7 @@ FREE = {"labels", "annotations", "limits", "requests", "tags", "nodeSelector", "
 FREE |= {"tfReplicaSpecs", "pytorchReplicaSpecs", "mpiReplicaSpecs"}
 
 
-def objects_in(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def objects_in(value, path=""):
     """Every object with fields in `value`, with its path."""
     if isinstance(value, dict):
         if path.rpartition(".")[2] not in FREE:

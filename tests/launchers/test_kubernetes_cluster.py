@@ -1,9 +1,6 @@
 """Launching on a cluster: an API server that answers as its script says, on loopback."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import pytest
@@ -28,7 +25,7 @@ def job(make_job):
     return make_job("import torch\n", name="ddp", strategy="torch_ddp", workers=2)
 
 
-def pod(role: str, phase: str = "Running") -> dict[str, Any]:
+def pod(role, phase="Running"):
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -38,7 +35,7 @@ def pod(role: str, phase: str = "Running") -> dict[str, Any]:
     }
 
 
-def condition(kind: str, message: str = "") -> dict[str, Any]:
+def condition(kind, message=""):
     return {"conditions": [{"type": kind, "status": "True", "message": message}]}
 
 

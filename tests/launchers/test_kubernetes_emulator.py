@@ -1,15 +1,12 @@
 """Emulated pods: real processes, with the variables that an operator would set."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 from conftest import eventually
 from kubernetes_api import changed
 
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import JobError
 from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.settings import Elastic
@@ -43,7 +40,7 @@ def told(make_job):
     return carry_out
 
 
-def broken(job: TrainingJob, path: str, value: Any) -> Manifest:
+def broken(job, path, value):
     """The manifest of `job`, a single one, with a field of its pod's spec changed."""
     return Manifest(changed(Kubernetes().render(job).resource, f"spec.template.spec.{path}", value))
 

@@ -3,10 +3,7 @@
 What is rendered for each job is kept in tests/guards/rendered, and what is refused in tests/guards/bad_inputs.yaml.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import write_idx
@@ -18,11 +15,11 @@ from workshop_utils.launchers.kubernetes.operators import pods_of, workers_in
 JOBS = Path(__file__).parents[2] / "jobs"
 
 
-def load(name: str) -> TrainingJob:
+def load(name):
     return TrainingJob.load(JOBS / name)
 
 
-def container_of(job: TrainingJob, **settings: Any) -> Any:
+def container_of(job, **settings):
     """The container of a single worker's pod."""
     return Kubernetes(**settings).render(job).resource["spec"]["template"]["spec"]["containers"][0]
 
@@ -123,7 +120,7 @@ def test_a_kind_that_starts_one_process_a_pod_refuses_more():
 # Where the model and the checkpoints stay
 
 
-def storage_of(job: TrainingJob, **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def storage_of(job, **settings):
     """By path in the container: the mount, and the claim that is mounted there."""
     pod = Kubernetes(**settings).render(job).resource["spec"]["template"]["spec"]
     claims = {each["name"]: each.get("persistentVolumeClaim") for each in pod["volumes"]}

@@ -9,6 +9,8 @@ from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.restarting import Restarting
 from workshop_utils.runs import RunFailed, RunState
 
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
 COUNT = """
     import os, signal, sys, time
     from workshop_utils import place
@@ -21,11 +23,6 @@ COUNT = """
     place.report(before, restarts=place.restart_count())
     print("life", before)
 """
-
-
-@pytest.fixture(autouse=True)
-def _leaves_nothing(nothing_is_left):
-    pass
 
 
 def test_a_job_goes_on_with_what_it_had_saved(make_job):

@@ -1,16 +1,12 @@
 """An account: what AWS alone can answer (refusals, a job's life), what moto stores, and the question about the cost."""
 
-from __future__ import annotations
-
 import datetime
 import io
 import sys
-from typing import Any
 
 import boto3
 import pytest
 from botocore.stub import Stubber
-from conftest import MakeJob
 from typer.testing import CliRunner
 
 from workshop_utils import cli
@@ -19,7 +15,7 @@ from workshop_utils.launchers.sagemaker import SageMaker, account, cleanup, pric
 from workshop_utils.launchers.sagemaker.account import TAG, Aws, AwsError
 from workshop_utils.launchers.sagemaker.launcher import LATE_LOOKS, LOG_GROUP, SageMakerRun
 from workshop_utils.launchers.sagemaker.price import NotConfirmed
-from workshop_utils.launchers.sagemaker.request import Submission, submission_of
+from workshop_utils.launchers.sagemaker.request import submission_of
 from workshop_utils.runs import RunFailed, RunState
 
 ROLE = "arn:aws:iam::123456789012:role/workshop"
@@ -35,7 +31,7 @@ def _no_account(monkeypatch):
         monkeypatch.setenv(name, "x")
 
 
-def scripted(*services: str) -> tuple[Aws, dict[str, Stubber]]:
+def scripted(*services):
     """AWS itself, where each service gives the answers of its Stubber, in that order."""
     clients = {service: boto3.client(service, region_name="us-east-1") for service in services}
     stubs = {service: Stubber(client) for service, client in clients.items()}
@@ -44,7 +40,7 @@ def scripted(*services: str) -> tuple[Aws, dict[str, Stubber]]:
     return Aws("us-east-1", clients=clients), stubs
 
 
-def submission(make_job: MakeJob, workers: int = 1, **settings: Any) -> Submission:
+def submission(make_job, workers=1, **settings):
     job = make_job("import torch", strategy="torch_ddp", workers=workers)
     return submission_of(job, SageMaker(role=ROLE, region="us-east-1", **settings))
 
@@ -93,7 +89,7 @@ def test_only_an_endpoint_on_this_machine_is_an_emulator():
 # A job's life
 
 
-def description(status: str, secondary: str, **more: Any) -> dict[str, Any]:
+def description(status, secondary, **more):
     return {
         **NAME,
         "TrainingJobArn": "arn:aws:sagemaker:us-east-1:123456789012:training-job/x",
@@ -111,7 +107,7 @@ def description(status: str, secondary: str, **more: Any) -> dict[str, Any]:
 TRAINING = description("InProgress", "Training")
 
 
-def no_logs(stub: Stubber, times: int) -> None:
+def no_logs(stub, times):
     for _ in range(times):
         stub.add_client_error("describe_log_streams", "ResourceNotFoundException")
 
@@ -177,7 +173,7 @@ def test_a_run_is_given_up_when_aws_no_longer_answers(make_job, monkeypatch):
 class Terminal(io.StringIO):
     """A terminal at which someone answers."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
@@ -234,7 +230,7 @@ def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone():
     assert cleanup.find(own) == before
 
 
-def training_job(name: str) -> dict[str, Any]:
+def training_job(name):
     needed = ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition")
     own = {"TrainingJobName": name, "RoleArn": ROLE, "OutputDataConfig": {"S3OutputPath": "s3://a"}}
     return {**own, **{key: TRAINING[key] for key in needed}}

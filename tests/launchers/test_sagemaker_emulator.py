@@ -1,19 +1,16 @@
 """Emulated instances, compared field by field with what SageMaker documents for real ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import JobError
 from workshop_utils.launchers.sagemaker import EmulatedSageMaker, driver
 from workshop_utils.network import Network, availability
 from workshop_utils.runs import RunFailed, RunState
@@ -45,7 +42,7 @@ LOOK = """
 """
 
 
-def looked(job: TrainingJob, **options: Any) -> dict[str, dict[str, Any]]:
+def looked(job, **options):
     """What the script found, by host; MPI ranks by worker."""
     run = EmulatedSageMaker(**options).launch(job).wait(300)
     return {

@@ -4,22 +4,19 @@ All tests that import the SageMaker SDK are here, since the import takes seconds
 own jobs, and wrong settings, are among the guards.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import socket
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from workshop_utils import cli
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import JobError
 from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker, account, request
 from workshop_utils.launchers.sagemaker.account import TAG, Aws
 from workshop_utils.launchers.sagemaker.price import NotConfirmed
@@ -32,11 +29,11 @@ TORCH = "import torch\n"
 PS = {"strategy": "parameter_server", "workers": 4}
 
 
-def place(**settings: Any) -> SageMaker:
+def place(**settings):
     return SageMaker(**{"role": ROLE, "region": "eu-west-1", **settings})
 
 
-def body_of(job: TrainingJob, **settings: Any) -> dict[str, Any]:
+def body_of(job, **settings):
     return place(**settings).render(job).body
 
 

@@ -1,14 +1,10 @@
 """The templates and policies that an account is set up with: correct, and with no more rights than are needed."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -64,13 +60,13 @@ def test_the_policies_are_those_of_the_roles_once_they_are_deployed(monkeypatch)
         assert json.loads((FOLDER / "policies" / f"{name}.json").read_text()) == yaml.safe_load(text), name
 
 
-def _statements() -> Iterator[tuple[str, dict[str, Any]]]:
+def _statements():
     for name in ("training", "learner"):
         for statement in json.loads((FOLDER / "policies" / f"{name}.json").read_text())["Statement"]:
             yield name, statement
 
 
-def listed(value: Any) -> list[str]:
+def listed(value):
     """AWS writes a list of one as its one item."""
     return value if isinstance(value, list) else [value]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import slurm_cluster
-from conftest import eventually
+from conftest import eventually, failure_of
 from slurm_cluster import SlurmCluster
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.slurm import Slurm
-from workshop_utils.runs import Run, RunFailed, RunState
+from workshop_utils.runs import RunState
 from workshop_utils.strategies import STRATEGIES
 
 JOBS = Path(__file__).parents[2] / "jobs"
@@ -139,47 +139,40 @@ def test_every_strategy_runs(strategy, make_job, target):
     assert set(run.metrics["worker"]) <= set(run.workers)
 
 
-def lines_of(run: Run, worker: str) -> list[str]:
+def lines_of(run, worker):
     return [line.text for line in run.logs(worker=worker)]
 
 
-@needs_slurm
-def test_the_rank_that_failed_first_is_named_with_its_last_lines(make_job, target):
-    job = make_job(
-        """
-        import sys, time
-        from workshop_utils import place
+FAILING = """
+    import sys, time
+    from workshop_utils import place
 
-        if place.here().rank == 1:
-            sys.exit("no more batches")
-        time.sleep(600)
-        """,
-        strategy="torch_ddp",
-        workers=2,
-    )
-    with target.launch(job) as run, pytest.raises(RunFailed) as failure:
-        run.wait(PATIENCE_SECONDS)
-    assert "worker-1 on 127.0.0.2: Exited with exit code 1" in str(failure.value)
-    assert "no more batches" in str(failure.value)
+    if place.here().rank == 1:
+        sys.exit("no more batches")
+    time.sleep(600)
+"""
+FAILING_IN_MPI = """
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == 1:
+        raise SystemError("no more batches")
+    MPI.COMM_WORLD.barrier()
+"""
 
 
 @needs_slurm
-def test_a_rank_of_mpirun_that_failed_is_named(make_job, target):
-    job = make_job(
-        """
-        from mpi4py import MPI
-
-        if MPI.COMM_WORLD.rank == 1:
-            raise SystemError("no more batches")
-        MPI.COMM_WORLD.barrier()
-        """,
-        strategy="mpi",
-        workers=2,
-    )
-    with target.launch(job) as run, pytest.raises(RunFailed) as failure:
-        run.wait(PATIENCE_SECONDS)
-    assert "worker-1 ended with exit code 1" in str(failure.value)
-    assert "no more batches" in str(failure.value)
+@pytest.mark.parametrize(
+    ("script", "strategy", "how"),
+    [
+        (FAILING, "torch_ddp", "worker-1 on 127.0.0.2: Exited with exit code 1"),
+        (FAILING_IN_MPI, "mpi", "worker-1 ended with exit code 1"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named_with_its_last_lines(script, strategy, how, make_job, target):
+    with target.launch(make_job(script, strategy=strategy, workers=2)) as run:
+        said = failure_of(run, PATIENCE_SECONDS)
+    assert how in said
+    assert "no more batches" in said
 
 
 @needs_slurm
@@ -264,7 +257,7 @@ def test_a_job_that_slurm_refuses_leaves_no_folder(make_job, target):
 # Rendering needs no cluster.
 
 
-def sbatch_options(script: str) -> dict[str, str]:
+def sbatch_options(script):
     """The options of a script, as sbatch reads them."""
     words = [shlex.split(line)[1] for line in script.splitlines() if line.startswith("#SBATCH")]
     return {name: value for name, _, value in (word.partition("=") for word in words)}

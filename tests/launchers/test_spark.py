@@ -9,12 +9,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import eventually, marked_processes
+from conftest import eventually, failure_of, marked_processes
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.spark import Spark, SparkRun, SparkSettings, StandaloneCluster
+from workshop_utils.launchers.spark import Spark, SparkSettings, StandaloneCluster
 from workshop_utils.launchers.spark.driver import LineServer, explained
-from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.runs import RunState
 
 JOBS = Path(__file__).parents[2] / "jobs"
 PATIENCE_SECONDS = 240.0
@@ -27,9 +27,9 @@ def nothing_is_left_of_it(nothing_is_left):
     """For those tests that do not use the cluster, which outlives a test."""
 
 
-def listening(pids: set[int]) -> set[str]:
+def listening(pids):
     """The addresses on which these processes listen."""
-    addresses: set[str] = set()
+    addresses = set()
     for pid in pids:
         try:
             connections = psutil.Process(pid).net_connections("inet")
@@ -39,7 +39,7 @@ def listening(pids: set[int]) -> set[str]:
     return addresses
 
 
-def family(pid: int) -> dict[int, str]:
+def family(pid):
     """A process and its descendants: their commands, by process id."""
     commands = {}
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
@@ -131,11 +131,10 @@ def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(make_job, watch,
         driver = family(run.process_ids["driver-0"])
         assert listening(set(driver)) == {"127.0.0.1"}
         (tmp_path / "out" / "go").touch()
-        with pytest.raises(RunFailed) as failure:
-            run.wait(PATIENCE_SECONDS)
+        said = failure_of(run, PATIENCE_SECONDS)
     message = f"{job.name} failed: worker-1 (rank 1) ended with exit code 1; the others were stopped."
-    assert str(failure.value).startswith(message)
-    assert str(failure.value).endswith("rank 1 has had enough")
+    assert said.startswith(message)
+    assert said.endswith("rank 1 has had enough")
     assert sorted(start["rank"] for start in run.starts) == [0, 1]
     for rank in range(2):
         lines = {(line.stream, line.text) for line in run.logs(worker=f"worker-{rank}")}
@@ -207,10 +206,9 @@ def test_after_a_lost_executor_all_ranks_start_again_as_often_as_restarts_allow(
             assert run.state is RunState.RUNNING, run.reason
             (executor,) = cluster.executors("worker-1")
             psutil.Process(executor).kill()
-        with pytest.raises(RunFailed) as failure:
-            run.wait(PATIENCE_SECONDS)
-    assert f"{job.name} failed: executor" in str(failure.value)
-    assert "was lost (Command exited with code 137); the others were stopped." in str(failure.value)
+        said = failure_of(run, PATIENCE_SECONDS)
+    assert f"{job.name} failed: executor" in said
+    assert "was lost (Command exited with code 137); the others were stopped." in said
     assert len(run.starts) == 4  # two ranks, twice
     assert all(record["loss"] == record["attempt"] for record in run.records)
     lines = [line.text for line in run.logs(worker="driver-0")]
@@ -219,7 +217,7 @@ def test_after_a_lost_executor_all_ranks_start_again_as_often_as_restarts_allow(
     assert watch.eventually(lambda: not cluster.executors("worker-0") + cluster.executors("worker-1"), 60)
 
 
-def both_report(run: SparkRun, attempt: int) -> bool:
+def both_report(run, attempt):
     """Whether both ranks of the attempt have reported, or the run has ended."""
     ranks = {record["rank"] for record in run.records if record["attempt"] == attempt}
     return len(ranks) == 2 or run.state is not RunState.RUNNING

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 import pytest
+from conftest import failure_of
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.torchx import TorchX, etcd
 from workshop_utils.launchers.torchx.run import NodeLogs
-from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.runs import RunState
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -160,11 +161,10 @@ def test_a_server_that_is_no_etcd_is_reported_with_its_last_words(monkeypatch, t
 
 def test_a_worker_that_fails_is_named_with_its_last_lines_though_its_peer_would_wait_for_ever(make):
     run = TorchX().launch(make(what="1:fail"))
-    with pytest.raises(RunFailed) as failed:
-        run.wait(240)
-    assert "worker-1 (rank 1) ended with exit code 3; the others were stopped" in str(failed.value)
+    said = failure_of(run, 240)
+    assert "worker-1 (rank 1) ended with exit code 3; the others were stopped" in said
     # Standard output and standard error are two files of TorchX: which line came first, they do not tell.
-    last = str(failed.value).partition("Its last lines:\n")[2].splitlines()
+    last = said.partition("Its last lines:\n")[2].splitlines()
     assert {line.strip() for line in last} >= {"ready 1", "disk full"}
 
 

@@ -1,9 +1,7 @@
 """A Volcano Job on a cluster: an API server that answers as its script says, on loopback."""
 
-from __future__ import annotations
-
 import pytest
-from kubernetes_api import ApiServer, cluster, metric, stamped
+from kubernetes_api import cluster, metric, stamped
 
 from workshop_utils.launchers.torchx import TorchX
 from workshop_utils.runs import RunFailed
@@ -22,7 +20,7 @@ def job(make_job):
     return make_job("import torch", name="bert", strategy="torch_ddp", workers=2)
 
 
-def see_pods(server: ApiServer, logs: list[list[str]]) -> str:
+def see_pods(server, logs):
     """Let the cluster show a pod for each of `logs`; the name of the Volcano Job that was sent."""
     (job,) = [each["metadata"]["name"] for each in server.objects.values() if each["kind"] == "Job"]
     for node, texts in enumerate(logs):

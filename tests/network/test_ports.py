@@ -11,7 +11,7 @@ from workshop_utils.network import ports
 from workshop_utils.network.ports import PortReservation
 
 
-def only(monkeypatch: pytest.MonkeyPatch, count: int) -> list[int]:
+def only(monkeypatch, count):
     """Leave so many candidates, which are free just now."""
     with PortReservation(1) as probe:
         first = probe.ports[0]

@@ -1,17 +1,14 @@
 """Our data parallelism, naive, bucketed and overlapped, equals training in one process, and sends what it must."""
 
-from __future__ import annotations
-
 import threading
-from typing import Any
 
 import pytest
 import torch
 from parallel_training import MODULES, OPTIMIZERS, batches, by_one_process, flat, made, share, train
-from torch import Tensor, nn
+from torch import nn
 
 from workshop_utils.comm import threads
-from workshop_utils.comm.communicator import Communicator, PeerDied
+from workshop_utils.comm.communicator import PeerDied
 from workshop_utils.comm.ring import ring_bytes_sent
 from workshop_utils.parallel.data import (
     BucketedDataParallel,
@@ -25,7 +22,7 @@ from workshop_utils.parallel.data import (
 
 SMALL = 400  # bytes of a bucket: several buckets, and some parameters that are larger than one
 
-FORMS: dict[str, tuple[type[NaiveDataParallel], dict[str, Any]]] = {
+FORMS = {
     "naive": (NaiveDataParallel, {}),
     "bucketed": (BucketedDataParallel, {"bucket_bytes": SMALL}),
     "overlapped": (OverlappedDataParallel, {"bucket_bytes": SMALL}),
@@ -51,7 +48,7 @@ def test_parallel_equals_serial_from_rank_0s_parameters(form, name, size, parts)
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
 
 
-def one_step(communicator: Communicator, form: str, module: nn.Module, **more: Any) -> NaiveDataParallel:
+def one_step(communicator, form, module, **more):
     """A model whose traffic is that of one step alone."""
     kind, options = FORMS[form]
     with kind(module, communicator, **options, **more) as model:
@@ -111,12 +108,12 @@ def test_a_parameter_that_is_not_contiguous_is_broadcast_and_reduced():
 class Branches(nn.Module):
     """Which of two layers is used depends on the rank; a third is used by nobody."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank):
         super().__init__()
         self.left, self.right, self.idle = (nn.Linear(5, 3).double() for _ in range(3))
         self.rank = rank
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         """Outputs of shape (batch, 3)."""
         return (self.left if self.rank == 0 else self.right)(inputs)
 

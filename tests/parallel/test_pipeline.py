@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from torch import Tensor, nn
+from torch import nn
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.shape import Shape
 from workshop_utils.comm.simulated import Link, simulate
 from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, gradient_error
 from workshop_utils.parallel.pipeline import EmulatedStage, ModuleStage, pipeline_bytes_sent, run
-from workshop_utils.parallel.schedule import Schedule, bubble, held, predict, schedule_of
+from workshop_utils.parallel.schedule import bubble, held, predict, schedule_of
 
 SIZES = GPTSizes(layers=5, width=12, heads=3, sequence=7, vocabulary=256)
 TEXT = bytes(range(256)) * 3
@@ -23,19 +23,19 @@ class Watched(ModuleStage):
 
     most = 0
 
-    def forward(self, microbatch: int, incoming: np.ndarray | None) -> np.ndarray | None:
+    def forward(self, microbatch, incoming):
         outgoing = super().forward(microbatch, incoming)
         self.most = max(self.most, len(self._held))
         return outgoing
 
 
-def stages_of_rank(schedule: Schedule, rank: int, tokens: Tensor, targets: Tensor) -> dict[int, Watched]:
+def stages_of_rank(schedule, rank, tokens, targets):
     parts, count = GPT(SIZES).stages(schedule.stages), schedule.microbatches
 
-    def inputs(microbatch: int) -> Tensor:
+    def inputs(microbatch):
         return tokens.chunk(count)[microbatch]
 
-    def loss_of(logits: Tensor, microbatch: int) -> Tensor:
+    def loss_of(logits, microbatch):
         return cross_entropy(logits, targets.chunk(count)[microbatch]) / count
 
     last = schedule.stages - 1

@@ -115,7 +115,7 @@ def test_passes_that_wait_for_each_other_are_named():
         predict(Schedule("mine", (order(0, (0, 1)), order(1, (1, 0))), microbatches=2), 1.0, 2.0)
 
 
-def inputs_of(each: Pass, stages: int) -> list[Pass]:
+def inputs_of(each, stages):
     """What must be done before a pass of a pipeline with so many stages."""
     before = each._replace(stage=each.stage + (-1 if each.kind == "forward" else 1))
     own = [each._replace(kind="forward")] if each.kind == "backward" else []
@@ -123,12 +123,12 @@ def inputs_of(each: Pass, stages: int) -> list[Pass]:
 
 
 @st.composite
-def any_schedule(draw: st.DrawFn) -> Schedule:
+def any_schedule(draw):
     """Any order of passes in which each finds what it takes in: built by running a random pass that can run."""
     ranks, chunks, microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 2)), draw(st.integers(1, 4))
     stages = ranks * chunks
-    passes: list[list[Pass]] = [[] for _ in range(ranks)]
-    done: set[Pass] = set()
+    passes = [[] for _ in range(ranks)]
+    done = set()
 
     left = [
         Pass(k, m, s) for k in ("forward", "backward") for m in range(microbatches) for s in range(stages)
@@ -142,12 +142,12 @@ def any_schedule(draw: st.DrawFn) -> Schedule:
     return Schedule("any", tuple(map(tuple, passes)), microbatches, chunks)
 
 
-def ends_where_every_message_waits_for_its_receiver(schedule: Schedule) -> bool:
+def ends_where_every_message_waits_for_its_receiver(schedule):
     """Run all ranks' programs where a send ends only when it is received: no buffers at all."""
     programs = [program(schedule, rank) for rank in range(schedule.ranks)]
     at, crossed, done = [0] * schedule.ranks, set(), set()
 
-    def may_pass(rank: int) -> bool:
+    def may_pass(rank):
         step = programs[rank][at[rank]]
         if isinstance(step, Exchange):
             for sent, other, field in (

@@ -1,17 +1,12 @@
 """ZeRO-1, -2 and -3 equal training in one process, send what the formulas say, and hold only their chunks."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from parallel_training import MODULES, OPTIMIZERS, by_one_process, flat, made, train
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
 
 from workshop_utils.comm import threads
-from workshop_utils.comm.communicator import Communicator
 from workshop_utils.parallel.data import BucketedDataParallel, UnusedParameters
 from workshop_utils.parallel.sharded import (
     FullySharded,
@@ -24,21 +19,18 @@ SMALL = 400  # bytes of a bucket
 STAGES = (1, 2, 3)
 
 
-def model_and_optimizer(
-    stage: int, module: nn.Module, communicator: Communicator, kind: Any, **options: Any
-) -> tuple[Any, Any]:
+def model_and_optimizer(stage, module, communicator, kind, **options):
     if stage == 1:
         model = BucketedDataParallel(module, communicator, SMALL)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return model, ShardedOptimizer(trainable, communicator, kind, **options)
-    if stage == 2:
-        sharded: Any = ShardedGradients(module, communicator, SMALL)
-    else:
-        sharded = FullySharded(module, communicator)
-    return sharded, sharded.optimizer(kind, **options)
+    model = (
+        ShardedGradients(module, communicator, SMALL) if stage == 2 else FullySharded(module, communicator)
+    )
+    return model, model.optimizer(kind, **options)
 
 
-def trained(communicator: Communicator, stage: int, name: str, optimizer: str, parts: int = 1) -> Tensor:
+def trained(communicator, stage, name, optimizer, parts=1):
     """All parameters after training by this rank and the others. Only rank 0 starts with those of seed 0."""
     kind, options = OPTIMIZERS[optimizer]
     module = made(name, seed=communicator.rank)
@@ -89,12 +81,12 @@ def test_an_optimizer_that_would_compute_something_else_on_shards_is_refused(sta
         threads.run(1, lambda communicator: model_and_optimizer(stage, made("plain"), communicator, kind))
 
 
-def divisible() -> nn.Module:
+def divisible():
     """Every layer has a multiple of 4 numbers, and the second and third are asked for in the backward pass."""
     return nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 4)).double()
 
 
-def one_step(model: Any, optimizer: Any) -> None:
+def one_step(model, optimizer):
     optimizer.zero_grad()
     mse_loss(model(torch.ones(2, 5).double()), torch.ones(2, 4).double()).backward()
     if hasattr(model, "synchronise"):
@@ -102,8 +94,8 @@ def one_step(model: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
-def sent_in_a_step(stage: int, size: int) -> tuple[list[int], int]:
-    def program(communicator: Communicator) -> tuple[int, int]:
+def sent_in_a_step(stage, size):
+    def program(communicator):
         module = divisible()
         nbytes = sum(parameter.nbytes for parameter in module.parameters())
         model, optimizer = model_and_optimizer(stage, module, communicator, torch.optim.Adam)
@@ -130,7 +122,7 @@ def test_an_unknown_stage_is_named():
         zero_bytes_sent(2, 1, 4)
 
 
-def held_numbers(optimizer: torch.optim.Optimizer) -> int:
+def held_numbers(optimizer):
     """Of the optimizer's state, without step counters."""
     return sum(v.numel() for state in optimizer.state.values() for v in state.values() if v.dim() > 0)
 

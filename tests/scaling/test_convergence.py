@@ -16,7 +16,7 @@ from workshop_utils.scaling.convergence import (
 )
 
 
-def metrics(*curves: tuple[float, int, list[float]]) -> pd.DataFrame:
+def metrics(*curves):
     rows = [
         (rate, seed, 10 * index, loss)
         for rate, seed, losses in curves

@@ -1,7 +1,5 @@
 """The set-up of a fresh machine: what it checks, what it does once, what an interruption leaves."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -56,18 +54,18 @@ def test_packages_come_before_horovod_and_finished_parts_are_not_repeated(
     assert steps == [*STEPS, "horovod"]
 
 
-def _change_requirements(checkout: Path) -> Path:
+def _change_requirements(checkout):
     (checkout / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.11,<3.14"\n')
     return checkout
 
 
-def _lose_python(checkout: Path) -> Path:
+def _lose_python(checkout):
     (checkout / ".venv" / "bin" / "python").unlink()
     (checkout / ".venv" / "bin" / "python").symlink_to("/nowhere/python3.11")
     return checkout
 
 
-def _move(checkout: Path) -> Path:
+def _move(checkout):
     return checkout.rename(checkout.with_name("moved"))
 
 

@@ -1,7 +1,5 @@
 """The ways to the environment (conda, dev container, make) lead to that of pyproject.toml."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,14 +15,14 @@ ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def make(*arguments, folder=ROOT):
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
     }
     return subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def commands_of(*arguments: str) -> str:
+def commands_of(*arguments):
     return make("--always-make", "--dry-run", *arguments).stdout
 
 

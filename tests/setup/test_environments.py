@@ -1,10 +1,7 @@
 """Environments are made for real, from a wheel that is written here, so that no test needs a network."""
 
-from __future__ import annotations
-
 import re
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +22,7 @@ def main():
 """
 
 
-def write_wheel(folder: Path) -> Path:
+def write_wheel(folder):
     """A wheel of one module and one program, `greet`."""
     file = folder / "greetings-1.0-py3-none-any.whl"
     info = "greetings-1.0.dist-info"

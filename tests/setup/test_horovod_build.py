@@ -1,7 +1,5 @@
 """The build of Horovod, with real pip, wheels, locks and signals; only the source is a tiny one of that name."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -48,12 +46,12 @@ print({expression})
 class Machine:
     """A virtual environment that sees this one's packages, and a cache that holds the tiny source."""
 
-    def __init__(self, folder: Path, venv: Path) -> None:
+    def __init__(self, folder, venv):
         self.python = venv / "bin" / "python"
         self.cache = folder / "c++ [mine]"  # as a user may call it, and CMake would misread it
         self.put_source()
 
-    def put_source(self, gloo: bool = True) -> None:
+    def put_source(self, gloo=True):
         """Puts the source into the cache; without `gloo`, it is one that builds and is not what was wanted."""
         files = {edit.path: edit.old for edit in horovod_build.SOURCE_EDITS}
         files |= {"setup.py": SETUP, "horovod/__init__.py": ""}
@@ -67,17 +65,17 @@ class Machine:
                 archive.addfile(member, io.BytesIO(text.encode()))
         self.digest = sha256(sdist.read_bytes()).hexdigest()
 
-    def start(self, expression: str = "horovod_build.main([])", **variables: str) -> subprocess.Popen[str]:
+    def start(self, expression="horovod_build.main([])", **variables):
         command = [str(self.python), "-c", PROGRAM.format(expression=expression), self.digest]
         environment = {**os.environ, "WORKSHOP_CACHE": str(self.cache), **variables}
         return subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def run(self, expression: str = "horovod_build.main([])", **variables: str) -> tuple[str, str]:
+    def run(self, expression="horovod_build.main([])", **variables):
         return self.start(expression, **variables).communicate(timeout=SECONDS)
 
-    def wheels(self) -> list[Path]:
+    def wheels(self):
         return list(self.cache.rglob("*.whl"))
 
 

@@ -1,7 +1,5 @@
 """JupyterLab while Horovod compiles in the background: what is started, who waits, and that everything ends."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -55,7 +53,7 @@ sys.exit(horovod_build.main(sys.argv[3:]))  # after -c, -m and the module
 class OpenLab:
     """The program above in `folder`; `build` is what runs as Horovod's build."""
 
-    def __init__(self, folder: Path, build: str) -> None:
+    def __init__(self, folder, build):
         self.server = folder / "server"
         instead = folder / "python"
         instead.write_text(INSTEAD_OF_PYTHON.format(python=sys.executable))
@@ -66,10 +64,10 @@ class OpenLab:
         )  # fmt: skip
         assert Watch.eventually(lambda: self.server.exists() and self.server.read_text(), SECONDS)
 
-    def builders(self) -> list[int]:
+    def builders(self):
         """The build and its compiler, at the lowest priority, once both run."""
 
-        def running() -> list[int]:
+        def running():
             with contextlib.suppress(psutil.NoSuchProcess):  # one has ended since
                 children = psutil.Process(self.process.pid).children(recursive=True)
                 return [child.pid for child in children if child.nice() == 19]

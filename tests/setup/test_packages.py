@@ -1,7 +1,5 @@
 """uv takes packages from where pip is configured to take them, and PyTorch without CUDA where no GPU is."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -64,7 +62,7 @@ def test_a_wheel_comes_from_a_folder_that_only_pip_knows_by_the_uv_beside_it(tmp
 # PyTorch
 
 
-def program(file: Path, script: str) -> Path:
+def program(file, script):
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
     return file

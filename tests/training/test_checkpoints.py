@@ -5,7 +5,6 @@ import os
 import re
 import resource
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,7 +69,7 @@ def test_objects_are_refused_since_reading_them_back_would_run_code(tmp_path):
         checkpoints.save(tmp_path, 1, ARRAYS, keep=0)
 
 
-def save_until_the_limit(folder: Path, die: bool) -> None:
+def save_until_the_limit(folder, die):
     """Save while no file may become longer than 200 bytes: the kernel kills the process in the middle of writing."""
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL if die else signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))

@@ -10,7 +10,6 @@ import multiprocessing
 import socket
 import threading
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,20 +45,20 @@ def folder(tmp_path):
 class Server:
     """A web server on loopback that serves one folder and counts what it is asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.asked: list[str] = []
         self.status: int | None = None  # what to answer instead of a file
         outer = self
 
         class Handler(http.server.SimpleHTTPRequestHandler):
-            def do_GET(self) -> None:
+            def do_GET(self):
                 outer.asked.append(self.path)
                 if outer.status is not None:
                     self.send_error(outer.status)
                 else:
                     super().do_GET()
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            def log_message(self, format, *args):  # noqa: A002
                 return
 
         self.http = http.server.ThreadingHTTPServer(
@@ -111,11 +110,11 @@ def test_a_folder_is_used_in_place(folder, cache):
     assert not cache.exists()
 
 
-def cut_short(folder: Path, name: str, nbytes: int) -> None:
+def cut_short(folder, name, nbytes):
     (folder / name).write_bytes((folder / name).read_bytes()[:-nbytes])
 
 
-def write(folder: Path, name: str, shape: tuple[int, ...], value: int = 0) -> None:
+def write(folder, name, shape, value=0):
     data.write_idx(folder / name, np.full(shape, value, np.uint8))
 
 

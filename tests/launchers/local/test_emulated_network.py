@@ -1,7 +1,5 @@
 """Runs in an emulated network: everybody feels it, and nothing of it is left."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -14,7 +12,7 @@ import pytest
 from conftest import eventually, marked_processes
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local, ProcessRun
+from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network, availability, has_netem
 from workshop_utils.runs import RunFailed, RunState
 
@@ -66,21 +64,21 @@ TAKE_TURNS = f"""
 # How many hops away each other rank is: each forwarding namespace takes one off a packet's time to live.
 
 
-def transfer_seconds(run: ProcessRun) -> dict[int, float]:
+def transfer_seconds(run):
     """How long each rank's transfer to rank 0 took."""
     return {int(record["step"]): record["transfer_seconds"] for record in run.wait(90).records}
 
 
-def theory(bytes_per_second: float) -> float:
+def theory(bytes_per_second):
     return NBYTES / (0.956 * bytes_per_second)
 
 
-def network_interfaces() -> str:
+def network_interfaces():
     """Of this process's own network."""
     return "".join(line.partition(":")[0] for line in Path("/proc/net/dev").read_text().splitlines()[2:])
 
 
-def networks() -> set[str]:
+def networks():
     """The network namespaces in which this process or one that it started is, or that one of them holds open.
 
     Not those of the whole machine: other test files make networks of their own at the same time.

@@ -7,15 +7,14 @@ import pickle
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from conftest import Watch
+from conftest import failure_of
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local, ProcessRun
-from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.launchers.local import Local
+from workshop_utils.runs import RunState
 
 JOB = Path(__file__).parents[3] / "jobs" / "digits_horovod_elastic"
 PATIENCE_SECONDS = 120.0
@@ -48,7 +47,7 @@ def test_an_address_is_read_and_code_in_its_place_is_not_run(tmp_path):
 # Real runs
 
 
-def until(run: ProcessRun, condition: Any) -> None:
+def until(run, condition):
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert run.state is RunState.RUNNING, run.reason
@@ -56,16 +55,16 @@ def until(run: ProcessRun, condition: Any) -> None:
         time.sleep(0.05)
 
 
-def steps_of(run: ProcessRun, size: int) -> list[int]:
+def steps_of(run, size):
     """The steps that were reported by a group of `size`, in the order in which they came."""
     return [record["step"] for record in run.records if record["world_size"] == size]
 
 
-def pids_of(run: ProcessRun, worker: str) -> list[int]:
+def pids_of(run, worker):
     return [start["pid"] for start in run.starts if start["worker"] == worker]
 
 
-def listening_addresses(watch: Watch) -> set[str]:
+def listening_addresses(watch):
     found = set()
     for pid in watch.marked_processes():
         try:
@@ -141,9 +140,7 @@ def test_when_every_worker_fails_the_run_does_and_shows_the_scripts_own_mistake(
         workers=2,
         timeout="2min",
     )
-    with pytest.raises(RunFailed) as caught:
-        Local().launch(job).wait(PATIENCE_SECONDS)
-    said = str(caught.value)
+    said = failure_of(Local().launch(job), PATIENCE_SECONDS)
     assert "no worker is left" in said
     assert "RuntimeError: the learner's mistake" in said
     assert "runpy" not in said

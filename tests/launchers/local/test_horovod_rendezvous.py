@@ -28,7 +28,7 @@ def port():
         assert server.returncode == -signal.SIGTERM
 
 
-def ask(port: int, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+def ask(port, method, path, body=None, **headers):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request(method, path, body, headers)

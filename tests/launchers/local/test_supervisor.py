@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any
 
 import psutil
 import pytest
@@ -17,7 +16,7 @@ from workshop_utils.launchers.local.group import SUPERVISOR, Event, Process, Pro
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-def python(name: str, script: str, **fields: Any) -> Process:
+def python(name, script, **fields):
     """A process that runs `script` with nothing but the standard library."""
     command = (sys.executable, "-S", "-c", f"import os, signal, sys, time\n{script}")
     return Process(name, command, dict(os.environ), "/", **fields)
@@ -26,24 +25,24 @@ def python(name: str, script: str, **fields: Any) -> Process:
 class Group(ProcessGroup):
     """A group that keeps what it is told."""
 
-    def __init__(self, *processes: Process, timeout_seconds: float = 60, **options: Any) -> None:
+    def __init__(self, *processes, timeout_seconds=60, **options):
         self.events: list[Event] = []
         super().__init__(processes, self.events.append, timeout_seconds, **options)
 
     @property
-    def ended(self) -> Event | None:
+    def ended(self):
         return self.events[-1] if self.events and self.events[-1]["event"] == "ended" else None
 
-    def end(self) -> Event:
+    def end(self):
         """Wait for the end; the last event."""
         assert Watch.eventually(lambda: self.ended, 60), self.events
         return self.ended
 
-    def said(self, name: str) -> list[str]:
+    def said(self, name):
         return [event["text"] for event in self.events if event["event"] == "line" and event["name"] == name]
 
-    def pid(self, name: str) -> int:
-        def started() -> list[int]:
+    def pid(self, name):
+        def started():
             return [e["pid"] for e in self.events if e["event"] == "started" and e["name"] == name]
 
         assert Watch.eventually(started)

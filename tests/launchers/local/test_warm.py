@@ -5,12 +5,10 @@ import os
 import signal
 import textwrap
 import time
-from typing import Any
 
 import pytest
 from conftest import eventually
 
-from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local, warm
 from workshop_utils.runs import RunFailed, RunState
 
@@ -24,7 +22,7 @@ SAY = """
 """
 
 
-def texts(job: TrainingJob, **options: Any) -> list[str]:
+def texts(job, **options):
     """What the workers print when they are forked."""
     run = Local(warm=True, **options).launch(job)
     assert run.warm
@@ -258,34 +256,3 @@ def test_what_a_server_says_later_is_heard(make_job, server_of, capfd):
     assert texts(make_job(SAY, "print('ready')")) == ["ready"]
     os.kill(server._process.pid, signal.SIGUSR2)
     assert eventually(lambda: "heard" in capfd.readouterr().err, 10)
-
-
-# PyTorch
-
-
-@pytest.mark.slow
-def test_ranks_of_torch_that_are_forked_reduce_the_same_numbers_as_cold_ones(make_job):
-    job = make_job(
-        """
-    import torch
-    import torch.distributed as dist
-    from workshop_utils import place
-    here = place.here()
-    dist.init_process_group("gloo")
-    torch.manual_seed(here.rank)
-    values = torch.rand(1001)
-    dist.all_reduce(values)
-    place.report(1, loss=values.sum(), threads=torch.get_num_threads())
-    dist.destroy_process_group()
-    """,
-        strategy="torch_ddp",
-        workers=3,
-    )
-    cold = Local().launch(job).wait(120)
-    first, second = (Local(warm=True).launch(job).wait(120) for _ in range(2))
-    assert first.warm
-    assert second.warm
-    losses = {loss for run in (cold, first, second) for loss in run.metrics["loss"]}
-    assert len(losses) == 1
-    assert set(second.metrics["threads"]) == {1}
-    assert second.seconds < cold.seconds
