@@ -56,13 +56,3 @@ def test_servers_learn_with_every_consistency(workers, servers, arguments, tmp_p
     assert sorted(ends["worker"]) == [f"server-{index}" for index in range(servers)]
     if arguments["consistency"] == "synchronous":
         assert ends["staleness_max"].max() == 0
-
-
-def test_a_backup_worker_lets_the_others_go_on_without_the_slow_one(tmp_path):
-    arguments = {"epochs": 3, "backup_workers": 1, "slow_worker": 0, "slow_seconds": 0.05, "log_pushes": 1}
-    changes = {"workers": 3, "parameter_servers": 3, "arguments": arguments}
-    run, _ = trained("digits_parameter_server", tmp_path, **changes)
-    pushes = run.metrics.dropna(subset=["pusher"])
-    applied = pushes[pushes["late"] == 0].groupby("pusher").size()
-    assert applied.get(0.0, 0) < applied[1.0]
-    assert applied.sum() == 2 * 3 * (500 // 32)  # two of three gradients in each of the model's steps

@@ -339,20 +339,6 @@ def test_the_file_with_secrets_is_its_owner_s_alone(make_job, target):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"strategy": "spark_program"}, "--on spark"),
-        ({"strategy": "horovod_elastic", "workers": 2, "nodes": 2}, "starts all workers on one node"),
-        ({"outputs": "s3://bucket/models"}, "outputs is 's3://bucket/models'; here it must be a folder"),
-        ({"checkpoints": "claim:models"}, "checkpoints is 'claim:models'; here it must be a folder"),
-    ],
-)
-def test_what_slurm_cannot_do_is_refused(fields, message, make_job):
-    with pytest.raises(JobError, match=message):
-        Slurm().render(make_job("", **fields))
-
-
 def test_without_sbatch_a_launch_says_where_to_go(make_job, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JobError, match="there is no sbatch here"):
