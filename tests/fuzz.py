@@ -18,8 +18,8 @@ import yaml
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from workshop_utils.comm import frames
-from workshop_utils.comm.communicator import COLLECTIVES, CommunicationError
+from workshop_utils.comm import control, frames
+from workshop_utils.comm.communicator import CommunicationError
 from workshop_utils.comm.tcp import TcpCommunicator
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
@@ -89,12 +89,20 @@ def damaged_text(path, changes):
 headers = st.binary(min_size=frames.HEADER.size, max_size=frames.HEADER.size) | st.builds(
     frames.HEADER.pack,
     st.just(frames.MAGIC),
-    st.sampled_from([frames.VERSION, 0, 255]),
-    st.integers(0, 255),
-    st.sampled_from(sorted(COLLECTIVES)) | st.integers(0, 65535),
-    st.integers(0, 65535),
+    st.sampled_from([b"", b"ring_all_reduce"]) | st.binary(max_size=32),
+    st.sampled_from([b"float32", b"float64"]) | st.binary(max_size=16),
     st.integers(0, 2**32 - 1),
     st.integers(0, 2**64 - 1),
+    st.integers(0, 2**64 - 1),
+)
+
+
+reports = st.builds(
+    control._FRAME.pack,
+    st.sampled_from([control._ASK, control._WAITS, control._ABORT]),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 255),
+    st.integers(0, 65535),
 )
 
 
@@ -103,16 +111,17 @@ headers = st.binary(min_size=frames.HEADER.size, max_size=frames.HEADER.size) | 
 def bytes_on_a_data_link(header, payload):
     due = np.zeros(3, np.float32)
     raised = received(lambda communicator: communicator.recv(1, due), data=header + payload)
-    expected = frames.message("", due.dtype, 0, due.nbytes)
+    expected = frames.message("", 1, due)
     whole = header == expected and len(payload) >= due.nbytes
     assert isinstance(raised, CommunicationError) != whole, raised
 
 
 @a_round
-@given(st.lists(headers, max_size=3), st.binary(max_size=64))
-def bytes_on_a_control_link(control, rest):
+@given(st.lists(reports | st.binary(max_size=40), max_size=3), st.binary(max_size=64))
+def bytes_on_a_control_link(frames_sent, rest):
     raised = received(
-        lambda communicator: communicator.recv(1, np.zeros(3, np.float32)), control=b"".join(control) + rest
+        lambda communicator: communicator.recv(1, np.zeros(3, np.float32)),
+        control=b"".join(frames_sent) + rest,
     )
     assert isinstance(raised, CommunicationError), raised
 

@@ -1,6 +1,7 @@
 """The command line as a process: what a learner sees, its exit codes, and that nothing is left behind.
 
-Each mistake that can be foreseen is in `guards/bad_inputs.yaml`.
+Each mistake that can be foreseen is in `guards/bad_inputs.yaml`; each way to end is in
+`guards/test_nothing_left_behind.py`.
 """
 
 import subprocess

@@ -27,8 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from workshop_utils import place
 from workshop_utils.comm import tcp
-from workshop_utils.comm.communicator import Communicator
-from workshop_utils.comm.direct import direct_all_reduce
+from workshop_utils.comm.communicator import Communicator, buffer, collective
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import gpt
 from workshop_utils.parallel.data import MEBIBYTE, OverlappedDataParallel
@@ -91,6 +90,20 @@ def all_reduce(algorithm: Callable[..., None], communicator: Communicator, nbyte
     return partial(algorithm, communicator, array), partial(dist.all_reduce, torch.from_numpy(array))
 
 
+@collective
+def direct_all_reduce(communicator: Communicator, array: np.ndarray) -> None:
+    """Sum in one step: every rank sends its array to every other one, and each adds for itself."""
+    rank, size = communicator.rank, communicator.size
+    copies = [buffer(communicator, array, f"of rank {each}") for each in range(size)]
+    copies[rank][:] = array
+    for distance in range(1, size):
+        to, source = (rank + distance) % size, (rank - distance) % size
+        communicator.send_recv(to, array, source, copies[source])
+    array[:] = copies[0]
+    for copy in copies[1:]:
+        communicator.combine(array, copy)
+
+
 class TrainingStep:
     """A step of SGD with momentum."""
 
@@ -117,7 +130,9 @@ def data_parallel(communicator: Communicator, width: int) -> tuple[Step, Step]:
         return nn.Sequential(*hidden, nn.Linear(width, 10))
 
     theirs = DistributedDataParallel(module(), bucket_cap_mb=1, gradient_as_bucket_view=True)
-    return TrainingStep(OverlappedDataParallel(module(), communicator, MEBIBYTE)), TrainingStep(theirs)
+    return TrainingStep(OverlappedDataParallel(module(), communicator, bucket_bytes=MEBIBYTE)), TrainingStep(
+        theirs
+    )
 
 
 def pipeline(name: str, theirs: type[Any], communicator: Communicator, _: int) -> tuple[Step, Step]:

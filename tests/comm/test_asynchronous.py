@@ -67,7 +67,11 @@ def test_equals_are_as_stale_as_there_are_others():
     ("arrangement", "times", "message"),
     [
         (Arrangement(1, 2, 3), np.ones((2, 3)), "consistency is 'synchronous'"),
-        (Arrangement(2, 2, 3, "asynchronous"), np.ones((2, 3)), "servers is 2; it must be 1"),
+        (
+            Arrangement(2, 2, 3, "asynchronous"),
+            np.ones((2, 3)),
+            "with servers 2; it must be .asynchronous. with one server",
+        ),
         (Arrangement(1, 2, 3, "asynchronous"), np.ones((3, 2)), r"shape \(3, 2\).*2 workers and 3 steps"),
         (Arrangement(1, 2, 3, "asynchronous"), -np.ones((2, 3)), "compute_seconds must be at least 0"),
     ],

@@ -20,7 +20,6 @@ import numpy as np
 from workshop_utils import cli
 from workshop_utils.comm import (
     central,
-    direct,
     double_tree,
     halving_doubling,
     hierarchical,
@@ -80,7 +79,6 @@ ALL_REDUCES: dict[str, Callable[[Any, Any], object]] = {
     "hierarchical in groups of 3": partial(hierarchical.hierarchical_all_reduce, group_size=3),
     "hierarchical in groups of 4": partial(hierarchical.hierarchical_all_reduce, group_size=4),
     "central": central.central_all_reduce,
-    "direct": direct.direct_all_reduce,
 }
 REDUCES_AT_RANK_0: dict[str, Callable[[Any, Any], object]] = {"tree reduce": tree.tree_reduce}
 BROADCASTS: dict[str, Callable[[Any, Any], object]] = {"tree broadcast": tree.tree_broadcast}

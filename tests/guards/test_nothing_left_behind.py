@@ -22,10 +22,22 @@ from jupyter_client.manager import KernelManager
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by /proc")
 
 WORKSHOP = Path(sys.executable).with_name("workshop")
-JOBS = {"ring": "digits_ring", "torch_ddp": "mnist_torch_ddp", "horovod": "mnist_horovod", "mpi": "mnist_mpi"}
+# Jobs that end by themselves, and jobs that go on until they are ended: these communicate, but few load an optimizer.
+SHORT = {
+    "ring": ("jobs/digits_ring", "-a", "epochs=1"),
+    "torch_ddp": ("jobs/mnist_torch_ddp", "-a", "epochs=1"),
+    "horovod": ("jobs/measure_horovod",),
+    "mpi": ("jobs/mnist_mpi", "-a", "epochs=1"),
+}
+FOR_EVER = ("-a", "repeats=1000000", "-a", "calls=20", "--timeout", "5min")
+ENDLESS = {
+    "ring": ("jobs/digits_ring", "-a", "epochs=1000000", "--timeout", "5min"),
+    "torch_ddp": ("jobs/measure_gloo", *FOR_EVER),
+    "horovod": ("jobs/measure_horovod", *FOR_EVER),
+    "mpi": ("jobs/measure_mpi", *FOR_EVER),
+}
 START_SECONDS = 90.0  # in which a busy machine starts every worker
 ENDING_SECONDS = 30.0  # in which a busy machine ends what is to be ended
-WITHOUT_END = ("-a", "epochs=1000000", "--timeout", "5min")
 RANKS = ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK")
 
 
@@ -156,14 +168,7 @@ class Command:
 
     def __init__(self, trace, folder, job, *options):
         self.trace, self.out, self.err = trace, folder / "out", folder / "err"
-        words = [
-            str(WORKSHOP),
-            "launch",
-            f"jobs/{JOBS[job]}" if job in JOBS else job,
-            "--workers",
-            "2",
-            *options,
-        ]
+        words = [str(WORKSHOP), "launch", job, "--workers", "2", *options]
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
                 words, cwd=ROOT, env=trace.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
@@ -199,16 +204,16 @@ class Command:
         return f"{self.out.read_text()[-2000:]}\n{self.err.read_text()[-2000:]}"
 
 
-@pytest.mark.parametrize("strategy", JOBS)
+@pytest.mark.parametrize("strategy", SHORT)
 def test_a_run_that_ends_leaves_nothing(strategy, trace, tmp_path):
-    command = Command(trace, tmp_path, strategy, "-a", "epochs=1")
+    command = Command(trace, tmp_path, *SHORT[strategy])
     assert command.process.wait(START_SECONDS) == 0, command.said()
     assert "succeeded" in command.out.read_text()
 
 
-@pytest.mark.parametrize("strategy", JOBS)
+@pytest.mark.parametrize("strategy", SHORT)
 def test_a_killed_rank_is_named_and_takes_all_others_with_it(strategy, trace, tmp_path):
-    command = Command(trace, tmp_path, strategy, *WITHOUT_END)
+    command = Command(trace, tmp_path, *ENDLESS[strategy])
     os.kill(command.wait_until_it_trains()[1], signal.SIGKILL)
     assert command.end() == 1
     said = command.err.read_text()
@@ -217,29 +222,31 @@ def test_a_killed_rank_is_named_and_takes_all_others_with_it(strategy, trace, tm
     assert "Traceback" not in said.splitlines()[0]
 
 
-@pytest.mark.parametrize("strategy", ["ring", "mpi"])
-def test_an_interrupt_leaves_nothing_and_says_so(strategy, trace, tmp_path):
-    command = Command(trace, tmp_path, strategy, *WITHOUT_END)
+NETWORK = (
+    "--network",
+    "100Mbit",
+)  # where the machine makes no namespaces, links are slow in the message passing
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sent", "network"),
+    [
+        *((strategy, signal.SIGKILL, ()) for strategy in ENDLESS),
+        *((strategy, signal.SIGTERM, ()) for strategy in ("ring", "horovod")),
+        *((strategy, signal.SIGINT, ()) for strategy in ("ring", "mpi")),
+        *(("ring", sent, NETWORK) for sent in (signal.SIGINT, signal.SIGKILL)),
+    ],
+)
+def test_a_command_that_a_signal_ends_leaves_nothing(strategy, sent, network, trace, tmp_path):
+    command = Command(trace, tmp_path, *ENDLESS[strategy], *network)
     command.wait_until_it_trains()
-    command.process.send_signal(signal.SIGINT)
-    assert command.end() == 130, command.said()
-    assert "nothing is left running" in command.err.read_text()
-
-
-@pytest.mark.parametrize("strategy", ["ring", "horovod"])
-def test_a_command_that_is_told_to_end_leaves_nothing(strategy, trace, tmp_path):
-    command = Command(trace, tmp_path, strategy, *WITHOUT_END)
-    command.wait_until_it_trains()
-    command.process.send_signal(signal.SIGTERM)
-    assert command.end() != 0
-
-
-@pytest.mark.parametrize("strategy", JOBS)
-def test_a_killed_command_leaves_nothing(strategy, trace, tmp_path):
-    command = Command(trace, tmp_path, strategy, *WITHOUT_END)
-    command.wait_until_it_trains()
-    command.process.kill()
-    command.process.wait()
+    assert ("network: 100Mbit" in command.out.read_text()) == bool(network)
+    command.process.send_signal(sent)
+    code = command.end()
+    assert code != 0
+    assert code == {signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}.get(sent, code), command.said()
+    if sent == signal.SIGINT:
+        assert "nothing is left running" in command.err.read_text()
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "with the command"])
@@ -264,16 +271,6 @@ def test_what_started_the_ranks_takes_them_along_when_it_is_killed(alone, trace,
     assert eventually(lambda: not trace.processes(), ENDING_SECONDS), trace.left()
     for path in trace.scratch.iterdir():  # nobody is left who could remove the run's folder
         shutil.rmtree(path)
-
-
-@pytest.mark.parametrize("fate", ["interrupted", "killed"])
-def test_an_emulated_network_goes_with_its_run(fate, trace, tmp_path):
-    """Where the machine makes no network namespaces, links are slow inside the message passing; it holds too."""
-    command = Command(trace, tmp_path, "ring", "--network", "100Mbit", *WITHOUT_END)
-    command.wait_until_it_trains()
-    assert "network: 100Mbit" in command.out.read_text()
-    command.process.send_signal(signal.SIGINT if fate == "interrupted" else signal.SIGKILL)
-    assert command.end() == (130 if fate == "interrupted" else -signal.SIGKILL)
 
 
 def test_a_killed_notebook_kernel_leaves_nothing(trace, tmp_path):

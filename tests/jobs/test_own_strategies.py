@@ -21,38 +21,31 @@ def accuracy(run):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_ring_learns_and_sends_what_the_formula_says(workers, tmp_path):
-    run, weights = trained("digits_ring", tmp_path, workers=workers, arguments={"epochs": 10})
-    assert accuracy(run) > 0.9
+def test_the_ring_sends_what_the_formula_says_and_synchronous_servers_come_to_its_weights(workers, tmp_path):
+    arguments = {"epochs": 8}
+    run, by_ring = trained("digits_ring", tmp_path / "ring", workers=workers, arguments=arguments)
+    assert accuracy(run) > 0.85
     reports = run.metrics.dropna(subset=["bytes_sent"])
     mean_of_ranks = (reports["bytes_sent"] / reports["step"]).mean()
-    assert mean_of_ranks == pytest.approx(ring_bytes_sent(workers, weights.nbytes), rel=1e-3)
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_synchronous_servers_and_the_ring_come_to_the_same_weights(workers, tmp_path):
-    arguments = {"epochs": 3}
-    _, by_ring = trained("digits_ring", tmp_path / "ring", workers=workers, arguments=arguments)
+    assert mean_of_ranks == pytest.approx(ring_bytes_sent(workers, by_ring.nbytes), rel=1e-3)
     for servers in (1, 2):
         changes = {"workers": workers, "parameter_servers": servers, "arguments": arguments}
-        _, by_server = trained("digits_parameter_server", tmp_path / f"{servers}-servers", **changes)
+        run, by_server = trained("digits_parameter_server", tmp_path / f"{servers}-servers", **changes)
         np.testing.assert_allclose(by_server, by_ring, rtol=0, atol=1e-5)  # float32, another order of adding
+        assert run.metrics["staleness_max"].dropna().tolist() == [0] * servers
 
 
 @pytest.mark.parametrize(
     ("workers", "servers", "arguments"),
     [
-        (3, 1, {"consistency": "synchronous"}),
         (3, 2, {"consistency": "stale_synchronous", "bound": 2}),
         (1, 2, {"consistency": "asynchronous"}),
         (3, 2, {"consistency": "asynchronous"}),
     ],
 )
-def test_servers_learn_with_every_consistency(workers, servers, arguments, tmp_path):
+def test_servers_learn_though_workers_do_not_wait(workers, servers, arguments, tmp_path):
     changes = {"workers": workers, "parameter_servers": servers, "arguments": {"epochs": 8, **arguments}}
     run, _ = trained("digits_parameter_server", tmp_path, **changes)
     assert accuracy(run) > 0.85
     ends = run.metrics.dropna(subset=["staleness_mean"])
     assert sorted(ends["worker"]) == [f"server-{index}" for index in range(servers)]
-    if arguments["consistency"] == "synchronous":
-        assert ends["staleness_max"].max() == 0

@@ -88,6 +88,7 @@ def test_a_pod_that_cannot_be_scheduled_says_so_once(server, job):
         with pytest.raises(TimeoutError):
             started.wait(timeout_seconds=0.5)
         assert len(list(started.logs())) == 1
+        assert started.waits_for == "ddp-master-0: FailedScheduling: 2 Insufficient cpu."
 
 
 def test_a_job_that_somebody_else_deletes_has_failed(server, job):

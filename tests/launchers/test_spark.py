@@ -22,11 +22,6 @@ PATIENCE_SECONDS = 240.0
 pytestmark = pytest.mark.timeout(600)  # several JVMs, on a busy machine
 
 
-@pytest.fixture
-def nothing_is_left_of_it(nothing_is_left):
-    """For those tests that do not use the cluster, which outlives a test."""
-
-
 def listening(pids):
     """The addresses on which these processes listen."""
     addresses = set()
@@ -83,23 +78,24 @@ def test_the_server_for_ranks_lines_is_on_the_drivers_address_and_wants_its_secr
 
     def send(secret, line):
         with socket.create_connection(server.address) as link:
-            link.sendall(f"{secret}\n{line}\n".encode())
+            link.sendall(f"{secret} [worker-0]<stdout>: \n{line}".encode())
             link.shutdown(socket.SHUT_WR)
             with contextlib.suppress(ConnectionResetError):
                 assert link.recv(1) == b""  # all that will be printed is
 
     earlier = server.secret
-    send("wrong", "[worker-0]<stdout>: forged")
-    send(earlier, "[worker-0]<stdout>: €")
+    send("wrong", "forged")
+    send(earlier, "€\n\nhalf a line")
     server.next_attempt("again")
-    send(earlier, "[worker-0]<stdout>: too late")
-    assert capfdbinary.readouterr().out.decode() == "[worker-0]<stdout>: €\nagain\n"
+    send(earlier, "too late")
+    tag = "[worker-0]<stdout>: "
+    assert capfdbinary.readouterr().out.decode() == f"{tag}€\n{tag}\n{tag}half a line\nagain\n"
 
 
 # Threads of this machine; lesson 14 trains there
 
 
-@pytest.mark.usefixtures("nothing_is_left_of_it")
+@pytest.mark.usefixtures("nothing_is_left")
 def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(make_job, watch, tmp_path):
     job = make_job(
         """
@@ -142,7 +138,7 @@ def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(make_job, watch,
         assert lines >= {("stdout", told), ("stderr", "to stderr")}
 
 
-@pytest.mark.usefixtures("nothing_is_left_of_it")
+@pytest.mark.usefixtures("nothing_is_left")
 def test_a_killed_launching_process_leaves_no_java_behind(tmp_path, watch):
     code = (
         "import time; from workshop_utils.jobs import TrainingJob; from workshop_utils.launchers.spark import Spark;"

@@ -87,15 +87,17 @@ def test_the_application_is_one_torchrun_a_node(make):
 
 def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_they_lack(make):
     # With EFA, a claim and etcd it is the job of lesson 13, which the guards keep as it is.
-    place = TorchX(scheduler="kubernetes", queue="training", instance_type="trn1.2xlarge")
+    pod = {"service_account": "reader", "priority_class": "high", "node_selector": {"zone": "a"}}
+    place = TorchX(scheduler="kubernetes", queue="training", instance_type="trn1.2xlarge", **pod)
     described = place.render(
-        make(name="b" * 37, image="me/mine:1")
+        make(name="b" * 37, image="me/mine:1", outputs="claim:models")
     ).request  # the longest name that there may be
     name, spec = described["metadata"]["name"], described["spec"]
     assert name.startswith("b" * 37 + "-")
-    assert (spec["queue"], spec["minAvailable"]) == ("training", 2)
+    assert (spec["queue"], spec["minAvailable"], spec["priorityClassName"]) == ("training", 2, "high")
     pods = [task["template"]["spec"] for task in spec["tasks"]]
     first, second = (pod["containers"][0] for pod in pods)
+    assert all((each["serviceAccountName"], each["nodeSelector"]["zone"]) == ("reader", "a") for each in pods)
     # On the first node itself its name is known before the pod's service is.
     assert "${TORCHX_RANK0_HOST:=localhost}:29500" in first["command"][2]
     assert "${VC_WORKER_0_HOSTS:=localhost}:29500" in second["command"][2]
@@ -105,6 +107,7 @@ def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_
     assert "FI_PROVIDER" not in {each["name"] for each in first["env"]}
     volumes = {volume["name"]: volume for volume in pods[0]["volumes"]}
     assert volumes["data"]["configMap"]["name"] == f"{name}-data"
+    assert volumes["model"]["persistentVolumeClaim"]["claimName"] == "models"
     assert {mount["name"] for mount in first["volumeMounts"]} == set(volumes)
 
 

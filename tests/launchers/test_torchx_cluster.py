@@ -53,18 +53,6 @@ def test_the_job_is_sent_its_files_belong_to_it_and_its_log_comes_back(server, j
     assert server.made() == []
 
 
-def test_pods_have_the_account_the_priority_and_the_nodes_that_the_place_names(job):
-    nodes = {"zone": "a"}
-    place = TorchX(
-        scheduler="kubernetes", service_account="reader", priority_class="high", node_selector=nodes
-    )
-    spec = place.render(job).request["spec"]
-    assert spec["priorityClassName"] == "high"
-    for task in spec["tasks"]:
-        assert task["template"]["spec"]["serviceAccountName"] == "reader"
-        assert task["template"]["spec"]["nodeSelector"] == nodes
-
-
 def test_a_job_that_fails_names_the_rank_that_failed_first(server, job):
     def summary(rank, code):
         return ["  time      : 2026-11-01_10:00:00", f"  rank      : {rank} (0)", f"  exitcode  : {code} (7)"]

@@ -84,10 +84,6 @@ def test_a_formula_with_a_mistake_is_shown_as_it_was_written():
     assert body.select_one("math").text == "b"
 
 
-def test_formulas_that_a_cell_computed_are_drawn_too():
-    assert body_of(output({"text/latex": "$\\frac{1}{2}$", "text/plain": "half"})).select_one("mfrac")
-
-
 def test_every_formula_of_the_lessons_is_drawn():
     cells = [
         text(cell.source)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workshop_utils.comm.parameter_server import server_bytes_received, server_bytes_sent
+from workshop_utils.comm.parameter_server import VERSION_NBYTES, server_bytes_received
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
@@ -45,7 +45,7 @@ def test_real_servers_receive_and_send_the_bytes_of_the_formulas_and_keep_the_bo
     metrics = Local(warm=True).launch(job).wait(60).metrics
     ends = metrics.dropna(subset=["bytes_received"])
     assert set(ends["bytes_received"]) == {10 * server_bytes_received(4, 200_000, 2)}
-    assert set(ends["bytes_sent"]) == {11 * server_bytes_sent(4, 200_000, 2)}
+    assert set(ends["bytes_sent"]) == {11 * (server_bytes_received(4, 200_000, 2) + 4 * VERSION_NBYTES)}
     for _, log in metrics.dropna(subset=["pusher"]).groupby("worker"):
         made = dict.fromkeys(range(4), 0)
         for pusher in log.sort_values("step")["pusher"].astype(int):

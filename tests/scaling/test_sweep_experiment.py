@@ -8,9 +8,7 @@ import pytest
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.scaling import experiment
-from workshop_utils.scaling.experiment import Setting, grid, measure_all, missing
-from workshop_utils.scaling.rows import parts_of
-from workshop_utils.scaling.store import Store
+from workshop_utils.scaling.experiment import Setting, Store, grid, measure_all, missing, parts_of
 
 SCRIPT = """
 import argparse

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from workshop_utils.scaling.store import Store
+from workshop_utils.scaling.experiment import Store
 
 
 @pytest.fixture

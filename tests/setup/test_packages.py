@@ -11,13 +11,11 @@ from workshop_utils.setup import packages
 
 PYTHON = Path(sys.executable)
 CONFIGURED = """\
-:env:.find-links='/own/wheels ~/wheels'
+:env:.find-links='/own/wheels /more/wheels'
 :env:.disable-pip-version-check='1'
 global.extra-index-url='https://one.example/simple https://two.example/simple'
 global.find-links='/wheels'
-global.constraint='/etc/constraints.txt'
-global.proxy='http://proxy.example:3128'
-global.timeout='15.5'
+global.cert='/etc/certificates.pem'
 install.index-url='https://mirror.example/simple'
 global.index-url='https://other.example/simple'
 """
@@ -32,16 +30,12 @@ def unconfigured(monkeypatch):
 
 def test_what_pip_was_told_reaches_uv_with_pips_own_precedence():
     assert packages.uv_settings(CONFIGURED, {}) == {
-        "UV_FIND_LINKS": f"/own/wheels,{Path.home()}/wheels",  # a variable beats a file
+        "UV_FIND_LINKS": "/own/wheels,/more/wheels",  # a variable beats a file
         "UV_DEFAULT_INDEX": "https://mirror.example/simple",  # [install] beats [global]
         "UV_INDEX": "https://one.example/simple https://two.example/simple",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
-        "UV_CONSTRAINT": "/etc/constraints.txt",
-        "HTTPS_PROXY": "http://proxy.example:3128",
-        "HTTP_PROXY": "http://proxy.example:3128",
-        "UV_HTTP_TIMEOUT": "16",
+        "SSL_CERT_FILE": "/etc/certificates.pem",
     }
-    assert packages.uv_settings("", {}) == {}
 
 
 def test_what_uv_was_told_itself_stays():
@@ -51,11 +45,13 @@ def test_what_uv_was_told_itself_stays():
 
 def test_a_wheel_comes_from_a_folder_that_only_pip_knows_by_the_uv_beside_it(tmp_path, monkeypatch):
     write_wheel(tmp_path)
-    (tmp_path / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links = {tmp_path}\n")
+    (tmp_path / "pip.conf").write_text(f"[global]\nfind-links = {tmp_path}\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     program(tmp_path / "uv", "exit 2")  # an older one on the PATH
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    packages.run_uv(PYTHON, "pip", "install", "--target", str(tmp_path / "installed"), "greetings==1.0")
+    packages.run_uv(
+        PYTHON, "pip", "install", "--offline", "--target", str(tmp_path / "installed"), "greetings==1.0"
+    )
     assert (tmp_path / "installed" / "greetings.py").is_file()
 
 

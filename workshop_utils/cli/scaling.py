@@ -55,7 +55,6 @@ def measure(
     """
     from workshop_utils.jobs import TrainingJob
     from workshop_utils.scaling import efficiency, experiment
-    from workshop_utils.scaling.store import Store
 
     settings = experiment.grid(
         TrainingJob.load(job),
@@ -66,7 +65,7 @@ def measure(
         "strong" if strong else "weak",
         **_swept(argument or []),
     )
-    store = Store.default()
+    store = experiment.Store.default()
     todo = settings if fresh else experiment.missing(settings, store)
     typer.echo(f"{len(settings)} runs, {len(settings) - len(todo)} of them measured before")
     if dry_run:
@@ -128,7 +127,7 @@ def report(
     table: File = TABLE,
     output: Annotated[Path, typer.Option(help="The folder of the page, scaling.html.")] = Path("build"),
 ) -> None:
-    """Write one page: what was measured, where the time went, and how predictions stand to published results."""
+    """Write one page: what was measured, and where the time went."""
     from workshop_utils.lessons import report as page
 
     typer.echo(f"the report is {page.write_scaling(output, _read(table))}")

@@ -134,13 +134,11 @@ def simulate_pushes(
 
 
 def _check(arrangement: Arrangement, compute_seconds: np.ndarray) -> None:
-    if arrangement.consistency != "asynchronous":
+    if arrangement.consistency != "asynchronous" or arrangement.servers != 1:
         raise ValueError(
-            f"consistency is {arrangement.consistency!r}; only 'asynchronous' comes down to a push after the other: "
-            "`simulated` runs the others"
+            f"consistency is {arrangement.consistency!r} with servers {arrangement.servers}; it must be 'asynchronous' "
+            "with one server: `simulated` runs the others"
         )
-    if arrangement.servers != 1:
-        raise ValueError(f"servers is {arrangement.servers}; it must be 1: `simulated` runs several")
     expected = (arrangement.workers, arrangement.steps)
     if compute_seconds.shape != expected or arrangement.steps < 1:
         raise ValueError(

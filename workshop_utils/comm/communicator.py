@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import time
-import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -253,18 +252,9 @@ def sleep(communicator: Communicator, seconds: float) -> None:
     communicator._sleep(seconds)
 
 
-# Collectives by the number in a message's header, so that a mismatch can name them.
-COLLECTIVES: dict[int, str] = {}
-
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Algorithm = Callable[Concatenate[Communicator, Arguments], Result]
-
-
-@functools.cache
-def number_of(name: str) -> int:
-    """The number, 0 to 65535, by which a message's header says to which collective it belongs."""
-    return zlib.crc32(name.encode()) & 0xFFFF if name else 0
 
 
 def collective(function: Algorithm[Arguments, Result]) -> Algorithm[Arguments, Result]:
@@ -273,7 +263,6 @@ def collective(function: Algorithm[Arguments, Result]) -> Algorithm[Arguments, R
     Its first other argument may have any shape, or be a PyTorch tensor (see `adapters`): the function receives an array
     of one dimension that shares its memory.
     """
-    COLLECTIVES[number_of(function.__name__)] = function.__name__
     call_with: Callable[..., Result] = function
 
     @functools.wraps(function)
@@ -295,9 +284,6 @@ def inside(communicator: Communicator, name: str) -> Iterator[None]:
     finally:
         if outermost:
             communicator._collective = ""
-
-
-COLLECTIVES.update({number_of(name): name for name in ("barrier", "parameter_server", "hogwild")})
 
 
 def buffer(communicator: Communicator, like: Array, purpose: str = "incoming") -> Array:

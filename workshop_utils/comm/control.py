@@ -11,11 +11,11 @@ import contextlib
 import select
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from workshop_utils.comm import frames
 from workshop_utils.comm.communicator import (
     CommunicationError,
     Communicator,
@@ -27,7 +27,8 @@ from workshop_utils.comm.communicator import (
 from workshop_utils.comm.rendezvous import Sockets
 
 _ERRORS: list[type[CommunicationError]] = [PeerDied, Mismatch, PeerSilent, FrameError]
-_LONGEST_TEXT = 1000  # bytes of an error's message on a control link
+_FRAME = struct.Struct("<4sIBH")  # kind, number, code, bytes of text that follow
+_ASK, _WAITS, _ABORT = b"ask?", b"wait", b"fail"
 
 
 class ControlLinks:
@@ -64,9 +65,9 @@ class ControlLinks:
         """Tell every other rank that this one has failed, and why."""
         kind = next((kind for kind in _ERRORS if isinstance(error, kind)), PeerDied)
         dead = error.rank if isinstance(error, PeerDied) else self._rank
-        text = str(error).encode()[:_LONGEST_TEXT]
+        text = str(error).encode()[:1000]
         for peer in self._links:
-            self._tell(peer, frames.control(frames.ABORT, dead, _ERRORS.index(kind), len(text)) + text)
+            self._tell(peer, _ABORT, dead, _ERRORS.index(kind), text)
 
     def fail(self, error: CommunicationError) -> NoReturn:
         """Raise `error` here and on every other rank; this communicator cannot be used any more."""
@@ -115,7 +116,7 @@ class ControlLinks:
     def _ask(self, peer: int, seconds: float) -> int | None:
         """The rank that `peer` waits for; None if it does not answer, because it is not waiting."""
         self._answers.pop(peer, None)
-        self._tell(peer, frames.control(frames.ASK))
+        self._tell(peer, _ASK)
         deadline = time.monotonic() + seconds
         while peer not in self._answers and time.monotonic() < deadline:
             select.select([self._watch], [], [], 0.05)
@@ -124,15 +125,15 @@ class ControlLinks:
 
     def _read(self, peer: int) -> None:
         """Read a frame from `peer`, and do what it says."""
-        frame = self._receive(peer, frames.HEADER.size)
+        frame = self._receive(peer, _FRAME.size)
         if not frame:
             return
-        kind, number, code, nbytes = frames.read_control(frame)
-        if kind == frames.ASK:
-            self._tell(peer, frames.control(frames.WAITS, self.waiting_for))
-        elif kind == frames.WAITS:
+        kind, number, code, nbytes = _FRAME.unpack(frame)
+        if kind == _ASK:
+            self._tell(peer, _WAITS, self.waiting_for)
+        elif kind == _WAITS:
             self._answers[peer] = number
-        elif kind == frames.ABORT and nbytes <= _LONGEST_TEXT and code < len(_ERRORS):
+        elif kind == _ABORT and code < len(_ERRORS):
             text = self._receive(peer, nbytes).decode("utf-8", "replace")
             # Passed on, so that a rank that sees this one leave already knows why.
             died = PeerDied(number, self._communicator._collective)
@@ -140,9 +141,9 @@ class ControlLinks:
         else:
             self.fail(FrameError(f"what rank {self._rank} received from rank {peer} is no control message"))
 
-    def _tell(self, peer: int, frame: bytes) -> None:
+    def _tell(self, peer: int, kind: bytes, number: int = 0, code: int = 0, text: bytes = b"") -> None:
         with contextlib.suppress(OSError):  # a rank that has left needs no news
-            self._links[peer].sendall(frame)
+            self._links[peer].sendall(_FRAME.pack(kind, number, code, len(text)) + text)
 
     def _receive(self, peer: int, nbytes: int) -> bytes:
         """`nbytes` bytes, or none if the link has ended."""

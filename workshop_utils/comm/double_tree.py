@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, chunk, collective, finish
@@ -67,7 +68,7 @@ def edges(size: int) -> tuple[Edge, ...]:
     return tuple(
         Edge(tree, _rank(parent, size, tree), _rank(child, size, tree))
         for tree in (0, 1)
-        for parent, child in _in_order_tree(size)
+        for parent, child in _in_order_tree(0, 1, size - 1)  # place 0 is the root, and has one child
     )
 
 
@@ -77,20 +78,13 @@ def _rank(place: int, size: int, tree: int) -> int:
     return size - 1 - place if size % 2 == 0 else (place + 1) % size
 
 
-def _in_order_tree(size: int) -> list[tuple[int, int]]:
-    """(parent, child) for places 0 to size − 1; place 0 is the root, and has one child."""
-    found: list[tuple[int, int]] = []
-
-    def descend(parent: int, first: int, last: int) -> None:
-        """Hang the places from `first` to `last` below `parent`: the roundest number among them goes on top."""
-        if first <= last:
-            top = max(range(first, last + 1), key=lambda place: place & -place)
-            found.append((parent, top))
-            descend(top, first, top - 1)
-            descend(top, top + 1, last)
-
-    descend(0, 1, size - 1)
-    return found
+def _in_order_tree(parent: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """(parent, child) for the places from `first` to `last` below `parent`: the roundest of them is on top."""
+    if first <= last:
+        top = max(range(first, last + 1), key=lambda place: place & -place)
+        yield parent, top
+        yield from _in_order_tree(top, first, top - 1)
+        yield from _in_order_tree(top, top + 1, last)
 
 
 def _colours(all_edges: tuple[Edge, ...]) -> dict[Edge, int]:

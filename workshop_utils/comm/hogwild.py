@@ -32,14 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from workshop_utils.comm.communicator import (
-    Array,
-    CommunicationError,
-    Communicator,
-    PeerSilent,
-    inside,
-    now,
-)
+from workshop_utils.comm.communicator import Array, CommunicationError, Communicator, PeerSilent, inside, now
 from workshop_utils.comm.parameter_server import Arrangement, ServerLog, Update
 
 Locking = Literal["none", "lock"]
@@ -77,7 +70,14 @@ class SharedPart:
             address[:] = os.getpid(), self._descriptor, secrets.randbits(62)
         else:
             communicator.recv(server, address)
-            self._descriptor = _opened(f"/proc/{address[0]}/fd/{address[1]}", nbytes, server)
+            path = f"/proc/{address[0]}/fd/{address[1]}"
+            try:  # a descriptor of its own, since a lock belongs to an open file, not to a mapping
+                self._descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError as error:
+                raise _unreachable(server, str(error)) from error
+            if os.fstat(self._descriptor).st_size != nbytes:
+                self.close()
+                raise _unreachable(server, f"{path} is something else here")
         memory = np.frombuffer(mmap.mmap(self._descriptor, nbytes), np.uint8)
         counters = memory[:head].view(np.int64)
         # Each worker has two counters that only it changes: updates begun, and updates ended.
@@ -89,7 +89,7 @@ class SharedPart:
                 communicator.send(worker, address)
         elif counters[0] != address[2]:
             self.close()
-            raise _unreachable(server, f"/proc/{address[0]}/fd/{address[1]} is another memory here")
+            raise _unreachable(server, f"{path} is another memory here")
 
     def pull(self, into: Array) -> tuple[int, bool]:
         """Copy the parameters; how many updates they had seen, and whether another one was going on meanwhile."""
@@ -174,15 +174,13 @@ def _serve(communicator: Communicator, arrangement: Arrangement, part: Array, lo
             pushes += [(seconds, worker, *rest) for seconds, *rest in report.reshape(-1, 3).tolist()]
     finally:
         shared.close()  # not before all workers have opened it
-    pushes.sort()
-    return HogwildLog(
-        worker=[worker for _, worker, _, _ in pushes],
-        seconds=[seconds for seconds, _, _, _ in pushes],
-        staleness=[int(staleness) for _, _, staleness, _ in pushes],
-        dropped=[False] * len(pushes),
-        version=len(pushes),
-        overlapped=[bool(overlapped) for _, _, _, overlapped in pushes],
-    )
+    log = HogwildLog(version=len(pushes), dropped=[False] * len(pushes))
+    for seconds, worker, staleness, overlapped in sorted(pushes):
+        log.seconds.append(seconds)
+        log.worker.append(worker)
+        log.staleness.append(int(staleness))
+        log.overlapped.append(bool(overlapped))
+    return log
 
 
 def _work(
@@ -205,8 +203,7 @@ def _work(
             pulls = [memory.pull(part) for memory, part in zip(shared, parts, strict=True)]
             gradient = gradient_of(parameters, step)
             for server, (version, overlapped) in enumerate(pulls):
-                its_part = arrangement.part(gradient, server)
-                staleness = shared[server].push(worker, its_part, update, version)
+                staleness = shared[server].push(worker, arrangement.part(gradient, server), update, version)
                 reports[server, step] = now(communicator), staleness, overlapped
         for server, (memory, part) in enumerate(zip(shared, parts, strict=True)):
             _wait_for_all(memory, arrangement.workers * arrangement.steps, communicator.timeout_seconds)
@@ -229,18 +226,6 @@ def _wait_for_all(shared: SharedPart, updates: int, timeout_seconds: float) -> N
             )
         else:
             time.sleep(0.002)
-
-
-def _opened(path: str, nbytes: int, server: int) -> int:
-    """A descriptor of the server's memory of its own, since a lock belongs to an open file, not to a mapping."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise _unreachable(server, str(error)) from error
-    if os.fstat(descriptor).st_size != nbytes:
-        os.close(descriptor)
-        raise _unreachable(server, f"{path} is something else here")
-    return descriptor
 
 
 def _unreachable(server: int, why: str) -> CommunicationError:

@@ -134,10 +134,10 @@ class Server:
         synchronous = self._arrangement.consistency == "synchronous"
         late = synchronous and stale > 0  # its step has finished without it
         self._pushes[worker] += 1
-        if synchronous and not late:
-            self._add(self._gradient)
-        elif not synchronous:
+        if not synchronous:
             self._apply(self._gradient)
+        elif not late:
+            self._add(self._gradient)
         self.log.worker.append(worker)
         self.log.seconds.append(now(self._communicator))
         self.log.staleness.append(stale)
@@ -163,10 +163,8 @@ class Server:
             return True
         if self._arrangement.consistency == "synchronous":
             return self.log.version > self._pulled[worker]
-        unfinished = [pushes for pushes in self._pushes.values() if pushes < self._arrangement.steps]
-        return (
-            self._pushes[worker] - min(unfinished, default=self._arrangement.steps) <= self._arrangement.bound
-        )
+        slowest = min(self._pushes.values())  # those that have finished have made all steps
+        return self._pushes[worker] - slowest <= self._arrangement.bound
 
     def _answer(self, worker: int) -> None:
         self._pulled[worker] = self.log.version
@@ -208,11 +206,8 @@ class Worker:
         """Send each server its part of `gradient`; its answer is for the next `pull`."""
         for server in self._order():
             # With backup workers, servers may drop different workers' gradients, so one can be done before another.
-            done = (
-                self._arrangement.consistency == "synchronous"
-                and self._versions[server] >= self._arrangement.steps
-            )
-            if not done:
+            is_synchronous = self._arrangement.consistency == "synchronous"
+            if not is_synchronous or self._versions[server] < self._arrangement.steps:
                 self._communicator.send(server, self._arrangement.part(gradient, server))
                 self._awaited.append(server)
 
@@ -266,8 +261,3 @@ def server_bytes_received(workers: int, nbytes: int, servers: int = 1) -> float:
     Exact where k divides the number of elements. Source: Li et al. (2014), section 3.
     """
     return workers * nbytes / servers
-
-
-def server_bytes_sent(workers: int, nbytes: int, servers: int = 1) -> float:
-    """Bytes that each server sends in one step: W · K / k, and the version number for each worker."""
-    return workers * (nbytes / servers + VERSION_NBYTES)

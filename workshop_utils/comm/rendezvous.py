@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Self
 
 from workshop_utils.comm.communicator import CommunicationError, FrameError, PeerDied, PeerSilent
+from workshop_utils.comm.frames import text
 
 Sockets = dict[int, socket.socket]  # by rank
 
@@ -47,13 +48,6 @@ _VERDICTS = {
     b"\2": "the ranks do not agree on how many they are",
 }
 _NOT_YET = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EAGAIN}
-
-
-class Caller(NamedTuple):
-    """The link that a rank of the run has opened, and the address of its own listener."""
-
-    link: socket.socket
-    address: str
 
 
 class Membership(NamedTuple):
@@ -90,23 +84,22 @@ class Listener:
         except OSError as error:
             raise CommunicationError(f"cannot listen at {address}: {error.strerror}") from error
         self.address = "{}:{}".format(*self._listener.getsockname())
-        self._callers: dict[tuple[str, int], Caller] = {}  # by purpose and rank
+        # By purpose and rank: the link, and the address of the caller's own listener.
+        self._callers: dict[tuple[str, int], tuple[socket.socket, str]] = {}
         self._greeted: set[socket.socket] = set()  # not yet admitted
         self._changed = threading.Condition()
         self._thread = _started(self._accept)
 
-    def wait(self, purpose: str, ranks: range) -> dict[int, Caller]:
-        """One caller for each of `ranks`. Raises PeerSilent, which names the ranks missing at the deadline."""
-
-        def missing() -> list[int]:
-            return [rank for rank in ranks if (purpose, rank) not in self._callers]
-
+    def wait(self, purpose: str, ranks: range) -> list[tuple[socket.socket, str]]:
+        """The link and address of each of `ranks`. Raises PeerSilent, which names those missing at the deadline."""
         with self._changed:
-            seconds = max(0.0, self._own.deadline - time.monotonic())
-            if not self._changed.wait_for(lambda: not missing(), timeout=seconds):
-                names = ", ".join(map(str, missing()))
-                raise PeerSilent(f"rank {self._own.rank} has waited in vain for rank {names} to join the run")
-            return {rank: self._callers[purpose, rank] for rank in ranks}
+            while missing := [rank for rank in ranks if (purpose, rank) not in self._callers]:
+                if not self._changed.wait(self._own.deadline - time.monotonic()):
+                    names = ", ".join(map(str, missing))
+                    raise PeerSilent(
+                        f"rank {self._own.rank} has waited in vain for rank {names} to join the run"
+                    )
+            return [self._callers[purpose, rank] for rank in ranks]
 
     def close(self) -> None:
         """Admit nobody any more, and hang up on callers who are still being greeted."""
@@ -128,17 +121,15 @@ class Listener:
                 _started(self._greet, link)
 
     def _greet(self, link: socket.socket) -> None:
-        try:
-            is_admitted = self._is_admitted(link)
-        except (OSError, CommunicationError):
-            is_admitted = False  # a stranger: no business of the run's
-        if not is_admitted:
-            with self._changed:
-                self._greeted.discard(link)
-            link.close()
+        with contextlib.suppress(OSError):  # a stranger: no business of the run's
+            if self._admits(link):
+                return
+        with self._changed:
+            self._greeted.discard(link)
+        link.close()
 
-    def _is_admitted(self, link: socket.socket) -> bool:
-        """Whether the caller proves to be a rank that is still missing; it is told the verdict."""
+    def _admits(self, link: socket.socket) -> bool:
+        """Whether the caller proves to be a rank that is still missing; it receives the verdict."""
         own = self._own
         hello = receive(link, len(_MAGIC) + _NONCE, own.deadline)
         if not hello.startswith(_MAGIC):
@@ -154,13 +145,13 @@ class Listener:
             verdict = b"\0"
             if size != own.size or rank >= size:
                 verdict = b"\2"
-            elif (_text(purpose), rank) in self._callers or rank == own.rank:
+            elif (text(purpose), rank) in self._callers or rank == own.rank:
                 verdict = b"\1"
             link.sendall(verdict)
             if _VERDICTS[verdict]:
                 return False
             self._greeted.discard(link)  # at once, so that `close` leaves it alone
-            self._callers[_text(purpose), rank] = Caller(link, _text(address))
+            self._callers[text(purpose), rank] = link, text(address)
             self._changed.notify_all()
         return True
 
@@ -178,32 +169,26 @@ def call(own: Membership, address: str, purpose: str, own_address: str = "") -> 
         FrameError: if what listens there does not know the secret, or refuses this rank.
         PeerSilent: if nothing listens there by the deadline, or it does not answer.
     """
-    link = _dial(address, own)
-    try:
-        verdict = _introduce(link, own, purpose, own_address)
+    with contextlib.ExitStack() as unless_admitted:
+        link = unless_admitted.enter_context(_dial(address, own))
+        ours = secrets.token_bytes(_NONCE)
+        claim = _CLAIM.pack(own.rank, own.size, purpose.encode(), own_address.encode())
+        try:
+            link.sendall(_MAGIC + ours)
+            answer = receive(link, _NONCE + _PROOF, own.deadline)
+            theirs, proof = answer[:_NONCE], answer[_NONCE:]
+            if not hmac.compare_digest(proof, _proof(own.secret, b"called", ours, theirs)):
+                raise FrameError(f"what listens at {address} does not know this run's secret")
+            link.sendall(claim + _proof(own.secret, b"caller", theirs, ours, claim))
+            verdict = _VERDICTS.get(receive(link, 1, own.deadline), "for an unknown reason")
+        except TimeoutError:
+            raise PeerSilent(f"what listens at {address} did not answer rank {own.rank}") from None
+        except OSError as error:
+            verdict = str(error)
         if verdict:
             raise FrameError(f"what listens at {address} refused rank {own.rank} of {own.size}: {verdict}")
-    except BaseException as error:
-        link.close()
-        if isinstance(error, TimeoutError):
-            raise PeerSilent(f"what listens at {address} did not answer rank {own.rank}") from None
-        if isinstance(error, OSError):
-            raise FrameError(f"what listens at {address} refused rank {own.rank}: {error}") from error
-        raise
+        unless_admitted.pop_all()
     return link
-
-
-def _introduce(link: socket.socket, own: Membership, purpose: str, own_address: str) -> str:
-    """Why the called side refuses this rank; empty if it does not."""
-    ours = secrets.token_bytes(_NONCE)
-    link.sendall(_MAGIC + ours)
-    answer = receive(link, _NONCE + _PROOF, own.deadline)
-    theirs, proof = answer[:_NONCE], answer[_NONCE:]
-    if not hmac.compare_digest(proof, _proof(own.secret, b"called", ours, theirs)):
-        raise FrameError("what listens at {}:{} does not know this run's secret".format(*link.getpeername()))
-    claim = _CLAIM.pack(own.rank, own.size, purpose.encode(), own_address.encode())
-    link.sendall(claim + _proof(own.secret, b"caller", theirs, ours, claim))
-    return _VERDICTS.get(receive(link, 1, own.deadline), "for an unknown reason")
 
 
 def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[str, Sockets]:
@@ -217,16 +202,18 @@ def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[s
     links: dict[str, Sockets] = {purpose: {} for purpose in purposes}
     if own.size == 1:
         return links
-    with contextlib.closing(Listener(own, f"{host}:0")) as listener:
-        addresses = (_join if own.rank else _gather)(own, coordinator, listener.address)
+    with contextlib.closing(Listener(own, f"{host}:0" if own.rank else coordinator)) as listener:
+        addresses = _join(own, coordinator, listener.address) if own.rank else _gather(own, listener)
         for purpose, ours in links.items():
             ours.update({rank: call(own, addresses[rank], purpose) for rank in range(own.rank)})
         for purpose, ours in links.items():
-            higher = listener.wait(purpose, range(own.rank + 1, own.size))
-            ours.update({rank: caller.link for rank, caller in higher.items()})
-    for link in (link for of_purpose in links.values() for link in of_purpose.values()):
-        link.settimeout(None)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            higher = range(own.rank + 1, own.size)
+            ours.update(
+                {rank: link for rank, (link, _) in zip(higher, listener.wait(purpose, higher), strict=True)}
+            )
+            for link in ours.values():
+                link.settimeout(None)
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return links
 
 
@@ -239,18 +226,17 @@ def _join(own: Membership, coordinator: str, own_address: str) -> list[str]:
             raise PeerSilent(f"rank {own.rank} has joined, but not all {own.size} ranks have") from None
         except OSError:
             raise PeerDied(0, "the rendezvous") from None
-    return [_text(table[at : at + _ADDRESS]) for at in range(0, len(table), _ADDRESS)]
+    return [text(table[at : at + _ADDRESS]) for at in range(0, len(table), _ADDRESS)]
 
 
-def _gather(own: Membership, coordinator: str, own_address: str) -> list[str]:
-    """The same for rank 0, which tells them to the others."""
-    with contextlib.closing(Listener(own, coordinator)) as listener:
-        callers = listener.wait("join", range(1, own.size))
-        addresses = [own_address, *(caller.address for caller in callers.values())]
-        table = b"".join(address.encode().ljust(_ADDRESS, b"\0") for address in addresses)
-        for caller in callers.values():
-            with caller.link, contextlib.suppress(OSError):  # one that has died is missed later
-                caller.link.sendall(table)
+def _gather(own: Membership, listener: Listener) -> list[str]:
+    """The same for rank 0, which sends them to the others."""
+    callers = listener.wait("join", range(1, own.size))
+    addresses = [listener.address, *(address for _, address in callers)]
+    table = b"".join(address.encode().ljust(_ADDRESS, b"\0") for address in addresses)
+    for link, _ in callers:
+        with link, contextlib.suppress(OSError):  # one that has died is missed later
+            link.sendall(table)
     return addresses
 
 
@@ -301,10 +287,6 @@ def receive(link: socket.socket, nbytes: int, deadline: float) -> bytes:
 
 def _proof(secret: bytes, *parts: bytes) -> bytes:
     return hmac.digest(secret, b"|".join(parts), "sha256")
-
-
-def _text(padded: bytes) -> str:
-    return padded.rstrip(b"\0").decode("utf-8", "replace")
 
 
 def _own_host(coordinator: tuple[str, int]) -> str:

@@ -85,18 +85,13 @@ def simulate(
     if size < 1:
         raise ValueError(f"size is {size}; it must be at least 1")
     clock = _Clock(link if isinstance(link, Topology) else Topology(link), size)
-    ranks = clock.ranks
     if trace:
-        for communicator in ranks:
+        for communicator in clock.ranks:
             communicator.trace = []
     results = clock.run(program)
-    finish_seconds = np.array([communicator.seconds for communicator in ranks])
-    return Simulation(
-        seconds=float(finish_seconds.max()),
-        finish_seconds=finish_seconds,
-        results=results,
-        traces=[communicator.trace or [] for communicator in ranks] if trace else None,
-    )
+    finish_seconds = np.array([communicator.seconds for communicator in clock.ranks])
+    traces = [communicator.trace or [] for communicator in clock.ranks] if trace else None
+    return Simulation(float(finish_seconds.max()), finish_seconds, results, traces)
 
 
 class _Message(NamedTuple):
@@ -105,14 +100,13 @@ class _Message(NamedTuple):
     collective: str
 
 
-class _Channel:
+class _Channel(NamedTuple):
     """The path from one rank to another, and the messages on it or at its end."""
 
-    __slots__ = ("down", "latency_seconds", "messages", "up")
-
-    def __init__(self, up: Queue, down: Queue, latency_seconds: float) -> None:
-        self.up, self.down, self.latency_seconds = up, down, latency_seconds
-        self.messages: deque[_Message] = deque()
+    up: Queue
+    down: Queue
+    latency_seconds: float
+    messages: deque[_Message]
 
 
 class _Clock:
@@ -164,9 +158,11 @@ class _Clock:
         """Suspend the rank that acts, until something that is due resumes it."""
         self._hub.switch()
 
-    def is_behind(self, seconds: float) -> bool:
-        """Whether something is due before `seconds`."""
-        return bool(self._due) and self._due[0][0] < seconds
+    def take_turn(self, communicator: SimulatedCommunicator) -> None:
+        """Let whatever is due before this rank's time happen first."""
+        if self._due and self._due[0][0] < communicator.seconds:
+            self.at(communicator.seconds, communicator._resume)
+            self.give_way()
 
     def channel(self, source: int, to: int) -> _Channel:
         """The way from rank `source` to rank `to`: by their machines' NICs, or inside a machine by their own links."""
@@ -179,7 +175,7 @@ class _Clock:
                 self._queues.setdefault((is_inside, *end), Queue(link.bandwidth_bytes_per_second))
                 for end in ends
             )
-            self._channels[source, to] = _Channel(up, down, link.latency_seconds)
+            self._channels[source, to] = _Channel(up, down, link.latency_seconds, deque())
         return self._channels[source, to]
 
     def send(self, source: SimulatedCommunicator, to: int, array: Array) -> float:
@@ -230,9 +226,13 @@ class SimulatedCommunicator(Communicator):
         self.compute(seconds)
 
     def _first_of(self, sources: Sequence[int]) -> int:
-        self._take_turn()
+        self._clock.take_turn(self)
         while True:
-            arrival, source = min(self._first_messages(sources), default=(math.inf, -1))
+            channels = [(self._clock.channel(source, self.rank), source) for source in sources]
+            first = [
+                (channel.messages[0].arrival, source) for channel, source in channels if channel.messages
+            ]
+            arrival, source = min(first, default=(math.inf, -1))
             if arrival <= self.seconds:
                 return source
             self._waits_for = sources
@@ -240,13 +240,8 @@ class SimulatedCommunicator(Communicator):
                 self._clock.at(arrival, self._wake)
             self._clock.give_way()
 
-    def _first_messages(self, sources: Sequence[int]) -> list[tuple[float, int]]:
-        """When the first message of each of `sources` comes, of those that have sent."""
-        channels = [(self._clock.channel(source, self.rank), source) for source in sources]
-        return [(channel.messages[0].arrival, source) for channel, source in channels if channel.messages]
-
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
-        self._take_turn()
+        self._clock.take_turn(self)
         self._left = self.seconds
         if to is not None:
             sent = outgoing if type(outgoing) is Shape else outgoing.copy()
@@ -266,12 +261,6 @@ class SimulatedCommunicator(Communicator):
                 f"rank {source} sent a Shape, which has no contents, where rank {self.rank} expects an array"
             )
         incoming[:] = message.array
-
-    def _take_turn(self) -> None:
-        """Let ranks act whose clocks are behind this one's."""
-        if self._clock.is_behind(self.seconds):
-            self._clock.at(self.seconds, self._resume)
-            self._clock.give_way()
 
     def _notice(self, source: int, arrival: float) -> None:
         """A message will have come at `arrival`: act then, if this rank waits for it."""

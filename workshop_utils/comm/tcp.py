@@ -105,10 +105,10 @@ class TcpCommunicator(Communicator):
             awaited = [memoryview(header), incoming.view(np.uint8).data]
         moved_at = time.monotonic()  # when the rank that this one waits for last made progress
         while unsent or awaited:
-            has_sent = to is not None and self._send(to, unsent)
-            has_received = source is not None and self._receive(source, awaited)
+            has_sent = to is not None and bool(unsent) and self._send(to, unsent)
+            has_received = source is not None and bool(awaited) and self._receive(source, awaited)
             if source is not None and has_received and len(awaited) < 2 and header != expected:
-                self._control.fail(frames.difference(header, source, expected, self.rank, incoming.dtype))
+                self._control.fail(frames.difference(header, source, expected, self.rank))
             if has_received or (has_sent and not awaited):
                 moved_at = time.monotonic()
             if not has_sent and not has_received:
@@ -118,8 +118,6 @@ class TcpCommunicator(Communicator):
 
     def _send(self, to: int, parts: list[memoryview]) -> bool:
         """Send what the kernel takes of `parts` at once, and keep the rest there; returns whether it took any."""
-        if not parts:
-            return False
         try:
             _drop(parts, self._data[to].sendmsg(parts))
         except BlockingIOError:
@@ -130,8 +128,6 @@ class TcpCommunicator(Communicator):
 
     def _receive(self, source: int, parts: list[memoryview]) -> bool:
         """Fill the first of `parts` as far as bytes have arrived; returns whether there were any."""
-        if not parts:
-            return False
         received = 0
         try:
             received = self._data[source].recv_into(parts[0])
@@ -167,7 +163,7 @@ class TcpCommunicator(Communicator):
 
     def _header(self, counters: list[int], peer: int, array: Array) -> bytes:
         counters[peer] += 1
-        return frames.message(self._collective, array.dtype, counters[peer], array.nbytes)
+        return frames.message(self._collective, counters[peer], array)
 
     def close(self) -> None:
         """Close the links. Safe to call twice."""

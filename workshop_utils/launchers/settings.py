@@ -1,4 +1,4 @@
-"""What a place.yaml has in common, whichever place it describes."""
+"""What every place.yaml has in common, whichever target it configures."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import yaml
 from workshop_utils.jobs import Description, JobError
 
 
-class PlaceSettings(Description):
-    """What a learner says of a place, in Python or in a YAML file; `EXAMPLE` is a line of one, for the messages."""
+class TargetSettings(Description):
+    """The settings of a target, in Python or in a YAML file; `EXAMPLE` is a line of one, for messages."""
 
     EXAMPLE: ClassVar[str]
 

@@ -32,7 +32,7 @@ from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers import output, slurm_task
 from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
 from workshop_utils.launchers.local.environment import PROGRAMS, inherited_variables, shared_variables
-from workshop_utils.launchers.settings import PlaceSettings
+from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import shipped
 from workshop_utils.runs import RunState
 from workshop_utils.strategies import MPIRUN, Addresses, ProcessSpec, launched, strategy_of
@@ -72,7 +72,7 @@ class SlurmRequest:
     __repr__ = __str__
 
 
-class Slurm(PlaceSettings):
+class Slurm(TargetSettings):
     """Launches jobs on the cluster of this machine, which has `sbatch`, as a login node does.
 
     A job without `nodes` and `processes_per_node` gets a node for each worker.

@@ -59,7 +59,11 @@ def run_lessons(
     """
     paths = selection.notebook_paths(notebooks)
     values = parsed(parameters)
-    accepted = check_parameters(paths, values)
+    accepted = {path: parameters_of(selection.read_notebook(path)) for path in paths}
+    names = sorted(set().union(*accepted.values()))
+    for name in values:  # papermill accepts any, so a misspelt one would have no effect
+        if name not in names:
+            raise JobError(f"parameter {name!r} is in none of the notebooks; they have {', '.join(names)}")
     planned = _planned(values, [name for name in strategies.split(",") if name])
     output.mkdir(parents=True, exist_ok=True)
     executed = []
@@ -71,10 +75,8 @@ def run_lessons(
         mark = "FAILED" if lesson.error else "ok"
         bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
         executed.append(lesson)
-    start = time.monotonic()
     measured = _sweep(planned) if with_sweep else None
-    sweep_seconds = time.monotonic() - start
-    path = report.write_report(output, executed, measured, sweep_seconds)
+    path = report.write_report(output, executed, measured)
     failures = [f"{lesson.notebook}: {lesson.error}" for lesson in executed if lesson.error]
     succeeded = len(executed) - len(failures)
     if measured is not None:
@@ -82,8 +84,7 @@ def run_lessons(
     for failure in failures:
         print(failure)
     seconds = sum(lesson.seconds for lesson in executed)
-    print(f"the lessons took {seconds:.0f} s" + f", the sweep {sweep_seconds:.0f} s" * with_sweep)
-    print(f"{succeeded} of {len(executed)} lessons succeeded; the report is {path}")
+    print(f"{succeeded} of {len(executed)} lessons succeeded, in {seconds:.0f} s; the report is {path}")
     return 1 if failures else 0
 
 
@@ -99,22 +100,6 @@ def parsed(parameters: Sequence[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             raise JobError(f"parameter {name!r} is {text!r}; it is not a value that YAML can read") from None
     return values
-
-
-def check_parameters(notebooks: Sequence[Path], values: dict[str, Any]) -> dict[Path, set[str]]:
-    """The names that each notebook's parameters cell has.
-
-    papermill accepts any name, so a misspelt one would have no effect, without a word.
-
-    Raises:
-        JobError: for a name that none of the notebooks has.
-    """
-    accepted = {path: parameters_of(selection.read_notebook(path)) for path in notebooks}
-    names = sorted(set().union(*accepted.values()))
-    for name in values:
-        if name not in names:
-            raise JobError(f"parameter {name!r} is in none of the notebooks; they have {', '.join(names)}")
-    return accepted
 
 
 def parameters_of(notebook: Any) -> set[str]:
@@ -138,14 +123,10 @@ def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # papermill's own, about Jupyter
-            options = {
-                "progress_bar": False,
-                "execution_timeout": CELL_TIMEOUT_SECONDS,
-                "config": selection.KERNEL,
-            }
             papermill.execute_notebook(
-                str(notebook), str(target), parameters, cwd=str(notebook.parent), **options
-            )
+                str(notebook), str(target), parameters, cwd=str(notebook.parent), progress_bar=False,
+                execution_timeout=CELL_TIMEOUT_SECONDS, config=selection.KERNEL,
+            )  # fmt: skip
     except PapermillExecutionError as failure:
         error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"
     except Exception as failure:  # the kernel died, a cell timed out: the other lessons still run

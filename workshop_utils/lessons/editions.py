@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,9 +125,15 @@ def _digest(notebook: Any) -> str:
 def _times(notebook: Any) -> str:
     """A table of how long the cells of each section ran when the source was executed."""
     rows: dict[str, float] = {}
-    all_seconds = notebook.metadata.get("workshop", {}).get("seconds", [])
-    for (heading, _), seconds in zip(selection.headed_cells(notebook, level=2), all_seconds, strict=False):
-        rows[heading or "start"] = rows.get(heading or "start", 0.0) + seconds
+    seconds = iter(notebook.metadata.get("workshop", {}).get("seconds", []))
+    section = "start"
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            rows[section] = rows.get(section, 0.0) + next(seconds, 0.0)
+        elif headings := re.findall(r"^##\s+(.+)$", cell.source, flags=re.MULTILINE):
+            section = headings[-1]
     table = "\n".join(f"| {name} | {seconds:.0f} |" for name, seconds in rows.items())
     total = f"| **all** | **{sum(rows.values()):.0f}** |"
-    return f"| section | seconds its cells run |\n| --- | ---: |\n{table}\n{total}" if rows else ""
+    return (
+        f"| section | seconds its cells run |\n| --- | ---: |\n{table}\n{total}" if sum(rows.values()) else ""
+    )

@@ -30,7 +30,7 @@ import nbformat
 import pandas as pd
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.local.group import Event, Process, ProcessGroup
+from workshop_utils.launchers.local.run import Event, Process, ProcessGroup
 from workshop_utils.lessons import editions
 from workshop_utils.lessons.selection import notebook_paths, read_notebook
 
@@ -83,19 +83,17 @@ def grade_class(folder: Path, output: Path, seconds: float = SECONDS) -> Iterato
 
 
 def grades_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """One line per learner and lesson: the number of exercises in each state, and the seconds."""
-    frame = pd.DataFrame(rows, columns=COLUMNS)
-    notebooks = frame.groupby(["learner", "lesson"])
-    counts = notebooks["state"].value_counts().unstack(fill_value=0)
+    """One line per learner and lesson: the number of exercises, and of those in each state."""
+    frame = pd.DataFrame(rows)
+    counts = pd.crosstab([frame["learner"], frame["lesson"]], frame["state"])
     counts.insert(0, "exercises", counts.sum(axis="columns"))
-    counts["seconds"] = notebooks["seconds"].max().round().astype(int)
     return counts.rename_axis(columns=None).reset_index()
 
 
 def write_grades(rows: list[dict[str, Any]], output: Path) -> Path:
     """Write each check's verdict to `output/grades.csv`."""
     path = output / "grades.csv"
-    pd.DataFrame(rows, columns=COLUMNS).to_csv(path, index=False)
+    pd.DataFrame(rows).to_csv(path, index=False)
     return path
 
 

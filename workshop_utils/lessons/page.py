@@ -18,14 +18,11 @@ import latex2mathml.converter
 import nbconvert
 import nbformat
 from jinja2 import pass_context
-from markupsafe import Markup
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
 from workshop_utils.plots import alternative
 
 TEMPLATE = Path(__file__).with_name("templates") / "lesson.html"
-# Operators that browsers and TeX set differently: K/N has no gaps, and both bars of a norm are equally high.
-AS_TEX = {"&#x0002F;": 'lspace="0" rspace="0"', "&#x02016;": 'stretchy="false"'}
 
 
 def lesson_page(executed: Any, notebook: Path) -> str:
@@ -37,28 +34,16 @@ def lesson_page(executed: Any, notebook: Path) -> str:
         about = output.get("metadata", {}).get("image/png", {})
         if "alt" in about and "text/html" not in data:  # nbconvert omits a picture's alternative text
             data["text/html"] = alternative.html_image(data["image/png"], about, about["alt"])
-        if "text/latex" in data:
-            data.setdefault("text/markdown", data["text/latex"])
     resources = {"metadata": {"name": notebook.stem, "path": str(notebook.parent)}}
     page, _ = _Exporter(template_file=str(TEMPLATE)).from_notebook_node(static, resources)
     return str(page)
 
 
-def inline(markdown: str) -> Markup:
-    """One line of Markdown, such as a heading, as HTML."""
-    paragraph = MarkdownWithMath(renderer=_Renderer(escape=False)).render(markdown).strip()
-    return Markup(paragraph.removeprefix("<p>").removesuffix("</p>"))
-
-
 class _Exporter(nbconvert.HTMLExporter):
     @pass_context
     def markdown2html(self, context: Any, source: str) -> str:
-        renderer = _Renderer(
-            escape=False,
-            attachments=context.get("cell", {}).get("attachments", {}),
-            path=context.get("resources", {}).get("metadata", {}).get("path", ""),
-        )
-        return MarkdownWithMath(renderer=renderer).render(source)
+        path = context["resources"]["metadata"]["path"]
+        return MarkdownWithMath(renderer=_Renderer(escape=False, path=path)).render(source)
 
 
 class _Renderer(IPythonRenderer):
@@ -87,7 +72,5 @@ def _mathml(tex: str, display: str) -> str:
         formula = latex2mathml.converter.convert(tex, xmlns="", display=display)
     except Exception:  # the library has a class for each mistake, without a common base
         return f"<code>{html.escape(tex)}</code>"
-    for operator, attributes in AS_TEX.items():
-        formula = formula.replace(f"<mo>{operator}</mo>", f"<mo {attributes}>{operator}</mo>")
     # HTML needs no namespace, and nbconvert would write it as a prefix into headings.
     return formula.replace(' xmlns=""', "", 1)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,3 @@ def notebook_paths(named: Sequence[Path] = ()) -> list[Path]:
     if missing or not paths:
         raise JobError(f"there is no notebook {missing or f'in {NOTEBOOKS}/'}; run this in its parent folder")
     return paths
-
-
-def headed_cells(notebook: Any, level: int | None = None) -> Iterator[tuple[str, Any]]:
-    """The code cells of `notebook`, each with the last heading above it, of this `level` or any."""
-    hashes = "#" * level if level else "#+"
-    heading = ""
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            yield heading, cell
-        elif headings := re.findall(rf"^{hashes}\s+(.+)$", cell.source, flags=re.MULTILINE):
-            heading = headings[-1]

@@ -236,14 +236,8 @@ class OverlappedDataParallel(BucketedDataParallel):
     Use it as a context manager, or call `close` in the end, which ends the thread.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        communicator: Communicator,
-        bucket_bytes: int = 25 * MEBIBYTE,
-        find_unused: bool = False,
-    ) -> None:
-        super().__init__(module, communicator, bucket_bytes, find_unused)
+    def __init__(self, module: nn.Module, communicator: Communicator, **options: Any) -> None:
+        super().__init__(module, communicator, **options)
         self._sent: list[Future[None]] = []  # one a bucket that has been handed over
         self._failure: CommunicationError | None = None
         self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="workshop-all-reduce")

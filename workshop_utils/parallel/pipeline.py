@@ -121,7 +121,15 @@ def run(
     Raises:
         ValueError: if schedule and communicator differ in size, or `stages` are not those of this rank.
     """
-    _check(schedule, stages, communicator)
+    if schedule.ranks != communicator.size:
+        raise ValueError(
+            f"schedule {schedule.name!r} is for {schedule.ranks} ranks; the communicator has {communicator.size}"
+        )
+    due = list(schedule.stages_of(communicator.rank))
+    if sorted(stages) != due:
+        raise ValueError(
+            f"stages is {sorted(stages)}; rank {communicator.rank} must have stages {due} of {schedule.stages}"
+        )
     results: dict[Pass, Any] = {}
     timeline: list[Timed] = []
     for step in program(schedule, communicator.rank):
@@ -140,18 +148,6 @@ def run(
         results[step] = act(step.microbatch, incoming)
         timeline.append(Timed(communicator.rank, step, start, now(communicator)))
     return timeline
-
-
-def _check(schedule: Schedule, stages: Mapping[int, Stage], communicator: Communicator) -> None:
-    if schedule.ranks != communicator.size:
-        raise ValueError(
-            f"schedule {schedule.name!r} is for {schedule.ranks} ranks; the communicator has {communicator.size}"
-        )
-    due = schedule.stages_of(communicator.rank)
-    if set(stages) != set(due):
-        raise ValueError(
-            f"stages is {sorted(stages)}; rank {communicator.rank} must have stages {list(due)} of {schedule.stages}"
-        )
 
 
 class ModuleStage:
@@ -207,25 +203,13 @@ class EmulatedStage:
     def __init__(
         self, communicator: Communicator, forward_seconds: float, backward_seconds: float, message: Array
     ) -> None:
-        self._compute = functools.partial(sleep, communicator)
-        self._seconds = forward_seconds, backward_seconds
-        self._message = message
+        self._communicator, self._message = communicator, message
+        self._forward_seconds, self._backward_seconds = forward_seconds, backward_seconds
 
     def forward(self, microbatch: int, incoming: Array | None) -> Array | None:
-        self._compute(self._seconds[0])
+        sleep(self._communicator, self._forward_seconds)
         return self._message
 
     def backward(self, microbatch: int, incoming: Array | None) -> Array | None:
-        self._compute(self._seconds[1])
+        sleep(self._communicator, self._backward_seconds)
         return self._message
-
-
-def pipeline_bytes_sent(rank: int, ranks: int, microbatches: int, nbytes: int, chunks: int = 1) -> int:
-    """Bytes that `rank` sends in one run of a schedule, with messages of `nbytes`.
-
-    For each microbatch every stage but the last sends activations on, and every stage but the first a gradient back:
-    (2 v − [first rank] − [last rank]) · m messages. One rank alone sends nothing.
-    """
-    if ranks == 1:
-        return 0
-    return (2 * chunks - (rank == 0) - (rank == ranks - 1)) * microbatches * nbytes

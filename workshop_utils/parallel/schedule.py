@@ -70,10 +70,8 @@ class Schedule:
                     f"schedule {self.name!r}: rank {rank} must run every pass of its stages exactly once; look at "
                     f"{kind} of microbatch {microbatch} through stage {stage}"
                 )
-            for each in passes:
-                if each.kind == "backward" and passes.index(each) < passes.index(
-                    each._replace(kind="forward")
-                ):
+            for place, each in enumerate(passes):
+                if each.kind == "backward" and each._replace(kind="forward") not in passes[:place]:
                     raise ScheduleError(
                         f"schedule {self.name!r}: rank {rank} runs backward of microbatch {each.microbatch} through "
                         f"stage {each.stage} before its forward"
@@ -117,13 +115,8 @@ class Timed(NamedTuple):
     def record(self) -> dict[str, float]:
         """What a script reports: backward (0 or 1), microbatch, stage, start and end."""
         kind, microbatch, stage = self.each
-        return {
-            "backward": kind == "backward",
-            "microbatch": microbatch,
-            "stage": stage,
-            "start": self.start,
-            "end": self.end,
-        }
+        where = {"backward": kind == "backward", "microbatch": microbatch, "stage": stage}
+        return {**where, "start": self.start, "end": self.end}
 
 
 def timeline_of(records: Iterable[Mapping[str, Any]]) -> list[Timed]:
@@ -244,10 +237,7 @@ def predict(
     Raises:
         ScheduleError: if passes wait for each other for ever.
     """
-    seconds = {
-        "forward": forward_seconds / schedule.chunks,
-        "backward": backward_seconds / schedule.chunks,
-    }
+    seconds = {"forward": forward_seconds, "backward": backward_seconds}
     ends: dict[Pass, float] = {}
     timeline: list[Timed] = []
     waiting = [list(reversed(passes)) for passes in schedule.passes]
@@ -260,7 +250,7 @@ def predict(
                 crosses = source is not None and source.stage % schedule.ranks != rank
                 ready = 0.0 if source is None else ends[source] + message_seconds * crosses
                 start = max(free[rank], ready)
-                free[rank] = ends[each] = start + seconds[each.kind]
+                free[rank] = ends[each] = start + seconds[each.kind] / schedule.chunks
                 timeline.append(Timed(rank, each, start, free[rank]))
         if len(timeline) == before:
             kind, microbatch, stage = next(passes[-1] for passes in waiting if passes)

@@ -25,8 +25,9 @@ and 7; for stage 3 also Zhao et al. (2023), "PyTorch FSDP: experiences on scalin
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn, optim
@@ -229,8 +230,7 @@ class ShardedGradients(_Sharded):
 
     def _after_step(self, *_: Any) -> None:
         super()._after_step()
-        for flat in self.flats:
-            flat.gather()
+        _gather(self.flats)
 
 
 class FullySharded(_Sharded):
@@ -269,12 +269,8 @@ class FullySharded(_Sharded):
             for flat in flats:
                 self._watch(flat)
                 self._unit_of[flat] = flats
-            self._gather_around(unit.module, flats)
-
-    def _gather_around(self, module: nn.Module, flats: list[Flat]) -> None:
-        """Have `flats` whole while `module` is in its forward pass."""
-        module.register_forward_pre_hook(lambda *_: _each(flats, Flat.gather))
-        module.register_forward_hook(lambda *_: _each(flats, Flat.free), always_call=True)
+            unit.module.register_forward_pre_hook(partial(_gather, flats))
+            unit.module.register_forward_hook(partial(_free, flats), always_call=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
@@ -298,22 +294,27 @@ class FullySharded(_Sharded):
 
     def _on_gradient(self, flat: Flat, parameter: Any) -> None:
         if flat.take(parameter):
-            _each(self._unit_of[flat], Flat.free)
+            _free(self._unit_of[flat])
 
     def _after_step(self, *_: Any) -> None:
         super()._after_step()
-        _each(self.flats, Flat.free)  # frozen units may still be whole
+        _free(self.flats)  # frozen units may still be whole
 
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
         """The module with all its parameters, to be looked at or saved; all ranks enter the block together."""
-        _each(self.flats, Flat.gather)
+        _gather(self.flats)
         try:
             yield self.module
         finally:
-            _each(self.flats, Flat.free)
+            _free(self.flats)
 
 
-def _each(flats: Iterable[Flat], do: Callable[[Flat], None]) -> None:
+def _gather(flats: Iterable[Flat], *_: object) -> None:  # may be a hook, as `_free` may
     for flat in flats:
-        do(flat)
+        flat.gather()
+
+
+def _free(flats: Iterable[Flat], *_: object) -> None:
+    for flat in flats:
+        flat.free()

@@ -10,7 +10,7 @@ sequence parallelism (Korthikanti et al. 2022, "Reducing Activation Recomputatio
 
 | | forward | backward | here |
 | --- | --- | --- | --- |
-| f | nothing | all-reduce | `_Copy` |
+| f | nothing | all-reduce | in `ColumnParallelLinear` |
 | g | all-reduce | nothing | `Region.sum_up` |
 | g, sequence parallel | all-gather | reduce-scatter, and X gathered once more | `_GatheredLinear` |
 | ḡ, sequence parallel | reduce-scatter | all-gather | `Region.sum_up` |
@@ -23,6 +23,7 @@ PyTorch's `nn.Linear` keeps A transposed, so that a cut by columns is one by the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from torch.nn import functional
 from workshop_utils.comm.communicator import Communicator, Operation
 from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_bytes_sent, ring_reduce_scatter
 from workshop_utils.comm.subset import Subset
-from workshop_utils.parallel.gpt import Attention, Block, Embedding, Head
+from workshop_utils.parallel.gpt import Block, Embedding, Head
 
 
 class Region:
@@ -50,7 +51,8 @@ class Region:
 
     def sum_up(self, partial: Tensor) -> Tensor:
         """The sum over all ranks of what their parts gave: g, or of its sequence this rank's share: ḡ."""
-        total: Tensor = (_ScatterSum if self.sequence_parallel else _Sum).apply(partial, self)
+        pair = (self.scatter_sum, self.gather_sequence) if self.sequence_parallel else (self.sum, _same)
+        total: Tensor = _Conjugate.apply(partial, *pair)
         return total
 
     def own(self, length: int) -> slice:
@@ -90,29 +92,23 @@ class Region:
         return whole[self.own(x.shape[1])].transpose(0, 1)
 
 
-class _Copy(torch.autograd.Function):
-    """f: the input is there already; its gradient is the sum of what all parts contribute."""
+class _Conjugate(torch.autograd.Function):
+    """One operation forward, another one backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, region: Region) -> Tensor:
-        ctx.region = region
-        return x.view_as(x)
+    def forward(
+        ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.gradient_of = backward
+        return forward(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return ctx.region.sum(gradients[0]), None
+        return ctx.gradient_of(gradients[0]), None, None
 
 
-class _Sum(torch.autograd.Function):
-    """g: the output is the sum of all parts'; each part's gradient is that of the sum."""
-
-    @staticmethod
-    def forward(_: Any, x: Tensor, region: Region) -> Tensor:
-        return region.sum(x)
-
-    @staticmethod
-    def backward(_: Any, *gradients: Tensor) -> Any:
-        return gradients[0], None
+def _same(x: Tensor) -> Tensor:
+    return x.view_as(x)
 
 
 class _GatheredLinear(torch.autograd.Function):
@@ -131,19 +127,6 @@ class _GatheredLinear(torch.autograd.Function):
         whole = region.gather_sequence(x).flatten(0, -2)
         own = region.scatter_sum(gradients[0] @ weight)
         return own, rows.t() @ whole, rows.sum(dim=0) if ctx.has_bias else None, None
-
-
-class _ScatterSum(torch.autograd.Function):
-    """ḡ of sequence parallelism."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, region: Region) -> Tensor:
-        ctx.region = region
-        return region.scatter_sum(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return ctx.region.gather_sequence(gradients[0]), None
 
 
 class Cut(nn.Module):
@@ -180,7 +163,7 @@ class ColumnParallelLinear(Cut):
     def forward(self, x: Tensor) -> Tensor:
         if self.region.sequence_parallel:
             return _GatheredLinear.apply(x, self.weight, self.bias, self.region)
-        return functional.linear(_Copy.apply(x, self.region), self.weight, self.bias)
+        return functional.linear(_Conjugate.apply(x, _same, self.region.sum), self.weight, self.bias)
 
 
 class RowParallelLinear(Cut):
@@ -284,22 +267,17 @@ def parallelize(module: nn.Module, region: Region) -> nn.Module:
     if isinstance(module, Embedding):
         return VocabularyParallelEmbedding(module, region)
     if isinstance(module, Block):
-        _parallelize_block(module, region)
+        attention, mlp, unit = module.attention, module.mlp, module.attention.head_width
+        attention.qkv = ColumnParallelLinear(attention.qkv, region, 3 * unit)  # type: ignore[assignment]
+        attention.out = RowParallelLinear(attention.out, region, unit)  # type: ignore[assignment]
+        mlp.up = ColumnParallelLinear(mlp.up, region)  # type: ignore[assignment]
+        mlp.down = RowParallelLinear(mlp.down, region)  # type: ignore[assignment]
     elif isinstance(module, Head):
         module.vocabulary = ColumnParallelLinear(module.vocabulary, region)  # type: ignore[assignment]
     else:
         for name, child in module.named_children():
             setattr(module, name, parallelize(child, region))
     return module
-
-
-def _parallelize_block(block: Block, region: Region) -> None:
-    attention: Attention = block.attention
-    unit = attention.head_width
-    attention.qkv = ColumnParallelLinear(attention.qkv, region, 3 * unit)  # type: ignore[assignment]
-    attention.out = RowParallelLinear(attention.out, region, unit)  # type: ignore[assignment]
-    block.mlp.up = ColumnParallelLinear(block.mlp.up, region)  # type: ignore[assignment]
-    block.mlp.down = RowParallelLinear(block.mlp.down, region)  # type: ignore[assignment]
 
 
 def finish_gradients(module: nn.Module, region: Region) -> None:
@@ -317,9 +295,8 @@ def finish_gradients(module: nn.Module, region: Region) -> None:
         return
     together = torch.cat([gradient.flatten() for gradient in gradients])
     ring_all_reduce(region.communicator, together.numpy())
-    for gradient, reduced in zip(
-        gradients, together.split([each.numel() for each in gradients]), strict=True
-    ):
+    parts_of_sum = together.split([gradient.numel() for gradient in gradients])
+    for gradient, reduced in zip(gradients, parts_of_sum, strict=True):
         gradient.copy_(reduced.view_as(gradient))
 
 

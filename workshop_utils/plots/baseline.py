@@ -97,9 +97,8 @@ def time_to_train() -> Figure:
     for device, peak in PEAK_FLOPS_PER_SECOND.items():
         own = [work for run, work in zip(TRAINING_RUNS, flops, strict=True) if run.device == device]
         span = np.array([min(own) / 3, max(own) * 2.5])
-        style.theory(
-            axes, span, span / (UTILISATION * peak) / YEAR_SECONDS, f"{device} at {_percent(UTILISATION)}"
-        )
+        needed = span / (UTILISATION * peak) / YEAR_SECONDS
+        style.theory(axes, span, needed, f"{device} at {_percent(UTILISATION)}")
     for run, work in zip(TRAINING_RUNS, flops, strict=True):
         years = run.device_hours * 3600 / YEAR_SECONDS
         colour, marker = ("worker 0", "o") if run.device == "A100" else ("worker 5", "s")

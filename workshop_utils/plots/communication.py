@@ -64,18 +64,13 @@ def ring_steps(all_reduce: AllReduce, size: int) -> Figure:
     for step, axes in enumerate(grid.flat):
         axes.axis("off")
         if step < steps:
-            _panel(axes, held[:, step], held[:, max(0, step - 1)], _step_name(step, size))
+            name = f"reduce-scatter {step}" if step < size else f"all-gather {step - size + 1}"
+            _panel(axes, held[:, step], held[:, max(0, step - 1)], name if step else "start")
     return style.finish(
         figure,
         "Every chunk goes round the ring twice: once to be added up, once to be known",
         "a row: a rank; a column: a chunk; colours: whose gradients are in it; framed: just came from the rank above",
     )
-
-
-def _step_name(step: int, size: int) -> str:
-    if step == 0:
-        return "start"
-    return f"reduce-scatter {step}" if step < size else f"all-gather {step - size + 1}"
 
 
 def _panel(axes: Axes, held: np.ndarray, before: np.ndarray, name: str) -> None:
@@ -88,9 +83,8 @@ def _panel(axes: Axes, held: np.ndarray, before: np.ndarray, name: str) -> None:
         for chunk in range(size):
             _cell(axes, (chunk, rank), held[rank, chunk])
             if (held[rank, chunk] != before[rank, chunk]).any():
-                frame = Rectangle((chunk + 0.03, rank + 0.03), 0.94, 0.94, fill=False, linewidth=2.2)
-                frame.set(edgecolor=style.INK, zorder=4)
-                axes.add_patch(frame)
+                look: dict[str, Any] = {"linewidth": 2.2, "edgecolor": style.INK, "zorder": 4}
+                axes.add_patch(Rectangle((chunk + 0.03, rank + 0.03), 0.94, 0.94, fill=False, **look))
 
 
 def _cell(axes: Axes, corner: tuple[float, float], counts: np.ndarray) -> None:
@@ -98,10 +92,8 @@ def _cell(axes: Axes, corner: tuple[float, float], counts: np.ndarray) -> None:
     size, (x, y) = len(counts), corner
     width = 0.86 / size
     for rank, count in enumerate(counts):
-        colour = style.colour_of(f"worker {rank}") if count else "#F2F2F2"
-        axes.add_patch(
-            Rectangle((x + 0.07 + rank * width, y + 0.07), width, 0.86, facecolor=colour, linewidth=0)
-        )
+        colour, left = style.colour_of(f"worker {rank}") if count else "#F2F2F2", x + 0.07 + rank * width
+        axes.add_patch(Rectangle((left, y + 0.07), width, 0.86, facecolor=colour, linewidth=0))
 
 
 Traces = Mapping[str, Sequence[Sequence[Event]]]  # by algorithm, of each rank
@@ -133,7 +125,10 @@ def message_timelines(columns: Mapping[str, Traces], detail: str) -> Figure:
 
 def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: float) -> None:
     for rank, event, received in _sends(ranks):
-        _message(axes, rank, event, longest)
+        colour, duration = style.colour_of(f"worker {event.peer}"), event.end - event.start
+        axes.barh(rank, duration, 0.74, left=event.start, color=colour, edgecolor="white", linewidth=0.6)
+        if duration > 0.022 * longest:
+            style.inside(axes, event.start + duration / 2, rank, f"→{event.peer}", colour, fontsize=8)
         if received - event.end > 1e-3 * longest:
             colour = style.tint(f"worker {event.peer}", 0.3)
             axes.barh(rank, received - event.end, 0.74, left=event.end, color=colour, linewidth=0, zorder=0.5)
@@ -158,14 +153,6 @@ def _sends(ranks: Sequence[Sequence[Event]]) -> Iterator[tuple[int, Event, float
                 end = ends.pop(0) if ends else event.end
                 if event.nbytes:
                     yield rank, event, end
-
-
-def _message(axes: Axes, rank: int, event: Event, whole: float) -> None:
-    colour = style.colour_of(f"worker {event.peer}")
-    duration = event.end - event.start
-    axes.barh(rank, duration, 0.74, left=event.start, color=colour, edgecolor="white", linewidth=0.6)
-    if duration > 0.022 * whole:
-        style.inside(axes, event.start + duration / 2, rank, f"→{event.peer}", colour, fontsize=8)
 
 
 class Series(NamedTuple):

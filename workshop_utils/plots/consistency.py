@@ -73,9 +73,8 @@ def losses_over_time(runs: Mapping[str, pd.DataFrame]) -> Figure:
         seconds = ordered["seconds"].to_numpy()
         style.theory(axes, seconds, smooth, name, colour=colour, linestyle=dashes, linewidth=2)
     axes.set(xlabel="seconds since the first report", ylabel="loss (nats)", ylim=(0, None))
-    return style.finish(
-        axes, "With a straggler, time is what waiting costs", "mean loss of the workers' last six reports"
-    )
+    detail = "mean loss of the workers' last six reports"
+    return style.finish(axes, "With a straggler, time is what waiting costs", detail)
 
 
 def thousand_workers(kernel: pd.DataFrame, real: pd.DataFrame, most: np.ndarray, detail: str) -> Figure:

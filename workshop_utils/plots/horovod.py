@@ -82,9 +82,8 @@ def tuning(
         axes.minorticks_off()
     detail = f"{tensors} gradients; faint: each repeat; bold: lower quartile"
     style.headline(left, "One large message beats many small ones", detail)
-    return style.finish(
-        right, "A long cycle makes everybody wait", "the same gradients, with the largest buffer"
-    )
+    detail = "the same gradients, with the largest buffer"
+    return style.finish(right, "A long cycle makes everybody wait", detail)
 
 
 def _repeats(axes: Axes, x: Sequence[float] | np.ndarray, samples: Sequence[Sequence[float]]) -> None:
@@ -104,10 +103,8 @@ def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure
     shown = {name: _fastest(horovod_timeline.steps(spans)) for name, spans in recorded.items()}
     tensors = max(len({span.tensor for span in spans}) for spans in shown.values())
     messages = {name: len(horovod_timeline.messages(spans)) for name, spans in shown.items()}
-    titles = [
-        f"{name}: {count} message{'s' * (count > 1)} for {tensors} gradients"
-        for name, count in messages.items()
-    ]
+    counts = {name: f"{count} message{'s' * (count > 1)}" for name, count in messages.items()}
+    titles = [f"{name}: {count} for {tensors} gradients" for name, count in counts.items()]
     figure, grid = style.panels(titles, 9.6, 1.0 + len(shown) * (0.75 + 0.16 * tensors), below=True)
     for axes, spans in zip(grid, shown.values(), strict=True):
         _gradients(axes, spans)
@@ -198,8 +195,7 @@ def elastic(metrics: pd.DataFrame, killed_seconds: float, joined_seconds: float 
     most = int(sizes["world_size"].max())
     lower.set(xlabel="seconds since the launch", yticks=range(most + 1))
     lower.set(ylabel="workers", ylim=(0, most + 0.6))
-    moments = {"a worker is killed": killed_seconds, "another has started": joined_seconds}
-    for words, moment in moments.items():
+    for words, moment in (("a worker is killed", killed_seconds), ("another has started", joined_seconds)):
         if moment is not None:
             style.mark(upper, moment, words, linewidth=1.2)
             style.mark(lower, moment, linewidth=1.2)

@@ -19,6 +19,7 @@ notebook is shown. Where nobody watches (papermill, tests), there are the first 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import time
@@ -149,20 +150,17 @@ class Picture:
     def _draw_lanes(self, metrics: pd.DataFrame, seconds: float) -> None:
         corners, colours, strokes = [], [], []
         named: dict[str, str] = {}
-        started = {
-            start["worker"]: [start["time"] - self._run.launched_at] for start in self._run.starts[::-1]
-        }
+        launched = self._run.launched_at
+        started = {start["worker"]: [start["time"] - launched] for start in self._run.starts[::-1]}
         for row, worker in enumerate(self._run.workers[:MOST_LANES]):
             rows = metrics[metrics["worker"] == worker]
             reports = rows["seconds"].to_numpy()
             strips = [*_strips(rows)]
             first = min([*started.get(worker, []), *reports[:1]], default=seconds)
-            if strips or len(reports) < 2:
-                strips.append(Strip(*STARTING, 0.0, first))
-            else:
+            strips.append(Strip(*STARTING, 0.0, first))
+            if len(strips) == 1 and len(reports) > 1:
                 pale = style.tint(worker, 0.35)
-                band = Strip("train (a stroke: a report)", pale, reports[0], reports[-1])
-                strips = [Strip(*STARTING, 0.0, first), band]
+                strips.append(Strip("train (a stroke: a report)", pale, reports[0], reports[-1]))
                 every = 1 + len(reports) // MOST_SPANS
                 strokes += [[(at, row - 0.38), (at, row + 0.38)] for at in reports[::every]]
             for strip in strips:
@@ -216,18 +214,17 @@ def watch(run: Run, live: bool | None = None) -> Run:
     if live is None:
         live = bool(os.environ.get(alternative.STARTED_BY_SERVER) or os.environ.get("VSCODE_PID"))
     picture, place = Picture(run), DisplayHandle()
-    pause = LEAST_SECONDS
+    show = place.display
     try:
-        picture.update()
-        data, metadata = _frame(picture.figure)
-        place.display(data, raw=True, metadata=metadata)
-        while not _ended(run, pause if live else None):
+        while True:
             began = time.thread_time()
             picture.update()
             data, metadata = _frame(picture.figure)
-            place.update(data, raw=True, metadata=metadata)
+            show(data, raw=True, metadata=metadata)
             spent = time.thread_time() - began
-            pause = max(LEAST_SECONDS, spent / SHARE - spent)
+            show = place.update
+            with contextlib.suppress(TimeoutError):
+                return run.wait(max(LEAST_SECONDS, spent / SHARE - spent) if live else None)
     except KeyboardInterrupt:
         run.stop()
         raise
@@ -236,16 +233,6 @@ def watch(run: Run, live: bool | None = None) -> Run:
         picture.finish()
         data, metadata = alternative.bundle(picture.figure)
         place.update(data, raw=True, metadata=metadata)
-    return run
-
-
-def _ended(run: Run, seconds: float | None) -> bool:
-    """Wait so long for `run` to end (None: as long as it takes); whether it has. Raises RunFailed as `run.wait`."""
-    try:
-        run.wait(seconds)
-    except TimeoutError:
-        return False
-    return True
 
 
 def _frame(figure: Figure) -> tuple[dict[str, Any], dict[str, Any]]:

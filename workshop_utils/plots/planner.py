@@ -149,15 +149,10 @@ class Planner:
 
     def _changed(self, _: Any) -> None:
         """Plan again; what cannot be planned is said in the text, and the picture stays."""
-        values = {name: each.value for name, each in self._inputs.items()}
+        name, tokens, days, dollars, kinds = (each.value for each in self._inputs.values())
+        instances = [self._kinds[kind] for kind in kinds]
         try:
-            self.plan = plan_run(
-                self._models[values["model"]],
-                values["tokens"],
-                values["days"] * 24 * HOUR,
-                values["dollars"],
-                [self._kinds[name] for name in values["instances"]],
-            )
+            self.plan = plan_run(self._models[name], tokens, days * 24 * HOUR, dollars, instances)
         except ValueError as error:
             self._text.value = str(error)
             return
@@ -170,11 +165,5 @@ planner = Planner  # to end a cell with
 def _log_slider(value: float, low: float, high: float) -> Any:
     """A slider over powers of ten, wide enough for `value`."""
     power = math.log10(value)
-    return widgets.FloatLogSlider(
-        value=value,
-        min=min(low, power),
-        max=max(high, power),
-        step=0.01,
-        readout_format=",.4g",
-        continuous_update=False,
-    )
+    look = {"step": 0.01, "readout_format": ",.4g", "continuous_update": False}
+    return widgets.FloatLogSlider(value=value, min=min(low, power), max=max(high, power), **look)

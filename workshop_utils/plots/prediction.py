@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +28,7 @@ TICKS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)  # workers
 RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10)
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """One algorithm's seconds, by number of workers.
 
     `line` is the closed form at `workers`, `low` and `high` its interval. What was measured and fitted, measured and

@@ -24,9 +24,7 @@ def steps_with_communication(timelines: Mapping[str, Timeline], finding: str, de
     titles = [f"{name}{_waited(timeline)}" for name, timeline in timelines.items()]
     height = 0.95 + (0.5 * ranks + 0.5) * len(timelines)
     figure, grid = style.panels(titles, 9.6, height, below=True, sharex=True)
-    ends = [
-        max(phase.end for phases in timeline.values() for phase in phases) for timeline in timelines.values()
-    ]
+    ends = [max(phase.end for each in timeline.values() for phase in each) for timeline in timelines.values()]
     for axes, timeline, end in zip(grid, timelines.values(), ends, strict=True):
         for row, phases in enumerate(timeline.values()):
             _row(axes, row, phases, max(ends))
@@ -39,9 +37,8 @@ def steps_with_communication(timelines: Mapping[str, Timeline], finding: str, de
 
 def _waited(timeline: Timeline) -> str:
     """How long the ranks waited on the mean, for a title; nothing where that was not reported."""
-    waits = [
-        phase.end - phase.start for phases in timeline.values() for phase in phases if phase.kind == "wait"
-    ]
+    waiting = [phase for phases in timeline.values() for phase in phases if phase.kind == "wait"]
+    waits = [phase.end - phase.start for phase in waiting]
     return f": waited {1000 * np.mean(waits):.0f} ms for gradients" if waits else ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -58,13 +59,11 @@ def racks(rows: Sequence[tuple[str, str, float, float]], detail: str) -> Figure:
     for row, (algorithm, placement) in enumerate((a, p) for a in algorithms for p in placements):
         (found,) = table[(table["algorithm"] == algorithm) & (table["placement"] == placement)].itertuples()
         height = -row - 0.5 * algorithms.index(algorithm)
-        axes.plot(
-            [found.theory] * 2, [height - 0.35, height + 0.35], color=style.COLOURS["theory"], linewidth=2
-        )
-        colour = f"worker {placements.index(placement)}"
-        style.measured(
-            axes, [found.seconds], [height], colour=colour, marker=style.MARKERS[placements.index(placement)]
-        )
+        ends = [height - 0.35, height + 0.35]
+        axes.plot([found.theory] * 2, ends, color=style.COLOURS["theory"], linewidth=2)
+        number = placements.index(placement)
+        look: dict[str, Any] = {"colour": f"worker {number}", "marker": style.MARKERS[number]}
+        style.measured(axes, [found.seconds], [height], **look)
         words, left = f"{algorithm.replace('_', '-')}, {placement}", ("axes fraction", "data")
         style.note(axes, words, (0, height), (-6, 0), xycoords=left, ha="right", va="center")
     axes.set(xlabel="seconds of one all-reduce", xlim=(0, None), yticks=[])

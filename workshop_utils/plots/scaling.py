@@ -60,12 +60,10 @@ def throughput(measured: pd.DataFrame, cores: int) -> Figure:
     return style.finish(axes, finding, "the digits, the same network by every strategy, batch a worker fixed")
 
 
-def efficiency(
-    rows: pd.DataFrame,
-    theory: Mapping[str, tuple[npt.ArrayLike, npt.ArrayLike]],
-    finding: str,
-    detail: str,
-) -> Figure:
+Line = tuple[npt.ArrayLike, npt.ArrayLike]
+
+
+def efficiency(rows: pd.DataFrame, theory: Mapping[str, Line], finding: str, detail: str) -> Figure:
     """Efficiency against workers: points measured, with the range of their repeats; lines theory.
 
     `rows` are those of `efficiency.scaling`; `theory` has workers and efficiency by strategy.
@@ -79,10 +77,15 @@ def efficiency(
             workers, line = (np.asarray(values, dtype=float) for values in theory[colour])
             style.theory(axes, workers, line, name, colour=colour)
             name = "_measured"
-        slowest, fastest = (
-            own["efficiency"] * own["step_seconds"] / own[column] for column in ("highest", "lowest")
+        work = own["efficiency"] * own["step_seconds"]
+        axes.vlines(
+            own["workers"],
+            work / own["highest"],
+            work / own["lowest"],
+            color=style.colour_of(colour),
+            linewidth=1.2,
+            zorder=2,
         )
-        axes.vlines(own["workers"], slowest, fastest, color=style.colour_of(colour), linewidth=1.2, zorder=2)
         places, reached = own[["workers", "efficiency"]].to_numpy(float).T
         style.measured(axes, places, reached, name, colour=colour, marker=style.MARKERS[index % 8])
     counts = {int(count) for count in rows["workers"]}
@@ -195,9 +198,8 @@ def laws() -> Figure:
         axes.set_xlabel("workers")
     fixed_work.set_ylabel("speed-up over one worker")
     style.headline(fixed_work, "The same work: a ceiling at 1 / s", "Amdahl 1967; dotted: perfect")
-    return style.finish(
-        fixed_time, "The same time, more work: no ceiling", "Gustafson 1988; s at the lines' ends"
-    )
+    detail = "Gustafson 1988; s at the lines' ends"
+    return style.finish(fixed_time, "The same time, more work: no ceiling", detail)
 
 
 def measured_speedups(speedups: Mapping[int, Sequence[float]], serial_fraction: float, cores: int) -> Figure:
@@ -209,9 +211,8 @@ def measured_speedups(speedups: Mapping[int, Sequence[float]], serial_fraction: 
     sizes = sorted(speedups)
     workers = np.geomspace(1, 2 * sizes[-1], 101)
     style.theory(axes, workers, workers, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
-    style.theory(
-        axes, workers, amdahl_speedup(serial_fraction, workers), f"Amdahl, s = {100 * serial_fraction:.0f} %"
-    )
+    law = amdahl_speedup(serial_fraction, workers)
+    style.theory(axes, workers, law, f"Amdahl, s = {100 * serial_fraction:.0f} %")
     for size in sizes:
         low, middle, high = np.percentile(speedups[size], [25, 50, 75])
         axes.plot([size, size], [low, high], color=style.colour_of("torch_ddp"), linewidth=1.4, zorder=2)

@@ -26,9 +26,8 @@ def step_times(seconds: Mapping[str, Sequence[float]]) -> Figure:
     style.unit_axis(axes.xaxis, "s")
     times = float(f"{medians['spark'] / medians['ring']:.2g}")  # it deserves no more digits
     detail = "the same gradients, the same weights; a line is the median"
-    return style.finish(
-        axes, f"A step by Spark takes about {times:,.0f} times as long as one by the ring", detail
-    )
+    finding = f"A step by Spark takes about {times:,.0f} times as long as one by the ring"
+    return style.finish(axes, finding, detail)
 
 
 def modes(table: pd.DataFrame) -> Figure:

@@ -19,11 +19,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
 import numpy as np
-from cycler import cycler
 from matplotlib import colors as mcolors
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -37,8 +37,6 @@ from workshop_utils.setup import lab
 INK = "#222222"  # text and axes
 QUIET = "#6B6B6B"  # second lines of text, ticks
 FAINT = "#E3E3E3"  # grid
-
-WORKERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#6B4E16", "#555555")
 
 COLOURS = {
     "server": "#3B3B3B",
@@ -69,44 +67,12 @@ COLOURS = {
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "h")
 DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 
-RC: dict[Any, Any] = {
-    "figure.figsize": (7.2, 4.0),
-    "figure.dpi": 100,
-    "figure.constrained_layout.use": True,
-    # A solid white page: readable as it is in JupyterLab's dark theme.
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-    "savefig.dpi": 200,
-    "axes.facecolor": "white",
-    "axes.edgecolor": QUIET,
-    "axes.linewidth": 0.8,
-    "axes.labelcolor": INK,
-    "axes.labelsize": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 12.5,
-    "axes.titleweight": "bold",
-    "axes.titlecolor": INK,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.prop_cycle": cycler(color=list(WORKERS)),
-    "grid.color": FAINT,
-    "grid.linewidth": 0.8,
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "text.color": INK,
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so a figure is the same on every machine
-    "font.size": 10,
-    "lines.linewidth": 2.0,
-    "lines.markersize": 6,
-    "lines.solid_capstyle": "round",
-    "legend.frameon": False,
-}
+RC: dict[Any, Any] = dict(
+    matplotlib.rc_params_from_file(Path(__file__).with_name("workshop.mplstyle"), use_default_template=False)
+)
+
+
+WORKERS: tuple[str, ...] = tuple(RC["axes.prop_cycle"].by_key()["color"])
 
 
 def use() -> None:

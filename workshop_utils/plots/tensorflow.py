@@ -121,6 +121,5 @@ def progress(runs: Mapping[str, pd.DataFrame], slow: str) -> Figure:
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
     grid[0].set_ylabel("the worker's own steps")
-    return style.finish(
-        figure, "One late worker holds up all, or itself alone", f"{slow} sleeps before each step"
-    )
+    finding = "One late worker holds up all, or itself alone"
+    return style.finish(figure, finding, f"{slow} sleeps before each step")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
+import pandas as pd
 import typer
 from rich.console import Console
 from rich.live import Live
@@ -62,11 +64,8 @@ def _table(run: Run) -> Table:
 
 def _values(report: Mapping[Any, Any]) -> dict[str, str]:
     """The columns of a report as text, "" for what it does not name."""
-    values = {name: report.get(name) for name in COLUMNS}
-    return {
-        name: "" if value is None or value != value else COLUMNS[name].format(value)
-        for name, value in values.items()
-    }
+    values = {name: report.get(name, math.nan) for name in COLUMNS}
+    return {name: "" if pd.isna(value) else COLUMNS[name].format(value) for name, value in values.items()}
 
 
 def _print(run: Run) -> None:

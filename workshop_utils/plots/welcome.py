@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -22,9 +23,8 @@ def training_curves(metrics: pd.DataFrame) -> Figure:
     upper.set_yscale("log")
     upper.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     tested = metrics.dropna(subset=["accuracy"]).groupby("step")["accuracy"].mean()
-    style.measured(
-        lower, [*tested.index], tested.to_numpy(), colour="one process", linestyle="solid", linewidth=1.0
-    )
+    look: dict[str, Any] = {"colour": "one process", "linestyle": "solid", "linewidth": 1.0}
+    style.measured(lower, [*tested.index], tested.to_numpy(), **look)
     lower.set(xlabel="step", ylabel="test accuracy")
     lower.margins(y=0.15)
     style.percent_axis(lower.yaxis)

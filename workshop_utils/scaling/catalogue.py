@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -251,40 +251,21 @@ def _entry(kind: type[E], name: str, fields: Mapping[str, Any]) -> E:
         raise CatalogueError("\n".join(f"{name}.{line}" for line in str(error).splitlines())) from None
 
 
-# What Hugging Face calls our fields, and what else its kinds of models have; of others more would have to be known.
-HUGGING_FACE_NAMES: Mapping[str, Sequence[str]] = {
-    "layers": ("n_layer", "num_hidden_layers"),
-    "width": ("n_embd", "hidden_size"),
-    "heads": ("n_head", "num_attention_heads"),
-    "kv_heads": ("num_key_value_heads",),
-    "mlp_width": ("intermediate_size",),
-    "positions": ("n_positions", "max_position_embeddings"),
-    "vocabulary": ("vocab_size",),
-}
-HUGGING_FACE_KINDS: Mapping[str, Mapping[str, Any]] = {
-    "gpt2": {"tied": True},
-    "bert": {"tied": True, "causal": False, "last_norm": False},
-    "llama": {"gated": True, "biases": False, "norm": "rms", "dropout": False, "positions": 0},
-}
 LONGEST_SEQUENCE = 8192  # a context of 131,072, such as Llama 3.1's, is trained at the very end only
 
 
 def _from_hugging_face(path: Path) -> dict[str, Any]:
-    config = _read(path, json.loads)
+    config, known = _read(path, json.loads), _read(DATA / "hugging_face.yaml")
     kind = str(config.get("model_type"))
-    if kind not in HUGGING_FACE_KINDS:
-        known = ", ".join(HUGGING_FACE_KINDS)
+    if kind not in known["kinds"]:
+        kinds = ", ".join(known["kinds"])
         raise CatalogueError(
-            f"{path}: model_type is {kind!r}; it must be one of {known}. A YAML file can describe others"
+            f"{path}: model_type is {kind!r}; it must be one of {kinds}. A YAML file can describe others"
         )
-    fields: dict[str, Any] = {
-        ours: config[theirs]
-        for ours, names in HUGGING_FACE_NAMES.items()
-        for theirs in names
-        if theirs in config
-    }
+    names = [(ours, theirs) for ours, names in known["names"].items() for theirs in names]
+    fields = {ours: config[theirs] for ours, theirs in names if theirs in config}
     sequence = min(fields.get("positions", LONGEST_SEQUENCE), LONGEST_SEQUENCE)
-    fields |= {**HUGGING_FACE_KINDS[kind], "sequence": sequence, "source": str(path)}
+    fields |= {**known["kinds"][kind], "sequence": sequence, "source": str(path)}
     if kind == "bert" and {"width", "vocabulary"} <= fields.keys():
         width = fields["width"]
         fields["extra_parameters"] = width * width + 7 * width + fields["vocabulary"]

@@ -155,16 +155,10 @@ def simulated_pushes(job: TrainingJob, link: Link) -> Pushes:
     """The same by the event kernel, all behind such a `link`; starts nothing. Raises as `simulate_pushes` does."""
     arguments: dict[str, Any] = DEFAULTS | dict(job.arguments)
     steps = int(arguments["steps"])
-    arrangement = Arrangement(
-        job.parameter_servers, job.workers, steps, arguments["consistency"], int(arguments["bound"])
-    )
-    times = compute_times(
-        job.workers,
-        steps,
-        float(arguments["compute-seconds"]),
-        float(arguments["jitter"]),
-        seed=int(arguments["seed"]),
-    )
+    consistency, bound = arguments["consistency"], int(arguments["bound"])
+    arrangement = Arrangement(job.parameter_servers, job.workers, steps, consistency, bound)
+    median, jitter = float(arguments["compute-seconds"]), float(arguments["jitter"])
+    times = compute_times(job.workers, steps, median, jitter, seed=int(arguments["seed"]))
     return simulate_pushes(arrangement, int(arguments["nbytes"]), times, link)
 
 
@@ -177,10 +171,6 @@ def link_of(network: Network, how: str = "stamped links") -> Link:
 def steady_rates(pushes: Pushes) -> pd.Series:
     """Updates per second, and mean and largest staleness, in the steady part of a run."""
     steady = pushes.steady()
-    return pd.Series(
-        {
-            "updates per second": steady.updates_per_second,
-            "mean staleness": float(steady.staleness.mean()),
-            "largest staleness": float(steady.staleness.max()),
-        }
-    )
+    mean, largest = float(steady.staleness.mean()), float(steady.staleness.max())
+    rates = {"updates per second": steady.updates_per_second, "mean staleness": mean}
+    return pd.Series(rates | {"largest staleness": largest})

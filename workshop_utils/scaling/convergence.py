@@ -96,18 +96,14 @@ class CriticalBatch:
             ValueError: if there are fewer than two, or they do not fall as the law does.
         """
         if len(batches) < 2 or len(batches) != len(steps):
-            raise ValueError(
-                f"there are {len(batches)} batches and {len(steps)} steps; at least 2 of each are needed"
-            )
+            counts = f"{len(batches)} batches and {len(steps)} steps"
+            raise ValueError(f"there are {counts}; at least 2 of each are needed")
         b, s = np.asarray(batches, float), np.asarray(steps, float)
-        (minimum, slope), *_ = np.linalg.lstsq(
-            np.stack([1 / s, 1 / (b * s)], axis=1), np.ones(len(s)), rcond=None
-        )
+        columns = np.stack([1 / s, 1 / (b * s)], axis=1)
+        (minimum, slope), *_ = np.linalg.lstsq(columns, np.ones(len(s)), rcond=None)
         if minimum <= 0 or slope <= 0:
-            raise ValueError(
-                f"steps {s.round(1).tolist()} with batches {b.tolist()} do not fall towards a minimum: "
-                "take smaller and larger batches"
-            )
+            points = f"steps {s.round(1).tolist()} with batches {b.tolist()}"
+            raise ValueError(f"{points} do not fall towards a minimum: take smaller and larger batches")
         return cls(float(minimum), float(slope / minimum))
 
     def steps(self, batch: float | np.ndarray) -> float | np.ndarray:

@@ -151,9 +151,8 @@ class Hierarchy:
         _check("size", size, 1)
         machines = np.asarray(size) / np.minimum(self.ranks_per_machine, size)
         if (machines % 1).any():
-            raise ValueError(
-                f"size is {size}; it must be a multiple of ranks_per_machine, which is {self.ranks_per_machine}"
-            )
+            ranks = f"ranks_per_machine, which is {self.ranks_per_machine}"
+            raise ValueError(f"size is {size}; it must be a multiple of {ranks}")
         return np.asarray(machines)
 
 

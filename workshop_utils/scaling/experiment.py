@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib.metadata
 import itertools
+import json
 import platform
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,17 +32,67 @@ from tqdm import tqdm
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
-from workshop_utils.runs import RunFailed, RunState
-from workshop_utils.scaling.rows import BATCH, rows_of
-from workshop_utils.scaling.store import Store, key_of
+from workshop_utils.runs import Run, RunFailed, RunState
+from workshop_utils.scaling.communication import seconds_by_nbytes
 from workshop_utils.setup.machine import cores
 from workshop_utils.strategies import strategy_of
+from workshop_utils.training.data import cache_folder
 
 Scaling = Literal["weak", "strong"]
 
+BATCH = "batch-size"  # the argument that says how many examples a worker takes in a step
 FULL_SPEED = "full speed"  # where no network is emulated
 FRAMEWORKS = ("numpy", "torch", "tensorflow", "tensorflow-cpu", "horovod", "mpi4py")
 PACKAGE = Path(__file__).parents[1]
+
+
+def key_of(depends_on: Mapping[str, Any]) -> str:
+    """A name for all of `depends_on`, which JSON can hold: equal if and only if every part is."""
+    text = json.dumps(depends_on, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+class Store:
+    """Measurements that outlive the session: one Parquet file a run, in `folder`, named by the run's key.
+
+    With a file a run, an interrupted sweep loses nothing, two sweeps may run at once, and to take a measurement back
+    is to delete one file. `pandas.read_parquet(folder)` reads all of them as one table.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    @classmethod
+    def default(cls) -> Store:
+        """The one in the user's cache folder (WORKSHOP_CACHE names another)."""
+        return cls(cache_folder() / "measurements")
+
+    def get(self, key: str) -> pd.DataFrame | None:
+        """The rows that were put under `key`; None where there are none, or only a damaged file."""
+        path = self._path(key)
+        if not path.is_file():
+            return None
+        try:
+            return pd.read_parquet(path)
+        except (OSError, ValueError):  # pyarrow.ArrowInvalid is a ValueError: not Parquet, or cut short
+            return None
+
+    def put(self, key: str, rows: pd.DataFrame) -> pd.DataFrame:
+        """Keep `rows` under `key`, in place of what was there, and return them as `get` will."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # A name with a dot in front is none that `read_parquet` of the folder would take for a measurement.
+        with tempfile.TemporaryDirectory(prefix=".", dir=self.folder) as folder:
+            written = Path(folder) / "rows.parquet"
+            rows.to_parquet(written, index=False)
+            written.replace(self._path(key))
+        return pd.read_parquet(self._path(key))
+
+    def keys(self) -> set[str]:
+        """The keys of all that is kept."""
+        return {path.stem for path in self.folder.glob("[!.]*.parquet")}
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.parquet"
 
 
 @dataclass(frozen=True)
@@ -65,19 +118,17 @@ class Setting:
 
     def key(self) -> str:
         """A name for all that its result depends on."""
-        network = None if self.network is None else self.network.model_dump(mode="json")
-        return key_of(
-            {
-                "job": self.job.model_dump(mode="json"),
-                "data": _state_of(Path(self.job.data)),
-                "scripts": {path.name: path.read_text("utf-8") for path in self.job.folder.glob("*.py")},
-                "package": package(),
-                "network": network,
-                "emulation": self.emulation,
-                "repeat": self.repeat,
-                "machine": machine(),
-            }
-        )
+        depends_on = {
+            "job": self.job.model_dump(mode="json"),
+            "data": _state_of(Path(self.job.data)),
+            "scripts": {path.name: path.read_text("utf-8") for path in self.job.folder.glob("*.py")},
+            "package": package(),
+            "network": None if self.network is None else self.network.model_dump(mode="json"),
+            "emulation": self.emulation,
+            "repeat": self.repeat,
+            "machine": machine(),
+        }
+        return key_of(depends_on)
 
     def described(self) -> dict[str, Any]:
         """The columns that say what was run; an argument is a column of its own, `batch-size` as `batch_size`."""
@@ -110,19 +161,14 @@ def _state_of(data: Path) -> Any:
 @functools.cache
 def machine() -> tuple[str, ...]:
     """What of this machine a measurement depends on: system, processor, cores, versions."""
-    found = [platform.platform(), _processor(), f"{cores()} cores", platform.python_version()]
+    facts = Path("/proc/cpuinfo")  # only Linux has it; `platform.processor` seldom knows the model there
+    lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
+    processor = next((line for line in lines if line.startswith("model name")), platform.processor())
+    found = [platform.platform(), processor, f"{cores()} cores", platform.python_version()]
     for name in FRAMEWORKS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
     return tuple(found)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith("model name")), platform.processor())
 
 
 def grid(
@@ -180,7 +226,7 @@ def measure_all(settings: Sequence[Setting], store: Store, fresh: bool = False) 
     A run that fails is a row whose `state` says so, and is tried again next time. With `fresh`, all is measured again.
 
     Returns:
-        The columns of `Setting.described`; `state` and `reason`; what `rows.rows_of` finds; `measured_at`; and
+        The columns of `Setting.described`; `state` and `reason`; what `rows_of` finds; `measured_at`; and
         `cached`, true where the row was in the store.
     """
     tables = []
@@ -190,9 +236,8 @@ def measure_all(settings: Sequence[Setting], store: Store, fresh: bool = False) 
             key = setting.key()
             kept = None if fresh else store.get(key)
             table = kept if kept is not None else pd.DataFrame(measure_once(setting)).assign(key=key)
-            if (
-                kept is None and (table["state"] == RunState.SUCCEEDED).all()
-            ):  # others may have failed by chance
+            succeeded = (table["state"] == RunState.SUCCEEDED).all()
+            if kept is None and succeeded:  # others may have failed by chance
                 table = store.put(key, table)
             tables.append(table.assign(scaling=setting.scaling, cached=kept is not None))
     return pd.concat(tables, ignore_index=True)
@@ -219,6 +264,72 @@ def measure_once(setting: Setting, warm: bool = True) -> list[dict[str, Any]]:
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         return [setting.described() | outcome | row for row in rows_of(setting.job, run)]
+
+
+def rows_of(job: TrainingJob, run: Run) -> Iterator[dict[str, Any]]:
+    """What a finished run has reported: one row, or for a job that measures all-reduces one for each size.
+
+    - Of training steps: `step_seconds`, the median step of the slowest worker; the parts of `parts_of`; bytes that a
+      worker and the busiest server send and receive in a step; `samples_per_second` of all workers. The first step, in
+      which connections open up, is left out.
+    - Of all-reduces: `nbytes` and `seconds`, the median of repeats.
+    - Of any other job: `samples_per_second`, the sum of the workers' medians; `first_step_seconds`, from the launch to
+      the first report; and the last `loss` and `accuracy`, means of the workers. NaN where nothing was reported.
+    """
+    metrics = run.metrics
+    if "step_seconds" in metrics:
+        yield _steps(job, metrics)
+    elif "all_reduce_seconds" in metrics:
+        calls = int(job.arguments.get("calls", 1))
+        for nbytes, seconds in seconds_by_nbytes(job, run).items():
+            yield {"nbytes": nbytes, "seconds": seconds / calls}
+    else:
+        by_worker = metrics.groupby("worker")
+        last = by_worker[["loss", "accuracy"]].last()  # the last that is not NaN
+        yield {
+            "samples_per_second": float(by_worker["samples_per_second"].median().sum(min_count=1)),
+            "first_step_seconds": float(metrics["seconds"].min()),
+            "loss": float(last["loss"].mean()),
+            "accuracy": float(last["accuracy"].mean()),
+        }
+
+
+def _steps(job: TrainingJob, metrics: pd.DataFrame) -> dict[str, Any]:
+    steps = metrics.dropna(subset=["step_seconds"])
+    if steps["step"].nunique() > 1:
+        steps = steps[steps["step"] > steps["step"].min()]
+    slowest = steps.groupby("step")["step_seconds"].max()
+    row: dict[str, Any] = {"step_seconds": float(slowest.median())}
+    if "communication_seconds" in steps:
+        row |= {name: float(values.median()) for name, values in parts_of(steps).items()}
+    if "gradient_nbytes" in steps:
+        row["gradient_nbytes"] = int(steps["gradient_nbytes"].iloc[0])
+    for name in ("bytes_sent", "bytes_received"):
+        if name in steps:
+            row[name] = float(steps[name].median())
+    servers = metrics[metrics["worker"].str.startswith("server")]
+    if "bytes_received" in servers and len(servers):
+        row["server_bytes_received"] = float((servers["bytes_received"] / servers["step"]).max())
+    if BATCH in job.arguments:
+        row["samples_per_second"] = job.workers * int(job.arguments[BATCH]) / row["step_seconds"]
+    row["loss"] = float(steps[steps["step"] == steps["step"].max()]["loss"].mean())
+    return row
+
+
+def parts_of(steps: pd.DataFrame) -> dict[str, pd.Series[float]]:
+    """Where the seconds of each step went, a value a step; together they are the slowest worker's step.
+
+    `compute_seconds` is the workers' mean. Of communication, the part that no worker escapes is `transfer_seconds`
+    (that of the one who waits least), and what the others have more on average `waiting_seconds`: for slower workers,
+    and for their turn at a link. `other_seconds` is the rest: changing the parameters, and by how much the
+    slowest worker is behind the mean.
+    """
+    by_step = steps.groupby("step")
+    compute, communication = by_step["compute_seconds"].mean(), by_step["communication_seconds"]
+    transfer = communication.min()
+    parts = {"compute": compute, "transfer": transfer, "waiting": communication.mean() - transfer}
+    parts["other"] = by_step["step_seconds"].max() - sum(parts.values())
+    return {f"{name}_seconds": seconds for name, seconds in parts.items()}
 
 
 def mnist_jobs(folder: str | Path, workers: Sequence[int], **arguments: Any) -> list[TrainingJob]:

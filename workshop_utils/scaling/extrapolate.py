@@ -113,18 +113,14 @@ def predict_steps(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
     fitted = fit_steps(runs)
     alone = runs[(runs["workers"] == 1) & (runs["state"] == "succeeded")]
     if alone.empty:
-        raise JobError(
-            "nothing was measured with 1 worker, so it is not known what computing takes by itself"
-        )
+        raise JobError("nothing was measured with 1 worker, so what computing takes by itself is unknown")
     alike = ["strategy", "network", "gradient_nbytes", "batch_size"]
     computing = alone.groupby(alike)["compute_seconds"].median().reset_index()
     table = computing.merge(pd.DataFrame({"workers": workers}), how="cross")
     varied = table[VARIED].to_numpy().T
     seconds, (low, high) = fitted.predict(*varied), fitted.interval(*varied)
-    compute, strategy = table.pop("compute_seconds"), str(runs["strategy"].iloc[0])
-    simulated = [
-        simulated_communication(strategy, n, nbytes, path_of(fitted)) for n, nbytes in varied.T.tolist()
-    ]
+    compute, strategy, path = table.pop("compute_seconds"), runs["strategy"].iloc[0], path_of(fitted)
+    simulated = [simulated_communication(strategy, n, nbytes, path) for n, nbytes in varied.T.tolist()]
     return table.rename(columns={"gradient_nbytes": "nbytes"}).assign(
         step_seconds=compute + seconds,
         low=compute + low,

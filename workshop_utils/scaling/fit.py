@@ -141,18 +141,15 @@ def fit(
             f"{measured.size} seconds go with {shapes} values; each measurement needs one of each"
         )
     if measured.size < len(terms):
-        raise ValueError(
-            f"{measured.size} measurements cannot tell {len(terms)} numbers apart; there must be at least as many"
-        )
+        counts = f"{measured.size} measurements cannot tell {len(terms)} numbers apart"
+        raise ValueError(f"{counts}; there must be at least as many")
     if not (np.isfinite(measured) & (measured > 0)).all():
         raise ValueError(f"seconds are {measured.tolist()}; each has to be above 0")
     columns = np.stack([term.of(*values) * np.ones(measured.size) for term in terms], axis=1)
     if not columns.any(axis=1).all():
         idle = int(np.flatnonzero(~columns.any(axis=1))[0])
-        which = ", ".join(f"{each[idle]:g}" for each in values)
-        raise ValueError(
-            f"measurement {idle} ({which}) costs nothing by any term; it must be left out of the fit"
-        )
+        which = f"measurement {idle} ({', '.join(f'{each[idle]:g}' for each in values)})"
+        raise ValueError(f"{which} costs nothing by any term; it must be left out of the fit")
     coefficients = _robust(columns, measured)
     fitted = columns @ coefficients
     logs, freedom = np.log(fitted / measured), measured.size - len(terms)

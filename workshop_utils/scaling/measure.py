@@ -46,9 +46,7 @@ class Stopwatch:
         """
         for phase, visits in self.seconds.items():
             if len(visits) <= skip:
-                raise ValueError(
-                    f"{phase} was visited {len(visits)} times; there must be more than skip={skip}"
-                )
+                raise ValueError(f"{phase} was visited {len(visits)} times, not more than skip={skip}")
         return {phase: statistics.median(visits[skip:]) for phase, visits in self.seconds.items()}
 
 

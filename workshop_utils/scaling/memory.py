@@ -14,7 +14,7 @@ Recomputation in Large Transformer Models", section 4, for activations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -243,13 +243,10 @@ def worker_memory(model: Transformer, layout: Layout) -> TrainingMemory:
     chunks = np.asarray(layout.chunks)
     ahead = layout.pipeline + np.where(chunks > 1, (layout.pipeline - 1) / chunks, 0)
     alone = np.asarray(layout.pipeline) == 1
-    ends = (
-        _stage_memory(model, layout, first, blocks, np.minimum(ahead, layout.microbatches), alone),
-        _stage_memory(model, layout, last, rest, 1, True),
-    )
-    first_is_fuller = ends[0].total >= ends[1].total
-    parts = ([getattr(end, part.name) for end in ends] for part in fields(TrainingMemory))
-    return TrainingMemory(*(plain(np.where(first_is_fuller, *both)) for both in parts))
+    begin = _stage_memory(model, layout, first, blocks, np.minimum(ahead, layout.microbatches), alone)
+    end = _stage_memory(model, layout, last, rest, 1, True)
+    parts = zip(astuple(begin), astuple(end), strict=True)
+    return TrainingMemory(*(plain(np.where(begin.total >= end.total, *both)) for both in parts))
 
 
 def _stage_memory(
@@ -265,9 +262,8 @@ def _stage_memory(
 
     kept = passes * blocks * block_activation_nbytes(model, layout)
     # While a block is recomputed, all of it is there.
-    again = np.where(
-        np.asarray(layout.recompute) == "full", tokens * block_nbytes_per_token(model, layout), 0
-    )
+    whole_block = tokens * block_nbytes_per_token(model, layout)
+    again = np.where(np.asarray(layout.recompute) == "full", whole_block, 0)
     embedding = passes * tokens * h / share if model.dropout else 0
     inputs = (2 if model.last_norm else 1) * number_nbytes * h / share  # of the head's norm and product
     activations = kept + again + embedding + np.where(head, tokens * (inputs + logits), 0)

@@ -14,30 +14,16 @@ aws-ofi-nccl, src/platform-aws.c (latency of EFA, protocols); van de Geijn and W
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
 
 import numpy as np
+import yaml
 
 from workshop_utils.scaling.cost import Numbers
 
-
-class Latency(NamedTuple):
-    """Of an algorithm with a protocol, in seconds: at the start, for a step over NVLink, and over the network."""
-
-    start: float
-    inside: float
-    across: float
-
-
-# LL, the third protocol, sends a flag with every word; it is for arrays smaller than those that are looked at here.
-LATENCIES: Mapping[tuple[str, str], Latency] = {
-    ("ring", "LL128"): Latency(14.0e-6, 1.9e-6, 4.0e-6),
-    ("ring", "Simple"): Latency(8.4e-6, 3.4e-6, 14.0e-6),
-    ("tree", "LL128"): Latency(14.0e-6, 1.25e-6, 8.5e-6),
-    ("tree", "Simple"): Latency(0.0, 4.0e-6, 14.0e-6),
-}
+FACTS = yaml.safe_load((Path(__file__).parent / "data" / "nccl.yaml").read_text(encoding="utf-8"))
 TREE_SHARE = 0.92  # of a link's bandwidth that a tree reaches
 SWITCH_SHARE = 5 / 6  # that NVLink SHARP reaches, where the switch adds
 
@@ -61,7 +47,7 @@ class GpuMachine:
     switch_adds: bool = False
     nic_bytes_per_second: float = math.inf
     nic_latency_seconds: float = 0.0
-    protocols: tuple[str, ...] = ("LL128", "Simple")
+    protocols: Sequence[str] = ("LL128", "Simple")
     gpus: int = 8
 
     def latency_seconds(self, machines: int) -> float:
@@ -73,13 +59,13 @@ class GpuMachine:
         ring_across, tree_across = 2 * (machines - 1), 2 * math.log2(machines)
         inside = {"ring": 2 * (machines * self.gpus - 1) - ring_across, "tree": 2 * (self.gpus - 1)}
         across = {"ring": ring_across, "tree": tree_across}
-        return min(
-            each.start
-            + inside[algorithm] * each.inside
-            + across[algorithm] * (each.across + self.nic_latency_seconds)
-            for (algorithm, protocol), each in LATENCIES.items()
-            if protocol in self.protocols
-        )
+        latencies = []
+        for each in FACTS["latencies"]:
+            if each["protocol"] in self.protocols:
+                steps_inside, steps_across = inside[each["algorithm"]], across[each["algorithm"]]
+                network = each["across"] + self.nic_latency_seconds
+                latencies.append(each["start"] + steps_inside * each["inside"] + steps_across * network)
+        return float(min(latencies))
 
     def bandwidth(self, machines: int) -> float:
         """B of an all-reduce in bytes of the array per second: of the best algorithm inside, or of the NICs if less.
@@ -105,13 +91,4 @@ class GpuMachine:
 
 
 # By the names of the published curves.
-MACHINES: Mapping[str, GpuMachine] = {
-    "p4de.24xlarge": GpuMachine(
-        nvlink_bytes_per_second=300e9, nic_bytes_per_second=4 * 12.5e9, nic_latency_seconds=75e-6, protocols=("Simple",)
-    ),
-    "p5.48xlarge": GpuMachine(
-        nvlink_bytes_per_second=450e9, nvlink_share=20.6 / 25, switch_adds=True, nic_bytes_per_second=32 * 12.5e9,
-        nic_latency_seconds=75e-6,
-    ),
-    "dgx-a100-nvlink3": GpuMachine(nvlink_bytes_per_second=300e9),
-}  # fmt: skip
+MACHINES = {name: GpuMachine(**facts) for name, facts in FACTS["machines"].items()}

@@ -46,13 +46,11 @@ def timeline(run: Run) -> dict[int, list[Phase]]:
             of_rank["synchronised"] = of_rank["backward_end"]
             of_rank["backward_end"] = max(phase.start for phase in travelled)
         spans = itertools.pairwise(of_rank[name] for name in MARKS if name in of_rank)
-        travelled[:0] = [
-            Phase(kind, *span) for kind, span in zip(("forward", "backward", "wait"), spans, strict=False)
-        ]
+        kinds = zip(("forward", "backward", "wait"), spans, strict=False)
+        travelled[:0] = [Phase(kind, *span) for kind, span in kinds]
     if not phases:
-        raise ValueError(
-            f"{run.name} has reported no timeline; it must be jobs/digits_buckets or digits_torch_ddp"
-        )
+        jobs = "jobs/digits_buckets or digits_torch_ddp"
+        raise ValueError(f"{run.name} has reported no timeline; it must be {jobs}")
     return dict(sorted(phases.items()))
 
 
@@ -67,7 +65,6 @@ def exposed_seconds(run: Run) -> list[float]:
     reported = run.metrics.reindex(columns=["step", "exposed_seconds"]).dropna()
     seconds = reported.groupby("step")["exposed_seconds"].mean()
     if len(seconds) < 2:
-        raise ValueError(
-            f"{run.name} has reported exposed_seconds of {len(seconds)} steps; there must be at least 2"
-        )
+        steps = f"exposed_seconds of {len(seconds)} steps"
+        raise ValueError(f"{run.name} has reported {steps}; there must be at least 2")
     return seconds.iloc[1:].tolist()

@@ -131,16 +131,12 @@ class TrainingPlan:
         if self.timed.empty:
             return self._nothing_fits()
         sentences = ["No layout meets " + " and ".join(self._limits()) + "."]
-        for limit, bound, column, other in (
-            ("deadline", self.deadline, "hours", "dollars"),
-            ("budget", self.budget, "dollars", "hours"),
-        ):
+        deadline = ("deadline", self.deadline, "hours", "dollars")
+        for limit, bound, column, other in (deadline, ("budget", self.budget, "dollars", "hours")):
             within = self.timed[self.timed[column] <= bound].sort_values([other, column])
             nearest = Candidate.of(self.timed.sort_values([column, other]) if within.empty else within)
-            takes = (
-                f"{hours_text(nearest.hours)} and {dollars_text(nearest.dollars)} "
-                f"on {nearest.machines} × {nearest.instance}"
-            )
+            price, machines = dollars_text(nearest.dollars), f"{nearest.machines} × {nearest.instance}"
+            takes = f"{hours_text(nearest.hours)} and {price} on {machines}"
             if within.empty:
                 sentences.append(f"The {limit} alone is too tight: at the least it takes {takes}.")
             elif math.isfinite(bound):
@@ -164,12 +160,9 @@ class TrainingPlan:
         )
 
     def _limits(self) -> list[str]:
-        limits = []
-        if math.isfinite(self.deadline):
-            limits.append(f"the deadline of {hours_text(self.deadline)}")
-        if math.isfinite(self.budget):
-            limits.append(f"the budget of {dollars_text(self.budget)}")
-        return limits
+        deadline, budget = hours_text(self.deadline), dollars_text(self.budget)
+        limits = {f"the deadline of {deadline}": self.deadline, f"the budget of {budget}": self.budget}
+        return [words for words, limit in limits.items() if math.isfinite(limit)]
 
     def __str__(self) -> str:
         lines = [
@@ -237,7 +230,7 @@ def plan_run(
         CatalogueError: for an unknown model or instance, or a file that is wrong.
     """
     transformer = catalogue.model(model)
-    limit = _checked_deadline(deadline) / HOUR
+    limit = math.inf if deadline is None else _checked_deadline(deadline) / HOUR
     for name, value in (("tokens", tokens), ("budget", budget), ("batch_tokens", batch_tokens)):
         if value is not None and not 0 < value < math.inf:
             raise PlanError(f"{name} is {value}; it must be more than 0, and finite")
@@ -294,9 +287,8 @@ def _kinds(given: Iterable[str | Path | Instance] | None) -> tuple[dict[str, Ins
         if "bfloat16" not in kind.flops_per_second:
             raise PlanError(f"{kind.name}: its peak for bfloat16 is not known; flops_per_second must have it")
         if kind.dollars_an_hour is None:
-            raise PlanError(
-                f"{kind.name}: no price to rely on is known; give one as dollars_an_hour in a file of instances"
-            )
+            advice = "give one as dollars_an_hour in a file of instances"
+            raise PlanError(f"{kind.name}: no price to rely on is known; {advice}")
     if not kinds:
         raise PlanError("instances is empty; name at least one, such as p5.48xlarge")
     return {kind.name: kind for kind in kinds}, ()
@@ -304,10 +296,8 @@ def _kinds(given: Iterable[str | Path | Instance] | None) -> tuple[dict[str, Ins
 
 def _cautions(kinds: Mapping[str, Instance]) -> Iterable[str]:
     """What a reader should know before they believe the numbers."""
-    yield (
-        f"Times are those of well-tuned code, with {1 - EFFECTIVE_TIME:.0%} for failures, restarts and "
-        "checkpoints; others have taken up to 1.4 times as long."
-    )
+    lost = f"{1 - EFFECTIVE_TIME:.0%} for failures, restarts and checkpoints"
+    yield f"Times are those of well-tuned code, with {lost}; others have taken up to 1.4 times as long."
     guesses = [name for name, kind in kinds.items() if kind.efficiency_from == catalogue.GUESS]
     if guesses:
         yield f"How fast {', '.join(guesses)} computes is a guess, so take an hour to measure it."
@@ -317,9 +307,7 @@ def _cautions(kinds: Mapping[str, Instance]) -> Iterable[str]:
     )
 
 
-def _checked_deadline(deadline: str | float | None) -> float:
-    if deadline is None:
-        return math.inf
+def _checked_deadline(deadline: str | float) -> float:
     try:
         seconds = seconds_of(deadline)
     except ValueError as error:

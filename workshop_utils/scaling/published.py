@@ -6,9 +6,9 @@ The figures are in data/*.csv, each with its source; here they come in SI units.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import yaml
@@ -23,8 +23,13 @@ PEAK_FLOPS_PER_SECOND = {"A100": 312e12, "H100": 989e12}
 UTILISATION = 0.4
 
 
-@dataclass(frozen=True)
-class TrainingRun:
+@cache
+def published_table(name: str) -> pd.DataFrame:
+    """data/NAME.csv as it stands: nccl_all_reduce, pipeline_speedups, training_runs or training_throughput."""
+    return pd.read_csv(DATA / f"{name}.csv")
+
+
+class TrainingRun(NamedTuple):
     """One published training run of a language model. `device_hours` is the sum over all devices."""
 
     name: str
@@ -35,21 +40,7 @@ class TrainingRun:
     source: str
 
 
-TRAINING_RUNS = (
-    TrainingRun("LLaMA 7B", 6.7e9, 1.0e12, "A100", 82_432, "Touvron et al. (2023), tables 2 and 15"),
-    TrainingRun("LLaMA 13B", 13.0e9, 1.0e12, "A100", 135_168, "Touvron et al. (2023), tables 2 and 15"),
-    TrainingRun("LLaMA 65B", 65.2e9, 1.4e12, "A100", 1_022_362, "Touvron et al. (2023), tables 2 and 15"),
-    TrainingRun("BLOOM 176B", 176.2e9, 366e9, "A100", 1_082_990, "Le Scao et al. (2022), section 3"),
-    TrainingRun(
-        "Llama 3.1 405B", 405e9, 15.6e12, "H100", 30.84e6, "Grattafiori et al. (2024); Meta's model card"
-    ),
-)
-
-
-@cache
-def published_table(name: str) -> pd.DataFrame:
-    """data/NAME.csv as it stands: nccl_all_reduce, training_throughput or pipeline_speedups."""
-    return pd.read_csv(DATA / f"{name}.csv")
+TRAINING_RUNS = tuple(TrainingRun(*row) for row in published_table("training_runs").itertuples(index=False))
 
 
 @cache

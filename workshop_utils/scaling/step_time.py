@@ -67,10 +67,7 @@ class StepTime:
 
 
 def step_time(
-    model: Transformer,
-    instance: Instance,
-    layout: Layout,
-    fused_attention: bool = True,
+    model: Transformer, instance: Instance, layout: Layout, fused_attention: bool = True
 ) -> StepTime:
     """Of one step of `layout` on as many of `instance` as it needs.
 
@@ -86,13 +83,11 @@ def step_time(
     between = _stage_traffic(model, layout, fused_attention) / instance.memory_bytes_per_second
     arithmetic = tokens * (products + between)
     within = _tensor_seconds(model, instance, layout)
-    through = pipeline_step_seconds(
-        layout.pipeline,
-        layout.microbatches,
-        arithmetic + within,
-        _message_seconds(model, instance, layout),
-        layout.chunks,
-    )
+    # One micro-batch's activations from one stage to the next; tensor-parallel workers send a share each.
+    nbytes = layout.number_nbytes * tokens * model.width / layout.tensor
+    message = _across(instance, layout, 1).seconds(nbytes)
+    shape = layout.pipeline, layout.microbatches
+    through = pipeline_step_seconds(*shape, arithmetic + within, message, layout.chunks)
     exposed = _data_seconds(model, instance, layout, arithmetic)
     busy = layout.microbatches * (arithmetic + within)
     useful = model.flops_per_token * layout.sequences * model.sequence
@@ -110,9 +105,8 @@ def _stage_flops(model: Transformer, layout: Layout) -> Numbers:
     attention = 12 * model.width * model.sequence / (2 if model.causal else 1)
     products = 6 * model.block_matrix_parameters
     recompute = np.asarray(layout.recompute)
-    again = (
-        np.select([recompute == "none", recompute == "selective"], [0, attention], attention + products) / 3
-    )
+    kinds = [recompute == "none", recompute == "selective"]
+    again = np.select(kinds, [0, attention], attention + products) / 3
     block, head = products + attention + again, 6 * model.vocabulary * model.width
     most, rest = blocks_of_stages(model, layout.pipeline, layout.chunks)
     return np.maximum(most * block, rest * block + head) / layout.tensor
@@ -141,18 +135,11 @@ def _tensor_seconds(model: Transformer, instance: Instance, layout: Layout) -> N
     the same bytes by reduce-scatters and all-gathers. Source: Shoeybi et al. (2019), "Megatron-LM", section 3.
     """
     nbytes = layout.number_nbytes * layout.micro_batch * model.sequence * model.width
-    path = NetworkPath(
-        instance.inner_latency_seconds, COLLECTIVE_EFFICIENCY * instance.inner_bytes_per_second
-    )
+    bandwidth = COLLECTIVE_EFFICIENCY * instance.inner_bytes_per_second
+    path = NetworkPath(instance.inner_latency_seconds, bandwidth)
     most, _ = blocks_of_stages(model, layout.pipeline, layout.chunks)
     all_reduces = np.where(np.asarray(layout.recompute) == "full", 6, 4)
     return most * all_reduces * all_reduce_seconds("ring", layout.tensor, nbytes, path)
-
-
-def _message_seconds(model: Transformer, instance: Instance, layout: Layout) -> Numbers:
-    """One micro-batch's activations from one stage to the next; tensor-parallel workers send a share each."""
-    nbytes = layout.number_nbytes * layout.micro_batch * model.sequence * model.width / layout.tensor
-    return _across(instance, layout, 1).seconds(nbytes)
 
 
 def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> NetworkPath:
@@ -162,10 +149,8 @@ def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> NetworkP
     workers, it is the way inside.
     """
     inside = np.asarray(layout.workers) <= instance.accelerators
-    share = instance.network_bytes_per_second * neighbours / instance.accelerators
-    bandwidth = np.where(
-        inside, instance.inner_bytes_per_second, np.minimum(share, instance.inner_bytes_per_second)
-    )
+    share = np.where(inside, np.inf, instance.network_bytes_per_second * neighbours / instance.accelerators)
+    bandwidth = np.minimum(share, instance.inner_bytes_per_second)
     hop = instance.network_latency_seconds - instance.inner_latency_seconds
     latency = instance.inner_latency_seconds + np.where(inside, 0, hop / neighbours)
     return NetworkPath(latency, COLLECTIVE_EFFICIENCY * bandwidth)
@@ -192,13 +177,8 @@ def _data_seconds(model: Transformer, instance: Instance, layout: Layout, arithm
         return data_parallel_step_seconds(0.0, backward, each, blocks) - backward
 
     stage3 = repeats * (np.maximum(0, blocks * half - forward) + behind_backward(half + half)) + half
-    exposed = np.select(
-        [zero == 0, zero == 1, zero == 2],
-        [
-            behind_backward(half + half),
-            behind_backward(half) + blocks * half,
-            repeats * behind_backward(half) + blocks * half,
-        ],
-        stage3,
-    )
+    stage0 = behind_backward(half + half)
+    stage1 = behind_backward(half) + blocks * half
+    stage2 = repeats * behind_backward(half) + blocks * half
+    exposed = np.choose(zero, [stage0, stage1, stage2, stage3])
     return np.where(data > 1, exposed, 0.0)

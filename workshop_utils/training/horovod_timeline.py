@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 NEGOTIATE, COPY_IN, COPY_OUT = "NEGOTIATE_ALLREDUCE", "MEMCPY_IN_FUSION_BUFFER", "MEMCPY_OUT_FUSION_BUFFER"
 MESSAGES = ("GLOO_ALLREDUCE", "MPI_ALLREDUCE", "MPI_ADASUM_ALLREDUCE")
@@ -27,8 +26,7 @@ class TimelineError(ValueError):
     """A file that is no timeline of Horovod; the message names it and says what is wrong."""
 
 
-@dataclass(frozen=True)
-class TimelineSpan:
+class TimelineSpan(NamedTuple):
     """What happened to one gradient from `start` to `end`, in seconds since the timeline's first event.
 
     `depth` is 0 for an activity that is part of no other.
@@ -46,8 +44,7 @@ class TimelineSpan:
         return self.end - self.start
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """One all-reduce, of one gradient or of several that were packed together; times as in TimelineSpan."""
 
     tensors: tuple[str, ...]
@@ -75,25 +72,20 @@ def read_timeline(path: str | Path) -> list[TimelineSpan]:
 
 
 def _spans(events: Sequence[dict[str, Any]]) -> list[TimelineSpan]:
-    names = {
-        event["pid"]: event["args"]["name"]
-        for event in events
-        if event["ph"] == "M" and event["name"] == "process_name" and "name" in event["args"]
-    }
+    named = [event for event in events if event["ph"] == "M" and event["name"] == "process_name"]
+    names = {event["pid"]: event["args"]["name"] for event in named if "name" in event["args"]}
     first = min((event["ts"] for event in events if "ts" in event), default=0)
     open_now: dict[int, list[tuple[str, float]]] = {pid: [] for pid in names}
     spans = []
     for event in events:
+        if event["ph"] not in ("B", "E"):
+            continue
+        pid, seconds = event["pid"], (event["ts"] - first) / 1e6
         if event["ph"] == "B":
-            open_now[event["pid"]].append((event["name"], (event["ts"] - first) / 1e6))
-        elif event["ph"] == "E":
-            if not open_now[event["pid"]]:
-                continue  # it began before the recording did
-            activity, start = open_now[event["pid"]].pop()
-            depth = len(open_now[event["pid"]])
-            spans.append(
-                TimelineSpan(names[event["pid"]], activity, start, (event["ts"] - first) / 1e6, depth)
-            )
+            open_now[pid].append((event["name"], seconds))
+        elif open_now[pid]:  # else it began before the recording did
+            activity, start = open_now[pid].pop()
+            spans.append(TimelineSpan(names[pid], activity, start, seconds, len(open_now[pid])))
     return sorted(spans, key=lambda span: (span.start, span.depth))
 
 
@@ -102,21 +94,14 @@ def messages(spans: Sequence[TimelineSpan]) -> list[Message]:
 
     Horovod makes one after the other, so gradients whose all-reduces overlap were in the same.
     """
-    found: list[list[TimelineSpan]] = []
-    end = 0.0
+    made: list[Message] = []
     for span in sorted((span for span in spans if span.activity in MESSAGES), key=lambda span: span.start):
-        if not found or span.start >= end:
-            found.append([])
-        found[-1].append(span)
-        end = max(end, span.end)
-    return [
-        Message(
-            tuple(span.tensor for span in together),
-            min(span.start for span in together),
-            max(span.end for span in together),
-        )
-        for together in found
-    ]
+        if made and span.start < made[-1].end:
+            last = made.pop()
+            made.append(Message((*last.tensors, span.tensor), last.start, max(last.end, span.end)))
+        else:
+            made.append(Message((span.tensor,), span.start, span.end))
+    return made
 
 
 def steps(spans: Sequence[TimelineSpan]) -> list[list[TimelineSpan]]:
@@ -143,23 +128,13 @@ def write_trace(spans: Sequence[TimelineSpan], path: str | Path, process: str = 
     if not spans:
         raise ValueError("there are no activities to write; was anything recorded?")
     tracks = {tensor: number for number, tensor in enumerate(dict.fromkeys(span.tensor for span in spans), 1)}
+    labels = [("process_name", 0, process), *(("thread_name", tracks[tensor], tensor) for tensor in tracks)]
     events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": 0, "args": {"name": process}}
+        {"ph": "M", "name": kind, "pid": 0, "tid": number, "ts": 0, "args": {"name": label}}
+        for kind, number, label in labels
     ]
-    events += [
-        {"ph": "M", "name": "thread_name", "pid": 0, "tid": number, "ts": 0, "args": {"name": tensor}}
-        for tensor, number in tracks.items()
-    ]
-    events += [
-        {
-            "ph": "X",
-            "name": span.activity,
-            "cat": "horovod",
-            "pid": 0,
-            "tid": tracks[span.tensor],
-            "ts": round(span.start * 1e6, 3),
-            "dur": round(span.seconds * 1e6, 3),
-        }
-        for span in spans
-    ]
+    for span in spans:
+        start, duration = round(span.start * 1e6, 3), round(span.seconds * 1e6, 3)
+        event = {"ph": "X", "name": span.activity, "cat": "horovod", "ts": start, "dur": duration}
+        events.append(event | {"pid": 0, "tid": tracks[span.tensor]})
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")

@@ -10,6 +10,7 @@ It is what the lessons split between workers by hand: by the batch (`shards`) or
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -141,10 +142,8 @@ class MLP:
 
 def combine(function: Callable[..., Array], *networks: MLP) -> MLP:
     """The network whose every array is `function` of the given networks' arrays."""
-    hidden_weights, hidden_bias, output_weights, output_bias = (
-        function(*arrays) for arrays in zip(*(network.arrays for network in networks), strict=True)
-    )
-    return MLP(Dense(hidden_weights, hidden_bias), Dense(output_weights, output_bias))
+    arrays = [function(*same) for same in zip(*(network.arrays for network in networks), strict=True)]
+    return MLP(Dense(*arrays[:2]), Dense(*arrays[2:]))
 
 
 def weighted_mean(networks: Sequence[MLP], weights: Sequence[float]) -> MLP:
@@ -158,10 +157,8 @@ def weighted_mean(networks: Sequence[MLP], weights: Sequence[float]) -> MLP:
     total = sum(weights)
     if total == 0:
         raise ValueError(f"the weights are {list(weights)}; at least one has to be above zero")
-    return combine(
-        lambda *arrays: sum(weight / total * array for weight, array in zip(weights, arrays, strict=True)),
-        *networks,
-    )
+    shares = [weight / total for weight in weights]
+    return combine(lambda *same: sum(map(operator.mul, shares, same)), *networks)
 
 
 def shards(length: int, workers: int) -> list[slice]:
@@ -194,26 +191,20 @@ class Partition:
 
 def partition(network: MLP, workers: int) -> list[Partition]:
     """`network` cut by its units into one part a worker; sizes differ by one unit at most."""
+
+    def own(layer: Dense, units: slice) -> Dense:
+        return Dense(layer.weights[:, units], layer.bias[units])
+
     width, classes = network.output.weights.shape
-    return [
-        Partition(
-            Dense(network.hidden.weights[:, own_hidden], network.hidden.bias[own_hidden]),
-            Dense(network.output.weights[:, own_output], network.output.bias[own_output]),
-            own_hidden,
-            own_output,
-        )
-        for own_hidden, own_output in zip(shards(width, workers), shards(classes, workers), strict=True)
-    ]
+    cuts = zip(shards(width, workers), shards(classes, workers), strict=True)
+    return [Partition(own(network.hidden, h), own(network.output, o), h, o) for h, o in cuts]
 
 
 def join(parts: Sequence[Partition]) -> MLP:
     """The whole network (or its gradient) from all its partitions, in order."""
-    return MLP(
-        *(
-            Dense(np.hstack([layer.weights for layer in layers]), np.hstack([layer.bias for layer in layers]))
-            for layers in ([part.hidden for part in parts], [part.output for part in parts])
-        )
-    )
+    layers = ([part.hidden for part in parts], [part.output for part in parts])
+    # A layer is cut by its columns, so weights and biases join along their last axis.
+    return MLP(*(Dense(*map(np.hstack, zip(*layer, strict=True))) for layer in layers))
 
 
 def data_parallel_bytes(network: MLP, workers: int) -> float:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from conftest import Watch
 
-from workshop_utils.launchers.local.group import SUPERVISOR, Event, Process, ProcessGroup
+from workshop_utils.launchers.local.run import SUPERVISOR, Event, Process, ProcessGroup
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -179,7 +179,7 @@ def test_the_supervisor_needs_the_standard_library_alone_and_ends_without_a_spec
 def test_an_owner_that_has_died_before_the_start_is_noticed(nothing_is_left):
     script = f"""
 import os, sys
-from workshop_utils.launchers.local.group import Process, ProcessGroup
+from workshop_utils.launchers.local.run import Process, ProcessGroup
 from pathlib import Path
 scratch = Path({str(nothing_is_left / "workshop-x")!r})
 ProcessGroup([Process("one", ("sleep", "1000"), dict(os.environ), "/")], print, 60, scratch, {{}})

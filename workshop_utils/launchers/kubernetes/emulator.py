@@ -32,8 +32,7 @@ from workshop_utils.launchers.kubernetes.manifest import Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
 from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
 from workshop_utils.launchers.local import environment
-from workshop_utils.launchers.local.group import Event, Process
-from workshop_utils.launchers.local.run import ProcessRun
+from workshop_utils.launchers.local.run import Event, Process, ProcessRun
 from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE
 from workshop_utils.training import data
 

@@ -120,7 +120,7 @@ class RemoteJob:
         self._worker_by_pod = {pod.name: pod.worker for pod in pods}
         self._followers: dict[str, threading.Thread] = {}
         self._warned: set[tuple[str, str]] = set()
-        self._ended = False
+        self._ended, self._waits_for = False, ""
         self._closed = threading.Event()
 
     def look(self) -> tuple[RunState, str]:
@@ -131,15 +131,17 @@ class RemoteJob:
                 raise Unreachable(str(error)) from None
             state, why = RunState.FAILED, f"{self.objects.name} is gone or cannot be seen any more. {error}"
         self._ended = state is not RunState.RUNNING
-        return state, why
+        return state, why if self._ended else self._waits_for
 
     def read(self, receive: Receive) -> None:
         """Follow the log of each pod that has started, and pass on why another does not start."""
         try:
             pods = self.objects.pods()
             names = [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Pending"]
+            self._waits_for = ""
             for name in names if pods else [self.objects.name]:
                 for warning in self.objects.warnings(name):
+                    self._waits_for = f"{name}: {warning}"
                     self._warn(receive, name, warning)
         except KubernetesError as error:
             self._warn(receive, self.objects.name, str(error))

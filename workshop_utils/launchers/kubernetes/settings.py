@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import Description, Duration, JobError, StrategyName, TrainingJob
-from workshop_utils.launchers.settings import PlaceSettings
+from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.strategies import strategy_of
 
 Kind = Literal["TFJob", "PyTorchJob", "MPIJob", "TrainJob", "Job"]
@@ -66,7 +66,7 @@ def nodes_of(job: TrainingJob) -> tuple[int, int]:
     return job.nodes or job.workers, job.processes_per_node or 1
 
 
-class KubernetesSettings(PlaceSettings):
+class KubernetesSettings(TargetSettings):
     """How and where jobs run on a cluster.
 
     Attributes:
@@ -98,8 +98,9 @@ class KubernetesSettings(PlaceSettings):
         strategy_of(job)
         allowed = KINDS.get(job.strategy, ())
         if not allowed:
+            why = WITHOUT_KIND.get(job.strategy, "no operator starts such jobs")
             raise JobError(
-                f"strategy is {job.strategy!r}; Kubernetes cannot run it, since {WITHOUT_KIND[job.strategy]}: "
+                f"strategy is {job.strategy!r}; Kubernetes cannot run it, since {why}: "
                 "run it locally, or use another strategy, such as 'torch_ddp'"
             )
         if self.kind is not None and self.kind not in allowed:

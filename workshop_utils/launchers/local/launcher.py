@@ -22,8 +22,7 @@ from workshop_utils.launchers.local.environment import (
     scratch_folder,
     shared_variables,
 )
-from workshop_utils.launchers.local.group import Process
-from workshop_utils.launchers.local.run import ProcessRun
+from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network import INTERFACE, Emulation, Network, availability, wiring
 from workshop_utils.network.ports import PortReservation

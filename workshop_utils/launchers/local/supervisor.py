@@ -3,7 +3,7 @@
 This is a program, run as `python -E -s -S supervisor.py` with the standard library alone, so that it is up in a few
 hundredths of a second. It has one thread, so it may fork; the notebook that asks for a run may have many.
 
-It reads one JSON line (the specification, see `group.ProcessGroup`) and writes events as JSON lines:
+It reads one JSON line (the specification, see `run.ProcessGroup`) and writes events as JSON lines:
 
     {"event": "started", "name": ..., "pid": ...}
     {"event": "line", "name": ..., "stream": "stdout" | "stderr", "text": ...}

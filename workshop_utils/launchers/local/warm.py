@@ -26,7 +26,7 @@ from pathlib import Path
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import imports, warm_server
-from workshop_utils.launchers.local.group import SUPERVISOR
+from workshop_utils.launchers.local.run import SUPERVISOR
 
 # What to import for a script that imports the framework named. `torch._dynamo` is what torch.optim imports when
 # an optimizer is first made, a second later than one would think.

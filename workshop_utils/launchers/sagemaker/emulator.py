@@ -29,8 +29,7 @@ from workshop_utils.launchers.local.environment import (
     reserve,
     scratch_folder,
 )
-from workshop_utils.launchers.local.group import Process
-from workshop_utils.launchers.local.run import ProcessRun
+from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.sagemaker import check, toolkit
 from workshop_utils.launchers.sagemaker.request import (
     Request,

@@ -131,10 +131,6 @@ class SageMakerRun(FollowedRun):
             archive.extractall(target, filter="data")  # nothing outside the folder, no devices, no odd owners
             return [target / member.name for member in archive.getmembers() if member.isfile()]
 
-    def _until_ended(self) -> tuple[RunState, str]:
-        state, reason = super()._until_ended()
-        return state, reason and f"{reason}\n{output.last_lines(list(map(str, self.logs())))}"
-
 
 class RemoteJob:
     """The training job called `name`, as its account shows it; `description` is SageMaker's last answer."""

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import Duration, JobError
-from workshop_utils.launchers.settings import PlaceSettings
+from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.quantities import seconds_of
 
 WARM_POOL_SECONDS = 21_600  # the longest KeepAlivePeriodInSeconds that the service model allows
@@ -25,7 +25,7 @@ Subnet = Annotated[str, Field(pattern=r"^subnet-[0-9a-f]+$")]
 SecurityGroup = Annotated[str, Field(pattern=r"^sg-[0-9a-f]+$")]
 
 
-class SageMakerSettings(PlaceSettings):
+class SageMakerSettings(TargetSettings):
     """How and where training jobs run on SageMaker.
 
     Attributes:

@@ -22,8 +22,7 @@ from typing import Any, Self
 import psutil
 
 from workshop_utils.launchers.local.environment import inherited_variables, scratch_folder
-from workshop_utils.launchers.local.group import Process
-from workshop_utils.launchers.local.run import ProcessRun
+from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.spark.launcher import JVM, LOGGING, OTHERS, spark_home, spark_variables
 from workshop_utils.launchers.spark.settings import LOOPBACK, SparkSettings
 from workshop_utils.network.ports import PortReservation

@@ -30,7 +30,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO
 
 from pyspark import BarrierTaskContext, SparkContext, SparkFiles
 
@@ -38,11 +37,13 @@ COUNT = "TORCHELASTIC_RESTART_COUNT"
 AGAIN = "Spark: all ranks start again after: "
 FAILED = "Spark failed: "
 PR_SET_PDEATHSIG = 1
-PATIENCE_SECONDS = 5.0  # with the last lines: what a script leaves running may hold its pipes
 
 
 class LineServer:
-    """Prints the lines that ranks send, if their connection began with the `secret` of this attempt."""
+    """Prints the lines that ranks send. A connection begins with the `secret` of this attempt, and a tag for each line.
+
+    A rank's process has such connections as its standard output and standard error.
+    """
 
     def __init__(self, host: str) -> None:
         self._listener = socket.create_server((host, 0))
@@ -64,12 +65,12 @@ class LineServer:
 
     def _receive(self, link: socket.socket) -> None:
         with link, link.makefile("rb") as lines, contextlib.suppress(OSError):
-            secret = lines.readline(100).strip()
+            secret, _, tag = lines.readline(100).rstrip(b"\n").partition(b" ")
             for line in lines:
                 with self._printing:
                     if not secrets.compare_digest(secret, self.secret.encode()):
                         return
-                    sys.stdout.buffer.write(line)
+                    sys.stdout.buffer.write(tag + line.rstrip(b"\n") + b"\n")
                     sys.stdout.buffer.flush()
 
 
@@ -77,16 +78,6 @@ def die_with_parent() -> None:
     """Have the kernel end this process when the one that started it ends (prctl(2))."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
-def forward(pipe: IO[bytes], tag: str, address: tuple[str, int], secret: str) -> None:
-    """Send each line of `pipe`, with `tag` before it, to the line server at `address`; return once all are printed."""
-    with socket.create_connection(address) as link:
-        link.sendall(f"{secret}\n".encode())
-        for line in pipe:
-            link.sendall(tag.encode() + line.rstrip(b"\n") + b"\n")
-        link.shutdown(socket.SHUT_WR)
-        link.recv(1)
 
 
 def rank_task(
@@ -106,27 +97,20 @@ def rank_task(
             port = context.allGather(str(listener.getsockname()[1]))[0]
         words = {"{host}": host, "{port}": port}
         own = {name: words.get(value, value) for name, value in ranks[rank].items()}
-        process = subprocess.Popen(
+        streams = [socket.create_connection(address) for _ in range(2)]
+        for stream, name in zip(streams, ("stdout", "stderr"), strict=True):
+            stream.sendall(f"{secret} [worker-{rank}]<{name}>: \n".encode())
+        code = subprocess.Popen(
             [sys.executable, f"{folder}/{script}", *arguments],
             env={**os.environ, **own, "PYTHONPATH": f"{folder}/source.zip"},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=streams[0].fileno(),
+            stderr=streams[1].fileno(),
             preexec_fn=die_with_parent,
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        threads = [
-            threading.Thread(
-                target=forward, args=(pipe, f"[worker-{rank}]<{name}>: ", address, secret), daemon=True
-            )
-            for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr))
-        ]
-        for thread in threads:
-            thread.start()
-        code = process.wait()
-        for thread in threads:
-            thread.join(PATIENCE_SECONDS)
+        ).wait()
+        for stream in streams:
+            stream.shutdown(socket.SHUT_WR)  # also where the script has left a process with it
+            stream.recv(1)  # the driver closes it once all is printed
         if code:
             raise RuntimeError(f"rank {rank} ended with code {code}")
         return ()

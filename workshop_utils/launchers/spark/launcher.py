@@ -16,9 +16,8 @@ from typing import Any, Self
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local.environment import inherited_variables, scratch_folder, shared_variables
-from workshop_utils.launchers.local.group import Process
 from workshop_utils.launchers.local.launcher import LocalRequest
-from workshop_utils.launchers.local.run import ProcessRun
+from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.source import shipped
 from workshop_utils.launchers.spark.settings import LOOPBACK, SparkSettings
 from workshop_utils.network.ports import PortReservation

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import JobError, Size, TrainingJob
-from workshop_utils.launchers.settings import PlaceSettings
+from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.quantities import bytes_of
 
 MASTER = re.compile(r"(local(\[(\d+|\*)\])?|spark://[^\s/:]+:\d+(,[^\s/:]+:\d+)*|k8s://\S+)$")
@@ -18,7 +18,7 @@ OWN_FIELDS = {"spark.master": "master", "spark.authenticate.secret": "secret_fil
 LOOPBACK = "127.0.0.1"
 
 
-class SparkSettings(PlaceSettings):
+class SparkSettings(TargetSettings):
     """Which Spark cluster runs a job, and how.
 
     Attributes:

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.local.environment import inherited_variables, reserve, scratch_folder
-from workshop_utils.launchers.local.group import Process
-from workshop_utils.launchers.local.run import ProcessRun
+from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.runs import RunState
 
 START_SECONDS = 60.0

@@ -24,8 +24,8 @@ from workshop_utils.launchers.local.environment import (
     scratch_folder,
     shared_variables,
 )
-from workshop_utils.launchers.local.group import Process
-from workshop_utils.launchers.settings import PlaceSettings
+from workshop_utils.launchers.local.run import Process
+from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import shipped
 from workshop_utils.launchers.torchx.run import TorchXRun
 from workshop_utils.network.ports import PortReservation
@@ -72,7 +72,7 @@ class Rendered:
     __repr__ = __str__
 
 
-class TorchX(PlaceSettings):
+class TorchX(TargetSettings):
     """Launches PyTorch jobs through TorchX, here or on a cluster with Volcano.
 
     TorchX lives in an environment of its own, which the first call makes; torchrun is the workshop's.

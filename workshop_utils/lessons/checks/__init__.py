@@ -205,6 +205,13 @@ def recognise(answer: Function, cases: Sequence[tuple[Any, ...]], mistakes: Mapp
             raise Wrong(sentence)
 
 
+def explain(got: Any, mistakes: Mapping[str, Any]) -> None:
+    """Raise Wrong with the first sentence of `mistakes` whose wrong value is the one that the learner `got`."""
+    for sentence, value in mistakes.items():
+        if _same(got, value):
+            raise Wrong(sentence)
+
+
 def _same(got: Any, other: Any) -> bool:
     try:
         values, others = np.asarray(got, dtype=float), np.asarray(other, dtype=float)

@@ -11,6 +11,13 @@ from workshop_utils.parallel import adasum
 
 __getattr__ = questions(__name__)
 
+
+def _scaled(first: np.ndarray, second: np.ndarray, by_first: float, by_second: float) -> np.ndarray:
+    """Adasum's sum, with the dot product divided by these numbers, of which right ones are 2 ‖a‖² and 2 ‖b‖²."""
+    both = first @ second
+    return (1 - both / by_first) * first + (1 - both / by_second) * second
+
+
 _OTHER_SCHEDULES = {
     "it begins at 0; a warm-up begins at one worker's rate, which it must have at step 0.": (
         lambda rate, workers, step, steps: rate * workers * min(1, step / steps)
@@ -34,21 +41,13 @@ _OTHER_SUMS = {
     "that is the sum: of two equal gradients, which say the same, so it counts once, it makes twice as "
     "much.": lambda first, second: first + second,
     "half is missing: take *half* of the projection away from each, or equal gradients cancel.": (
-        lambda first, second: (
-            (1 - first @ second / (first @ first)) * first + (1 - first @ second / (second @ second)) * second
-        )
+        lambda first, second: _scaled(first, second, first @ first, second @ second)
     ),
     "the norms are swapped: the factor of a gradient is divided by its *own* squared length.": (
-        lambda first, second: (
-            (1 - first @ second / (2 * second @ second)) * first
-            + (1 - first @ second / (2 * first @ first)) * second
-        )
+        lambda first, second: _scaled(first, second, 2 * second @ second, 2 * first @ first)
     ),
     "the lengths are not squared: divide the dot product by 2 ‖a‖², that is `2 * (first @ first)`.": (
-        lambda first, second: (
-            (1 - first @ second / (2 * np.linalg.norm(first))) * first
-            + (1 - first @ second / (2 * np.linalg.norm(second))) * second
-        )
+        lambda first, second: _scaled(first, second, 2 * (first @ first) ** 0.5, 2 * (second @ second) ** 0.5)
     ),
 }
 

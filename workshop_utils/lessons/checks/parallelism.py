@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workshop_utils.lessons.checks import Wrong, compare, exercise, expect, questions, recognise
+from workshop_utils.lessons.checks import compare, exercise, expect, explain, questions, recognise
 from workshop_utils.training import models
 
 __getattr__ = questions(__name__)
@@ -66,27 +66,26 @@ def combined_logits(answer: Callable[[list[np.ndarray], list[np.ndarray], np.nda
         got = answer(own, rows, bias.copy())
         if np.shape(got) == expected.shape:
             parts = [mine @ part for mine, part in zip(own, rows, strict=True)]
-            _explain_logits(np.asarray(got, dtype=float), parts, bias)
+            explain(got, _logit_mistakes(parts, bias))
         what = f"the logits from {workers} worker{'s' * (workers > 1)}"
         expect(got, expected, what, "each worker has a part of every sum")
     return "and only the logits had to cross: the hidden activations stayed at home."
 
 
-def _explain_logits(got: np.ndarray, parts: list[np.ndarray], bias: np.ndarray) -> None:
-    """Raise Wrong if a missing part, or a wrong number of biases, explains `got`."""
-    workers, total = len(parts), sum(parts)
-    surplus = got - total - bias
-    with_workers = f"with {workers} worker{'s' * (workers > 1)}"
-    if np.allclose(surplus, -bias):
-        raise Wrong(f"{with_workers} the bias is missing; it belongs in once.")
-    if workers == 1:
-        return
-    if np.allclose(surplus, (workers - 1) * bias):
-        raise Wrong(f"{with_workers} the bias was added {workers} times; it belongs in once.")
-    if np.allclose(got, total / workers + bias) or np.allclose(got, (total + bias) / workers):
-        raise Wrong(f"{with_workers} this is the mean of their parts; a logit is their sum.")
-    for worker, part in enumerate(parts):
-        if np.allclose(surplus, -part):
-            raise Wrong(f"{with_workers} the part of worker {worker} is missing; each has some of every sum.")
-        if np.allclose(surplus, part - total):
-            raise Wrong(f"{with_workers} this is the part of worker {worker} alone; add those of the others.")
+def _logit_mistakes(parts: list[np.ndarray], bias: np.ndarray) -> dict[str, np.ndarray]:
+    """What a missing part, or a wrong number of biases, gives, by the sentence on each."""
+    workers, total = len(parts), np.sum(parts, axis=0)
+    of = f"with {workers} worker{'s' * (workers > 1)}"
+    mistakes = {f"{of} the bias is missing; it belongs in once.": total}
+    if workers > 1:
+        mean = f"{of} this is the mean of their parts; a logit is their sum"
+        mistakes |= {
+            f"{of} the bias was added {workers} times; it belongs in once.": total + workers * bias,
+            f"{mean}.": total / workers + bias,
+            f"{mean}, and the bias belongs in whole.": (total + bias) / workers,
+        }
+        for worker, part in enumerate(parts):
+            others = f"{of} the part of worker {worker} is missing; each has some of every sum."
+            alone = f"{of} this is the part of worker {worker} alone; add those of the others."
+            mistakes |= {others: total - part + bias, alone: part + bias}
+    return mistakes

@@ -29,11 +29,10 @@ def tf_config_roles(answer: Callable[[list[str]], dict[str, str]]) -> str:
                 f"with {count} hosts it gave {got!r}, which is {type(got).__name__}; it must be a dict, with a role "
                 "for each host."
             )
-        if missing := [host for host in hosts if host not in got]:
-            names = ", ".join(missing)
-            raise Wrong(f"with {count} hosts there is no role for {names}; there must be a role for each.")
-        if others := [str(name) for name in got if name not in hosts]:
-            raise Wrong(f"with {count} hosts there is a role for {', '.join(others)}, which is none of them.")
+        if set(got) != set(hosts):
+            raise Wrong(
+                f"with {hosts} it gave roles for {list(got)}; each host must have one, and nothing else."
+            )
         for rank, (host, role) in enumerate(right.items()):
             if got[host] == role:
                 continue

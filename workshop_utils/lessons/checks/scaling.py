@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, explain, questions, result_of
 from workshop_utils.scaling.cost import NetworkPath, all_reduce_seconds
 
 __getattr__ = questions(__name__)
@@ -23,27 +23,26 @@ def weak_efficiency(answer: Callable[[Mapping[int, float]], Mapping[int, float]]
         right = {count: seconds[fewest] / each for count, each in seconds.items()}
         for count in sorted(seconds):
             if not np.isclose(got[count], right[count], rtol=1e-6):
-                raise Wrong(_efficiency_mistake(seconds, float(got[count]), count, right[count]))
+                result = f"with {count} workers it gave {got[count]:.4g}; it must be {right[count]:.4g}"
+                explain(got[count], _efficiency_mistakes(result, seconds, count, right[count]))
+                raise Wrong(f"{result}, the step with {fewest} over the step with {count}.")
     return "the step of the fewest workers over that of many: 1 where nobody waits, whatever the number of workers."
 
 
-def _efficiency_mistake(seconds: Mapping[int, float], value: float, count: int, right: float) -> str:
-    fewest = min(seconds)
-    result = f"with {count} workers it gave {value:.4g}; it must be {right:.4g}"
-    times = count / fewest
-    if np.isclose(value, 1 / right):
-        return f"upside down: {result}. A step that takes longer is less efficient."
-    if np.isclose(value, right * times) and times != 1:
-        return f"that is the speed-up: {result}. Divide by how many times as many workers there are."
-    if np.isclose(value, right / times) and times != 1:
-        return (
-            f"that is strong scaling: {result}. Here every worker keeps its batch, so a step trains on more; do "
-            "not divide by the workers again."
-        )
-    first = next(iter(seconds))
-    if first != fewest and np.isclose(value, seconds[first] / seconds[count]):
-        return f"measured against {first} workers, which come first: {result}. The baseline is the fewest workers."
-    return f"{result}, the step with {fewest} over the step with {count}."
+def _efficiency_mistakes(
+    result: str, seconds: Mapping[int, float], count: int, right: float
+) -> dict[str, float]:
+    """What typical mistakes give with `count` workers, by the sentence on each."""
+    times, first = count / min(seconds), next(iter(seconds))
+    return {
+        f"upside down: {result}. A step that takes longer is less efficient.": 1 / right,
+        f"that is the speed-up: {result}. Divide by how many times as many workers there are.": right * times,
+        f"that is strong scaling: {result}. Here every worker keeps its batch, so a step trains on more; do not divide "
+        "by the workers again.": right / times,
+        f"measured against {first} workers, which come first: {result}. The baseline is the fewest workers.": (
+            seconds[first] / seconds[count]
+        ),
+    }
 
 
 @exercise
@@ -57,7 +56,15 @@ def largest_ring(answer: Callable[[float, float, NetworkPath, float], int]) -> s
         got = result_of(answer, compute, nbytes, path, least)
         right = largest_ring_of(compute, nbytes, path, least)
         if got != right:
-            raise Wrong(_ring_mistake(got, right, compute, nbytes, path, least))
+            case = (
+                f"computing {compute:g} s, {nbytes / 1e6:g} MB, α = {path.latency_seconds:g} s, "
+                f"B = {path.bandwidth_bytes_per_second:g} B/s, at least {least:.0%}"
+            )
+            result = f"with {case} it gave {got!r}; it must be {right}"
+            explain(got, _ring_mistakes(result, right, compute, nbytes, path, least))
+            raise Wrong(
+                f"{result}: the largest N with compute / (compute + 2 (N − 1)(α + K / (N B))) ≥ {least:g}."
+            )
     return "each worker more costs two latencies; so a ring that is long enough loses against any tree."
 
 
@@ -70,28 +77,23 @@ def largest_ring_of(
     return int(workers[compute / seconds >= least].max())
 
 
-def _ring_mistake(
-    got: object, right: int, compute: float, nbytes: float, path: NetworkPath, least: float
-) -> str:
-    case = (
-        f"computing {compute:g} s, {nbytes / 1e6:g} MB, α = {path.latency_seconds:g} s, "
-        f"B = {path.bandwidth_bytes_per_second:g} B/s, at least {least:.0%}"
-    )
-    result = f"with {case} it gave {got!r}; it must be {right}"
-    if not isinstance(got, int | np.integer):
-        return f"{result}, a whole number of workers."
-    if got == right + 1:
-        return f"one too many: {result}. With {got} the efficiency has just fallen below {least:.0%}."
-    bytes_alone = largest_ring_of(compute, nbytes, NetworkPath(0.0, path.bandwidth_bytes_per_second), least)
-    if got in (bytes_alone, bytes_alone + 1):
-        return f"latency left out: {result}. 2 (N − 1) messages follow each other, and each costs α."
-    half = NetworkPath(path.latency_seconds / 2, path.bandwidth_bytes_per_second)
-    if got == largest_ring_of(compute, nbytes / 2, half, least):
-        return f"half a ring: {result}. After N − 1 messages all is added up; as many again pass it on."
-    if got == largest_ring_of(compute, nbytes, path, least, "central"):
-        return f"that is a central rank: {result}."
-    share = 1 - least
+def _ring_mistakes(
+    result: str, right: int, compute: float, nbytes: float, path: NetworkPath, least: float
+) -> dict[str, int]:
+    """What typical mistakes give, by the sentence on each."""
+    bandwidth = path.bandwidth_bytes_per_second
+    without_latency = largest_ring_of(compute, nbytes, NetworkPath(0.0, bandwidth), least)
+    half = NetworkPath(path.latency_seconds / 2, bandwidth)
     seconds = np.asarray(all_reduce_seconds("ring", np.arange(1, 100_001), nbytes, path))
-    if got == int((seconds <= share * compute).sum()):
-        return f"a share of computing: {result}. Efficiency is computing / (computing + communication)."
-    return f"{result}: the largest N with compute / (compute + 2 (N − 1)(α + K / (N B))) ≥ {least:g}."
+    return {
+        f"one too many: {result}. With {right + 1} the efficiency has just fallen below {least:.0%}.": right
+        + 1,
+        f"latency left out: {result}. 2 (N − 1) messages follow each other, and each costs α.": without_latency,
+        f"half a ring: {result}. After N − 1 messages all is added up; as many again pass it on.": (
+            largest_ring_of(compute, nbytes / 2, half, least)
+        ),
+        f"that is a central rank: {result}.": largest_ring_of(compute, nbytes, path, least, "central"),
+        f"a share of computing: {result}. Efficiency is computing / (computing + communication).": (
+            int((seconds <= (1 - least) * compute).sum())
+        ),
+    }

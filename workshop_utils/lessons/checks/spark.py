@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, questions, result_of
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, is_missing, questions, result_of
 
 __getattr__ = questions(__name__)
 
@@ -51,13 +51,11 @@ def mean_of_partitions(answer: tuple[Any, Any, Any]) -> str:
             mean, right = finish(reduce(add, order, zero)), float(np.concatenate(parts).mean())
             if is_missing(mean):
                 raise NotYet("`finish` gave nothing: write it, then run this again.")
+            result = f"with partitions of {sizes} numbers it gave {mean:.4f}, not {right:.4f}"
             if abs(mean - right) > 1e-9:
-                hint = ""
-                if abs(mean - np.mean([part.mean() for part in parts])) < 1e-9:
-                    hint = (
-                        ": the mean of the partitions' means counts a small partition as much as a large one"
-                    )
-                raise Wrong(f"with partitions of {sizes} numbers it gave {mean:.4f}, not {right:.4f}{hint}.")
+                of_means = "the mean of the partitions' means counts a small partition as much as a large one"
+                explain(mean, {f"{result}: {of_means}.": np.mean([part.mean() for part in parts])})
+                raise Wrong(f"{result}.")
     return "sums and counts add up in any order, so the tree may have any shape; only at the end is there a division."
 
 

@@ -26,8 +26,7 @@ def ranks_of_nodes(answer: Callable[[int, int, int], int]) -> str:
             raise Wrong(f"{of}: you gave {got}, also the rank of another process: count whole nodes before.")
         if got == local_rank * per_node + node != right:
             raise Wrong(
-                f"{of}: you gave {got}; so you deal ranks out to the nodes in turn, and neighbours would talk "
-                "through the network. A node's ranks follow each other."
+                f"{of}: you gave {got}; that deals ranks out in turn. A node's ranks follow each other."
             )
         expect(got, right, of, f"{node} nodes with {per_node} ranks each come before it")
     return "so rank 32 is the first of the second node, and two ranks of one chip are neighbours."
