@@ -13,11 +13,10 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
 
 import hypothesis
 import psutil
@@ -26,6 +25,7 @@ from real_ranks import MOST_RANKS, Ranks
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import warm
+from workshop_utils.runs import Run, RunFailed
 
 # Every process that a test starts inherits this variable, so even a daemon that has left its session is found.
 MARK = "WORKSHOP_TESTS"
@@ -52,14 +52,14 @@ def write_idx(path: Path, shape: tuple[int, ...], content: bytes) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_figure_is_left() -> Iterator[None]:
+def _no_figure_is_left():
     yield
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(scope="session")
-def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data_folder(tmp_path_factory):
     """Three training and two test images of 2 × 2 pixels: data for scripts that do not look at it."""
     folder = tmp_path_factory.mktemp("data")
     for prefix, count in (("train", 3), ("t10k", 2)):
@@ -69,14 +69,14 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_job(tmp_path: Path, data_folder: Path) -> MakeJob:
+def make_job(tmp_path, data_folder):
     """`make_job(script, ..., **fields)` is a job of strategy `single` in a folder of its own.
 
     The script may come in several pieces, each indented as its test is.
     """
     count = 0
 
-    def make(*script: str, **fields: Any) -> TrainingJob:
+    def make(*script, **fields):
         nonlocal count
         count += 1
         folder = tmp_path / f"job-{count}"
@@ -126,6 +126,13 @@ def eventually(condition: Callable[[], object], seconds: float = PATIENCE_SECOND
     return True
 
 
+def failure_of(run: Run, seconds: float = 60) -> str:
+    """What is said of a run that must fail within `seconds`."""
+    with pytest.raises(RunFailed) as failure:
+        run.wait(seconds)
+    return str(failure.value)
+
+
 def reserved_ports() -> list[int]:
     """The UDP ports on loopback that this process holds."""
     return [
@@ -136,9 +143,7 @@ def reserved_ports() -> list[int]:
 
 
 @pytest.fixture
-def nothing_is_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Path]:
+def nothing_is_left(monkeypatch, tmp_path_factory):
     """After the test there is no process, no scratch folder, no port and no thread of any run; the scratch root."""
     if sys.platform != "linux":
         pytest.skip("process tables are read from /proc")
@@ -149,7 +154,7 @@ def nothing_is_left(
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # whoever runs the tests may have set it
     before, reserved = set(marked_processes()), set(reserved_ports())
 
-    def left() -> dict[int, str]:
+    def left():
         return {pid: words for pid, words in marked_processes().items() if pid not in before}
 
     yield root
@@ -176,13 +181,13 @@ class Watch:
 
 
 @pytest.fixture
-def watch() -> Watch:
+def watch():
     """Whether processes live, and whether something becomes true."""
     return Watch()
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
+def ranks():
     """Nine processes; each program runs in as many of them as it asks for."""
     with ProcessPoolExecutor(MOST_RANKS, multiprocessing.get_context("spawn")) as pool:
         yield Ranks(pool)

@@ -5,16 +5,12 @@ or a CommunicationError. Nothing else may be raised, nothing may hang. Hypothesi
 .hypothesis/ and tries it first the next time.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -50,7 +46,7 @@ values = st.recursive(
 fields = st.sampled_from(sorted(TrainingJob.model_fields)) | st.text(max_size=12)
 
 
-def is_a_job_or_a_job_error(content: bytes) -> None:
+def is_a_job_or_a_job_error(content):
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "train.py").write_text("")
         (Path(folder) / "job.yaml").write_bytes(content)
@@ -68,7 +64,7 @@ def is_a_job_or_a_job_error(content: bytes) -> None:
 
 @a_round
 @given(st.dictionaries(fields, values, max_size=8), st.sampled_from(JOBS))
-def fields_of_any_kind(changes: dict[str, Any], path: Path) -> None:
+def fields_of_any_kind(changes, path):
     content = {**yaml.safe_load(path.read_text()), **changes}
     is_a_job_or_a_job_error(
         yaml.safe_dump(content, allow_unicode=True, sort_keys=False).encode("utf-8", "surrogatepass")
@@ -83,7 +79,7 @@ damages = st.tuples(st.integers(0, 600), st.integers(0, 9), pieces)
 
 @a_round
 @given(st.sampled_from(JOBS), st.lists(damages, min_size=1, max_size=12))
-def damaged_text(path: Path, changes: list[tuple[int, int, bytes]]) -> None:
+def damaged_text(path, changes):
     content = bytearray(path.read_bytes())
     for start, length, piece in changes:
         content[start : start + length] = piece
@@ -112,7 +108,7 @@ reports = st.builds(
 
 @a_round
 @given(headers, st.binary(max_size=64))
-def bytes_on_a_data_link(header: bytes, payload: bytes) -> None:
+def bytes_on_a_data_link(header, payload):
     due = np.zeros(3, np.float32)
     raised = received(lambda communicator: communicator.recv(1, due), data=header + payload)
     expected = frames.message("", 1, due)
@@ -122,7 +118,7 @@ def bytes_on_a_data_link(header: bytes, payload: bytes) -> None:
 
 @a_round
 @given(st.lists(reports | st.binary(max_size=40), max_size=3), st.binary(max_size=64))
-def bytes_on_a_control_link(frames_sent: list[bytes], rest: bytes) -> None:
+def bytes_on_a_control_link(frames_sent, rest):
     raised = received(
         lambda communicator: communicator.recv(1, np.zeros(3, np.float32)),
         control=b"".join(frames_sent) + rest,
@@ -130,15 +126,13 @@ def bytes_on_a_control_link(frames_sent: list[bytes], rest: bytes) -> None:
     assert isinstance(raised, CommunicationError), raised
 
 
-def received(
-    program: Callable[[TcpCommunicator], object], data: bytes = b"", control: bytes = b""
-) -> BaseException | None:
+def received(program, data=b"", control=b""):
     """What `program` raises at rank 0 of two when rank 1 sends these bytes and then leaves."""
     pairs = [socket.socketpair(), socket.socketpair()]
     communicator = TcpCommunicator(0, 2, {1: pairs[0][0]}, {1: pairs[1][0]}, timeout_seconds=1.0)
-    raised: list[BaseException] = []
+    raised = []
 
-    def run() -> None:
+    def run():
         try:
             program(communicator)
         except BaseException as error:  # whatever it is, the property judges it
@@ -163,7 +157,7 @@ def received(
 @pytest.mark.parametrize(
     "a_round_of", [fields_of_any_kind, damaged_text, bytes_on_a_data_link, bytes_on_a_control_link]
 )
-def test_what_comes_from_outside_is_taken_or_refused(a_round_of: Callable[[], None]) -> None:
+def test_what_comes_from_outside_is_taken_or_refused(a_round_of):
     deadline, rounds = time.monotonic() + SECONDS / TARGETS, 0
     while time.monotonic() < deadline:
         a_round_of()

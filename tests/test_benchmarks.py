@@ -10,15 +10,13 @@ import pytest
 BENCHMARKS = Path(__file__).with_name("benchmarks")
 
 
-def bench(*words: str) -> subprocess.CompletedProcess[str]:
+def bench(*words):
     command = [sys.executable, str(BENCHMARKS), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 @pytest.mark.slow
-def test_each_measurement_is_a_row_with_its_ratio_and_bar_and_the_exit_code_says_whether_all_were_met() -> (
-    None
-):
+def test_each_measurement_is_a_row_with_its_ratio_and_bar_and_the_exit_code_says_whether_all_were_met():
     done = bench("all_reduce", "--quick")
     rows = [line for line in done.stdout.splitlines() if line.startswith("all-reduce of ")]
     assert len(rows) == 2, done.stdout + done.stderr
@@ -27,7 +25,7 @@ def test_each_measurement_is_a_row_with_its_ratio_and_bar_and_the_exit_code_says
     assert done.returncode == any(row.endswith("MISSED") for row in rows)
 
 
-def test_a_benchmark_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+def test_a_benchmark_that_there_is_not_is_refused_with_those_that_there_are():
     done = bench("marathon")
     assert done.returncode == 2
     assert "marathon" in done.stderr

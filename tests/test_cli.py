@@ -53,13 +53,6 @@ def test_a_job_that_fails_is_started_again_when_asked_to(make_job):
     assert done.stdout.count("[worker-0] step 7") == 3
 
 
-def test_a_failing_worker_gives_exit_code_one_and_its_last_lines(make_job):
-    done = launch(make_job("import sys", "print('so far so good')", "sys.exit(3)"))
-    assert done.returncode == 1
-    for words in ("worker-0", "exit code 3", "so far so good"):
-        assert words in done.stderr
-
-
 def test_an_interrupt_before_the_display_stops_the_run_as_well(make_job, monkeypatch):
     interrupted = []
 

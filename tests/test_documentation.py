@@ -1,7 +1,5 @@
 """What the documentation says exists: commands, options, targets, files, links; and who wrote it can be cited."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
@@ -27,15 +25,15 @@ LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 TEACHING = sorted((ROOT / "notebooks").glob("teaching/*.md"))
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     return str(path.relative_to(ROOT))
 
 
-def shell_blocks(page: Path) -> list[str]:
+def shell_blocks(page):
     return re.findall(r"^```sh\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-def commands_in(page: Path) -> list[list[str]]:
+def commands_in(page):
     """The words of each command of a page, in blocks and inline."""
     lines = [line for block in shell_blocks(page) for line in block.replace("\\\n", " ").splitlines()]
     inline = r"`((?:make|\.venv/bin/workshop|workshop|python -m) [^`]+)`"
@@ -43,9 +41,9 @@ def commands_in(page: Path) -> list[list[str]]:
     return [shlex.split(part, comments=True) for line in lines for part in line.split("&&")]
 
 
-def options_by_command() -> dict[str, set[str]]:
+def options_by_command():
     """All commands of `workshop`, such as `scaling measure`, with their options."""
-    found: dict[str, set[str]] = {}
+    found = {}
     todo = [("", typer.main.get_command(cli.app))]
     while todo:
         name, command = todo.pop()
@@ -61,13 +59,13 @@ TARGETS = re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), flags=re.M
 
 
 @pytest.mark.parametrize("page", [*PAGES, *TEACHING, *LESSONS], ids=name_of)
-def test_relative_links_lead_somewhere(page: Path) -> None:
+def test_relative_links_lead_somewhere(page):
     for link, path in site.links(ROOT, page.relative_to(ROOT)):
         assert (ROOT / path).exists(), link
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_files_targets_modules_commands_and_options_that_are_named_exist(page: Path) -> None:
+def test_files_targets_modules_commands_and_options_that_are_named_exist(page):
     folders = r"`((?:jobs|docs|images|notebooks|tests|workshop_utils|\.devcontainer)/[\w./*-]*)`"
     for path in re.findall(folders, page.read_text()):
         assert re.search(r"(NN_|NAME|LESSON|SUBJECT)", path) or list(ROOT.glob(path.rstrip("/"))), path
@@ -90,22 +88,22 @@ def test_files_targets_modules_commands_and_options_that_are_named_exist(page: P
             assert options <= COMMANDS[called] | {"--help"}, words
 
 
-def test_the_readme_s_tables_have_all_places_and_all_strategies() -> None:
+def test_the_readme_s_tables_have_all_places_and_all_strategies():
     places = README[README.index("| where |") : README.index("With `--render`")]
     assert set(re.findall(r"--on ([\w-]+)", places)) | {"local"} == set(LAUNCH_TARGETS)
     assert set(re.findall(r"`(--[\w-]+)", places)) <= COMMANDS["launch"]
     strategies = README[README.index("| strategy |") : README.index("How far does it scale")]
-    shown: dict[str, str] = {}
+    shown = {}
     for row in strategies.splitlines()[2:]:
         cells = [re.findall(r"`([\w/]+)`", cell) for cell in row.split("|")]
         if len(cells) > 3:
             shown |= dict(zip(cells[1], cells[3], strict=True))
-    assert set(shown) == set(jobs.StrategyName.__args__)  # type: ignore[attr-defined]
+    assert set(shown) == set(jobs.StrategyName.__args__)
     for strategy, folder in shown.items():
         assert jobs.TrainingJob.load(ROOT / folder).strategy == strategy
 
 
-def test_the_lines_of_kubectl_in_lesson_12_name_the_objects_of_its_job() -> None:
+def test_the_lines_of_kubectl_in_lesson_12_name_the_objects_of_its_job():
     notebook = nbformat.read(str(ROOT / "notebooks/12_eks_and_kubeflow.ipynb"), as_version=4)
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     lines = {
@@ -120,12 +118,12 @@ def test_the_lines_of_kubectl_in_lesson_12_name_the_objects_of_its_job() -> None
     assert all("jobs/mnist_torch_ddp/kubernetes.yaml" in lines[verb] for verb in ("create", "delete"))
 
 
-def test_the_readme_has_a_row_for_each_lesson() -> None:
+def test_the_readme_has_a_row_for_each_lesson():
     rows = re.findall(r"^\| \[\d\d\]\(notebooks/(\S+)\)", README, flags=re.MULTILINE)
     assert rows == [path.name for path in LESSONS]
 
 
-def test_messages_that_troubleshooting_quotes_are_those_of_the_code() -> None:
+def test_messages_that_troubleshooting_quotes_are_those_of_the_code():
     troubles = README.partition("## When something is wrong")[2]
     messages = re.findall(r"^\| `([^`]*…[^`]*)`", troubles, flags=re.MULTILINE)
     assert len(messages) > 4
@@ -136,7 +134,7 @@ def test_messages_that_troubleshooting_quotes_are_those_of_the_code() -> None:
             assert part.strip(" .") in code, message
 
 
-def test_citation_and_changelog_have_the_version_of_the_package() -> None:
+def test_citation_and_changelog_have_the_version_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # Citation File Format 1.2.0

@@ -1,7 +1,5 @@
 """The doors into the workshop: each script is run, with programs that only record how they are called."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -28,7 +26,7 @@ RECORD = '#!/bin/bash\necho "$(basename "$0") $*" >> "$CALLS"\n'
 class Machine:
     """A folder that stands for a machine: programs that record their calls in `calls`; `make` ends when it may."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.root = root
         (root / "bin").mkdir()
         (root / "calls").touch()
@@ -44,12 +42,12 @@ class Machine:
         as_user = 'while [ "$1" = -u ] || [ "$1" = ec2-user ] || [ "$1" = --login ]; do shift; done\n"$@"\n'
         self.program("sudo", as_user)
 
-    def program(self, name: str, then: str = "") -> None:
+    def program(self, name, then=""):
         file = self.root / "bin" / name
         file.write_text(RECORD + then)
         file.chmod(0o755)
 
-    def run(self, script: str, **added: str) -> int:
+    def run(self, script, **added):
         folders = {"CALLS": self.root / "calls", "HOME": self.root, "TMPDIR": self.root}
         environment = {
             "PATH": f"{self.root / 'bin'}:/usr/bin:/bin",
@@ -61,15 +59,15 @@ class Machine:
         )  # fmt: skip
         return answer.returncode
 
-    def calls(self) -> list[str]:
+    def calls(self):
         return (self.root / "calls").read_text().splitlines()
 
-    def has_called(self, beginning: str) -> bool:
+    def has_called(self, beginning):
         return any(call.startswith(beginning) for call in self.calls())
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path):
     return Machine(tmp_path)
 
 
@@ -80,10 +78,10 @@ class Lenient(yaml.SafeLoader):
 Lenient.add_multi_constructor("!", lambda loader, _, node: loader.construct_scalar(node))
 
 
-def notebook_instance(machine: Machine) -> str:
+def notebook_instance(machine):
     """What a notebook instance runs at its start, as CloudFormation fills it in, with the machine's folders."""
     template = yaml.load((SAGEMAKER / "templates" / "notebook.yaml").read_text(), Loader=Lenient)
-    script: str = template["Resources"]["SetUp"]["Properties"]["OnStart"][0]["Content"]["Fn::Base64"]
+    script = template["Resources"]["SetUp"]["Properties"]["OnStart"][0]["Content"]["Fn::Base64"]
     filled = {"Repository": "https://example.org/w.git", "IdleMinutes": "60", "AWS::Region": "eu-west-1"}
     for name, value in {**filled, "Name": "n"}.items():
         script = script.replace(f"${{{name}}}", value)
@@ -94,9 +92,7 @@ def notebook_instance(machine: Machine) -> str:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_binder_builds_horovod_keeps_no_second_copy_and_lays_out_the_lessons(
-    code: int, machine: Machine
-) -> None:
+def test_binder_builds_horovod_keeps_no_second_copy_and_lays_out_the_lessons(code, machine):
     machine.program("workshop", f'[ "$1" != install-horovod ] || touch "$WORKSHOP_CACHE/x"; exit {code}\n')
     assert os.access(ROOT / "postBuild", os.X_OK)
     assert machine.run(str(ROOT / "postBuild")) == code
@@ -106,7 +102,7 @@ def test_binder_builds_horovod_keeps_no_second_copy_and_lays_out_the_lessons(
 
 
 @pytest.mark.parametrize("door", ["studio", "notebook instance"])
-def test_sagemaker_starts_at_once_and_sets_the_workshop_up_behind_it(door: str, machine: Machine) -> None:
+def test_sagemaker_starts_at_once_and_sets_the_workshop_up_behind_it(door, machine):
     assert len(base64.b64encode(STUDIO.encode())) <= MOST_CHARACTERS
     script = STUDIO if door == "studio" else notebook_instance(machine)
     assert machine.run(script, REPOSITORY="https://example.org/w.git") == 0
@@ -128,7 +124,7 @@ def test_sagemaker_starts_at_once_and_sets_the_workshop_up_behind_it(door: str, 
         assert {"gcc-c++", "python3.11", "python3.11-devel", "make", "git"} <= set(packages.split())
 
 
-def test_the_readme_attaches_the_script_to_studio_by_requests_that_aws_would_read() -> None:
+def test_the_readme_attaches_the_script_to_studio_by_requests_that_aws_would_read():
     (text,) = re.findall(r"^\*\*SageMaker Studio\.\*\*.*?```sh\n(.*?)```", README, re.MULTILINE | re.DOTALL)
     model = botocore.session.get_session().get_service_model("sagemaker")
     called = []
@@ -143,7 +139,7 @@ def test_the_readme_attaches_the_script_to_studio_by_requests_that_aws_would_rea
     assert called == ["CreateStudioLifecycleConfig", "UpdateDomain"]
 
 
-def test_colab_s_cells_set_up_run_a_lesson_and_show_it(machine: Machine) -> None:
+def test_colab_s_cells_set_up_run_a_lesson_and_show_it(machine):
     pattern = r"^\*\*Colab\.\*\*.*?```sh\n%%bash\n(.*?)```.*?```python\n(.*?)```"
     ((first, second),) = re.findall(pattern, README, flags=re.MULTILINE | re.DOTALL)
     machine.may_go_on.touch()

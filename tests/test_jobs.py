@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -7,27 +6,25 @@ from workshop_utils.jobs import JobError, TrainingJob
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     (tmp_path / "train.py").touch()
     return tmp_path
 
 
-def test_every_wrong_field_has_a_line_of_its_own(folder: Path) -> None:
-    resources: dict[str, Any] = {"resources": {"memory": "lots", "cpu": -1}}
+def test_every_wrong_field_has_a_line_of_its_own(folder):
+    resources = {"resources": {"memory": "lots", "cpu": -1}}
     with pytest.raises(JobError) as caught:
         TrainingJob(name="job", folder=folder, workers=0, timeout="soon", **resources)
     fields = [line.partition(" ")[0] for line in str(caught.value).splitlines()]
     assert sorted(fields) == ["resources.cpu", "resources.memory", "timeout", "workers"]
 
 
-def test_a_script_outside_any_folder_is_looked_for_where_python_runs(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_script_outside_any_folder_is_looked_for_where_python_runs(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert TrainingJob(name="job").script_path == Path("train.py")
 
 
-def test_replace_merges_arguments_and_environment_and_replaces_the_rest(folder: Path) -> None:
+def test_replace_merges_arguments_and_environment_and_replaces_the_rest(folder):
     job = TrainingJob(
         name="job", folder=folder, arguments={"epochs": 3, "seed": 1}, environment={"A": "1"}, timeout="1min"
     )
@@ -46,13 +43,13 @@ def test_replace_merges_arguments_and_environment_and_replaces_the_rest(folder: 
         ({"worker": 2}, "worker: unknown field; did you mean workers?"),
     ],
 )
-def test_replace_validates(changes: dict[str, Any], sentence: str, folder: Path) -> None:
+def test_replace_validates(changes, sentence, folder):
     with pytest.raises(JobError) as caught:
         TrainingJob(name="job", folder=folder).replace(**changes)
     assert str(caught.value).startswith(sentence)
 
 
-def test_a_job_survives_being_saved_and_loaded(folder: Path) -> None:
+def test_a_job_survives_being_saved_and_loaded(folder):
     job = TrainingJob(
         name="a-job",
         folder=folder,

@@ -25,7 +25,7 @@ SAGEMAKER_CLUSTER = {
 }
 
 
-def tf_config(cluster: dict[str, list[str]], role: str, index: int | str = 0) -> str:
+def tf_config(cluster, role, index=0):
     return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"})
 
 
@@ -46,7 +46,7 @@ WORKER_OF_TENSORFLOW = {"TF_CONFIG": tf_config({"worker": ["a:1", "b:1"]}, "work
 
 
 @pytest.fixture
-def no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_platform(monkeypatch):
     for name in [*sum(place.RANK_VARIABLES, ()), "TF_CONFIG", "SM_HOSTS", "SM_CURRENT_HOST", "SLURM_STEP_ID"]:
         monkeypatch.delenv(name, raising=False)
 
@@ -62,42 +62,40 @@ def no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
         (WORKER_OF_TENSORFLOW, 1, 2, 0),
         (SAGEMAKER_HOSTS, 2, 3, 0),
         (SLURM_TASK, 3, 4, 1),
+        (
+            {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"},
+            0,
+            1,
+            0,
+        ),  # the batch script is no rank
         ({"RANK": "1", "WORLD_SIZE": "2"}, 1, 2, 0),
     ],
 )
-def test_each_platform_says_who_a_worker_is(
-    environment: dict[str, str], rank: int, world_size: int, local_rank: int
-) -> None:
+def test_each_platform_says_who_a_worker_is(environment, rank, world_size, local_rank):
     found = place.from_environment(environment)
     assert (found.role, found.name) == ("worker", f"worker-{rank}")
     assert (found.rank, found.world_size, found.local_rank) == (rank, world_size, local_rank)
 
 
-@pytest.mark.parametrize("ranks", [TORCHRUN, HOROVOD, MPICH, OPEN_MPI])
-def test_what_starts_the_ranks_is_believed_before_the_platform_around_it(ranks: dict[str, str]) -> None:
-    around = {**SAGEMAKER_HOSTS, "TF_CONFIG": SAGEMAKER_TF_CONFIG}
-    assert place.from_environment({**around, **ranks}) == place.from_environment(ranks)
+RANKS = (TORCHRUN, HOROVOD, MPICH, OPEN_MPI)
+SAGEMAKER = {**SAGEMAKER_HOSTS, "TF_CONFIG": SAGEMAKER_TF_CONFIG}
 
 
 @pytest.mark.parametrize(
-    "inner",
-    [TORCHRUN, HOROVOD, MPICH, OPEN_MPI, WORKER_OF_TENSORFLOW, SAGEMAKER_HOSTS],
-    ids=lambda names: min(names),
+    ("around", "inner"),
+    [
+        *((SAGEMAKER, ranks) for ranks in RANKS),
+        *((SLURM_TASK, inner) for inner in (*RANKS, WORKER_OF_TENSORFLOW, SAGEMAKER_HOSTS)),
+    ],
 )
-def test_slurm_is_believed_last_since_other_launchers_run_inside_its_jobs(inner: dict[str, str]) -> None:
-    assert place.from_environment({**SLURM_TASK, **inner}) == place.from_environment(inner)
-
-
-def test_the_batch_script_of_slurm_is_no_rank() -> None:
-    batch = {name: value for name, value in SLURM_TASK.items() if name != "SLURM_STEP_ID"}
-    assert place.from_environment(batch) == place.from_environment({})
+def test_what_starts_the_ranks_is_believed_before_the_platform_around_it(around, inner):
+    assert place.from_environment({**around, **inner}) == place.from_environment(inner)
 
 
 @pytest.mark.usefixtures("no_platform")
-def test_the_master_of_sagemaker_is_the_chief_of_tensorflow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_master_of_sagemaker_is_the_chief_of_tensorflow(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", SAGEMAKER_TF_CONFIG)
     config = place.tf_config()
-    assert config is not None
     assert config["cluster"].keys() == {"chief", "ps", "worker"}
     assert config["task"] == {"type": "chief", "index": 0}
     assert json.loads(os.environ["TF_CONFIG"]) == config  # what TensorFlow then reads
@@ -108,9 +106,7 @@ def test_the_master_of_sagemaker_is_the_chief_of_tensorflow(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("kind", "index", "rank"), [("worker", 0, 1), ("worker", 1, 2), ("ps", 2, None), ("evaluator", 0, None)]
 )
-def test_chief_and_workers_have_ranks_and_the_others_have_none(
-    kind: str, index: int, rank: int | None
-) -> None:
+def test_chief_and_workers_have_ranks_and_the_others_have_none(kind, index, rank):
     found = place.from_environment({"TF_CONFIG": tf_config(SAGEMAKER_CLUSTER, kind, index)})
     assert (found.name, found.rank, found.world_size) == (f"{kind}-{index}", rank, 3)
 
@@ -126,15 +122,13 @@ def test_chief_and_workers_have_ranks_and_the_others_have_none(
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST is 'algo-2'"),
     ],
 )
-def test_a_place_that_cannot_be_read_is_answered_with_the_variable(
-    environment: dict[str, str], named: str
-) -> None:
+def test_a_place_that_cannot_be_read_is_answered_with_the_variable(environment, named):
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the start of the message is compared below)
         place.from_environment(environment)
     assert str(caught.value).startswith(named)
 
 
-def test_folders_are_sagemakers_where_it_sets_them_and_the_launchers_otherwise() -> None:
+def test_folders_are_sagemakers_where_it_sets_them_and_the_launchers_otherwise():
     own = {"WORKSHOP_DATA": "/d", "WORKSHOP_MODEL": "/m"}
     sagemaker = {"SM_CHANNEL_TRAINING": "/opt/ml/data", "SM_MODEL_DIR": "/opt/ml/model"}
     found = [place.from_environment(variables) for variables in ({}, own, {**own, **sagemaker})]
@@ -146,9 +140,7 @@ def test_folders_are_sagemakers_where_it_sets_them_and_the_launchers_otherwise()
 
 
 @pytest.mark.usefixtures("no_platform")
-def test_a_report_is_one_line_of_strict_json(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_is_one_line_of_strict_json(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     before = time.time()
@@ -161,7 +153,7 @@ def test_a_report_is_one_line_of_strict_json(
     assert record == {**whose, "loss": 0.5, "accuracy": None, "samples_per_second": None, "epoch": 2}
 
 
-def test_a_script_that_asks_for_its_place_says_once_that_it_started_and_answers_where_it_stands() -> None:
+def test_a_script_that_asks_for_its_place_says_once_that_it_started_and_answers_where_it_stands():
     script = "from workshop_utils import place; place.here(); place.here(); input()"
     with subprocess.Popen(
         [sys.executable, "-c", script],
@@ -171,10 +163,8 @@ def test_a_script_that_asks_for_its_place_says_once_that_it_started_and_answers_
         env={**os.environ, "RANK": "1", "WORLD_SIZE": "2"},
         text=True,
     ) as process:
-        assert process.stdout is not None
         start = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGUSR1)
-        assert process.stderr is not None
         stack = list(iter(process.stderr.readline, '  File "<string>", line 1 in <module>\n'))
         rest, _ = process.communicate("\n", timeout=30)
     del start["time"]
@@ -184,7 +174,7 @@ def test_a_script_that_asks_for_its_place_says_once_that_it_started_and_answers_
     assert process.returncode == 0
 
 
-def test_place_needs_the_standard_library_alone() -> None:
+def test_place_needs_the_standard_library_alone():
     script = f"import sys; sys.path.insert(0, {str(Path(place.__file__).parent)!r}); import place"
     subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True, timeout=60)
 
@@ -192,27 +182,14 @@ def test_place_needs_the_standard_library_alone() -> None:
 # Data
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_images_and_labels_are_read_plain_or_gzipped(packed: bool, data_folder: Path, tmp_path: Path) -> None:
-    folder = data_folder
-    if packed:
-        folder = tmp_path
-        for file in data_folder.iterdir():
-            (folder / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
-    train, test = place.load("train", folder), place.load("test", folder)
-    assert (train.count, train.height, train.width) == (3, 2, 2)
-    assert (train.images, train.labels) == (bytes(range(12)), bytes(range(3)))
-    assert (test.count, test.labels) == (2, bytes(range(2)))
-
-
-def test_a_missing_file_is_named_with_its_folder_and_the_variable_that_says_it(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_its_folder_and_the_variable_that_says_it(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=rf"train-images-idx3-ubyte is not in {tmp_path} .*WORKSHOP_DATA"
     ):
         place.load("train", tmp_path)
 
 
-def test_images_without_as_many_labels_are_refused(tmp_path: Path) -> None:
+def test_images_without_as_many_labels_are_refused(tmp_path):
     write_idx(tmp_path / "train-images-idx3-ubyte", (3, 1, 1), bytes(3))
     write_idx(tmp_path / "train-labels-idx1-ubyte", (2,), bytes(2))
     with pytest.raises(ValueError, match="holds 3 train images but 2 labels"):
@@ -230,9 +207,7 @@ WHOLE = b"\0\0\x08\x02" + b"\0\0\0\x02" + b"\0\0\0\x03" + bytes(range(6))
 @example(gzip.compress(WHOLE)[:12], True)
 @example(gzip.compress(WHOLE)[:-1], True)
 @given(st.binary(max_size=60) | st.binary(max_size=20).map(lambda tail: WHOLE[:4] + tail), st.booleans())
-def test_any_bytes_are_a_whole_idx_file_or_a_value_error(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, packed: bool
-) -> None:
+def test_any_bytes_are_a_whole_idx_file_or_a_value_error(tmp_path_factory, content, packed):
     file = tmp_path_factory.getbasetemp() / ("any.gz" if packed else "any")
     file.write_bytes(content)
     try:
@@ -245,12 +220,12 @@ def test_any_bytes_are_a_whole_idx_file_or_a_value_error(
 # Waiting for the chief
 
 
-def chief_at(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def chief_at(port, monkeypatch):
     cluster = {"chief": [f"127.0.0.1:{port}"], "ps": ["127.0.0.1:1"]}
     monkeypatch.setenv("TF_CONFIG", tf_config(cluster, "ps"))
 
 
-def test_a_server_serves_until_the_chief_that_it_has_seen_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_serves_until_the_chief_that_it_has_seen_leaves(monkeypatch):
     with socket.socket() as chief:
         chief.bind(("127.0.0.1", 0))
         chief_at(chief.getsockname()[1], monkeypatch)
@@ -266,15 +241,13 @@ def test_a_server_serves_until_the_chief_that_it_has_seen_leaves(monkeypatch: py
     assert not serving.is_alive()
 
 
-def test_a_chief_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chief_that_never_comes_is_named(monkeypatch):
     chief_at(1, monkeypatch)
     with pytest.raises(TimeoutError, match=r"the chief at 127\.0\.0\.1:1 did not answer within 0 s"):
         place.serve_until_chief_leaves(0.01, 0.1)
 
 
-def test_the_first_task_leaves_when_the_other_workers_have_left_and_these_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_first_task_leaves_when_the_other_workers_have_left_and_these_at_once(monkeypatch):
     with socket.socket() as worker:
         worker.bind(("127.0.0.1", 0))
         worker.listen()
@@ -292,7 +265,7 @@ def test_the_first_task_leaves_when_the_other_workers_have_left_and_these_at_onc
 # Failures and what outlives them
 
 
-def test_a_job_learns_how_often_it_was_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_learns_how_often_it_was_restarted(monkeypatch):
     for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     assert place.restart_count() == 0
@@ -306,7 +279,7 @@ def test_a_job_learns_how_often_it_was_restarted(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("no_platform")
-def test_checkpoints_are_where_the_platform_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_where_the_platform_keeps_them(monkeypatch):
     monkeypatch.delenv("WORKSHOP_CHECKPOINTS", raising=False)
     monkeypatch.setenv("WORKSHOP_MODEL", "/somewhere/model")
     assert place.checkpoint_folder() == Path("/somewhere/model/checkpoints")

@@ -2,8 +2,6 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,11 +13,11 @@ from workshop_utils.runs import METRIC_COLUMNS, Run, RunFailed, RunState
 class RunByHand(Run):
     """A run in which the test plays the place."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__("job", ("worker-0", "worker-1"))
         self.stops = 0
 
-    def _request_stop(self) -> None:
+    def _request_stop(self):
         self.stops += 1
         self._finish(RunState.STOPPED)
 
@@ -27,25 +25,25 @@ class RunByHand(Run):
     end = Run._finish
 
 
-def metric(worker: int, step: int, **values: Any) -> str:
+def metric(worker, step, **values):
     whose = {"workshop": "metric", "worker": f"worker-{worker}", "rank": worker}
     return json.dumps({**whose, "time": time.time(), "step": step, **values})
 
 
-def interrupted(run: Run, waiting: Callable[[Run], object]) -> None:
+def interrupted(run, waiting):
     """Let Ctrl-C come while this thread waits for `run`."""
     wait, main = run._changed.wait, threading.current_thread()
 
-    def wait_or_be_interrupted(timeout: float | None = None) -> bool:
+    def wait_or_be_interrupted(timeout=None):
         if threading.current_thread() is main and run.state is RunState.RUNNING:
             raise KeyboardInterrupt
         return wait(timeout)
 
-    run._changed.wait = wait_or_be_interrupted  # type: ignore[method-assign]
+    run._changed.wait = wait_or_be_interrupted
     waiting(run)
 
 
-def test_a_run_runs_until_it_ends_and_then_its_state_and_time_stand_still() -> None:
+def test_a_run_runs_until_it_ends_and_then_its_state_and_time_stand_still():
     run = RunByHand()
     assert run.state == "running"
     run.end(RunState.SUCCEEDED)
@@ -56,14 +54,14 @@ def test_a_run_runs_until_it_ends_and_then_its_state_and_time_stand_still() -> N
     assert run.wait() is run
 
 
-def test_waiting_for_a_run_that_fails_raises_its_reason() -> None:
+def test_waiting_for_a_run_that_fails_raises_its_reason():
     run = RunByHand()
     threading.Timer(0.05, run.end, (RunState.FAILED, "worker-1 (rank 1) ended with exit code 3")).start()
     with pytest.raises(RunFailed, match=r"^worker-1 \(rank 1\) ended with exit code 3$"):
         run.wait()
 
 
-def test_waiting_has_an_end_and_the_run_goes_on() -> None:
+def test_waiting_has_an_end_and_the_run_goes_on():
     run = RunByHand()
     with pytest.raises(TimeoutError, match=r"job still runs after 0\.01 s"):
         run.wait(0.01)
@@ -71,18 +69,16 @@ def test_waiting_has_an_end_and_the_run_goes_on() -> None:
 
 
 @pytest.mark.parametrize("waiting", [Run.wait, lambda run: list(run.logs(follow=True))])
-def test_an_interrupt_while_waiting_or_following_the_log_stops_the_run(
-    waiting: Callable[[Run], object],
-) -> None:
+def test_an_interrupt_while_waiting_or_following_the_log_stops_the_run(waiting):
     run = RunByHand()
     with pytest.raises(KeyboardInterrupt):
         interrupted(run, waiting)
     assert (run.state, run.stops) == (RunState.STOPPED, 1)
 
 
-def test_following_the_log_gives_every_line_once_as_it_comes_and_ends_with_the_run() -> None:
+def test_following_the_log_gives_every_line_once_as_it_comes_and_ends_with_the_run():
     run = RunByHand()
-    heard: list[str] = []
+    heard = []
     listener = threading.Thread(target=lambda: heard.extend(line.text for line in run.logs(follow=True)))
     listener.start()
     for number in range(100):
@@ -94,8 +90,10 @@ def test_following_the_log_gives_every_line_once_as_it_comes_and_ends_with_the_r
     assert heard == [str(number) for number in range(100)]
 
 
-def test_metrics_are_a_table_with_a_row_a_report_and_no_lines_of_the_log() -> None:
+def test_metrics_are_a_table_with_a_row_a_report_and_no_lines_of_the_log():
     run = RunByHand()
+    start = {"workshop": "start", "worker": "worker-0", "rank": 0, "time": 1.0, "pid": 7}
+    run.print("worker-0", json.dumps(start))
     run.print("worker-0", metric(0, 1, loss=0.5))
     run.print("worker-1", metric(1, 1, loss=None, staleness=2))
     run.print("worker-0", metric(0, 2, accuracy=0.9))
@@ -108,17 +106,10 @@ def test_metrics_are_a_table_with_a_row_a_report_and_no_lines_of_the_log() -> No
     assert table["staleness"].iloc[1] == 2
     assert table["seconds"].between(0, 60).all()
     assert list(run.logs()) == []
-
-
-def test_a_start_is_no_metric() -> None:
-    run = RunByHand()
-    start = {"workshop": "start", "worker": "worker-0", "rank": 0, "time": 1.0, "pid": 7}
-    run.print("worker-0", json.dumps(start))
     assert run.starts == [start]
-    assert run.metrics.empty
 
 
-def almost_records() -> Iterator[str]:
+def almost_records():
     yield '{"workshop": "metric"}'
     yield '{"workshop": "metric", "worker": "worker-0", "rank": 0, "time": "noon", "step": 1}'
     yield '{"workshop": "metric", "worker": "worker-0", "rank": 0, "time": 1.0, "step": [1]}'
@@ -130,7 +121,7 @@ def almost_records() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("text", list(almost_records()), ids=lambda text: text[:60])
-def test_what_only_looks_like_a_record_is_a_line_of_the_log(text: str) -> None:
+def test_what_only_looks_like_a_record_is_a_line_of_the_log(text):
     run = RunByHand()
     run.print("worker-0", text)
     assert [line.text for line in run.logs()] == [text]
@@ -158,7 +149,7 @@ JSON = st.recursive(
         max_size=4,
     )
 )
-def test_whatever_a_script_prints_the_table_can_be_made(records: list[dict[str, Any]]) -> None:
+def test_whatever_a_script_prints_the_table_can_be_made(records):
     run = RunByHand()
     for record in records:
         run.print("worker-0", json.dumps(record))

@@ -6,16 +6,13 @@ Chromium is driven by Playwright: the program that the system has, nothing is do
 build/browser/, a folder a lesson, to be looked at. Not part of `make test`, for all lessons take half an hour.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
 from conftest import alive, eventually
-from jupyterlab import PICTURES, ROOT, Lab, Notebook, running_lab
+from jupyterlab import PICTURES, ROOT, running_lab
 
 LESSONS = [Path(name).name for name in os.environ.get("NOTEBOOKS", "").split()] or sorted(
     path.name for path in (ROOT / "notebooks").glob("*.ipynb")
@@ -27,13 +24,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(2 * LESSON_SECONDS + 300)
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(tmp_path_factory):
     with running_lab(tmp_path_factory.mktemp("lab")) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def bench(lab: Lab) -> str:
+def bench(lab):
     """A notebook with three things that a learner does: choose an answer, interrupt a run, go on."""
     cells = [
         "from workshop_utils.lessons.checks.choice import Choice\n"
@@ -54,7 +51,7 @@ def bench(lab: Lab) -> str:
     return "notebooks/bench.ipynb"
 
 
-def test_a_button_of_a_question_is_the_answer_that_is_chosen(lab: Lab, bench: str) -> None:
+def test_a_button_of_a_question_is_the_answer_that_is_chosen(lab, bench):
     with lab.notebook(bench) as notebook:
         notebook.run_cell(0)
         notebook.wait_until_done(60)
@@ -65,7 +62,7 @@ def test_a_button_of_a_question_is_the_answer_that_is_chosen(lab: Lab, bench: st
         assert not notebook.errors()
 
 
-def test_an_interrupted_cell_leaves_no_process_and_the_next_one_runs(lab: Lab, bench: str) -> None:
+def test_an_interrupted_cell_leaves_no_process_and_the_next_one_runs(lab, bench):
     with lab.notebook(bench) as notebook:
         notebook.run_cell(0)
         notebook.wait_until_done(60)
@@ -86,7 +83,7 @@ def test_an_interrupted_cell_leaves_no_process_and_the_next_one_runs(lab: Lab, b
 
 
 @pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab: Lab, name: str) -> None:
+def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab, name):
     lab.use_theme("JupyterLab Light")
     pictures = PICTURES / Path(name).stem
     with lab.notebook(f"notebooks/{name}", WIDE) as notebook:
@@ -110,11 +107,11 @@ def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab: 
         notebook.photograph(pictures, "dark")
 
 
-def test_closing_a_lesson_ends_its_kernel_and_all_that_it_started(lab: Lab) -> None:
+def test_closing_a_lesson_ends_its_kernel_and_all_that_it_started(lab):
     assert eventually(lambda: not lab.processes(), 60), [process.cmdline() for process in lab.processes()]
 
 
-def check_figures(notebook: Notebook, name: str) -> None:
+def check_figures(notebook, name):
     """As many as the committed notebook has; each is drawn, lies inside its cell, and says in words what it shows."""
     figures = notebook.figures()
     assert len(figures) >= committed_figures(name) > 0
@@ -125,14 +122,14 @@ def check_figures(notebook: Notebook, name: str) -> None:
         assert len(figure["alt"]) > 30, figure
 
 
-def committed_figures(name: str) -> int:
+def committed_figures(name):
     outputs = [output for cell in source(name).cells for output in cell.get("outputs", [])]
     return sum("image/png" in output.get("data", {}) for output in outputs)
 
 
-def solutions(name: str) -> int:
+def solutions(name):
     return sum("solution" in cell.metadata.get("tags", []) for cell in source(name).cells)
 
 
-def source(name: str) -> nbformat.NotebookNode:
+def source(name):
     return nbformat.read(str(ROOT / "notebooks" / name), as_version=4)

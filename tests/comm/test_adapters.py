@@ -1,26 +1,22 @@
 """Collectives on tensors of PyTorch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.adapters import as_array
-from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.tree import tree_all_reduce
 
 
-def test_what_is_no_tensor_is_refused_by_its_type() -> None:
+def test_what_is_no_tensor_is_refused_by_its_type():
     with pytest.raises(TypeError, match="a list is neither a NumPy array nor a tensor of PyTorch"):
         threads.run(2, lambda communicator: ring_all_reduce(communicator, [1.0]))
 
 
-def test_a_collective_on_arrays_imports_no_framework() -> None:
+def test_a_collective_on_arrays_imports_no_framework():
     program = (
         "import sys, numpy, workshop_utils.comm.threads as threads, workshop_utils.comm.ring as ring\n"
         "threads.run(2, lambda communicator: ring.ring_all_reduce(communicator, numpy.zeros(3)))\n"
@@ -31,10 +27,10 @@ def test_a_collective_on_arrays_imports_no_framework() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("all_reduce", [ring_all_reduce, tree_all_reduce])
-def test_gradients_of_torch_parameters_are_reduced_where_they_are(all_reduce: Any) -> None:
+def test_gradients_of_torch_parameters_are_reduced_where_they_are(all_reduce):
     torch = pytest.importorskip("torch")
 
-    def program(communicator: Communicator) -> Any:
+    def program(communicator):
         parameter = torch.nn.Parameter(torch.ones(2, 5))
         (parameter.sum() * communicator.rank).backward()
         at = parameter.grad.data_ptr()
@@ -49,7 +45,7 @@ def test_gradients_of_torch_parameters_are_reduced_where_they_are(all_reduce: An
 
 
 @pytest.mark.slow
-def test_torch_tensors_that_numpy_cannot_see_are_refused_with_the_way_out() -> None:
+def test_torch_tensors_that_numpy_cannot_see_are_refused_with_the_way_out():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"bfloat16.*tensor\.float\(\)"):
         as_array(torch.zeros(3, dtype=torch.bfloat16))

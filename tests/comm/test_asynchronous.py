@@ -1,29 +1,24 @@
 """An asynchronous server push by push: that it says what the server's own text says on the simulated clock."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
 from workshop_utils.comm import parameter_server
 from workshop_utils.comm.asynchronous import compute_times, simulate_pushes, updates_per_second_at_most
-from workshop_utils.comm.communicator import Communicator
-from workshop_utils.comm.parameter_server import Arrangement, ServerLog
+from workshop_utils.comm.parameter_server import Arrangement
 from workshop_utils.comm.simulated import Link, Shape, SimulatedCommunicator, simulate
 
 SLOW = Link(latency_seconds=1e-3, bandwidth_bytes_per_second=12.5e6)
 FAST = Link(latency_seconds=2e-3, bandwidth_bytes_per_second=125e6)
 
 
-def by_own_text(arrangement: Arrangement, nbytes: int, times: np.ndarray, link: Link) -> ServerLog:
+def by_own_text(arrangement, nbytes, times, link):
     """The server's log of `parameter_server.train` on the simulated clock."""
 
-    def program(communicator: Communicator) -> ServerLog | None:
+    def program(communicator):
         assert isinstance(communicator, SimulatedCommunicator)
 
-        def gradient_of(parameters: Any, step: int) -> Any:
+        def gradient_of(parameters, step):
             communicator.compute(times[communicator.rank - 1, step])
             return parameters
 
@@ -31,14 +26,12 @@ def by_own_text(arrangement: Arrangement, nbytes: int, times: np.ndarray, link: 
             communicator, arrangement, Shape(nbytes // 4), gradient_of, lambda *_: None
         )
 
-    log = simulate(arrangement.size, program, link).results[0]
-    assert log is not None
-    return log
+    return simulate(arrangement.size, program, link).results[0]
 
 
 @pytest.mark.parametrize("nbytes", [4, 400_000, 4_000_004], ids=["idle", "busy", "choked"])
 @pytest.mark.parametrize("workers", [1, 5, 40])
-def test_pushes_are_those_of_the_server_s_own_text(workers: int, nbytes: int) -> None:
+def test_pushes_are_those_of_the_server_s_own_text(workers, nbytes):
     arrangement = Arrangement(1, workers, 12, "asynchronous")
     times = compute_times(workers, 12, 0.1, jitter=0.3) * np.linspace(1, 3, workers)[:, None]
     pushes, log = (
@@ -53,8 +46,8 @@ def test_pushes_are_those_of_the_server_s_own_text(workers: int, nbytes: int) ->
 @pytest.mark.parametrize("nbytes", [4, 1_000_000])
 @pytest.mark.parametrize("workers", [1, 64, 256])
 def test_throughput_stays_below_the_operational_bounds_and_meets_them_far_from_where_they_cross(
-    workers: int, nbytes: int
-) -> None:
+    workers, nbytes
+):
     times = compute_times(workers, 60, 0.1, jitter=0.3)
     pushes = simulate_pushes(Arrangement(1, workers, 60, "asynchronous"), nbytes, times, FAST)
     most = float(updates_per_second_at_most(workers, times.mean(), nbytes, FAST))
@@ -64,7 +57,7 @@ def test_throughput_stays_below_the_operational_bounds_and_meets_them_far_from_w
         assert found == pytest.approx(most, rel=0.05)
 
 
-def test_equals_are_as_stale_as_there_are_others() -> None:
+def test_equals_are_as_stale_as_there_are_others():
     times = compute_times(200, 30, 0.1, jitter=0.1)
     pushes = simulate_pushes(Arrangement(1, 200, 30, "asynchronous"), 4000, times, FAST)
     assert pushes.steady().staleness.mean() == pytest.approx(199, rel=0.02)
@@ -83,6 +76,6 @@ def test_equals_are_as_stale_as_there_are_others() -> None:
         (Arrangement(1, 2, 3, "asynchronous"), -np.ones((2, 3)), "compute_seconds must be at least 0"),
     ],
 )
-def test_numbers_that_do_not_go_together_are_named(arrangement, times, message) -> None:
+def test_numbers_that_do_not_go_together_are_named(arrangement, times, message):
     with pytest.raises(ValueError, match=message):
         simulate_pushes(arrangement, 8, times)

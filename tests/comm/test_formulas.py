@@ -1,10 +1,6 @@
 """Times by formula, beside the simulated clock: equal where the formula says exact, never above where it is a bound."""
 
-from __future__ import annotations
-
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +11,7 @@ from workshop_utils.comm.double_tree import double_tree_all_reduce
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce, hierarchical_seconds
 from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
-from workshop_utils.comm.simulated import Link, Shape, Simulation, Topology, simulate
+from workshop_utils.comm.simulated import Link, Shape, Topology, simulate
 from workshop_utils.comm.tree import tree_all_reduce, tree_all_reduce_seconds
 
 LATENCY, BANDWIDTH = 50e-6, 125e6
@@ -25,7 +21,7 @@ ELEMENTS = 5040 * 16  # every N up to 10 divides it, and so do the powers of two
 RANKS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 16]
 
 
-def simulated(algorithm: Callable[..., Any], size: int, link: Link | Topology = LINK) -> Simulation[Any]:
+def simulated(algorithm, size, link=LINK):
     return simulate(size, lambda communicator: algorithm(communicator, Shape(ELEMENTS, np.float64)), link)
 
 
@@ -38,23 +34,21 @@ def simulated(algorithm: Callable[..., Any], size: int, link: Link | Topology = 
         (halving_doubling_all_reduce, halving_doubling_seconds),
     ],
 )
-def test_the_simulated_clock_equals_the_closed_form(
-    algorithm: Callable[..., Any], seconds: Callable[..., float], size: int
-) -> None:
+def test_the_simulated_clock_equals_the_closed_form(algorithm, seconds, size):
     expected = seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH)
     assert simulated(algorithm, size).seconds == pytest.approx(expected, rel=1e-9, abs=1e-15)
 
 
 @pytest.mark.parametrize("size", [*RANKS, 64])
-def test_a_tree_takes_its_closed_form_for_powers_of_two_and_up_to_a_tenth_less_for_others(size: int) -> None:
+def test_a_tree_takes_its_closed_form_for_powers_of_two_and_up_to_a_tenth_less_for_others(size):
     bound = tree_all_reduce_seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH)
     least = bound if size & (size - 1) == 0 else 0.9 * bound
     assert least * (1 - 1e-9) <= simulated(tree_all_reduce, size).seconds <= bound * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("size", [8, 16, 100])
-def test_a_double_tree_is_near_a_ring_for_large_arrays_and_near_a_tree_for_small_ones(size: int) -> None:
-    def seconds(algorithm: Callable[..., Any], elements: int) -> float:
+def test_a_double_tree_is_near_a_ring_for_large_arrays_and_near_a_tree_for_small_ones(size):
+    def seconds(algorithm, elements):
         return simulate(size, lambda communicator: algorithm(communicator, Shape(elements)), LINK).seconds
 
     in_pieces = functools.partial(double_tree_all_reduce, segments=16)
@@ -64,19 +58,19 @@ def test_a_double_tree_is_near_a_ring_for_large_arrays_and_near_a_tree_for_small
 
 
 @pytest.mark.parametrize(("size", "group_size"), [(8, 2), (8, 4), (9, 3), (6, 3), (5, 1), (5, 5), (3, 8)])
-def test_a_hierarchical_all_reduce_equals_its_closed_form(size: int, group_size: int) -> None:
+def test_a_hierarchical_all_reduce_equals_its_closed_form(size, group_size):
     algorithm = functools.partial(hierarchical_all_reduce, group_size=group_size)
     expected = hierarchical_seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH, group_size)
     assert simulated(algorithm, size).seconds == pytest.approx(expected, rel=1e-9)
 
 
-def test_left_over_ranks_cost_a_hierarchical_all_reduce_at_least_a_whole_array_each_way() -> None:
+def test_left_over_ranks_cost_a_hierarchical_all_reduce_at_least_a_whole_array_each_way():
     algorithm = functools.partial(hierarchical_all_reduce, group_size=3)
     least = hierarchical_seconds(8, 8 * ELEMENTS, LATENCY, BANDWIDTH, 3)
     assert least <= simulated(algorithm, 8).seconds * (1 + 1e-9) <= 1.5 * least
 
 
-def test_a_hierarchical_all_reduce_on_shared_nics_is_near_its_closed_form() -> None:
+def test_a_hierarchical_all_reduce_on_shared_nics_is_near_its_closed_form():
     machines = Topology(LINK, ranks_per_machine=4, inside=Link(1e-6, 10e9))
     expected = hierarchical_seconds(16, 8 * ELEMENTS, LATENCY, BANDWIDTH / 4, 4, 1e-6, 10e9)
     algorithm = functools.partial(hierarchical_all_reduce, group_size=4)
@@ -84,8 +78,8 @@ def test_a_hierarchical_all_reduce_on_shared_nics_is_near_its_closed_form() -> N
 
 
 @pytest.mark.parametrize("size", [4, 8, 16, 64])
-def test_tree_and_ring_cross_where_the_formula_says(size: int) -> None:
-    def seconds(algorithm: Callable[..., Any], nbytes: float) -> float:
+def test_tree_and_ring_cross_where_the_formula_says(size):
+    def seconds(algorithm, nbytes):
         elements = int(nbytes) // 4
         return simulate(size, lambda communicator: algorithm(communicator, Shape(elements)), LINK).seconds
 
@@ -94,10 +88,7 @@ def test_tree_and_ring_cross_where_the_formula_says(size: int) -> None:
     assert seconds(tree_all_reduce, 1.02 * crossover) > seconds(ring_all_reduce, 1.02 * crossover)
 
 
-def test_up_to_three_ranks_a_ring_is_never_slower_than_a_tree() -> None:
+def test_up_to_three_ranks_a_ring_is_never_slower_than_a_tree():
     assert [tree_ring_crossover_nbytes(size, LATENCY, BANDWIDTH) for size in (2, 3)] == [0, 0]
-
-
-def test_one_rank_has_no_crossover() -> None:
     with pytest.raises(ValueError, match="size is 1"):
         tree_ring_crossover_nbytes(1, LATENCY, BANDWIDTH)

@@ -1,29 +1,26 @@
 """Parameters in shared memory: what a lock guarantees, and what must hold without one."""
 
-from __future__ import annotations
-
 import os
 import threading
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
 from workshop_utils.comm import hogwild, threads
-from workshop_utils.comm.communicator import CommunicationError, Communicator, PeerSilent
-from workshop_utils.comm.hogwild import Locking, SharedPart
+from workshop_utils.comm.communicator import CommunicationError, PeerSilent
+from workshop_utils.comm.hogwild import SharedPart
 from workshop_utils.comm.parameter_server import Arrangement
 
 ELEMENTS = 1003
 
 
-def add_ones(communicator: Communicator, arrangement: Arrangement, locking: Locking) -> Any:
+def add_ones(communicator, arrangement, locking):
     """Every push adds one to every element: the rank's parameters at the end, its log, its open descriptors."""
     parameters = np.zeros(ELEMENTS, np.float32)
     ones = np.ones_like(parameters)
 
-    def update(part: np.ndarray, gradient: np.ndarray) -> None:
+    def update(part, gradient):
         part += gradient
 
     before = psutil.Process().num_fds()
@@ -33,9 +30,7 @@ def add_ones(communicator: Communicator, arrangement: Arrangement, locking: Lock
 
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("locking", ["lock", "none"])
-def test_with_a_lock_every_update_counts_and_without_one_no_more_than_was_added(
-    ranks, locking: Locking, servers: int
-) -> None:
+def test_with_a_lock_every_update_counts_and_without_one_no_more_than_was_added(ranks, locking, servers):
     arrangement = Arrangement(servers, 3, 1000, "asynchronous")
     results = ranks.run("tcp", arrangement.size, add_ones, arrangement, locking)
     least = 3000 if locking == "lock" else 1
@@ -53,17 +48,17 @@ def test_with_a_lock_every_update_counts_and_without_one_no_more_than_was_added(
         )  # on workers too, whoever was ready first
 
 
-def test_nothing_stays_open_and_no_memory_has_a_name(ranks) -> None:
+def test_nothing_stays_open_and_no_memory_has_a_name(ranks):
     blocks = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are all that is asked
     for _, _, left_open in ranks.run("tcp", 3, add_ones, Arrangement(1, 2, 5, "asynchronous"), "none"):
         assert left_open == 0
     assert not {name for name in set(os.listdir("/dev/shm")) - blocks if "workshop" in name}  # noqa: PTH208
 
 
-def test_an_overlapped_pull_is_seen_and_staleness_counts_the_others_updates() -> None:
+def test_an_overlapped_pull_is_seen_and_staleness_counts_the_others_updates():
     arrangement = Arrangement(1, 2, 1, "asynchronous")
 
-    def program(communicator: Communicator) -> tuple[int, bool, int, bool] | None:
+    def program(communicator):
         part = np.zeros(5)
         if communicator.rank == 0:
             shared = SharedPart(communicator, arrangement, 0, part, "none")
@@ -75,9 +70,9 @@ def test_an_overlapped_pull_is_seen_and_staleness_counts_the_others_updates() ->
         seen = None
         if communicator.rank == 1:
             before, calm = shared.pull(part)
-            during: list[tuple[int, bool]] = []
+            during = []
 
-            def update(parameters: np.ndarray, gradient: np.ndarray) -> None:
+            def update(parameters, gradient):
                 during.append(shared.pull(part))  # as another worker might, in the middle
                 parameters += gradient
 
@@ -89,12 +84,12 @@ def test_an_overlapped_pull_is_seen_and_staleness_counts_the_others_updates() ->
     assert threads.run(3, program)[1] == (0, False, 1, True)
 
 
-def test_a_worker_does_not_wait_for_ever_for_one_that_makes_no_update() -> None:
+def test_a_worker_does_not_wait_for_ever_for_one_that_makes_no_update():
     arrangement = Arrangement(1, 2, 1, "asynchronous")
     released = threading.Event()
 
-    def program(communicator: Communicator) -> None:
-        def gradient_of(parameters: np.ndarray, _: int) -> np.ndarray:
+    def program(communicator):
+        def gradient_of(parameters, _):
             if communicator.rank == 2:
                 released.wait(20)
             return parameters
@@ -110,21 +105,19 @@ def test_a_worker_does_not_wait_for_ever_for_one_that_makes_no_update() -> None:
 
 
 @pytest.mark.parametrize("consistency", ["synchronous", "stale_synchronous"])
-def test_only_asynchronous_workers_share_memory(consistency: Any) -> None:
+def test_only_asynchronous_workers_share_memory(consistency):
     with pytest.raises(ValueError, match=f"consistency is '{consistency}'"):
         threads.run(2, lambda c: add_ones(c, Arrangement(1, 1, 1, consistency), "none"))
 
 
 @pytest.mark.parametrize("place", ["/nowhere", "another"])
-def test_memory_that_is_not_the_servers_is_refused_by_name(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_is_not_the_servers_is_refused_by_name(place, monkeypatch):
     arrangement = Arrangement(1, 1, 1, "asynchronous")
     other = os.memfd_create("other")
     if place == "another":  # as large as the server's, with other contents
         os.ftruncate(other, 3 * 64 + 4 * ELEMENTS)
 
-    def program(communicator: Communicator) -> None:
+    def program(communicator):
         part = np.zeros(ELEMENTS, np.float32)
         if communicator.rank == 0:
             descriptor = other if place == "another" else 10**6

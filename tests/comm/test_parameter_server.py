@@ -31,15 +31,6 @@ def descend(arrangement, delays=None, rate=0.3):
     return threads.run(arrangement.size, program)
 
 
-def test_asynchronous_workers_do_not_wait_for_a_straggler_and_their_staleness_is_logged():
-    arrangement = Arrangement(1, 3, steps=10, consistency="asynchronous")
-    log = descend(arrangement, delays=[0.0, 0.0, 0.02], rate=0.1)[0][1]
-    assert log.version == 30
-    assert len(log.staleness) == 30
-    first_of_straggler = log.worker.index(3)
-    assert log.staleness[first_of_straggler] == first_of_straggler  # all that came before it
-
-
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_stale_synchronous_keeps_the_fastest_within_the_bound(bound):
     arrangement = Arrangement(1, 3, steps=12, consistency="stale_synchronous", bound=bound)

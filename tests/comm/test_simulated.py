@@ -1,15 +1,10 @@
 """Virtual time: that it computes what the transports compute, and takes as long as it should."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 
 from workshop_utils.comm.central import central_all_reduce
-from workshop_utils.comm.communicator import Communicator, Event, Mismatch
+from workshop_utils.comm.communicator import Event, Mismatch
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce
 from workshop_utils.comm.recurrence import ring_finish_seconds
@@ -34,7 +29,7 @@ ALL_REDUCES = [
 LINK = Link(latency_seconds=1e-3, bandwidth_bytes_per_second=1e6)
 
 
-def of(communicator: Communicator) -> SimulatedCommunicator:
+def of(communicator):
     assert isinstance(communicator, SimulatedCommunicator)
     return communicator
 
@@ -43,9 +38,9 @@ def of(communicator: Communicator) -> SimulatedCommunicator:
 
 
 @pytest.mark.parametrize("all_reduce", ALL_REDUCES)
-def test_a_shape_takes_the_same_time_and_bytes_as_an_array(all_reduce: Callable[..., None]) -> None:
-    def bytes_of(make: Callable[..., Any]) -> Callable[[Communicator], list[int]]:
-        def program(communicator: Communicator) -> list[int]:
+def test_a_shape_takes_the_same_time_and_bytes_as_an_array(all_reduce):
+    def bytes_of(make):
+        def program(communicator):
             all_reduce(communicator, make((2, 501), np.float32))
             return communicator.traffic.bytes_sent.tolist()
 
@@ -56,7 +51,7 @@ def test_a_shape_takes_the_same_time_and_bytes_as_an_array(all_reduce: Callable[
     assert with_shapes.results == with_arrays.results
 
 
-def test_a_shape_has_no_contents_whatever_its_size() -> None:
+def test_a_shape_has_no_contents_whatever_its_size():
     shape = Shape((1 << 20, 1 << 10), np.float64)
     assert (shape.nbytes, shape.reshape(-1).size, shape.dtype) == (1 << 33, 1 << 30, np.float64)
     part = shape.reshape(-1)[10:20]
@@ -70,8 +65,8 @@ def test_a_shape_has_no_contents_whatever_its_size() -> None:
             needs_contents(part)
 
 
-def test_whose_message_comes_first_is_heard_first() -> None:
-    def program(communicator: Communicator) -> list[tuple[int, float]]:
+def test_whose_message_comes_first_is_heard_first():
+    def program(communicator):
         word = np.zeros(1)
         if communicator.rank:
             of(communicator).compute({1: 0.3, 2: 0.1, 3: 0.2}[communicator.rank])
@@ -89,8 +84,8 @@ def test_whose_message_comes_first_is_heard_first() -> None:
     assert [seconds for _, seconds in heard] == pytest.approx([0.11, 0.21, 0.31])
 
 
-def test_what_was_sent_is_what_it_was_then_and_comes_in_order() -> None:
-    def program(communicator: Communicator) -> list[float]:
+def test_what_was_sent_is_what_it_was_then_and_comes_in_order():
+    def program(communicator):
         words = [np.array([float(number)]) for number in range(5)]
         for word in words:
             if communicator.rank:
@@ -106,8 +101,8 @@ def test_what_was_sent_is_what_it_was_then_and_comes_in_order() -> None:
 # How long it takes.
 
 
-def send_one(nbytes: int, to: int = 1) -> Callable[[Communicator], None]:
-    def program(communicator: Communicator) -> None:
+def send_one(nbytes, to=1):
+    def program(communicator):
         if communicator.rank == 0:
             communicator.send(to, Shape(nbytes, np.uint8))
         elif communicator.rank == to:
@@ -116,23 +111,8 @@ def send_one(nbytes: int, to: int = 1) -> Callable[[Communicator], None]:
     return program
 
 
-def test_a_message_takes_latency_and_its_size_over_the_bandwidth() -> None:
-    assert simulate(2, send_one(500), Link(0.25, 1000)).finish_seconds.tolist() == [0.5, 0.25 + 0.5]
-
-
-def test_two_messages_to_one_rank_take_turns_on_its_link() -> None:
-    def program(communicator: Communicator) -> None:
-        if communicator.rank:
-            communicator.send(0, Shape(1000, np.uint8))
-        else:
-            communicator.recv(2, Shape(1000, np.uint8))
-            communicator.recv(1, Shape(1000, np.uint8))
-
-    assert simulate(3, program, Link(0.5, 1000)).finish_seconds.tolist() == [2.5, 1.0, 1.0]
-
-
-def test_ranks_of_one_machine_share_its_nic_and_reach_each_other_without_it() -> None:
-    def program(communicator: Communicator) -> None:
+def test_ranks_of_one_machine_share_its_nic_and_reach_each_other_without_it():
+    def program(communicator):
         peer = (communicator.rank + 2) % 4
         communicator.send_recv(peer, Shape(1000, np.uint8), peer, Shape(1000, np.uint8))
 
@@ -142,13 +122,12 @@ def test_ranks_of_one_machine_share_its_nic_and_reach_each_other_without_it() ->
     assert simulate(4, send_one(1000), Topology(machines.link, 2, inside=Link(0.25, 2000))).seconds == 0.75
 
 
-def test_a_trace_says_what_each_rank_did_when() -> None:
-    def program(communicator: Communicator) -> None:
+def test_a_trace_says_what_each_rank_did_when():
+    def program(communicator):
         of(communicator).compute(1.0)
         ring_all_reduce(communicator, Shape(2, np.uint8))
 
     traces = simulate(2, program, Link.of("8bit", "1s"), trace=True).traces
-    assert traces is not None
     assert traces[0][:4] == [
         Event("compute", None, 0, 0.0, 1.0, ""),
         Event("send", 1, 1, 1.0, 2.0, "ring_all_reduce"),
@@ -161,8 +140,8 @@ def test_a_trace_says_what_each_rank_did_when() -> None:
 # What goes wrong.
 
 
-def test_a_deadlock_names_who_waits_for_whom() -> None:
-    def program(communicator: Communicator) -> None:
+def test_a_deadlock_names_who_waits_for_whom():
+    def program(communicator):
         if communicator.rank == 3:
             return
         communicator.recv((communicator.rank + 1) % 4, np.zeros(1))
@@ -188,13 +167,13 @@ def test_a_deadlock_names_who_waits_for_whom() -> None:
     ],
     ids=["sizes", "dtypes", "contents"],
 )
-def test_arrays_that_differ_are_named(made: tuple[Any, Any], said: str) -> None:
+def test_arrays_that_differ_are_named(made, said):
     with pytest.raises(Mismatch, match=said):
         simulate(2, lambda communicator: tree_all_reduce(communicator, made[communicator.rank]))
 
 
-def test_collectives_that_differ_are_named() -> None:
-    def program(communicator: Communicator) -> None:
+def test_collectives_that_differ_are_named():
+    def program(communicator):
         (ring_all_reduce, tree_all_reduce)[communicator.rank](communicator, np.zeros(2))
 
     with pytest.raises(
@@ -203,10 +182,10 @@ def test_collectives_that_differ_are_named() -> None:
         simulate(2, program)
 
 
-def test_what_a_rank_raises_comes_out_with_its_number_and_the_others_are_let_go() -> None:
+def test_what_a_rank_raises_comes_out_with_its_number_and_the_others_are_let_go():
     let_go = []
 
-    def program(communicator: Communicator) -> None:
+    def program(communicator):
         try:
             ring_all_reduce(communicator, np.zeros(4))
             if communicator.rank == 2:
@@ -222,8 +201,8 @@ def test_what_a_rank_raises_comes_out_with_its_number_and_the_others_are_let_go(
 
 
 @pytest.mark.parametrize("peer", [-1, 2, 3])
-def test_a_peer_that_is_not_there_is_refused(peer: int) -> None:
-    def program(communicator: Communicator) -> None:
+def test_a_peer_that_is_not_there_is_refused(peer):
+    def program(communicator):
         if communicator.rank == 2:
             communicator.send(peer, np.zeros(1))
 
@@ -241,7 +220,7 @@ def test_a_peer_that_is_not_there_is_refused(peer: int) -> None:
         (lambda: simulate(0, print), "size is 0"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused_by_name(make: Callable[[], Any], message: str) -> None:
+def test_numbers_that_cannot_be_are_refused_by_name(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -250,7 +229,7 @@ def test_numbers_that_cannot_be_are_refused_by_name(make: Callable[[], Any], mes
 
 
 @pytest.mark.parametrize(("size", "elements"), [(64, 6400), (64, 6403), (64, 10), (1, 10)])
-def test_the_ring_s_recurrence_is_the_simulated_clock(size: int, elements: int) -> None:
+def test_the_ring_s_recurrence_is_the_simulated_clock(size, elements):
     link = Link(1e-4, 1e8)
     simulation = simulate(size, lambda communicator: ring_all_reduce(communicator, Shape(elements)), link)
     np.testing.assert_allclose(

@@ -47,20 +47,6 @@ def test_every_all_reduce_gives_the_same_result_and_traffic_as_without_a_link(si
     assert run(size, program) == threads.run(size, program)
 
 
-def send(communicator):
-    array = np.zeros(250_000, np.uint8)
-    if communicator.rank == 0:
-        communicator.send(1, array)
-    else:
-        communicator.recv(0, array)
-
-
-def test_a_message_takes_latency_and_size_over_bandwidth():
-    sender, receiver = seconds_of(2, send, (1e6, 1e6), 0.1)
-    assert sender == pytest.approx(0.25)  # its last byte has left, and need not have come
-    assert receiver == pytest.approx(0.35)
-
-
 def test_the_slower_of_two_links_decides():
     def program(communicator):
         array = np.zeros(100_000, np.uint8)
@@ -72,24 +58,6 @@ def test_the_slower_of_two_links_decides():
 
     seconds = seconds_of(3, program, (1e6, FAST, 0.25e6))
     assert max(seconds) == pytest.approx(0.4)  # rank 2's own link, while rank 0's has room beside it
-
-
-def test_a_link_carries_both_directions_at_once_but_each_one_message_at_a_time():
-    def both(communicator):
-        peer = 1 - communicator.rank
-        communicator.send_recv(peer, np.zeros(200_000, np.uint8), peer, np.empty(200_000, np.uint8))
-
-    assert max(seconds_of(2, both, (1e6, 1e6))) == pytest.approx(0.2)
-
-    def incast(communicator):
-        array = np.zeros(100_000, np.uint8)
-        if communicator.rank:
-            communicator.send(0, array)
-        else:
-            for source in range(1, communicator.size):
-                communicator.recv(source, array)
-
-    assert max(seconds_of(4, incast, (1e6,) * 4)) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("all_reduce", ALL_REDUCES)

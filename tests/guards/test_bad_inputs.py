@@ -3,17 +3,13 @@
 The inputs, and the words that their answers must hold, are in `bad_inputs.yaml`.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from adapter import ROOT, Answer, problems_of_manifest, workshop
+from adapter import ROOT, problems_of_manifest, workshop
 
 CORPUS = yaml.safe_load(Path(__file__).with_name("bad_inputs.yaml").read_text(encoding="utf-8"))
 JOBS = {
@@ -43,7 +39,7 @@ class Started(BaseException):
     """A process or a connection was begun; not an Exception, so that nothing takes it for an answer of its own."""
 
 
-def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+def _watch(event, arguments):
     if forbidden and event in STARTS:
         raise Started(f"{event}: {arguments}")
 
@@ -52,7 +48,7 @@ sys.addaudithook(_watch)
 
 
 @pytest.fixture
-def nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_may_start(monkeypatch):
     """Whatever begins a process or a connection ends in a traceback."""
     global forbidden
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "KUBECONFIG"):
@@ -62,7 +58,7 @@ def nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     forbidden = False
 
 
-def named(entries: list[dict[str, Any]], *keys: str) -> list[Any]:
+def named(entries, *keys):
     """The entries as parameters of a test, called after what is wrong with them."""
     return [
         pytest.param(entry, id=" ".join(str(entry[key]) for key in keys if key in entry).replace("\n", "; "))
@@ -70,7 +66,7 @@ def named(entries: list[dict[str, Any]], *keys: str) -> list[Any]:
     ]
 
 
-def job_folder(folder: Path, text: str) -> Path:
+def job_folder(folder, text):
     """A job with a script that ends at once; `text` is its job.yaml."""
     folder.mkdir(parents=True)
     (folder / "train.py").write_text("")
@@ -78,7 +74,7 @@ def job_folder(folder: Path, text: str) -> Path:
     return folder
 
 
-def assert_refused(answer: Answer, says: list[str], folder: Path) -> None:
+def assert_refused(answer, says, folder):
     """`answer` is one of a mistake that was foreseen, and holds all words of `says`."""
     assert not answer.traceback, f"not an answer, but a traceback:\n{answer.traceback}"
     assert answer.code == 2, f"the exit code is {answer.code}; it said:\n{answer.out}{answer.err}"
@@ -88,9 +84,7 @@ def assert_refused(answer: Answer, says: list[str], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", named(CORPUS["commands"], "line"))
-def test_a_mistyped_command_is_answered_with_what_is_wrong(
-    entry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_may_start: None
-) -> None:
+def test_a_mistyped_command_is_answered_with_what_is_wrong(entry, tmp_path, monkeypatch, nothing_may_start):
     given = tmp_path / "given"
     given.mkdir()
     for name, text in entry.get("files", {}).items():
@@ -112,9 +106,7 @@ def test_a_mistyped_command_is_answered_with_what_is_wrong(
 
 
 @pytest.mark.parametrize("entry", named(CORPUS["jobs"], "text"))
-def test_a_wrong_job_is_answered_with_its_field(
-    entry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_may_start: None
-) -> None:
+def test_a_wrong_job_is_answered_with_its_field(entry, tmp_path, monkeypatch, nothing_may_start):
     monkeypatch.chdir(ROOT)
     name = "" if "name:" in entry["text"] or not entry.get("name", True) else "name: job\n"
     words = ["launch", job_folder(tmp_path / "job", name + entry["text"])]
@@ -124,9 +116,7 @@ def test_a_wrong_job_is_answered_with_its_field(
 
 
 @pytest.mark.parametrize("entry", named(CORPUS["places"], "where", "job", "text"))
-def test_a_wrong_place_is_answered_with_its_field(
-    entry: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_may_start: None
-) -> None:
+def test_a_wrong_place_is_answered_with_its_field(entry, tmp_path, monkeypatch, nothing_may_start):
     monkeypatch.chdir(ROOT)
     job = job_folder(tmp_path / "job", f"name: job\n{JOBS[entry.get('job', 'DDP')]}\n")
     place = tmp_path / "place.yaml"
@@ -136,7 +126,7 @@ def test_a_wrong_place_is_answered_with_its_field(
     )
 
 
-def manifest(file: Path) -> str:
+def manifest(file):
     """The text of a manifest; where a job's is not kept as a file, what `--render` shows."""
     if file.is_file():
         return file.read_text()
@@ -144,7 +134,7 @@ def manifest(file: Path) -> str:
 
 
 @pytest.mark.parametrize("entry", named(CORPUS["manifests"], "file", "path", "to"))
-def test_a_wrong_manifest_is_answered_with_its_field(entry: dict[str, Any], nothing_may_start: None) -> None:
+def test_a_wrong_manifest_is_answered_with_its_field(entry, nothing_may_start):
     documents = list(yaml.safe_load_all(manifest(ROOT / "jobs" / entry["file"])))
     described = next(document for document in documents if document["kind"] != "ConfigMap")
     assert problems_of_manifest(described) == []

@@ -7,13 +7,9 @@ an algorithm is to change, write the file again and read the difference before c
     GUARDS_UPDATE=1 python -m pytest tests/guards/test_collectives.py; git diff tests/guards/collectives.json
 """
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -48,12 +44,12 @@ Counts = dict[
 ]  # name → ranks → elements → messages, bytes of each rank
 
 
-def contribution(rank: int, elements: int) -> np.ndarray:
+def contribution(rank, elements):
     """What a rank brings: small whole numbers, so that sums are exact in every order."""
     return (np.arange(elements, dtype=np.float64) * (rank + 1)) % 17 + rank
 
 
-def play(communicator: Any, name: str) -> list[tuple[np.ndarray, tuple[int, int]]]:
+def play(communicator, name):
     """One rank's results and counts of a collective, for every number of elements."""
     seen = []
     for elements in ELEMENTS:
@@ -63,11 +59,11 @@ def play(communicator: Any, name: str) -> list[tuple[np.ndarray, tuple[int, int]
     return seen
 
 
-def serve(communicator: Any, servers: int) -> list[tuple[np.ndarray, tuple[int, int]]]:
+def serve(communicator, servers):
     """The same of a synchronous parameter server."""
     seen = []
     for elements in ELEMENTS:
-        trained: list[np.ndarray] = []
+        trained = []
         target = contribution(0, elements)
         counts = sent_by(
             communicator,
@@ -79,7 +75,7 @@ def serve(communicator: Any, servers: int) -> list[tuple[np.ndarray, tuple[int, 
     return seen
 
 
-def counted(ranks: list[Any]) -> dict[str, list[list[int]]]:
+def counted(ranks):
     """Of each number of elements: the messages of each rank, then the bytes of each rank."""
     return {
         str(elements): [[rank[number][1][what] for rank in ranks] for what in (0, 1)]
@@ -87,11 +83,9 @@ def counted(ranks: list[Any]) -> dict[str, list[list[int]]]:
     }
 
 
-def programs(size: int) -> dict[str, Callable[[Any], Any]]:
+def programs(size):
     """What `size` ranks can do, by name."""
-    found: dict[str, Callable[[Any], Any]] = {
-        name: lambda communicator, name=name: play(communicator, name) for name in COLLECTIVES
-    }
+    found = {name: lambda communicator, name=name: play(communicator, name) for name in COLLECTIVES}
     for servers in SERVERS[size]:
         found[f"parameter server of {servers}"] = lambda communicator, servers=servers: serve(
             communicator, servers
@@ -99,7 +93,7 @@ def programs(size: int) -> dict[str, Callable[[Any], Any]]:
     return found
 
 
-def written(counts: Counts) -> str:
+def written(counts):
     """The counts with one line for each algorithm and number of ranks."""
     lines = []
     for name, sizes in sorted(counts.items()):
@@ -112,11 +106,11 @@ def written(counts: Counts) -> str:
 
 
 @pytest.fixture(scope="module")
-def kept() -> Counts:
+def kept():
     return json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
 
 
-def assert_counts(kept: Counts, name: str, size: int, ranks: list[Any]) -> None:
+def assert_counts(kept, name, size, ranks):
     """The counts of `ranks` are those that are kept; names the first that are not."""
     now, before = counted(ranks), kept[name][str(size)]
     for elements in map(str, ELEMENTS):
@@ -126,7 +120,7 @@ def assert_counts(kept: Counts, name: str, size: int, ranks: list[Any]) -> None:
         )
 
 
-def assert_results(name: str, size: int, ranks: list[Any]) -> None:
+def assert_results(name, size, ranks):
     """The arrays of `ranks` are those that NumPy computes in one process, wherever the collective leaves one."""
     servers = 0 if name in COLLECTIVES else int(name.split()[-1])
     with_result = range(1) if name in REDUCES_AT_RANK_0 else range(servers, size)
@@ -147,9 +141,7 @@ def assert_results(name: str, size: int, ranks: list[Any]) -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("run", [on_threads, on_the_simulated_clock])
-def test_every_rank_has_numpys_result_and_sends_as_many_messages_and_bytes_as_before(
-    size: int, run: Callable[..., list[Any]], kept: Counts
-) -> None:
+def test_every_rank_has_numpys_result_and_sends_as_many_messages_and_bytes_as_before(size, run, kept):
     for name, program in programs(size).items():
         ranks = run(size, program)
         assert_results(name, size, ranks)
@@ -157,9 +149,9 @@ def test_every_rank_has_numpys_result_and_sends_as_many_messages_and_bytes_as_be
             assert_counts(kept, name, size, ranks)
 
 
-def test_the_counts_are_kept_for_every_collective_there_is(kept: Counts) -> None:
+def test_the_counts_are_kept_for_every_collective_there_is(kept):
     if os.environ.get("GUARDS_UPDATE"):
-        counts: Counts = {}
+        counts = {}
         for size in SIZES:
             for name, program in programs(size).items():
                 counts.setdefault(name, {})[str(size)] = counted(on_threads(size, program))
@@ -170,7 +162,7 @@ def test_the_counts_are_kept_for_every_collective_there_is(kept: Counts) -> None
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_real_processes_send_over_tcp_what_threads_send(size: int, ranks: Any, kept: Counts) -> None:
+def test_real_processes_send_over_tcp_what_threads_send(size, ranks, kept):
     for name in OVER_TCP:
         results = ranks.run("tcp", size, play, name)
         assert_results(name, size, results)

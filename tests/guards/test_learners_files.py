@@ -7,14 +7,10 @@ With new ones, write the file again, and read the difference before committing i
     GUARDS_UPDATE=1 python -m pytest tests/guards/test_learners_files.py; git diff tests/guards/exercise_cells.json
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -28,17 +24,17 @@ MINE = "my_lessons"
 Cells = dict[str, dict[str, list[str]]]  # lesson → tag → ids
 
 
-def tags_of(cell: Any) -> list[str]:
+def tags_of(cell):
     return list(cell.get("metadata", {}).get("tags", []))
 
 
-def read(path: Path) -> Any:
+def read(path):
     return nbformat.read(str(path), as_version=4)
 
 
-def exercise_cells() -> Cells:
+def exercise_cells():
     """The ids of all cells that belong to an exercise, as they are now."""
-    found: Cells = {}
+    found = {}
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
         found[path.stem] = {tag: [cell["id"] for cell in cells if tag in tags_of(cell)] for tag in TAGS}
@@ -48,7 +44,7 @@ def exercise_cells() -> Cells:
 # The ids of cells
 
 
-def test_no_exercise_loses_its_cell_or_moves_to_another_lesson() -> None:
+def test_no_exercise_loses_its_cell_or_moves_to_another_lesson():
     now = exercise_cells()
     if os.environ.get("GUARDS_UPDATE"):
         FILE.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
@@ -64,7 +60,7 @@ def test_no_exercise_loses_its_cell_or_moves_to_another_lesson() -> None:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(tmp_path, monkeypatch):
     """A folder with two lessons and what they name, and the working folder in it."""
     for name in (
         f"notebooks/{LESSON}",
@@ -79,38 +75,38 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def copy_lessons(*arguments: object) -> str:
+def copy_lessons(*arguments):
     """What `workshop copy-lessons` says; it must succeed."""
     answer = workshop("copy-lessons", *arguments)
     assert answer.code == 0, f"{answer.err}{answer.traceback}"
     return answer.out
 
 
-def change(path: Path, edit: Callable[[Any], None]) -> None:
+def change(path, edit):
     """Let `edit` change the notebook at `path`."""
     notebook = read(path)
     edit(notebook)
     nbformat.write(notebook, str(path))
 
 
-def cell_with(notebook: Any, tag: str) -> Any:
+def cell_with(notebook, tag):
     return next(cell for cell in notebook.cells if tag in tags_of(cell))
 
 
-def improve_the_source(checkout: Path, lesson: str = LESSON) -> None:
+def improve_the_source(checkout, lesson=LESSON):
     """A new version of a lesson, told apart by a sentence at its end."""
     new = nbformat.v4.new_markdown_cell("A new paragraph.", id="new-paragraph")
     change(checkout / "notebooks" / lesson, lambda notebook: notebook.cells.append(new))
 
 
-def test_a_folder_gets_every_lesson(checkout: Path) -> None:
+def test_a_folder_gets_every_lesson(checkout):
     for words, folder in ((), MINE), (["elsewhere"], "elsewhere"):
         said = copy_lessons(*words)
         assert sorted(path.name for path in (checkout / folder).iterdir()) == [LESSON, OTHER]
         assert f"{folder}/{LESSON}: new" in said
 
 
-def assert_without_solutions(copy: Path, source: Any) -> None:
+def assert_without_solutions(copy, source):
     """The notebook `copy` has every cell of `source`, but no solution and no output."""
     solutions = [cell for cell in source.cells if "solution" in tags_of(cell)]
     assert solutions
@@ -121,40 +117,40 @@ def assert_without_solutions(copy: Path, source: Any) -> None:
     assert not [cell.id for cell in solutions if json.dumps(cell.source)[1:-1] in text]
 
 
-def test_a_copy_has_exercises_and_hints_and_neither_solutions_nor_outputs(checkout: Path) -> None:
+def test_a_copy_has_exercises_and_hints_and_neither_solutions_nor_outputs(checkout):
     copy_lessons()
     assert_without_solutions(checkout / MINE / LESSON, read(checkout / "notebooks" / LESSON))
 
 
-def test_a_second_call_changes_nothing_and_says_nothing(checkout: Path) -> None:
+def test_a_second_call_changes_nothing_and_says_nothing(checkout):
     copy_lessons()
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (checkout / MINE).iterdir()}
     assert copy_lessons() == ""
     assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before}
 
 
-def answer_an_exercise(notebook: Any) -> None:
+def answer_an_exercise(notebook):
     cell_with(notebook, "exercise").source = "answer = 42\nchecks.mine(answer)"
 
 
-def add_a_cell(notebook: Any) -> None:
+def add_a_cell(notebook):
     notebook.cells.insert(3, nbformat.v4.new_code_cell("1 + 1", id="my-own"))
 
 
-def delete_a_cell(notebook: Any) -> None:
+def delete_a_cell(notebook):
     del notebook.cells[-1]
 
 
-def swap_cells(notebook: Any) -> None:
+def swap_cells(notebook):
     notebook.cells[2], notebook.cells[3] = notebook.cells[3], notebook.cells[2]
 
 
-def add_a_space(notebook: Any) -> None:
+def add_a_space(notebook):
     notebook.cells[0].source += " "
 
 
 @pytest.mark.parametrize("work", [answer_an_exercise, add_a_cell, delete_a_cell, swap_cells, add_a_space])
-def test_what_a_learner_has_changed_is_never_overwritten(checkout: Path, work: Callable[[Any], None]) -> None:
+def test_what_a_learner_has_changed_is_never_overwritten(checkout, work):
     copy_lessons()
     mine = checkout / MINE / LESSON
     change(mine, work)
@@ -171,7 +167,7 @@ SOMEBODY_ELSES = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 
 
 
 @pytest.mark.parametrize("content", [*NOT_A_COPY, nbformat.writes(SOMEBODY_ELSES).encode()])
-def test_a_file_that_is_no_copy_is_never_overwritten(checkout: Path, content: bytes) -> None:
+def test_a_file_that_is_no_copy_is_never_overwritten(checkout, content):
     (checkout / MINE).mkdir()
     mine = checkout / MINE / LESSON
     mine.write_bytes(content)
@@ -181,10 +177,10 @@ def test_a_file_that_is_no_copy_is_never_overwritten(checkout: Path, content: by
     assert (checkout / MINE / OTHER).is_file(), "the other lesson comes all the same"
 
 
-def test_a_copy_that_was_only_run_follows_the_source(checkout: Path) -> None:
+def test_a_copy_that_was_only_run_follows_the_source(checkout):
     copy_lessons()
 
-    def run(notebook: Any) -> None:
+    def run(notebook):
         for count, cell in enumerate(cell for cell in notebook.cells if cell.cell_type == "code"):
             cell.execution_count = count + 1
             cell.outputs = [nbformat.v4.new_output("stream", name="stdout", text="ran\n")]
@@ -199,7 +195,7 @@ def test_a_copy_that_was_only_run_follows_the_source(checkout: Path) -> None:
     assert read(mine).cells[-1].source == "A new paragraph."
 
 
-def test_neither_other_files_nor_the_source_are_touched(checkout: Path) -> None:
+def test_neither_other_files_nor_the_source_are_touched(checkout):
     folder = checkout / MINE
     (folder / "notes").mkdir(parents=True)
     others = {"notes/mine.md": b"notes", "99_own.ipynb": b"{ half", "data.bin": b"\x00\xff", ".hidden": b"h"}
@@ -218,14 +214,14 @@ def test_neither_other_files_nor_the_source_are_touched(checkout: Path) -> None:
 # release
 
 
-def release(*arguments: object) -> list[Path]:
+def release(*arguments):
     """The learner's and the instructor's edition that `workshop release` makes."""
     answer = workshop("release", *arguments, "--output", "out")
     assert answer.code == 0, f"{answer.err}{answer.traceback}"
     return [Path("out/learner"), Path("out/instructor")]
 
 
-def test_a_release_has_an_edition_for_learners_and_one_for_instructors(checkout: Path) -> None:
+def test_a_release_has_an_edition_for_learners_and_one_for_instructors(checkout):
     points = checkout / "notebooks" / "teaching" / f"{Path(LESSON).stem}.md"
     points.parent.mkdir()
     points.write_text("Ask why one worker is not enough.", encoding="utf-8")
@@ -241,7 +237,7 @@ def test_a_release_has_an_edition_for_learners_and_one_for_instructors(checkout:
         assert "solution" not in tags_of(cell) or not cell.metadata.get("jupyter", {}).get("source_hidden")
 
 
-def test_each_edition_has_what_its_notebooks_name(checkout: Path) -> None:
+def test_each_edition_has_what_its_notebooks_name(checkout):
     (checkout / "jobs/mnist_single/__pycache__").mkdir(exist_ok=True)
     for edition in release():
         assert sorted(path.name for path in (edition / "notebooks").iterdir()) == [LESSON, OTHER]
@@ -250,6 +246,6 @@ def test_each_edition_has_what_its_notebooks_name(checkout: Path) -> None:
         assert not list(edition.rglob("__pycache__"))
 
 
-def test_a_release_of_one_lesson_has_no_other(checkout: Path) -> None:
+def test_a_release_of_one_lesson_has_no_other(checkout):
     for edition in release(f"notebooks/{OTHER}"):
         assert [path.name for path in (edition / "notebooks").iterdir()] == [OTHER]

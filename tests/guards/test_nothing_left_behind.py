@@ -4,8 +4,6 @@ Real commands, jobs of this repository, and real signals. A variable that every 
 processes from all others on the machine.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -13,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -55,14 +52,14 @@ time.sleep(600)
 class Trace:
     """What all processes of one test inherit, and what else of them can be seen on this machine."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch):
         self.scratch = scratch
         self.mark = uuid.uuid4().hex
         self.environment = {**os.environ, "WORKSHOP_GUARD": self.mark, "TMPDIR": str(scratch)}
         self.environment.pop("PYTHONUNBUFFERED", None)
         self._memory, self._spaces = set(shared_memory()), network_namespaces()
 
-    def processes(self) -> dict[int, dict[str, str]]:
+    def processes(self):
         """The variables, by process id, of everything alive that carries the mark; zombies have none."""
         found = {}
         for process in Path("/proc").glob("[0-9]*"):
@@ -75,7 +72,7 @@ class Trace:
                 found[int(process.name)] = variables
         return found
 
-    def ranks(self) -> dict[int, int]:
+    def ranks(self):
         """The process of each rank that runs a job's script."""
         found = {}
         for pid, variables in self.processes().items():
@@ -92,10 +89,10 @@ class Trace:
                 found[int(rank)] = pid
         return found
 
-    def left(self) -> dict[str, object]:
+    def left(self):
         """Everything that is there and should not be."""
         held = set(mapped_shared_memory())
-        there: dict[str, object] = {
+        there = {
             "processes": {
                 pid: psutil.Process(pid).cmdline() for pid in self.processes() if psutil.pid_exists(pid)
             },
@@ -109,8 +106,8 @@ class Trace:
         }
         return {what: things for what, things in there.items() if things}
 
-    def assert_nothing_is_left(self) -> None:
-        def gone() -> bool:
+    def assert_nothing_is_left(self):
+        def gone():
             try:
                 return not self.left()
             except psutil.NoSuchProcess:
@@ -119,11 +116,11 @@ class Trace:
         assert eventually(gone, ENDING_SECONDS), f"left behind: {self.left()}"
 
 
-def shared_memory() -> list[str]:
+def shared_memory():
     return [path.name for path in Path("/dev/shm").iterdir()]
 
 
-def mapped_shared_memory() -> Iterator[str]:
+def mapped_shared_memory():
     """The names in /dev/shm that a living process has mapped."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
@@ -135,14 +132,14 @@ def mapped_shared_memory() -> Iterator[str]:
                 yield line.split("/dev/shm/", 1)[1].split(" ")[0].split("/")[0]
 
 
-def network_namespaces() -> set[str]:
+def network_namespaces():
     """Those with a name, as `ip netns list` has them, and the links that a namespace's cable would have here."""
     named = {path.name for path in Path("/run/netns").glob("*")}
     return named | {path.name for path in Path("/sys/class/net").iterdir()}
 
 
 @pytest.fixture
-def trace() -> Iterator[Trace]:
+def trace():
     """Fails the test that leaves something; ends it, so that the next test is judged by itself."""
     scratch = Path(
         tempfile.mkdtemp(prefix="guard-", dir="/tmp")
@@ -157,7 +154,7 @@ def trace() -> Iterator[Trace]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def sleeping_job(folder: Path) -> Path:
+def sleeping_job(folder):
     """A job of two workers that say that they are ready, leave a file that says so, too, and then do nothing."""
     job = folder / "sleeps"
     job.mkdir()
@@ -169,7 +166,7 @@ def sleeping_job(folder: Path) -> Path:
 class Command:
     """`workshop launch` in a process of its own; what it says goes to files, so that nobody has to read along."""
 
-    def __init__(self, trace: Trace, folder: Path, job: str, *options: str) -> None:
+    def __init__(self, trace, folder, job, *options):
         self.trace, self.out, self.err = trace, folder / "out", folder / "err"
         words = [str(WORKSHOP), "launch", job, "--workers", "2", *options]
         with self.out.open("w") as out, self.err.open("w") as err:
@@ -177,13 +174,13 @@ class Command:
                 words, cwd=ROOT, env=trace.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
             )
 
-    def wait_until_it_trains(self) -> dict[int, int]:
+    def wait_until_it_trains(self):
         """Wait until a step of each worker has been reported; the processes by rank."""
         return self.wait_until(
             lambda: all(f"[worker-{rank}] step" in self.out.read_text() for rank in (0, 1))
         )
 
-    def wait_until(self, condition: Callable[[], bool]) -> dict[int, int]:
+    def wait_until(self, condition):
         """Wait until both workers have got as far as `condition` says; the processes by rank."""
         if not eventually(lambda: self.process.poll() is not None or condition(), START_SECONDS):
             self.process.kill()
@@ -194,7 +191,7 @@ class Command:
         assert sorted(ranks) == [0, 1]
         return ranks
 
-    def end(self) -> int:
+    def end(self):
         """Its exit code, once it has ended."""
         try:
             return self.process.wait(ENDING_SECONDS)
@@ -203,21 +200,19 @@ class Command:
             self.process.wait()
             pytest.fail(f"it did not end: {self.said()}")
 
-    def said(self) -> str:
+    def said(self):
         return f"{self.out.read_text()[-2000:]}\n{self.err.read_text()[-2000:]}"
 
 
 @pytest.mark.parametrize("strategy", SHORT)
-def test_a_run_that_ends_leaves_nothing(strategy: str, trace: Trace, tmp_path: Path) -> None:
+def test_a_run_that_ends_leaves_nothing(strategy, trace, tmp_path):
     command = Command(trace, tmp_path, *SHORT[strategy])
     assert command.process.wait(START_SECONDS) == 0, command.said()
     assert "succeeded" in command.out.read_text()
 
 
 @pytest.mark.parametrize("strategy", SHORT)
-def test_a_killed_rank_is_named_and_takes_all_others_with_it(
-    strategy: str, trace: Trace, tmp_path: Path
-) -> None:
+def test_a_killed_rank_is_named_and_takes_all_others_with_it(strategy, trace, tmp_path):
     command = Command(trace, tmp_path, *ENDLESS[strategy])
     os.kill(command.wait_until_it_trains()[1], signal.SIGKILL)
     assert command.end() == 1
@@ -242,9 +237,7 @@ NETWORK = (
         *(("ring", sent, NETWORK) for sent in (signal.SIGINT, signal.SIGKILL)),
     ],
 )
-def test_a_command_that_a_signal_ends_leaves_nothing(
-    strategy: str, sent: signal.Signals, network: tuple[str, ...], trace: Trace, tmp_path: Path
-) -> None:
+def test_a_command_that_a_signal_ends_leaves_nothing(strategy, sent, network, trace, tmp_path):
     command = Command(trace, tmp_path, *ENDLESS[strategy], *network)
     command.wait_until_it_trains()
     assert ("network: 100Mbit" in command.out.read_text()) == bool(network)
@@ -257,20 +250,18 @@ def test_a_command_that_a_signal_ends_leaves_nothing(
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "with the command"])
-def test_what_started_the_ranks_takes_them_along_when_it_is_killed(
-    alone: bool, trace: Trace, tmp_path: Path
-) -> None:
+def test_what_started_the_ranks_takes_them_along_when_it_is_killed(alone, trace, tmp_path):
     """Ranks that only sleep: others might end of themselves, when nobody takes what they print."""
     job = sleeping_job(tmp_path)
     command = Command(trace, tmp_path, str(job))
     parent = psutil.Process(command.wait_until(lambda: len(list(job.glob("ready-*"))) == 2)[0]).parent()
-    assert parent is not None
     assert parent.pid != command.process.pid, (
         "the command starts ranks itself: then another test has this case"
     )
     if alone:
         parent.kill()
         assert command.end() == 1, command.said()
+        assert "the process that watches over it was killed" in command.said()
         return
     for process in (command.process.pid, parent.pid):  # neither may see the other die
         os.kill(process, signal.SIGSTOP)
@@ -282,7 +273,7 @@ def test_what_started_the_ranks_takes_them_along_when_it_is_killed(
         shutil.rmtree(path)
 
 
-def test_a_killed_notebook_kernel_leaves_nothing(trace: Trace, tmp_path: Path) -> None:
+def test_a_killed_notebook_kernel_leaves_nothing(trace, tmp_path):
     folder = sleeping_job(tmp_path)
     manager = KernelManager(kernel_name="python3")
     manager.start_kernel(env=trace.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -298,7 +289,6 @@ def test_a_killed_notebook_kernel_leaves_nothing(trace: Trace, tmp_path: Path) -
         )
         assert "all started" in "".join(said), said
         assert len(trace.processes()) >= 3, "the kernel and both workers"
-        assert manager.provisioner is not None
         os.kill(manager.provisioner.pid, signal.SIGKILL)
         assert eventually(lambda: not trace.processes(), ENDING_SECONDS), trace.left()
     finally:

@@ -10,12 +10,9 @@ TorchX renders in an environment of its own, which takes seconds a job: of the j
 all.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,7 +32,7 @@ MOST_LINES = 40  # of a difference, in a message
 TITLE = "===== "
 
 
-def launches(target: str) -> list[str]:
+def launches(target):
     """The command lines of a file in `rendered/`."""
     if target == "options":
         places = ("--on kubernetes --config jobs/clusters/eks/place.yaml", "--on spark --config SPARK")
@@ -90,7 +87,7 @@ PLACES = {
 
 
 @pytest.fixture
-def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def answer(tmp_path, monkeypatch):
     """`answer(line)` is what `workshop launch LINE --render` says."""
     monkeypatch.chdir(ROOT)
     for name in ("PYTHONPATH", "PYTHONUNBUFFERED", "AWS_REGION", "AWS_DEFAULT_REGION", "WORKSHOP_SIZE"):
@@ -99,7 +96,7 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
     for name, text in PLACES.items():
         (tmp_path / f"{name}.yaml").write_text(text.replace("SECRET", str(tmp_path / "secret")))
 
-    def say(line: str) -> str:
+    def say(line):
         words = [str(tmp_path / f"{word}.yaml") if word in PLACES else word for word in line.split()]
         said = workshop("launch", *words, *([] if "--dry-run" in words else ["--render"]))
         assert not said.traceback, f"workshop launch {line}:\n{said.traceback}"
@@ -126,7 +123,7 @@ TARGETS = (
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_rendered_stays_the_same(target: str, answer: Callable[[str], str]) -> None:
+def test_what_is_rendered_stays_the_same(target, answer):
     place = target.removesuffix("-local")
     file = HERE / f"{place}.txt"
     now = {line.replace(target, place): answer(line) for line in launches(target)}

@@ -4,15 +4,11 @@ The wrong answers are in `wrong_answers.yaml`; check, imports and solution are t
 here knows what a check is called.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 import json
 import symtable
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -23,7 +19,7 @@ NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipy
 FEWEST = 2  # wrong answers of an exercise
 
 
-def cells_of(lesson: str) -> list[dict[str, Any]]:
+def cells_of(lesson):
     """The code cells of a lesson, each with its tags and its source as one text."""
     cells = json.loads(NOTEBOOKS[lesson].read_text(encoding="utf-8"))["cells"]
     return [
@@ -33,7 +29,7 @@ def cells_of(lesson: str) -> list[dict[str, Any]]:
     ]
 
 
-def exercises() -> Iterator[tuple[str, str]]:
+def exercises():
     """Lesson and cell of every exercise."""
     for lesson in NOTEBOOKS:
         for cell in cells_of(lesson):
@@ -41,16 +37,16 @@ def exercises() -> Iterator[tuple[str, str]]:
                 yield lesson, cell["id"]
 
 
-def solution_of(cells: list[dict[str, Any]], exercise: str) -> str:
+def solution_of(cells, exercise):
     """The first solution behind an exercise, which is its own."""
     ids = [cell["id"] for cell in cells]
     return next(cell["source"] for cell in cells[ids.index(exercise) :] if "solution" in cell["tags"])
 
 
-def free(source: str) -> set[str]:
+def free(source):
     """The names that `source` takes from what ran before it: not those of its functions' own variables."""
 
-    def of(table: symtable.SymbolTable) -> set[str]:
+    def of(table):
         own = {
             symbol.get_name()
             for symbol in table.get_symbols()
@@ -65,7 +61,7 @@ def free(source: str) -> set[str]:
     return of(table) - made_here - set(dir(builtins))
 
 
-def bound(statement: ast.stmt) -> set[str]:
+def bound(statement):
     """The names that a statement at a cell's top binds, so far as they can be had cheaply."""
     if isinstance(statement, ast.Import | ast.ImportFrom):
         return {(name.asname or name.name).split(".")[0] for name in statement.names}
@@ -81,16 +77,16 @@ def bound(statement: ast.stmt) -> set[str]:
     }
 
 
-def statements(source: str) -> list[ast.stmt]:
+def statements(source):
     """The statements of a cell without what only a notebook understands."""
     lines = [line for line in source.splitlines() if not line.startswith(("%", "!"))]
     return ast.parse("\n".join(lines)).body
 
 
-def preamble(cells: list[dict[str, Any]], exercise: str, source: str) -> list[ast.stmt]:
+def preamble(cells, exercise, source):
     """What the cells before an exercise must have run for `source` to run: imports, and what gives it its variables."""
     wanted = free(source)
-    needed: list[ast.stmt] = []
+    needed = []
     before = cells[: [cell["id"] for cell in cells].index(exercise)]
     for cell in reversed(before):
         if {"exercise", "solution"} & set(cell["tags"]):
@@ -103,17 +99,17 @@ def preamble(cells: list[dict[str, Any]], exercise: str, source: str) -> list[as
     return needed
 
 
-def verdict(lesson: str, exercise: str, source: str) -> str:
+def verdict(lesson, exercise, source):
     """What the notebook shows below a cell with `source` in place of the exercise's."""
     *body, last = statements(source)
     assert isinstance(last, ast.Expr), "the cell does not end with its check"
     before = preamble(cells_of(lesson), exercise, source)
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+    namespace = {"__name__": "__main__"}
     exec(compile(ast.Module([*before, *body], []), f"<{exercise}>", "exec"), namespace)
     return repr(eval(compile(ast.Expression(last.value), f"<{exercise}>", "eval"), namespace))
 
 
-def answered(cells: list[dict[str, Any]], exercise: str, answer: str | dict[str, str]) -> str:
+def answered(cells, exercise, answer):
     """The exercise's cell with `answer` in it; the forms of an entry stand at the head of `wrong_answers.yaml`."""
     if isinstance(answer, dict) and "instead of" in answer:
         solution = solution_of(cells, exercise)
@@ -130,26 +126,26 @@ def answered(cells: list[dict[str, Any]], exercise: str, answer: str | dict[str,
     return f"{imports(cells, exercise)}{text}\n{ast.unparse(check)}"
 
 
-def imports(cells: list[dict[str, Any]], exercise: str) -> str:
+def imports(cells, exercise):
     source = next(cell["source"] for cell in cells if cell["id"] == exercise)
     kept = [each for each in statements(source) if isinstance(each, ast.Import | ast.ImportFrom)]
     return "".join(f"{ast.unparse(each)}\n" for each in kept)
 
 
 @pytest.fixture(autouse=True)
-def among_the_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+def among_the_notebooks(monkeypatch):
     """A notebook runs where it lies."""
     monkeypatch.chdir(ROOT / "notebooks")
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), list(exercises()))
-def test_an_exercise_is_not_yet_solved_as_it_stands(lesson: str, exercise: str) -> None:
+def test_an_exercise_is_not_yet_solved_as_it_stands(lesson, exercise):
     source = next(cell["source"] for cell in cells_of(lesson) if cell["id"] == exercise)
     assert verdict(lesson, exercise, source).startswith("Not yet")
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), list(exercises()))
-def test_an_exercise_takes_its_own_solution(lesson: str, exercise: str) -> None:
+def test_an_exercise_takes_its_own_solution(lesson, exercise):
     cells = cells_of(lesson)
     source = imports(cells, exercise) + solution_of(cells, exercise)
     assert verdict(lesson, exercise, source).startswith("Right")
@@ -164,14 +160,14 @@ def test_an_exercise_takes_its_own_solution(lesson: str, exercise: str) -> None:
         for number, answer in enumerate(wrong)
     ],
 )
-def test_a_wrong_answer_is_not_right(lesson: str, exercise: str, answer: str | dict[str, str]) -> None:
+def test_a_wrong_answer_is_not_right(lesson, exercise, answer):
     said = verdict(lesson, exercise, answered(cells_of(lesson), exercise, answer))
     assert said.startswith("Wrong"), f"{answer}\nis answered with\n{said}"
     if isinstance(answer, dict):
         assert answer.get("says", "") in said, f"{answer}\nis answered with\n{said}"
 
 
-def test_every_exercise_has_wrong_answers() -> None:
+def test_every_exercise_has_wrong_answers():
     """An exercise that is new, or was called otherwise, needs some in `wrong_answers.yaml`."""
     written = {(lesson, exercise) for lesson, wrong in WRONG.items() for exercise in wrong}
     assert written == set(exercises())

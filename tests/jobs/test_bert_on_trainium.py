@@ -3,12 +3,9 @@
 What TorchX sends for it is kept in `tests/guards/rendered/options.txt`.
 """
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,23 +21,23 @@ EKS = ROOT / "jobs" / "clusters" / "eks"
 VOLCANO = ("volcano.yaml", "volcano-precompile.yaml")
 
 
-def objects(path: Path) -> list[dict[str, Any]]:
+def objects(path):
     return [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each]
 
 
-def pod(name: str) -> dict[str, Any]:
+def pod(name):
     (described,) = objects(TRAINIUM / name)
     return dict(described["spec"]["tasks"][0]["template"]["spec"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VOLCANO)
-def test_the_files_are_what_torchx_would_send(name: str) -> None:
+def test_the_files_are_what_torchx_would_send(name):
     rendered = runpy.run_path(str(TRAINIUM / "render.py"))["rendered"]
     assert (TRAINIUM / name).read_text(encoding="utf-8") == rendered(name)
 
 
-def test_queue_meeting_point_claim_and_instances_are_those_of_the_cluster() -> None:
+def test_queue_meeting_point_claim_and_instances_are_those_of_the_cluster():
     cluster = [described for path in EKS.rglob("*.yaml") for described in objects(path)]
     named = {(each["kind"], each["metadata"]["name"]) for each in cluster if "metadata" in each}
     (volcano,) = objects(TRAINIUM / "volcano.yaml")
@@ -60,13 +57,13 @@ def test_queue_meeting_point_claim_and_instances_are_those_of_the_cluster() -> N
     assert groups["trn1.32xlarge"] == len(volcano["spec"]["tasks"]) == 2
 
 
-def test_the_ranks_are_as_many_as_there_are_cores() -> None:
+def test_the_ranks_are_as_many_as_there_are_cores():
     job = TrainingJob.load(JOB / "trainium.yaml")
     assert job.processes_per_node == instance("trn1.32xlarge").accelerators
     assert job.nodes == 2
 
 
-def test_the_graphs_that_are_compiled_before_are_those_of_the_training() -> None:
+def test_the_graphs_that_are_compiled_before_are_those_of_the_training():
     training, before = TrainingJob.load(JOB / "trainium.yaml"), TrainingJob.load(JOB / "precompile.yaml")
     apart = {"steps-this-run", "checkpoint-steps"}  # neither is part of a graph
     ours, theirs = (
@@ -82,7 +79,7 @@ def test_the_graphs_that_are_compiled_before_are_those_of_the_training() -> None
 
 
 @pytest.mark.parametrize("name", VOLCANO)
-def test_by_hand_every_file_that_a_pod_mounts_is_made(name: str) -> None:
+def test_by_hand_every_file_that_a_pod_mounts_is_made(name):
     made = re.findall(r"--from-file=(\S+)", (TRAINIUM / name).read_text(encoding="utf-8"))
     assert all((ROOT / path).is_file() for path in made)
     (mounted,) = [volume["configMap"] for volume in pod(name)["volumes"] if "configMap" in volume]

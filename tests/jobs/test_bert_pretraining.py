@@ -1,11 +1,6 @@
 """The BERT job: any number of ranks takes the same steps, a restarted run too, and what cannot be is said at once."""
 
-from __future__ import annotations
-
 import runpy
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +8,7 @@ import torch
 from launching import JOBS, launched
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import ProcessRun, warm
+from workshop_utils.launchers.local import warm
 from workshop_utils.runs import RunFailed
 
 JOB = JOBS / "bert_pretraining"
@@ -24,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bert_is_imported")]
 
 
 @pytest.fixture(scope="module")
-def bert_is_imported() -> Iterator[None]:
+def bert_is_imported():
     """The server that ranks are forked from has imported BERT, too, which takes seconds."""
     modules = (*warm.WARM_MODULES["torch"], "tokenizers", "transformers.models.bert.modeling_bert")
     with pytest.MonkeyPatch.context() as patch:
@@ -34,7 +29,7 @@ def bert_is_imported() -> Iterator[None]:
         warm._servers().pop("torch").close()
 
 
-def prepared(folder: Path, **arguments: Any) -> ProcessRun:
+def prepared(folder, **arguments):
     """The run that has written a corpus into `folder`."""
     return launched("bert_pretraining", workers=1, arguments={"prepare": str(folder), **arguments})
 
@@ -42,7 +37,7 @@ def prepared(folder: Path, **arguments: Any) -> ProcessRun:
 Trained = tuple[np.ndarray, dict[str, torch.Tensor]]
 
 
-def trained(folder: Path, workers: int = 1, **arguments: Any) -> Trained:
+def trained(folder, workers=1, **arguments):
     """The losses, shape (ranks, steps), and the weights, if the training came to its end."""
     arguments = {name: str(value) for name, value in {**TINY, **arguments}.items()}
     variables = {"WORKSHOP_CHECKPOINTS": str(folder / "checkpoints")}
@@ -54,13 +49,13 @@ def trained(folder: Path, workers: int = 1, **arguments: Any) -> Trained:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     prepared(folder, vocabulary=500)
     return folder
 
 
-def test_the_corpus_is_python_s_own_manual_and_is_the_same_each_time(corpus: Path, tmp_path: Path) -> None:
+def test_the_corpus_is_python_s_own_manual_and_is_the_same_each_time(corpus, tmp_path):
     tokens = np.load(corpus / "tokens.npy")
     assert len(tokens) > 100_000
     assert tokens.min() >= 5  # nothing unknown, and nothing that is said to the model only
@@ -69,7 +64,7 @@ def test_the_corpus_is_python_s_own_manual_and_is_the_same_each_time(corpus: Pat
     assert (tmp_path / "tokens.npy").read_bytes() == (corpus / "tokens.npy").read_bytes()
 
 
-def test_a_folder_of_texts_becomes_a_corpus(tmp_path: Path) -> None:
+def test_a_folder_of_texts_becomes_a_corpus(tmp_path):
     (tmp_path / "b").mkdir()
     (tmp_path / "a.txt").write_text("Trainium trains. " * 50, encoding="utf-8")
     (tmp_path / "b" / "c.txt").write_text("Neurons fire. " * 50, encoding="utf-8")
@@ -81,14 +76,14 @@ def test_a_folder_of_texts_becomes_a_corpus(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def in_one_process(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def in_one_process(corpus, tmp_path_factory):
     return trained(tmp_path_factory.mktemp("one"), corpus=corpus, batch_size=6)
 
 
 @pytest.mark.parametrize(("workers", "batch_size", "accumulation"), [(2, 3, 1), (2, 1, 3), (1, 2, 3)])
 def test_a_batch_takes_the_same_steps_however_it_is_shared_out(
-    workers: int, batch_size: int, accumulation: int, in_one_process: Trained, corpus: Path, tmp_path: Path
-) -> None:
+    workers, batch_size, accumulation, in_one_process, corpus, tmp_path
+):
     expected, ours = in_one_process
     shares = {"batch_size": batch_size, "grad_accumulation": accumulation}
     losses, theirs = trained(tmp_path, workers, corpus=corpus, **shares)
@@ -98,7 +93,7 @@ def test_a_batch_takes_the_same_steps_however_it_is_shared_out(
         torch.testing.assert_close(theirs[name], weights, atol=2e-5, rtol=0)
 
 
-def test_a_restarted_run_ends_with_the_same_weights_bit_by_bit(corpus: Path, tmp_path: Path) -> None:
+def test_a_restarted_run_ends_with_the_same_weights_bit_by_bit(corpus, tmp_path):
     chosen = {"corpus": corpus, "batch_size": 2, "dropout": 0.1, "steps": 6}
     _, ours = trained(tmp_path / "whole", 2, **chosen)
     saving = {"checkpoint_steps": 2, **chosen}
@@ -111,7 +106,7 @@ def test_a_restarted_run_ends_with_the_same_weights_bit_by_bit(corpus: Path, tmp
         trained(tmp_path / "parts", 2, **saving, hidden=16)
 
 
-def test_what_is_hidden_is_as_in_the_paper() -> None:
+def test_what_is_hidden_is_as_in_the_paper():
     masked = runpy.run_path(str(JOB / "train.py"))["masked"]
     rows = np.random.default_rng(1).integers(5, 2048, (1000, 62))
     pairs = [masked(row, 2048, np.random.default_rng((0, index))) for index, row in enumerate(rows)]
@@ -145,7 +140,7 @@ NO_NEURON = "torch_neuronx is not installed: it is in the image of jobs/images/n
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_is_said_in_a_sentence(arguments: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_is_said_in_a_sentence(arguments, said):
     with pytest.raises(RunFailed) as failure:
         launched("bert_pretraining", arguments=arguments, environment={"CUDA_VISIBLE_DEVICES": ""})
     assert said in str(failure.value)

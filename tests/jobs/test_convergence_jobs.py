@@ -1,7 +1,6 @@
 """The jobs of lesson 09 between real processes: what must not depend on the number of workers does not."""
 
 import numpy as np
-import pandas as pd
 import pytest
 from launching import launched
 
@@ -13,17 +12,17 @@ PARAMETERS = 64 * 32 + 32 + 32 * 10 + 10
 pytestmark = pytest.mark.slow
 
 
-def metrics(name: str, workers: int, **arguments) -> pd.DataFrame:
+def metrics(name, workers, **arguments):
     return launched(name, workers=workers, arguments={"seeds": 2, **arguments}).metrics
 
 
-def ends(table: pd.DataFrame, column: str) -> np.ndarray:
+def ends(table, column):
     """What each network of each worker that reports it ended with."""
     return table.dropna(subset=[column, "seed"]).groupby(["worker", "seed"])[column].last().to_numpy()
 
 
 @pytest.fixture(scope="module")
-def in_one_process() -> np.ndarray:
+def in_one_process():
     return ends(metrics("digits_large_batch", 1, batch_size=48, learning_rates=0.3, epochs=3), "loss")
 
 

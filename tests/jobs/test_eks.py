@@ -1,7 +1,5 @@
 """Clusters on EKS: their files fit each other, and what makes and deletes them runs against recording programs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -27,14 +25,14 @@ import eks  # type: ignore[import-not-found]  # noqa: E402  # a program beside t
 FOLDER = eks.ROOT / eks.FOLDER
 
 
-def objects(name: str) -> list[Any]:
+def objects(name):
     return list(yaml.safe_load_all((FOLDER / name).read_text()))
 
 
 # The files
 
 
-def test_names_agree_between_place_claim_plugin_and_cluster() -> None:
+def test_names_agree_between_place_claim_plugin_and_cluster():
     place = Kubernetes.load(FOLDER / "place.yaml")
     (claim,) = objects("storage/claim.yaml")
     assert place.data_claim == claim["metadata"]["name"]
@@ -49,7 +47,7 @@ def test_names_agree_between_place_claim_plugin_and_cluster() -> None:
         assert listed == group.get("efaEnabled", False)
 
 
-def test_what_is_fetched_has_a_fixed_version_and_files_that_are_named_exist() -> None:
+def test_what_is_fetched_has_a_fixed_version_and_files_that_are_named_exist():
     text = (FOLDER / "create.sh").read_text() + (FOLDER / "delete-all.sh").read_text()
     for address in re.findall(r"https://\S+", text):
         assert re.search(r"/v\d+\.\d+\.\d+/|\?ref=v\d+\.\d+\.\d+'?$", address), address
@@ -61,7 +59,7 @@ def test_what_is_fetched_has_a_fixed_version_and_files_that_are_named_exist() ->
 # The price
 
 
-def test_a_price_is_that_of_the_parts_and_an_unknown_one_is_not_taken_for_nothing() -> None:
+def test_a_price_is_that_of_the_parts_and_an_unknown_one_is_not_taken_for_nothing():
     config = eks.load("trainium")
     accelerator = catalogue.instance("trn1.32xlarge").dollars_an_hour
     assert accelerator is not None
@@ -80,9 +78,7 @@ def test_a_price_is_that_of_the_parts_and_an_unknown_one_is_not_taken_for_nothin
         ("availabilityZones: [us-west-2a]", "availabilityZones: []", r"\[0\]\.availabilityZones is missing"),
     ],
 )
-def test_a_wrong_cluster_is_refused_with_what_would_be_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str, message: str
-) -> None:
+def test_a_wrong_cluster_is_refused_with_what_would_be_right(tmp_path, monkeypatch, old, new, message):
     monkeypatch.setattr(eks, "ROOT", tmp_path)
     own = tmp_path / eks.FOLDER / "clusters" / "own.yaml"
     own.parent.mkdir(parents=True)
@@ -113,13 +109,13 @@ Run = Callable[..., tuple[Any, list[str]]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(tmp_path, monkeypatch):
     """`run("create", "cpu", "--yes", **answers)`: what the command line said, and the commands that it ran."""
     app = typer.Typer()
     app.command()(eks.main)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
-    def carry_out(*words: str, answers: dict[str, str] = ANSWERS, typed: str = "") -> tuple[Any, list[str]]:
+    def carry_out(*words, answers=ANSWERS, typed=""):
         cases = "\n".join(f"*{shlex.quote(part)}*) {answer} ;;" for part, answer in answers.items())
         for name in ("aws", "eksctl", "kubectl", "helm", "sleep"):
             (tmp_path / name).write_text(PROGRAM.format(folder=shlex.quote(str(tmp_path)), answers=cases))
@@ -132,7 +128,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return carry_out
 
 
-def in_order(wanted: str, lines: list[str]) -> None:
+def in_order(wanted, lines):
     """Each word of `wanted` is part of a line, and each such line comes after that of the word before."""
     at = -1
     for word in wanted.split():
@@ -141,7 +137,7 @@ def in_order(wanted: str, lines: list[str]) -> None:
         at = later[0]
 
 
-def test_a_cluster_is_made_in_order_and_by_its_own_context(run: Run, tmp_path: Path) -> None:
+def test_a_cluster_is_made_in_order_and_by_its_own_context(run, tmp_path):
     said, lines = run("create", "trainium", "--yes", answers={**ANSWERS, "list-clusters": ":"})
     assert said.exit_code == 0, said.output
     in_order(
@@ -158,14 +154,14 @@ def test_a_cluster_is_made_in_order_and_by_its_own_context(run: Run, tmp_path: P
     assert described["parameters"]["extraTags"].endswith("cluster=workshop-trainium")
 
 
-def test_a_cluster_that_is_there_is_not_made_again_and_has_its_own_plugins(run: Run) -> None:
+def test_a_cluster_that_is_there_is_not_made_again_and_has_its_own_plugins(run):
     lines = run("create", "gpu", "--yes")[1]
     assert not any("eksctl create cluster" in line for line in lines)
     assert any("nvidia-device-plugin" in line for line in lines)
     assert not any(line.startswith("helm") for line in lines)
 
 
-def test_a_cluster_whose_making_was_broken_off_gets_no_nodes(run: Run) -> None:
+def test_a_cluster_whose_making_was_broken_off_gets_no_nodes(run):
     said, lines = run("create", "gpu", "--yes", answers={**ANSWERS, "describe-addon": "exit 254"})
     assert said.exit_code != 0
     assert "describe-addon" in lines[-1]
@@ -174,7 +170,7 @@ def test_a_cluster_whose_making_was_broken_off_gets_no_nodes(run: Run) -> None:
 
 
 @pytest.mark.parametrize("action", ["create", "delete-all"])
-def test_nothing_is_run_before_somebody_has_said_yes_or_for_a_dry_run(run: Run, action: str) -> None:
+def test_nothing_is_run_before_somebody_has_said_yes_or_for_a_dry_run(run, action):
     said, lines = run(action, "cpu", typed="n\n")
     assert (said.exit_code, lines) == (1, [])
     assert "workshop-cpu in us-west-2" in said.output
@@ -185,9 +181,7 @@ def test_nothing_is_run_before_somebody_has_said_yes_or_for_a_dry_run(run: Run, 
 
 
 @pytest.mark.parametrize("action", ["create", "delete-all"])
-def test_a_missing_program_is_named_before_anybody_is_asked(
-    action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_program_is_named_before_anybody_is_asked(action, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     app = typer.Typer()
     app.command()(eks.main)
@@ -205,9 +199,7 @@ def test_a_missing_program_is_named_before_anybody_is_asked(
         ("delete-all", {"storage/claim.yaml": "exit 1"}, "storage/claim.yaml"),
     ],
 )
-def test_a_step_that_fails_is_the_last_and_says_what_stays(
-    run: Run, action: str, answer: dict[str, str], last: str
-) -> None:
+def test_a_step_that_fails_is_the_last_and_says_what_stays(run, action, answer, last):
     others = {part: one for part, one in ANSWERS.items() if part not in answer}
     said, lines = run(action, "cpu", "--yes", answers={**answer, **others})
     assert said.exit_code != 0
@@ -215,7 +207,7 @@ def test_a_step_that_fails_is_the_last_and_says_what_stays(
     assert "What is there stays, and costs." in said.output
 
 
-def test_delete_all_leaves_no_file_system_and_no_cluster(run: Run) -> None:
+def test_delete_all_leaves_no_file_system_and_no_cluster(run):
     left = (
         'n=$(cat "$folder/n" 2>/dev/null); echo "x$n" > "$folder/n"; case $n in "") echo fs-1 AVAILABLE ;; '
     )
@@ -230,7 +222,7 @@ def test_delete_all_leaves_no_file_system_and_no_cluster(run: Run) -> None:
     assert sum("delete-file-system " in line for line in lines) == 1
 
 
-def test_delete_all_can_be_run_again_and_then_deletes_what_eksctl_left(run: Run) -> None:
+def test_delete_all_can_be_run_again_and_then_deletes_what_eksctl_left(run):
     gone = {"list-clusters": ":"}
     lines = run("delete-all", "cpu", "--yes", answers=gone)[1]
     assert not any(line.startswith(("eksctl", "kubectl --context")) for line in lines)

@@ -31,8 +31,8 @@ for words in (["hogwild", "--batch-size", "1000"], ["asynchronous", "--epochs", 
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_batch_too_large_for_its_partition_is_refused_and_the_asynchronous_mode_trains_on_loopback(
-    tmp_path: Path,
-) -> None:  # lesson 14 runs the other modes
+    tmp_path,
+):  # lesson 14 runs the other modes
     folder = tmp_path / JOB.name  # which names the environment, too
     shutil.copytree(JOB, folder)
     (folder / "train.py").write_text(DRIVER)
@@ -40,7 +40,7 @@ def test_a_batch_too_large_for_its_partition_is_refused_and_the_asynchronous_mod
     environment = environment_of(job)
     assert environment is not None
     environment.build()  # most of the time that this test takes on a fresh machine
-    addresses: set[str] = set()
+    addresses = set()
     with Spark().launch(job) as run:
         while run.state is RunState.RUNNING:
             with contextlib.suppress(psutil.NoSuchProcess, KeyError):

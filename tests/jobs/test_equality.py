@@ -1,7 +1,5 @@
 """Data parallel and model parallel training between real processes, held against one process in NumPy."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ LEARNING_RATE = 0.5
 pytestmark = pytest.mark.slow
 
 
-def trained_by_one_process(steps: int, batch_size: int, width: int) -> tuple[list[float], models.MLP]:
+def trained_by_one_process(steps, batch_size, width):
     digits = data.arrays(data.prepare("digits"))
     images, labels = digits.train_images.astype(np.float64), digits.train_labels
     mlp = models.MLP.initialise(images.shape[1], width, data.CLASSES)
@@ -27,9 +25,7 @@ def trained_by_one_process(steps: int, batch_size: int, width: int) -> tuple[lis
     return losses, mlp
 
 
-def trained_by_job(
-    name: str, folder: Path, workers: int, **arguments: object
-) -> tuple[dict[int, list[float]], models.MLP]:
+def trained_by_job(name, folder, workers, **arguments):
     """Each rank's losses, and the weights in the end."""
     run = launched(name, folder, workers=workers, arguments=arguments)
     losses = {int(rank): list(table["loss"]) for rank, table in run.metrics.groupby("rank")}
@@ -40,9 +36,7 @@ def trained_by_job(
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("by", ["hand", "framework"])
 @pytest.mark.parametrize("name", ["digits_data_parallel", "digits_model_parallel"])
-def test_parallel_equals_serial_where_neither_batch_nor_width_nor_classes_divide(
-    name: str, by: str, workers: int, tmp_path: Path
-) -> None:
+def test_parallel_equals_serial_where_neither_batch_nor_width_nor_classes_divide(name, by, workers, tmp_path):
     sizes = {"steps": 8, "batch_size": 17, "width": 13}  # 13, 17 and 10 classes are no multiples of 2 and 3
     losses, mlp = trained_by_job(name, tmp_path, workers, by=by, **sizes, learning_rate=LEARNING_RATE)
     expected_losses, expected = trained_by_one_process(8, 17, 13)
@@ -59,7 +53,7 @@ def test_parallel_equals_serial_where_neither_batch_nor_width_nor_classes_divide
         ("digits_model_parallel", {"batch-size": 1, "width": 2}),  # the third worker has no hidden unit
     ],
 )
-def test_a_worker_without_a_share_changes_nothing(name: str, sizes: dict[str, int], tmp_path: Path) -> None:
+def test_a_worker_without_a_share_changes_nothing(name, sizes, tmp_path):
     losses, mlp = trained_by_job(name, tmp_path, workers=3, steps=3, **sizes)
     expected_losses, expected = trained_by_one_process(3, sizes["batch-size"], sizes["width"])
     assert losses[0] == pytest.approx(expected_losses, abs=1e-12)

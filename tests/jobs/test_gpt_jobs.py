@@ -7,7 +7,6 @@ from workshop_utils.comm.ring import ring_bytes_sent
 from workshop_utils.parallel.gpt import GPTSizes
 from workshop_utils.parallel.schedule import bubble, bubble_fraction, timeline_of
 from workshop_utils.parallel.tensor import block_bytes_sent, ends_bytes_sent
-from workshop_utils.runs import Run
 
 SIZES, BATCH = GPTSizes(), 8
 TOKENS = BATCH * SIZES.sequence
@@ -16,7 +15,7 @@ STEPS = 3
 pytestmark = pytest.mark.slow
 
 
-def trained(name: str, workers: int, **arguments: object) -> Run:
+def trained(name, workers, **arguments):
     """A finished run whose every rank has held its loss and gradients against the whole model's, step by step."""
     arguments = {"check": 1, "steps": STEPS, "batch_size": BATCH, **arguments}
     run = launched(name, workers=workers, arguments=arguments)
@@ -29,14 +28,14 @@ def trained(name: str, workers: int, **arguments: object) -> Run:
     return run
 
 
-def bytes_of_a_step(run: Run) -> list[float]:
+def bytes_of_a_step(run):
     """Bytes that each rank has sent in the last step."""
     return run.metrics.dropna(subset=["bytes_sent"]).groupby("rank")["bytes_sent"].last().tolist()
 
 
 @pytest.mark.parametrize("sequence_parallel", [0, 1])
 @pytest.mark.parametrize("workers", [2, 3])
-def test_tensor_parallel_training_equals_one_process(workers: int, sequence_parallel: int) -> None:
+def test_tensor_parallel_training_equals_one_process(workers, sequence_parallel):
     run = trained("gpt_tensor_parallel", workers, sequence_parallel=sequence_parallel)
     nbytes, cut = TOKENS * SIZES.width * 4, bool(sequence_parallel)
     expected = SIZES.layers * block_bytes_sent(workers, nbytes, cut)
@@ -51,7 +50,7 @@ def test_tensor_parallel_training_equals_one_process(workers: int, sequence_para
     ("workers", "schedule", "chunks"),
     [(2, "naive", 1), (2, "interleaved", 2), (3, "gpipe", 1), (3, "one_f_one_b", 1)],
 )
-def test_pipeline_training_equals_one_process(workers: int, schedule: str, chunks: int) -> None:
+def test_pipeline_training_equals_one_process(workers, schedule, chunks):
     run = trained("gpt_pipeline", workers, schedule=schedule, chunks=chunks, microbatches=4, timeline=1)
     nbytes = TOKENS // 4 * SIZES.width * 4
     messages = [2 * chunks - (rank == 0) - (rank == workers - 1) for rank in range(workers)]
@@ -70,9 +69,7 @@ def test_pipeline_training_equals_one_process(workers: int, schedule: str, chunk
     ],
     ids=lambda value: str(value) if isinstance(value, int) else "",
 )
-def test_three_directions_together_equal_one_process(
-    data: int, tensor: int, pipeline: int, more: dict[str, object]
-) -> None:
+def test_three_directions_together_equal_one_process(data, tensor, pipeline, more):
     run = trained("gpt_3d", data * tensor * pipeline, data=data, tensor=tensor, pipeline=pipeline, **more)
     sent = run.metrics.dropna(subset=["bytes_sent"])
     by_direction = sent[["data_bytes", "tensor_bytes", "pipeline_bytes"]]
@@ -83,9 +80,7 @@ def test_three_directions_together_equal_one_process(
 @pytest.mark.parametrize(
     ("workers", "schedule", "chunks"), [(2, "gpipe", 1), (3, "one_f_one_b", 1), (4, "interleaved", 2)]
 )
-def test_the_measured_bubble_is_at_least_that_of_the_formula(
-    workers: int, schedule: str, chunks: int
-) -> None:
+def test_the_measured_bubble_is_at_least_that_of_the_formula(workers, schedule, chunks):
     arguments = {"schedule": schedule, "chunks": chunks, "microbatches": 4}
     arguments |= {"forward_seconds": 0.03, "backward_seconds": 0.06}
     timeline = timeline_of(launched("measure_pipeline", workers=workers, arguments=arguments).records)

@@ -1,10 +1,8 @@
 """The jobs of lesson 05 with real Horovod, held against one process in NumPy."""
 
 import random
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from launching import launched
@@ -18,7 +16,7 @@ EPOCHS, BATCH, RATE, HIDDEN = 2, 16, 0.2, 64
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
 
 
-def trained_by_one_process(workers: int) -> tuple[dict[int, float], models.MLP]:
+def trained_by_one_process(workers):
     """The loss of the whole batch by step, and the weights, from the batches of all workers taken as one."""
     digits = data.arrays(data.prepare("digits"))
     images, labels = digits.train_images.astype(np.float64), digits.train_labels
@@ -37,7 +35,7 @@ def trained_by_one_process(workers: int) -> tuple[dict[int, float], models.MLP]:
 
 
 @pytest.mark.parametrize("front_end", ["torch", "tensorflow", "keras"])
-def test_every_front_end_takes_the_steps_that_one_process_would(front_end: str, tmp_path: Path) -> None:
+def test_every_front_end_takes_the_steps_that_one_process_would(front_end, tmp_path):
     workers = 3
     run = launched(f"digits_horovod_{front_end}", tmp_path, workers=workers, arguments={"epochs": EPOCHS})
     assert run.warm  # Horovod is loaded in the fork
@@ -65,22 +63,22 @@ def test_every_front_end_takes_the_steps_that_one_process_would(front_end: str, 
 
 
 @pytest.fixture(scope="module")
-def plain() -> pd.DataFrame:
+def plain():
     """What rank 0 reports after each epoch, of a job as it stands."""
     return after_epochs()
 
 
-def after_epochs(**arguments: object) -> pd.DataFrame:
+def after_epochs(**arguments):
     metrics = launched("digits_horovod_torch", arguments={"epochs": 3, **arguments}).metrics
     return metrics.dropna(subset=["spread"])
 
 
-def test_without_a_broadcast_the_ranks_never_agree_and_with_it_they_always_do(plain: pd.DataFrame) -> None:
+def test_without_a_broadcast_the_ranks_never_agree_and_with_it_they_always_do(plain):
     assert (plain["spread"] == 0).all()
     assert (after_epochs(broadcast=0)["spread"] > 0.1).all()
 
 
-def test_half_precision_rounds_and_still_learns_and_leaves_the_ranks_equal(plain: pd.DataFrame) -> None:
+def test_half_precision_rounds_and_still_learns_and_leaves_the_ranks_equal(plain):
     half = after_epochs(compression="fp16")
     assert list(half["mean_loss"]) != list(plain["mean_loss"])
     assert list(half["mean_loss"]) == pytest.approx(list(plain["mean_loss"]), rel=0.05)
@@ -89,8 +87,8 @@ def test_half_precision_rounds_and_still_learns_and_leaves_the_ranks_equal(plain
 
 @pytest.mark.parametrize(("threshold", "least", "most"), [("128MiB", 1, 3), ("0", 10, 10)])
 def test_the_timeline_shows_fused_gradients_in_few_messages_and_others_in_one_each(
-    threshold: str, least: int, most: int, tmp_path: Path
-) -> None:
+    threshold, least, most, tmp_path
+):
     run = launched(
         "digits_horovod_torch",
         tmp_path,
@@ -110,7 +108,7 @@ def test_the_timeline_shows_fused_gradients_in_few_messages_and_others_in_one_ea
     assert list(run.metrics["spread"].dropna()) == [0.0, 0.0]
 
 
-def test_horovods_adasum_is_the_one_that_is_taught() -> None:
+def test_horovods_adasum_is_the_one_that_is_taught():
     workers = 4  # of pairs, and of a pair of pairs
     run = launched("horovod_adasum", workers=workers, arguments={"angles": "0,30,90,135"})
     for row in run.metrics.itertuples():
@@ -120,7 +118,7 @@ def test_horovods_adasum_is_the_one_that_is_taught() -> None:
         assert (row.mean_x, row.mean_y) == pytest.approx(tuple(np.mean(gradients, axis=0)), abs=1e-5)
 
 
-def test_training_with_adasum_over_mpi_needs_no_scaled_learning_rate() -> None:
+def test_training_with_adasum_over_mpi_needs_no_scaled_learning_rate():
     table = launched(
         "digits_horovod_torch", strategy="mpi", arguments={"epochs": 4, "reduction": "adasum"}
     ).metrics

@@ -1,7 +1,5 @@
 """The images' Dockerfiles and scripts, as far as they can be tried without a Docker daemon."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -20,19 +18,19 @@ DOCKERFILES = sorted(IMAGES.glob("*.Dockerfile"))
 HADOLINT = Path(sys.prefix) / "bin" / "hadolint"
 
 
-def requirements(name: str) -> dict[str, Requirement]:
+def requirements(name):
     lines = (IMAGES / name).read_text().splitlines()
     found = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {requirement.name: requirement for requirement in found}
 
 
-def build(*words: str, base: str = "") -> subprocess.CompletedProcess[str]:
+def build(*words, base=""):
     command, variables = ["bash", str(IMAGES / "build.sh"), *words], {**os.environ, "BASE": base}
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=False, cwd="/")
 
 
 @pytest.mark.skipif(not HADOLINT.is_file(), reason="hadolint's wheel is for Linux")
-def test_hadolint_finds_nothing() -> None:
+def test_hadolint_finds_nothing():
     assert len(DOCKERFILES) == 3
     checked = subprocess.run(
         [str(HADOLINT), *map(str, DOCKERFILES)], capture_output=True, text=True, check=False
@@ -40,7 +38,7 @@ def test_hadolint_finds_nothing() -> None:
     assert (checked.returncode, checked.stdout) == (0, "")
 
 
-def test_versions_are_those_of_the_workshop_s_own_environment() -> None:
+def test_versions_are_those_of_the_workshop_s_own_environment():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     ours = {Requirement(line).name: Requirement(line) for line in project["dependencies"]}
     common = requirements("requirements.txt")
@@ -57,7 +55,7 @@ def test_versions_are_those_of_the_workshop_s_own_environment() -> None:
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
-def test_every_file_that_an_image_copies_exists(path: Path) -> None:
+def test_every_file_that_an_image_copies_exists(path):
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", path.read_text(), flags=re.MULTILINE)
     names = [name for line in copied for name in line.split()]
     assert names
@@ -70,7 +68,7 @@ def test_every_file_that_an_image_copies_exists(path: Path) -> None:
     ("image", "script"),
     [("horovod", "workshop_utils/setup/horovod_build.py"), ("neuron", "jobs/bert_pretraining/train.py")],
 )
-def test_an_image_copies_all_that_its_script_imports_of_the_workshop(image: str, script: str) -> None:
+def test_an_image_copies_all_that_its_script_imports_of_the_workshop(image, script):
     copied = set(re.findall(r"workshop_utils/[\w/]+\.py", (IMAGES / f"{image}.Dockerfile").read_text()))
     needed, waiting = set(), [script]
     while waiting:
@@ -97,9 +95,7 @@ def test_an_image_copies_all_that_its_script_imports_of_the_workshop(image: str,
         ("neuron", "trn2", "example.com/torch:1", ["--build-arg BASE=example.com/torch:1"]),
     ],
 )
-def test_a_dry_run_prints_create_log_in_build_and_push_and_runs_none(
-    name: str, variant: str, base: str, parts: list[str]
-) -> None:
+def test_a_dry_run_prints_create_log_in_build_and_push_and_runs_none(name, variant, base, parts):
     printed = build("--dry-run", name, variant, "eu-west-1", "123456789012", base=base)
     assert printed.returncode == 0
     create, login, make, push, image = printed.stdout.splitlines()
@@ -127,7 +123,7 @@ def test_a_dry_run_prints_create_log_in_build_and_push_and_runs_none(
         ),
     ],
 )
-def test_wrong_words_are_answered_and_nothing_is_printed(words: tuple[str, ...], said: str) -> None:
+def test_wrong_words_are_answered_and_nothing_is_printed(words, said):
     answered = build("--dry-run", *words)
     assert (answered.returncode, answered.stdout) == (2, "")
     assert said in answered.stderr

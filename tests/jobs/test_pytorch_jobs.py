@@ -1,21 +1,16 @@
 """The jobs of the lesson on PyTorch come to the parameters of one process, by our own means and by PyTorch's."""
 
-from __future__ import annotations
-
 import runpy
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from launching import JOBS, launched
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from workshop_utils import place
 from workshop_utils.parallel.sharded import zero_bytes_sent
-from workshop_utils.runs import Run, RunFailed
+from workshop_utils.runs import RunFailed
 from workshop_utils.training import data
 
 SIZES = {"steps": 4, "batch_size": 31, "width": 33, "layers": 2}  # no multiples of 2 and 3
@@ -23,21 +18,21 @@ SIZES = {"steps": 4, "batch_size": 31, "width": 33, "layers": 2}  # no multiples
 pytestmark = pytest.mark.slow
 
 
-def trained(job: str, folder: Path, workers: int, **arguments: Any) -> tuple[Run, Tensor]:
+def trained(job, folder, workers, **arguments):
     """The finished run, and the parameters that it has saved."""
     run = launched(job, folder, workers=workers, arguments={**SIZES, **arguments})
     return run, torch.cat([tensor.reshape(-1) for tensor in torch.load(folder / "model.pt").values()])
 
 
 @cache
-def by_one_process(optimizer: str) -> tuple[list[float], Tensor]:
+def by_one_process(optimizer):
     """The losses, and the parameters in the end, of plain training on the same batches."""
     network = runpy.run_path(str(JOBS / "digits_buckets" / "train.py"))["network"]
     images, labels = place.load("train", data.prepare("digits")).tensors()
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = network(images.shape[1], SIZES["width"], SIZES["layers"])
-    kinds: dict[str, Any] = {
+    kinds = {
         "momentum": lambda parameters: torch.optim.SGD(parameters, 0.2, momentum=0.9),
         "adam": lambda parameters: torch.optim.Adam(parameters, 0.002),
     }
@@ -53,7 +48,7 @@ def by_one_process(optimizer: str) -> tuple[list[float], Tensor]:
     return losses, torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
 
 
-def assert_like_one_process(run: Run, parameters: Tensor, optimizer: str) -> None:
+def assert_like_one_process(run, parameters, optimizer):
     losses, expected = by_one_process(optimizer)
     table = run.metrics.dropna(subset=["loss"])
     assert set(table["rank"]) == set(range(len(run.workers)))
@@ -65,7 +60,7 @@ def assert_like_one_process(run: Run, parameters: Tensor, optimizer: str) -> Non
     ("by", "workers", "accumulate"),
     [("naive", 3, 1), ("bucketed", 2, 3), ("overlapped", 3, 4)],
 )
-def test_the_workshops_own_data_parallelism(by: str, workers: int, accumulate: int, tmp_path: Path) -> None:
+def test_the_workshops_own_data_parallelism(by, workers, accumulate, tmp_path):
     run, parameters = trained(
         "digits_buckets", tmp_path, workers, by=by, accumulate=accumulate, bucket_bytes=4000
     )
@@ -84,7 +79,7 @@ def test_the_workshops_own_data_parallelism(by: str, workers: int, accumulate: i
 
 
 @pytest.mark.parametrize(("workers", "accumulate"), [(2, 3), (3, 1)])
-def test_pytorchs_ddp_beside_it(workers: int, accumulate: int, tmp_path: Path) -> None:
+def test_pytorchs_ddp_beside_it(workers, accumulate, tmp_path):
     run, parameters = trained("digits_torch_ddp", tmp_path, workers, accumulate=accumulate, bucket_bytes=4000)
     assert_like_one_process(run, parameters, "momentum")
     spans = run.metrics.dropna(subset=["all_reduce"])
@@ -93,7 +88,7 @@ def test_pytorchs_ddp_beside_it(workers: int, accumulate: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("stage", "workers"), [(0, 2), (1, 3), (2, 3), (3, 3)])
-def test_each_stage_of_the_workshops_own_zero(stage: int, workers: int, tmp_path: Path) -> None:
+def test_each_stage_of_the_workshops_own_zero(stage, workers, tmp_path):
     run, parameters = trained("digits_sharded", tmp_path, workers, stage=stage, measure_memory=workers - 2)
     assert_like_one_process(run, parameters, "adam")
     most = zero_bytes_sent(workers, parameters.nbytes, stage)
@@ -104,13 +99,13 @@ def test_each_stage_of_the_workshops_own_zero(stage: int, workers: int, tmp_path
 
 
 @pytest.mark.parametrize(("by", "workers"), [("zero", 3), ("fsdp", 3), ("fsdp-keep", 2)])
-def test_what_pytorch_has_for_each_stage(by: str, workers: int, tmp_path: Path) -> None:
+def test_what_pytorch_has_for_each_stage(by, workers, tmp_path):
     run, parameters = trained("digits_fsdp", tmp_path, workers, by=by)
     assert_like_one_process(run, parameters, "adam")
     assert [line for line in run.logs() if "Warning" in line.text] == []
 
 
-def test_uneven_inputs_are_joined_by_pytorch_and_refused_by_ours(tmp_path: Path) -> None:
+def test_uneven_inputs_are_joined_by_pytorch_and_refused_by_ours(tmp_path):
     run, _ = trained("digits_torch_ddp", tmp_path, 2, fewer_steps=2, join=1)
     assert run.metrics.groupby("rank")["step"].max().tolist() == [4, 2]
     with pytest.raises(RunFailed, match=r"rank 0 has 4 batches, rank 1 has 2; .*drop the remainder"):

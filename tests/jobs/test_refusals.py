@@ -29,7 +29,7 @@ REFUSED = [
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
 @pytest.mark.parametrize(("name", "asked", "said"), REFUSED)
-def test_what_cannot_be_trained_is_refused_in_a_sentence(name: str, asked: dict, said: str) -> None:
+def test_what_cannot_be_trained_is_refused_in_a_sentence(name, asked, said):
     fields = {key: value for key, value in asked.items() if key in ("workers", "parameter_servers")}
     arguments = {key: value for key, value in asked.items() if key not in fields}
     with pytest.raises(RunFailed) as caught:

@@ -1,13 +1,10 @@
 """Each training script runs where there is nothing but `place` and the script's framework, as in a platform's image."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,7 +34,7 @@ ELSEWHERE = {"torch", "tensorflow", "horovod", "mpi4py", "matplotlib", "pandas",
 
 
 @pytest.fixture
-def variables(job: str, tmp_path: Path) -> dict[str, str]:
+def variables(job, tmp_path):
     """The environment of a process that finds only `place` of this package, and only the framework of `job`."""
     package = tmp_path / "source" / "workshop_utils"
     package.mkdir(parents=True)
@@ -59,7 +56,7 @@ def variables(job: str, tmp_path: Path) -> dict[str, str]:
     }
 
 
-def ended(job: str, environments: list[dict[str, str]], *launcher: str) -> list[dict[str, Any]]:
+def ended(job, environments, *launcher):
     """The records of processes that run the script of `job`, behind `launcher`, one in each environment."""
     script = [sys.executable, str(JOBS / job / "train.py"), "--epochs", "1", "--batch-size", "16"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -78,7 +75,7 @@ def ended(job: str, environments: list[dict[str, str]], *launcher: str) -> list[
     return [json.loads(line[line.index("{") :]) for line in lines]
 
 
-def assert_trained(found: list[dict[str, Any]], variables: dict[str, str], ranks: set[int]) -> None:
+def assert_trained(found, variables, ranks):
     metrics = [record for record in found if record["workshop"] == "metric"]
     steps = {
         rank: [record["step"] for record in metrics if record["rank"] == rank and "loss" in record]
@@ -97,7 +94,7 @@ def assert_trained(found: list[dict[str, Any]], variables: dict[str, str], ranks
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.parent.name)
-def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(script: Path) -> None:
+def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(script):
     modules = imports.imported(script)
     ours = modules.pop("workshop_utils", set())
     ours |= {module.split(".")[1] for module in modules if module.startswith("workshop_utils.")}
@@ -110,7 +107,7 @@ def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(scrip
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["mnist_single", "mnist_mpi", "mnist_multi_worker_mirrored"])
-def test_a_script_runs_alone_where_no_launcher_has_set_anything(job: str, variables: dict[str, str]) -> None:
+def test_a_script_runs_alone_where_no_launcher_has_set_anything(job, variables):
     assert_trained(ended(job, [variables]), variables, ranks={0})
 
 
@@ -123,16 +120,14 @@ def test_a_script_runs_alone_where_no_launcher_has_set_anything(job: str, variab
         ("mnist_mpi", "mpirun", [*MPI, "-n", "2"]),
     ],
 )
-def test_a_script_runs_under_its_framework_s_own_launcher(
-    job: str, program: str, options: list[str], variables: dict[str, str]
-) -> None:
+def test_a_script_runs_under_its_framework_s_own_launcher(job, program, options, variables):
     found = ended(job, [variables], str(PROGRAMS / program), *options)
     assert_trained(found, variables, ranks={0, 1})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", ["mnist_parameter_server"])
-def test_a_script_runs_with_a_tf_config(job: str, variables: dict[str, str]) -> None:
+def test_a_script_runs_with_a_tf_config(job, variables):
     with PortReservation(3) as reservation:
         ports = dict(zip(("chief", "ps", "worker"), reservation.ports, strict=True))
         cluster = {role: [f"127.0.0.1:{port}"] for role, port in ports.items()}

@@ -3,8 +3,6 @@
 They run one after another in one driver, since starting a JVM takes longer than all of them.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -12,7 +10,7 @@ import pytest
 from launching import JOBS, launched
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.spark import Spark, SparkRun
+from workshop_utils.launchers.spark import Spark
 from workshop_utils.runs import RunFailed
 from workshop_utils.training import data
 
@@ -34,7 +32,7 @@ raise SystemExit("the driver has had enough")
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[SparkRun, Path]:
+def programs(tmp_path_factory):
     """The run of both programs, which fails at last, and the folder in which their results are."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "train.py").write_text(DRIVER.format(programs=PROGRAMS, jobs=JOBS))
@@ -45,7 +43,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> tuple[SparkRun, Path]:
     return run, folder / "out"
 
 
-def by_one_process() -> tuple[np.ndarray, list[float]]:
+def by_one_process():
     """The weights after the steps, computed in the plainest way, and each step's loss."""
     arrays = data.arrays(data.prepare("digits"))
     images = np.round(arrays.train_images * 255).astype(np.float64) / 255  # exact, as the jobs have them
@@ -62,9 +60,7 @@ def by_one_process() -> tuple[np.ndarray, list[float]]:
     return weights, losses
 
 
-def test_sgd_by_partitions_and_a_tree_takes_the_steps_of_one_process_and_of_the_ring(
-    programs: tuple[SparkRun, Path], tmp_path: Path
-) -> None:
+def test_sgd_by_partitions_and_a_tree_takes_the_steps_of_one_process_and_of_the_ring(programs, tmp_path):
     weights, losses = by_one_process()
     spark, folder = programs
     steps = {"steps": STEPS, "batch_size": BATCH, "learning_rate": RATE}
@@ -83,9 +79,7 @@ def test_sgd_by_partitions_and_a_tree_takes_the_steps_of_one_process_and_of_the_
     assert set(sent) == {2 * (3 - 1) * nbytes}  # 2 (N - 1) / N · K a rank, of N ranks
 
 
-def test_spark_prepares_parquet_and_every_row_of_it_is_trained_on_once(
-    programs: tuple[SparkRun, Path],
-) -> None:
+def test_spark_prepares_parquet_and_every_row_of_it_is_trained_on_once(programs):
     run, folder = programs
     before, after = (record for record in run.records if "rows" in record)
     images = len(data.arrays(data.prepare("digits")).train_labels)
@@ -110,13 +104,13 @@ def test_spark_prepares_parquet_and_every_row_of_it_is_trained_on_once(
     assert last["accuracy"].iloc[0] > 0.8
 
 
-def test_fewer_row_groups_than_workers_are_refused(tmp_path: Path) -> None:
+def test_fewer_row_groups_than_workers_are_refused(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"label": [1], "pixels": [b"x"]}), tmp_path / "one.parquet")
     with pytest.raises(RunFailed, match="with 1 row groups; each of 2 workers needs one"):
         launched("spark_parquet", arguments={"parquet": str(tmp_path)}, workers=2)
 
 
-def test_a_spark_program_that_fails_is_blamed_with_its_last_lines(programs: tuple[SparkRun, Path]) -> None:
+def test_a_spark_program_that_fails_is_blamed_with_its_last_lines(programs):
     run, _ = programs
     assert "programs failed: driver-0 ended with exit code 1" in run.reason
     assert run.reason.endswith("\n  the driver has had enough")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -26,12 +25,12 @@ class Trained(NamedTuple):
     devices: dict[str, set[str]]
     weights: np.ndarray
 
-    def of(self, worker: str) -> pd.DataFrame:
+    def of(self, worker):
         """The steps that `worker` reported."""
         return self.metrics[self.metrics["worker"] == worker].dropna(subset=["loss"])
 
 
-def trained(name: str, folder: Path, workers: int, servers: int = 1, **arguments: object) -> Trained:
+def trained(name, folder, workers, servers=1, **arguments):
     arguments = {"batch_size": BATCH, "hidden": HIDDEN, "epochs": EPOCHS, "learning_rate": RATE, **arguments}
     changes = {"workers": workers, "parameter_servers": servers, "arguments": arguments}
     warm = name != "digits_mirrored"  # so that one starts as a command line would have it
@@ -41,7 +40,7 @@ def trained(name: str, folder: Path, workers: int, servers: int = 1, **arguments
     assert [line for line in lines if line.stream == "stderr"] == [], "TensorFlow's notices stay out of sight"
     words = [line.text.split() for line in lines]
     assert all(word[0] == "variable" for word in words)
-    devices: dict[str, set[str]] = {}
+    devices = {}
     for _, variable, _, device in words:
         devices.setdefault(variable, set()).add(device.replace("/replica:0", ""))
     with np.load(folder / "model.npz") as model:
@@ -50,18 +49,18 @@ def trained(name: str, folder: Path, workers: int, servers: int = 1, **arguments
         )
 
 
-def steps_an_epoch(workers: int) -> int:
+def steps_an_epoch(workers):
     count = len(data.arrays(data.prepare("digits")).train_labels)
     return count // workers // BATCH
 
 
 @pytest.fixture(scope="module")
-def mirrored(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def mirrored(tmp_path_factory):
     """What replicas in one process come to; a test below compares them with one without any."""
     return trained("digits_mirrored", tmp_path_factory.mktemp("mirrors"), 1, replicas=WORKERS)
 
 
-def assert_equal(one: Trained, other: Trained, steps: int) -> None:
+def assert_equal(one, other, steps):
     """The same loss after every epoch, and the same weights in the end; and it has learnt."""
     tested, expected = (found.metrics.dropna(subset=["test_loss"]) for found in (one, other))
     assert list(tested["step"]) == list(expected["step"]) == [steps * epoch for epoch in range(EPOCHS + 1)]
@@ -73,8 +72,8 @@ def assert_equal(one: Trained, other: Trained, steps: int) -> None:
 
 
 def test_in_graph_replication_equals_one_process_of_replicas_and_has_its_variables_on_the_servers(
-    mirrored: Trained, tmp_path: Path
-) -> None:
+    mirrored, tmp_path
+):
     servers = 2
     run = trained("digits_in_graph", tmp_path, WORKERS, servers)
     assert_equal(run, mirrored, steps_an_epoch(WORKERS))
@@ -83,8 +82,8 @@ def test_in_graph_replication_equals_one_process_of_replicas_and_has_its_variabl
 
 
 def test_synchronous_between_graph_replication_equals_the_same_and_goes_at_the_pace_of_the_slowest(
-    mirrored: Trained, tmp_path: Path
-) -> None:
+    mirrored, tmp_path
+):
     late = {"slow_worker": WORKERS - 1, "slow_seconds": 0.02}
     run = trained("digits_between_graph", tmp_path, WORKERS, consistency="synchronous", **late)
     assert_equal(run, mirrored, steps_an_epoch(WORKERS))
@@ -95,9 +94,7 @@ def test_synchronous_between_graph_replication_equals_the_same_and_goes_at_the_p
         assert slow[step] < fast[following]
 
 
-def test_asynchronous_between_graph_replication_steps_for_every_batch_and_waits_for_nobody(
-    tmp_path: Path,
-) -> None:
+def test_asynchronous_between_graph_replication_steps_for_every_batch_and_waits_for_nobody(tmp_path):
     late = {"slow_worker": WORKERS - 1, "slow_seconds": 0.1}
     run = trained("digits_between_graph", tmp_path, WORKERS, consistency="asynchronous", **late)
     tested = run.metrics.dropna(subset=["test_loss"])
@@ -109,8 +106,8 @@ def test_asynchronous_between_graph_replication_steps_for_every_batch_and_waits_
 
 
 def test_replicas_equal_one_that_takes_the_batch_of_all_and_have_a_mirror_of_every_variable(
-    mirrored: Trained, tmp_path: Path
-) -> None:
+    mirrored, tmp_path
+):
     whole = {"batch_size": WORKERS * BATCH, "learning_rate": WORKERS * RATE}
     serial = trained("digits_mirrored", tmp_path, 1, replicas=1, **whole)
     assert_equal(mirrored, serial, steps_an_epoch(WORKERS))
@@ -119,15 +116,15 @@ def test_replicas_equal_one_that_takes_the_batch_of_all_and_have_a_mirror_of_eve
 
 
 def test_workers_in_a_ring_equal_the_same_and_have_a_mirror_each_however_gradients_are_packed(
-    mirrored: Trained, tmp_path: Path
-) -> None:
+    mirrored, tmp_path
+):
     run = trained("mnist_multi_worker_mirrored", tmp_path, WORKERS, bytes_per_pack=1)
     assert_equal(run, mirrored, steps_an_epoch(WORKERS))
     mirrors = {f"/job:worker/task:{index}/device:CPU:0" for index in range(WORKERS)}
     assert run.devices == dict.fromkeys(("w1", "b1", "w2", "b2"), mirrors)
 
 
-def test_a_hint_decides_how_many_collectives_there_are() -> None:
+def test_a_hint_decides_how_many_collectives_there_are():
     arguments = {"tensors": 7, "nbytes": 400, "bytes_per_pack": "1,400,1000,0", "repeats": 2}
     changes = {"workers": WORKERS, "arguments": arguments}
     metrics = launched("measure_collective_hints", **changes).metrics

@@ -3,14 +3,10 @@
 What learners are likely to mistype is in tests/guards/bad_inputs.yaml.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -18,23 +14,22 @@ from kubernetes_api import changed
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.kubernetes import Kubernetes, check
-from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.settings import Elastic
 
 JOBS = Path(__file__).parents[2] / "jobs"
 EKS = JOBS / "clusters" / "eks"
 
 
-def rendered(name: str, **settings: Any) -> Manifest:
+def rendered(name, **settings):
     return Kubernetes(**settings).render(TrainingJob.load(JOBS / name))
 
 
-def read(path: Path) -> Any:
+def read(path):
     return yaml.safe_load(path.read_text())
 
 
 # A copy of each without the same part twice, so that a change of one changes no other.
-SAMPLES: dict[str, dict[str, Any]] = {
+SAMPLES = {
     name: json.loads(json.dumps(described))
     for name, described in {
         "Job": rendered("mnist_single").resource,
@@ -54,7 +49,7 @@ FREE = {"labels", "annotations", "limits", "requests", "tags", "nodeSelector", "
 FREE |= {"tfReplicaSpecs", "pytorchReplicaSpecs", "mpiReplicaSpecs"}
 
 
-def objects_in(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def objects_in(value, path=""):
     """Every object with fields in `value`, with its path."""
     if isinstance(value, dict):
         if path.rpartition(".")[2] not in FREE:
@@ -68,7 +63,7 @@ def objects_in(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_field_that_there_is_not_is_found_wherever_it_stands(name: str) -> None:
+def test_a_field_that_there_is_not_is_found_wherever_it_stands(name):
     described = copy.deepcopy(SAMPLES[name])
     check.require(described)
     for path, inner in objects_in(described):
@@ -104,19 +99,17 @@ TASK = "spec.tasks.0"
         ("Volcano", f"{TASK}.template.spec.containers", [], " is missing or empty"),
     ],
 )  # fmt: skip
-def test_a_wrong_field_is_named_by_its_path_with_what_would_be_right(
-    name: str, path: str, value: Any, said: str
-) -> None:
+def test_a_wrong_field_is_named_by_its_path_with_what_would_be_right(name, path, value, said):
     wrong = changed(SAMPLES[name], path, value)
     assert check.problems_of(wrong) == [re.sub(r"\.(\d+)", r"[\1]", path) + said]
 
 
-def test_a_name_from_which_a_pod_s_would_be_too_long_is_refused() -> None:
+def test_a_name_from_which_a_pod_s_would_be_too_long_is_refused():
     (problem,) = check.problems_of(changed(SAMPLES["MPIJob"], "metadata.name", "a" * 60))
     assert "would have more than 63 characters" in problem
 
 
-def test_everything_that_is_wrong_is_said_at_once() -> None:
+def test_everything_that_is_wrong_is_said_at_once():
     wrong = changed(SAMPLES["Cluster"], f"{GROUP}.efaEnabeld", True)
     wrong["managedNodeGroups"][0]["minSize"] = "1"
     del wrong["metadata"]["region"]
@@ -129,12 +122,12 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     ("2Gi", True), ("500m", True), ("1e3", True), (0.5, True), ("12E", True),
     ("2GB", False), ("2 Gi", False), ("", False), ("Gi", False), (True, False), ("1e", False),
 ])  # fmt: skip
-def test_an_amount_is_what_kubernetes_can_read(amount: object, is_one: bool) -> None:
+def test_an_amount_is_what_kubernetes_can_read(amount, is_one):
     assert check.is_quantity(amount) is is_one
 
 
 @pytest.mark.parametrize("path", sorted(EKS.rglob("*.yaml")), ids=lambda path: path.name)
-def test_every_object_of_the_cluster_s_files_would_be_taken(path: Path) -> None:
+def test_every_object_of_the_cluster_s_files_would_be_taken(path):
     for described in yaml.safe_load_all(path.read_text()):
         if path.name not in ("kustomization.yaml", "place.yaml"):  # kustomize's own, and the workshop's
             check.require(described)

@@ -1,17 +1,12 @@
 """Launching on a cluster: an API server that answers as its script says, on loopback."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import pytest
-from conftest import MakeJob, eventually
-from kubernetes_api import ApiServer, cluster, metric, refused, stamped
+from conftest import eventually
+from kubernetes_api import cluster, metric, refused, stamped
 
-from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.kubernetes import Kubernetes
 from workshop_utils.launchers.kubernetes.cluster import TRIES, KubernetesError, connect
 from workshop_utils.runs import RunFailed, RunState
@@ -20,17 +15,17 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+def server(tmp_path, monkeypatch):
     with cluster(tmp_path, monkeypatch) as made:
         yield made
 
 
 @pytest.fixture
-def job(make_job: MakeJob) -> TrainingJob:
+def job(make_job):
     return make_job("import torch\n", name="ddp", strategy="torch_ddp", workers=2)
 
 
-def pod(role: str, phase: str = "Running") -> dict[str, Any]:
+def pod(role, phase="Running"):
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -40,11 +35,11 @@ def pod(role: str, phase: str = "Running") -> dict[str, Any]:
     }
 
 
-def condition(kind: str, message: str = "") -> dict[str, Any]:
+def condition(kind, message=""):
     return {"conditions": [{"type": kind, "status": "True", "message": message}]}
 
 
-def test_a_job_is_made_followed_and_deleted(server: ApiServer, job: TrainingJob) -> None:
+def test_a_job_is_made_followed_and_deleted(server, job):
     server.pods = [pod("master"), pod("worker")]
     server.logs = {"ddp-master-0": stamped("hello", metric(0)), "ddp-worker-0": stamped("here too")}
     server.job_status = condition("Succeeded", "all is well")
@@ -71,9 +66,7 @@ def test_a_job_is_made_followed_and_deleted(server: ApiServer, job: TrainingJob)
     assert any("fieldValidation=Strict" in path for _, path in server.requests)
 
 
-def test_a_failed_job_says_why_and_a_log_that_breaks_off_goes_on_without_a_line_twice(
-    server: ApiServer, job: TrainingJob
-) -> None:
+def test_a_failed_job_says_why_and_a_log_that_breaks_off_goes_on_without_a_line_twice(server, job):
     server.pods = [pod("master", "Failed")]
     server.logs["ddp-master-0"] = stamped("one", "two", None, "ValueError: no")
     server.job_status = condition("Failed", "PyTorchJob ddp has failed because 1 Master replica(s) failed.")
@@ -84,7 +77,7 @@ def test_a_failed_job_says_why_and_a_log_that_breaks_off_goes_on_without_a_line_
     assert server.made() == []
 
 
-def test_a_pod_that_cannot_be_scheduled_says_so_once(server: ApiServer, job: TrainingJob) -> None:
+def test_a_pod_that_cannot_be_scheduled_says_so_once(server, job):
     server.pods = [pod("master", "Pending")]
     server.warnings = [{"reason": "FailedScheduling", "message": "2 Insufficient cpu."}]
     with Kubernetes().launch(job) as started:
@@ -98,7 +91,7 @@ def test_a_pod_that_cannot_be_scheduled_says_so_once(server: ApiServer, job: Tra
         assert started.waits_for == "ddp-master-0: FailedScheduling: 2 Insufficient cpu."
 
 
-def test_a_job_that_somebody_else_deletes_has_failed(server: ApiServer, job: TrainingJob) -> None:
+def test_a_job_that_somebody_else_deletes_has_failed(server, job):
     with Kubernetes().launch(job) as started:
         server.objects.clear()
         with pytest.raises(RunFailed, match="ddp is gone or cannot be seen any more"):
@@ -113,9 +106,7 @@ def test_a_job_that_somebody_else_deletes_has_failed(server: ApiServer, job: Tra
         ("configmaps", 403, "no config maps", "creating ConfigMap ddp: you may not do that"),
     ],
 )
-def test_a_refusal_says_what_to_do_and_leaves_nothing(
-    server: ApiServer, job: TrainingJob, what: str, status: int, message: str, said: str
-) -> None:
+def test_a_refusal_says_what_to_do_and_leaves_nothing(server, job, what, status, message, said):
     server.script["POST", what] = [refused(status, message)]
     with pytest.raises(KubernetesError, match=f"^{said}.* Kubernetes says: {message}$"):
         Kubernetes().launch(job)
@@ -123,7 +114,7 @@ def test_a_refusal_says_what_to_do_and_leaves_nothing(
     assert sum(method == "POST" and "pytorchjobs" in path for method, path in server.requests) == 1
 
 
-def test_a_cluster_that_fails_for_a_moment_is_asked_again(server: ApiServer, job: TrainingJob) -> None:
+def test_a_cluster_that_fails_for_a_moment_is_asked_again(server, job):
     server.script["POST", "pytorchjobs"] = [refused(429, "slow down")] * 2
     server.script["GET", "ddp"] = [refused(500, "leader changed"), (502, b"<html>")]
     server.script["DELETE", "ddp"] = [refused(503, "busy")]
@@ -136,7 +127,7 @@ def test_a_cluster_that_fails_for_a_moment_is_asked_again(server: ApiServer, job
         Kubernetes().launch(job)
 
 
-def test_a_job_that_cannot_be_deleted_is_not_kept_secret(server: ApiServer, job: TrainingJob) -> None:
+def test_a_job_that_cannot_be_deleted_is_not_kept_secret(server, job):
     started = Kubernetes().launch(job)
     assert started.state is RunState.RUNNING
     server.script["DELETE", "ddp"] = [refused(403, "no")]
@@ -147,9 +138,7 @@ def test_a_job_that_cannot_be_deleted_is_not_kept_secret(server: ApiServer, job:
     assert server.made() == []
 
 
-def test_a_job_counts_as_deleted_once_its_pods_are_gone(
-    server: ApiServer, job: TrainingJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_counts_as_deleted_once_its_pods_are_gone(server, job, monkeypatch):
     monkeypatch.setattr("workshop_utils.launchers.kubernetes.cluster.GONE_SECONDS", 0.1)
     server.pods = [pod("master")]
     started = Kubernetes().launch(job)
@@ -162,7 +151,7 @@ def test_a_job_counts_as_deleted_once_its_pods_are_gone(
     assert started.state is RunState.STOPPED
 
 
-def test_a_cluster_that_does_not_answer_is_named_as_such(server: ApiServer, job: TrainingJob) -> None:
+def test_a_cluster_that_does_not_answer_is_named_as_such(server, job):
     port = server.http.server_port
     server.close()
     with pytest.raises(KubernetesError, match="creating PyTorchJob ddp: the cluster does not answer"):
@@ -170,9 +159,7 @@ def test_a_cluster_that_does_not_answer_is_named_as_such(server: ApiServer, job:
     server.open(port)
 
 
-def test_without_a_cluster_the_way_to_do_without_is_named(
-    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_cluster_the_way_to_do_without_is_named(server, tmp_path, monkeypatch):
     with pytest.raises(KubernetesError, match=r"there is no cluster to talk to.*other"):
         connect(context="other")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -181,9 +168,7 @@ def test_without_a_cluster_the_way_to_do_without_is_named(
         connect()
 
 
-def test_the_ranks_of_an_mpi_job_are_told_apart_and_sshd_is_not_heard(
-    server: ApiServer, make_job: MakeJob
-) -> None:
+def test_the_ranks_of_an_mpi_job_are_told_apart_and_sshd_is_not_heard(server, make_job):
     job = make_job("import mpi4py\n", name="ddp", strategy="mpi", workers=2)
     launcher, worker = pod("launcher"), pod("worker")
     launcher["metadata"]["name"] = "ddp-launcher-x7k2p"  # a Job makes it, and gives it letters of its own
@@ -204,9 +189,7 @@ def test_the_ranks_of_an_mpi_job_are_told_apart_and_sshd_is_not_heard(
 NO_RUNTIME = "spec.runtimeRef: specified trainingRuntime must be created before the TrainJob is created"
 
 
-def test_a_runtime_goes_with_its_trainjob_which_is_sent_again_while_the_trainer_does_not_know_it(
-    server: ApiServer, job: TrainingJob
-) -> None:
+def test_a_runtime_goes_with_its_trainjob_which_is_sent_again_while_the_trainer_does_not_know_it(server, job):
     server.script["POST", "trainjobs"] = [refused(403, NO_RUNTIME)] * 2
     with Kubernetes(kind="TrainJob").launch(job):
         objects = {each["kind"]: each for each in server.objects.values()}
@@ -226,7 +209,7 @@ def test_a_runtime_goes_with_its_trainjob_which_is_sent_again_while_the_trainer_
 # A dry run on the server
 
 
-def test_a_dry_run_asks_for_every_object_and_makes_none(server: ApiServer, job: TrainingJob) -> None:
+def test_a_dry_run_asks_for_every_object_and_makes_none(server, job):
     answered = Kubernetes().dry_run(job)
     assert server.made() == []
     posts = [parse_qs(urlparse(path).query) for method, path in server.requests if method == "POST"]
@@ -239,7 +222,7 @@ def test_a_dry_run_asks_for_every_object_and_makes_none(server: ApiServer, job: 
     assert "managedFields" not in str(answered)
 
 
-def test_a_dry_run_passes_on_all_that_the_server_complains_of(server: ApiServer, job: TrainingJob) -> None:
+def test_a_dry_run_passes_on_all_that_the_server_complains_of(server, job):
     server.script["POST", "pytorchjobs"] = [refused(422, "ddp is invalid: spec.a: Required value")]
     server.script["POST", "configmaps"] = [refused(400, 'strict decoding error: unknown field "datta"')]
     with pytest.raises(KubernetesError) as raised:
@@ -255,7 +238,7 @@ def test_a_dry_run_passes_on_all_that_the_server_complains_of(server: ApiServer,
 # A cluster that goes and comes, and how it is found
 
 
-def test_an_api_server_that_restarts_does_not_end_the_run(server: ApiServer, job: TrainingJob) -> None:
+def test_an_api_server_that_restarts_does_not_end_the_run(server, job):
     server.pods = [pod("master")]
     server.logs["ddp-master-0"] = stamped("hello")
     with Kubernetes().launch(job) as started:

@@ -1,16 +1,12 @@
 """Emulated pods: real processes, with the variables that an operator would set."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-from conftest import MakeJob, eventually
+from conftest import eventually
 from kubernetes_api import changed
 
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import JobError
 from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.settings import Elastic
@@ -29,10 +25,10 @@ place.report(step=place.load("train").count, words=len(sys.argv))
 
 
 @pytest.fixture
-def told(make_job: MakeJob) -> Callable[..., dict[str, Any]]:
+def told(make_job):
     """The variables of the workers of a job, by name, as the emulated pods print them."""
 
-    def carry_out(target: EmulatedKubernetes | None = None, **fields: Any) -> dict[str, Any]:
+    def carry_out(target=None, **fields):
         job = make_job(TELL, arguments={"epochs": 3}, **fields)
         with (target or EmulatedKubernetes()).launch(job) as run:
             run.wait(timeout_seconds=100)
@@ -44,18 +40,18 @@ def told(make_job: MakeJob) -> Callable[..., dict[str, Any]]:
     return carry_out
 
 
-def broken(job: TrainingJob, path: str, value: Any) -> Manifest:
+def broken(job, path, value):
     """The manifest of `job`, a single one, with a field of its pod's spec changed."""
     return Manifest(changed(Kubernetes().render(job).resource, f"spec.template.spec.{path}", value))
 
 
-def test_a_pytorchjob_gets_rank_and_master(told: Callable[..., dict[str, Any]]) -> None:
+def test_a_pytorchjob_gets_rank_and_master(told):
     variables = told(strategy="torch_ddp", workers=3)
     assert [variables[f"worker-{rank}"]["RANK"] for rank in range(3)] == ["0", "1", "2"]
     assert {(each["WORLD_SIZE"], each["MASTER_ADDR"]) for each in variables.values()} == {("3", "127.0.0.1")}
 
 
-def test_a_tfjob_gets_a_cluster_on_loopback(told: Callable[..., dict[str, Any]]) -> None:
+def test_a_tfjob_gets_a_cluster_on_loopback(told):
     variables = told(strategy="multi_worker_mirrored", workers=2)
     first, second = (json.loads(each["TF_CONFIG"])["cluster"]["worker"] for each in variables.values())
     assert first == second
@@ -63,12 +59,12 @@ def test_a_tfjob_gets_a_cluster_on_loopback(told: Callable[..., dict[str, Any]])
     assert all(address.startswith("127.0.0.1:") for address in first)
 
 
-def test_a_plain_job_gets_its_index(told: Callable[..., dict[str, Any]]) -> None:
+def test_a_plain_job_gets_its_index(told):
     assert told() == {"worker-0": {"JOB_COMPLETION_INDEX": "0"}}
 
 
 @pytest.mark.slow
-def test_mpirun_starts_the_ranks_of_an_mpijob_which_are_told_apart(make_job: MakeJob) -> None:
+def test_mpirun_starts_the_ranks_of_an_mpijob_which_are_told_apart(make_job):
     job = make_job(
         TELL, "from mpi4py import MPI\nassert MPI.COMM_WORLD.size == 2\n", strategy="mpi", workers=2
     )
@@ -84,9 +80,7 @@ def test_mpirun_starts_the_ranks_of_an_mpijob_which_are_told_apart(make_job: Mak
     "target",
     [{"kind": "TrainJob"}, {"elastic": Elastic(min_workers=2, max_workers=2)}, {"kind": "PyTorchJob"}],
 )
-def test_what_torchrun_starts_gets_its_rank_from_torchrun(
-    told: Callable[..., dict[str, Any]], target: dict[str, Any], processes: int
-) -> None:
+def test_what_torchrun_starts_gets_its_rank_from_torchrun(told, target, processes):
     variables = told(
         EmulatedKubernetes(**target), strategy="torch_ddp", nodes=2, processes_per_node=processes
     )
@@ -97,7 +91,7 @@ def test_what_torchrun_starts_gets_its_rank_from_torchrun(
     assert len({each["RANK"] for each in variables.values()}) == 2
 
 
-def test_all_pods_share_an_emulated_claim(make_job: MakeJob) -> None:
+def test_all_pods_share_an_emulated_claim(make_job):
     script = """
 import os, time
 from pathlib import Path
@@ -118,7 +112,7 @@ print(folder)
 # A mistake in the manifest
 
 
-def test_a_mistaken_script_path_fails_as_it_would_in_a_pod(make_job: MakeJob) -> None:
+def test_a_mistaken_script_path_fails_as_it_would_in_a_pod(make_job):
     job = make_job(TELL)
     misspelled = broken(job, "containers.0.command.1", "/workshop/job/trian.py")
     said = r"(?s)pod job-1-0 ended with exit code 2.*python: can't open file '/workshop/job/trian\.py'"
@@ -138,16 +132,14 @@ def test_a_mistaken_script_path_fails_as_it_would_in_a_pod(make_job: MakeJob) ->
         ("containers.0.command", ["bash"], "its command is 'bash'; the emulator has python, python3, torchrun, mpirun"),
     ],
 )  # fmt: skip
-def test_what_no_pod_could_start_with_is_refused_before_anything_starts(
-    make_job: MakeJob, path: str, value: Any, message: str
-) -> None:
+def test_what_no_pod_could_start_with_is_refused_before_anything_starts(make_job, path, value, message):
     job = make_job(TELL)
     with pytest.raises(JobError) as refused:
         EmulatedKubernetes().launch(job, broken(job, path, value))
     assert message in str(refused.value)
 
 
-def test_the_deadline_of_the_manifest_ends_a_job_that_hangs(make_job: MakeJob) -> None:
+def test_the_deadline_of_the_manifest_ends_a_job_that_hangs(make_job):
     job = make_job("import time\ntime.sleep(600)\n", timeout="1s")
     with (
         EmulatedKubernetes().launch(job) as run,
@@ -156,7 +148,7 @@ def test_the_deadline_of_the_manifest_ends_a_job_that_hangs(make_job: MakeJob) -
         run.wait(timeout_seconds=60)
 
 
-def test_leaving_the_block_ends_every_pod(make_job: MakeJob) -> None:
+def test_leaving_the_block_ends_every_pod(make_job):
     job = make_job("import time\ntime.sleep(600)\n", strategy="torch_ddp", workers=2)
     with EmulatedKubernetes().launch(job) as run:
         assert run.state is RunState.RUNNING

@@ -3,39 +3,35 @@
 What is rendered for each job is kept in tests/guards/rendered, and what is refused in tests/guards/bad_inputs.yaml.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import MakeJob, write_idx
+from conftest import write_idx
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.kubernetes import Kubernetes, check, pods
 from workshop_utils.launchers.kubernetes.operators import pods_of, workers_in
-from workshop_utils.launchers.kubernetes.settings import Kind
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
 
-def load(name: str) -> TrainingJob:
+def load(name):
     return TrainingJob.load(JOBS / name)
 
 
-def container_of(job: TrainingJob, **settings: Any) -> Any:
+def container_of(job, **settings):
     """The container of a single worker's pod."""
     return Kubernetes(**settings).render(job).resource["spec"]["template"]["spec"]["containers"][0]
 
 
-def test_the_example_that_is_kept_beside_its_job_is_what_is_rendered() -> None:
+def test_the_example_that_is_kept_beside_its_job_is_what_is_rendered():
     kept = JOBS / "mnist_torch_ddp" / pods.RENDERED
     assert kept.read_text() == str(Kubernetes().render(load("mnist_torch_ddp"))), (
         f"run `workshop launch jobs/mnist_torch_ddp --on kubernetes --render` and keep what it shows in {kept}"
     )
 
 
-def test_the_comment_names_every_file_that_the_pods_mount(make_job: MakeJob) -> None:
+def test_the_comment_names_every_file_that_the_pods_mount(make_job):
     job = make_job("")
     (job.folder / "model.py").write_text("width = 3\n")
     made = Kubernetes().render(job)
@@ -47,17 +43,15 @@ def test_the_comment_names_every_file_that_the_pods_mount(make_job: MakeJob) -> 
     assert f"# kubectl create configmap {job.name} " in made.comment
 
 
-def test_resources_are_written_as_kubernetes_reads_them_and_the_job_s_image_comes_first() -> None:
-    resources: dict[str, Any] = {"cpu": 0.5, "memory": "1GB", "gpu": 2}
+def test_resources_are_written_as_kubernetes_reads_them_and_the_job_s_image_comes_first():
+    resources = {"cpu": 0.5, "memory": "1GB", "gpu": 2}
     job = load("mnist_single").replace(resources=resources, image="jobs:2")
     made = container_of(job, image="mine:1")
     assert made["resources"] == {"limits": {"cpu": "500m", "memory": "1000000000", "nvidia.com/gpu": 2}}
     assert made["image"] == "jobs:2"
 
 
-def test_small_data_travels_in_a_config_map_and_large_data_is_refused(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_small_data_travels_in_a_config_map_and_large_data_is_refused(make_job, tmp_path):
     job = make_job("")
     code, content = pods.config_maps(job, with_data=True)
     assert code["data"]["train.py"] == job.script_path.read_text()
@@ -76,7 +70,7 @@ def test_small_data_travels_in_a_config_map_and_large_data_is_refused(
 # What the operators add
 
 
-def test_a_tfjob_ends_with_its_chief_or_else_with_all_of_its_workers() -> None:
+def test_a_tfjob_ends_with_its_chief_or_else_with_all_of_its_workers():
     made = pods_of(Kubernetes().render(load("mnist_parameter_server")))
     assert [pod.worker for pod in made] == ["chief-0", "ps-0", "worker-0", "worker-1"]
     assert [pod.awaited for pod in made] == [True, False, False, False]
@@ -95,12 +89,10 @@ def test_a_tfjob_ends_with_its_chief_or_else_with_all_of_its_workers() -> None:
         ("mnist_horovod", "MPIJob", "spec.slotsPerWorker"),
     ],
 )
-def test_a_pod_with_several_processes_is_one_node_and_has_the_resources_of_all(
-    name: str, kind: Kind, count: str
-) -> None:
+def test_a_pod_with_several_processes_is_one_node_and_has_the_resources_of_all(name, kind, count):
     job = load(name).replace(nodes=2, processes_per_node=3, resources={"cpu": 2, "memory": "1Gi", "gpu": 1})
     manifest = Kubernetes(kind=kind).render(job)
-    value: Any = manifest.resource
+    value = manifest.resource
     for field in count.split("."):
         value = value[field]
     assert int(value) == 3
@@ -117,7 +109,7 @@ def test_a_pod_with_several_processes_is_one_node_and_has_the_resources_of_all(
         assert "LOCAL_RANK" not in text  # torchrun sets it
 
 
-def test_a_kind_that_starts_one_process_a_pod_refuses_more() -> None:
+def test_a_kind_that_starts_one_process_a_pod_refuses_more():
     job = load("mnist_multi_worker_mirrored").replace(nodes=1, processes_per_node=2)
     with pytest.raises(
         JobError, match="processes_per_node is 2; a pod of a TFJob runs one process: leave it out"
@@ -128,7 +120,7 @@ def test_a_kind_that_starts_one_process_a_pod_refuses_more() -> None:
 # Where the model and the checkpoints stay
 
 
-def storage_of(job: TrainingJob, **settings: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def storage_of(job, **settings):
     """By path in the container: the mount, and the claim that is mounted there."""
     pod = Kubernetes(**settings).render(job).resource["spec"]["template"]["spec"]
     claims = {each["name"]: each.get("persistentVolumeClaim") for each in pod["volumes"]}
@@ -136,7 +128,7 @@ def storage_of(job: TrainingJob, **settings: Any) -> tuple[dict[str, Any], dict[
     return mounts, {path: claims[mount["name"]] for path, mount in mounts.items()}
 
 
-def test_model_and_checkpoints_go_to_sub_folders_of_the_claims_that_the_job_names() -> None:
+def test_model_and_checkpoints_go_to_sub_folders_of_the_claims_that_the_job_names():
     job = load("mnist_single").replace(outputs="claim:models", checkpoints="claim:scratch")
     mounts, claims = storage_of(job)
     assert claims["/workshop/model"] == {"claimName": "models"}
@@ -146,7 +138,7 @@ def test_model_and_checkpoints_go_to_sub_folders_of_the_claims_that_the_job_name
     assert variables["WORKSHOP_CHECKPOINTS"] == "/workshop/checkpoints"
 
 
-def test_a_claim_that_is_named_three_times_is_one_volume_whose_data_is_only_read() -> None:
+def test_a_claim_that_is_named_three_times_is_one_volume_whose_data_is_only_read():
     job = load("mnist_single").replace(outputs="claim:all", checkpoints="claim:all")
     mounts, claims = storage_of(job, data_claim="all")
     assert [claims[f"/workshop/{name}"] for name in ("data", "model", "checkpoints")] == [
@@ -159,7 +151,7 @@ def test_a_claim_that_is_named_three_times_is_one_volume_whose_data_is_only_read
 
 @pytest.mark.parametrize("field", ["outputs", "checkpoints"])
 @pytest.mark.parametrize("value", ["models", "s3://bucket/models"])
-def test_a_folder_or_an_address_of_s3_is_refused_with_what_to_write(field: str, value: str) -> None:
+def test_a_folder_or_an_address_of_s3_is_refused_with_what_to_write(field, value):
     job = load("mnist_single").replace(**{field: value})
     with pytest.raises(
         JobError, match=rf"{field} is '{value}'.*claim:NAME.*A pod does not see this machine's folders"

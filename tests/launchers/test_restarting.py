@@ -2,14 +2,14 @@
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
-from conftest import MakeJob, Watch
 
 from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.restarting import Restarting
 from workshop_utils.runs import RunFailed, RunState
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 COUNT = """
     import os, signal, sys, time
@@ -25,12 +25,7 @@ COUNT = """
 """
 
 
-@pytest.fixture(autouse=True)
-def _leaves_nothing(nothing_is_left: None) -> None:
-    pass
-
-
-def test_a_job_goes_on_with_what_it_had_saved(make_job: MakeJob) -> None:
+def test_a_job_goes_on_with_what_it_had_saved(make_job):
     job = make_job(
         COUNT,
         "if here.rank == 1 and before < 2: os.kill(os.getpid(), signal.SIGKILL)",
@@ -54,9 +49,7 @@ def test_a_job_goes_on_with_what_it_had_saved(make_job: MakeJob) -> None:
     assert 1 <= sum(start["worker"] == "worker-0" for start in run.starts) <= 3
 
 
-def test_a_job_that_fails_every_time_is_given_up_and_leaves_the_folder_that_was_named(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_a_job_that_fails_every_time_is_given_up_and_leaves_the_folder_that_was_named(make_job, tmp_path):
     job, folder = make_job(COUNT, "sys.exit('no')"), tmp_path / "kept"
     said = rf"exit code 1(?s:.*)\n{job.name} had been restarted once before\.$"
     run = Restarting(Local(), restarts=1, checkpoints=folder).launch(job)
@@ -66,7 +59,7 @@ def test_a_job_that_fails_every_time_is_given_up_and_leaves_the_folder_that_was_
     assert (folder / "lives-0").read_text() == "2"
 
 
-def test_a_hang_counts_as_a_failure_once_it_has_met_its_timeout(make_job: MakeJob) -> None:
+def test_a_hang_counts_as_a_failure_once_it_has_met_its_timeout(make_job):
     job = make_job(COUNT, "if not before: time.sleep(1000)", timeout="2s")
     with Restarting(Local(), restarts=1).launch(job) as run:
         run.wait(60)
@@ -74,14 +67,14 @@ def test_a_hang_counts_as_a_failure_once_it_has_met_its_timeout(make_job: MakeJo
     assert run.state is RunState.SUCCEEDED
 
 
-def test_a_run_that_is_stopped_is_not_started_again(make_job: MakeJob, watch: Watch) -> None:
+def test_a_run_that_is_stopped_is_not_started_again(make_job, watch):
     with Restarting(Local(), restarts=5).launch(make_job(COUNT, "time.sleep(1000)")) as run:
         assert watch.eventually(lambda: run.starts)
     assert run.state is RunState.STOPPED
     assert len(run.attempts) == 1
 
 
-def test_a_second_start_that_cannot_be_made_ends_the_run(make_job: MakeJob, watch: Watch) -> None:
+def test_a_second_start_that_cannot_be_made_ends_the_run(make_job, watch):
     job = make_job(COUNT, "time.sleep(1000)")
     with Restarting(Local(), restarts=1).launch(job) as run:
         assert watch.eventually(lambda: run.starts)

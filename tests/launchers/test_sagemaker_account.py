@@ -1,16 +1,12 @@
 """An account: what AWS alone can answer (refusals, a job's life), what moto stores, and the question about the cost."""
 
-from __future__ import annotations
-
 import datetime
 import io
 import sys
-from typing import Any
 
 import boto3
 import pytest
 from botocore.stub import Stubber
-from conftest import MakeJob, Watch
 from typer.testing import CliRunner
 
 from workshop_utils import cli
@@ -19,7 +15,7 @@ from workshop_utils.launchers.sagemaker import SageMaker, account, cleanup, pric
 from workshop_utils.launchers.sagemaker.account import TAG, Aws, AwsError
 from workshop_utils.launchers.sagemaker.launcher import LATE_LOOKS, LOG_GROUP, SageMakerRun
 from workshop_utils.launchers.sagemaker.price import NotConfirmed
-from workshop_utils.launchers.sagemaker.request import Submission, submission_of
+from workshop_utils.launchers.sagemaker.request import submission_of
 from workshop_utils.runs import RunFailed, RunState
 
 ROLE = "arn:aws:iam::123456789012:role/workshop"
@@ -28,23 +24,23 @@ NAME = {"TrainingJobName": "x"}
 
 
 @pytest.fixture(autouse=True)
-def _no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_account(monkeypatch):
     for name in ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
 
 
-def scripted(*services: str) -> tuple[Aws, dict[str, Stubber]]:
+def scripted(*services):
     """AWS itself, where each service gives the answers of its Stubber, in that order."""
-    clients = {service: boto3.client(service, region_name="us-east-1") for service in services}  # type: ignore[call-overload]
+    clients = {service: boto3.client(service, region_name="us-east-1") for service in services}
     stubs = {service: Stubber(client) for service, client in clients.items()}
     for stub in stubs.values():
         stub.activate()
     return Aws("us-east-1", clients=clients), stubs
 
 
-def submission(make_job: MakeJob, workers: int = 1, **settings: Any) -> Submission:
+def submission(make_job, workers=1, **settings):
     job = make_job("import torch", strategy="torch_ddp", workers=workers)
     return submission_of(job, SageMaker(role=ROLE, region="us-east-1", **settings))
 
@@ -60,7 +56,7 @@ def submission(make_job: MakeJob, workers: int = 1, **settings: Any) -> Submissi
         ("SomethingNew", "never seen", "AWS answered SomethingNew. AWS says: never seen"),
     ],
 )
-def test_each_refusal_says_what_it_means_and_what_to_do(code: str, words: str, message: str) -> None:
+def test_each_refusal_says_what_it_means_and_what_to_do(code, words, message):
     aws, stubs = scripted("sagemaker")
     stubs["sagemaker"].add_client_error("describe_training_job", code, words)
     with pytest.raises(AwsError) as refused:
@@ -71,7 +67,7 @@ def test_each_refusal_says_what_it_means_and_what_to_do(code: str, words: str, m
     assert refused.value.code == code
 
 
-def test_without_an_answer_the_message_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_answer_the_message_says_why(monkeypatch):
     with pytest.raises(AwsError, match=r"cannot be reached: .*region's name right"):
         Aws("us-east-1", "http://127.0.0.1:9").call("sts", "get_caller_identity")
     monkeypatch.setenv("AWS_PROFILE", "nobody")
@@ -79,7 +75,7 @@ def test_without_an_answer_the_message_says_why(monkeypatch: pytest.MonkeyPatch)
         Aws("us-east-1").call("sts", "get_caller_identity")
 
 
-def test_only_an_endpoint_on_this_machine_is_an_emulator() -> None:
+def test_only_an_endpoint_on_this_machine_is_an_emulator():
     for endpoint, text in (
         ("http://localhost:4000", "an emulator of AWS at http://localhost:4000: nothing reaches AWS"),
         (None, "AWS itself, region us-east-1, profile default: what is started here is paid for"),
@@ -93,7 +89,7 @@ def test_only_an_endpoint_on_this_machine_is_an_emulator() -> None:
 # A job's life
 
 
-def description(status: str, secondary: str, **more: Any) -> dict[str, Any]:
+def description(status, secondary, **more):
     return {
         **NAME,
         "TrainingJobArn": "arn:aws:sagemaker:us-east-1:123456789012:training-job/x",
@@ -111,14 +107,12 @@ def description(status: str, secondary: str, **more: Any) -> dict[str, Any]:
 TRAINING = description("InProgress", "Training")
 
 
-def no_logs(stub: Stubber, times: int) -> None:
+def no_logs(stub, times):
     for _ in range(times):
         stub.add_client_error("describe_log_streams", "ResourceNotFoundException")
 
 
-def test_a_job_that_cannot_be_stopped_is_said_to_cost_money_and_can_be_stopped_again(
-    make_job: MakeJob, watch: Watch
-) -> None:
+def test_a_job_that_cannot_be_stopped_is_said_to_cost_money_and_can_be_stopped_again(make_job, watch):
     aws, stubs = scripted("sagemaker", "logs")
     stubs["sagemaker"].add_response("describe_training_job", TRAINING)
     no_logs(stubs["logs"], 1)
@@ -143,7 +137,7 @@ def test_a_job_that_cannot_be_stopped_is_said_to_cost_money_and_can_be_stopped_a
         run.download_model("nowhere")
 
 
-def test_logs_are_read_from_where_they_were_left_and_end_with_sagemaker_s_reason(make_job: MakeJob) -> None:
+def test_logs_are_read_from_where_they_were_left_and_end_with_sagemaker_s_reason(make_job):
     aws, stubs = scripted("sagemaker", "logs")
     failed = description("Failed", "Failed", FailureReason="CapacityError: Unable to provision")
     for state in (TRAINING, *[failed] * (1 + LATE_LOOKS)):
@@ -165,9 +159,7 @@ def test_logs_are_read_from_where_they_were_left_and_end_with_sagemaker_s_reason
     assert list(run.metrics["loss"]) == [0.5]
 
 
-def test_a_run_is_given_up_when_aws_no_longer_answers(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_given_up_when_aws_no_longer_answers(make_job, monkeypatch):
     monkeypatch.setattr(followed, "BLIND_SECONDS", 0.0)
     aws, stubs = scripted("sagemaker", "logs")
     stubs["sagemaker"].add_client_error("describe_training_job", "ExpiredTokenException", "expired")
@@ -181,13 +173,11 @@ def test_a_run_is_given_up_when_aws_no_longer_answers(
 class Terminal(io.StringIO):
     """A terminal at which someone answers."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
-def test_only_a_yes_is_a_yes_and_the_question_holds_the_most_that_it_can_cost(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_a_yes_is_a_yes_and_the_question_holds_the_most_that_it_can_cost(make_job, monkeypatch, capsys):
     question = price.preflight(submission(make_job, workers=2, max_runtime="30min", keep_alive="30min"))
     assert "price: 2 × 0.204 $/h × 60 min = at most 0.41 $" in question
     assert "quota: 'ml.c5.xlarge for training job usage' must be at least 2" in question
@@ -204,7 +194,7 @@ def test_only_a_yes_is_a_yes_and_the_question_holds_the_most_that_it_can_cost(
 # What the workshop leaves in an account
 
 
-def test_the_bucket_is_tagged_closed_to_the_public_and_made_once() -> None:
+def test_the_bucket_is_tagged_closed_to_the_public_and_made_once():
     west = account.connect("eu-west-1")
     for _ in range(2):
         account.ensure_bucket("workshop-of-mine", west)
@@ -215,7 +205,7 @@ def test_the_bucket_is_tagged_closed_to_the_public_and_made_once() -> None:
     assert location["LocationConstraint"] == "eu-west-1"
 
 
-def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone() -> None:
+def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone():
     own = account.connect("eu-central-1")  # a region in which no other test has left anything
     before = cleanup.find(own)  # but buckets, of which moto lists those of all regions
     own.call("logs", "create_log_group", logGroupName=LOG_GROUP)
@@ -240,13 +230,13 @@ def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone() -> None:
     assert cleanup.find(own) == before
 
 
-def training_job(name: str) -> dict[str, Any]:
+def training_job(name):
     needed = ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition")
     own = {"TrainingJobName": name, "RoleArn": ROLE, "OutputDataConfig": {"S3OutputPath": "s3://a"}}
     return {**own, **{key: TRAINING[key] for key in needed}}
 
 
-def test_the_clean_up_stops_what_runs_and_cools_what_is_warm() -> None:
+def test_the_clean_up_stops_what_runs_and_cools_what_is_warm():
     aws, stubs = scripted("sagemaker", "logs", "s3", "ecr", "cloudformation")
     stubs["s3"].add_response("list_buckets", {"Buckets": []})
     stubs["ecr"].add_response("describe_repositories", {"repositories": []})
@@ -274,7 +264,7 @@ def test_the_clean_up_stops_what_runs_and_cools_what_is_warm() -> None:
     stubs["sagemaker"].assert_no_pending_responses()
 
 
-def test_what_cannot_be_removed_does_not_keep_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_removed_does_not_keep_the_rest(monkeypatch):
     aws = account.connect("us-east-1")
     account.ensure_bucket("left-by-the-workshop", aws)
     things = [cleanup.Remains("bucket", name, "") for name in ("not-there", "left-by-the-workshop")]

@@ -1,20 +1,16 @@
 """Emulated instances, compared field by field with what SageMaker documents for real ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from conftest import MakeJob
 
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import JobError
 from workshop_utils.launchers.sagemaker import EmulatedSageMaker, driver
 from workshop_utils.network import Network, availability
 from workshop_utils.runs import RunFailed
@@ -46,7 +42,7 @@ LOOK = """
 """
 
 
-def looked(job: TrainingJob, **options: Any) -> dict[str, dict[str, Any]]:
+def looked(job, **options):
     """What the script found, by host; MPI ranks by worker."""
     run = EmulatedSageMaker(**options).launch(job).wait(300)
     return {
@@ -56,7 +52,7 @@ def looked(job: TrainingJob, **options: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_every_variable_file_folder_and_argument_is_the_documented_one(make_job: MakeJob) -> None:
+def test_every_variable_file_folder_and_argument_is_the_documented_one(make_job):
     arguments = {"epochs": 3, "batch-size": 8, "mode": "fast", "x": True}
     job = make_job(LOOK, strategy="multi_worker_mirrored", workers=2, arguments=arguments)
     seen = looked(job, instance_type="ml.m5.xlarge")["algo-2"]
@@ -97,7 +93,7 @@ def test_every_variable_file_folder_and_argument_is_the_documented_one(make_job:
     assert found["place"] == ["worker", 1, 1, 2]
 
 
-def test_every_mpi_rank_believes_that_it_is_on_the_first_host(make_job: MakeJob) -> None:
+def test_every_mpi_rank_believes_that_it_is_on_the_first_host(make_job):
     found = looked(make_job(LOOK, strategy="mpi", nodes=2, processes_per_node=2))
     assert set(found) == {f"worker-{rank}" for rank in range(4)}
     assert {each["variables"]["SM_CURRENT_HOST"] for each in found.values()} == {"algo-1"}
@@ -107,7 +103,7 @@ def test_every_mpi_rank_believes_that_it_is_on_the_first_host(make_job: MakeJob)
     ]
 
 
-def test_own_drivers_start_the_members_with_the_variables_of_their_strategy(make_job: MakeJob) -> None:
+def test_own_drivers_start_the_members_with_the_variables_of_their_strategy(make_job):
     job = make_job(LOOK, strategy="ring", workers=3)
     found = looked(job, mode="drivers")
     variables = [each["variables"] for _, each in sorted(found.items())]
@@ -123,7 +119,7 @@ def test_own_drivers_start_the_members_with_the_variables_of_their_strategy(make
         ("os.kill(os.getppid(), 9)", "which was killed by SIGKILL"),
     ],
 )
-def test_a_host_that_fails_is_reported_with_how_it_ended(make_job: MakeJob, end: str, message: str) -> None:
+def test_a_host_that_fails_is_reported_with_how_it_ended(make_job, end, message):
     job = make_job(
         LOOK, f"import time\nif here.rank == 1:\n    {end}\ntime.sleep(1000)",
         strategy="multi_worker_mirrored", workers=2,
@@ -132,14 +128,12 @@ def test_a_host_that_fails_is_reported_with_how_it_ended(make_job: MakeJob, end:
         EmulatedSageMaker().launch(job).wait(60)
 
 
-def test_a_job_that_meets_its_time_limit_fails_as_sagemaker_says_it(make_job: MakeJob) -> None:
+def test_a_job_that_meets_its_time_limit_fails_as_sagemaker_says_it(make_job):
     with pytest.raises(RunFailed, match="MaxRuntimeExceeded"):
         EmulatedSageMaker().launch(make_job("import time\ntime.sleep(1000)", timeout="2s")).wait(60)
 
 
-def test_model_and_checkpoints_outlive_the_run_in_the_job_s_folders(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_model_and_checkpoints_outlive_the_run_in_the_job_s_folders(make_job, tmp_path):
     write = """
     from workshop_utils import place
     (place.here().model_folder / "weights").write_text("1")
@@ -159,7 +153,7 @@ def test_model_and_checkpoints_outlive_the_run_in_the_job_s_folders(
 
 
 @pytest.mark.skipif(availability() == "none", reason="this machine makes no network namespaces")
-def test_in_namespaces_names_and_ports_are_sagemaker_s_own_and_the_names_are_known(make_job: MakeJob) -> None:
+def test_in_namespaces_names_and_ports_are_sagemaker_s_own_and_the_names_are_known(make_job):
     resolve = """
     import socket
     assert [socket.gethostbyname(name) for name in ("algo-1", "algo-2")] == ["10.77.0.1", "10.77.0.2"]
@@ -172,7 +166,7 @@ def test_in_namespaces_names_and_ports_are_sagemaker_s_own_and_the_names_are_kno
     assert "algo-1" not in Path("/etc/hosts").read_text()
 
 
-def test_a_network_that_cannot_be_is_refused(make_job: MakeJob) -> None:
+def test_a_network_that_cannot_be_is_refused(make_job):
     with pytest.raises(JobError, match=r"no algo-3 in this job|no network namespaces"):
         EmulatedSageMaker(network=Network(bandwidth="1Gbit", exceptions={"algo-3": "1Mbit"})).launch(
             make_job("1")
@@ -182,7 +176,7 @@ def test_a_network_that_cannot_be_is_refused(make_job: MakeJob) -> None:
 # On a real instance
 
 
-def test_the_driver_starts_what_is_listed_for_its_host_and_says_why_it_failed(tmp_path: Path) -> None:
+def test_the_driver_starts_what_is_listed_for_its_host_and_says_why_it_failed(tmp_path):
     shutil.copy(driver.__file__, tmp_path)
     say = "import os, sys; print(*(os.environ[name] for name in ('WHERE', 'WORKSHOP_SUBNET'))); sys.exit(3)"
     worker = {"name": "worker-0", "command": ["{python}", "-c", say], "environment": {"WHERE": "{interface}"}}

@@ -1,18 +1,12 @@
 """The templates and policies that an account is set up with: correct, and with no more rights than are needed."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
 import yaml
-from cfnlint.decode import cfn_yaml
 
 from workshop_utils.launchers.sagemaker import account
 from workshop_utils.launchers.sagemaker.account import TAG
@@ -36,7 +30,7 @@ WITH_TAGS = {
 }
 
 
-def test_cfn_lint_finds_nothing() -> None:
+def test_cfn_lint_finds_nothing():
     program, regions = Path(sys.prefix) / "bin" / "cfn-lint", ("us-east-1", "eu-west-1")
     command = [program, "--regions", *regions, "--", *TEMPLATES]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -44,7 +38,7 @@ def test_cfn_lint_finds_nothing() -> None:
     assert (checked.returncode, checked.stdout) == (0, "")
 
 
-def test_the_policies_are_those_of_the_roles_once_they_are_deployed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policies_are_those_of_the_roles_once_they_are_deployed(monkeypatch):
     monkeypatch.delenv("AWS_PROFILE", raising=False)
     aws = account.connect("us-east-1")
     roles = {"StackName": "roles", "TemplateBody": (FOLDER / "templates" / "roles.yaml").read_text()}
@@ -66,18 +60,18 @@ def test_the_policies_are_those_of_the_roles_once_they_are_deployed(monkeypatch:
         assert json.loads((FOLDER / "policies" / f"{name}.json").read_text()) == yaml.safe_load(text), name
 
 
-def _statements() -> Iterator[tuple[str, dict[str, Any]]]:
+def _statements():
     for name in ("training", "learner"):
         for statement in json.loads((FOLDER / "policies" / f"{name}.json").read_text())["Statement"]:
             yield name, statement
 
 
-def listed(value: Any) -> list[str]:
+def listed(value):
     """AWS writes a list of one as its one item."""
     return value if isinstance(value, list) else [value]
 
 
-def test_nothing_is_allowed_wholesale() -> None:
+def test_nothing_is_allowed_wholesale():
     for name, statement in _statements():
         actions = listed(statement["Action"])
         assert not any("*" in action for action in actions), (name, statement["Sid"])
@@ -86,7 +80,7 @@ def test_nothing_is_allowed_wholesale() -> None:
     assert "AdministratorAccess" not in (FOLDER / "templates" / "roles.yaml").read_text()
 
 
-def test_a_learner_starts_jobs_within_limits_of_time_and_type_with_the_workshop_s_tag_and_one_role() -> None:
+def test_a_learner_starts_jobs_within_limits_of_time_and_type_with_the_workshop_s_tag_and_one_role():
     statements = {statement["Sid"]: statement for name, statement in _statements() if name == "learner"}
     limits = statements["StartWithinLimits"]["Condition"]
     assert limits["NumericLessThanEquals"] == {"sagemaker:MaxRuntimeInSeconds": "3600"}
@@ -97,7 +91,9 @@ def test_a_learner_starts_jobs_within_limits_of_time_and_type_with_the_workshop_
     assert handed["Condition"] == {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}}
 
 
-def test_everything_that_can_bear_a_tag_bears_the_workshop_s() -> None:
+def test_everything_that_can_bear_a_tag_bears_the_workshop_s():
+    from cfnlint.decode import cfn_yaml  # it takes seconds
+
     for path in TEMPLATES:
         for name, resource in cfn_yaml.load(str(path))["Resources"].items():
             if resource["Type"] in WITH_TAGS:

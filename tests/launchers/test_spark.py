@@ -5,17 +5,16 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import MakeJob, Watch, eventually, marked_processes
+from conftest import eventually, failure_of, marked_processes
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.spark import Spark, SparkRun, SparkSettings, StandaloneCluster
+from workshop_utils.launchers.spark import Spark, SparkSettings, StandaloneCluster
 from workshop_utils.launchers.spark.driver import LineServer, explained
-from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.runs import RunState
 
 JOBS = Path(__file__).parents[2] / "jobs"
 PATIENCE_SECONDS = 240.0
@@ -23,9 +22,9 @@ PATIENCE_SECONDS = 240.0
 pytestmark = pytest.mark.timeout(600)  # several JVMs, on a busy machine
 
 
-def listening(pids: set[int]) -> set[str]:
+def listening(pids):
     """The addresses on which these processes listen."""
-    addresses: set[str] = set()
+    addresses = set()
     for pid in pids:
         try:
             connections = psutil.Process(pid).net_connections("inet")
@@ -35,7 +34,7 @@ def listening(pids: set[int]) -> set[str]:
     return addresses
 
 
-def family(pid: int) -> dict[int, str]:
+def family(pid):
     """A process and its descendants: their commands, by process id."""
     commands = {}
     for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
@@ -49,7 +48,7 @@ def family(pid: int) -> dict[int, str]:
 # Before anything starts
 
 
-def test_a_master_that_does_not_answer_is_named_before_anything_starts(make_job: MakeJob) -> None:
+def test_a_master_that_does_not_answer_is_named_before_anything_starts(make_job):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     job = make_job("", strategy="torch_ddp", workers=2)
@@ -68,18 +67,16 @@ def test_a_master_that_does_not_answer_is_named_before_anything_starts(make_job:
         ("\nsomething new\nand more", "something new"),
     ],
 )
-def test_a_failure_of_spark_is_explained_in_a_sentence(text: str, message: str) -> None:
+def test_a_failure_of_spark_is_explained_in_a_sentence(text, message):
     assert message in explained(text)
 
 
-def test_the_server_for_ranks_lines_is_on_the_drivers_address_and_wants_its_secret(
-    capfdbinary: pytest.CaptureFixture[bytes],
-) -> None:
+def test_the_server_for_ranks_lines_is_on_the_drivers_address_and_wants_its_secret(capfdbinary):
     server = LineServer("127.0.0.1")
     own = [c for c in psutil.Process().net_connections("inet") if c.laddr.port == server.address[1]]
     assert {connection.laddr.ip for connection in own} == {"127.0.0.1"}
 
-    def send(secret: str, line: str) -> None:
+    def send(secret, line):
         with socket.create_connection(server.address) as link:
             link.sendall(f"{secret} [worker-0]<stdout>: \n{line}".encode())
             link.shutdown(socket.SHUT_WR)
@@ -99,9 +96,7 @@ def test_the_server_for_ranks_lines_is_on_the_drivers_address_and_wants_its_secr
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(
-    make_job: MakeJob, watch: Watch, tmp_path: Path
-) -> None:
+def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(make_job, watch, tmp_path):
     job = make_job(
         """
         import os, pathlib, sys, time
@@ -132,11 +127,10 @@ def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(
         driver = family(run.process_ids["driver-0"])
         assert listening(set(driver)) == {"127.0.0.1"}
         (tmp_path / "out" / "go").touch()
-        with pytest.raises(RunFailed) as failure:
-            run.wait(PATIENCE_SECONDS)
+        said = failure_of(run, PATIENCE_SECONDS)
     message = f"{job.name} failed: worker-1 (rank 1) ended with exit code 1; the others were stopped."
-    assert str(failure.value).startswith(message)
-    assert str(failure.value).endswith("rank 1 has had enough")
+    assert said.startswith(message)
+    assert said.endswith("rank 1 has had enough")
     assert sorted(start["rank"] for start in run.starts) == [0, 1]
     for rank in range(2):
         lines = {(line.stream, line.text) for line in run.logs(worker=f"worker-{rank}")}
@@ -145,7 +139,7 @@ def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_killed_launching_process_leaves_no_java_behind(tmp_path: Path, watch: Watch) -> None:
+def test_a_killed_launching_process_leaves_no_java_behind(tmp_path, watch):
     code = (
         "import time; from workshop_utils.jobs import TrainingJob; from workshop_utils.launchers.spark import Spark;"
         f"run = Spark().launch(TrainingJob.load({str(JOBS / 'mnist_torch_ddp')!r})); time.sleep(300)"
@@ -168,23 +162,19 @@ def test_a_killed_launching_process_leaves_no_java_behind(tmp_path: Path, watch:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[StandaloneCluster]:
+def cluster():
     """A cluster for the tests below; nothing is left of it afterwards, nor of what it ran."""
     before = set(marked_processes())
     with StandaloneCluster(workers=2) as started:
         secret = started.settings().secret_file
-        assert secret is not None
         yield started
     assert eventually(lambda: not set(marked_processes()) - before), marked_processes()
     assert not secret.parent.exists()
 
 
-def test_the_cluster_is_on_loopback_and_lets_nobody_in_without_its_secret(
-    cluster: StandaloneCluster, make_job: MakeJob
-) -> None:
+def test_the_cluster_is_on_loopback_and_lets_nobody_in_without_its_secret(cluster, make_job):
     assert listening(set(cluster.process_ids.values())) == {"127.0.0.1"}
     secret = cluster.settings().secret_file
-    assert secret is not None
     assert stat.S_IMODE(secret.parent.stat().st_mode) == 0o700
     request = Spark(cluster.settings()).render(make_job("", strategy="torch_ddp", workers=2))
     assert f"spark.authenticate.secret {secret.read_text()}\n" in request.files["conf/spark-defaults.conf"]
@@ -192,9 +182,7 @@ def test_the_cluster_is_on_loopback_and_lets_nobody_in_without_its_secret(
     assert secret.read_text() not in str(request)
 
 
-def test_after_a_lost_executor_all_ranks_start_again_as_often_as_restarts_allow(
-    cluster: StandaloneCluster, make_job: MakeJob, watch: Watch
-) -> None:
+def test_after_a_lost_executor_all_ranks_start_again_as_often_as_restarts_allow(cluster, make_job, watch):
     job = make_job(
         """
         import time
@@ -214,10 +202,9 @@ def test_after_a_lost_executor_all_ranks_start_again_as_often_as_restarts_allow(
             assert run.state is RunState.RUNNING, run.reason
             (executor,) = cluster.executors("worker-1")
             psutil.Process(executor).kill()
-        with pytest.raises(RunFailed) as failure:
-            run.wait(PATIENCE_SECONDS)
-    assert f"{job.name} failed: executor" in str(failure.value)
-    assert "was lost (Command exited with code 137); the others were stopped." in str(failure.value)
+        said = failure_of(run, PATIENCE_SECONDS)
+    assert f"{job.name} failed: executor" in said
+    assert "was lost (Command exited with code 137); the others were stopped." in said
     assert len(run.starts) == 4  # two ranks, twice
     assert all(record["loss"] == record["attempt"] for record in run.records)
     lines = [line.text for line in run.logs(worker="driver-0")]
@@ -226,7 +213,7 @@ def test_after_a_lost_executor_all_ranks_start_again_as_often_as_restarts_allow(
     assert watch.eventually(lambda: not cluster.executors("worker-0") + cluster.executors("worker-1"), 60)
 
 
-def both_report(run: SparkRun, attempt: int) -> bool:
+def both_report(run, attempt):
     """Whether both ranks of the attempt have reported, or the run has ended."""
     ranks = {record["rank"] for record in run.records if record["attempt"] == attempt}
     return len(ranks) == 2 or run.state is not RunState.RUNNING

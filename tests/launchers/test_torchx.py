@@ -1,18 +1,14 @@
 """TorchX for real: its command line in its own environment, torchrun's processes, etcd."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import MakeJob, Watch
+from conftest import failure_of
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.torchx import TorchX, etcd
 from workshop_utils.launchers.torchx.run import NodeLogs
-from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.runs import RunState
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -59,8 +55,8 @@ Make = Callable[..., TrainingJob]
 
 
 @pytest.fixture
-def make(make_job: MakeJob) -> Make:
-    def make(script: str = PLAIN, what: str = "0:nothing", **fields: Any) -> TrainingJob:
+def make(make_job):
+    def make(script=PLAIN, what="0:nothing", **fields):
         values = {"strategy": "torch_ddp", "workers": 2, "timeout": "4min", "arguments": {"what": what}}
         return make_job(script, **{**values, **fields})
 
@@ -70,7 +66,7 @@ def make(make_job: MakeJob) -> Make:
 # Rendering
 
 
-def test_the_application_is_one_torchrun_a_node(make: Make) -> None:
+def test_the_application_is_one_torchrun_a_node(make):
     # TorchX's own notation has no way to write these: a quote, the same word twice, an equals sign, a comma.
     awkward = {"a": "it's", "b": -1, "c": -1}
     job = make(
@@ -89,7 +85,7 @@ def test_the_application_is_one_torchrun_a_node(make: Make) -> None:
     assert len(rendered.request["role_params"]["worker"]) == 3
 
 
-def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_they_lack(make: Make) -> None:
+def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_they_lack(make):
     # With EFA, a claim and etcd it is the job of lesson 13, which the guards keep as it is.
     pod = {"service_account": "reader", "priority_class": "high", "node_selector": {"zone": "a"}}
     place = TorchX(scheduler="kubernetes", queue="training", instance_type="trn1.2xlarge", **pod)
@@ -115,16 +111,14 @@ def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_
     assert {mount["name"] for mount in first["volumeMounts"]} == set(volumes)
 
 
-def test_what_a_cluster_cannot_have_is_refused(make: Make) -> None:
+def test_what_a_cluster_cannot_have_is_refused(make):
     with pytest.raises(JobError, match="it may have at most 37 characters"):
         TorchX(scheduler="kubernetes").render(make(name="b" * 38))
     with pytest.raises(JobError, match="outputs is '/models'; here it must be claim:NAME"):
         TorchX(scheduler="kubernetes").render(make(outputs="/models"))
 
 
-def test_the_old_setting_of_processes_per_node_still_works_and_names_its_new_place(
-    make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_old_setting_of_processes_per_node_still_works_and_names_its_new_place(make, capsys):
     place = TorchX(processes_per_node=2)
     assert "write 'processes_per_node: 2' into job.yaml" in capsys.readouterr().err
     assert place.layout(make(workers=4)) == (2, 2)
@@ -134,7 +128,7 @@ def test_the_old_setting_of_processes_per_node_still_works_and_names_its_new_pla
 # Real processes
 
 
-def test_two_nodes_meet_by_c10d_and_every_line_of_a_burst_arrives(make: Make, nothing_is_left: Path) -> None:
+def test_two_nodes_meet_by_c10d_and_every_line_of_a_burst_arrives(make, nothing_is_left):
     with TorchX().launch(make(ALL_REDUCE, arguments={"reports": REPORTS})) as run:
         run.wait(240)
     assert run.state is RunState.SUCCEEDED
@@ -149,7 +143,7 @@ def test_two_nodes_meet_by_c10d_and_every_line_of_a_burst_arrives(make: Make, no
 
 
 @pytest.mark.skipif(not etcd.is_installed(), reason="there is no etcd on this machine (Debian: etcd-server)")
-def test_two_nodes_meet_by_etcd_which_is_gone_afterwards(make: Make, watch: Watch) -> None:
+def test_two_nodes_meet_by_etcd_which_is_gone_afterwards(make, watch):
     with etcd.server() as endpoint:
         assert any("etcd" in command for command in watch.marked_processes().values())
         settings = TorchX(rendezvous="etcd-v2", rendezvous_endpoint=endpoint)
@@ -158,9 +152,7 @@ def test_two_nodes_meet_by_etcd_which_is_gone_afterwards(make: Make, watch: Watc
     assert not any("etcd" in command for command in watch.marked_processes().values())
 
 
-def test_a_server_that_is_no_etcd_is_reported_with_its_last_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_server_that_is_no_etcd_is_reported_with_its_last_words(monkeypatch, tmp_path):
     program = tmp_path / "etcd"
     program.write_text("#!/bin/sh\necho 'flag provided but not defined: -enable-v2' >&2\nexit 2\n")
     program.chmod(0o755)
@@ -170,21 +162,16 @@ def test_a_server_that_is_no_etcd_is_reported_with_its_last_words(
         pass
 
 
-def test_a_worker_that_fails_is_named_with_its_last_lines_though_its_peer_would_wait_for_ever(
-    make: Make,
-) -> None:
+def test_a_worker_that_fails_is_named_with_its_last_lines_though_its_peer_would_wait_for_ever(make):
     run = TorchX().launch(make(what="1:fail"))
-    with pytest.raises(RunFailed) as failed:
-        run.wait(240)
-    assert "worker-1 (rank 1) ended with exit code 3; the others were stopped" in str(failed.value)
+    said = failure_of(run, 240)
+    assert "worker-1 (rank 1) ended with exit code 3; the others were stopped" in said
     # Standard output and standard error are two files of TorchX: which line came first, they do not tell.
-    last = str(failed.value).partition("Its last lines:\n")[2].splitlines()
+    last = said.partition("Its last lines:\n")[2].splitlines()
     assert {line.strip() for line in last} >= {"ready 1", "disk full"}
 
 
-def test_a_killed_worker_is_restarted_with_all_others_and_stopping_leaves_nothing(
-    make: Make, watch: Watch, tmp_path: Path
-) -> None:
+def test_a_killed_worker_is_restarted_with_all_others_and_stopping_leaves_nothing(make, watch, tmp_path):
     job = make(what="1:kill", processes_per_node=2, outputs=str(tmp_path / "out"))
     with TorchX(max_restarts=1).launch(job) as run:
         watch.eventually(lambda: len(run.records) == 2 or run.state is not RunState.RUNNING, 240)
@@ -195,8 +182,8 @@ def test_a_killed_worker_is_restarted_with_all_others_and_stopping_leaves_nothin
     assert (tmp_path / "out").is_dir()
 
 
-def test_lines_that_torchrun_has_torn_are_whole_again() -> None:
-    received: list[tuple[str, str]] = []
+def test_lines_that_torchrun_has_torn_are_whole_again():
+    received = []
     logs = NodeLogs(lambda worker, text, stream: received.append((worker, text)))
     for text in (
         "torchrun's own",

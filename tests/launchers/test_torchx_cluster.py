@@ -1,15 +1,8 @@
 """A Volcano Job on a cluster: an API server that answers as its script says, on loopback."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from conftest import MakeJob
-from kubernetes_api import ApiServer, cluster, metric, stamped
+from kubernetes_api import cluster, metric, stamped
 
-from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.torchx import TorchX
 from workshop_utils.runs import RunFailed
 
@@ -17,17 +10,17 @@ TEAM = TorchX(scheduler="kubernetes", namespace="team")
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+def server(tmp_path, monkeypatch):
     with cluster(tmp_path, monkeypatch) as made:
         yield made
 
 
 @pytest.fixture
-def job(make_job: MakeJob) -> TrainingJob:
+def job(make_job):
     return make_job("import torch", name="bert", strategy="torch_ddp", workers=2)
 
 
-def see_pods(server: ApiServer, logs: list[list[str]]) -> str:
+def see_pods(server, logs):
     """Let the cluster show a pod for each of `logs`; the name of the Volcano Job that was sent."""
     (job,) = [each["metadata"]["name"] for each in server.objects.values() if each["kind"] == "Job"]
     for node, texts in enumerate(logs):
@@ -38,9 +31,7 @@ def see_pods(server: ApiServer, logs: list[list[str]]) -> str:
     return str(job)
 
 
-def test_the_job_is_sent_its_files_belong_to_it_and_its_log_comes_back(
-    server: ApiServer, job: TrainingJob
-) -> None:
+def test_the_job_is_sent_its_files_belong_to_it_and_its_log_comes_back(server, job):
     with TEAM.launch(job) as run:
         name = see_pods(
             server,
@@ -62,8 +53,8 @@ def test_the_job_is_sent_its_files_belong_to_it_and_its_log_comes_back(
     assert server.made() == []
 
 
-def test_a_job_that_fails_names_the_rank_that_failed_first(server: ApiServer, job: TrainingJob) -> None:
-    def summary(rank: int, code: int) -> list[str]:
+def test_a_job_that_fails_names_the_rank_that_failed_first(server, job):
+    def summary(rank, code):
         return ["  time      : 2026-11-01_10:00:00", f"  rank      : {rank} (0)", f"  exitcode  : {code} (7)"]
 
     run = TEAM.launch(job)

@@ -116,19 +116,3 @@ def test_the_sweep_has_single_once_and_parameter_servers_from_two():
     counts = {strategy: [count for name, count in planned if name == strategy] for strategy, _ in planned}
     others = {name: [1, 2, 4] for name in ("horovod", "mpi", "multi_worker_mirrored", "torch_ddp")}
     assert counts == {"single": [1], "parameter_server": [2, 4], **others}
-
-
-def test_a_run_that_fails_is_a_row_of_the_sweep_and_not_its_end(make_job, nothing_is_left):
-    failing = make_job("raise SystemExit(2)")
-    fine = make_job(
-        "from workshop_utils import place",
-        "place.here()",
-        "place.report(step=1, loss=0.5, samples_per_second=10)",
-        "place.report(step=2, accuracy=0.9, samples_per_second=30)",
-    )
-    (first,), (second,) = (
-        experiment.measure_once(experiment.Setting(job), warm=False) for job in (failing, fine)
-    )
-    assert (first["state"], second["state"]) == ("failed", "succeeded")
-    assert "exit code 2" in first["reason"]
-    assert (second["samples_per_second"], second["loss"], second["accuracy"]) == (20, 0.5, 0.9)

@@ -1,9 +1,6 @@
 """What a network may be, in words, and what is done where the machine cannot emulate it in the kernel."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,9 +9,6 @@ from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network, wiring
 from workshop_utils.strategies import STRATEGIES
-
-if TYPE_CHECKING:
-    from conftest import MakeJob
 
 JOBS = Path(__file__).parents[2] / "jobs"
 
@@ -48,7 +42,7 @@ def test_settings_are_read_by_name():
     )
 
 
-def test_a_network_has_room_for_250_processes(machine, make_job: MakeJob):
+def test_a_network_has_room_for_250_processes(machine, make_job):
     machine("root")
     job = make_job("", strategy="ring", workers=251)
     with pytest.raises(JobError, match="has room for 250 processes, not 251"):

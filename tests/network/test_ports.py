@@ -4,16 +4,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
-from conftest import MakeJob
 
 from workshop_utils.network import ports
 from workshop_utils.network.ports import PortReservation
 
 
-def only(monkeypatch: pytest.MonkeyPatch, count: int) -> list[int]:
+def only(monkeypatch, count):
     """Leave so many candidates, which are free just now."""
     with PortReservation(1) as probe:
         first = probe.ports[0]
@@ -28,7 +26,7 @@ def only(monkeypatch: pytest.MonkeyPatch, count: int) -> list[int]:
             return list(range(first, first + count))
 
 
-def test_two_reservations_never_share_a_port_until_one_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_reservations_never_share_a_port_until_one_lets_go(monkeypatch):
     candidates = only(monkeypatch, 3)
     with PortReservation(2) as first:
         with PortReservation(1) as second:
@@ -40,7 +38,7 @@ def test_two_reservations_never_share_a_port_until_one_lets_go(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_a_port_on_which_somebody_listens_is_not_reserved(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_on_which_somebody_listens_is_not_reserved(host, monkeypatch):
     candidates = only(monkeypatch, 2)
     with socket.create_server((host, candidates[0])), PortReservation(1) as reservation:
         assert reservation.ports == [candidates[1]]
@@ -74,9 +72,7 @@ BINDER = """
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
-def test_sixty_four_launches_at_once_bind_their_ports_without_a_clash(
-    make_job: MakeJob, tmp_path: Path
-) -> None:
+def test_sixty_four_launches_at_once_bind_their_ports_without_a_clash(make_job, tmp_path):
     bound = tmp_path / "bound"
     bound.mkdir()
     script = BINDER.format(folder=str(bound))

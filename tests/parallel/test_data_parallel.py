@@ -1,17 +1,14 @@
 """Our data parallelism, naive, bucketed and overlapped, equals training in one process, and sends what it must."""
 
-from __future__ import annotations
-
 import threading
-from typing import Any
 
 import pytest
 import torch
 from parallel_training import MODULES, OPTIMIZERS, batches, by_one_process, flat, made, share, train
-from torch import Tensor, nn
+from torch import nn
 
 from workshop_utils.comm import threads
-from workshop_utils.comm.communicator import Communicator, PeerDied
+from workshop_utils.comm.communicator import PeerDied
 from workshop_utils.comm.ring import ring_bytes_sent
 from workshop_utils.parallel.data import (
     BucketedDataParallel,
@@ -25,7 +22,7 @@ from workshop_utils.parallel.data import (
 
 SMALL = 400  # bytes of a bucket: several buckets, and some parameters that are larger than one
 
-FORMS: dict[str, tuple[type[NaiveDataParallel], dict[str, Any]]] = {
+FORMS = {
     "naive": (NaiveDataParallel, {}),
     "bucketed": (BucketedDataParallel, {"bucket_bytes": SMALL}),
     "overlapped": (OverlappedDataParallel, {"bucket_bytes": SMALL}),
@@ -36,11 +33,11 @@ FORMS: dict[str, tuple[type[NaiveDataParallel], dict[str, Any]]] = {
 @pytest.mark.parametrize(("size", "parts"), [(1, 1), (2, 1), (3, 1), (3, 2)])
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("form", FORMS)
-def test_parallel_equals_serial_from_rank_0s_parameters(form: str, name: str, size: int, parts: int) -> None:
+def test_parallel_equals_serial_from_rank_0s_parameters(form, name, size, parts):
     make, options = OPTIMIZERS["momentum"]
     kind, more = FORMS[form]
 
-    def program(communicator: Communicator) -> Tensor:
+    def program(communicator):
         with kind(made(name, seed=communicator.rank), communicator, **more) as model:
             optimizer = make([p for p in model.parameters() if p.requires_grad], **options)
             train(model, optimizer, communicator, parts)
@@ -51,7 +48,7 @@ def test_parallel_equals_serial_from_rank_0s_parameters(form: str, name: str, si
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
 
 
-def one_step(communicator: Communicator, form: str, module: nn.Module, **more: Any) -> NaiveDataParallel:
+def one_step(communicator, form, module, **more):
     """A model whose traffic is that of one step alone."""
     kind, options = FORMS[form]
     with kind(module, communicator, **options, **more) as model:
@@ -64,8 +61,8 @@ def one_step(communicator: Communicator, form: str, module: nn.Module, **more: A
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_sends_what_a_ring_sends_and_buckets_make_fewer_messages(form: str, size: int) -> None:
-    def program(communicator: Communicator) -> tuple[int, int, int]:
+def test_every_form_sends_what_a_ring_sends_and_buckets_make_fewer_messages(form, size):
+    def program(communicator):
         module = nn.Sequential(
             nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 4)
         ).double()  # all divisible by 4
@@ -81,8 +78,8 @@ def test_every_form_sends_what_a_ring_sends_and_buckets_make_fewer_messages(form
         assert buckets == {"naive": 6, "overlapped, one bucket": 1}.get(form, 3)
 
 
-def test_frozen_parameters_and_buffers_are_rank_0s_at_the_start() -> None:
-    def program(communicator: Communicator) -> Tensor:
+def test_frozen_parameters_and_buffers_are_rank_0s_at_the_start():
+    def program(communicator):
         module = nn.BatchNorm1d(3).double()
         module.running_mean += communicator.rank + 5
         module.weight.requires_grad = False
@@ -95,8 +92,8 @@ def test_frozen_parameters_and_buffers_are_rank_0s_at_the_start() -> None:
         assert found.tolist() == [5, 5, 5, 2, 2, 2]
 
 
-def test_a_parameter_that_is_not_contiguous_is_broadcast_and_reduced() -> None:
-    def program(communicator: Communicator) -> Tensor:
+def test_a_parameter_that_is_not_contiguous_is_broadcast_and_reduced():
+    def program(communicator):
         module = nn.Linear(5, 3, bias=False).double()
         module.weight.data = torch.arange(15.0).double().view(5, 3).t() * (1 + communicator.rank)
         model = one_step(communicator, "naive", module)
@@ -111,19 +108,19 @@ def test_a_parameter_that_is_not_contiguous_is_broadcast_and_reduced() -> None:
 class Branches(nn.Module):
     """Which of two layers is used depends on the rank; a third is used by nobody."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank):
         super().__init__()
         self.left, self.right, self.idle = (nn.Linear(5, 3).double() for _ in range(3))
         self.rank = rank
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         """Outputs of shape (batch, 3)."""
         return (self.left if self.rank == 0 else self.right)(inputs)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_unused_parameter_is_an_error_that_names_it_and_the_other_ranks_hear_of_it(form: str) -> None:
-    def program(communicator: Communicator) -> None:
+def test_an_unused_parameter_is_an_error_that_names_it_and_the_other_ranks_hear_of_it(form):
+    def program(communicator):
         one_step(communicator, form, Branches(communicator.rank))
 
     with pytest.raises(UnusedParameters, match=r"(left|right)\.weight, .*on rank \d; .*find_unused=True"):
@@ -131,8 +128,8 @@ def test_an_unused_parameter_is_an_error_that_names_it_and_the_other_ranks_hear_
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_some_rank_has_not_used_counts_as_zero_and_what_nobody_used_keeps_no_gradient(form: str) -> None:
-    def program(communicator: Communicator) -> Branches:
+def test_what_some_rank_has_not_used_counts_as_zero_and_what_nobody_used_keeps_no_gradient(form):
+    def program(communicator):
         module = Branches(communicator.rank)
         one_step(communicator, form, module, find_unused=True)
         return module
@@ -143,8 +140,8 @@ def test_what_some_rank_has_not_used_counts_as_zero_and_what_nobody_used_keeps_n
         assert torch.equal(module.right.bias.grad, torch.full((3,), 2.0).double())
 
 
-def test_a_second_backward_pass_without_no_sync_is_refused() -> None:
-    def program(communicator: Communicator) -> None:
+def test_a_second_backward_pass_without_no_sync_is_refused():
+    def program(communicator):
         with OverlappedDataParallel(made("plain"), communicator) as model:
             for _ in range(2):
                 model(torch.ones(2, 5).double()).sum().backward()
@@ -154,10 +151,10 @@ def test_a_second_backward_pass_without_no_sync_is_refused() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_rank_that_fails_is_named_by_the_others_and_leaves_no_thread(form: str) -> None:
-    heard: list[PeerDied] = []
+def test_a_rank_that_fails_is_named_by_the_others_and_leaves_no_thread(form):
+    heard = []
 
-    def program(communicator: Communicator) -> None:
+    def program(communicator):
         kind, options = FORMS[form]
         with kind(made("plain"), communicator, **options) as model:
             if communicator.rank == 1:
@@ -176,7 +173,7 @@ def test_a_rank_that_fails_is_named_by_the_others_and_leaves_no_thread(form: str
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("workshop-all-reduce")]
 
 
-def test_a_bucket_is_closed_before_it_is_too_large_and_has_one_dtype() -> None:
+def test_a_bucket_is_closed_before_it_is_too_large_and_has_one_dtype():
     parameters = {
         "a": nn.Parameter(torch.zeros(10)),
         "b": nn.Parameter(torch.zeros(5)),
@@ -192,7 +189,7 @@ def test_a_bucket_is_closed_before_it_is_too_large_and_has_one_dtype() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_even_inputs_pass_and_uneven_ones_are_named(size: int) -> None:
+def test_even_inputs_pass_and_uneven_ones_are_named(size):
     threads.run(size, lambda communicator: check_even_inputs(communicator, 7))
     if size > 1:
         with pytest.raises(UnevenInputs, match="rank 1 has 8 batches, rank 0 has 7"):

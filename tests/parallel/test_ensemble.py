@@ -7,12 +7,12 @@ from workshop_utils.parallel.ensemble import Ensemble
 from workshop_utils.training.models import MLP, Dense
 
 
-def examples(networks: int, batch: int, seed: int = 0):
+def examples(networks, batch, seed=0):
     random = np.random.default_rng(seed)
     return random.uniform(size=(networks, batch, 7)), random.integers(0, 10, (networks, batch))
 
 
-def as_mlp(ensemble: Ensemble, flat: np.ndarray, network: int) -> MLP:
+def as_mlp(ensemble, flat, network):
     w1, b1, w2, b2 = (layer[network] for layer in ensemble.layers(flat))
     return MLP(Dense(w1, b1[0]), Dense(w2, b2[0]))
 

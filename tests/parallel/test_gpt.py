@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from workshop_utils.comm import threads
-from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import mesh
 from workshop_utils.parallel.gpt import (
@@ -21,7 +20,7 @@ SIZES = GPTSizes(layers=3, width=12, heads=3, sequence=8)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_the_stages_one_after_the_other_are_the_model(count: int) -> None:
+def test_the_stages_one_after_the_other_are_the_model(count):
     model, (tokens, _) = GPT(SIZES), batch_of(manual(), 1, 2, SIZES.sequence)
     stages = model.stages(count)
     assert len(stages) == count
@@ -30,7 +29,7 @@ def test_the_stages_one_after_the_other_are_the_model(count: int) -> None:
     assert [id(parameter) for parameter in own] == [id(parameter) for parameter in model.parameters()]
 
 
-def test_a_byte_is_predicted_from_those_before_it_only() -> None:
+def test_a_byte_is_predicted_from_those_before_it_only():
     model, (tokens, _) = GPT(SIZES), batch_of(manual(), 1, 1, SIZES.sequence)
     changed = tokens.clone()
     changed[0, -1] = (changed[0, -1] + 1) % 256
@@ -38,7 +37,7 @@ def test_a_byte_is_predicted_from_those_before_it_only() -> None:
     assert not torch.equal(model(tokens)[0, -1], model(changed)[0, -1])
 
 
-def test_batches_are_the_same_everywhere_and_targets_are_the_next_bytes() -> None:
+def test_batches_are_the_same_everywhere_and_targets_are_the_next_bytes():
     text = manual()
     tokens, targets = batch_of(text, 5, 3, 20)
     assert torch.equal(tokens, batch_of(text, 5, 3, 20)[0])
@@ -63,18 +62,16 @@ def test_batches_are_the_same_everywhere_and_targets_are_the_next_bytes() -> Non
         (lambda: gradient_error(GPT(SIZES), GPT(SIZES)), "token.weight has no gradient of shape"),
     ],
 )
-def test_what_cannot_be_is_named(call, said: str) -> None:
+def test_what_cannot_be_is_named(call, said):
     with pytest.raises(ValueError, match=said):
         call()
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2), (3, 1, 2), (1, 4, 3), (2, 3, 1)])
-def test_the_groups_of_a_mesh_meet_in_one_rank_and_tensor_neighbours_are_next_to_each_other(
-    sizes: tuple[int, int, int],
-) -> None:
+def test_the_groups_of_a_mesh_meet_in_one_rank_and_tensor_neighbours_are_next_to_each_other(sizes):
     ranks = sizes[0] * sizes[1] * sizes[2]
 
-    def groups_of(communicator: Communicator) -> list[list[int]]:
+    def groups_of(communicator):
         groups = mesh.mesh_of(communicator, *sizes)
         members = []
         for group in groups:
@@ -90,7 +87,7 @@ def test_the_groups_of_a_mesh_meet_in_one_rank_and_tensor_neighbours_are_next_to
         assert tensor == list(range(tensor[0], tensor[0] + sizes[1]))  # who talk most are neighbours
 
 
-def test_a_mesh_that_is_not_as_large_as_the_run_is_refused() -> None:
+def test_a_mesh_that_is_not_as_large_as_the_run_is_refused():
     with pytest.raises(ValueError, match="2 × 2 × 3; it must make 8, the number of workers"):
         mesh.check(2, 2, 3, 8)
     with pytest.raises(ValueError, match="-1 × -1 × 1; it must make 1"):

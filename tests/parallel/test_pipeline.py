@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
-from torch import Tensor, nn
+from torch import nn
 
 from workshop_utils.comm import threads
-from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.shape import Shape
 from workshop_utils.comm.simulated import Link, simulate
 from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, cross_entropy, gradient_error
 from workshop_utils.parallel.pipeline import EmulatedStage, ModuleStage, run
-from workshop_utils.parallel.schedule import Schedule, bubble, held, predict, schedule_of
+from workshop_utils.parallel.schedule import bubble, held, predict, schedule_of
 
 SIZES = GPTSizes(layers=5, width=12, heads=3, sequence=7, vocabulary=256)
 TEXT = bytes(range(256)) * 3
@@ -24,19 +23,19 @@ class Watched(ModuleStage):
 
     most = 0
 
-    def forward(self, microbatch: int, incoming: np.ndarray | None) -> np.ndarray | None:
+    def forward(self, microbatch, incoming):
         outgoing = super().forward(microbatch, incoming)
         self.most = max(self.most, len(self._held))
         return outgoing
 
 
-def stages_of_rank(schedule: Schedule, rank: int, tokens: Tensor, targets: Tensor) -> dict[int, Watched]:
+def stages_of_rank(schedule, rank, tokens, targets):
     parts, count = GPT(SIZES).stages(schedule.stages), schedule.microbatches
 
-    def inputs(microbatch: int) -> Tensor:
+    def inputs(microbatch):
         return tokens.chunk(count)[microbatch]
 
-    def loss_of(logits: Tensor, microbatch: int) -> Tensor:
+    def loss_of(logits, microbatch):
         return cross_entropy(logits, targets.chunk(count)[microbatch]) / count
 
     last = schedule.stages - 1
@@ -47,9 +46,7 @@ def stages_of_rank(schedule: Schedule, rank: int, tokens: Tensor, targets: Tenso
 
 
 @pytest.mark.parametrize(("name", "ranks", "chunks"), CASES)
-def test_gradients_loss_and_bytes_are_those_of_one_process_and_of_the_formula(
-    name: str, ranks: int, chunks: int
-) -> None:
+def test_gradients_loss_and_bytes_are_those_of_one_process_and_of_the_formula(name, ranks, chunks):
     microbatches = 4 if name == "interleaved" else 3
     schedule = schedule_of(name, ranks, microbatches, chunks)
     tokens, targets = batch_of(TEXT, step=1, batch=2 * microbatches, sequence=SIZES.sequence)
@@ -59,7 +56,7 @@ def test_gradients_loss_and_bytes_are_those_of_one_process_and_of_the_formula(
     gradients = whole.gradients().stages(schedule.stages)
     shape = (2, SIZES.sequence, SIZES.width)
 
-    def rank_main(communicator: Communicator) -> None:
+    def rank_main(communicator):
         stages = stages_of_rank(schedule, communicator.rank, tokens, targets)
         run(schedule, stages, communicator, shape)
         for stage, each in stages.items():
@@ -83,12 +80,10 @@ def test_gradients_loss_and_bytes_are_those_of_one_process_and_of_the_formula(
     ("name", "ranks", "chunks"),
     [("naive", 3, 1), ("gpipe", 4, 1), ("one_f_one_b", 4, 1), ("interleaved", 3, 2)],
 )
-def test_in_virtual_time_the_pipeline_takes_as_long_as_predicted(
-    name: str, ranks: int, chunks: int, latency: str
-) -> None:
+def test_in_virtual_time_the_pipeline_takes_as_long_as_predicted(name, ranks, chunks, latency):
     schedule = schedule_of(name, ranks, 6, chunks)
 
-    def rank_main(communicator: Communicator) -> list:
+    def rank_main(communicator):
         stages = {
             stage: EmulatedStage(communicator, 0.01 / chunks, 0.02 / chunks, Shape(25))
             for stage in schedule.stages_of(communicator.rank)
@@ -106,8 +101,8 @@ def test_in_virtual_time_the_pipeline_takes_as_long_as_predicted(
     assert lengths[0] - 1e-9 <= lengths[1] <= 1.03 * lengths[2] + 1e-4
 
 
-def test_a_schedule_for_other_ranks_or_stages_is_refused() -> None:
-    def program(communicator: Communicator) -> None:
+def test_a_schedule_for_other_ranks_or_stages_is_refused():
+    def program(communicator):
         message = np.zeros(1, np.float32)
         stages = {communicator.rank: EmulatedStage(communicator, 0, 0, message)}
         with pytest.raises(ValueError, match="'gpipe' is for 3 ranks; the communicator has 2"):
@@ -118,8 +113,8 @@ def test_a_schedule_for_other_ranks_or_stages_is_refused() -> None:
     threads.run(2, program)
 
 
-def test_a_first_stage_without_inputs_is_refused() -> None:
-    def program(communicator: Communicator) -> None:
+def test_a_first_stage_without_inputs_is_refused():
+    def program(communicator):
         with pytest.raises(ValueError, match="inputs is None; the first stage of a pipeline needs them"):
             run(schedule_of("gpipe", 1, 1), {0: ModuleStage(nn.Identity())}, communicator, (1,))
 

@@ -29,9 +29,7 @@ CHUNKED = [("interleaved", *sizes) for sizes in ((1, 3, 2), (2, 2, 2), (2, 6, 3)
 
 
 @pytest.mark.parametrize(("name", "ranks", "microbatches", "chunks"), FILLED + CHUNKED)
-def test_the_predicted_bubble_is_that_of_the_formula(
-    name: str, ranks: int, microbatches: int, chunks: int
-) -> None:
+def test_the_predicted_bubble_is_that_of_the_formula(name, ranks, microbatches, chunks):
     schedule = schedule_of(name, ranks, microbatches, chunks)
     assert schedule.stages == ranks * chunks
     expected = bubble_fraction(ranks, microbatches, chunks)
@@ -40,7 +38,7 @@ def test_the_predicted_bubble_is_that_of_the_formula(
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
-def test_the_naive_schedule_lets_one_rank_work_at_a_time(ranks: int, microbatches: int) -> None:
+def test_the_naive_schedule_lets_one_rank_work_at_a_time(ranks, microbatches):
     timeline = predict(schedule_of("naive", ranks, microbatches), 1.0, 2.0)
     assert bubble(timeline) == pytest.approx((ranks - 1) / ranks)
     in_order = sorted(timeline, key=lambda timed: timed.start)
@@ -48,16 +46,14 @@ def test_the_naive_schedule_lets_one_rank_work_at_a_time(ranks: int, microbatche
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), SIZES)
-def test_1f1b_holds_no_more_microbatches_than_there_are_ranks_behind_and_gpipe_holds_all(
-    ranks: int, microbatches: int
-) -> None:
+def test_1f1b_holds_no_more_microbatches_than_there_are_ranks_behind_and_gpipe_holds_all(ranks, microbatches):
     by_1f1b = [held(passes) for passes in schedule_of("one_f_one_b", ranks, microbatches).passes]
     assert by_1f1b == [min(microbatches, ranks - rank) for rank in range(ranks)]
     assert [held(p) for p in schedule_of("gpipe", ranks, microbatches).passes] == [microbatches] * ranks
     assert [held(p) for p in schedule_of("naive", ranks, microbatches).passes] == [1] * ranks
 
 
-def test_a_timetable_shows_passes_and_bubble() -> None:
+def test_a_timetable_shows_passes_and_bubble():
     assert timetable(schedule_of("one_f_one_b", 2, 2)).splitlines()[1:] == [
         "rank 0 | F0 F1 .. .. B0 –– .. B1 ––",
         "rank 1 | .. F0 B0 –– F1 B1 –– .. ..",
@@ -65,7 +61,7 @@ def test_a_timetable_shows_passes_and_bubble() -> None:
     assert "f1" in timetable(schedule_of("interleaved", 2, 2, 2))
 
 
-def test_reported_passes_come_back_as_a_timeline_that_begins_at_zero() -> None:
+def test_reported_passes_come_back_as_a_timeline_that_begins_at_zero():
     predicted = predict(schedule_of("interleaved", 2, 4, 2), 1.0, 2.0)
     records = [
         {"rank": timed.rank, **timed._replace(start=timed.start + 7, end=timed.end + 7).record()}
@@ -85,7 +81,7 @@ def test_reported_passes_come_back_as_a_timeline_that_begins_at_zero() -> None:
         (lambda: schedules.interleaved(2, 2, 0), "chunks is 0; it must be at least 1"),
     ],
 )
-def test_a_schedule_that_cannot_be_is_refused_by_name(call, said: str) -> None:
+def test_a_schedule_that_cannot_be_is_refused_by_name(call, said):
     with pytest.raises(ValueError, match=said):
         call()
 
@@ -106,20 +102,20 @@ FORWARD, BACKWARD = Pass("forward", 0, 0), Pass("backward", 0, 0)
     ],
     ids=["missing", "repeated", "foreign", "too early"],
 )
-def test_a_pass_that_is_out_of_place_is_named(passes: tuple[Pass, ...], said: str) -> None:
+def test_a_pass_that_is_out_of_place_is_named(passes, said):
     with pytest.raises(ScheduleError, match=f"rank 0 {said}"):
         Schedule("mine", (passes,), microbatches=1)
 
 
-def test_passes_that_wait_for_each_other_are_named() -> None:
-    def order(stage: int, numbers: tuple[int, int]) -> tuple[Pass, ...]:
+def test_passes_that_wait_for_each_other_are_named():
+    def order(stage, numbers):
         return tuple(Pass(kind, number, stage) for number in numbers for kind in ("forward", "backward"))
 
     with pytest.raises(ScheduleError, match="backward of microbatch 0 through stage 0 waits"):
         predict(Schedule("mine", (order(0, (0, 1)), order(1, (1, 0))), microbatches=2), 1.0, 2.0)
 
 
-def inputs_of(each: Pass, stages: int) -> list[Pass]:
+def inputs_of(each, stages):
     """What must be done before a pass of a pipeline with so many stages."""
     before = each._replace(stage=each.stage + (-1 if each.kind == "forward" else 1))
     own = [each._replace(kind="forward")] if each.kind == "backward" else []
@@ -127,12 +123,12 @@ def inputs_of(each: Pass, stages: int) -> list[Pass]:
 
 
 @st.composite
-def any_schedule(draw: st.DrawFn) -> Schedule:
+def any_schedule(draw):
     """Any order of passes in which each finds what it takes in: built by running a random pass that can run."""
     ranks, chunks, microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 2)), draw(st.integers(1, 4))
     stages = ranks * chunks
-    passes: list[list[Pass]] = [[] for _ in range(ranks)]
-    done: set[Pass] = set()
+    passes = [[] for _ in range(ranks)]
+    done = set()
 
     left = [
         Pass(k, m, s) for k in ("forward", "backward") for m in range(microbatches) for s in range(stages)
@@ -146,12 +142,12 @@ def any_schedule(draw: st.DrawFn) -> Schedule:
     return Schedule("any", tuple(map(tuple, passes)), microbatches, chunks)
 
 
-def ends_where_every_message_waits_for_its_receiver(schedule: Schedule) -> bool:
+def ends_where_every_message_waits_for_its_receiver(schedule):
     """Run all ranks' programs where a send ends only when it is received: no buffers at all."""
     programs = [program(schedule, rank) for rank in range(schedule.ranks)]
     at, crossed, done = [0] * schedule.ranks, set(), set()
 
-    def may_pass(rank: int) -> bool:
+    def may_pass(rank):
         step = programs[rank][at[rank]]
         if isinstance(step, Exchange):
             for sent, other, field in (
@@ -183,12 +179,12 @@ def ends_where_every_message_waits_for_its_receiver(schedule: Schedule) -> bool:
 
 @settings(max_examples=150)
 @given(any_schedule())
-def test_no_schedule_can_deadlock_even_where_nothing_buffers_a_message(schedule: Schedule) -> None:
+def test_no_schedule_can_deadlock_even_where_nothing_buffers_a_message(schedule):
     assert ends_where_every_message_waits_for_its_receiver(schedule)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("name", ["naive", "gpipe", "one_f_one_b", "interleaved"])
-def test_the_known_schedules_cannot_deadlock(name: str, ranks: int) -> None:
+def test_the_known_schedules_cannot_deadlock(name, ranks):
     schedule = schedule_of(name, ranks, 2 * ranks, 2 if name == "interleaved" else 1)
     assert ends_where_every_message_waits_for_its_receiver(schedule)

@@ -1,17 +1,12 @@
 """ZeRO-1, -2 and -3 equal training in one process, send what the formulas say, and hold only their chunks."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from parallel_training import MODULES, OPTIMIZERS, by_one_process, flat, made, train
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import mse_loss
 
 from workshop_utils.comm import threads
-from workshop_utils.comm.communicator import Communicator
 from workshop_utils.parallel.data import BucketedDataParallel, UnusedParameters
 from workshop_utils.parallel.sharded import (
     FullySharded,
@@ -24,21 +19,18 @@ SMALL = 400  # bytes of a bucket
 STAGES = (1, 2, 3)
 
 
-def model_and_optimizer(
-    stage: int, module: nn.Module, communicator: Communicator, kind: Any, **options: Any
-) -> tuple[Any, Any]:
+def model_and_optimizer(stage, module, communicator, kind, **options):
     if stage == 1:
         model = BucketedDataParallel(module, communicator, SMALL)
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return model, ShardedOptimizer(trainable, communicator, kind, **options)
-    if stage == 2:
-        sharded: Any = ShardedGradients(module, communicator, SMALL)
-    else:
-        sharded = FullySharded(module, communicator)
-    return sharded, sharded.optimizer(kind, **options)
+    model = (
+        ShardedGradients(module, communicator, SMALL) if stage == 2 else FullySharded(module, communicator)
+    )
+    return model, model.optimizer(kind, **options)
 
 
-def trained(communicator: Communicator, stage: int, name: str, optimizer: str, parts: int = 1) -> Tensor:
+def trained(communicator, stage, name, optimizer, parts=1):
     """All parameters after training by this rank and the others. Only rank 0 starts with those of seed 0."""
     kind, options = OPTIMIZERS[optimizer]
     module = made(name, seed=communicator.rank)
@@ -58,16 +50,14 @@ CASES += [("plain", "AdamW", 2, 2)]  # gradients of two backward passes add up
 
 @pytest.mark.parametrize(("name", "optimizer", "size", "parts"), CASES)
 @pytest.mark.parametrize("stage", STAGES)
-def test_sharded_equals_serial_from_rank_0s_parameters(
-    stage: int, name: str, optimizer: str, size: int, parts: int
-) -> None:
+def test_sharded_equals_serial_from_rank_0s_parameters(stage, name, optimizer, size, parts):
     expected = by_one_process(made(name), optimizer, size)
     results = threads.run(size, lambda communicator: trained(communicator, stage, name, optimizer, parts))
     for parameters in results:
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
 
 
-def test_stage_1_shards_whole_parameters_so_optimizers_of_matrices_are_exact() -> None:
+def test_stage_1_shards_whole_parameters_so_optimizers_of_matrices_are_exact():
     expected = by_one_process(made("tied"), "Adafactor", 2)
     for parameters in threads.run(2, lambda communicator: trained(communicator, 1, "tied", "Adafactor")):
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
@@ -86,19 +76,17 @@ class OfALearner(torch.optim.SGD):
         (3, OfALearner, "optimizer is OfALearner, which may not treat every number by itself"),
     ],
 )
-def test_an_optimizer_that_would_compute_something_else_on_shards_is_refused(
-    stage: int, kind: Any, said: str
-) -> None:
+def test_an_optimizer_that_would_compute_something_else_on_shards_is_refused(stage, kind, said):
     with pytest.raises(ValueError, match=said):
         threads.run(1, lambda communicator: model_and_optimizer(stage, made("plain"), communicator, kind))
 
 
-def divisible() -> nn.Module:
+def divisible():
     """Every layer has a multiple of 4 numbers, and the second and third are asked for in the backward pass."""
     return nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 4)).double()
 
 
-def one_step(model: Any, optimizer: Any) -> None:
+def one_step(model, optimizer):
     optimizer.zero_grad()
     mse_loss(model(torch.ones(2, 5).double()), torch.ones(2, 4).double()).backward()
     if hasattr(model, "synchronise"):
@@ -106,8 +94,8 @@ def one_step(model: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
-def sent_in_a_step(stage: int, size: int) -> tuple[list[int], int]:
-    def program(communicator: Communicator) -> tuple[int, int]:
+def sent_in_a_step(stage, size):
+    def program(communicator):
         module = divisible()
         nbytes = sum(parameter.nbytes for parameter in module.parameters())
         model, optimizer = model_and_optimizer(stage, module, communicator, torch.optim.Adam)
@@ -121,7 +109,7 @@ def sent_in_a_step(stage: int, size: int) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("stage", STAGES)
-def test_each_stage_sends_what_the_formula_says(stage: int, size: int) -> None:
+def test_each_stage_sends_what_the_formula_says(stage, size):
     sent, nbytes = sent_in_a_step(stage, size)
     # In stage 3 the backward pass does not ask for the first layer.
     saved = zero_bytes_sent(size, 8 * (5 * 8 + 8), 0) / 2 if stage == 3 else 0
@@ -129,21 +117,21 @@ def test_each_stage_sends_what_the_formula_says(stage: int, size: int) -> None:
     assert stage == 1 or len(set(sent)) == 1  # in stage 1 owners send, the larger ones more
 
 
-def test_an_unknown_stage_is_named() -> None:
+def test_an_unknown_stage_is_named():
     with pytest.raises(ValueError, match="stage is 4; it must be 0, 1, 2 or 3"):
         zero_bytes_sent(2, 1, 4)
 
 
-def held_numbers(optimizer: torch.optim.Optimizer) -> int:
+def held_numbers(optimizer):
     """Of the optimizer's state, without step counters."""
     return sum(v.numel() for state in optimizer.state.values() for v in state.values() if v.dim() > 0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_between_steps_each_stage_holds_its_share_of_parameters_gradients_and_state(size: int) -> None:
+def test_between_steps_each_stage_holds_its_share_of_parameters_gradients_and_state(size):
     whole = sum(parameter.numel() for parameter in divisible().parameters())
 
-    def program(communicator: Communicator) -> None:
+    def program(communicator):
         for stage in STAGES:
             module = divisible()
             model, optimizer = model_and_optimizer(stage, module, communicator, torch.optim.Adam)
@@ -172,10 +160,10 @@ def test_between_steps_each_stage_holds_its_share_of_parameters_gradients_and_st
     threads.run(size, program)
 
 
-def test_at_most_one_unit_is_whole_at_a_time() -> None:
-    def program(communicator: Communicator) -> list[int]:
+def test_at_most_one_unit_is_whole_at_a_time():
+    def program(communicator):
         model, optimizer = model_and_optimizer(3, divisible(), communicator, torch.optim.SGD)
-        seen: list[int] = []
+        seen = []
         for layer in model.module:
             count = lambda *_: seen.append(sum(flat.whole is not None for flat in model.flats))  # noqa: E731
             layer.register_forward_pre_hook(count)
@@ -188,8 +176,8 @@ def test_at_most_one_unit_is_whole_at_a_time() -> None:
         assert seen == [1, 1, 1, 1, 1, 0, 0]  # of the first layer the backward pass asks for nothing
 
 
-def test_what_was_gathered_is_let_go_of_after_a_look_at_all_of_it_and_a_forward_pass_that_fails() -> None:
-    def program(communicator: Communicator) -> None:
+def test_what_was_gathered_is_let_go_of_after_a_look_at_all_of_it_and_a_forward_pass_that_fails():
+    def program(communicator):
         model = FullySharded(divisible(), communicator)
         with model.gathered():
             assert all(flat.whole is not None for flat in model.flats)
@@ -203,10 +191,10 @@ def test_what_was_gathered_is_let_go_of_after_a_look_at_all_of_it_and_a_forward_
 
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("to_none", [True, False])
-def test_a_parameter_without_a_gradient_is_named(stage: int, to_none: bool) -> None:
-    def program(communicator: Communicator) -> None:
+def test_a_parameter_without_a_gradient_is_named(stage, to_none):
+    def program(communicator):
         module = nn.ModuleDict({"used": nn.Linear(5, 3), "idle": nn.Linear(5, 3)}).double()
-        module.forward = lambda inputs: module["used"](inputs)  # type: ignore[method-assign]
+        module.forward = lambda inputs: module["used"](inputs)
         model, optimizer = model_and_optimizer(stage, module, communicator, torch.optim.SGD)
         optimizer.zero_grad(set_to_none=to_none)
         model(torch.ones(1, 5).double()).sum().backward()
@@ -216,8 +204,8 @@ def test_a_parameter_without_a_gradient_is_named(stage: int, to_none: bool) -> N
         threads.run(1, program)
 
 
-def test_a_module_on_meta_is_materialised_unit_by_unit_and_starts_as_rank_0_draws_it() -> None:
-    def program(communicator: Communicator) -> Tensor:
+def test_a_module_on_meta_is_materialised_unit_by_unit_and_starts_as_rank_0_draws_it():
+    def program(communicator):
         with torch.device("meta"):
             module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
         model = FullySharded(module, communicator)
@@ -231,9 +219,9 @@ def test_a_module_on_meta_is_materialised_unit_by_unit_and_starts_as_rank_0_draw
     assert first.unique().numel() > 40
 
 
-def test_a_module_on_meta_that_cannot_be_initialised_or_shares_parameters_is_refused() -> None:
+def test_a_module_on_meta_that_cannot_be_initialised_or_shares_parameters_is_refused():
     class Bare(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.scale = nn.Parameter(torch.ones(3, device="meta"))
 
@@ -242,7 +230,7 @@ def test_a_module_on_meta_that_cannot_be_initialised_or_shares_parameters_is_ref
     ):
         threads.run(1, lambda communicator: FullySharded(nn.Sequential(Bare()), communicator))
 
-    def shared(communicator: Communicator) -> None:
+    def shared(communicator):
         with torch.device("meta"):
             FullySharded(made("tied"), communicator)
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from workshop_utils.comm import threads
-from workshop_utils.comm.communicator import Communicator
 from workshop_utils.parallel.gpt import (
     GPT,
     Block,
@@ -29,14 +28,14 @@ EVEN = GPTSizes(layers=2, width=24, heads=12, sequence=12)
 TEXT = bytes(range(256)) * 3
 
 
-def check_against_one_process(sizes: GPTSizes, ranks: int, sequence_parallel: bool, batch: int) -> list[int]:
+def check_against_one_process(sizes, ranks, sequence_parallel, batch):
     """Loss and every gradient to 1e-6, on every rank; returns the bytes that each has sent for the passes."""
     tokens, targets = batch_of(TEXT, 1, batch, sizes.sequence)
     whole = GPT(sizes)
     whole_loss = cross_entropy(whole(tokens), targets)
     whole_loss.backward()
 
-    def rank_main(communicator: Communicator) -> int:
+    def rank_main(communicator):
         region = Region(communicator, sequence_parallel)
         model = parallelize(GPT(sizes), region)
         communicator.traffic.reset()
@@ -52,15 +51,13 @@ def check_against_one_process(sizes: GPTSizes, ranks: int, sequence_parallel: bo
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7])
-def test_a_gpt_equals_one_process_where_heads_units_and_tokens_do_not_divide(ranks: int) -> None:
+def test_a_gpt_equals_one_process_where_heads_units_and_tokens_do_not_divide(ranks):
     check_against_one_process(ODD, ranks, sequence_parallel=False, batch=1)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_both_forms_equal_one_process_and_send_the_bytes_of_the_formula(
-    ranks: int, sequence_parallel: bool
-) -> None:
+def test_both_forms_equal_one_process_and_send_the_bytes_of_the_formula(ranks, sequence_parallel):
     sent = check_against_one_process(EVEN, ranks, sequence_parallel, batch=2)
     tokens = 2 * EVEN.sequence
     nbytes = tokens * EVEN.width * 4
@@ -70,14 +67,14 @@ def test_both_forms_equal_one_process_and_send_the_bytes_of_the_formula(
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4])
-def test_the_loss_over_a_cut_vocabulary_is_stable_for_large_logits(scale: float) -> None:
+def test_the_loss_over_a_cut_vocabulary_is_stable_for_large_logits(scale):
     torch.manual_seed(1)
     logits, targets = scale * torch.randn(2, 3, 10), torch.randint(10, (2, 3))
     leaf = logits.clone().requires_grad_()
     expected = cross_entropy(leaf, targets)
     expected.backward()
 
-    def rank_main(communicator: Communicator) -> None:
+    def rank_main(communicator):
         region = Region(communicator)
         own = logits[..., region.own(10)].clone().requires_grad_()
         loss = vocabulary_parallel_cross_entropy(own, targets, region, 10)
@@ -88,11 +85,11 @@ def test_the_loss_over_a_cut_vocabulary_is_stable_for_large_logits(scale: float)
     threads.run(3, rank_main)
 
 
-def test_sequence_parallelism_keeps_a_share_of_all_activations_tensor_parallelism_of_some() -> None:
+def test_sequence_parallelism_keeps_a_share_of_all_activations_tensor_parallelism_of_some():
     ranks, shape = 4, (2, EVEN.sequence, EVEN.width)
     whole = kept_for_backward(Block(EVEN), torch.randn(shape, requires_grad=True))
 
-    def rank_main(communicator: Communicator) -> list[float]:
+    def rank_main(communicator):
         kept = []
         for sequence_parallel in (False, True):
             region = Region(communicator, sequence_parallel)
@@ -106,10 +103,10 @@ def test_sequence_parallelism_keeps_a_share_of_all_activations_tensor_parallelis
         assert 1.5 / ranks < plain < 0.9
 
 
-def test_a_sequence_without_equal_shares_is_refused() -> None:
+def test_a_sequence_without_equal_shares_is_refused():
     tokens, _ = batch_of(TEXT, 1, 1, ODD.sequence)
 
-    def rank_main(communicator: Communicator) -> None:
+    def rank_main(communicator):
         model = parallelize(GPT(ODD), Region(communicator, sequence_parallel=True))
         with pytest.raises(ValueError, match=r"the sequence has 9 tokens; .* choose a multiple of 2"):
             model(tokens)
@@ -117,8 +114,8 @@ def test_a_sequence_without_equal_shares_is_refused() -> None:
     threads.run(2, rank_main)
 
 
-def test_more_ranks_than_heads_are_refused() -> None:
-    def rank_main(communicator: Communicator) -> None:
+def test_more_ranks_than_heads_are_refused():
+    def rank_main(communicator):
         with pytest.raises(ValueError, match="3 ranks cannot share 2 units of 12 features"):
             parallelize(GPT(GPTSizes(layers=1, width=8, heads=2, sequence=4)), Region(communicator))
 

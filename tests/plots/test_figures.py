@@ -38,11 +38,11 @@ from workshop_utils.training import models
 from workshop_utils.training.horovod_timeline import TimelineSpan
 
 
-def table(columns: str, *rows: tuple) -> pd.DataFrame:
+def table(columns, *rows):
     return pd.DataFrame(rows, columns=columns.split())
 
 
-def shown(axes) -> list[tuple[float, float]]:
+def shown(axes):
     """Where markers are drawn, from left to right; or, row by row, where each bar begins and how long it is."""
     lines = [line for line in axes.get_lines() if line.get_marker() not in ("None", None, "")]
     if lines:

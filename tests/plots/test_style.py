@@ -23,9 +23,6 @@ from workshop_utils.plots import (
     tensorflow,
 )
 
-with np.printoptions():  # it sets NumPy's for the whole process when it is imported
-    import colour
-
 # CIEDE2000 in CIE Lab: about 2 can be told apart side by side, 10 at a glance.
 LEAST_DIFFERENCE = 10
 WORKERS = [f"worker {index}" for index in range(8)]
@@ -51,7 +48,15 @@ TOGETHER = {
 }  # fmt: skip
 
 
-def lab(things: list[str], seen: str | None) -> np.ndarray:
+@pytest.fixture(scope="module")
+def science():
+    """The package colour-science, which takes seconds to import and then sets NumPy's print options."""
+    with np.printoptions():
+        import colour
+    return colour
+
+
+def lab(colour, things, seen):
     """The things' colours in CIE Lab; `seen` is a blindness of severity 1, after Machado et al. (2009)."""
     light = colour.cctf_decoding(np.array([colors.to_rgb(style.colour_of(thing)) for thing in things]))
     if seen is not None:
@@ -63,19 +68,19 @@ def lab(things: list[str], seen: str | None) -> np.ndarray:
 
 @pytest.mark.parametrize("seen", [None, "Protanomaly", "Deuteranomaly", "Tritanomaly"])
 @pytest.mark.parametrize("group", TOGETHER)
-def test_things_drawn_together_differ_for_everybody(group, seen):
+def test_things_drawn_together_differ_for_everybody(science, group, seen):
     things = TOGETHER[group]
     for (one, first), (other, second) in itertools.combinations(
-        zip(things, lab(things, seen), strict=True), 2
+        zip(things, lab(science, things, seen), strict=True), 2
     ):
-        assert colour.delta_E(first, second, method="CIE 2000") >= LEAST_DIFFERENCE, (one, other)
+        assert science.delta_E(first, second, method="CIE 2000") >= LEAST_DIFFERENCE, (one, other)
 
 
 @pytest.mark.parametrize("thing", [*style.COLOURS, *WORKERS])
-def test_words_on_a_colour_can_be_read(thing):
-    def luminance(thing: str) -> float:
+def test_words_on_a_colour_can_be_read(science, thing):
+    def luminance(thing):
         red_green_blue = np.array(colors.to_rgb(style.colour_of(thing)))
-        return float(colour.models.eotf_sRGB(red_green_blue) @ [0.2126, 0.7152, 0.0722])
+        return float(science.models.eotf_sRGB(red_green_blue) @ [0.2126, 0.7152, 0.0722])
 
     low, high = sorted([luminance(thing), luminance(style.ink_on(thing))])
     assert (high + 0.05) / (low + 0.05) > 3  # WCAG 2.1 for large text and graphics

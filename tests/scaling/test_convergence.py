@@ -16,7 +16,7 @@ from workshop_utils.scaling.convergence import (
 )
 
 
-def metrics(*curves: tuple[float, int, list[float]]) -> pd.DataFrame:
+def metrics(*curves):
     rows = [
         (rate, seed, 10 * index, loss)
         for rate, seed, losses in curves
@@ -54,7 +54,7 @@ def test_the_critical_batch_is_found_again_and_at_it_steps_are_twice_their_least
 def test_the_stable_rate_is_where_the_delayed_recurrence_stops_shrinking(delay):
     limit = 2 * stable_learning_rate(delay)  # for curvature 1; fresh gradients may take 2
 
-    def growth(rate: float) -> float:  # wₜ₊₁ = wₜ − rate · wₜ₋τ, by the roots of zᵗ⁺¹ − zᵗ + rate
+    def growth(rate):  # wₜ₊₁ = wₜ − rate · wₜ₋τ, by the roots of zᵗ⁺¹ − zᵗ + rate
         return float(np.abs(np.roots([1, -1, *[0] * (delay - 1), rate] if delay else [1, rate - 1])).max())
 
     assert growth(0.99 * limit) < 1

@@ -1,7 +1,5 @@
 """What a worker holds: beside published tables and formulas, and beside what PyTorch really keeps, byte by byte."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -33,14 +31,14 @@ GPT3 = Transformer(
 SIZES = GPTSizes(layers=4, width=64, heads=4, sequence=33, vocabulary=100)
 
 
-def network() -> nn.Sequential:
-    layers: list[nn.Module] = []
+def network():
+    layers = []
     for inputs, outputs in zip((5, *WIDTHS), WIDTHS, strict=False):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
-def like(sizes: GPTSizes) -> Transformer:
+def like(sizes):
     """The workshop's own GPT, for the formulas; it has no dropout."""
     return Transformer(
         name="ours", layers=sizes.layers, width=sizes.width, heads=sizes.heads, sequence=sizes.sequence,
@@ -51,15 +49,15 @@ def like(sizes: GPTSizes) -> Transformer:
 class WithLoss(nn.Module):
     """A model and its loss, for what both keep."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., torch.Tensor], targets: torch.Tensor) -> None:
+    def __init__(self, model, loss, targets):
         super().__init__()
         self.model, self.loss, self.targets = model, loss, targets
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs):
         return self.loss(self.model(inputs), self.targets)
 
 
-def numel(module: nn.Module) -> int:
+def numel(module):
     return sum(parameter.numel() for parameter in module.parameters())
 
 

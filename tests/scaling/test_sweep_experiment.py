@@ -72,7 +72,7 @@ def test_a_run_s_row_leaves_out_the_first_step_and_says_where_time_went(job, tmp
     parts = ["compute_seconds", "transfer_seconds", "waiting_seconds"]
     assert [row[part] for part in parts] == pytest.approx([0.15, 0.075, 0])
     assert row["samples_per_second"] == pytest.approx(8 / 0.3)
-    assert row["bytes_sent"] == 100
+    assert (row["bytes_sent"], row["loss"]) == (100, 0.25)
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(job, tmp_path, monkeypatch):

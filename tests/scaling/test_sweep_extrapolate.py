@@ -10,7 +10,7 @@ from workshop_utils.scaling.extrapolate import COSTS, fit_steps, held_out, predi
 PATH = NetworkPath(1e-3, 2e7)
 
 
-def sweep(strategy="ring", workers=(1, 2, 4, 8), sizes=(400_000, 4_000_000), network="160Mbit"):
+def sweep(strategy="ring", workers=(1, 2, 4, 8), sizes=(400000, 4000000), network="160Mbit"):
     grid = pd.DataFrame({"workers": workers}).merge(pd.DataFrame({"gradient_nbytes": sizes}), how="cross")
     return grid.assign(
         strategy=strategy, network=network, state="succeeded", reason="", scaling="weak", batch_size=64, repeat=0,

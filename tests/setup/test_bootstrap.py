@@ -1,10 +1,7 @@
 """The set-up of a fresh machine: what it checks, what it does once, what an interruption leaves."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,18 +15,18 @@ STEPS = ["venv", "packages", "horovod"]
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path):
     """A folder that looks like a fresh clone."""
     (tmp_path / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.11,<3.13"\n')
     return tmp_path
 
 
 @pytest.fixture
-def steps(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def steps(checkout, monkeypatch):
     """Replaces the long steps by ones that only record that they were taken."""
-    taken: list[str] = []
+    taken = []
 
-    def make_venv(root: Path) -> None:
+    def make_venv(root):
         taken.append("venv")
         (root / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
         (root / ".venv" / "bin" / "python").touch()
@@ -42,8 +39,8 @@ def steps(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_packages_come_before_horovod_and_finished_parts_are_not_repeated(
-    checkout: Path, steps: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    checkout, steps, monkeypatch, capsys
+):
     bootstrap.set_up(checkout, with_horovod=False)
     assert (steps, bootstrap.is_current(checkout, READY)) == (STEPS[:2], False)
     bootstrap.set_up(checkout)
@@ -57,25 +54,23 @@ def test_packages_come_before_horovod_and_finished_parts_are_not_repeated(
     assert steps == [*STEPS, "horovod"]
 
 
-def _change_requirements(checkout: Path) -> Path:
+def _change_requirements(checkout):
     (checkout / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.11,<3.14"\n')
     return checkout
 
 
-def _lose_python(checkout: Path) -> Path:
+def _lose_python(checkout):
     (checkout / ".venv" / "bin" / "python").unlink()
     (checkout / ".venv" / "bin" / "python").symlink_to("/nowhere/python3.11")
     return checkout
 
 
-def _move(checkout: Path) -> Path:
+def _move(checkout):
     return checkout.rename(checkout.with_name("moved"))
 
 
 @pytest.mark.parametrize("change", [_change_requirements, _lose_python, _move])
-def test_changed_requirements_a_lost_python_or_a_move_require_a_new_set_up(
-    change: Callable[[Path], Path], checkout: Path, steps: list[str]
-) -> None:
+def test_changed_requirements_a_lost_python_or_a_move_require_a_new_set_up(change, checkout, steps):
     bootstrap.set_up(checkout)
     assert steps == STEPS
     changed = change(checkout)
@@ -84,9 +79,7 @@ def test_changed_requirements_a_lost_python_or_a_move_require_a_new_set_up(
 
 
 @pytest.mark.usefixtures("steps")
-def test_everything_missing_is_named_before_anything_is_made(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_missing_is_named_before_anything_is_made(checkout, monkeypatch):
     monkeypatch.setenv("PATH", str(checkout))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(SetupError, match=r"a C\+\+ compiler, make. Install with:\n.*install g\+\+ make"):
@@ -94,13 +87,13 @@ def test_everything_missing_is_named_before_anything_is_made(
     assert not (checkout / ".venv").exists()
 
 
-def test_it_starts_with_the_standard_library_alone() -> None:
+def test_it_starts_with_the_standard_library_alone():
     command = [sys.executable, "-S", "-m", "workshop_utils.setup.bootstrap", "--help"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (answer.returncode, "--without-horovod" in answer.stdout) == (0, True), answer.stderr
 
 
-def test_an_environment_is_kept_unless_it_was_moved(checkout: Path) -> None:
+def test_an_environment_is_kept_unless_it_was_moved(checkout):
     first = checkout / "first"
     first.mkdir()
     (first / "pyproject.toml").write_text((checkout / "pyproject.toml").read_text())

@@ -1,7 +1,5 @@
 """The ways to the environment (conda, dev container, make) lead to that of pyproject.toml."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,31 +15,30 @@ ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def make(*arguments, folder=ROOT):
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
     }
     return subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def commands_of(*arguments: str) -> str:
+def commands_of(*arguments):
     return make("--always-make", "--dry-run", *arguments).stdout
 
 
 # conda, dev container
 
 
-def test_conda_gets_what_pyproject_requires() -> None:
+def test_conda_gets_what_pyproject_requires():
     dependencies = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     python, _, packages = dependencies
     assert int(python.removeprefix("python=3.")) in bootstrap.supported_python(ROOT)[1]
     assert packages["pip"][-1] == "-e .[test]"
 
 
-def test_the_dev_container_has_a_supported_python_and_sets_up() -> None:
+def test_the_dev_container_has_a_supported_python_and_sets_up():
     container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
     version = re.fullmatch(r"python:3\.(\d+)-\w+", container["image"])
-    assert version is not None
     assert int(version[1]) in bootstrap.supported_python(ROOT)[1]
     assert container["postCreateCommand"].endswith("make setup")
     assert (
@@ -52,7 +49,7 @@ def test_the_dev_container_has_a_supported_python_and_sets_up() -> None:
 # make
 
 
-def test_make_run_passes_its_parameters_on() -> None:
+def test_make_run_passes_its_parameters_on():
     parameters = ["WORKERS=4", "SIZE=small", "STRATEGIES=horovod,mpi", "NOTEBOOKS=a.ipynb"]
     commands = " ".join(commands_of("run", *parameters).split())
     assert "WORKSHOP_SIZE=small .venv/bin/workshop run a.ipynb --output build" in commands
@@ -62,7 +59,7 @@ def test_make_run_passes_its_parameters_on() -> None:
 
 
 @pytest.mark.parametrize("failing", ["", "lint", "unit tests", "notebooks (source)"])
-def test_make_test_runs_all_checks_and_any_of_them_can_fail_it(failing: str, tmp_path: Path) -> None:
+def test_make_test_runs_all_checks_and_any_of_them_can_fail_it(failing, tmp_path):
     (tmp_path / "Makefile").write_text(MAKEFILE)
     tools = tmp_path / ".venv" / "bin"
     tools.mkdir(parents=True)

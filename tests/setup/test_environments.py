@@ -1,10 +1,7 @@
 """Environments are made for real, from a wheel that is written here, so that no test needs a network."""
 
-from __future__ import annotations
-
 import re
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +22,7 @@ def main():
 """
 
 
-def write_wheel(folder: Path) -> Path:
+def write_wheel(folder):
     """A wheel of one module and one program, `greet`."""
     file = folder / "greetings-1.0-py3-none-any.whl"
     info = "greetings-1.0.dist-info"
@@ -43,7 +40,7 @@ def write_wheel(folder: Path) -> Path:
 
 
 @pytest.fixture
-def requirements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def requirements(tmp_path, monkeypatch):
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "cache"))
     file = tmp_path / "greetings.txt"
     file.write_text(f"--no-index\ngreetings @ {write_wheel(tmp_path).as_uri()}\n")
@@ -51,13 +48,11 @@ def requirements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def environment(requirements: Path) -> Environment:
+def environment(requirements):
     return Environment("greetings", "Greetings", requirements=requirements)
 
 
-def test_it_is_made_on_demand_and_only_once(
-    environment: Environment, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_made_on_demand_and_only_once(environment, capfd, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/somebody/elses")
     answer = environment.run("greet", "world", variables={"ADDED": "more"})
     assert answer == "greetings world\nno path more\nTrue True\n"
@@ -74,15 +69,13 @@ def test_it_is_made_on_demand_and_only_once(
         environment.run("greet", "linger", timeout_seconds=0.5)
 
 
-def test_other_requirements_give_another_environment(environment: Environment, requirements: Path) -> None:
+def test_other_requirements_give_another_environment(environment, requirements):
     before = environment.folder
     requirements.write_text(requirements.read_text() + "# a later choice\n")
     assert environment.folder != before
 
 
-def test_without_its_packages_the_message_names_the_requirements(
-    environment: Environment, requirements: Path
-) -> None:
+def test_without_its_packages_the_message_names_the_requirements(environment, requirements):
     requirements.write_text("--no-index\nno-such-thing==1.0\n")
     with pytest.raises(SetupError, match=r"Greetings could not be made from .*greetings\.txt") as failed:
         environment.build()
@@ -90,9 +83,7 @@ def test_without_its_packages_the_message_names_the_requirements(
     assert "is there a network" in str(failed.value)
 
 
-def test_an_interrupted_one_is_finished_and_one_whose_python_has_gone_is_mended(
-    environment: Environment,
-) -> None:
+def test_an_interrupted_one_is_finished_and_one_whose_python_has_gone_is_mended(environment):
     (environment.folder / "bin").mkdir(parents=True)  # as a killed process leaves it
     (environment.folder / "bin" / "python").symlink_to("/bin/true")
     assert environment.run("greet").startswith("greetings")
@@ -100,9 +91,7 @@ def test_an_interrupted_one_is_finished_and_one_whose_python_has_gone_is_mended(
     assert environment.run("greet").startswith("greetings")
 
 
-def test_a_cache_that_cannot_be_written_is_named(
-    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_is_named(environment, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "file"))
     with pytest.raises(SetupError, match="name another cache folder in WORKSHOP_CACHE"):
@@ -110,7 +99,7 @@ def test_a_cache_that_cannot_be_written_is_named(
 
 
 @pytest.mark.parametrize("wanted", list(REQUIREMENTS.glob("*.in")), ids=lambda path: path.stem)
-def test_every_version_is_fixed_and_nothing_that_was_asked_for_is_missing(wanted: Path) -> None:
+def test_every_version_is_fixed_and_nothing_that_was_asked_for_is_missing(wanted):
     lines = re.findall(r"^[^\s#].*", wanted.with_suffix(".txt").read_text(), re.MULTILINE)
     fixed = [re.fullmatch(r"([\w.-]+)(\[[\w,-]+\])?==\S+( ; .+)?", line.split("  #")[0]) for line in lines]
     assert all(fixed)

@@ -1,7 +1,5 @@
 """The build of Horovod, with real pip, wheels, locks and signals; only the source is a tiny one of that name."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -14,7 +12,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from conftest import Watch
 
 from workshop_utils.setup import horovod_build
 
@@ -49,12 +46,12 @@ print({expression})
 class Machine:
     """A virtual environment that sees this one's packages, and a cache that holds the tiny source."""
 
-    def __init__(self, folder: Path, venv: Path) -> None:
+    def __init__(self, folder, venv):
         self.python = venv / "bin" / "python"
         self.cache = folder / "c++ [mine]"  # as a user may call it, and CMake would misread it
         self.put_source()
 
-    def put_source(self, gloo: bool = True) -> None:
+    def put_source(self, gloo=True):
         """Puts the source into the cache; without `gloo`, it is one that builds and is not what was wanted."""
         files = {edit.path: edit.old for edit in horovod_build.SOURCE_EDITS}
         files |= {"setup.py": SETUP, "horovod/__init__.py": ""}
@@ -68,22 +65,22 @@ class Machine:
                 archive.addfile(member, io.BytesIO(text.encode()))
         self.digest = sha256(sdist.read_bytes()).hexdigest()
 
-    def start(self, expression: str = "horovod_build.main([])", **variables: str) -> subprocess.Popen[str]:
+    def start(self, expression="horovod_build.main([])", **variables):
         command = [str(self.python), "-c", PROGRAM.format(expression=expression), self.digest]
         environment = {**os.environ, "WORKSHOP_CACHE": str(self.cache), **variables}
         return subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def run(self, expression: str = "horovod_build.main([])", **variables: str) -> tuple[str, str]:
+    def run(self, expression="horovod_build.main([])", **variables):
         return self.start(expression, **variables).communicate(timeout=SECONDS)
 
-    def wheels(self) -> list[Path]:
+    def wheels(self):
         return list(self.cache.rglob("*.whl"))
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path):
     venv = tmp_path / "venv"
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, str(venv)], check=True)
     (own,) = venv.glob("lib/python*/site-packages")
@@ -91,7 +88,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path, venv)
 
 
-def test_a_wheel_is_built_once_kept_and_not_taken_for_other_frameworks(machine: Machine) -> None:
+def test_a_wheel_is_built_once_kept_and_not_taken_for_other_frameworks(machine):
     out, err = machine.run()
     assert (out, "Horovod 0.28.1 is installed (openmpi" in err) == ("0\n", True), err
     (wheel,) = machine.wheels()
@@ -108,7 +105,7 @@ def test_a_wheel_is_built_once_kept_and_not_taken_for_other_frameworks(machine: 
     assert machine.run("horovod_build.has_horovod()")[0] == "False\n"
 
 
-def test_a_failed_build_is_explained_and_leaves_no_wheel(machine: Machine, tmp_path: Path) -> None:
+def test_a_failed_build_is_explained_and_leaves_no_wheel(machine, tmp_path):
     out, err = machine.run(TINY="fail", TMPDIR=str(tmp_path / "venv"))
     assert out == "1\n"
     assert re.search(r"Horovod is not installed\. .*compiling failed\. The full log is .*build\.log", err)
@@ -117,7 +114,7 @@ def test_a_failed_build_is_explained_and_leaves_no_wheel(machine: Machine, tmp_p
     assert (machine.wheels(), list((tmp_path / "venv").glob("horovod-*"))) == ([], [])
 
 
-def test_a_build_that_is_not_what_was_wanted_is_neither_kept_nor_installed(machine: Machine) -> None:
+def test_a_build_that_is_not_what_was_wanted_is_neither_kept_nor_installed(machine):
     machine.put_source(gloo=False)
     out, err = machine.run()
     assert (out, "Gloo and MPI, each for TensorFlow and PyTorch" in err) == ("1\n", True), err
@@ -127,15 +124,14 @@ def test_a_build_that_is_not_what_was_wanted_is_neither_kept_nor_installed(machi
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_build_ends_its_compilers_and_another_that_waits_goes_on(
-    number: signal.Signals, machine: Machine, tmp_path: Path, watch: Watch
-) -> None:
+    number, machine, tmp_path, watch
+):
     compiler = tmp_path / "compiler"
     first = machine.start(TINY=str(compiler))
     assert watch.eventually(lambda: compiler.exists() and compiler.read_text(), SECONDS)
     progress = machine.run("horovod_build.in_progress()")[0]
     assert re.fullmatch(r"Horovod is being compiled: 42 %, .* so far\n", progress)
     second = machine.start()
-    assert second.stderr is not None
     assert "is being built by another process: waiting for it" in second.stderr.readline()
     first.send_signal(number)
     first.communicate(timeout=SECONDS)
@@ -146,7 +142,7 @@ def test_an_interrupted_build_ends_its_compilers_and_another_that_waits_goes_on(
 
 
 @pytest.mark.skipif(horovod_build.installed_recipe() is None, reason="Horovod is not installed here")
-def test_the_installed_libraries_do_not_name_this_environment() -> None:
+def test_the_installed_libraries_do_not_name_this_environment():
     libraries = list(Path(sysconfig.get_path("platlib"), "horovod").rglob("*.so"))
     assert {library.parent.name for library in libraries} == {"torch", "tensorflow"}
     for library in libraries:

@@ -1,18 +1,15 @@
 """JupyterLab while Horovod compiles in the background: what is started, who waits, and that everything ends."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import MakeJob, Watch
+from conftest import Watch
 from IPython.core.interactiveshell import InteractiveShell
 
 from workshop_utils.jobs import JobError
@@ -56,7 +53,7 @@ sys.exit(horovod_build.main(sys.argv[3:]))  # after -c, -m and the module
 class OpenLab:
     """The program above in `folder`; `build` is what runs as Horovod's build."""
 
-    def __init__(self, folder: Path, build: str) -> None:
+    def __init__(self, folder, build):
         self.server = folder / "server"
         instead = folder / "python"
         instead.write_text(INSTEAD_OF_PYTHON.format(python=sys.executable))
@@ -67,10 +64,10 @@ class OpenLab:
         )  # fmt: skip
         assert Watch.eventually(lambda: self.server.exists() and self.server.read_text(), SECONDS)
 
-    def builders(self) -> list[int]:
+    def builders(self):
         """The build and its compiler, at the lowest priority, once both run."""
 
-        def running() -> list[int]:
+        def running():
             with contextlib.suppress(psutil.NoSuchProcess):  # one has ended since
                 children = psutil.Process(self.process.pid).children(recursive=True)
                 return [child.pid for child in children if child.nice() == 19]
@@ -81,14 +78,14 @@ class OpenLab:
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[OpenLab]:
+def opened(tmp_path):
     made = OpenLab(tmp_path, BUILD)
     yield made
     (tmp_path / "end").touch()
     made.process.communicate(timeout=SECONDS)
 
 
-def test_jupyterlab_listens_on_this_machine_only_and_opens_the_page(opened: OpenLab) -> None:
+def test_jupyterlab_listens_on_this_machine_only_and_opens_the_page(opened):
     server = opened.server.read_text()
     assert server.startswith(str(Path(sys.executable).parent))
     assert " -m jupyterlab --ServerApp.ip=127.0.0.1 " in server
@@ -96,9 +93,7 @@ def test_jupyterlab_listens_on_this_machine_only_and_opens_the_page(opened: Open
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_jupyterlab_takes_the_build_with_it_when_it_ends(
-    is_killed: bool, opened: OpenLab, tmp_path: Path, watch: Watch
-) -> None:
+def test_jupyterlab_takes_the_build_with_it_when_it_ends(is_killed, opened, tmp_path, watch):
     builders = opened.builders()
     os.killpg(opened.process.pid, signal.SIGINT)  # a Ctrl-C is for JupyterLab, which asks, and continues
     assert all(map(watch.alive, builders))
@@ -107,10 +102,9 @@ def test_jupyterlab_takes_the_build_with_it_when_it_ends(
     assert watch.eventually(lambda: not any(map(watch.alive, builders)), SECONDS)
 
 
-def test_a_failed_build_says_why(tmp_path: Path) -> None:
+def test_a_failed_build_says_why(tmp_path):
     fails = "    raise horovod_build.SetupError('No compiler.\\n    Install one.')\n    with"
     opened = OpenLab(tmp_path, BUILD.replace("    with", fails))
-    assert opened.process.stdout is not None
     assert "Horovod compiles in the background" in opened.process.stdout.readline()
     lines = [opened.process.stdout.readline() for _ in range(2)]
     assert lines == ["Horovod is not installed. No compiler.\n", "    Install one.\n"]
@@ -121,9 +115,7 @@ def test_a_failed_build_says_why(tmp_path: Path) -> None:
 # Jobs that need it
 
 
-def test_a_job_waits_for_horovod_and_shows_how_far_it_is(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_waits_for_horovod_and_shows_how_far_it_is(make_job, monkeypatch, capsys):
     steps = iter([PROGRESS.format(42), PROGRESS.format(43), None])
     monkeypatch.setattr(horovod_build, "in_progress", lambda: next(steps))
     monkeypatch.setattr(horovod_build, "has_horovod", lambda: True)
@@ -135,9 +127,7 @@ def test_a_job_waits_for_horovod_and_shows_how_far_it_is(
     assert last.rstrip() == "Horovod is ready."
 
 
-def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_like(
-    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_like(make_job, monkeypatch):
     monkeypatch.setattr(horovod_build, "in_progress", lambda: None)
     monkeypatch.setattr(lab.importlib.util, "find_spec", lambda _: None)
     careful = """
@@ -157,9 +147,7 @@ def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_li
 # Lessons that measure
 
 
-def test_a_lesson_says_that_horovod_compiles_as_long_as_it_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lesson_says_that_horovod_compiles_as_long_as_it_does(monkeypatch, capsys):
     progress = [None, PROGRESS.format(42)]
     monkeypatch.setattr(horovod_build, "in_progress", progress.pop)
     InteractiveShell.instance()

@@ -1,7 +1,5 @@
 """uv takes packages from where pip is configured to take them, and PyTorch without CUDA where no GPU is."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -24,13 +22,13 @@ global.index-url='https://other.example/simple'
 
 
 @pytest.fixture(autouse=True)
-def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
+def unconfigured(monkeypatch):
     """What this machine tells pip and uv is of no account."""
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)
 
 
-def test_what_pip_was_told_reaches_uv_with_pips_own_precedence() -> None:
+def test_what_pip_was_told_reaches_uv_with_pips_own_precedence():
     assert packages.uv_settings(CONFIGURED, {}) == {
         "UV_FIND_LINKS": "/own/wheels,/more/wheels",  # a variable beats a file
         "UV_DEFAULT_INDEX": "https://mirror.example/simple",  # [install] beats [global]
@@ -40,14 +38,12 @@ def test_what_pip_was_told_reaches_uv_with_pips_own_precedence() -> None:
     }
 
 
-def test_what_uv_was_told_itself_stays() -> None:
+def test_what_uv_was_told_itself_stays():
     own = {"UV_FIND_LINKS": "mine", "UV_DEFAULT_INDEX": "mine", "UV_INDEX_STRATEGY": "mine"}
     assert not packages.uv_settings(CONFIGURED, own).keys() & own.keys()
 
 
-def test_a_wheel_comes_from_a_folder_that_only_pip_knows_by_the_uv_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_comes_from_a_folder_that_only_pip_knows_by_the_uv_beside_it(tmp_path, monkeypatch):
     write_wheel(tmp_path)
     (tmp_path / "pip.conf").write_text(f"[global]\nfind-links = {tmp_path}\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
@@ -62,7 +58,7 @@ def test_a_wheel_comes_from_a_folder_that_only_pip_knows_by_the_uv_beside_it(
 # PyTorch
 
 
-def program(file: Path, script: str) -> Path:
+def program(file, script):
     file.write_text(f"#!/bin/sh\n{script}\n")
     file.chmod(0o755)
     return file
@@ -78,9 +74,8 @@ def program(file: Path, script: str) -> Path:
     ],
 )
 def test_pytorch_comes_in_its_cpu_build_where_no_gpu_is_and_its_index_can_be_reached(
-    chosen: str, has_gpu: bool, uv: str, arguments: list[str], report: str,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    chosen, has_gpu, uv, arguments, report, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(packages.platform, "system", lambda: "Linux")
     monkeypatch.setattr(packages, "NVIDIA_DRIVERS", ["/" if has_gpu else "/no/such/driver"])
     monkeypatch.setenv("UV_TORCH_BACKEND", chosen)

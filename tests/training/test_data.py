@@ -9,9 +9,7 @@ import http.server
 import multiprocessing
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +20,7 @@ from workshop_utils.training.data import DataError, prepare
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     monkeypatch.setenv("WORKSHOP_CACHE", str(folder))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -30,7 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Seven training and three test images of 2×3 pixels, one of the four files gzipped."""
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -47,20 +45,20 @@ def folder(tmp_path: Path) -> Path:
 class Server:
     """A web server on loopback that serves one folder and counts what it is asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.asked: list[str] = []
         self.status: int | None = None  # what to answer instead of a file
         outer = self
 
         class Handler(http.server.SimpleHTTPRequestHandler):
-            def do_GET(self) -> None:
+            def do_GET(self):
                 outer.asked.append(self.path)
                 if outer.status is not None:
                     self.send_error(outer.status)
                 else:
                     super().do_GET()
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            def log_message(self, format, *args):  # noqa: A002
                 return
 
         self.http = http.server.ThreadingHTTPServer(
@@ -70,7 +68,7 @@ class Server:
 
 
 @pytest.fixture
-def server(folder: Path) -> Iterator[Server]:
+def server(folder):
     server = Server(folder.parent)
     thread = threading.Thread(target=server.http.serve_forever)
     thread.start()
@@ -81,13 +79,13 @@ def server(folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def url_where_nobody_listens() -> Iterator[str]:
+def url_where_nobody_listens():
     with socket.socket() as held:  # bound, so that nobody else takes the port, but not listening
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
-def test_digits_are_1500_and_297_images_whose_split_never_changes() -> None:
+def test_digits_are_1500_and_297_images_whose_split_never_changes():
     folder = prepare("digits")
     train, test = place.load("train", folder), place.load("test", folder)
     assert (train.count, test.count) == (1500, 297)
@@ -97,7 +95,7 @@ def test_digits_are_1500_and_297_images_whose_split_never_changes() -> None:
     assert sums == ["780e24592411", "d09cc52a2e6c", "15f9147307f5", "93afce40a245"]
 
 
-def test_arrays_are_floats_between_0_and_1_and_whole_labels(folder: Path) -> None:
+def test_arrays_are_floats_between_0_and_1_and_whole_labels(folder):
     arrays = data.arrays(folder)
     assert arrays.train_images.shape == (7, 6)
     assert arrays.train_images.dtype == np.float32
@@ -107,16 +105,16 @@ def test_arrays_are_floats_between_0_and_1_and_whole_labels(folder: Path) -> Non
     assert (arrays.height, arrays.width) == (2, 3)
 
 
-def test_a_folder_is_used_in_place(folder: Path, cache: Path) -> None:
+def test_a_folder_is_used_in_place(folder, cache):
     assert prepare(str(folder)) == folder
     assert not cache.exists()
 
 
-def cut_short(folder: Path, name: str, nbytes: int) -> None:
+def cut_short(folder, name, nbytes):
     (folder / name).write_bytes((folder / name).read_bytes()[:-nbytes])
 
 
-def write(folder: Path, name: str, shape: tuple[int, ...], value: int = 0) -> None:
+def write(folder, name, shape, value=0):
     data.write_idx(folder / name, np.full(shape, value, np.uint8))
 
 
@@ -137,15 +135,13 @@ def write(folder: Path, name: str, shape: tuple[int, ...], value: int = 0) -> No
         (lambda folder: write(folder, "train-images-idx3-ubyte", (7, 4, 4)), r"\(4, 4\) and test images \(2, 3\)"),
     ],
 )  # fmt: skip
-def test_a_folder_that_cannot_be_trained_on_is_refused_in_words(
-    folder: Path, damage: Callable[[Path], object], said: str
-) -> None:
+def test_a_folder_that_cannot_be_trained_on_is_refused_in_words(folder, damage, said):
     damage(folder)
     with pytest.raises(DataError, match=said):
         prepare(str(folder))
 
 
-def test_a_url_is_downloaded_once(folder: Path, server: Server) -> None:
+def test_a_url_is_downloaded_once(folder, server):
     fetched = prepare(f"{server.url}/mine")
     assert place.load("train", fetched) == place.load("train", folder)
     assert place.load("test", fetched) == place.load("test", folder)
@@ -154,7 +150,7 @@ def test_a_url_is_downloaded_once(folder: Path, server: Server) -> None:
     assert len(server.asked) == asked
 
 
-def test_a_server_that_fails_or_lacks_a_file_is_named_with_its_answer(server: Server) -> None:
+def test_a_server_that_fails_or_lacks_a_file_is_named_with_its_answer(server):
     with pytest.raises(DataError, match="train-images-idx3-ubyte is not there"):
         prepare(f"{server.url}/elsewhere")
     server.status = 503
@@ -163,8 +159,8 @@ def test_a_server_that_fails_or_lacks_a_file_is_named_with_its_answer(server: Se
 
 
 def test_a_server_that_is_not_there_cannot_be_reached_and_mnist_says_what_to_use_instead(
-    url_where_nobody_listens: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    url_where_nobody_listens, monkeypatch
+):
     with pytest.raises(DataError, match=f"{url_where_nobody_listens}.* cannot be reached"):
         prepare(f"{url_where_nobody_listens}/mine")
     monkeypatch.setattr(data, "MNIST_MIRRORS", (f"{url_where_nobody_listens}/mine/",))
@@ -172,9 +168,7 @@ def test_a_server_that_is_not_there_cannot_be_reached_and_mnist_says_what_to_use
         prepare("mnist")
 
 
-def test_mnist_is_taken_from_the_second_mirror_when_the_first_fails(
-    folder: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mnist_is_taken_from_the_second_mirror_when_the_first_fails(folder, server, monkeypatch):
     md5 = []
     for name in data.FILES:
         path = folder / f"{name}.gz"
@@ -189,9 +183,7 @@ def test_mnist_is_taken_from_the_second_mirror_when_the_first_fails(
     assert len(server.asked) == asked
 
 
-def test_mnist_with_a_wrong_checksum_is_refused_and_not_kept(
-    folder: Path, server: Server, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mnist_with_a_wrong_checksum_is_refused_and_not_kept(folder, server, cache, monkeypatch):
     (folder / "train-images-idx3-ubyte.gz").write_bytes(b"not MNIST")
     monkeypatch.setattr(data, "MNIST_MIRRORS", (f"{server.url}/mine/",))
     with pytest.raises(DataError, match=r"data is 'mnist'.*does not have its published checksum"):
@@ -199,9 +191,7 @@ def test_mnist_with_a_wrong_checksum_is_refused_and_not_kept(
     assert [path for path in cache.iterdir() if path.is_dir()] == []
 
 
-def test_an_s3_prefix_is_downloaded_and_one_without_the_files_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_s3_prefix_is_downloaded_and_one_without_the_files_named(folder, monkeypatch):
     boto3, moto = pytest.importorskip("boto3"), pytest.importorskip("moto")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     with moto.mock_aws():
@@ -217,7 +207,7 @@ def test_an_s3_prefix_is_downloaded_and_one_without_the_files_named(
             prepare("s3://no-such-bucket-here/x")
 
 
-def test_a_cache_that_is_half_made_or_damaged_is_made_again(cache: Path) -> None:
+def test_a_cache_that_is_half_made_or_damaged_is_made_again(cache):
     unfinished = cache / ".digits.unfinished"
     unfinished.mkdir(parents=True)
     (unfinished / "train-images-idx3-ubyte").write_bytes(b"half")
@@ -234,14 +224,14 @@ def test_a_cache_that_is_half_made_or_damaged_is_made_again(cache: Path) -> None
     assert prepare("digits").stat().st_ino == made
 
 
-def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(DataError, match=r"cannot be written.*set WORKSHOP_CACHE"):
         prepare("digits")
 
 
-def test_four_processes_at_once_prepare_one_folder(cache: Path) -> None:
+def test_four_processes_at_once_prepare_one_folder(cache):
     spawned = multiprocessing.get_context("spawn")
     together = spawned.Barrier(4)
     with ProcessPoolExecutor(4, spawned, initializer=together.wait) as pool:

@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -13,21 +11,21 @@ BATCH, INPUTS, WIDTH, CLASSES = 17, 6, 13, 10
 
 
 @pytest.fixture
-def mlp() -> MLP:
+def mlp():
     return MLP.initialise(INPUTS, WIDTH, CLASSES, seed=1)
 
 
 @pytest.fixture
-def images() -> models.Array:
+def images():
     return np.random.default_rng(0).normal(size=(BATCH, INPUTS))
 
 
 @pytest.fixture
-def labels() -> models.Labels:
+def labels():
     return np.random.default_rng(1).integers(CLASSES, size=BATCH)
 
 
-def test_loss_and_gradients_are_those_of_torch(mlp: MLP, images: models.Array, labels: models.Labels) -> None:
+def test_loss_and_gradients_are_those_of_torch(mlp, images, labels):
     w1, b1, w2, b2 = (torch.tensor(array, requires_grad=True) for array in mlp.arrays)
     logits = torch.relu(torch.tensor(images) @ w1 + b1) @ w2 + b2
     expected = torch.nn.functional.cross_entropy(logits, torch.tensor(labels))
@@ -39,13 +37,13 @@ def test_loss_and_gradients_are_those_of_torch(mlp: MLP, images: models.Array, l
         np.testing.assert_allclose(gradient, weights.grad.numpy(), atol=1e-14)
 
 
-def test_the_loss_of_huge_logits_does_not_overflow() -> None:
+def test_the_loss_of_huge_logits_does_not_overflow():
     loss, gradient = models.cross_entropy(np.array([[1e4, 0.0], [0.0, 1e4]]), np.array([0, 0]))
     assert loss == pytest.approx(5e3)
     assert np.isfinite(gradient).all()
 
 
-def test_initial_weights_never_change_between_versions() -> None:
+def test_initial_weights_never_change_between_versions():
     # Training scripts draw the same numbers by themselves; a change here would silently part the two.
     assert MLP.initialise(2, 1, 1, seed=0).flat() == pytest.approx(
         [0.9741721072, 0.7296052302, 0.0, -0.2751481151, 0.0]
@@ -53,7 +51,7 @@ def test_initial_weights_never_change_between_versions() -> None:
 
 
 @given(length=st.integers(0, 50), workers=st.integers(1, 12))
-def test_shards_cover_everything_once_and_differ_by_one_at_most(length: int, workers: int) -> None:
+def test_shards_cover_everything_once_and_differ_by_one_at_most(length, workers):
     cut = models.shards(length, workers)
     sizes = [len(range(length)[share]) for share in cut]
     assert [index for share in cut for index in range(length)[share]] == list(range(length))
@@ -62,9 +60,7 @@ def test_shards_cover_everything_once_and_differ_by_one_at_most(length: int, wor
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, BATCH])
-def test_the_weighted_mean_of_the_shards_gradients_is_the_batchs_gradient(
-    workers: int, mlp: MLP, images: models.Array, labels: models.Labels
-) -> None:
+def test_the_weighted_mean_of_the_shards_gradients_is_the_batchs_gradient(workers, mlp, images, labels):
     cut = models.shards(BATCH, workers)
     gradients = [mlp.gradients(images[share], labels[share])[1] for share in cut]
     sizes = [share.stop - share.start for share in cut]
@@ -80,15 +76,13 @@ def test_the_weighted_mean_of_the_shards_gradients_is_the_batchs_gradient(
         (lambda mlp: models.weighted_mean([mlp, mlp], [0, 0]), "above zero"),
     ],
 )
-def test_what_cannot_be_is_refused(call: Callable[[MLP], object], message: str, mlp: MLP) -> None:
+def test_what_cannot_be_is_refused(call, message, mlp):
     with pytest.raises(ValueError, match=message):
         call(mlp)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, WIDTH, WIDTH + 1])
-def test_partitions_that_exchange_activations_are_the_whole_network(
-    workers: int, mlp: MLP, images: models.Array
-) -> None:
+def test_partitions_that_exchange_activations_are_the_whole_network(workers, mlp, images):
     parts = models.partition(mlp, workers)
     assert models.join(parts).distance(mlp) == 0
     assert sum(part.hidden.weights.size for part in parts) == INPUTS * WIDTH

@@ -1,7 +1,5 @@
 """Runs in an emulated network: everybody feels it, and nothing of it is left."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -9,18 +7,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from conftest import eventually, marked_processes
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local, ProcessRun
+from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network, availability, has_netem
 from workshop_utils.runs import RunFailed, RunState
-
-if TYPE_CHECKING:
-    from conftest import MakeJob, Watch
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_is_left"),
@@ -70,21 +64,21 @@ TAKE_TURNS = f"""
 # How many hops away each other rank is: each forwarding namespace takes one off a packet's time to live.
 
 
-def transfer_seconds(run: ProcessRun) -> dict[int, float]:
+def transfer_seconds(run):
     """How long each rank's transfer to rank 0 took."""
     return {int(record["step"]): record["transfer_seconds"] for record in run.wait(90).records}
 
 
-def theory(bytes_per_second: float) -> float:
+def theory(bytes_per_second):
     return NBYTES / (0.956 * bytes_per_second)
 
 
-def network_interfaces() -> str:
+def network_interfaces():
     """Of this process's own network."""
     return "".join(line.partition(":")[0] for line in Path("/proc/net/dev").read_text().splitlines()[2:])
 
 
-def networks() -> set[str]:
+def networks():
     """The network namespaces in which this process or one that it started is, or that one of them holds open.
 
     Not those of the whole machine: other test files make networks of their own at the same time.
@@ -98,7 +92,7 @@ def networks() -> set[str]:
     return {name for name in found if name.startswith("net:")}
 
 
-def test_a_star_lets_through_its_bandwidth_and_less_where_a_worker_is_slower(make_job: MakeJob) -> None:
+def test_a_star_lets_through_its_bandwidth_and_less_where_a_worker_is_slower(make_job):
     job = make_job(TAKE_TURNS, strategy="torch_ddp", workers=3)
     run = Local(network=Network.parse("20Mbit,worker-2=5Mbit")).launch(job)
     seconds = transfer_seconds(run)
@@ -110,7 +104,7 @@ def test_a_star_lets_through_its_bandwidth_and_less_where_a_worker_is_slower(mak
     assert seconds[2] > 2 * seconds[1]
 
 
-def test_between_racks_the_spine_decides_and_within_a_rack_it_does_not(make_job: MakeJob) -> None:
+def test_between_racks_the_spine_decides_and_within_a_rack_it_does_not(make_job):
     job = make_job(TAKE_TURNS, strategy="torch_ddp", workers=4)
     seconds = transfer_seconds(Local(network=Network.parse("40Mbit,racks=2,spine=5Mbit")).launch(job))
     for rank in (2, 3):
@@ -118,9 +112,7 @@ def test_between_racks_the_spine_decides_and_within_a_rack_it_does_not(make_job:
         assert seconds[rank] > 2 * seconds[1]
 
 
-def test_every_process_has_a_network_and_a_host_of_its_own_and_nothing_of_them_is_left(
-    make_job: MakeJob, watch: Watch
-) -> None:
+def test_every_process_has_a_network_and_a_host_of_its_own_and_nothing_of_them_is_left(make_job, watch):
     job = make_job(
         """
     import os, socket, time
@@ -150,7 +142,7 @@ def test_every_process_has_a_network_and_a_host_of_its_own_and_nothing_of_them_i
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="there is no one else to be")
-def test_a_user_without_privileges_can_make_one_too(nothing_is_left: Path, data_folder: Path) -> None:
+def test_a_user_without_privileges_can_make_one_too(nothing_is_left, data_folder):
     nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     nobody += [
         "sh",
@@ -188,20 +180,19 @@ print(run.records[0]["transfer_seconds"])
     assert EARLIEST < float(done.stdout) / theory(2.5e6) < LATEST
 
 
-def test_a_warm_start_has_the_network_too(make_job: MakeJob) -> None:
+def test_a_warm_start_has_the_network_too(make_job):
     job = make_job("    import numpy", TAKE_TURNS, strategy="torch_ddp", workers=2)
     run = Local(network=Network(bandwidth="20Mbit"), warm=True).launch(job)
     assert run.warm
     assert EARLIEST < transfer_seconds(run)[1] / theory(2.5e6) < LATEST
 
 
-def test_the_workshop_s_own_ranks_feel_it_and_stamped_links_where_there_is_no_netem() -> None:
+def test_the_workshop_s_own_ranks_feel_it_and_stamped_links_where_there_is_no_netem():
     job = TrainingJob.load(JOBS / "measure_all_reduce")
     job = job.replace(workers=3, arguments={"nbytes": 300_000, "repeats": 1})
     plain = Local(network=Network(bandwidth="10Mbit")).launch(job).wait(60)
     assert plain.metrics["all_reduce_seconds"].max() > EARLIEST * 4 / 3 * 300_000 / 1.25e6
     delayed = Local(network=Network(bandwidth="10Mbit", latency="50ms")).launch(job).wait(60)
-    assert delayed.network is not None
     assert ("network namespaces" if has_netem() else "stamped links") in delayed.network
     assert delayed.metrics["all_reduce_seconds"].max() > EARLIEST * 4 / 3 * 300_000 / 1.25e6 + 4 * 0.05
     for run in (plain, delayed):
@@ -222,7 +213,7 @@ MPI = """
 """
 
 
-def test_each_rank_of_mpi_has_a_host_of_its_own_and_its_bytes_pass_the_network(make_job: MakeJob) -> None:
+def test_each_rank_of_mpi_has_a_host_of_its_own_and_its_bytes_pass_the_network(make_job):
     pytest.importorskip("mpi4py")
     job = make_job(
         MPI,
@@ -264,9 +255,7 @@ def test_each_rank_of_mpi_has_a_host_of_its_own_and_its_bytes_pass_the_network(m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["mpirun", "worker-1"])
-def test_hosts_of_mpi_are_gone_with_the_run_whoever_is_killed(
-    victim: str, make_job: MakeJob, watch: Watch, nothing_is_left: Path
-) -> None:
+def test_hosts_of_mpi_are_gone_with_the_run_whoever_is_killed(victim, make_job, watch, nothing_is_left):
     job = make_job(MPI, "print('ready', flush=True)\ntime.sleep(1000)", strategy="mpi", workers=2)
     interfaces, before = network_interfaces(), networks()
     with Local(network=Network(bandwidth="100Mbit")).launch(job) as run:
@@ -294,7 +283,7 @@ def test_hosts_of_mpi_are_gone_with_the_run_whoever_is_killed(
         ("mnist_parameter_server", "tensorflow"),
     ],
 )
-def test_every_framework_trains_in_it(name: str, package: str) -> None:
+def test_every_framework_trains_in_it(name, package):
     pytest.importorskip(package)
     job = TrainingJob.load(JOBS / name).replace(workers=2, arguments={"epochs": 1}, timeout="4min")
     run = Local(network=Network.parse("100Mbit"), warm=True).launch(job).wait()

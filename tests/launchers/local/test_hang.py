@@ -7,10 +7,11 @@ That the frames of libraries are passed over, and equal stacks shown once, is te
 import re
 
 import pytest
-from conftest import MakeJob
+from conftest import failure_of
 
 from workshop_utils.launchers.local import Local
-from workshop_utils.runs import RunFailed
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 SAY = """
     import os, signal, subprocess, sys, threading, time
@@ -19,16 +20,14 @@ SAY = """
 """
 
 
-def reason(make_job: MakeJob, *script: str, warm: bool = False, strategy: str = "torch_ddp") -> str:
+def reason(make_job, *script, warm=False, strategy="torch_ddp"):
     """What is said of three workers of which not all end within their time limit."""
     timeout = "6s" if strategy == "mpi" else "4s"
     job = make_job(*script, strategy=strategy, workers=3, timeout=timeout)
     run = Local(warm=warm).launch(job)
     assert run.warm is warm
-    with pytest.raises(RunFailed) as failure:
-        run.wait(60)
+    message = failure_of(run)
     assert 1.5 < run.seconds < 15
-    message = str(failure.value)
     prefix = f"{job.name} did not end within its timeout of {timeout.removesuffix('s')} s. "
     assert message.startswith(prefix)
     said, *stacks = message.removeprefix(prefix).split("\nThe stack of ")
@@ -38,13 +37,8 @@ def reason(make_job: MakeJob, *script: str, warm: bool = False, strategy: str = 
     return said
 
 
-@pytest.fixture(autouse=True)
-def _leaves_nothing(nothing_is_left: None) -> None:
-    pass
-
-
 @pytest.mark.parametrize("warm", [False, True])
-def test_a_rank_that_stands_elsewhere_is_told_from_those_that_wait(warm: bool, make_job: MakeJob) -> None:
+def test_a_rank_that_stands_elsewhere_is_told_from_those_that_wait(warm, make_job):
     script = """
         def data_loader():
             time.sleep(1000)
@@ -110,13 +104,13 @@ DEAF = """
     ],
     ids=["stopped", "deaf to signals", "not there yet", "ended"],
 )
-def test_each_rank_is_named_with_its_state(script: tuple[str, ...], pattern: str, make_job: MakeJob) -> None:
+def test_each_rank_is_named_with_its_state(script, pattern, make_job):
     said = reason(make_job, *script)
     assert re.fullmatch(pattern, said), said
 
 
 @pytest.mark.slow
-def test_a_hanging_rank_of_mpi_is_named(make_job: MakeJob) -> None:
+def test_a_hanging_rank_of_mpi_is_named(make_job):
     script = """
         from mpi4py import MPI
         def elsewhere():

@@ -7,15 +7,14 @@ import pickle
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from conftest import MakeJob, Watch
+from conftest import failure_of
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local, ProcessRun
-from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.launchers.local import Local
+from workshop_utils.runs import RunState
 
 JOB = Path(__file__).parents[3] / "jobs" / "digits_horovod_elastic"
 PATIENCE_SECONDS = 120.0
@@ -30,14 +29,14 @@ needs_horovod = pytest.mark.skipif(
 
 
 @needs_horovod
-def test_an_address_is_read_and_code_in_its_place_is_not_run(tmp_path: Path) -> None:
+def test_an_address_is_read_and_code_in_its_place_is_not_run(tmp_path):
     from workshop_utils.launchers.local.horovod_elastic import PlainUnpickler
 
     address = ({"lo": [("127.0.0.1", 1234)]}, b"secret")
     assert PlainUnpickler(io.BytesIO(pickle.dumps(address))).load() == address
 
     class Trap:
-        def __reduce__(self) -> Any:
+        def __reduce__(self):
             return Path.touch, (tmp_path / "sprung",)
 
     with pytest.raises(pickle.UnpicklingError, match="has no place in an address"):
@@ -48,7 +47,7 @@ def test_an_address_is_read_and_code_in_its_place_is_not_run(tmp_path: Path) -> 
 # Real runs
 
 
-def until(run: ProcessRun, condition: Any) -> None:
+def until(run, condition):
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert run.state is RunState.RUNNING, run.reason
@@ -56,16 +55,16 @@ def until(run: ProcessRun, condition: Any) -> None:
         time.sleep(0.05)
 
 
-def steps_of(run: ProcessRun, size: int) -> list[int]:
+def steps_of(run, size):
     """The steps that were reported by a group of `size`, in the order in which they came."""
     return [record["step"] for record in run.records if record["world_size"] == size]
 
 
-def pids_of(run: ProcessRun, worker: str) -> list[int]:
+def pids_of(run, worker):
     return [start["pid"] for start in run.starts if start["worker"] == worker]
 
 
-def listening_addresses(watch: Watch) -> set[str]:
+def listening_addresses(watch):
     found = set()
     for pid in watch.marked_processes():
         try:
@@ -79,7 +78,7 @@ def listening_addresses(watch: Watch) -> set[str]:
 @needs_horovod
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch: Watch, tmp_path: Path) -> None:
+def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch, tmp_path):
     job = TrainingJob.load(JOB).replace(
         workers=3, timeout="4min", arguments={"steps": 1000, "step-seconds": 0.02}
     )
@@ -110,7 +109,7 @@ def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch: Watch, 
 @needs_horovod
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
-def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path: Path) -> None:
+def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path):
     job = TrainingJob.load(JOB).replace(timeout="4min", arguments={"steps": 80, "step-seconds": 0.02})
     with Local(output=tmp_path).launch(job) as run:
         until(run, lambda: max(steps_of(run, 2), default=0) >= 10)
@@ -128,7 +127,7 @@ def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path: Path) -
 @needs_horovod
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
-def test_when_every_worker_fails_the_run_does_and_shows_the_scripts_own_mistake(make_job: MakeJob) -> None:
+def test_when_every_worker_fails_the_run_does_and_shows_the_scripts_own_mistake(make_job):
     job = make_job(
         """
         from workshop_utils import place
@@ -141,9 +140,7 @@ def test_when_every_worker_fails_the_run_does_and_shows_the_scripts_own_mistake(
         workers=2,
         timeout="2min",
     )
-    with pytest.raises(RunFailed) as caught:
-        Local().launch(job).wait(PATIENCE_SECONDS)
-    said = str(caught.value)
+    said = failure_of(Local().launch(job), PATIENCE_SECONDS)
     assert "no worker is left" in said
     assert "RuntimeError: the learner's mistake" in said
     assert "runpy" not in said

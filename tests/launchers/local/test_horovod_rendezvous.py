@@ -3,7 +3,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from conftest import Watch
@@ -15,7 +14,7 @@ Answer = tuple[int, bytes]
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
+def port():
     """The port of a server that runs as a launcher runs it."""
     with PortReservation(1) as reservation:
         (number,) = reservation.ports
@@ -29,7 +28,7 @@ def port() -> Iterator[int]:
         assert server.returncode == -signal.SIGTERM
 
 
-def ask(port: int, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+def ask(port, method, path, body=None, **headers):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
         connection.request(method, path, body, headers)
@@ -41,7 +40,7 @@ def ask(port: int, method: str, path: str, body: bytes | None = None, **headers:
         connection.close()
 
 
-def test_a_value_is_not_there_until_it_is_put_and_stays_for_slower_ranks_when_one_leaves(port: int) -> None:
+def test_a_value_is_not_there_until_it_is_put_and_stays_for_slower_ranks_when_one_leaves(port):
     value = bytes(range(256))
     assert ask(port, "GET", "/global/0") == (404, b"")
     assert ask(port, "PUT", "/global/0", value) == (200, b"")
@@ -51,14 +50,14 @@ def test_a_value_is_not_there_until_it_is_put_and_stays_for_slower_ranks_when_on
 
 
 @pytest.mark.parametrize("length", ["", "-1", "many", str(2 << 20)])
-def test_a_value_of_unknown_or_absurd_length_is_refused(length: str, port: int) -> None:
+def test_a_value_of_unknown_or_absurd_length_is_refused(length, port):
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(f"PUT /global/2 HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
         assert connection.recv(100).split()[1] == b"400"
     assert ask(port, "GET", "/global/2")[0] == 404
 
 
-def test_it_is_reached_through_loopback_alone(port: int) -> None:
+def test_it_is_reached_through_loopback_alone(port):
     listening = [line.split() for line in open("/proc/net/tcp").readlines()[1:]]  # noqa: SIM115, PTH123
     addresses = {words[1] for words in listening if words[1].endswith(f":{port:04X}") and words[3] == "0A"}
     assert addresses == {f"0100007F:{port:04X}"}

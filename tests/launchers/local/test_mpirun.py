@@ -1,11 +1,8 @@
 """What mpirun prints, told apart; and the hosts on which it starts its daemons in an emulated network."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -30,9 +27,7 @@ def test_a_line_of_a_rank_is_its_worker_s_and_one_without_a_tag_is_mpirun_s(text
     assert list(output.attributed("mpirun", text, "stderr")) == lines
 
 
-def test_mpirun_is_this_environment_s_or_else_the_system_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mpirun_is_this_environment_s_or_else_the_system_s(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path / "system"))
     with pytest.raises(JobError, match=r"^strategy is 'mpi', but there is no mpirun here: install Open MPI"):
@@ -43,7 +38,7 @@ def test_mpirun_is_this_environment_s_or_else_the_system_s(
         assert mpirun_program("strategy is 'mpi'") == str(folder / "mpirun")
 
 
-def test_a_host_takes_no_command_from_who_does_not_know_the_secret() -> None:
+def test_a_host_takes_no_command_from_who_does_not_know_the_secret():
     program = [sys.executable, "-I", "-S", str(PROGRAMS / "mpi_host.py")]
     friend, stranger = {"WORKSHOP_SECRET": "of this run"}, {"WORKSHOP_SECRET": "a guess"}
     with PortReservation(1) as reservation:

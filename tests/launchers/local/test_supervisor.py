@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,7 +16,7 @@ from workshop_utils.launchers.local.run import SUPERVISOR, Event, Process, Proce
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-def python(name: str, script: str, **fields: Any) -> Process:
+def python(name, script, **fields):
     """A process that runs `script` with nothing but the standard library."""
     command = (sys.executable, "-S", "-c", f"import os, signal, sys, time\n{script}")
     return Process(name, command, dict(os.environ), "/", **fields)
@@ -27,32 +25,31 @@ def python(name: str, script: str, **fields: Any) -> Process:
 class Group(ProcessGroup):
     """A group that keeps what it is told."""
 
-    def __init__(self, *processes: Process, timeout_seconds: float = 60, **options: Any) -> None:
+    def __init__(self, *processes, timeout_seconds=60, **options):
         self.events: list[Event] = []
         super().__init__(processes, self.events.append, timeout_seconds, **options)
 
     @property
-    def ended(self) -> Event | None:
+    def ended(self):
         return self.events[-1] if self.events and self.events[-1]["event"] == "ended" else None
 
-    def end(self) -> Event:
+    def end(self):
         """Wait for the end; the last event."""
         assert Watch.eventually(lambda: self.ended, 60), self.events
-        assert self.ended is not None
         return self.ended
 
-    def said(self, name: str) -> list[str]:
+    def said(self, name):
         return [event["text"] for event in self.events if event["event"] == "line" and event["name"] == name]
 
-    def pid(self, name: str) -> int:
-        def started() -> list[int]:
+    def pid(self, name):
+        def started():
             return [e["pid"] for e in self.events if e["event"] == "started" and e["name"] == name]
 
         assert Watch.eventually(started)
         return started()[0]
 
 
-def test_the_events_of_a_group_come_in_their_order() -> None:
+def test_the_events_of_a_group_come_in_their_order():
     group = Group(python("one", "print('out'); print('err', file=sys.stderr); sys.exit(0)"))
     assert group.end() == {"event": "ended", "outcome": "succeeded"}
     kinds = [event["event"] for event in group.events]
@@ -72,8 +69,8 @@ def test_the_events_of_a_group_come_in_their_order() -> None:
     ],
 )
 def test_a_group_succeeds_when_the_awaited_have_ended_and_its_services_leave_or_are_told_to(
-    script: str, leaves: bool, code: int, said: list[str]
-) -> None:
+    script, leaves, code, said
+):
     started_at = time.monotonic()
     group = Group(python("chief", "time.sleep(0.2)"), python("service", script, awaited=False, leaves=leaves))
     assert group.end()["outcome"] == "succeeded"
@@ -82,12 +79,12 @@ def test_a_group_succeeds_when_the_awaited_have_ended_and_its_services_leave_or_
     assert {"event": "exited", "name": "service", "code": code} in group.events
 
 
-def test_a_service_that_fails_fails_the_group() -> None:
+def test_a_service_that_fails_fails_the_group():
     group = Group(python("chief", "time.sleep(1000)"), python("service", "sys.exit(7)", awaited=False))
     assert group.end() == {"event": "ended", "outcome": "failed", "name": "service", "code": 7}
 
 
-def test_of_two_that_end_badly_at_once_the_one_that_was_killed_is_blamed() -> None:
+def test_of_two_that_end_badly_at_once_the_one_that_was_killed_is_blamed():
     group = Group(python("slow", "time.sleep(1000)"), python("killed", "time.sleep(1000)"))
     supervisor = psutil.Process(group.pid("slow")).ppid()
     killed, slow = group.pid("killed"), group.pid("slow")
@@ -100,13 +97,13 @@ def test_of_two_that_end_badly_at_once_the_one_that_was_killed_is_blamed() -> No
     assert (ended["name"], ended["code"]) == ("killed", -signal.SIGKILL)
 
 
-def test_a_command_that_does_not_exist_is_named() -> None:
+def test_a_command_that_does_not_exist_is_named():
     group = Group(Process("one", ("/no/such/program",), {}, "/"))
     assert group.end() == {"event": "ended", "outcome": "failed", "name": "one", "code": 127}
     assert group.said("one") == ["/no/such/program cannot be started in /: No such file or directory"]
 
 
-def test_a_scratch_folder_holds_its_files_and_is_for_its_owner_alone(nothing_is_left: Path) -> None:
+def test_a_scratch_folder_holds_its_files_and_is_for_its_owner_alone(nothing_is_left):
     scratch = nothing_is_left / "workshop-scratch"
     script = f"print(open({str(scratch / 'a/b.txt')!r}).read(), oct(os.stat({str(scratch)!r}).st_mode)[-3:])"
     group = Group(python("one", script), scratch=scratch, files={"a/b.txt": "hällo"})
@@ -116,13 +113,13 @@ def test_a_scratch_folder_holds_its_files_and_is_for_its_owner_alone(nothing_is_
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_supervisor_that_is_told_to_end_ends_the_group(number: signal.Signals) -> None:
+def test_a_supervisor_that_is_told_to_end_ends_the_group(number):
     group = Group(python("one", "time.sleep(1000)"))
     os.kill(psutil.Process(group.pid("one")).ppid(), number)
     assert group.end() == {"event": "ended", "outcome": "stopped"}
 
 
-def test_what_a_killed_supervisor_has_started_ends_although_nobody_looks_for_it() -> None:
+def test_what_a_killed_supervisor_has_started_ends_although_nobody_looks_for_it():
     group = Group(
         python("one", "time.sleep(1000)")
     )  # without a scratch folder, by which its owner would find it
@@ -132,7 +129,7 @@ def test_what_a_killed_supervisor_has_started_ends_although_nobody_looks_for_it(
     assert Watch.eventually(lambda: not Watch.alive(pid))
 
 
-def test_a_group_that_is_stopped_while_it_starts_ends_by_sigterm_and_needs_no_sigkill() -> None:
+def test_a_group_that_is_stopped_while_it_starts_ends_by_sigterm_and_needs_no_sigkill():
     for _ in range(10):
         group = Group(*(python(name, "time.sleep(1000)") for name in "abcd"))
         group.stop()
@@ -141,7 +138,7 @@ def test_a_group_that_is_stopped_while_it_starts_ends_by_sigterm_and_needs_no_si
         assert codes == {-signal.SIGTERM}
 
 
-def test_a_process_that_stands_still_may_clean_up_when_it_is_told_to_end() -> None:
+def test_a_process_that_stands_still_may_clean_up_when_it_is_told_to_end():
     group = Group(
         python(
             "one",
@@ -157,7 +154,7 @@ def test_a_process_that_stands_still_may_clean_up_when_it_is_told_to_end() -> No
     assert group.said("one") == ["ready", "cleaned up"]
 
 
-def test_processes_are_in_sessions_of_their_own_with_nothing_to_read_and_signals_as_usual() -> None:
+def test_processes_are_in_sessions_of_their_own_with_nothing_to_read_and_signals_as_usual():
     script = """
 print(os.getsid(0) == os.getpid(), repr(sys.stdin.read()), sorted(map(int, os.listdir("/proc/self/fd")))[:4])
 print([str(signal.getsignal(getattr(signal, n))) for n in ("SIGTERM", "SIGHUP", "SIGCHLD", "SIGPIPE")])
@@ -172,14 +169,14 @@ print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
     assert group.said("one") == group.said("two") == direct.stdout.splitlines()
 
 
-def test_the_supervisor_needs_the_standard_library_alone_and_ends_without_a_specification() -> None:
+def test_the_supervisor_needs_the_standard_library_alone_and_ends_without_a_specification():
     command = [sys.executable, "-E", "-s", "-S", str(SUPERVISOR)]
     for text in (b"", b'{"owner": '):
         done = subprocess.run(command, input=text, capture_output=True, check=True, timeout=60)
         assert (done.stdout, done.stderr) == (b"", b"")
 
 
-def test_an_owner_that_has_died_before_the_start_is_noticed(nothing_is_left: Path) -> None:
+def test_an_owner_that_has_died_before_the_start_is_noticed(nothing_is_left):
     script = f"""
 import os, sys
 from workshop_utils.launchers.local.run import Process, ProcessGroup
@@ -194,10 +191,10 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_listener_that_fails_still_hears_the_end() -> None:
-    heard: list[str] = []
+def test_a_listener_that_fails_still_hears_the_end():
+    heard = []
 
-    def listen(event: Event) -> None:
+    def listen(event):
         heard.append(event["event"])
         if event["event"] != "ended":
             raise ValueError("what I make of events is broken")
@@ -207,7 +204,7 @@ def test_a_listener_that_fails_still_hears_the_end() -> None:
     assert len(heard) > 2
 
 
-def test_a_process_whose_first_thread_has_ended_is_not_forgotten() -> None:
+def test_a_process_whose_first_thread_has_ended_is_not_forgotten():
     number = 60 if platform.machine() == "x86_64" else 93  # of the system call `exit`
     script = (
         "import threading, ctypes\n"

@@ -5,14 +5,10 @@ import os
 import signal
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import MakeJob, eventually
+from conftest import eventually
 
-from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local, warm
 from workshop_utils.runs import RunFailed, RunState
 
@@ -26,7 +22,7 @@ SAY = """
 """
 
 
-def texts(job: TrainingJob, **options: Any) -> list[str]:
+def texts(job, **options):
     """What the workers print when they are forked."""
     run = Local(warm=True, **options).launch(job)
     assert run.warm
@@ -50,9 +46,7 @@ def texts(job: TrainingJob, **options: Any) -> list[str]:
         ("print('numpy')", None),
     ],
 )
-def test_the_imports_of_a_script_say_what_it_can_be_forked_from(
-    script: str, framework: str | None, tmp_path: Path
-) -> None:
+def test_the_imports_of_a_script_say_what_it_can_be_forked_from(script, framework, tmp_path):
     (tmp_path / "train.py").write_text(script)
     assert warm.framework_of(tmp_path / "train.py") == framework
 
@@ -60,7 +54,7 @@ def test_the_imports_of_a_script_say_what_it_can_be_forked_from(
 # A forked rank is as a fresh one
 
 
-def test_a_forked_worker_sees_what_a_cold_one_sees(make_job: MakeJob) -> None:
+def test_a_forked_worker_sees_what_a_cold_one_sees(make_job):
     job = make_job(
         SAY,
         """
@@ -91,7 +85,7 @@ def test_a_forked_worker_sees_what_a_cold_one_sees(make_job: MakeJob) -> None:
     assert warmed == cold
 
 
-def test_forked_workers_hold_no_descriptor_of_another(make_job: MakeJob) -> None:
+def test_forked_workers_hold_no_descriptor_of_another(make_job):
     script = (
         SAY
         + """
@@ -106,7 +100,7 @@ def test_forked_workers_hold_no_descriptor_of_another(make_job: MakeJob) -> None
     assert len({link for links in held for link in links}) == 6
 
 
-def test_random_numbers_differ_between_ranks_and_between_runs_and_a_seed_is_kept(make_job: MakeJob) -> None:
+def test_random_numbers_differ_between_ranks_and_between_runs_and_a_seed_is_kept(make_job):
     job = make_job(
         SAY,
         """
@@ -136,9 +130,7 @@ def test_random_numbers_differ_between_ranks_and_between_runs_and_a_seed_is_kept
         ("os._exit(4)", 4, None),
     ],
 )
-def test_exit_codes_are_those_of_python(
-    ending: str, code: int | None, last: str | None, make_job: MakeJob
-) -> None:
+def test_exit_codes_are_those_of_python(ending, code, last, make_job):
     run = Local(warm=True).launch(make_job(SAY, ending))
     assert run.warm
     if code is None:
@@ -159,9 +151,7 @@ def test_exit_codes_are_those_of_python(
     ],
     ids=["chained", "in a library", "syntax"],
 )
-def test_a_traceback_shows_the_learners_frames_and_nothing_of_the_server(
-    script: str, make_job: MakeJob
-) -> None:
+def test_a_traceback_shows_the_learners_frames_and_nothing_of_the_server(script, make_job):
     # A syntax error outside the first import is what a script with a later typo has; it starts cold.
     job = make_job(f"{script}\nimport numpy\n")
     errors = []
@@ -174,7 +164,7 @@ def test_a_traceback_shows_the_learners_frames_and_nothing_of_the_server(
     assert "supervisor" not in "".join(errors[1])
 
 
-def test_what_is_to_run_at_exit_runs_and_threads_are_waited_for(make_job: MakeJob) -> None:
+def test_what_is_to_run_at_exit_runs_and_threads_are_waited_for(make_job):
     job = make_job(
         SAY,
         """
@@ -190,7 +180,7 @@ def test_what_is_to_run_at_exit_runs_and_threads_are_waited_for(make_job: MakeJo
     assert "".join(texts(job)) == "the script is donethe thread is doneat exit"
 
 
-def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job: MakeJob) -> None:
+def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job):
     job = make_job(SAY, "print('ready'); time.sleep(0.5)")
     run = Local(warm=True).launch(job)
     assert next(run.logs(follow=True)).text == "ready"
@@ -214,11 +204,11 @@ LATE = """
 
 
 @pytest.fixture
-def server_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], warm.WarmServer]]:
+def server_of(tmp_path, monkeypatch):
     """Makes the server that has imported a module with this source, and has jobs use it."""
-    made: list[warm.WarmServer] = []
+    made = []
 
-    def make(source: str) -> warm.WarmServer:
+    def make(source):
         name = f"imported_{len(list(tmp_path.glob('imported_*.py')))}"
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
         made.append(warm.WarmServer((name,)))
@@ -231,9 +221,7 @@ def server_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         server.close()
 
 
-def test_a_server_that_has_a_second_thread_forks_no_more_and_the_run_says_so(
-    make_job: MakeJob, server_of: Callable[[str], warm.WarmServer]
-) -> None:
+def test_a_server_that_has_a_second_thread_forks_no_more_and_the_run_says_so(make_job, server_of):
     server = server_of(LATE)
     job = make_job(SAY, "print('ready')")
     assert texts(job) == ["ready"]
@@ -243,9 +231,7 @@ def test_a_server_that_has_a_second_thread_forks_no_more_and_the_run_says_so(
         Local(warm=True).launch(job).wait(60)
 
 
-def test_where_a_library_starts_a_thread_when_it_is_imported_jobs_start_cold(
-    make_job: MakeJob, server_of: Callable[[str], warm.WarmServer]
-) -> None:
+def test_where_a_library_starts_a_thread_when_it_is_imported_jobs_start_cold(make_job, server_of):
     server_of(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
     )
@@ -254,9 +240,7 @@ def test_where_a_library_starts_a_thread_when_it_is_imported_jobs_start_cold(
     assert not run.warm
 
 
-def test_what_a_library_says_when_it_is_imported_is_shown_if_that_fails(
-    server_of: Callable[[str], warm.WarmServer], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_library_says_when_it_is_imported_is_shown_if_that_fails(server_of, capfd):
     server_of("import os\nos.write(2, b'a notice')")
     assert capfd.readouterr().err == ""
     with pytest.raises(
@@ -267,41 +251,8 @@ def test_what_a_library_says_when_it_is_imported_is_shown_if_that_fails(
         server_of("import os\nos.write(2, b'the reason')\nos.abort()")
 
 
-def test_what_a_server_says_later_is_heard(
-    make_job: MakeJob, server_of: Callable[[str], warm.WarmServer], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_server_says_later_is_heard(make_job, server_of, capfd):
     server = server_of("import os, signal\nsignal.signal(signal.SIGUSR2, lambda *_: os.write(2, b'heard'))")
     assert texts(make_job(SAY, "print('ready')")) == ["ready"]
     os.kill(server._process.pid, signal.SIGUSR2)
     assert eventually(lambda: "heard" in capfd.readouterr().err, 10)
-
-
-# PyTorch
-
-
-@pytest.mark.slow
-def test_ranks_of_torch_that_are_forked_reduce_the_same_numbers_as_cold_ones(make_job: MakeJob) -> None:
-    job = make_job(
-        """
-    import torch
-    import torch.distributed as dist
-    from workshop_utils import place
-    here = place.here()
-    dist.init_process_group("gloo")
-    torch.manual_seed(here.rank)
-    values = torch.rand(1001)
-    dist.all_reduce(values)
-    place.report(1, loss=values.sum(), threads=torch.get_num_threads())
-    dist.destroy_process_group()
-    """,
-        strategy="torch_ddp",
-        workers=3,
-    )
-    cold = Local().launch(job).wait(120)
-    first, second = (Local(warm=True).launch(job).wait(120) for _ in range(2))
-    assert first.warm
-    assert second.warm
-    losses = {loss for run in (cold, first, second) for loss in run.metrics["loss"]}
-    assert len(losses) == 1
-    assert set(second.metrics["threads"]) == {1}
-    assert second.seconds < cold.seconds
