@@ -197,10 +197,13 @@ class TrainingJob(Description):
             nodes = max(1, (workers or per_node) // per_node)
         per_node = per_node or max(1, (workers or nodes) // nodes)
         if workers not in (None, nodes * per_node):
-            raise ValueError(
-                f"workers is {workers}; it must be nodes × processes_per_node, here {nodes} × {per_node}: leave one of "
-                "the three out"
-            )
+            if given["nodes"] and given["processes_per_node"]:
+                raise ValueError(
+                    f"workers is {workers}; it must be nodes × processes_per_node, here {nodes} × {per_node}: leave "
+                    "one of the three out"
+                )
+            name = "nodes" if given["nodes"] else "processes_per_node"
+            raise ValueError(f"workers is {workers}; it must be a multiple of {name}, here {given[name]}")
         return {**values, "workers": nodes * per_node, "nodes": nodes, "processes_per_node": per_node}
 
     @model_validator(mode="after")
@@ -247,8 +250,10 @@ class TrainingJob(Description):
         New `workers` keep the processes per node, and a new number of nodes or of processes per node gives new workers.
         """
         values = {name: getattr(self, name) for name in self.model_fields_set | {"folder"}}
-        if changes.keys() & {"workers", "nodes", "processes_per_node"}:
-            values.pop("nodes" if "workers" in changes else "workers", None)
+        layout = {"workers", "nodes", "processes_per_node"}
+        if changed := changes.keys() & layout:
+            stale = layout if len(changed) > 1 else {"nodes" if "workers" in changed else "workers"}
+            values = {name: value for name, value in values.items() if name not in stale}
         for name in ("arguments", "environment"):
             if isinstance(changes.get(name), Mapping):
                 changes[name] = {**values.get(name, {}), **changes[name]}

@@ -65,7 +65,7 @@ class Run(ABC):
     """A started job. Leaving its `with` block stops whatever still runs.
 
     Attributes:
-        waits_for: what a cluster has not got for it yet, such as free nodes; empty once it runs.
+        waits_for: what the job is still waiting for, such as free nodes; empty once it runs.
     """
 
     waits_for: str = ""

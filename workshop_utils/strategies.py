@@ -101,7 +101,7 @@ class ProcessSpec:
 
     @property
     def name(self) -> str:
-        """How logs and tables call it, for example `worker-1`; a helper that is alone has its role's name."""
+        """How logs and tables call it, for example `worker-1`; mpirun is called just that."""
         return self.role if self.role == "mpirun" else f"{self.role}-{self.index}"
 
     @property
@@ -151,7 +151,7 @@ class Strategy:
     def plan(self, job: TrainingJob, addresses: Addresses | None = None) -> list[ProcessSpec]:
         """The processes of `job`, in the order in which they are started.
 
-        Without `addresses` on one node, for who wants to know which processes there are and which of them listen.
+        Without `addresses`, on one node: for callers that only ask which processes there are, and which of them listen.
         """
         addresses = addresses or Addresses()
         specs = _on_nodes(self._processes(job, addresses), len(addresses.nodes))
@@ -477,11 +477,13 @@ def _workers(job: TrainingJob, listening: int = 0, awaited: bool = True) -> list
 def _on_nodes(specs: Sequence[ProcessSpec], nodes: int) -> list[ProcessSpec]:
     """`specs` with their node and local rank.
 
-    The ranks that train fill one node after the other, the same number on each; servers go to the nodes in turn, and
-    helpers to the first.
+    Workers fill one node after the other, the same number on each; servers go to the nodes in turn, and helpers to the
+    first. So does a chief, unless there is a node for each worker and for the chief.
     """
-    trainers = sum(spec.rank is not None and spec.role != "server" for spec in specs)
-    per_node = max(1, math.ceil(trainers / nodes))
+    workers = sum(spec.role == "worker" for spec in specs)
+    trainers = workers + sum(spec.role == "chief" for spec in specs)
+    chief_apart = nodes == trainers
+    per_node = max(1, math.ceil((trainers if chief_apart else workers) / nodes))
     trained = served = 0
     ranks: Counter[int] = Counter()
     placed = []
@@ -489,7 +491,7 @@ def _on_nodes(specs: Sequence[ProcessSpec], nodes: int) -> list[ProcessSpec]:
         node = 0
         if spec.role in ("ps", "server"):
             node, served = served % nodes, served + 1
-        elif spec.rank is not None:
+        elif spec.role == "worker" or (spec.role == "chief" and chief_apart):
             node, trained = trained // per_node, trained + 1
         placed.append(replace(spec, node=node, local_rank=ranks[node] if spec.rank is not None else 0))
         ranks[node] += spec.rank is not None

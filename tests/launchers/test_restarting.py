@@ -82,3 +82,12 @@ def test_a_second_start_that_cannot_be_made_ends_the_run(make_job, watch):
         os.kill(run.starts[0]["pid"], signal.SIGKILL)
         with pytest.raises(RunFailed, match=r"could not be started again: script is 'train\.py'"):
             run.wait(60)
+
+
+def test_checkpoints_of_the_job_stay_where_the_job_says(make_job, tmp_path):
+    job = make_job(
+        "from workshop_utils import place\n(place.checkpoint_folder() / 'saved').write_text('1')",
+        checkpoints=str(tmp_path / "kept"),
+    )
+    Restarting(Local(), restarts=1).launch(job).wait(60)
+    assert (tmp_path / "kept" / "saved").read_text() == "1"

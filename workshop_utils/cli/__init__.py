@@ -98,9 +98,7 @@ def launch(
         return
     if restarts:
         if on != "local":
-            raise JobError(
-                f"--restarts is for local runs; {on} restarts jobs by itself, where its config says so"
-            )
+            raise JobError(f"--restarts is for local runs; {on} has its own way of restarting jobs")
         from workshop_utils.launchers.restarting import Restarting
 
         launcher = Restarting(launcher, restarts)

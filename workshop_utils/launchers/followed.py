@@ -14,6 +14,7 @@ from workshop_utils.runs import Run, RunState
 Receive = Callable[[str, str, str], None]  # worker, text, stream
 
 BLIND_SECONDS = 120.0  # how long a target may not answer before the run is given up
+STOP_SECONDS = 300.0  # how long a target may take to end a job that it has agreed to stop
 
 
 class Unreachable(RuntimeError):
@@ -40,7 +41,7 @@ class Remote(Protocol):
 
 
 class FollowedRun(Run):
-    """A job on another machine. Leaving its `with` block stops it.
+    """A job on another machine. Leaving its `with` block stops it, even a job whose run was given up.
 
     A thread reads state and log every `poll_seconds`. If the target does not answer for two minutes, the run fails
     with a message that says that the job may still be running. The message of a job that failed ends with the last
@@ -53,16 +54,19 @@ class FollowedRun(Run):
         super().__init__(name, workers)
         self._remote, self._poll_seconds = remote, poll_seconds
         self._wake = threading.Event()
-        self._stopping = False
+        self._stopped_at: float | None = None  # when the target agreed to stop the job
+        self._has_ended = False  # the target said so
         threading.Thread(target=self._follow, name="workshop-run", daemon=True).start()
 
+    def stop(self) -> None:
+        """End the job; returns when the target reports its end. Raises what the target says where it refuses."""
+        super().stop()
+        if not self._has_ended and self._stopped_at is None:  # given up, but perhaps still running
+            self._request_stop()
+
     def _request_stop(self) -> None:
-        self._stopping = True
-        try:
-            self._remote.stop()
-        except BaseException:
-            self._stopping = False
-            raise
+        self._remote.stop()
+        self._stopped_at = time.monotonic()
         self._wake.set()
 
     def _follow(self) -> None:
@@ -73,32 +77,51 @@ class FollowedRun(Run):
             reason = f"{reason}. {type(error).__name__}: {error}"
             raise
         finally:
-            self._remote.close()
-            self._finish(state, reason)
+            try:
+                self._remote.close()
+            finally:
+                self._finish(state, reason)
 
     def _until_ended(self) -> tuple[RunState, str]:
         answered = time.monotonic()
         while True:
             try:
                 state, reason = self._remote.look()
-                self.waits_for = reason if state is RunState.RUNNING else ""
-                self._remote.read(self._receive_line)
                 answered = time.monotonic()
             except Unreachable as error:
-                state = RunState.RUNNING
+                state, reason = RunState.RUNNING, ""
                 if time.monotonic() - answered > BLIND_SECONDS:
-                    return RunState.FAILED, f"{self.name} does not answer, and may still be running. {error}"
+                    lost = f"{self.name} does not answer, and may still be running. {error}"
+                    return (RunState.STOPPED, "") if self._stopped_at else (RunState.FAILED, lost)
+            self.waits_for = reason if state is RunState.RUNNING else ""
+            self._read()
             if state is not RunState.RUNNING:
-                # Its end may have come just before the stop.
-                stopped = self._stopping and state is RunState.FAILED
-                return (RunState.STOPPED, "") if stopped else (state, self._explained(state, reason))
+                self._has_ended = True
+                return self._outcome(state, reason)
+            if self._stopped_at is not None and time.monotonic() - self._stopped_at > STOP_SECONDS:
+                return RunState.STOPPED, ""
             self._wake.wait(self._poll_seconds)
             self._wake.clear()
 
-    def _explained(self, state: RunState, reason: str) -> str:
-        """`reason`, and if the run failed the last lines of the worker that it names, or else of all."""
-        if state is not RunState.FAILED:
-            return reason
+    def _read(self) -> None:
+        """Take in what is new in the log; a log that cannot be read does not change how the job ends."""
+        try:
+            self._remote.read(self._receive_line)
+        except Unreachable as error:
+            warning = f"the log cannot be read: {error}"
+            if all(line.text != warning for line in self.logs(worker=self.name)):
+                self._receive_line(self.name, warning, "stderr")
+
+    def _outcome(self, state: RunState, reason: str) -> tuple[RunState, str]:
+        """How the run ended, once the target has said how the job did."""
+        if self._stopped_at is not None and state is RunState.FAILED:
+            return RunState.STOPPED, ""
+        if self._stopped_at is None and state is RunState.STOPPED:
+            return RunState.FAILED, f"{self.name} was stopped, but not by this run"
+        return state, self._explained(reason) if state is RunState.FAILED else reason
+
+    def _explained(self, reason: str) -> str:
+        """`reason`, and the last lines of the worker that it names, or else of all."""
         named = next((worker for worker in self.workers if re.search(rf"\b{worker}\b", reason)), None)
         lines = [line.text if named else str(line) for line in self.logs(worker=named)]
         return f"{reason.removesuffix('.')}. {output.last_lines(lines)}" if lines else reason

@@ -31,7 +31,7 @@ class Restarting:
     """Launches jobs with `launcher`, and again whenever they fail, at most `restarts` times.
 
     A hang counts as a failure once the job's timeout has ended it. `checkpoints` is the folder in which a job keeps
-    its checkpoints; without it they are gone when the run ends.
+    its checkpoints, in place of the job's own; without either they are gone when the run ends.
 
     Raises:
         JobError: if `restarts` is less than 0.
@@ -45,8 +45,13 @@ class Restarting:
 
     def render(self, job: TrainingJob) -> Any:
         """The request of the first start. Starts nothing. Raises as the launcher does."""
-        folder = self.checkpoints or Path(tempfile.gettempdir()) / "workshop-checkpoints-..."
+        folder = self.folder_for(job) or Path(tempfile.gettempdir()) / "workshop-checkpoints-..."
         return self.launcher.render(attempt_of(job, 0, folder))
+
+    def folder_for(self, job: TrainingJob) -> Path | None:
+        """Where checkpoints of `job` stay; None for a folder that goes with the run."""
+        own = job.storage("checkpoints", "folder")
+        return self.checkpoints or (Path(own).absolute() if own else None)
 
     def launch(self, job: TrainingJob) -> RestartedRun:
         """Start the job. Raises as the launcher does; nothing has been started then."""
@@ -68,8 +73,9 @@ class RestartedRun(Run):
 
     def __init__(self, job: TrainingJob, launcher: Restarting) -> None:
         self._job, self._launcher = job, launcher
-        self._own_folder = launcher.checkpoints is None
-        self._folder = launcher.checkpoints or Path(tempfile.mkdtemp(prefix="workshop-checkpoints-"))
+        folder = launcher.folder_for(job)
+        self._own_folder = folder is None
+        self._folder = folder or Path(tempfile.mkdtemp(prefix="workshop-checkpoints-"))
         self._stopping = False
         self._starting = threading.Lock()  # between a new start and a stop
         self.attempts: list[Run] = []

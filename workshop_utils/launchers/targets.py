@@ -28,7 +28,6 @@ _LAUNCHERS = {
     "spark": ("spark", "Spark"),
 }
 TARGETS = tuple(_LAUNCHERS)
-_NEEDS_CONFIG = ("sagemaker", "sagemaker-local")
 _OLD_NAMES = {"sagemaker-stand-in": "sagemaker-local", "kubernetes-stand-in": "kubernetes-local"}
 
 
@@ -70,7 +69,7 @@ def launcher_for(target: str, config: Path | None = None, network: Network | Non
         return local
     if network is not None:
         raise JobError(f"--network is for local runs; {target} has a network of its own")
-    if config is None and target in _NEEDS_CONFIG:
+    if config is None and target == "sagemaker":
         raise JobError(
             f"--config is missing; {target} needs a place.yaml with a role, as in jobs/clusters/sagemaker/"
         )

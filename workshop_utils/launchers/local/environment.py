@@ -22,7 +22,7 @@ PROGRAMS = Path(__file__).parent  # what `strategies.PROGRAMS` stands for on thi
 # A job must not believe that it is part of the run from which it was launched, nor plot into a notebook.
 FOREIGN_VARIABLES = re.compile(
     r"(OMPI_|PMIX_|PMI_|PRTE_|HOROVOD_|SM_|TORCHELASTIC_|SLURM_(?!CONF$)"
-    r"|WORKSHOP_(DATA|MODEL|CHECKPOINTS|SERVERS|SECRET|LINK|INDEX)$"
+    r"|WORKSHOP_(DATA|MODEL|CHECKPOINTS|SERVERS|SECRET|LINK|INDEX|SUBNET|EMULATED)$"
     r"|(TF_CONFIG|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|MPLBACKEND)$)"
 )
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers import output
 from workshop_utils.launchers.local import warm
 from workshop_utils.launchers.local.environment import (
     PROGRAMS,
@@ -58,7 +59,7 @@ class LocalRequest:
 
 
 def _shown(name: str, value: str) -> str:
-    return "****" if "SECRET" in name else shlex.quote(value)
+    return "****" if output.SECRET.search(name) else shlex.quote(value)
 
 
 class Local:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers import output
 from workshop_utils.launchers.local.environment import inherited_variables, scratch_folder, shared_variables
 from workshop_utils.launchers.local.launcher import LocalRequest
 from workshop_utils.launchers.local.run import Process, ProcessRun
@@ -44,7 +45,10 @@ class SparkRequest(LocalRequest):
     """What `launch` would start: the driver, Spark's properties, and the variables of the ranks in its tasks."""
 
     def __str__(self) -> str:
-        properties = re.sub(r"(?m)^(\S*secret) .*", r"\1 ****", self.files["conf/spark-defaults.conf"])
+        lines = self.files["conf/spark-defaults.conf"].splitlines()
+        properties = "\n".join(
+            f"{name} ****" if output.SECRET.search(name := line.partition(" ")[0]) else line for line in lines
+        )
         (driver,) = self.added
         tasks = [
             f"\n\n# {worker}, in a task\n"
@@ -53,7 +57,7 @@ class SparkRequest(LocalRequest):
                 self.workers, json.loads(self.files.get("ranks.json", "[]")), strict=False
             )
         ]
-        return f"# spark-defaults.conf\n{properties}\n{super().__str__()}{''.join(tasks)}"
+        return f"# spark-defaults.conf\n{properties}\n\n{super().__str__()}{''.join(tasks)}"
 
     __repr__ = __str__
 
@@ -102,6 +106,8 @@ class Spark:
         strategy = strategy_of(job)
         if job.strategy not in STRATEGIES:
             raise JobError(f"strategy is {job.strategy!r}; Spark starts PyTorch's ranks: use 'torch_ddp'")
+        if (job.nodes or 1) > 1:
+            raise JobError(f"nodes is {job.nodes}; Spark decides where its executors run: leave it out")
         environment = environment_of(job)
         python = sys.executable if environment is None else str(environment.folder / "bin" / "python")
         elsewhere = {
