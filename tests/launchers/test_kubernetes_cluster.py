@@ -88,7 +88,17 @@ def test_a_pod_that_cannot_be_scheduled_says_so_once(server, job):
         with pytest.raises(TimeoutError):
             started.wait(timeout_seconds=0.5)
         assert len(list(started.logs())) == 1
-        assert started.waits_for == "ddp-master-0: FailedScheduling: 2 Insufficient cpu."
+        assert started.waits_for == "pod ddp-master-0 to start (FailedScheduling: 2 Insufficient cpu.)"
+
+
+def test_logs_are_followed_where_events_may_not_be_read(server, job):
+    server.pods = [pod("master"), pod("worker", "Pending")]
+    server.logs = {"ddp-master-0": stamped("hello")}
+    server.script["GET", "events"] = [refused(403, "no events")] * 1000
+    with Kubernetes().launch(job) as started:
+        lines = started.logs(follow=True)
+        while (line := str(next(lines))) != "[worker-0] hello":
+            assert "no events" in line
 
 
 def test_a_job_that_somebody_else_deletes_has_failed(server, job):

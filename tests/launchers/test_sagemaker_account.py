@@ -137,6 +137,16 @@ def test_a_job_that_cannot_be_stopped_is_said_to_cost_money_and_can_be_stopped_a
         run.download_model("nowhere")
 
 
+def test_a_job_that_sagemaker_stops_at_its_limit_has_failed(make_job):
+    aws, stubs = scripted("sagemaker", "logs")
+    for _ in range(1 + LATE_LOOKS):
+        stubs["sagemaker"].add_response("describe_training_job", description("Stopped", "MaxRuntimeExceeded"))
+    no_logs(stubs["logs"], 1 + LATE_LOOKS)
+    run = SageMakerRun(submission(make_job), aws, poll_seconds=0.01)
+    with pytest.raises(RunFailed, match="failed: MaxRuntimeExceeded: the job met its time limit"):
+        run.wait(20)
+
+
 def test_logs_are_read_from_where_they_were_left_and_end_with_sagemaker_s_reason(make_job):
     aws, stubs = scripted("sagemaker", "logs")
     failed = description("Failed", "Failed", FailureReason="CapacityError: Unable to provision")

@@ -230,6 +230,12 @@ def test_the_command_line_launches_in_the_account_and_on_emulated_instances(
     assert "step 1, loss 0.5000" in emulated.stdout
 
 
+def test_the_emulator_renders_a_job_whose_model_and_checkpoints_go_to_folders(make_job, tmp_path):
+    job = make_job("import torch", strategy="torch_ddp", workers=2)
+    folders = job.replace(outputs=str(tmp_path / "models"), checkpoints=str(tmp_path / "saved"))
+    assert str(tmp_path) not in str(EmulatedSageMaker().render(folders))
+
+
 def test_with_a_role_the_emulator_refuses_what_sagemaker_would(make_job):
     job = make_job("import horovod.torch", strategy="horovod", workers=2)
     with pytest.raises(JobError, match="image is missing"):

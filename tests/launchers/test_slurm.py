@@ -11,7 +11,8 @@ from conftest import eventually, failure_of
 from slurm_cluster import SlurmCluster
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.slurm import Slurm
+from workshop_utils.launchers.followed import Unreachable
+from workshop_utils.launchers.slurm import Slurm, SlurmJob
 from workshop_utils.runs import RunState
 from workshop_utils.strategies import STRATEGIES
 
@@ -343,6 +344,88 @@ def test_without_sbatch_a_launch_says_where_to_go(make_job, monkeypatch, tmp_pat
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JobError, match="there is no sbatch here"):
         Slurm(folder=tmp_path / "shared").launch(make_job(""))
+
+
+def test_each_job_has_the_same_number_of_ports_and_no_more(make_job):
+    scripts = [
+        Slurm().render(make_job("", strategy="multi_worker_mirrored", workers=count)).script
+        for count in (2, 64)
+    ]
+    lines = {line for script in scripts for line in script.splitlines() if line.startswith("port=")}
+    assert len(lines) == 1
+    with pytest.raises(
+        JobError, match="'multi_worker_mirrored' needs 65 ports for these workers; a job on Slurm has 64"
+    ):
+        Slurm().render(make_job("", strategy="multi_worker_mirrored", workers=65))
+
+
+def test_a_job_keeps_a_tmpdir_of_its_own(make_job):
+    assert "TMPDIR" not in Slurm().render(make_job("")).script
+    assert "export TMPDIR=/fast" in Slurm().render(make_job("", environment={"TMPDIR": "/fast"})).script
+
+
+def test_a_folder_of_runs_within_the_job_s_own_is_refused(make_job):
+    job = make_job("")
+    with pytest.raises(JobError, match="it lies in the job's folder"):
+        Slurm(folder=job.folder / "runs").launch(job)
+    assert [path.name for path in job.folder.iterdir()] == ["train.py"]
+
+
+# A submitted job, as Slurm's commands and the log show it; the commands are scripts that answer.
+
+
+@pytest.fixture
+def submitted(tmp_path, monkeypatch):
+    """`submitted(state, log)` is job 7, of two ranks, in that state; `scancel` refuses."""
+
+    def submitted(state, log):
+        scontrol = f"#!/bin/sh\necho 'JobId=7 Reason=None {state}'\n"
+        for name, text in {"scontrol": scontrol, "scancel": "#!/bin/sh\necho no >&2; exit 1\n"}.items():
+            (tmp_path / name).write_text(text)
+            (tmp_path / name).chmod(0o700)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        (tmp_path / "log").write_text(log)
+        return SlurmJob("train", "7", tmp_path, ("worker-0", "worker-1"))
+
+    return submitted
+
+
+def test_a_job_that_cannot_be_cancelled_is_said_to_run(submitted):
+    with pytest.raises(JobError, match=r"^train could not be cancelled and may still run: scancel 7\. no$"):
+        submitted("JobState=RUNNING ExitCode=0:0", "").stop()
+
+
+def test_a_script_that_a_signal_ended_is_said_to_be_killed(submitted):
+    state = submitted("JobState=FAILED ExitCode=0:9", "").look()
+    assert state == (RunState.FAILED, "train failed: the script was killed by SIGKILL")
+
+
+def test_a_requeued_job_does_not_fail_for_what_its_first_life_printed(submitted):
+    first = "job 7 starts on a\nsrun: error: a: task 1: Exited with exit code 3\n"
+    job = submitted("JobState=FAILED ExitCode=2:0", f"{first}job 7 starts on b\nno data\n")
+    assert job.look()[1] == "train failed: the script ended with exit code 2"
+
+
+def test_the_last_line_is_passed_on_without_a_line_end_once_the_job_has_ended(submitted):
+    lines = []
+    job = submitted("JobState=RUNNING ExitCode=0:0", "0: one\n0: two")
+    job.look()
+    job.read(lambda *line: lines.append(line[1]))
+    assert lines == ["one"]
+    submitted("JobState=COMPLETED ExitCode=0:0", "0: one\n0: two")
+    for _ in range(2):
+        job.look()
+        job.read(lambda *line: lines.append(line[1]))
+    assert lines == ["one", "two"]
+
+
+def test_a_log_that_cannot_be_read_may_be_the_next_time(submitted, tmp_path):
+    job = submitted("JobState=FAILED ExitCode=1:0", "")
+    (tmp_path / "log").unlink()
+    (tmp_path / "log").mkdir()  # opening it raises an OSError, as a stale file handle does
+    for ask in (job.look, lambda: job.read(print)):
+        with pytest.raises(Unreachable):
+            ask()
 
 
 def test_the_example_of_a_place_is_one(make_job):

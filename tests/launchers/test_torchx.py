@@ -204,3 +204,12 @@ def test_lines_that_torchrun_has_torn_are_whole_again():
         ("worker-0", "x"),
         ("worker-1", "torn"),
     ]
+
+
+def test_the_environment_of_a_job_is_on_no_command_line(make, watch):
+    job = make(what="1:kill", environment={"HF_TOKEN": "hf_123"})
+    with TorchX().launch(job) as run:
+        assert watch.eventually(lambda: any(line.text.startswith("ready") for line in run.logs()), 90)
+        commands = list(watch.marked_processes().values())
+    assert any("torchrun" in command for command in commands)
+    assert not any("hf_123" in command for command in commands)

@@ -13,7 +13,6 @@ Sources: Slurm 22.05, sbatch(1), srun(1) and scontrol(1).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -33,13 +32,14 @@ from workshop_utils.launchers import output, slurm_task
 from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
 from workshop_utils.launchers.local.environment import PROGRAMS, inherited_variables, shared_variables
 from workshop_utils.launchers.settings import TargetSettings
-from workshop_utils.launchers.source import shipped
+from workshop_utils.launchers.source import LEFT_OUT, shipped
 from workshop_utils.runs import RunState
 from workshop_utils.strategies import MPIRUN, Addresses, ProcessSpec, launched, strategy_of
 from workshop_utils.training import data
 
 SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|KEY$")  # a variable that must not stand in a script
 FIRST_PORT, PORTS = 12_000, 20_000  # the kernel gives away those from 32768 on
+PORTS_PER_JOB = 64  # the same for all jobs, so that those of two jobs do not overlap
 FAILURES = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")
 STATES = {
     "COMPLETED": RunState.SUCCEEDED,
@@ -75,7 +75,8 @@ class SlurmRequest:
 class Slurm(TargetSettings):
     """Launches jobs on the cluster of this machine, which has `sbatch`, as a login node does.
 
-    A job without `nodes` and `processes_per_node` gets a node for each worker.
+    A job without `nodes` and `processes_per_node` gets a node for each worker. The folder in which its script runs is
+    deleted when the job ends: the script writes what is to be kept to the model folder, which is `outputs`.
 
     Attributes:
         folder: shared by this machine and all nodes, under the same path: for source, data, logs and models.
@@ -150,20 +151,27 @@ class Slurm(TargetSettings):
             variables["WORKSHOP_MODEL"] = f"{folder}/model"
         if not Path(job.data).is_dir():  # a folder stays where it is
             variables["WORKSHOP_DATA"] = f"{folder}/files/data"
-        del variables["TMPDIR"]  # each node has its own
+        if "TMPDIR" not in job.environment:
+            del variables["TMPDIR"]  # each node has its own
         secret = {name: variables.pop(name) for name in list(variables) if SECRET.search(name)}
 
         listeners = sum(spec.listens for spec in specs)
+        if listeners > PORTS_PER_JOB:
+            raise JobError(
+                f"strategy {job.strategy!r} needs {listeners} ports for these workers; a job on Slurm has "
+                f"{PORTS_PER_JOB}: take fewer workers"
+            )
         lines = [
             "#!/bin/bash",
             *(f"#SBATCH {option}" for option in self._options(job, folder, nodes, per_node)),
-            "\nset -e",
+            '\necho "job $SLURM_JOB_ID starts on $SLURM_JOB_NODELIST"',  # `_blame` looks for the last such line
+            "set -e",
             *self.setup,
             f"export PATH={quote(str(self.python.parent))}:$PATH",
             "export SLURM_EXPORT_ENV=ALL  # --export=NONE is for this script, not for its srun",
             *(["source ../secrets"] if secret else []),
             'nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))',
-            f"port=$(({FIRST_PORT} + SLURM_JOB_ID * {listeners} % {PORTS - listeners}))",
+            f"port=$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS // PORTS_PER_JOB} * {PORTS_PER_JOB}))",
             *_exports(variables),
             "",
             *map(self._command, helpers),
@@ -245,10 +253,14 @@ def _expanded(text: str) -> str:
 def _write(job: TrainingJob, folder: Path, secret: Mapping[str, str]) -> None:
     """Fill the run's folder with what the script needs."""
     files = folder / "files"
+    if folder.resolve().is_relative_to(job.folder.resolve()):
+        raise JobError(
+            f"folder is {folder.parent}; it lies in the job's folder, {job.folder}: take one outside"
+        )
     folder.mkdir(mode=0o700, parents=True)
     for path in (job.outputs or folder / "model", job.checkpoints or folder):
         Path(path).mkdir(parents=True, exist_ok=True)
-    shutil.copytree(job.folder, files / "source", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(job.folder, files / "source", ignore=shutil.ignore_patterns(*LEFT_OUT))
     shutil.copytree(PROGRAMS, files / "programs", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(slurm_task.__file__, files / "task.py")
     if not Path(job.data).is_dir():
@@ -285,45 +297,66 @@ class SlurmJob:
 
     def look(self) -> tuple[RunState, str]:
         """The job's state now, and why it failed or waits. Raises Unreachable."""
-        answer = _slurm("scontrol", "show", "job", "--oneliner", self._number)
-        if answer.returncode:
-            raise Unreachable(answer.stderr.strip())
-        job = dict(re.findall(r"\b(JobState|Reason|ExitCode)=(\S+)", answer.stdout))
+        answer = self._ask("scontrol", "show", "job", "--oneliner", self._number)
+        job = dict(re.findall(r"\b(JobState|Reason|ExitCode)=(\S+)", answer))
         self._state = job["JobState"]
         if self._state == "PENDING":
             return RunState.RUNNING, f"Slurm to start job {self._number}, which is pending: {job['Reason']}"
         state = STATES.get(self._state, RunState.RUNNING)
-        return state, self._blame(int(job["ExitCode"].split(":")[0])) if state is RunState.FAILED else ""
+        code, killed = map(int, job["ExitCode"].split(":"))
+        return state, self._blame(-killed or code) if state is RunState.FAILED else ""
 
     def read(self, receive: Receive) -> None:
-        """Pass on what is new in the log."""
+        """Pass on what is new in the log. Raises Unreachable."""
         new = self._log(self._position)
         self._position += len(new)
         for line in self._lines(new):
             receive(*line)
 
     def stop(self) -> None:
-        """Cancel the job."""
-        answer = _slurm("scancel", self._number)
-        if answer.returncode:
-            raise Unreachable(answer.stderr.strip())
+        """Cancel the job. Raises JobError if Slurm refuses, or does not answer."""
+        try:
+            self._ask("scancel", self._number)
+        except Unreachable as error:
+            message = (
+                f"{self._name} could not be cancelled and may still run: scancel {self._number}. {error}"
+            )
+            raise JobError(message) from None
 
     def close(self) -> None:
         """Leave nothing but log and model, unless the job may still need the rest."""
         if self._state in STATES:
             shutil.rmtree(self._folder / "files", ignore_errors=True)
 
+    def _ask(self, *words: str) -> str:
+        """What one of Slurm's commands prints. Raises Unreachable."""
+        try:
+            answer = _slurm(*words)
+        except OSError as error:  # such as too many open files
+            raise Unreachable(str(error)) from None
+        if answer.returncode:
+            raise Unreachable(answer.stderr.strip())
+        return answer.stdout
+
     def _log(self, start: int = 0) -> bytes:
-        """What the job has printed from byte `start` on, as far as lines are whole; nothing before it has started."""
-        with contextlib.suppress(FileNotFoundError), (self._folder / "log").open("rb") as file:
-            file.seek(start)
-            content = file.read()
-            return content[: content.rfind(b"\n") + 1]
-        return b""
+        """What the job has printed from byte `start` on; nothing before it has started.
+
+        The last line is left out while it is not whole, unless the job has ended. Raises Unreachable.
+        """
+        try:
+            with (self._folder / "log").open("rb") as file:
+                file.seek(start)
+                content = file.read()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:  # such as a stale file handle of NFS
+            raise Unreachable(str(error)) from None
+        return content if self._state in STATES else content[: content.rfind(b"\n") + 1]
 
     def _lines(self, log: bytes) -> Iterator[tuple[str, str, str]]:
         """Worker, text and stream of each line: srun has put a task's number before it, mpirun a tag."""
-        for line in log.decode(errors="replace").split("\n")[:-1]:
+        text = log.decode(errors="replace")
+        for line in text.removesuffix("\n").split("\n") if text else ():
             labelled = re.match(r"\s*(\d+): ?(.*)", line)
             if labelled and int(labelled[1]) < len(self._tasks):
                 yield self._tasks[int(labelled[1])], labelled[2], "stdout"
@@ -331,8 +364,9 @@ class SlurmJob:
                 yield from output.attributed("slurm", line, "stdout")
 
     def _blame(self, code: int) -> str:
-        """Why the job failed: which process failed first, and how."""
+        """Why the job failed: which process failed first, and how, since Slurm last started the script."""
         printed = "\n".join(text for _, text, _ in self._lines(self._log()))
+        printed = printed.rpartition(f"job {self._number} starts on ")[2]
         worker, killed = output.culprit([printed])
         how = f"{worker or 'the script'} {output.how(killed or code)}"
         error = re.search(r"^srun: error: (\S+): tasks? (\d+)[^:]*: (.+)", printed, re.MULTILINE)

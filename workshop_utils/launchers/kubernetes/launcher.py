@@ -137,15 +137,19 @@ class RemoteJob:
         """Follow the log of each pod that has started, and pass on why another does not start."""
         try:
             pods = self.objects.pods()
-            names = [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Pending"]
-            self._waits_for = ""
-            for name in names if pods else [self.objects.name]:
-                for warning in self.objects.warnings(name):
-                    self._waits_for = f"{name}: {warning}"
-                    self._warn(receive, name, warning)
         except KubernetesError as error:
             self._warn(receive, self.objects.name, str(error))
             return
+        names = [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Pending"]
+        kind = "pod" if pods else self.objects.resource["kind"]
+        self._waits_for = ""
+        try:
+            for name in names if pods else [self.objects.name]:
+                for warning in self.objects.warnings(name):
+                    self._waits_for = f"{kind} {name} to start ({warning})"
+                    self._warn(receive, name, warning)
+        except KubernetesError as error:  # who may not read events may still read logs
+            self._warn(receive, self.objects.name, str(error))
         for pod in pods:
             name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]
             starts_nothing = container.get("command") == list(SSHD)  # an MPI worker's log is that of sshd

@@ -28,9 +28,12 @@ KINDS: dict[StrategyName, tuple[Kind, ...]] = {
     "mpi": ("MPIJob",),
 }
 # Why no kind can run the others.
+NO_SUBNET = (
+    "no operator starts its ranks, and its message passing needs a private subnet, which pods do not have"
+)
 WITHOUT_KIND: dict[StrategyName, str] = {
-    "ring": "its message passing listens on one machine alone",
-    "workshop_parameter_server": "its message passing listens on one machine alone",
+    "ring": NO_SUBNET,
+    "workshop_parameter_server": NO_SUBNET,
     "spark_program": "Spark makes its pods itself (--on spark with master: k8s://...)",
     "horovod_elastic": "its driver starts the workers itself, on its own machine",
 }

@@ -20,7 +20,7 @@ from typing import Any
 
 from pydantic import PrivateAttr
 
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import JobError, TrainingJob, storage_kind
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local.environment import (
     await_horovod,
@@ -85,8 +85,13 @@ class EmulatedSageMaker(SageMakerSettings):
         self._network, self._output, self._is_checked = network, output, has_role
 
     def render(self, job: TrainingJob) -> Request:
-        """The request that SageMaker would get. Raises JobError as `SageMaker.render` does."""
-        submission = submission_of(job, self)
+        """The request that SageMaker would get. Raises JobError as `SageMaker.render` does.
+
+        Folders of this machine, to which `launch` writes the model and the checkpoints, are no part of it.
+        """
+        storage = {"outputs": job.outputs, "checkpoints": job.checkpoints}
+        folders = [name for name, value in storage.items() if value and storage_kind(value) == "folder"]
+        submission = submission_of(job.replace(**dict.fromkeys(folders)), self)
         from workshop_utils.launchers.sagemaker import trainer  # the SDK takes seconds to import
 
         return trainer.render(submission)
@@ -98,7 +103,7 @@ class EmulatedSageMaker(SageMakerSettings):
             JobError: if SageMaker's instances cannot run it so, or the network cannot be emulated.
         """
         if self._is_checked:
-            self.render(job.replace(outputs=None, checkpoints=None))  # which are folders here
+            self.render(job)
         check.instance_type(self.instance_type)
         if self._output is not None:
             job = job.replace(outputs=str(self._output))

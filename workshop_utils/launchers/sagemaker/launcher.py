@@ -29,6 +29,8 @@ LATE_LOOKS = (
 )
 
 STATES = {"Completed": RunState.SUCCEEDED, "Failed": RunState.FAILED, "Stopped": RunState.STOPPED}
+# SageMaker stops a job at a limit without calling it failed.
+LIMITS = ("MaxRuntimeExceeded", "MaxWaitTimeExceeded")
 
 
 class SageMaker(SageMakerSettings):
@@ -147,7 +149,9 @@ class RemoteJob:
         if state is not RunState.RUNNING and self._late_looks:
             self._late_looks -= 1
             return RunState.RUNNING, ""
-        cause = self.description.get("FailureReason", "SageMaker gave no reason")
+        stage = self.description.get("SecondaryStatus")
+        at_limit = f"{stage}: the job met its time limit" if stage in LIMITS else "SageMaker gave no reason"
+        cause = self.description.get("FailureReason", at_limit)
         return state, f"{self._name} failed: {cause}" if state is RunState.FAILED else ""
 
     def read(self, receive: Receive) -> None:
@@ -188,7 +192,9 @@ class RemoteJob:
             )
         except AwsError as error:
             raise Unreachable(str(error)) from None
-        return STATES.get(self.description["TrainingJobStatus"], RunState.RUNNING)
+        state = STATES.get(self.description["TrainingJobStatus"], RunState.RUNNING)
+        at_limit = self.description.get("SecondaryStatus") in LIMITS
+        return RunState.FAILED if state is RunState.STOPPED and at_limit else state
 
     def _new_messages(self, stream: str) -> Iterator[str]:
         where = {"logGroupName": LOG_GROUP, "logStreamName": stream, "startFromHead": True}

@@ -10,6 +10,7 @@ written: TorchX's own notation has no way to write a value that holds an equals 
 """
 
 import json
+import os
 import shlex
 from typing import List, Optional  # noqa: UP035  TorchX reads these annotations, and knows no others
 
@@ -88,7 +89,7 @@ def ddp(
         local_address: the address of this node's ranks; by default that of its host name
         max_restarts: how often torchrun restarts all ranks when one fails
         wrapper: a program, with its arguments, that runs torchrun, such as neuron_parallel_compile
-        env: variables of the ranks, as a JSON object
+        env: variables of the ranks, as a JSON object; or the name of the variable of this process that holds it
         mounts: what is mounted into the container, in TorchX's notation
     """
     if rendezvous_endpoint is None:
@@ -131,7 +132,7 @@ def ddp(
                 image=image,
                 entrypoint="bash",
                 args=["-c", command],
-                env={**variables, **json.loads(env)},
+                env={**variables, **json.loads(os.environ.get(env, env))},
                 num_replicas=nodes,
                 resource=resource,
                 port_map={"c10d": port},

@@ -41,6 +41,7 @@ LOOPBACK = "127.0.0.1"
 STRATEGIES: tuple[StrategyName, ...] = ("torch_ddp", "single")
 HERE_TOO = ("scheduler", "processes_per_node", "rendezvous", "rendezvous_endpoint", "max_restarts")
 RANDOM_LETTERS = 14  # which TorchX adds to a name, at most: 64 bits in its alphabet
+VARIABLES = "WORKSHOP_RANKS_ENVIRONMENT"  # holds the ranks' variables: everybody can read a command line
 LONGEST_NAME = 63  # of a pod's host: a DNS-1035 label
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
@@ -193,6 +194,7 @@ class TorchX(TargetSettings):
             printed = ENVIRONMENT.run(
                 "torchx",
                 *self._words(job, scratch, reservation.ports[0], "--dryrun"),
+                variables={VARIABLES: json.dumps(self._variables(job, scratch))},
                 folder=job.folder,
                 timeout_seconds=RENDER_SECONDS,
             )
@@ -236,6 +238,7 @@ class TorchX(TargetSettings):
                     "PATH": path,
                     "TMPDIR": str(scratch / "tmp"),
                     "LOGLEVEL": "ERROR",
+                    VARIABLES: json.dumps(self._variables(job, scratch)),
                 },
                 str(job.folder.absolute()),
             )
@@ -247,6 +250,18 @@ class TorchX(TargetSettings):
             run.nodes = tuple(f"node-{node}" for node in range(self.layout(job)[0]))
             run._start([process], job.timeout_seconds, scratch, files)
             return run
+
+    def _variables(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
+        """The variables of the ranks."""
+        if self.scheduler == "kubernetes":
+            from workshop_utils.launchers.kubernetes import pods  # as below
+
+            return pods.variables(job)
+        return {
+            "WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints"),
+            **shared_variables(job, scratch),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
 
     def _words(self, job: TrainingJob, scratch: Path, port: int, *options: str) -> list[str]:
         """What follows `torchx` on its command line."""
@@ -266,25 +281,20 @@ class TorchX(TargetSettings):
         }
         if self.scheduler == "local_cwd":
             script = str(job.script_path.absolute())
-            variables = {
-                "WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints"),
-                **shared_variables(job, scratch),
-                "GLOO_SOCKET_IFNAME": "lo",
-            }
             component |= {"port": port, "local_address": LOOPBACK}
             settings: dict[str, Any] = {"log_dir": scratch / "logs"}
         else:
             # Here, since the clients of Kubernetes take longer to import than a local launch may take.
             from workshop_utils.launchers.kubernetes import pods
 
-            script, variables = pods.script(job), pods.variables(job)
+            script = pods.script(job)
             mounts = [f"type=volume,src={claim},dst={path}" for path, claim in self.volumes.items()]
             component |= {"image": job.image or self.image, "mounts": ",".join(mounts) or None}
             names = ("queue", "namespace", "service_account", "priority_class")
             settings = {name: value for name in names if (value := getattr(self, name)) is not None}
         component |= {
             "script": shlex.join([script, *job.command_line_arguments]),
-            "env": json.dumps(variables),
+            "env": VARIABLES,
         }
         configured = ",".join(f"{name}={value}" for name, value in settings.items())
         where = ("--workspace", "", "-s", self.scheduler, "-cfg", configured, f"{COMPONENT}:ddp")
