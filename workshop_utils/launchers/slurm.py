@@ -37,7 +37,6 @@ from workshop_utils.runs import RunState
 from workshop_utils.strategies import MPIRUN, Addresses, ProcessSpec, launched, strategy_of
 from workshop_utils.training import data
 
-SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|KEY$")  # a variable that must not stand in a script
 FIRST_PORT, PORTS = 12_000, 20_000  # the kernel gives away those from 32768 on
 PORTS_PER_JOB = 64  # the same for all jobs, so that those of two jobs do not overlap
 FAILURES = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")
@@ -153,7 +152,7 @@ class Slurm(TargetSettings):
             variables["WORKSHOP_DATA"] = f"{folder}/files/data"
         if "TMPDIR" not in job.environment:
             del variables["TMPDIR"]  # each node has its own
-        secret = {name: variables.pop(name) for name in list(variables) if SECRET.search(name)}
+        secret = {name: variables.pop(name) for name in list(variables) if output.SECRET.search(name)}
 
         listeners = sum(spec.listens for spec in specs)
         if listeners > PORTS_PER_JOB:
