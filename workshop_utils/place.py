@@ -244,9 +244,10 @@ def serve_until_chief_leaves(poll_seconds: float = 0.5, patience_seconds: float 
 
 
 def leave_last(poll_seconds: float = 0.1, patience_seconds: float = 120.0) -> None:
-    """On the first task of TF_CONFIG's chief and workers, return once no port of the others answers; elsewhere at once.
+    """Return once TF_CONFIG's chief and workers have all come here; on the first of them, once no other answers.
 
-    The first task hosts TensorFlow's coordination service. If it ended before the others, one of them that is still
+    A worker that ends right after its last collective may close a connection from which another one still reads.
+    And the first task hosts TensorFlow's coordination service. If it ended before the others, one of them that is still
     ending would log that the service is gone. One that has not ended after `patience_seconds` is not waited for.
     """
     config = tf_config()
@@ -257,6 +258,10 @@ def leave_last(poll_seconds: float = 0.1, patience_seconds: float = 120.0) -> No
         for role in TRAINING_ROLES
         for index, address in enumerate(config["cluster"].get(role, []))
     ]
+    if len(tasks) > 1 and "tensorflow" in sys.modules:
+        from tensorflow.python.eager import context
+
+        context.context().wait_at_barrier("leave", int(patience_seconds * 1000))
     if not tasks or tasks[0][:2] != (config["task"]["type"], config["task"]["index"]):
         return
     deadline = time.monotonic() + patience_seconds
