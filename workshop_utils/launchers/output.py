@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 
 # Names of variables and properties whose values are not shown.
-SECRET = re.compile(r"(?i)secret|token|password|key$|access[._]?key")
+SECRET = re.compile(r"(?i)secret|token(?!iz)|password|key$|access[._]?key")
 LAST_LINES = 12  # of a worker that failed, in the message
 
 # Rank 1 under `mpirun --tag-output` (Open MPI 4 and 5) is [1,1]<stdout>: and [1,mpirank:1,algo-1]<stdout>: on
