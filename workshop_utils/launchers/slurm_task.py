@@ -15,9 +15,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
+# srun ends the whole step when a task fails, and drops what it has not yet received of that task's last lines.
+FLUSH_SECONDS = 1.0
 
 
 def own_variables() -> dict[str, str] | None:
@@ -48,6 +51,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: None)  # Slurm sends it to the command, too
     code = subprocess.Popen(sys.argv[1:], env={**os.environ, **variables}).wait()
     end_children()
+    if code:
+        time.sleep(FLUSH_SECONDS)
     if code < 0:  # end by the same signal, which srun then names
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
