@@ -261,7 +261,8 @@ def leave_last(poll_seconds: float = 0.1, patience_seconds: float = 120.0) -> No
     if len(tasks) > 1 and "tensorflow" in sys.modules:
         from tensorflow.python.eager import context
 
-        context.context().wait_at_barrier("leave", int(patience_seconds * 1000))
+        if context.context().coordination_service is not None:
+            context.context().wait_at_barrier("leave", int(patience_seconds * 1000))
     if not tasks or tasks[0][:2] != (config["task"]["type"], config["task"]["index"]):
         return
     deadline = time.monotonic() + patience_seconds
