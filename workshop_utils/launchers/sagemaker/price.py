@@ -26,8 +26,7 @@ class NotConfirmed(ValueError):
 def preflight(submission: Submission, is_free: bool = False) -> str:
     """What is known before the launch, in lines for people. `is_free` says that the account is emulated."""
     settings, count = submission.settings, len(submission.hosts)
-    # The service ends the job at this limit; then the instances may be kept warm, which is paid for, too.
-    seconds = submission.limit_seconds + settings.keep_alive_seconds
+    seconds = submission.limit_seconds  # then the service ends the job
     minutes = f"{seconds / 60:g} min"
     lines = [f"{count} × {settings.instance_type} in {settings.region_name}, for at most {minutes}"]
     dollars_an_hour = DOLLARS_AN_HOUR.get(settings.instance_type)

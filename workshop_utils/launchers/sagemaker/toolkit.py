@@ -16,7 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from workshop_utils.jobs import StrategyName
+from workshop_utils.launchers.template import filled
 from workshop_utils.strategies import (
     PROGRAMS,
     PYTHON,
@@ -34,6 +37,7 @@ PARAMETER_SERVER = "sagemaker_parameter_server_enabled"
 MPI = "sagemaker_mpi_enabled"
 MULTI_WORKER_MIRRORED = "sagemaker_multi_worker_mirrored_strategy_enabled"
 TORCH_DISTRIBUTED = "sagemaker_torch_distributed_enabled"
+SWITCHES = (PARAMETER_SERVER, MPI, MULTI_WORKER_MIRRORED, TORCH_DISTRIBUTED)
 
 # Ports at which the processes meet.
 MASTER_PORT, SERVER_PORT = 2222, 2223  # parameter servers: the master's and workers', and the servers'
@@ -91,7 +95,7 @@ def hyperparameters(submission: Submission) -> dict[str, str]:
         if start.switch:
             values[start.switch] = True
         if start.many:  # torchrun's number has the same name
-            values["sagemaker_mpi_num_of_processes_per_host"] = submission.processes_per_host
+            values["sagemaker_mpi_num_of_processes_per_host"] = job.processes_per_node or 1
         if start.switch == TORCH_DISTRIBUTED:
             values["sagemaker_instance_type"] = settings.instance_type
     # As the SDK's version 2 sends it, so that a number comes out of it as a number.
@@ -152,7 +156,7 @@ def plan(submission: Submission, at: Mapping[str, str]) -> list[ProcessSpec]:
         elif start.switch == MULTI_WORKER_MIRRORED:
             left["TF_CONFIG"] = _tf_config(translated, "worker", node)
         elif start.switch == TORCH_DISTRIBUTED:
-            words = ["--nnodes", str(len(hosts)), "--nproc_per_node", str(submission.processes_per_host)]
+            words = ["--nnodes", str(len(hosts)), "--nproc_per_node", str(job.processes_per_node or 1)]
             if len(hosts) > 1:  # one host alone gets no rendezvous
                 address, _, port = translated["store"][0].rpartition(":")
                 words += ["--master_addr", address, "--master_port", port, "--node_rank", str(node)]
@@ -172,70 +176,33 @@ def container(
     submission: Submission, host: str, root: str, interface: str
 ) -> tuple[dict[str, str], dict[str, str]]:
     """What the container of `host` finds below `root`: the files of `input/config`, and its variables."""
-    job, hosts, instance_type = submission.job, list(submission.hosts), submission.settings.instance_type
-    current = {"current_host": host, "current_instance_type": instance_type, "hosts": hosts}
-    group = {"instance_group_name": "homogeneousCluster", "instance_type": instance_type, "hosts": hosts}
-    resources = {
-        **current,
-        "current_group_name": group["instance_group_name"],
-        "instance_groups": [group],
-        "network_interface_name": interface,
-    }
-    inputs = {
-        "training": {
-            "TrainingInputMode": submission.settings.input_mode,
-            "S3DistributionType": "FullyReplicated",
-            "RecordWrapperType": "None",
-        }
-    }
+    job, hosts, settings = submission.job, list(submission.hosts), submission.settings
     parameters = hyperparameters(submission)
-    files = {
-        "resourceconfig.json": json.dumps(resources),
-        "inputdataconfig.json": json.dumps(inputs),
-        "hyperparameters.json": json.dumps(parameters),
-    }
-    own = dict(job.arguments)
-    told = {name: json.loads(text) for name, text in parameters.items() if name not in own}
-    framework = {n: value for n, value in told.items() if n.endswith(("_enabled", "_per_host", "_type"))}
-    channels = {name: f"{root}/input/data/{name}" for name in inputs}
-    common: dict[str, Any] = {
-        **current,
-        "input_config_dir": f"{root}/input/config",
-        "input_data_config": inputs,
-        "input_dir": f"{root}/input",
-        "log_level": told.get("sagemaker_container_log_level", 20),
-        "model_dir": f"{root}/model",
-        "module_dir": told.get("sagemaker_submit_directory", f"{root}/input/data/code"),
-        "module_name": job.script.removesuffix(".py"),
-        "network_interface_name": interface,
-        "num_cpus": os.cpu_count() or 1,
-        "num_gpus": _count("nvidia"),
-        "num_neurons": _count("neuron"),
-        "output_data_dir": f"{root}/output/data",
-        "output_dir": f"{root}/output",
-        "output_intermediate_dir": f"{root}/output/intermediate",
-        "resource_config": resources,
-        "user_entry_point": job.script,
-    }
-    training_env = {
-        **common,
-        "additional_framework_parameters": framework,
-        "channel_input_dirs": channels,
-        "hyperparameters": own,
+    asked = {name: json.loads(text) for name, text in parameters.items() if name not in job.arguments}
+    values = {
+        "host": host,
+        "hosts": hosts,
         "is_master": host == hosts[0],
-        "job_name": submission.name,
-        "master_hostname": hosts[0],
+        "master": hosts[0],
+        "instance_type": settings.instance_type,
+        "input_mode": settings.input_mode,
+        "interface": interface,
+        "name": submission.name,
+        "script": job.script,
+        "module": job.script.removesuffix(".py"),
+        "source": asked.get("sagemaker_submit_directory", f"{root}/input/data/code"),
+        "arguments": job.arguments,
+        "user_args": arguments(job.arguments),
+        "parameters": parameters,
+        "switches": {n: asked[n] for n in asked if n.endswith(("_enabled", "_per_host", "_type"))},
+        "cpus": os.cpu_count() or 1,
+        "gpus": _count("nvidia"),
+        "neurons": _count("neuron"),
     }
-    named = {
-        **common,
-        "channels": sorted(channels),
-        "framework_params": framework,
-        "hps": own,
-        "training_env": training_env,
-        "user_args": arguments(own),
-        **{f"channel_{name}": path for name, path in channels.items()},
-        **{f"hp_{name}": value for name, value in own.items()},
-    }
+    template = Path(__file__).with_name("container.yaml").read_text(encoding="utf-8")
+    contents = filled(yaml.safe_load(template.replace("/opt/ml", root)), values)
+    files = {name: json.dumps(content) for name, content in contents["files"].items()}
+    named = contents["variables"] | {f"hp_{name}": value for name, value in job.arguments.items()}
     variables = {f"SM_{name.upper()}": _as_text(value) for name, value in named.items()}
     return files, {**variables, "TRAINING_JOB_NAME": submission.name, "CURRENT_HOST": host}
 

@@ -153,7 +153,6 @@ def _train(submission: Submission, started: Members | None, session: OfflineSess
                 instance_type=settings.instance_type,
                 instance_count=len(submission.hosts),
                 volume_size_in_gb=settings.volume_gb,
-                keep_alive_period_in_seconds=settings.keep_alive_seconds or None,
                 enable_managed_spot_training=settings.spot or None,
             ),
             stopping_condition=shapes.StoppingCondition(
