@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob
@@ -20,6 +21,8 @@ from workshop_utils.strategies import Addresses, strategy_of
 PREFIX = "workshop"  # of everything in the bucket
 FIRST_PORT = 7000  # of the processes that listen; within a job's security group any will do
 STORED_DATA = ("digits", "mnist")  # every job finds the same there
+HERE = Path(__file__).parent
+DRIVERS = (HERE / "driver.py", HERE.parent / "local" / "horovod_rendezvous.py")  # the first starts the other
 
 # AWS's images. The last one with Horovod in it is for TensorFlow 2.12, which has Keras 2.
 TENSORFLOW = {"framework": "tensorflow", "version": "2.19", "py_version": "py312"}
