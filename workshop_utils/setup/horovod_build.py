@@ -35,27 +35,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from workshop_utils.setup.logged_command import (
-    SetupError,
-    announce,
-    duration,
-    exit_code,
-    is_locked,
-    only_one_at_a_time,
-    percent,
-    run_logged,
-)  # fmt: skip
+from workshop_utils.setup import logged_command
+from workshop_utils.setup.logged_command import SetupError, announce, run_logged
 from workshop_utils.setup.machine import cores
 
 HOROVOD_VERSION = "0.28.1"
 SDIST_NAME = f"horovod-{HOROVOD_VERSION}.tar.gz"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
-RECIPE_FILE = "workshop_build.json"
-"""The file in the wheel's metadata folder that holds the recipe it was built from."""
-
-BYTES_PER_COMPILER = 1_500_000_000
-"""Memory that one compiler process may need: PyTorch's headers are large."""
+RECIPE_FILE = "workshop_build.json"  # in the wheel's metadata folder: what it was built from
+BYTES_PER_COMPILER = 1_500_000_000  # one process may need so much: PyTorch's headers are large
 
 
 class SourceEdit(NamedTuple):
@@ -206,7 +195,7 @@ def install() -> None:
         log = _log()
         log.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"Horovod is being built by another process: waiting for it (see {log})"
-        with only_one_at_a_time(log.with_name("lock"), waiting) as lock:
+        with logged_command.only_one_at_a_time(log.with_name("lock"), waiting) as lock:
             if installed_recipe() != recipe:  # the other process may have installed it
                 log.write_text("")
                 # For `in_progress`: the environment's path and, as the file's time, the start.
@@ -307,10 +296,10 @@ def _install_wheel(wheel: Path) -> None:
 def in_progress() -> str | None:
     """The progress of another process that builds Horovod for this environment; None if there is none."""
     lock = _log().with_name("lock")
-    if not lock.is_file() or lock.read_text() != sys.prefix or not is_locked(lock):
+    if not lock.is_file() or lock.read_text() != sys.prefix or not logged_command.is_locked(lock):
         return None
-    since = duration(time.time() - lock.stat().st_mtime)
-    return f"Horovod is being compiled: {percent(_log())}{since} so far"
+    since = logged_command.duration(time.time() - lock.stat().st_mtime)
+    return f"Horovod is being compiled: {logged_command.percent(_log())}{since} so far"
 
 
 def _run(step: str, *arguments: str, variables: Mapping[str, str] | None = None) -> None:
@@ -330,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--in-background", type=int, metavar="PID", help=meaning)
     parent = parser.parse_args(arguments).in_background
     work = install if parent is None else partial(_install_in_background, parent)
-    return exit_code(work, "Horovod is not installed")
+    return logged_command.exit_code(work, "Horovod is not installed")
 
 
 def _install_in_background(parent: int) -> None:
