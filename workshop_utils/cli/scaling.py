@@ -139,16 +139,14 @@ def _of_each(path: Path, calculate: Callable[[pd.DataFrame], Any]) -> list[tuple
     from workshop_utils.jobs import JobError
     from workshop_utils.scaling import extrapolate
 
-    results, refused = [], []
+    results = []
     for names, runs in extrapolate.swept(_read(path)):
         try:
             results.append((", ".join(map(str, names)), calculate(runs)))
         except JobError as error:
-            refused.append(str(error))
+            typer.echo(f"left out: {error}", err=True)
     if not results:
-        raise JobError("\n".join(refused))
-    for reason in refused:
-        typer.echo(f"left out: {reason}", err=True)
+        raise JobError(f"{path} has no strategy and network with enough runs")
     return results
 
 

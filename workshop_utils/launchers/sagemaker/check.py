@@ -43,7 +43,8 @@ def body(request: Mapping[str, Any]) -> None:
 def rules(request: Mapping[str, Any]) -> None:
     """Raise JobError if SageMaker would accept `request` and do something else."""
     parameters = request["HyperParameters"]
-    switches = [name for name in toolkit.SWITCHES if parameters.get(name) == "true"]
+    known = dict.fromkeys(filter(None, toolkit.SWITCHES.values()))
+    switches = [name for name in known if parameters.get(name) == "true"]
     if len(switches) > 1:
         raise JobError(
             f"{' and '.join(switches)} are both set; the toolkit obeys one of them and says nothing of the other: a "

@@ -114,7 +114,7 @@ def _start(submission: Submission, data_folder: Path, network: Network | None) -
     job, hosts, by_toolkit = submission.job, submission.hosts, submission.settings.mode == "toolkit"
     scratch = scratch_folder()
     words = {"scratch": str(scratch)}
-    if by_toolkit and toolkit.STARTS[job.strategy].switch == toolkit.MPI:
+    if by_toolkit and toolkit.SWITCHES[job.strategy] == toolkit.MPI:
         words["mpirun"] = mpirun_program("hyperparameter sagemaker_mpi_enabled is true")
     at = request.addresses(submission)
     # In namespaces addresses are SageMaker's own; outside, each is a loopback port.

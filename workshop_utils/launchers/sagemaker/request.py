@@ -80,12 +80,9 @@ class Submission:
         Raises:
             JobError: if the job's checkpoints are not on S3.
         """
-        own = self.job.storage("checkpoints", "s3")
-        if (
-            own is None and self.settings.spot
-        ):  # the next instance resumes from them if this one is taken away
-            return f"{self._bucket_uri}/checkpoints/{self.name.rsplit('-', 2)[0]}"
-        return own
+        # Where a spot instance is taken away, the next one resumes from them.
+        own = f"{self._bucket_uri}/checkpoints/{self.name.rsplit('-', 2)[0]}" if self.settings.spot else None
+        return self.job.storage("checkpoints", "s3") or own
 
     @property
     def _bucket_uri(self) -> str:
@@ -138,16 +135,18 @@ def _check_strategy(job: TrainingJob, by_toolkit: bool) -> None:
     """Raise JobError for what the toolkit, or the workshop's driver, does not start."""
     per_host = job.processes_per_node or 1
     strategy = strategy_of(job)
-    if by_toolkit and job.strategy not in toolkit.STARTS:
+    if by_toolkit and job.strategy not in toolkit.SWITCHES:
         raise JobError(
             f"strategy is {job.strategy!r}; the toolkit in SageMaker's images does not know it: set mode: drivers"
         )
     if not by_toolkit and any(spec.starts for spec in strategy.plan(job)):
-        advice = "set mode: toolkit" if job.strategy in toolkit.STARTS else "run it locally"
+        advice = "set mode: toolkit" if job.strategy in toolkit.SWITCHES else "run it locally"
         raise JobError(
             f"strategy is {job.strategy!r}; a process that starts the others cannot reach other hosts: {advice}"
         )
-    one_each = job.strategy == "parameter_server" or (by_toolkit and not toolkit.STARTS[job.strategy].many)
+    one_each = job.strategy == "parameter_server" or (
+        by_toolkit and toolkit.SWITCHES[job.strategy] not in toolkit.SEVERAL
+    )
     if per_host > 1 and one_each:
         starter = "the toolkit" if by_toolkit else "the driver"
         raise JobError(

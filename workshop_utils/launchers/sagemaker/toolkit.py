@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +20,7 @@ import yaml
 
 from workshop_utils.jobs import StrategyName
 from workshop_utils.launchers.template import filled
-from workshop_utils.strategies import (
-    PROGRAMS,
-    PYTHON,
-    SCRIPT,
-    STRATEGIES,
-    Addresses,
-    ProcessSpec,
-    strategy_of,
-)
+from workshop_utils.strategies import PROGRAMS, PYTHON, SCRIPT, STRATEGIES, ProcessSpec
 
 if TYPE_CHECKING:
     from workshop_utils.launchers.sagemaker.request import Submission
@@ -37,7 +29,6 @@ PARAMETER_SERVER = "sagemaker_parameter_server_enabled"
 MPI = "sagemaker_mpi_enabled"
 MULTI_WORKER_MIRRORED = "sagemaker_multi_worker_mirrored_strategy_enabled"
 TORCH_DISTRIBUTED = "sagemaker_torch_distributed_enabled"
-SWITCHES = (PARAMETER_SERVER, MPI, MULTI_WORKER_MIRRORED, TORCH_DISTRIBUTED)
 
 # Ports at which the processes meet.
 MASTER_PORT, SERVER_PORT = 2222, 2223  # parameter servers: the master's and workers', and the servers'
@@ -45,30 +36,16 @@ MIRRORED_PORT = 8890
 TORCH_PORT = 7777  # torchrun's rendezvous
 
 
-@dataclass(frozen=True)
-class Start:
-    """How the toolkit starts a strategy.
-
-    Attributes:
-        switch: the hyperparameter that asks for it; None for a script on its own.
-        sets: the strategy's variables, or how their names begin, that the toolkit and what it starts set themselves.
-        many: whether it can start several processes on a host.
-    """
-
-    switch: str | None
-    sets: tuple[str, ...] = ()
-    many: bool = False
-
-
-_TORCHRUN_SETS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-STARTS: dict[StrategyName, Start] = {
-    "single": Start(None),
-    "parameter_server": Start(PARAMETER_SERVER, sets=("TF_CONFIG",)),
-    "multi_worker_mirrored": Start(MULTI_WORKER_MIRRORED, sets=("TF_CONFIG",)),
-    "horovod": Start(MPI, sets=("HOROVOD_",), many=True),  # Horovod takes its ranks from MPI
-    "mpi": Start(MPI, many=True),
-    "torch_ddp": Start(TORCH_DISTRIBUTED, sets=_TORCHRUN_SETS, many=True),
+# The hyperparameter that asks for a strategy; None for a script on its own.
+SWITCHES: dict[StrategyName, str | None] = {
+    "single": None,
+    "parameter_server": PARAMETER_SERVER,
+    "multi_worker_mirrored": MULTI_WORKER_MIRRORED,
+    "horovod": MPI,  # Horovod takes its ranks from MPI
+    "mpi": MPI,
+    "torch_ddp": TORCH_DISTRIBUTED,
 }
+SEVERAL = (MPI, TORCH_DISTRIBUTED)  # with these, the toolkit can start several processes on a host
 
 
 def host_names(count: int) -> tuple[str, ...]:
@@ -91,12 +68,12 @@ def hyperparameters(submission: Submission) -> dict[str, str]:
             "sagemaker_region": settings.region_name,
             "sagemaker_container_log_level": 20,
         }
-        start = STARTS[job.strategy]
-        if start.switch:
-            values[start.switch] = True
-        if start.many:  # torchrun's number has the same name
+        switch = SWITCHES[job.strategy]
+        if switch:
+            values[switch] = True
+        if switch in SEVERAL:  # torchrun's number has the same name
             values["sagemaker_mpi_num_of_processes_per_host"] = job.processes_per_node or 1
-        if start.switch == TORCH_DISTRIBUTED:
+        if switch == TORCH_DISTRIBUTED:
             values["sagemaker_instance_type"] = settings.instance_type
     # As the SDK's version 2 sends it, so that a number comes out of it as a number.
     return {name: json.dumps(value) for name, value in sorted(values.items())}
@@ -124,7 +101,7 @@ def parameter_server_cluster(hosts: Sequence[str]) -> dict[str, list[str]]:
 
 def cluster(submission: Submission) -> dict[str, list[str]]:
     """The addresses, as `host:port`, at which the processes of a job find each other, by role."""
-    hosts, switch = submission.hosts, STARTS[submission.job.strategy].switch
+    hosts, switch = submission.hosts, SWITCHES[submission.job.strategy]
     if switch == PARAMETER_SERVER:
         return parameter_server_cluster(hosts)
     if switch == MULTI_WORKER_MIRRORED:
@@ -134,34 +111,32 @@ def cluster(submission: Submission) -> dict[str, list[str]]:
 
 def plan(submission: Submission, at: Mapping[str, str]) -> list[ProcessSpec]:
     """The processes that the toolkit starts on the hosts. `at` translates the addresses of `cluster`."""
-    job, hosts = submission.job, submission.hosts
-    start = STARTS[job.strategy]
-    script = (PYTHON, SCRIPT, *arguments(job.arguments))
-    if start.switch == MPI:  # mpirun on the first host starts all ranks
+    job, hosts, switch = submission.job, submission.hosts, SWITCHES[submission.job.strategy]
+    script = (SCRIPT, *arguments(job.arguments))
+    if switch == MPI:  # mpirun on the first host starts all ranks
         mpirun = STRATEGIES["mpi"].plan(job)[0]
-        return [replace(mpirun, argv=(*mpirun.argv[: mpirun.argv.index(SCRIPT)], *script[1:]))]
+        return [replace(mpirun, argv=(*mpirun.argv[: mpirun.argv.index(SCRIPT)], *script))]
     translated = {role: [at[address] for address in listed] for role, listed in cluster(submission).items()}
-    planned = strategy_of(job).plan(job, Addresses(nodes=hosts, interface="{interface}"))
     specs = []
     for node in range(len(hosts)):
-        variables = next(spec.environment for spec in planned if spec.node == node)
-        left = {name: text for name, text in variables.items() if not name.startswith(start.sets)}
-        if start.switch == PARAMETER_SERVER:
+        command, variables = (PYTHON, *script), {}
+        if switch == PARAMETER_SERVER:
             role, index = ("worker", node - 1) if node else ("master", 0)
+            variables["TF_CONFIG"] = _tf_config(translated, role, index)
             config = _tf_config(translated, "ps", node)
             server = (PYTHON, f"{PROGRAMS}/emulated_instance.py", "server", config)
             # A server beside the script on every host. All hosts but the first wait until the first has gone.
             specs.append(ProcessSpec("ps", node, node=node, argv=server, awaited=node > 0))
-            left["TF_CONFIG"] = _tf_config(translated, role, index)
-        elif start.switch == MULTI_WORKER_MIRRORED:
-            left["TF_CONFIG"] = _tf_config(translated, "worker", node)
-        elif start.switch == TORCH_DISTRIBUTED:
+        elif switch == MULTI_WORKER_MIRRORED:
+            variables["TF_CONFIG"] = _tf_config(translated, "worker", node)
+        elif switch == TORCH_DISTRIBUTED:
+            variables["GLOO_SOCKET_IFNAME"] = "{interface}"
             words = ["--nnodes", str(len(hosts)), "--nproc_per_node", str(job.processes_per_node or 1)]
             if len(hosts) > 1:  # one host alone gets no rendezvous
                 address, _, port = translated["store"][0].rpartition(":")
                 words += ["--master_addr", address, "--master_port", port, "--node_rank", str(node)]
-            script = (PYTHON, "-m", "torch.distributed.run", *words, SCRIPT, *arguments(job.arguments))
-        specs.append(ProcessSpec("script", node, node=node, argv=script, environment=left))
+            command = (PYTHON, "-m", "torch.distributed.run", *words, *script)
+        specs.append(ProcessSpec("script", node, node=node, argv=command, environment=variables))
     return specs
 
 
