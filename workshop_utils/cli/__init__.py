@@ -272,7 +272,7 @@ def install_horovod() -> None:
     """Build Horovod against the installed TensorFlow and PyTorch, once, and install it."""
     from workshop_utils.setup import horovod_build
 
-    raise typer.Exit(horovod_build.main([]))
+    raise typer.Exit(horovod_build.main())
 
 
 def main() -> None:

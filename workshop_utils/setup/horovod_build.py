@@ -13,7 +13,6 @@ requirements are not; set-up imports it before anything is installed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import importlib.metadata
@@ -312,12 +311,11 @@ def _log() -> Path:
     return cache_folder() / "horovod" / "build.log"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 1, with the reason on standard error, if Horovod is not installed."""
-    parser = argparse.ArgumentParser(description="Build Horovod for this environment, keep it, install it.")
-    meaning = "at the lowest priority, without reports, and no longer than the process PID, which starts it"
-    parser.add_argument("--in-background", type=int, metavar="PID", help=meaning)
-    parent = parser.parse_args(arguments).in_background
+def main(parent: int | None = None) -> int:
+    """Install Horovod; the exit code, 1 with the reason on standard error if that fails.
+
+    With a `parent`, at the lowest priority, without reports, and no longer than that process, which starts this one.
+    """
     work = install if parent is None else partial(_install_in_background, parent)
     return logged_command.exit_code(work, "Horovod is not installed")
 
@@ -336,4 +334,4 @@ def _install_in_background(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*map(int, sys.argv[1:])))
