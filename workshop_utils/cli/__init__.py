@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -57,7 +57,7 @@ def launch(
     checkpoints: Annotated[str | None, typer.Option(help=f"For checkpoints: {STORAGE}")] = None,
     restarts: Annotated[int, typer.Option(help="How often to restart it when it fails.")] = 0,
     render: Annotated[bool, typer.Option("--render", help="Show what would be sent; start nothing.")] = False,
-    dry_run: Annotated[str | None, typer.Option(help=DRY_RUN)] = None,
+    dry_run: Annotated[Literal["client", "server"] | None, typer.Option(help=DRY_RUN)] = None,
 ) -> None:
     """Launch a job and show its progress, one line a worker."""
     from workshop_utils.jobs import JobError, TrainingJob
@@ -76,8 +76,6 @@ def launch(
     }
     given = {name: value for name, value in changes.items() if value is not None}
     described = TrainingJob.load(job).replace(**given)
-    if dry_run not in (None, "client", "server"):
-        raise JobError(f"--dry-run is {dry_run!r}; it must be client or server, as kubectl has it")
     launcher = launcher_for(on, config, Network.parse(network) if network is not None else None)
     if dry_run == "server":
         if not isinstance(launcher, ServerSideCheck):

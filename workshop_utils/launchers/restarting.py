@@ -85,8 +85,8 @@ class RestartedRun(Run):
             self._clean_up()
             raise
         super().__init__(job.name, first.workers)
-        self._thread = threading.Thread(target=self._see_through, name="workshop-run", daemon=True)
-        self._thread.start()
+        self.network: str | None = getattr(first, "network", None)
+        threading.Thread(target=self._see_through, name="workshop-run", daemon=True).start()
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -95,12 +95,6 @@ class RestartedRun(Run):
     @property
     def starts(self) -> list[dict[str, Any]]:
         return self._of_attempts("starts")
-
-    @property
-    def network(self) -> str | None:
-        """What network is emulated, and how; None where there is none, or the target has its own."""
-        network: str | None = getattr(self.attempts[0], "network", None)
-        return network
 
     def _of_attempts(self, kind: str) -> list[dict[str, Any]]:
         return [
@@ -144,14 +138,13 @@ class RestartedRun(Run):
                 if self._stopping:
                     return RunState.STOPPED, ""
                 if len(self.attempts) > self._launcher.restarts:
-                    return RunState.FAILED, self._reason_of_all(run.reason)
+                    last = (
+                        f"\nThis was start {len(self.attempts)} of {self.name}."
+                        if self._launcher.restarts
+                        else ""
+                    )
+                    return RunState.FAILED, run.reason + last
                 self._start()
-
-    def _reason_of_all(self, last: str) -> str:
-        count = len(self.attempts) - 1
-        if not count:
-            return last
-        return f"{last}\n{self.name} had been restarted {'once' if count == 1 else f'{count} times'} before."
 
     def _clean_up(self) -> None:
         if self._own_folder:
