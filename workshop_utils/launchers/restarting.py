@@ -18,7 +18,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from workshop_utils.launchers.targets import Launcher
 from workshop_utils.runs import Run, RunState
 
 
+@dataclass(frozen=True)
 class Restarting:
     """Launches jobs with `launcher`, and again whenever they fail, at most `restarts` times.
 
@@ -37,11 +38,13 @@ class Restarting:
         JobError: if `restarts` is less than 0.
     """
 
-    def __init__(self, launcher: Launcher, restarts: int, checkpoints: str | Path | None = None) -> None:
-        if restarts < 0:
-            raise JobError(f"restarts is {restarts}; it must be at least 0")
-        self.launcher, self.restarts = launcher, restarts
-        self.checkpoints = Path(checkpoints).absolute() if checkpoints is not None else None
+    launcher: Launcher
+    restarts: int
+    checkpoints: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.restarts < 0:
+            raise JobError(f"restarts is {self.restarts}; it must be at least 0")
 
     def render(self, job: TrainingJob) -> Any:
         """The request of the first start. Starts nothing. Raises as the launcher does."""
@@ -50,8 +53,8 @@ class Restarting:
 
     def folder_for(self, job: TrainingJob) -> Path | None:
         """Where checkpoints of `job` stay; None for a folder that goes with the run."""
-        own = job.storage("checkpoints", "folder")
-        return self.checkpoints or (Path(own).absolute() if own else None)
+        folder = self.checkpoints or job.storage("checkpoints", "folder")
+        return Path(folder).absolute() if folder else None
 
     def launch(self, job: TrainingJob) -> RestartedRun:
         """Start the job. Raises as the launcher does; nothing has been started then."""
@@ -137,12 +140,8 @@ class RestartedRun(Run):
             with self._starting:
                 if self._stopping:
                     return RunState.STOPPED, ""
-                if len(self.attempts) > self._launcher.restarts:
-                    last = (
-                        f"\nThis was start {len(self.attempts)} of {self.name}."
-                        if self._launcher.restarts
-                        else ""
-                    )
+                if (count := len(self.attempts)) > self._launcher.restarts:
+                    last = f"\nThis was start {count} of {self.name}." if count > 1 else ""
                     return RunState.FAILED, run.reason + last
                 self._start()
 

@@ -48,8 +48,7 @@ EXCEPTIONS = {
     "drivers": "the driver is started directly, without the SDK's sm_train.sh",
     "left out": "variables about groups of instances, and about libraries that only AWS's images have",
 }
-HERE = Path(__file__).parent
-PROGRAMS = (*request.DRIVERS, HERE / "emulated_instance.py")
+PROGRAMS = (*request.DRIVERS, Path(__file__).with_name("emulated_instance.py"))
 
 
 class EmulatedSageMaker(SageMakerSettings):
