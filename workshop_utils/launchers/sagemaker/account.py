@@ -26,6 +26,8 @@ import boto3
 import botocore.exceptions as errors
 from botocore.config import Config
 
+from workshop_utils.runs import PlainError
+
 TAG = {"Key": "made-by", "Value": "distributed-training-workshop"}  # by which the clean-up finds what we made
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 # A connection is retried, too; where AWS throttles, pauses of up to 1, 2, 4, 8 and 16 s lie between the tries.
@@ -53,16 +55,12 @@ MEANINGS = {
 }
 
 
-class AwsError(ValueError):
+class AwsError(PlainError, ValueError):
     """AWS refused, or did not answer; the message says what was asked, why it failed, and what to do."""
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
         self.code = code
-
-    def _render_traceback_(self) -> list[str]:
-        # As RunFailed does: the message is for people, the frames are not.
-        return [f"{type(self).__name__}: {self}"]
 
 
 @dataclass(frozen=True)

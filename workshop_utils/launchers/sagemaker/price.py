@@ -11,16 +11,14 @@ from pathlib import Path
 import yaml
 
 from workshop_utils.launchers.sagemaker.request import Submission
+from workshop_utils.runs import PlainError
 
 AS_OF = "2025"
 DOLLARS_AN_HOUR: dict[str, float] = yaml.safe_load(Path(__file__).with_name("prices.yaml").read_text("utf-8"))
 
 
-class NotConfirmed(ValueError):
+class NotConfirmed(PlainError, ValueError):
     """Nothing was started, because no one agreed to the cost."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__name__}: {self}"]
 
 
 def preflight(submission: Submission, is_free: bool = False) -> str:
