@@ -19,13 +19,7 @@ from pathlib import Path
 
 from workshop_utils.jobs import JobError, TrainingJob, storage_kind
 from workshop_utils.launchers import output
-from workshop_utils.launchers.local.environment import (
-    await_horovod,
-    inherited_variables,
-    mpirun_program,
-    reserve,
-    scratch_folder,
-)
+from workshop_utils.launchers.local import environment
 from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.sagemaker import check, request, toolkit
 from workshop_utils.launchers.sagemaker.request import Request, Submission, submission_of
@@ -91,7 +85,7 @@ class EmulatedSageMaker(SageMakerSettings):
                     "network: this machine has no network namespaces, so emulated instances cannot have slow links; "
                     "leave the network out"
                 )
-        await_horovod(job)
+        environment.await_horovod(job)
         return _start(submission, data.prepare(job.data), self.network)
 
 
@@ -111,13 +105,13 @@ class EmulatedRun(ProcessRun):
 
 def _start(submission: Submission, data_folder: Path, network: Network | None) -> EmulatedRun:
     job, hosts, by_toolkit = submission.job, submission.hosts, submission.settings.mode == "toolkit"
-    scratch = scratch_folder()
+    scratch = environment.scratch_folder()
     words = {"scratch": str(scratch)}
     if by_toolkit and toolkit.SWITCHES[job.strategy] == toolkit.MPI:
-        words["mpirun"] = mpirun_program("hyperparameter sagemaker_mpi_enabled is true")
+        words["mpirun"] = environment.mpirun_program("hyperparameter sagemaker_mpi_enabled is true")
     at = request.addresses(submission)
     # In namespaces addresses are SageMaker's own; outside, each is a loopback port.
-    with reserve(0 if network else len(at)) as reservation:
+    with environment.reserve(0 if network else len(at)) as reservation:
         if network is None:
             at = {name: f"127.0.0.1:{port}" for name, port in zip(at, reservation.ports, strict=True)}
         files = {f"drivers/{program.name}": program.read_text(encoding="utf-8") for program in PROGRAMS}
@@ -147,8 +141,8 @@ def _start(submission: Submission, data_folder: Path, network: Network | None) -
                 "checkpoints": Path(job.storage("checkpoints", "folder") or own / "checkpoints").absolute(),
                 "hosts": scratch / "hosts" if network else "",
             }
-            environment = {
-                **inherited_variables(),
+            own_variables = {
+                **environment.inherited_variables(),
                 "OMP_NUM_THREADS": "1",  # the hosts share this machine's cores
                 "TF_NUM_INTRAOP_THREADS": "1",
                 "WORKSHOP_CHECKPOINTS": f"{root}/checkpoints",  # in the place of /opt/ml/checkpoints
@@ -158,7 +152,7 @@ def _start(submission: Submission, data_folder: Path, network: Network | None) -
                 **variables,
             }
             argv = (*program, json.dumps(layout, default=str))
-            processes.append(Process(host, argv, environment, tempfile.gettempdir(), network=cable))
+            processes.append(Process(host, argv, own_variables, tempfile.gettempdir(), network=cable))
         run = EmulatedRun(submission.name, hosts, reservation)
         run.network = network.describe("network namespaces") if network else None
         run._start(processes, submission.limit_seconds, scratch, files, switch)
