@@ -23,10 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from workshop_utils.comm.hierarchical import hierarchical_seconds
 from workshop_utils.parallel.schedule import bubble_fraction
 from workshop_utils.scaling import nccl, published
-from workshop_utils.scaling.cost import data_parallel_step_seconds
+from workshop_utils.scaling.cost import Hierarchy, NetworkPath, Numbers, data_parallel_step_seconds
 from workshop_utils.scaling.fit import Term, fit, size_terms, worker_terms
 
 LEAST_NBYTES = 64 * 1024
@@ -167,20 +166,22 @@ def _all_reduce_trainings() -> Iterator[Row]:
         index="model", columns="workers", values="images_per_second"
     )
     steps = {model: images / rates[1][model] for model, images in batch.items()}
+    dgx = Hierarchy(inside=NetworkPath(0.0, 80e9), across=NetworkPath(), ranks_per_machine=8)
     for model, step in steps.items():
-        seconds = hierarchical_seconds(8, nbytes[model], 0.0, 80e9, group_size=8)
+        seconds = dgx.all_reduce_seconds(8, nbytes[model])
         measured = rates[8][model] / (8 * rates[1][model])
         missed = "missed: what else a step does, such as reading images, is in no formula here"
         why = "met" if model == "ResNet-50" else missed
         yield f"DGX-1, {model}, 8 GPUs: efficiency", measured, *_efficiencies(step, seconds), "", why
-    seconds = hierarchical_seconds(512, nbytes["VGG16"], 0.0, 25e9 / 8 / 4, 4, 0.0, 12e9)
+    servers = Hierarchy(inside=NetworkPath(0.0, 12e9), across=NetworkPath(0.0, 25e9 / 8), ranks_per_machine=4)
+    seconds = servers.all_reduce_seconds(512, nbytes["VGG16"])
     measured = throughput.query("model == 'VGG-16'")["efficiency"].iloc[0]
     why = "between: P100's speed is the DGX-1's, and PCIe 12 GB/s inside, which the source does not say"
     efficiencies = _efficiencies(steps["VGG16"], seconds)
     yield "Horovod, VGG-16, 512 GPUs: efficiency", measured, *efficiencies, "", why
 
 
-def _efficiencies(step_seconds: float, all_reduce_seconds: float, buckets: int = 8) -> tuple[float, float]:
+def _efficiencies(step_seconds: float, all_reduce_seconds: Numbers, buckets: int = 8) -> tuple[float, float]:
     """With nothing overlapped, and with gradients in so many buckets; two thirds of a step are its backward pass."""
     forward, backward = step_seconds / 3, 2 * step_seconds / 3
     low = step_seconds / data_parallel_step_seconds(forward, backward, all_reduce_seconds)
