@@ -181,8 +181,8 @@ def test_a_bucket_is_closed_before_it_is_too_large_and_has_one_dtype():
         "d": nn.Parameter(torch.zeros(1, dtype=torch.float64)),
         "e": nn.Parameter(torch.zeros(100)),
     }
-    assert [names for names, _ in buckets_of(parameters, 40)] == [["e"], ["d"], ["c", "b"], ["a"]]
-    assert [names for names, _ in buckets_of(parameters, 80)] == [["e"], ["d"], ["c", "b", "a"]]
+    assert [[*each] for each in buckets_of(parameters, 40)] == [["e"], ["d"], ["c", "b"], ["a"]]
+    assert [[*each] for each in buckets_of(parameters, 80)] == [["e"], ["d"], ["c", "b", "a"]]
     assert buckets_of({}, 40) == []
     with pytest.raises(ValueError, match="bucket_bytes is 0; it must be above zero"):
         buckets_of(parameters, 0)

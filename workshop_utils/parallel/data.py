@@ -161,11 +161,11 @@ class NaiveDataParallel(nn.Module):
 class Bucket:
     """Gradients that travel together, end to end in one array, of which each parameter's `.grad` is a view."""
 
-    def __init__(self, names: list[str], parameters: list[nn.Parameter]) -> None:
-        self.names, self.parameters = names, parameters
+    def __init__(self, named: dict[str, nn.Parameter]) -> None:
+        self.names, self.parameters = list(named), list(named.values())
         self.held: set[nn.Parameter] = set()  # whose gradients of this step are in
-        whole = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype)
-        self.memory, self.views = as_array(whole), views(whole, parameters)
+        whole = torch.zeros(sum(p.numel() for p in self.parameters), dtype=self.parameters[0].dtype)
+        self.memory, self.views = as_array(whole), views(whole, self.parameters)
 
     @property
     def is_full(self) -> bool:
@@ -205,7 +205,7 @@ class BucketedDataParallel(NaiveDataParallel):
         find_unused: bool = False,
     ) -> None:
         super().__init__(module, communicator, find_unused)
-        self.buckets = [Bucket(*each) for each in buckets_of(self._trainable, bucket_bytes)]
+        self.buckets = [Bucket(each) for each in buckets_of(self._trainable, bucket_bytes)]
         self._bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
 
     def synchronise(self) -> None:
@@ -294,25 +294,21 @@ class OverlappedDataParallel(BucketedDataParallel):
         self._sender.shutdown(cancel_futures=True)
 
 
-def buckets_of(
-    parameters: dict[str, nn.Parameter], bucket_bytes: int
-) -> list[tuple[list[str], list[nn.Parameter]]]:
-    """Names and parameters of each bucket: in reverse order, one dtype each, closed before `bucket_bytes` is passed.
+def buckets_of(parameters: dict[str, nn.Parameter], bucket_bytes: int) -> list[dict[str, nn.Parameter]]:
+    """The parameters of each bucket: in reverse order, of one dtype, closed before `bucket_bytes` is passed.
 
     Raises:
         ValueError: if `bucket_bytes` is not above zero.
     """
     if bucket_bytes <= 0:
         raise ValueError(f"bucket_bytes is {bucket_bytes}; it must be above zero")
-    buckets: list[tuple[list[str], list[nn.Parameter]]] = []
-    room = 0
+    buckets: list[dict[str, nn.Parameter]] = []
+    room, dtype = 0, None
     for name, parameter in reversed(parameters.items()):
-        fits = parameter.nbytes <= room and parameter.dtype == buckets[-1][1][0].dtype
-        if not fits:
-            buckets.append(([], []))
-            room = bucket_bytes
-        buckets[-1][0].append(name)
-        buckets[-1][1].append(parameter)
+        if parameter.nbytes > room or parameter.dtype != dtype:
+            buckets.append({})
+            room, dtype = bucket_bytes, parameter.dtype
+        buckets[-1][name] = parameter
         room -= parameter.nbytes
     return buckets
 

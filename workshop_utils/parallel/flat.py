@@ -21,20 +21,17 @@ class Flat:
     without memory, and are NaN.
     """
 
-    def __init__(
-        self, communicator: Communicator, names: list[str], parameters: list[nn.Parameter], keep: bool
-    ) -> None:
-        self.names, self.parameters = names, parameters
+    def __init__(self, communicator: Communicator, named: dict[str, nn.Parameter], keep: bool) -> None:
+        self.names, self.parameters = list(named), list(named.values())
         self._communicator, self._keep = communicator, keep
-        self._dtype = parameters[0].dtype
-        self._length = sum(parameter.numel() for parameter in parameters)
         self._gradient: Tensor | None = None  # of the whole vector, while it comes in
         self._came: set[nn.Parameter] = set()
         self._is_reduced = False  # in this step
-        whole = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+        whole = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         self.whole: Tensor | None = whole
+        self._dtype, self._length = whole.dtype, len(whole)
         mine = torch.from_numpy(self._mine(as_array(whole)))
-        self.shard = nn.Parameter(mine if keep else mine.clone(), parameters[0].requires_grad)
+        self.shard = nn.Parameter(mine if keep else mine.clone(), self.parameters[0].requires_grad)
         self._place_parameters()
         if not keep:
             self.free()

@@ -25,6 +25,7 @@ and 7; for stage 3 also Zhao et al. (2023), "PyTorch FSDP: experiences on scalin
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -45,7 +46,6 @@ from workshop_utils.parallel.data import (
     listed,
 )
 from workshop_utils.parallel.flat import Flat
-from workshop_utils.parallel.units import divide, of_one_kind
 
 # PyTorch's optimizers treat every number by itself, but for those that look at whole parameters, and the rest.
 BY_PARAMETER = {optim.Adafactor, optim.Muon}
@@ -225,8 +225,8 @@ class ShardedGradients(_Sharded):
         super().__init__(module, communicator)
         broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        for names, parameters in buckets_of(trainable, bucket_bytes):
-            self._watch(Flat(communicator, names, parameters, keep=True))
+        for bucket in buckets_of(trainable, bucket_bytes):
+            self._watch(Flat(communicator, bucket, keep=True))
 
     def _after_step(self, *_: Any) -> None:
         super()._after_step()
@@ -258,19 +258,20 @@ class FullySharded(_Sharded):
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__(module, communicator)
         self._unit_of: dict[Flat, list[Flat]] = {}  # the flats of a unit, by each of them
-        for unit in divide(module):
-            unit.materialise()
-            parameters = unit.parameters()
-            broadcast_from_first(communicator, itertools.chain(parameters.values(), unit.buffers()))
-            flats = [
-                Flat(communicator, list(group), list(group.values()), keep=False)
-                for group in of_one_kind(parameters)
-            ]
+        for unit, names in units_of(module).items():
+            materialise(module, names)
+            parameters = {name: p for name, p in module.named_parameters() if name in names}
+            buffers = [buffer for name, buffer in module.named_buffers() if name in names]
+            broadcast_from_first(communicator, [*parameters.values(), *buffers])
+            groups: dict[Any, dict[str, nn.Parameter]] = {}  # of one dtype, all trainable or all frozen
+            for name, parameter in parameters.items():
+                groups.setdefault((parameter.dtype, parameter.requires_grad), {})[name] = parameter
+            flats = [Flat(communicator, group, keep=False) for group in groups.values()]
             for flat in flats:
                 self._watch(flat)
                 self._unit_of[flat] = flats
-            unit.module.register_forward_pre_hook(partial(_gather, flats))
-            unit.module.register_forward_hook(partial(_free, flats), always_call=True)
+            unit.register_forward_pre_hook(partial(_gather, flats))
+            unit.register_forward_hook(partial(_free, flats), always_call=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
@@ -308,6 +309,48 @@ class FullySharded(_Sharded):
             yield self.module
         finally:
             _free(self.flats)
+
+
+def units_of(module: nn.Module) -> dict[nn.Module, list[str]]:
+    """The names of each unit's parameters and buffers: what one child alone has is its own, the rest the module's.
+
+    Raises:
+        ValueError: if two layers share a parameter on "meta".
+    """
+    children: dict[Tensor, list[nn.Module]] = {}  # that have it
+    for child in module.children():
+        for tensor in itertools.chain(child.parameters(), child.buffers()):
+            children.setdefault(tensor, []).append(child)
+    layers = Counter(each for layer in module.modules() for each in layer.parameters(recurse=False))
+    units: dict[nn.Module, list[str]] = {module: []}
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if tensor.is_meta and layers[tensor] > 1:
+            raise ValueError(
+                f"{name} is shared by two layers and on the device 'meta'; make the module on the CPU"
+            )
+        owners = children.get(tensor, [])
+        units.setdefault(owners[0] if len(owners) == 1 else module, []).append(name)
+    return units
+
+
+def materialise(module: nn.Module, names: Iterable[str]) -> None:
+    """Give layers with these parameters or buffers memory and initial values, if they are on the device "meta".
+
+    Raises:
+        ValueError: if a layer cannot make its initial values.
+    """
+    for name in names:
+        prefix, _, attribute = name.rpartition(".")
+        layer = module.get_submodule(prefix)
+        if not getattr(layer, attribute).is_meta:
+            continue
+        if not hasattr(layer, "reset_parameters"):
+            raise ValueError(
+                f"layer {prefix!r}, a {type(layer).__name__}, is on the device 'meta' and has no reset_parameters "
+                "to give it initial values; make the module on the CPU"
+            )
+        layer.to_empty(device="cpu", recurse=False)
+        layer.reset_parameters()  # type: ignore[operator]
 
 
 def _gather(flats: Iterable[Flat], *_: object) -> None:  # may be a hook, as `_free` may
