@@ -106,11 +106,11 @@ def test_a_parameter_that_is_not_contiguous_is_broadcast_and_reduced():
 
 
 class Branches(nn.Module):
-    """Which of two layers is used depends on the rank; a third is used by nobody."""
+    """Which of two layers is used depends on the rank."""
 
     def __init__(self, rank):
         super().__init__()
-        self.left, self.right, self.idle = (nn.Linear(5, 3).double() for _ in range(3))
+        self.left, self.right = (nn.Linear(5, 3).double() for _ in range(2))
         self.rank = rank
 
     def forward(self, inputs):
@@ -123,21 +123,8 @@ def test_an_unused_parameter_is_an_error_that_names_it_and_the_other_ranks_hear_
     def program(communicator):
         one_step(communicator, form, Branches(communicator.rank))
 
-    with pytest.raises(UnusedParameters, match=r"(left|right)\.weight, .*on rank \d; .*find_unused=True"):
+    with pytest.raises(UnusedParameters, match=r"(left|right)\.weight, .*on rank \d; .*freeze it"):
         threads.run(2, program)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_what_some_rank_has_not_used_counts_as_zero_and_what_nobody_used_keeps_no_gradient(form):
-    def program(communicator):
-        module = Branches(communicator.rank)
-        one_step(communicator, form, module, find_unused=True)
-        return module
-
-    for module in threads.run(2, program):
-        assert module.idle.weight.grad is None
-        assert torch.equal(module.left.bias.grad, torch.full((3,), 2.0).double())  # (4 + 0) / 2
-        assert torch.equal(module.right.bias.grad, torch.full((3,), 2.0).double())
 
 
 def test_a_second_backward_pass_without_no_sync_is_refused():

@@ -47,10 +47,8 @@ class Link:
     @classmethod
     def of(cls, bandwidth: str, latency: str = "0s") -> Self:
         """A link as people write it: `Link.of("100Mbit", "1ms")`. Raises ValueError for other forms."""
-        from workshop_utils.quantities import (
-            bytes_per_second_of,
-            seconds_of,
-        )  # which does not travel with jobs
+        # Imported here, since it does not travel with jobs.
+        from workshop_utils.quantities import bytes_per_second_of, seconds_of
 
         return cls(seconds_of(latency), bytes_per_second_of(bandwidth))
 

@@ -68,24 +68,20 @@ class NaiveDataParallel(nn.Module):
     parameter, and travels once. Buffers, such as the statistics of a batch normalisation, are rank 0's at the start
     and then each rank's own.
 
-    A parameter that had no part in a step has no gradient. By default that is an error, for it is most often a
-    mistake. With `find_unused` the ranks tell each other which parameters they have used, one byte a parameter: what
-    some ranks did not use counts as zero there, and what nobody used keeps no gradient, as in one process.
+    A parameter that had no part in a step has no gradient. That is an error, for it is most often a mistake.
 
     Args:
         module: on the CPU; of the same structure on all ranks.
         communicator: of these ranks. While a step is under way, nobody else may use it.
-        find_unused: whether parameters may have no part in a step.
 
     Attributes:
         spans: set to [] to have every all-reduce recorded.
     """
 
-    def __init__(self, module: nn.Module, communicator: Communicator, find_unused: bool = False) -> None:
+    def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.communicator = module, communicator
         self.spans: list[Reduction] | None = None
-        self.communicator, self._find_unused = communicator, find_unused
         self._synchronising = True
         broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
         # named_parameters leaves out the second name of a tied parameter.
@@ -116,16 +112,11 @@ class NaiveDataParallel(nn.Module):
         """Replace every gradient by its mean over the ranks. Every rank calls it once a step, after backward.
 
         Raises:
-            UnusedParameters: if a parameter has no gradient, and `find_unused` was not asked for.
+            UnusedParameters: if a parameter has no gradient.
             CommunicationError: if the others cannot be reached, or do something else.
         """
-        used = self._used_by_anybody()
-        for name, parameter in self._trainable.items():
-            if name not in used:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            with contiguous(parameter.grad) as gradient:
+        for name, its_gradient in self._gradients().items():
+            with contiguous(its_gradient) as gradient:
                 self._all_reduce(name, as_array(gradient))
 
     def close(self) -> None:
@@ -143,26 +134,22 @@ class NaiveDataParallel(nn.Module):
         if self.spans is not None:
             self.spans.append(Reduction(of, gradient.nbytes, start, time.perf_counter()))
 
-    def _used_by_anybody(self) -> set[str]:
-        """The names of parameters that have a gradient on this rank or, with `find_unused`, on any."""
-        unused = [name for name, parameter in self._trainable.items() if parameter.grad is None]
-        if self._find_unused:
-            flags = np.array([parameter.grad is not None for parameter in self._trainable.values()], np.uint8)
-            ring_all_reduce(self.communicator, flags, "max")
-            return {name for name, flag in zip(self._trainable, flags, strict=True) if flag}
-        if unused:
+    def _gradients(self) -> dict[str, Tensor]:
+        """By the parameters' names. Raises UnusedParameters if one has none."""
+        gradients = {name: p.grad for name, p in self._trainable.items() if p.grad is not None}
+        if unused := [name for name in self._trainable if name not in gradients]:
             raise UnusedParameters(
                 f"{listed(unused)} had no part in this step on rank {self.communicator.rank}; every parameter must "
-                "have a gradient: freeze it, or ask for find_unused=True"
+                "have a gradient, since every rank sends it: freeze it before the module is wrapped"
             )
-        return set(self._trainable)
+        return gradients
 
 
 class Bucket:
     """Gradients that travel together, end to end in one array, of which each parameter's `.grad` is a view."""
 
-    def __init__(self, named: dict[str, nn.Parameter]) -> None:
-        self.names, self.parameters = list(named), list(named.values())
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
         self.held: set[nn.Parameter] = set()  # whose gradients of this step are in
         whole = torch.zeros(sum(p.numel() for p in self.parameters), dtype=self.parameters[0].dtype)
         self.memory, self.views = as_array(whole), views(whole, self.parameters)
@@ -173,12 +160,12 @@ class Bucket:
         return len(self.held) == len(self.parameters)
 
     def hold(self, parameter: nn.Parameter) -> None:
-        """Take the parameter's gradient in, and let `.grad` be its place here; zeros where there is none."""
-        view = self.views[parameter]
-        if parameter.grad is None:
-            view.zero_()
-        elif parameter.grad.data_ptr() != view.data_ptr():  # otherwise autograd has added to it in place
-            view.copy_(parameter.grad)
+        """Take the parameter's gradient in, and let `.grad` be its place here."""
+        view, gradient = self.views[parameter], parameter.grad
+        if (
+            gradient is not None and gradient.data_ptr() != view.data_ptr()
+        ):  # else autograd has added to it in place
+            view.copy_(gradient)
             parameter.grad = view
         self.held.add(parameter)
 
@@ -198,30 +185,19 @@ class BucketedDataParallel(NaiveDataParallel):
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        communicator: Communicator,
-        bucket_bytes: int = 25 * MEBIBYTE,
-        find_unused: bool = False,
+        self, module: nn.Module, communicator: Communicator, bucket_bytes: int = 25 * MEBIBYTE
     ) -> None:
-        super().__init__(module, communicator, find_unused)
-        self.buckets = [Bucket(each) for each in buckets_of(self._trainable, bucket_bytes)]
+        super().__init__(module, communicator)
+        self.buckets = [Bucket(each.values()) for each in buckets_of(self._trainable, bucket_bytes)]
         self._bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
 
     def synchronise(self) -> None:
         """Replace every gradient by its mean over the ranks; as in NaiveDataParallel."""
-        used = self._used_by_anybody()
+        self._gradients()  # each has one
         for index, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters:
                 bucket.hold(parameter)
             self._all_reduce(f"bucket {index}", bucket.memory)
-        self._finish_step(used)
-
-    def _finish_step(self, used: set[str]) -> None:
-        for bucket in self.buckets:
-            for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
-                if name in used and parameter.grad is None:
-                    parameter.grad = bucket.views[parameter]  # the mean of those that used it
             bucket.held.clear()
 
 
@@ -273,17 +249,15 @@ class OverlappedDataParallel(BucketedDataParallel):
     def synchronise(self) -> None:
         """Wait until every gradient is its mean over the ranks; as in NaiveDataParallel."""
         try:
-            if not self._find_unused:
-                used = self._used_by_anybody()
+            self._gradients()  # each has one
             for bucket in self.buckets[len(self._sent) :]:
                 for parameter in set(bucket.parameters) - bucket.held:
                     bucket.hold(parameter)
                 self._send_next()
             for sent in self._sent:
                 sent.result()
-            if self._find_unused:  # after the buckets, since it travels by the same communicator
-                used = self._used_by_anybody()
-            self._finish_step(used)
+            for bucket in self.buckets:
+                bucket.held.clear()
         finally:
             self._sent.clear()
 

@@ -321,7 +321,9 @@ def units_of(module: nn.Module) -> dict[nn.Module, list[str]]:
     for child in module.children():
         for tensor in itertools.chain(child.parameters(), child.buffers()):
             children.setdefault(tensor, []).append(child)
-    layers = Counter(each for layer in module.modules() for each in layer.parameters(recurse=False))
+    layers = Counter[Tensor]()
+    for layer in module.modules():
+        layers.update(layer.parameters(recurse=False))
     units: dict[nn.Module, list[str]] = {module: []}
     for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
         if tensor.is_meta and layers[tensor] > 1:

@@ -87,10 +87,6 @@ class Store:
             written.replace(self._path(key))
         return pd.read_parquet(self._path(key))
 
-    def keys(self) -> set[str]:
-        """The keys of all that is kept."""
-        return {path.stem for path in self.folder.glob("[!.]*.parquet")}
-
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.parquet"
 
@@ -160,15 +156,12 @@ def _state_of(data: Path) -> Any:
 
 @functools.cache
 def machine() -> tuple[str, ...]:
-    """What of this machine a measurement depends on: system, processor, cores, versions."""
-    facts = Path("/proc/cpuinfo")  # only Linux has it; `platform.processor` seldom knows the model there
-    lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
-    processor = next((line for line in lines if line.startswith("model name")), platform.processor())
-    found = [platform.platform(), processor, f"{cores()} cores", platform.python_version()]
-    for name in FRAMEWORKS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{name} {importlib.metadata.version(name)}")
-    return tuple(found)
+    """What of this machine a measurement depends on: its name, system and cores, and the versions."""
+    versions = {
+        each.name.lower().replace("_", "-"): each.version for each in importlib.metadata.distributions()
+    }
+    frameworks = [f"{name} {versions.get(name)}" for name in FRAMEWORKS]
+    return (*platform.uname(), f"{cores()} cores", platform.python_version(), *frameworks)
 
 
 def grid(
@@ -245,8 +238,7 @@ def measure_all(settings: Sequence[Setting], store: Store, fresh: bool = False) 
 
 def missing(settings: Sequence[Setting], store: Store) -> list[Setting]:
     """Those that `store` does not have: what `measure_all` would run."""
-    kept = store.keys()
-    return [setting for setting in settings if setting.key() not in kept]
+    return [setting for setting in settings if store.get(setting.key()) is None]
 
 
 def measure_once(setting: Setting, warm: bool = True) -> list[dict[str, Any]]:
@@ -347,8 +339,6 @@ def mnist_jobs(folder: str | Path, workers: Sequence[int], **arguments: Any) -> 
 
 def short(network: Network) -> str:
     """As `Network.parse` reads it, in one word where it can be."""
-    given = network.model_dump(mode="json", exclude_defaults=True)
-    exceptions = given.pop("exceptions", {})
-    bandwidth = given.pop("bandwidth")
-    settings = {**given, **exceptions}
-    return bandwidth + "".join(f",{name}={value}" for name, value in settings.items())
+    settings = network.model_dump(mode="json", exclude_defaults=True)
+    settings |= settings.pop("exceptions", {})
+    return settings.pop("bandwidth") + "".join(f",{name}={value}" for name, value in settings.items())

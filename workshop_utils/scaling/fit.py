@@ -47,17 +47,6 @@ class Term(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A fitted number in `unit`; between `low` and `high` it lies in 95 of 100 cases, NaN where that is not known."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    unit: str
-
-
-@dataclass(frozen=True)
 class Fit:
     """Fitted terms. `coefficients` has shape (terms,), `draws` (draws, terms): what repeated measurements would give.
 
@@ -82,26 +71,26 @@ class Fit:
         return plain(low), plain(high)
 
     @property
-    def estimates(self) -> tuple[Estimate, ...]:
-        """What was fitted, in the terms' units."""
-        estimates = []
-        for term, value, draws in zip(self.terms, self.coefficients, self.draws.T, strict=True):
-            low, high = np.quantile(draws, QUANTILES, method="nearest")
+    def estimates(self) -> dict[str, tuple[float, ...]]:
+        """By the terms' names what was fitted, in their units, and between what it lies in 95 of 100 cases, or NaN."""
+        low, high = np.quantile(self.draws, QUANTILES, axis=0, method="nearest")
+        estimates = {}
+        for term, *numbers in zip(self.terms, self.coefficients, low, high, strict=True):
             if term.inverse:
                 with np.errstate(divide="ignore"):
-                    value, low, high = 1 / value, 1 / high, 1 / low
-            estimates.append(Estimate(term.name, float(value), float(low), float(high), term.unit))
-        return tuple(estimates)
+                    numbers = [1 / numbers[index] for index in (0, 2, 1)]
+            estimates[term.name] = tuple(map(float, numbers))
+        return estimates
 
     def __getitem__(self, name: str) -> float:
         """The fitted number of that name. Raises KeyError if there is none."""
-        return {estimate.name: estimate.value for estimate in self.estimates}[name]
+        return self.estimates[name][0]
 
     def __str__(self) -> str:
         lines = [f"{'':28} {'fitted':>12} {'95 % interval':>27}"]
-        for each in self.estimates:
-            between = "–" if math.isnan(each.low) else f"{each.low:12.4g} … {each.high:.4g}"
-            lines.append(f"{each.name:28} {each.value:12.4g} {between:>27} {each.unit}")
+        for term, (value, low, high) in zip(self.terms, self.estimates.values(), strict=True):
+            between = "–" if math.isnan(low) else f"{low:12.4g} … {high:.4g}"
+            lines.append(f"{term.name:28} {value:12.4g} {between:>27} {term.unit}")
         typical = 100 * float(np.median(np.abs(self.errors)))
         return "\n".join([*lines, f"{len(self.errors)} measurements, median error {typical:.1f} %"])
 

@@ -147,14 +147,13 @@ Row = tuple[str, float, float, float, str, str]
 
 
 def _pipelines() -> Iterator[Row]:
-    why = {
-        "Transformer-48": "equal layers, so that the bubble is most of the loss",
-        "AmoebaNet-D": "missed: its layers are unequal, and the slowest stage decides, which the bubble does not know",
-    }
     rows = published.published_table("pipeline_speedups")[["model", "stages", "microbatches", "speedup"]]
     for model, stages, microbatches, measured in rows.to_numpy().tolist():
-        speedup = stages * (1 - bubble_fraction(stages, microbatches))
-        yield f"GPipe, {model}, {stages} stages", measured, speedup, speedup, "times", why[model]
+        speedup, what = (
+            stages * (1 - bubble_fraction(stages, microbatches)),
+            f"GPipe, {model}, {stages} stages",
+        )
+        yield what, measured, speedup, speedup, "times", reason(what)
 
 
 def _all_reduce_trainings() -> Iterator[Row]:
@@ -170,15 +169,13 @@ def _all_reduce_trainings() -> Iterator[Row]:
     for model, step in steps.items():
         seconds = dgx.all_reduce_seconds(8, nbytes[model])
         measured = rates[8][model] / (8 * rates[1][model])
-        missed = "missed: what else a step does, such as reading images, is in no formula here"
-        why = "met" if model == "ResNet-50" else missed
-        yield f"DGX-1, {model}, 8 GPUs: efficiency", measured, *_efficiencies(step, seconds), "", why
+        what = f"DGX-1, {model}, 8 GPUs: efficiency"
+        yield what, measured, *_efficiencies(step, seconds), "", reason(what)
     servers = Hierarchy(inside=NetworkPath(0.0, 12e9), across=NetworkPath(0.0, 25e9 / 8), ranks_per_machine=4)
     seconds = servers.all_reduce_seconds(512, nbytes["VGG16"])
     measured = throughput.query("model == 'VGG-16'")["efficiency"].iloc[0]
-    why = "between: P100's speed is the DGX-1's, and PCIe 12 GB/s inside, which the source does not say"
-    efficiencies = _efficiencies(steps["VGG16"], seconds)
-    yield "Horovod, VGG-16, 512 GPUs: efficiency", measured, *efficiencies, "", why
+    what = "Horovod, VGG-16, 512 GPUs: efficiency"
+    yield what, measured, *_efficiencies(steps["VGG16"], seconds), "", reason(what)
 
 
 def _efficiencies(step_seconds: float, all_reduce_seconds: Numbers, buckets: int = 8) -> tuple[float, float]:
