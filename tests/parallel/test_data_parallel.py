@@ -48,10 +48,10 @@ def test_parallel_equals_serial_from_rank_0s_parameters(form, name, size, parts)
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
 
 
-def one_step(communicator, form, module, **more):
+def one_step(communicator, form, module):
     """A model whose traffic is that of one step alone."""
     kind, options = FORMS[form]
-    with kind(module, communicator, **options, **more) as model:
+    with kind(module, communicator, **options) as model:
         ((inputs, _),) = batches(communicator.size, steps=1)
         communicator.traffic.reset()
         model(share(inputs, communicator.rank)).sum().backward()

@@ -204,7 +204,7 @@ def instances(file: str | Path | None = None) -> Mapping[str, Instance]:
     return _load(Instance, shipped) if file is None else _load(Instance, shipped, Path(file))
 
 
-def instance(name: str | Instance, known: Mapping[str, Instance] | None = None) -> Instance:
+def instance(name: str | Path | Instance, known: Mapping[str, Instance] | None = None) -> Instance:
     """An instance by its name, of `known` or of the catalogue.
 
     Raises:
@@ -212,7 +212,7 @@ def instance(name: str | Instance, known: Mapping[str, Instance] | None = None) 
     """
     if isinstance(name, Instance):
         return name
-    return _pick("instance", name, known or instances(), "a file of yours may describe others")
+    return _pick("instance", str(name), known or instances(), "a file of yours may describe others")
 
 
 def _pick(kind: str, name: str, known: Mapping[str, E], otherwise: str) -> E:

@@ -105,13 +105,6 @@ class Setting:
         """What makes the network slow. Raises JobError where nothing here can."""
         return FULL_SPEED if self.network is None else self.network.emulation(strategy_of(self.job))
 
-    def check(self) -> None:
-        """Raise JobError where it cannot be run here."""
-        strategy = strategy_of(self.job)
-        if self.network is not None:
-            self.network.emulation(strategy)
-            self.network.check([spec.name for spec in strategy.plan(self.job)])
-
     def key(self) -> str:
         """A name for all that its result depends on."""
         depends_on = {
@@ -187,17 +180,17 @@ def grid(
     names = [name.replace("_", "-") for name in arguments]
     links = [Network.parse(link) if isinstance(link, str) else link for link in networks]
     settings = []
-    for repeat, network, strategy, count, *values in itertools.product(
+    for repeat, network, name, count, *values in itertools.product(
         range(repeats), links, strategies or (job.strategy,), workers, *arguments.values()
     ):
-        chosen = job.replace(
-            strategy=strategy, workers=count, arguments=dict(zip(names, values, strict=True))
-        )
+        chosen = job.replace(strategy=name, workers=count, arguments=dict(zip(names, values, strict=True)))
         if scaling == "strong":
             chosen = chosen.replace(arguments={BATCH: _share(chosen)})
+        strategy = strategy_of(chosen)
+        if network is not None:
+            network.emulation(strategy)
+            network.check([spec.name for spec in strategy.plan(chosen)])
         settings.append(Setting(chosen, network, repeat, scaling))
-    for setting in settings:
-        setting.check()
     return settings
 
 

@@ -272,17 +272,15 @@ def _kinds(given: Iterable[str | Path | Instance] | None) -> tuple[dict[str, Ins
         priced = {name: each for name, each in known.items() if each.dollars_an_hour}
         missing = ", ".join(name for name in known if name not in priced)
         return priced, (f"Left out, as no price to rely on is known: {missing}.",) if missing else ()
-    chosen: list[str | Instance] = []
-    described: list[str] = []
-    for each in [given] if isinstance(given, str) else given:
-        if isinstance(each, Instance) or Path(each).suffix not in (".yaml", ".yml"):
-            chosen.append(each if isinstance(each, Instance) else str(each))
-            continue
-        added = catalogue.instances(each)
-        described += [name for name, kind in added.items() if known.get(name) != kind]
-        known |= added
+    chosen = [given] if isinstance(given, str) else list(given)
+    files = [
+        each for each in chosen if isinstance(each, str | Path) and Path(each).suffix in (".yaml", ".yml")
+    ]
+    described = {name: kind for file in files for name, kind in catalogue.instances(file).items()}
+    described = {name: kind for name, kind in described.items() if known.get(name) != kind}
     # A file alone: what it describes.
-    kinds = [catalogue.instance(each, known) for each in chosen or described]
+    named = [each for each in chosen if each not in files] or described
+    kinds = [catalogue.instance(each, known | described) for each in named]
     for kind in kinds:
         if "bfloat16" not in kind.flops_per_second:
             raise PlanError(f"{kind.name}: its peak for bfloat16 is not known; flops_per_second must have it")
