@@ -26,8 +26,6 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from workshop_utils.comm.adapters import as_array
-
 # A NumPy array, or a `Shape` where only the time matters.
 Array = Any
 Operation = Literal["sum", "mean", "max", "min"]
@@ -260,7 +258,7 @@ Algorithm = Callable[Concatenate[Communicator, Arguments], Result]
 def collective(function: Algorithm[Arguments, Result]) -> Algorithm[Arguments, Result]:
     """Mark a function of (communicator, ...) as a collective: its messages carry its name.
 
-    Its first other argument may have any shape, or be a PyTorch tensor (see `adapters`): the function receives an array
+    Its first other argument may have any shape, or be a PyTorch tensor (see `as_array`): the function receives an array
     of one dimension that shares its memory.
     """
     call_with: Callable[..., Result] = function
@@ -326,7 +324,7 @@ def flat(tensor: Any) -> Array:
     """An array, or a tensor of PyTorch, as an array of one dimension that shares its memory.
 
     Raises:
-        TypeError: if NumPy cannot see that memory (`adapters.as_array`).
+        TypeError: if NumPy cannot see that memory (`as_array`).
         ValueError: if it is not contiguous.
     """
     array = as_array(tensor)
@@ -336,6 +334,33 @@ def flat(tensor: Any) -> Array:
             "pass numpy.ascontiguousarray(array)"
         )
     return array if array.ndim == 1 else array.reshape(-1)
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    """`tensor`, also a parameter or a gradient, as an array that shares its memory; an array is returned as it is.
+
+    PyTorch is not imported unless one of its tensors is given.
+
+    Raises:
+        TypeError: if NumPy cannot see that memory, or has no such dtype; the message says what would do.
+    """
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    if type(tensor).__module__.partition(".")[0] != "torch":
+        raise TypeError(
+            f"a {type(tensor).__name__} is neither a NumPy array nor a tensor of PyTorch; "
+            "pass an array, such as numpy.array(...), and use it afterwards"
+        )
+    if tensor.device.type != "cpu":
+        raise TypeError(f"the tensor is on {tensor.device}; move it to the CPU first: tensor.cpu()")
+    try:
+        array: np.ndarray = tensor.detach().numpy()
+    except (TypeError, RuntimeError) as failure:  # such as bfloat16, or a sparse tensor
+        raise TypeError(
+            f"NumPy has no array like a {tensor.layout} tensor of {tensor.dtype}; convert it first, "
+            "for example with tensor.float()"
+        ) from failure
+    return array
 
 
 def chunk(array: Array, index: int, count: int) -> Array:

@@ -33,8 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workshop_utils.comm.adapters import as_array
-from workshop_utils.comm.communicator import CommunicationError, Communicator
+from workshop_utils.comm.communicator import CommunicationError, Communicator, as_array
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.tree import tree_broadcast
 

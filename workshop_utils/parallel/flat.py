@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workshop_utils.comm.adapters import as_array
-from workshop_utils.comm.communicator import Communicator, chunk
+from workshop_utils.comm.communicator import Communicator, as_array, chunk
 from workshop_utils.comm.ring import ring_all_gather, ring_reduce_scatter
 from workshop_utils.parallel.data import views
 
