@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from workshop_utils.scaling.cost import NetworkPath, all_reduce_seconds
+from workshop_utils.comm.topology import Link
+from workshop_utils.scaling.cost import all_reduce_seconds
 from workshop_utils.scaling.fit import fit, path_of, path_terms, size_terms, worker_terms
 
-TRUE = NetworkPath(2e-3, 12e6)
+TRUE = Link(2e-3, 12e6)
 WORKERS = np.repeat([2, 3, 4, 8], 4)
 NBYTES = np.tile([5e4, 2e5, 1e6, 4e6], 4)
 

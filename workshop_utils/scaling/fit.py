@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from workshop_utils.scaling.cost import NetworkPath, Numbers, plain
+from workshop_utils.comm.topology import Link, Numbers
+from workshop_utils.scaling.cost import plain
 
 Array = npt.NDArray[np.float64]
 
@@ -173,17 +174,17 @@ def _robust(columns: Array, measured: Array) -> Array:
 
 
 def path_terms(cost: Callable[..., Numbers]) -> tuple[Term, Term]:
-    """α and B of any function of `cost` that takes a NetworkPath last and is linear in α and 1/B."""
+    """α and B of any function of `cost` that takes a Link last and is linear in α and 1/B."""
     # One of the two at a time: without bytes, and without latency.
     return (
-        Term("latency", "s", lambda *varied: cost(*varied, NetworkPath(1.0))),
-        Term("bandwidth", "bytes/s", lambda *varied: cost(*varied, NetworkPath(0.0, 1.0)), inverse=True),
+        Term("latency", "s", lambda *varied: cost(*varied, Link(1.0))),
+        Term("bandwidth", "bytes/s", lambda *varied: cost(*varied, Link(0.0, 1.0)), inverse=True),
     )
 
 
-def path_of(found: Fit) -> NetworkPath:
+def path_of(found: Fit) -> Link:
     """The path that a fit of `path_terms` has found."""
-    return NetworkPath(found["latency"], found["bandwidth"])
+    return Link(found["latency"], found["bandwidth"])
 
 
 def size_terms(pipeline_nbytes: float = PIPELINE_NBYTES) -> tuple[Term, ...]:

@@ -23,9 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from workshop_utils.comm.topology import Link, Numbers, Topology
 from workshop_utils.parallel.schedule import bubble_fraction
 from workshop_utils.scaling import nccl, published
-from workshop_utils.scaling.cost import Hierarchy, NetworkPath, Numbers, data_parallel_step_seconds
+from workshop_utils.scaling.cost import data_parallel_step_seconds, hierarchical_seconds
 from workshop_utils.scaling.fit import Term, fit, size_terms, worker_terms
 
 LEAST_NBYTES = 64 * 1024
@@ -165,14 +166,14 @@ def _all_reduce_trainings() -> Iterator[Row]:
         index="model", columns="workers", values="images_per_second"
     )
     steps = {model: images / rates[1][model] for model, images in batch.items()}
-    dgx = Hierarchy(inside=NetworkPath(0.0, 80e9), across=NetworkPath(), ranks_per_machine=8)
+    dgx = Topology(ranks_per_machine=8, inside=Link(0.0, 80e9))
     for model, step in steps.items():
-        seconds = dgx.all_reduce_seconds(8, nbytes[model])
+        seconds = hierarchical_seconds(8, nbytes[model], dgx)
         measured = rates[8][model] / (8 * rates[1][model])
         what = f"DGX-1, {model}, 8 GPUs: efficiency"
         yield what, measured, *_efficiencies(step, seconds), "", reason(what)
-    servers = Hierarchy(inside=NetworkPath(0.0, 12e9), across=NetworkPath(0.0, 25e9 / 8), ranks_per_machine=4)
-    seconds = servers.all_reduce_seconds(512, nbytes["VGG16"])
+    servers = Topology(Link(0.0, 25e9 / 8), ranks_per_machine=4, inside=Link(0.0, 12e9))
+    seconds = hierarchical_seconds(512, nbytes["VGG16"], servers)
     measured = throughput.query("model == 'VGG-16'")["efficiency"].iloc[0]
     what = "Horovod, VGG-16, 512 GPUs: efficiency"
     yield what, measured, *_efficiencies(steps["VGG16"], seconds), "", reason(what)
