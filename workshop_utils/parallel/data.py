@@ -27,13 +27,13 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workshop_utils.comm.communicator import CommunicationError, Communicator, as_array
+from workshop_utils.comm.communicator import CommunicationError, Communicator, Event, as_array
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.tree import tree_broadcast
 
@@ -46,18 +46,6 @@ class UnevenInputs(ValueError):
 
 class UnusedParameters(ValueError):
     """Parameters that had no part in a step; the message names them."""
-
-
-class Reduction(NamedTuple):
-    """One all-reduce: of what (a parameter's name, or "bucket 2"), its bytes, from when until when.
-
-    Times are in seconds of `time.perf_counter`.
-    """
-
-    of: str
-    nbytes: int
-    start: float
-    end: float
 
 
 class NaiveDataParallel(nn.Module):
@@ -74,13 +62,13 @@ class NaiveDataParallel(nn.Module):
         communicator: of these ranks. While a step is under way, nobody else may use it.
 
     Attributes:
-        spans: set to [] to have every all-reduce recorded.
+        spans: set to [] to have every all-reduce recorded, of a parameter or of "bucket 2", in `time.perf_counter`.
     """
 
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__()
         self.module, self.communicator = module, communicator
-        self.spans: list[Reduction] | None = None
+        self.spans: list[Event] | None = None
         self._synchronising = True
         broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
         # named_parameters leaves out the second name of a tied parameter.
@@ -131,7 +119,7 @@ class NaiveDataParallel(nn.Module):
         start = time.perf_counter()
         ring_all_reduce(self.communicator, gradient, "mean")
         if self.spans is not None:
-            self.spans.append(Reduction(of, gradient.nbytes, start, time.perf_counter()))
+            self.spans.append(Event("all-reduce", None, gradient.nbytes, start, time.perf_counter(), of))
 
     def _gradients(self) -> dict[str, Tensor]:
         """By the parameters' names. Raises UnusedParameters if one has none."""
