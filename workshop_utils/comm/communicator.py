@@ -170,7 +170,7 @@ class Communicator(ABC):
 
     def combine(self, accumulator: Array, incoming: Array, operation: Operation = "sum") -> None:
         """`accumulator ⊕= incoming`, the one place where a collective reduces. A mean adds: see `finish`."""
-        start = self._now()
+        start = self.now()
         _COMBINE[operation](accumulator, incoming, out=accumulator)
         self._record("combine", None, accumulator, start)
 
@@ -183,6 +183,14 @@ class Communicator(ABC):
                 to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
                 self.send_recv(to, token, source, answer)
                 distance *= 2
+
+    def now(self) -> float:
+        """Seconds on this communicator's clock, as in its trace; virtual seconds where time is simulated."""
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass on this communicator's clock."""
+        time.sleep(seconds)
 
     def close(self) -> None:
         """Release links and memory; leaving the `with` block does so too. Safe to call twice."""
@@ -211,12 +219,6 @@ class Communicator(ABC):
             PeerSilent: if none sends within the time-out.
         """
 
-    def _now(self) -> float:
-        return time.perf_counter()
-
-    def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
     # The bookkeeping of every message.
 
     def _transfer(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
@@ -227,7 +229,7 @@ class Communicator(ABC):
                 )
         if to is None and source is None:
             return
-        start = self._now()
+        start = self.now()
         self._exchange(to, outgoing, source, incoming)
         if to is not None:
             self.traffic.count_sent(to, outgoing.nbytes)
@@ -238,17 +240,7 @@ class Communicator(ABC):
 
     def _record(self, kind: str, peer: int | None, array: Array, start: float) -> None:
         if self.trace is not None:
-            self.trace.append(Event(kind, peer, int(array.nbytes), start, self._now(), self._collective))
-
-
-def now(communicator: Communicator) -> float:
-    """Seconds on the communicator's clock, as in its trace; virtual seconds where time is simulated."""
-    return communicator._now()
-
-
-def sleep(communicator: Communicator, seconds: float) -> None:
-    """Let `seconds` pass on the communicator's clock."""
-    communicator._sleep(seconds)
+            self.trace.append(Event(kind, peer, int(array.nbytes), start, self.now(), self._collective))
 
 
 Arguments = ParamSpec("Arguments")

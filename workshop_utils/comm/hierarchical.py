@@ -25,10 +25,18 @@ from workshop_utils.comm.subset import Subset
 def hierarchical_all_reduce(
     communicator: Communicator, array: Array, operation: Operation = "sum", group_size: int = 2
 ) -> None:
-    """Replace `array`, in place on every rank, by the reduction over all ranks; a group has consecutive ranks."""
-    rank = communicator.rank
-    group_size, groups, left_over = arrangement(communicator.size, group_size)
-    complete = group_size * groups
+    """Replace `array`, in place on every rank, by the reduction over all ranks; a group has consecutive ranks.
+
+    Fewer ranks than `group_size` are one group.
+
+    Raises:
+        ValueError: if `group_size` is not positive.
+    """
+    if group_size < 1:
+        raise ValueError(f"group_size is {group_size}; it must be at least 1")
+    rank, group_size = communicator.rank, min(group_size, communicator.size)
+    left_over = communicator.size % group_size
+    complete = communicator.size - left_over
     if rank >= complete:
         communicator.send(rank - complete, array)
         communicator.recv(rank - complete, array)
@@ -49,15 +57,3 @@ def hierarchical_all_reduce(
 
     if rank < left_over:
         communicator.send(complete + rank, array)
-
-
-def arrangement(size: int, group_size: int) -> tuple[int, int, int]:
-    """Ranks a group, complete groups, and ranks left over; fewer ranks than `group_size` are one group.
-
-    Raises:
-        ValueError: if `group_size` is not positive.
-    """
-    if group_size < 1:
-        raise ValueError(f"group_size is {group_size}; it must be at least 1")
-    group_size = min(group_size, size)
-    return group_size, size // group_size, size % group_size

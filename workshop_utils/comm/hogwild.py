@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from workshop_utils.comm.communicator import Array, CommunicationError, Communicator, PeerSilent, inside, now
+from workshop_utils.comm.communicator import Array, CommunicationError, Communicator, PeerSilent, inside
 from workshop_utils.comm.parameter_server import Arrangement, ServerLog, Update
 
 Locking = Literal["none", "lock"]
@@ -184,7 +184,7 @@ def train(
             gradient = gradient_of(parameters, step)
             for server, (version, overlapped) in enumerate(pulls):
                 staleness = shared[server].push(worker, arrangement.part(gradient, server), update, version)
-                reports[server, step] = now(communicator), staleness, overlapped
+                reports[server, step] = communicator.now(), staleness, overlapped
         for server, memory, part in zip(servers, shared, parts, strict=True):
             memory.wait_for(arrangement.workers * arrangement.steps, communicator.timeout_seconds)
             memory.pull(part)

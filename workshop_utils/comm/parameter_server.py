@@ -23,7 +23,7 @@ from typing import Literal
 
 import numpy as np
 
-from workshop_utils.comm.communicator import Array, Communicator, chunk, inside, now
+from workshop_utils.comm.communicator import Array, Communicator, chunk, inside
 
 Consistency = Literal["synchronous", "stale_synchronous", "asynchronous"]
 Update = Callable[[Array, Array], None]  # (parameters, gradient): change the parameters in place
@@ -142,7 +142,7 @@ class Server:
         elif not late:
             self._add(self._gradient)
         self.log.worker.append(worker)
-        self.log.seconds.append(now(self._communicator))
+        self.log.seconds.append(self._communicator.now())
         self.log.staleness.append(stale)
         self.log.dropped.append(late)
         self._waiting.append(worker)

@@ -196,10 +196,14 @@ def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[s
         ValueError: if `coordinator` is not `host:port` on loopback or in a network namespace of a run.
         FrameError, PeerSilent, PeerDied: if the ranks do not all come together.
     """
-    host = _own_host(endpoint(coordinator, own.reachable))
+    target = endpoint(coordinator, own.reachable)
     links: dict[str, Sockets] = {purpose: {} for purpose in purposes}
     if own.size == 1:
         return links
+    # This machine's address on the way to the coordinator is where the other ranks can call it.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing
+        host = probe.getsockname()[0]
     with contextlib.closing(Listener(own, f"{host}:0" if own.rank else coordinator)) as listener:
         addresses = _join(own, coordinator, listener.address) if own.rank else _gather(own, listener)
         for purpose, ours in links.items():
@@ -285,14 +289,6 @@ def receive(link: socket.socket, nbytes: int, deadline: float) -> bytes:
 
 def _proof(secret: bytes, *parts: bytes) -> bytes:
     return hmac.digest(secret, b"|".join(parts), "sha256")
-
-
-def _own_host(coordinator: tuple[str, int]) -> str:
-    """This machine's address on the way to the coordinator, where the other ranks can call it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(coordinator)  # sends nothing
-        host: str = probe.getsockname()[0]
-    return host
 
 
 def _dial(address: str, own: Membership) -> socket.socket:

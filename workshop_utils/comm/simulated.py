@@ -219,10 +219,10 @@ class SimulatedCommunicator(Communicator):
         if self.trace is not None:
             self.trace.append(Event("compute", None, 0, start, self.seconds, self._collective))
 
-    def _now(self) -> float:
+    def now(self) -> float:
         return self.seconds
 
-    def _sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self.compute(seconds)
 
     def _first_of(self, sources: Sequence[int]) -> int:

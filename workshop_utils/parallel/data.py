@@ -124,11 +124,7 @@ class NaiveDataParallel(nn.Module):
     def _gradients(self) -> dict[str, Tensor]:
         """By the parameters' names. Raises UnusedParameters if one has none."""
         gradients = {name: p.grad for name, p in self._trainable.items() if p.grad is not None}
-        if unused := [name for name in self._trainable if name not in gradients]:
-            raise UnusedParameters(
-                f"{listed(unused)} had no part in this step on rank {self.communicator.rank}; every parameter must "
-                "have a gradient, since every rank sends it: freeze it before the module is wrapped"
-            )
+        refuse_unused([name for name in self._trainable if name not in gradients], self.communicator)
         return gradients
 
 
@@ -311,10 +307,14 @@ def contiguous(tensor: Tensor) -> Iterator[Tensor]:
         detached.copy_(whole)
 
 
-def listed(names: list[str], most: int = 3) -> str:
-    """The first of `names`, and how many more there are."""
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+def refuse_unused(names: list[str], communicator: Communicator, most: int = 3) -> None:
+    """Raise UnusedParameters if there are `names` of parameters without a gradient; the message has the first ones."""
+    if names:
+        rest = f" and {len(names) - most} more" if len(names) > most else ""
+        raise UnusedParameters(
+            f"{', '.join(names[:most])}{rest} had no part in this step on rank {communicator.rank}; every parameter "
+            "must have a gradient, since every rank sends it: freeze it before the module is wrapped"
+        )
 
 
 def views(vector: Tensor, parameters: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:

@@ -39,11 +39,10 @@ from workshop_utils.comm.communicator import Communicator
 from workshop_utils.comm.tree import tree_broadcast
 from workshop_utils.parallel.data import (
     MEBIBYTE,
-    UnusedParameters,
     broadcast_from_first,
     buckets_of,
     contiguous,
-    listed,
+    refuse_unused,
 )
 from workshop_utils.parallel.flat import Flat
 
@@ -188,12 +187,7 @@ class _Sharded(nn.Module):
         return made
 
     def _before_step(self, *_: Any) -> None:
-        missing = [name for flat in self.flats for name in flat.missing()]
-        if missing:
-            raise UnusedParameters(
-                f"{listed(missing)} had no part in this step on rank {self.communicator.rank}; every parameter must "
-                "have a gradient, since it is reduced with others: freeze it before the module is sharded"
-            )
+        refuse_unused([name for flat in self.flats for name in flat.missing()], self.communicator)
 
     def _after_step(self, *_: Any) -> None:
         for flat in self.flats:

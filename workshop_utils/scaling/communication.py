@@ -141,12 +141,9 @@ def measured_pushes(job: TrainingJob, network: Network | None = None) -> tuple[P
     with Local(network=network, warm=True).launch(job.replace(arguments={"log-pushes": 1})) as run:
         table = run.wait().metrics
     logs = [log.sort_values("step") for _, log in table.dropna(subset=["pusher"]).groupby("worker")]
-    pushes = Pushes(
-        np.array([log["pusher"].to_numpy(int) for log in logs]),
-        np.array([log["push_seconds"].to_numpy(float) for log in logs]),
-        np.array([log["staleness"].to_numpy(int) for log in logs]),
-    )
-    return pushes, run.emulation or "full speed"
+    columns = {"pusher": int, "push_seconds": float, "staleness": int}
+    pushes = (np.array([log[name].to_numpy(kind) for log in logs]) for name, kind in columns.items())
+    return Pushes(*pushes), run.emulation or "full speed"
 
 
 def simulated_pushes(job: TrainingJob, link: Link) -> Pushes:

@@ -289,9 +289,7 @@ def _steps(job: TrainingJob, metrics: pd.DataFrame) -> dict[str, Any]:
         row |= {name: float(values.median()) for name, values in parts_of(steps).items()}
     if "gradient_nbytes" in steps:
         row["gradient_nbytes"] = int(steps["gradient_nbytes"].iloc[0])
-    for name in ("bytes_sent", "bytes_received"):
-        if name in steps:
-            row[name] = float(steps[name].median())
+    row |= {name: float(steps[name].median()) for name in ("bytes_sent", "bytes_received") if name in steps}
     servers = metrics[metrics["worker"].str.startswith("server")]
     if "bytes_received" in servers and len(servers):
         row["server_bytes_received"] = float((servers["bytes_received"] / servers["step"]).max())
