@@ -305,12 +305,18 @@ def check_message(
     Raises:
         Mismatch: if not; the message says what was sent and what was expected.
     """
-    rank, here = communicator.rank, communicator._collective
-    if collective != here:
-        raise Mismatch(f"rank {source} is in {collective or 'send'} while rank {rank} is in {here or 'recv'}")
-    if array.nbytes != incoming.nbytes or array.dtype != incoming.dtype:
+    here = communicator._collective
+    if collective != here or array.nbytes != incoming.nbytes or array.dtype != incoming.dtype:
         sent, expected = (f"{each.size} × {each.dtype}" for each in (array, incoming))
-        raise Mismatch(f"rank {source} sent {sent} where rank {rank} expects {expected}, in {here or 'recv'}")
+        raise mismatch(communicator.rank, here, expected, source, collective, sent)
+
+
+def mismatch(rank: int, here: str, expected: str, source: int, there: str, sent: str) -> Mismatch:
+    """The error where `rank`, in the collective `here`, expects another message than `source` sent, `there`."""
+    here, there = here or "send or recv", there or "send or recv"
+    if here != there:
+        return Mismatch(f"rank {source} is in {there} while rank {rank} is in {here}")
+    return Mismatch(f"rank {source} sent {sent} where rank {rank} expects {expected}, in {here}")
 
 
 def flat(tensor: Any) -> Array:

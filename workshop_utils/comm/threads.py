@@ -67,12 +67,6 @@ class ThreadCommunicator(Communicator):
                 mailbox.remove(message)
             return message
 
-    def _abort(self, dead: int) -> None:
-        """Tell every other rank that `dead` sends no more."""
-        for rank in range(self.size):
-            if rank != self.rank:
-                self._put(rank, _Message(self.rank, self._collective, None, dead))
-
 
 def run(size: int, program: Callable[[Communicator], Result], timeout_seconds: float = 30.0) -> list[Result]:
     """Run `program(communicator)` on `size` threads at once and return what each rank returned.
@@ -91,7 +85,9 @@ def run(size: int, program: Callable[[Communicator], Result], timeout_seconds: f
             results[rank] = program(communicator)
         except BaseException as failure:
             failures.append(failure)
-            communicator._abort(failure.rank if isinstance(failure, PeerDied) else rank)
+            dead = failure.rank if isinstance(failure, PeerDied) else rank
+            for other in {*range(size)} - {rank}:
+                communicator._put(other, _Message(rank, communicator._collective, None, dead))
 
     threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:

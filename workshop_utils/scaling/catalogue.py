@@ -200,8 +200,7 @@ def instances(file: str | Path | None = None) -> Mapping[str, Instance]:
     Raises:
         CatalogueError: if the file cannot be read, or a field in it is wrong.
     """
-    shipped = DATA / "instances.yaml"
-    return _load(Instance, shipped) if file is None else _load(Instance, shipped, Path(file))
+    return _load(Instance, DATA / "instances.yaml", *([] if file is None else [Path(file)]))
 
 
 def instance(name: str | Path | Instance, known: Mapping[str, Instance] | None = None) -> Instance:
