@@ -34,9 +34,7 @@ KILL: dict[str, Argument] = {
 
 def records_of(job: str, workers: int, place: Any, **arguments: Argument) -> list[Mapping[str, Any]]:
     """What the workers of a job of `jobs/` report."""
-    described = TrainingJob.load(bare.JOBS / job).replace(
-        workers=workers, arguments={name.replace("_", "-"): value for name, value in arguments.items()}
-    )
+    described = TrainingJob.load(bare.JOBS / job).replace(workers=workers, arguments=arguments)
     with place.launch(described) as run:
         return list(run.wait().records)
 

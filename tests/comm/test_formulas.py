@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 
 from workshop_utils.comm.central import central_all_reduce, central_seconds
-from workshop_utils.comm.crossover import tree_ring_crossover_nbytes
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
 from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
 from workshop_utils.comm.simulated import Link, Shape, simulate
-from workshop_utils.comm.tree import tree_all_reduce, tree_all_reduce_seconds
+from workshop_utils.comm.tree import tree_all_reduce, tree_all_reduce_seconds, tree_ring_crossover_nbytes
 
 LATENCY, BANDWIDTH = 50e-6, 125e6
 LINK = Link(LATENCY, BANDWIDTH)

@@ -155,7 +155,7 @@ class Flat:
         self._communicator, self._keep = communicator, keep
         self._gradient: Tensor | None = None  # of the whole vector, while it comes in
         self._came: set[nn.Parameter] = set()
-        self._is_reduced = False  # in this step
+        self.is_reduced = False  # in this step
         whole = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         self.whole: Tensor | None = whole
         self._dtype, self._length = whole.dtype, len(whole)
@@ -201,7 +201,7 @@ class Flat:
         if len(self._came) < len(self.parameters):
             return False
         self._reduce(self._gradient)
-        self._gradient, self._is_reduced = None, True
+        self._gradient, self.is_reduced = None, True
         self._came.clear()
         return True
 
@@ -222,13 +222,9 @@ class Flat:
 
     def missing(self) -> list[str]:
         """The names of parameters whose gradients have not come in this step."""
-        if not self.shard.requires_grad or (self._is_reduced and not self._came):
+        if not self.shard.requires_grad or (self.is_reduced and not self._came):
             return []
         return [name for name, p in zip(self.names, self.parameters, strict=True) if p not in self._came]
-
-    def end_step(self) -> None:
-        """Expect the next step's gradients."""
-        self._is_reduced = False
 
 
 class _Sharded(nn.Module):
@@ -284,7 +280,7 @@ class _Sharded(nn.Module):
 
     def _after_step(self, *_: Any) -> None:
         for flat in self.flats:
-            flat.end_step()
+            flat.is_reduced = False
 
 
 class ShardedGradients(_Sharded):
