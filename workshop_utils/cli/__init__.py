@@ -227,7 +227,7 @@ def plan(
         budget,
         None if instances is None else listed(instances),
         batch_tokens=batch,
-        objective="hours" if fastest else "dollars",
+        fastest=fastest,
     )
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
     raise typer.Exit(0 if found.best else 1)
