@@ -1,9 +1,12 @@
 """Times by formula, beside the simulated clock: equal where the formula says exact, never above where it is a bound."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from workshop_utils.comm.central import central_all_reduce, central_seconds
+from workshop_utils.comm.double_tree import double_tree_all_reduce
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
 from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
 from workshop_utils.comm.simulated import Link, Shape, simulate
@@ -39,6 +42,17 @@ def test_a_tree_takes_its_closed_form_for_powers_of_two_and_up_to_a_tenth_less_f
     bound = tree_all_reduce_seconds(size, 8 * ELEMENTS, LATENCY, BANDWIDTH)
     least = bound if size & (size - 1) == 0 else 0.9 * bound
     assert least * (1 - 1e-9) <= simulated(tree_all_reduce, size).seconds <= bound * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("size", [8, 16, 100])
+def test_a_double_tree_is_near_a_ring_for_large_arrays_and_near_a_tree_for_small_ones(size):
+    def seconds(algorithm, elements):
+        return simulate(size, lambda communicator: algorithm(communicator, Shape(elements)), LINK).seconds
+
+    in_pieces = functools.partial(double_tree_all_reduce, segments=16)
+    assert seconds(in_pieces, 10_000_000) < 1.7 * seconds(ring_all_reduce, 10_000_000)
+    in_one_piece = functools.partial(double_tree_all_reduce, segments=1)
+    assert seconds(in_one_piece, 10) < 2 * seconds(tree_all_reduce, 10)
 
 
 @pytest.mark.parametrize("size", [4, 8, 16, 64])
