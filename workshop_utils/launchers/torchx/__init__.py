@@ -15,8 +15,8 @@ default one worker on each). TorchX's urllib3 is older than the workshop's, so i
 | module | concept |
 | --- | --- |
 | `components` | the workshop's component and instances: what is handed to `torchx run` |
-| `launcher` | the settings, and what `torchx run` is called with, here or for a cluster |
-| `follow`, `run` | `torchx run` on this machine: a program that follows its log files, and the run |
+| `launcher` | the settings, what `torchx run --dryrun` is called with, and the start of what it describes here |
+| `run` | the log of a torchrun, and the run on this machine |
 | `volcano` | on a cluster: the rest of the Volcano Job, and the run |
 | `etcd` | a rendezvous server on this machine |
 """

@@ -1,4 +1,4 @@
-"""The launcher: TorchX describes a job, and runs it here; for a cluster we send what TorchX describes."""
+"""The launcher: TorchX describes a job; we start what it describes, here or on a cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import sys
 import sysconfig
 import tempfile
 from dataclasses import dataclass
@@ -36,10 +35,10 @@ if TYPE_CHECKING:
     from workshop_utils.launchers.torchx.volcano import VolcanoRun
 
 ENVIRONMENT = Environment("torchx", "TorchX")
-COMPONENT, FOLLOW = (Path(__file__).with_name(name) for name in ("components.py", "follow.py"))
+COMPONENT = Path(__file__).with_name("components.py")
 LOOPBACK = "127.0.0.1"
 STRATEGIES: tuple[StrategyName, ...] = ("torch_ddp", "single")
-HERE_TOO = ("scheduler", "processes_per_node", "rendezvous", "rendezvous_endpoint", "max_restarts")
+HERE_TOO = ("scheduler", "rendezvous", "rendezvous_endpoint", "max_restarts")
 RANDOM_LETTERS = 14  # which TorchX adds to a name, at most: 64 bits in its alphabet
 VARIABLES = "WORKSHOP_RANKS_ENVIRONMENT"  # holds the ranks' variables: everybody can read a command line
 LONGEST_NAME = 63  # of a pod's host: a DNS-1035 label
@@ -49,6 +48,8 @@ InstanceType = Literal["trn1.2xlarge", "trn1.32xlarge", "trn1n.32xlarge", "trn2.
 RENDER_SECONDS = 120.0
 # What would tell torchrun, or TorchX, that it is part of another run.
 FOREIGN_TO_TORCHX = re.compile(r"PET_|TORCHX|PYTHONPATH$|PYTHONHOME$|PYTHONUNBUFFERED$|VIRTUAL_ENV$")
+# Starts a node's program. After a failure the node stays a moment, so that the others fail by themselves, and say why.
+LINGER = '"$@" || { code=$?; sleep 2; exit $code; }'
 # How `torchx run --dryrun` prints what it would do.
 SECTIONS = re.compile(r"=== APPLICATION ===\n(.*)\n=== SCHEDULER REQUEST ===\n(.*)", re.DOTALL)
 
@@ -80,7 +81,6 @@ class TorchX(TargetSettings):
 
     Attributes:
         scheduler: `"local_cwd"`, processes of this machine, or `"kubernetes"`, a Volcano Job on a cluster.
-        processes_per_node: an old place of the job's own field.
         rendezvous: how the nodes find each other: `"c10d"` at the first of them, `"etcd-v2"` (or the older `"etcd"`) at
             an etcd server, which outlives the first node.
         rendezvous_endpoint: `host:port` of that server.
@@ -102,7 +102,6 @@ class TorchX(TargetSettings):
     EXAMPLE: ClassVar[str] = "scheduler: kubernetes"
 
     scheduler: Literal["local_cwd", "kubernetes"] = "local_cwd"
-    processes_per_node: int | None = Field(default=None, ge=1, strict=True)
     rendezvous: Literal["c10d", "etcd", "etcd-v2"] = "c10d"
     rendezvous_endpoint: str | None = None
     max_restarts: int = Field(default=0, ge=0, strict=True)
@@ -119,12 +118,6 @@ class TorchX(TargetSettings):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
-        if self.processes_per_node is not None:
-            print(
-                f"processes_per_node is a field of the job: write 'processes_per_node: {self.processes_per_node}' into "
-                "job.yaml, and leave it out of TorchX's settings",
-                file=sys.stderr,
-            )
         endpoint = self.rendezvous_endpoint
         if self.rendezvous == "c10d" and endpoint is not None:
             raise ValueError(
@@ -159,16 +152,11 @@ class TorchX(TargetSettings):
                 f"strategy is {job.strategy!r}; TorchX starts workers with torchrun, which suits "
                 f"{' and '.join(map(repr, STRATEGIES))} alone: use another target, such as local"
             )
-        nodes, per_node = self.layout(job)
-        if nodes * per_node != job.workers:
-            raise JobError(
-                f"workers is {job.workers}; it must be a multiple of processes_per_node, {per_node}"
-            )
         if self.scheduler == "local_cwd":
             return
         for field in ("outputs", "checkpoints"):
             job.storage(field, "claim")
-        last = f"-worker-{nodes - 1}-0"
+        last = f"-worker-{self.layout(job)[0] - 1}-0"
         room = LONGEST_NAME - RANDOM_LETTERS - 1 - len(last)
         if len(job.name) > room:
             raise JobError(
@@ -178,7 +166,7 @@ class TorchX(TargetSettings):
 
     def layout(self, job: TrainingJob) -> tuple[int, int]:
         """How many nodes `job` has, each with a torchrun, and how many workers each starts; by default one."""
-        per_node = job.processes_per_node or self.processes_per_node or 1
+        per_node = job.processes_per_node or 1
         return job.workers // per_node, per_node
 
     def render(self, job: TrainingJob) -> Rendered:
@@ -188,26 +176,29 @@ class TorchX(TargetSettings):
             JobError: if TorchX, or the scheduler, cannot run the job.
             SetupError: if TorchX's environment cannot be made.
         """
-        self.check(job)
         with PortReservation(1) as reservation:
-            scratch = Path(tempfile.gettempdir()) / "workshop-..."
-            printed = ENVIRONMENT.run(
-                "torchx",
-                *self._words(job, scratch, reservation.ports[0], "--dryrun"),
-                variables={VARIABLES: json.dumps(self._variables(job, scratch))},
-                folder=job.folder,
-                timeout_seconds=RENDER_SECONDS,
-            )
-        found = SECTIONS.search(printed)
-        assert found is not None
-        application = _application(found[1], job)
+            return self._rendered(job, Path(tempfile.gettempdir()) / "workshop-...", reservation.ports[0])
+
+    def _rendered(self, job: TrainingJob, scratch: Path, port: int) -> Rendered:
+        """The same with a run's own folder, and the port of its first node."""
+        self.check(job)
+        printed = ENVIRONMENT.run(
+            "torchx",
+            *self._words(job, scratch, port),
+            variables={VARIABLES: json.dumps(self._variables(job, scratch))},
+            folder=job.folder,
+            timeout_seconds=RENDER_SECONDS,
+        )
+        sections = SECTIONS.search(printed)
+        assert sections is not None
+        application = _application(sections[1], job)
         if self.scheduler == "local_cwd":
-            return Rendered(application, ast.literal_eval(found[2]))
+            return Rendered(application, ast.literal_eval(sections[2]))
         from workshop_utils.launchers.kubernetes import check
         from workshop_utils.launchers.torchx import volcano
 
         # The command line gives its session a name of its own, which is of no use to anybody.
-        request = yaml.safe_load(found[2].replace("kubernetes://torchx/", "kubernetes://workshop/"))
+        request = yaml.safe_load(sections[2].replace("kubernetes://torchx/", "kubernetes://workshop/"))
         volcano.complete(request, job, self)
         check.require(request)
         return Rendered(application, request)
@@ -220,35 +211,32 @@ class TorchX(TargetSettings):
             SetupError: as `render` does.
             KubernetesError: if there is no cluster, or it refuses; what was made before is deleted again.
         """
-        self.check(job)
         if self.scheduler == "kubernetes":
             from workshop_utils.launchers.torchx import volcano
 
             return volcano.launch(job, self)
-        torchx, scratch = str(ENVIRONMENT.program("torchx")), scratch_folder()
-        torchrun = sysconfig.get_path("scripts")  # the folder that it is in
-        path = os.pathsep.join([torchrun, os.environ.get("PATH", os.defpath)])
+        scratch, (nodes, _) = scratch_folder(), self.layout(job)
+        workers = tuple(f"worker-{rank}" for rank in range(job.workers))
+        # torchrun is in the folder of this environment's programs.
+        path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
         with reserve(1) as reservation:
-            words = self._words(job, scratch, reservation.ports[0])
-            process = Process(
-                "torchx",
-                (sys.executable, "-I", "-S", str(FOLLOW), str(scratch / "logs"), torchx, *words),
-                {
-                    **inherited_variables(FOREIGN_TO_TORCHX),
-                    "PATH": path,
-                    "TMPDIR": str(scratch / "tmp"),
-                    "LOGLEVEL": "ERROR",
-                    VARIABLES: json.dumps(self._variables(job, scratch)),
-                },
-                str(job.folder.absolute()),
-            )
+            request = self._rendered(job, scratch, reservation.ports[0]).request
+            inherited = inherited_variables(FOREIGN_TO_TORCHX)
+            processes = [
+                Process(
+                    f"node-{number}",
+                    ("bash", "-c", LINGER, "bash", *node["args"]),
+                    {**inherited, **node["env"], "PATH": path},
+                    str(job.folder.absolute()),
+                )
+                for number, node in enumerate(request["role_params"]["worker"])
+            ]
             for folder in filter(None, (job.outputs, job.checkpoints)):
                 Path(folder).mkdir(parents=True, exist_ok=True)
             files = {f"source/{name}": text for name, text in shipped(strategy_of(job)).items()}
-            files |= {"tmp/.keep": "", "model/.keep": ""}
-            run = TorchXRun(job.name, tuple(f"worker-{rank}" for rank in range(job.workers)), reservation)
-            run.nodes = tuple(f"node-{node}" for node in range(self.layout(job)[0]))
-            run._start([process], job.timeout_seconds, scratch, files)
+            handle = f"local_cwd://torchx/{request['app_id']}"
+            run = TorchXRun(handle, nodes, job.name, workers, reservation)
+            run._start(processes, job.timeout_seconds, scratch, {**files, "model/.keep": ""})
             return run
 
     def _variables(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
@@ -263,7 +251,7 @@ class TorchX(TargetSettings):
             "GLOO_SOCKET_IFNAME": "lo",
         }
 
-    def _words(self, job: TrainingJob, scratch: Path, port: int, *options: str) -> list[str]:
+    def _words(self, job: TrainingJob, scratch: Path, port: int) -> list[str]:
         """What follows `torchx` on its command line."""
         each, (nodes, count) = job.resources, self.layout(job)
         component = {
@@ -299,7 +287,7 @@ class TorchX(TargetSettings):
         configured = ",".join(f"{name}={value}" for name, value in settings.items())
         where = ("--workspace", "", "-s", self.scheduler, "-cfg", configured, f"{COMPONENT}:ddp")
         arguments = (f"--{name}={value}" for name, value in component.items() if value is not None)
-        return ["run", *options, *where, *arguments]
+        return ["run", "--dryrun", *where, *arguments]
 
 
 def _application(printed: str, job: TrainingJob) -> dict[str, Any]:
