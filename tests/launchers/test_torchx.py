@@ -1,4 +1,4 @@
-"""TorchX for real: its command line in its own environment, torchrun's processes, etcd."""
+"""TorchX for real: what it describes in its own environment, torchrun's processes, etcd."""
 
 from collections.abc import Callable
 

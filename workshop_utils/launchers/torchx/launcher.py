@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-import yaml
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob
@@ -26,21 +24,19 @@ from workshop_utils.launchers.local.environment import (
 from workshop_utils.launchers.local.run import Process
 from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import shipped
-from workshop_utils.launchers.torchx.run import TorchXRun
+from workshop_utils.launchers.torchx.run import LINE_PREFIX, TorchXRun
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.setup.environments import Environment
-from workshop_utils.strategies import strategy_of
+from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of
 
 if TYPE_CHECKING:
     from workshop_utils.launchers.torchx.volcano import VolcanoRun
 
 ENVIRONMENT = Environment("torchx", "TorchX")
-COMPONENT = Path(__file__).with_name("components.py")
-LOOPBACK = "127.0.0.1"
+DESCRIBE = Path(__file__).with_name("describe.py")
 STRATEGIES: tuple[StrategyName, ...] = ("torch_ddp", "single")
 HERE_TOO = ("scheduler", "rendezvous", "rendezvous_endpoint", "max_restarts")
 RANDOM_LETTERS = 14  # which TorchX adds to a name, at most: 64 bits in its alphabet
-VARIABLES = "WORKSHOP_RANKS_ENVIRONMENT"  # holds the ranks' variables: everybody can read a command line
 LONGEST_NAME = 63  # of a pod's host: a DNS-1035 label
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
@@ -50,8 +46,23 @@ RENDER_SECONDS = 120.0
 FOREIGN_TO_TORCHX = re.compile(r"PET_|TORCHX|PYTHONPATH$|PYTHONHOME$|PYTHONUNBUFFERED$|VIRTUAL_ENV$")
 # Starts a node's program. After a failure the node stays a moment, so that the others fail by themselves, and say why.
 LINGER = '"$@" || { code=$?; sleep 2; exit $code; }'
-# How `torchx run --dryrun` prints what it would do.
-SECTIONS = re.compile(r"=== APPLICATION ===\n(.*)\n=== SCHEDULER REQUEST ===\n(.*)", re.DOTALL)
+PORT = 29500  # of the first node, on a cluster
+
+EFA = "vpc.amazonaws.com/efa"
+NEURON = "aws.amazon.com/neuron"  # Neuron 2.20 dropped the older name, neurondevice, which TorchX still has
+# Whole instances: processors, memory in GiB, Trainium chips, Elastic Fabric Adapter interfaces.
+# Source: AWS, "Amazon EC2 accelerated computing instances".
+INSTANCES = {
+    "trn1.2xlarge": (8, 32, 1, 0),
+    "trn1.32xlarge": (128, 512, 16, 8),
+    "trn1n.32xlarge": (128, 512, 16, 16),
+    "trn2.48xlarge": (192, 2048, 16, 16),
+}
+SHARE = 15 / 16  # of an instance, for the pod: the node's own pods, the kubelet and the system need the rest
+# For the sockets through which the ranks first meet, and for chips that a killed run has left busy.
+ON_TRAINIUM = {"CCOM_SOCKET_IFNAME": "eth0", "NEURON_RT_RESET_CORES": "1"}
+# What makes the collectives go through the Elastic Fabric Adapter. Source: AWS Neuron, "Distributed training".
+OVER_EFA = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
 
 
 @dataclass(frozen=True)
@@ -182,23 +193,29 @@ class TorchX(TargetSettings):
     def _rendered(self, job: TrainingJob, scratch: Path, port: int) -> Rendered:
         """The same with a run's own folder, and the port of its first node."""
         self.check(job)
+        here = self.scheduler == "local_cwd"
+        of_cluster = {"queue", "namespace", "service_account", "priority_class"}
+        on_cluster = self.model_dump(include=of_cluster, exclude_none=True)
+        asked = {
+            "name": job.name,
+            "role": self._role(job, scratch, port),
+            "scheduler": self.scheduler,
+            "settings": {"log_dir": str(scratch / "logs")} if here else on_cluster,
+        }
         printed = ENVIRONMENT.run(
-            "torchx",
-            *self._words(job, scratch, port),
-            variables={VARIABLES: json.dumps(self._variables(job, scratch))},
+            "python",
+            str(DESCRIBE),
+            variables={"WORKSHOP_APPLICATION": json.dumps(asked)},
             folder=job.folder,
             timeout_seconds=RENDER_SECONDS,
         )
-        sections = SECTIONS.search(printed)
-        assert sections is not None
-        application = _application(sections[1], job)
-        if self.scheduler == "local_cwd":
-            return Rendered(application, ast.literal_eval(sections[2]))
+        application, request = json.loads(printed.splitlines()[-1])
+        application = _without_empty(application)
+        if here:
+            return Rendered(application, request)
         from workshop_utils.launchers.kubernetes import check
         from workshop_utils.launchers.torchx import volcano
 
-        # The command line gives its session a name of its own, which is of no use to anybody.
-        request = yaml.safe_load(sections[2].replace("kubernetes://torchx/", "kubernetes://workshop/"))
         volcano.complete(request, job, self)
         check.require(request)
         return Rendered(application, request)
@@ -239,68 +256,73 @@ class TorchX(TargetSettings):
             run._start(processes, job.timeout_seconds, scratch, {**files, "model/.keep": ""})
             return run
 
-    def _variables(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
-        """The variables of the ranks."""
-        if self.scheduler == "kubernetes":
-            from workshop_utils.launchers.kubernetes import pods  # as below
-
-            return pods.variables(job)
-        return {
-            "WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints"),
-            **shared_variables(job, scratch),
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-
-    def _words(self, job: TrainingJob, scratch: Path, port: int) -> list[str]:
-        """What follows `torchx` on its command line."""
+    def _role(self, job: TrainingJob, scratch: Path, port: int) -> dict[str, Any]:
+        """The only role of the application: on each node a torchrun, which starts the ranks there."""
         each, (nodes, count) = job.resources, self.layout(job)
-        component = {
-            "name": job.name,
-            "nodes": nodes,
-            "processes_per_node": count,
+        resource: dict[str, Any] = {
             "cpu": max(1, round(each.cpu * count)),
             "gpu": each.gpu * count,
             "memMB": max(1, each.memory_nbytes * count // 10**6),
-            "instance_type": self.instance_type,
-            "rendezvous": self.rendezvous,
-            "rendezvous_endpoint": self.rendezvous_endpoint,
-            "max_restarts": self.max_restarts,
-            "wrapper": self.wrapper,
+        }
+        variables = {
+            **TORCHRUN_RESTARTS,
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": LINE_PREFIX,
+            "LOGLEVEL": "WARNING",
         }
         if self.scheduler == "local_cwd":
-            script = str(job.script_path.absolute())
-            component |= {"port": port, "local_address": LOOPBACK}
-            settings: dict[str, Any] = {"log_dir": scratch / "logs"}
+            script, address = str(job.script_path.absolute()), ["--local-addr=127.0.0.1"]
+            variables |= {"WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints")}
+            variables |= {**shared_variables(job, scratch), "GLOO_SOCKET_IFNAME": "lo"}
         else:
             # Here, since the clients of Kubernetes take longer to import than a local launch may take.
             from workshop_utils.launchers.kubernetes import pods
 
-            script = pods.script(job)
-            mounts = [f"type=volume,src={claim},dst={path}" for path, claim in self.volumes.items()]
-            component |= {"image": job.image or self.image, "mounts": ",".join(mounts) or None}
-            names = ("queue", "namespace", "service_account", "priority_class")
-            settings = {name: value for name in names if (value := getattr(self, name)) is not None}
-        component |= {
-            "script": shlex.join([script, *job.command_line_arguments]),
-            "env": VARIABLES,
+            script, address, port = pods.script(job), [], PORT
+            if self.instance_type is not None:
+                cpu, memory_gib, chips, interfaces = INSTANCES[self.instance_type]
+                resource = {
+                    "cpu": int(cpu * SHARE),
+                    "gpu": 0,
+                    "memMB": int(memory_gib * 1024 * SHARE),
+                    "devices": {NEURON: chips, **({EFA: interfaces} if interfaces else {})},
+                    "capabilities": {"node.kubernetes.io/instance-type": self.instance_type},
+                }
+                variables |= {**ON_TRAINIUM, **(OVER_EFA if interfaces else {})}
+            variables |= pods.variables(job)
+        endpoint = self.rendezvous_endpoint
+        if endpoint is None:
+            # Only the shell of each node knows where the first one is. Alone, a node takes any free port.
+            endpoint = f"$${{${{rank0_env}}:=localhost}}:{port}" if nodes > 1 else "localhost:0"
+        torchrun = [
+            "torchrun",
+            f"--nnodes={nodes}",
+            f"--nproc-per-node={count}",
+            f"--rdzv-backend={self.rendezvous}",
+            f"--rdzv-endpoint={endpoint}",
+            "--rdzv-id=${app_id}",
+            f"--max-restarts={self.max_restarts}",
+            "--role=worker",
+            "--tee=3",
+            *address,
+        ]
+        program = map(shlex.quote, [script, *job.command_line_arguments])
+        # Without `exec` the shell would stand between a signal and torchrun.
+        command = " ".join(["exec", *shlex.split(self.wrapper or ""), *torchrun, *program])
+        return {
+            "name": "worker",
+            "image": job.image or self.image,
+            "entrypoint": "bash",
+            "args": ["-c", command],
+            "env": variables,
+            "num_replicas": nodes,
+            "resource": resource,
+            "port_map": {"c10d": port},
+            "mounts": [{"src": claim, "dst_path": path} for path, claim in self.volumes.items()],
         }
-        configured = ",".join(f"{name}={value}" for name, value in settings.items())
-        where = ("--workspace", "", "-s", self.scheduler, "-cfg", configured, f"{COMPONENT}:ddp")
-        arguments = (f"--{name}={value}" for name, value in component.items() if value is not None)
-        return ["run", "--dryrun", *where, *arguments]
-
-
-def _application(printed: str, job: TrainingJob) -> dict[str, Any]:
-    """The application as `torchx run --dryrun` prints it, without what TorchX adds to its variables."""
-    application: dict[str, Any] = ast.literal_eval(re.sub(r"<[\w.]+: ('\w+')>", r"\1", printed))
-    (role,) = application["roles"]
-    for name in {"TORCHX_JOB_ID", "PATH"} - job.environment.keys():
-        role["env"].pop(name, None)
-    found: dict[str, Any] = _without_empty(application)
-    return found
 
 
 def _without_empty(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_empty(each) for name, each in value.items() if each not in (None, {}, [])}
+        full = {name: each for name, each in sorted(value.items()) if each not in (None, {}, [])}
+        return {name: _without_empty(each) for name, each in full.items()}
     return [_without_empty(each) for each in value] if isinstance(value, list) else value

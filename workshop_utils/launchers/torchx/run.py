@@ -9,7 +9,8 @@ from workshop_utils.launchers import output
 from workshop_utils.launchers.local.run import ProcessRun
 from workshop_utils.runs import Run, RunState
 
-RANK = re.compile(r"\[worker-(\d+)\]: ?")  # how torchrun marks a rank's line (see `components.LINE_PREFIX`)
+LINE_PREFIX = "[worker-${rank}]: "  # how torchrun is asked to mark a rank's line
+RANK = re.compile(r"\[worker-(\d+)\]: ?")
 # What torchrun prints about a failure: its time, the rank and the exit code. Source: torch 2.13,
 # distributed/elastic/multiprocessing/errors, `ChildFailedError`.
 FAILURE = re.compile(
