@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ TYPES: dict[str, tuple[Any, str]] = {
     "boolean": (bool, "true or false"),
     "array": (list, "a list"),
     "object": (dict, "an object with fields of its own"),
+}
+# By the word of JSON Schema: what a value must be or have, and whether it does.
+RULES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "enum": ("be {}", lambda value, allowed: value in allowed),
+    "pattern": ("match {}", lambda value, pattern: re.search(pattern, value) is not None),
+    "minimum": ("be at least {}", operator.ge),
+    "maximum": ("be at most {}", operator.le),
+    "maxLength": ("have at most {} characters", lambda value, most: len(value) <= most),
+    **dict.fromkeys(
+        ("minLength", "minItems", "minProperties"), ("not be empty", lambda value, _: bool(value))
+    ),
 }
 # What the client calls the types of its fields, and those that it calls texts though they are amounts.
 CLIENT_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "datetime": "string"}
@@ -141,7 +153,7 @@ def _problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
         yield f"{path} has no value; give it one, or leave the field out"
         return
     if "model" in schema:
-        schema = {**schema, **_schema_of_model(schema["model"])}
+        schema = _merged(_schema_of_model(schema["model"]), schema)
     if advice := _advice(value, schema):
         yield f"{path} is {value!r}; it must {advice}"
     elif "properties" in schema:
@@ -150,6 +162,8 @@ def _problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
         for name, each in value.items():
             yield from _problems(each, schema["additionalProperties"], f"{path}.{name}")
     elif "items" in schema:
+        if "named" in schema and schema["named"] not in [each.get("name") for each in value]:
+            yield f"{path}: none is named {schema['named']!r}; the operator would not know which one trains"
         for index, each in enumerate(value):
             yield from _problems(each, schema["items"], f"{path}[{index}]")
 
@@ -164,23 +178,7 @@ def _problems_of_fields(values: Mapping[str, Any], schema: Schema, path: str) ->
             close = difflib.get_close_matches(str(name), fields, n=1)
             advice = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(sorted(fields))}"
             problems.append(f"{path}{name}: unknown field; {advice}")
-    if "trains" in schema and not problems:
-        problems += _problems_of_containers(
-            values.get("spec", {}), schema["trains"], f"{path}spec.containers"
-        )
     yield from problems
-
-
-def _problems_of_containers(spec: Mapping[str, Any], trains: str, path: str) -> Iterator[str]:
-    """What is wrong with a pod's containers, if the operator looks for one that is called `trains` (or for any)."""
-    containers = spec.get("containers", [])
-    if not containers:
-        yield f"{path} is missing or empty"
-    elif trains and trains not in [each["name"] for each in containers]:
-        yield f"{path}: none is named {trains!r}; the operator would not know which one trains"
-    for index, each in enumerate(containers):
-        if not each.get("image"):
-            yield f"{path}[{index}].image is missing"
 
 
 def _advice(value: Any, schema: Schema) -> str | None:
@@ -193,18 +191,10 @@ def _advice(value: Any, schema: Schema) -> str | None:
         if not isinstance(value, kind) or (isinstance(value, bool) and wanted != "boolean"):
             is_map = wanted == "object" and "properties" not in schema
             return f"be {'a map of names to values' if is_map else words}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"be {' or '.join(map(str, schema['enum']))}"
-    if "pattern" in schema and not re.search(schema["pattern"], value):
-        return f"match {schema['pattern']}"
-    if "minimum" in schema and value < schema["minimum"]:
-        return f"be at least {schema['minimum']}"
-    if "maximum" in schema and value > schema["maximum"]:
-        return f"be at most {schema['maximum']}"
-    if not value and {"minLength", "minItems", "minProperties"} & schema.keys():
-        return "not be empty"
-    if "maxLength" in schema and len(value) > schema["maxLength"]:
-        return f"have at most {schema['maxLength']} characters"
+    for word, (advice, holds) in RULES.items():
+        if word in schema and not holds(value, schema[word]):
+            limit = schema[word]
+            return advice.format(" or ".join(map(str, limit)) if isinstance(limit, list) else limit)
     return None
 
 
@@ -227,9 +217,6 @@ def _problems_together(described: Mapping[str, Any]) -> Iterator[str]:
                 > 1
             ):
                 yield "spec.tfReplicaSpecs: there is more than one Chief or Master; at most one may be"
-        case "PyTorchJob":
-            if "elasticPolicy" in spec and "Worker" not in spec["pytorchReplicaSpecs"]:
-                yield "spec.pytorchReplicaSpecs.Worker is missing; an elasticPolicy needs it"
         case "MPIJob":
             workers = spec["mpiReplicaSpecs"].get("Worker", {}).get("replicas", 1)
             if len(last := f"{name}-worker-{workers - 1}") > 63:

@@ -61,7 +61,7 @@ class KubernetesError(ValueError):
 
 
 def connect(context: str | None = None) -> client.ApiClient:
-    """A client by KUBECONFIG or ~/.kube/config, or, in a pod, by its service account.
+    """A client by KUBECONFIG or ~/.kube/config.
 
     Raises:
         KubernetesError: if there is neither.
@@ -72,14 +72,11 @@ def connect(context: str | None = None) -> client.ApiClient:
         file = os.environ.get("KUBECONFIG")
         config.load_kube_config(file, context=context, client_configuration=configuration)
     except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
-        why = " ".join(str(error).split())
-        try:
-            config.load_incluster_config(client_configuration=configuration)
-        except config.ConfigException:
-            raise KubernetesError(
-                f"there is no cluster to talk to ({why}); name a kubeconfig in KUBECONFIG. Without a cluster, "
-                "--render shows what would be sent, and --on kubernetes-local runs the same pods on this machine"
-            ) from None
+        raise KubernetesError(
+            f"there is no cluster to talk to ({' '.join(str(error).split())}); name a kubeconfig in KUBECONFIG. "
+            "Without a cluster, --render shows what would be sent, and --on kubernetes-local runs the same pods on "
+            "this machine"
+        ) from None
     configuration.retries = urllib3.Retry(
         TRIES - 1,
         # Doing these twice does no harm, should the first answer be lost. `_create` tries again by itself.

@@ -165,8 +165,6 @@ class TorchX(TargetSettings):
             )
         if self.scheduler == "local_cwd":
             return
-        for field in ("outputs", "checkpoints"):
-            job.storage(field, "claim")
         last = f"-worker-{self.layout(job)[0] - 1}-0"
         room = LONGEST_NAME - RANDOM_LETTERS - 1 - len(last)
         if len(job.name) > room:
