@@ -226,12 +226,3 @@ def _problems_together(described: Mapping[str, Any]) -> Iterator[str]:
             if spec.get("minAvailable", 0) > total:
                 least = spec["minAvailable"]
                 yield f"spec.minAvailable is {least}; it may be at most {total}, the replicas of all tasks"
-        case "ClusterConfig":
-            zones = described.get("availabilityZones", [])
-            if len(zones) == 1:
-                yield f"availabilityZones is {zones}; the control plane of a cluster stands in at least two"
-            for index, group in enumerate(described.get("managedNodeGroups", [])):
-                sizes = [group[size] for size in ("minSize", "desiredCapacity", "maxSize") if size in group]
-                if sizes != sorted(sizes):
-                    path = f"managedNodeGroups[{index}]"
-                    yield f"{path}: minSize, desiredCapacity and maxSize must be in that order, but are {sizes}"
