@@ -287,25 +287,8 @@ class TorchX(TargetSettings):
                 }
                 variables |= {**ON_TRAINIUM, **(OVER_EFA if interfaces else {})}
             variables |= pods.variables(job)
-        endpoint = self.rendezvous_endpoint
-        if endpoint is None:
-            # Only the shell of each node knows where the first one is. Alone, a node takes any free port.
-            endpoint = f"$${{${{rank0_env}}:=localhost}}:{port}" if nodes > 1 else "localhost:0"
-        torchrun = [
-            "torchrun",
-            f"--nnodes={nodes}",
-            f"--nproc-per-node={count}",
-            f"--rdzv-backend={self.rendezvous}",
-            f"--rdzv-endpoint={endpoint}",
-            "--rdzv-id=${app_id}",
-            f"--max-restarts={self.max_restarts}",
-            "--role=worker",
-            "--tee=3",
-            *address,
-        ]
-        program = map(shlex.quote, [script, *job.command_line_arguments])
-        # Without `exec` the shell would stand between a signal and torchrun.
-        command = " ".join(["exec", *shlex.split(self.wrapper or ""), *torchrun, *program])
+        program = map(shlex.quote, [*address, script, *job.command_line_arguments])
+        command = " ".join([*self._torchrun(job, port), *program])
         return {
             "name": "worker",
             "image": job.image or self.image,
@@ -317,6 +300,27 @@ class TorchX(TargetSettings):
             "port_map": {"c10d": port},
             "mounts": [{"src": claim, "dst_path": path} for path, claim in self.volumes.items()],
         }
+
+    def _torchrun(self, job: TrainingJob, port: int) -> list[str]:
+        """The start of each node's command; the first node listens at `port`."""
+        nodes, count = self.layout(job)
+        endpoint = self.rendezvous_endpoint
+        if endpoint is None:
+            # Only the shell of each node knows where the first one is. Alone, a node takes any free port.
+            endpoint = f"$${{${{rank0_env}}:=localhost}}:{port}" if nodes > 1 else "localhost:0"
+        return [
+            "exec",  # without it the shell would stand between a signal and torchrun
+            *shlex.split(self.wrapper or ""),
+            "torchrun",
+            f"--nnodes={nodes}",
+            f"--nproc-per-node={count}",
+            f"--rdzv-backend={self.rendezvous}",
+            f"--rdzv-endpoint={endpoint}",
+            "--rdzv-id=${app_id}",
+            f"--max-restarts={self.max_restarts}",
+            "--role=worker",
+            "--tee=3",
+        ]
 
 
 def _without_empty(value: Any) -> Any:
