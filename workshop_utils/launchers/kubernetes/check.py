@@ -157,28 +157,30 @@ def _problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
     if advice := _advice(value, schema):
         yield f"{path} is {value!r}; it must {advice}"
     elif "properties" in schema:
-        yield from _problems_of_fields(value, schema, f"{path}." if path else "")
+        fields, prefix = schema["properties"], f"{path}." if path else ""
+        close = {
+            name: difflib.get_close_matches(str(name), fields, n=1) for name in value.keys() - fields.keys()
+        }
+        misspelled = {match for matches in close.values() for match in matches}
+        for name in schema.get("required", ()):
+            if name not in value.keys() | misspelled:
+                yield f"{prefix}{name} is missing"
+        for name, each in value.items():
+            if name in fields:
+                yield from _problems(each, fields[name], f"{prefix}{name}")
+            elif close[name]:
+                yield f"{prefix}{name}: unknown field; did you mean {close[name][0]}?"
+            else:
+                yield f"{prefix}{name}: unknown field; the fields are {', '.join(sorted(fields))}"
     elif "additionalProperties" in schema:
         for name, each in value.items():
             yield from _problems(each, schema["additionalProperties"], f"{path}.{name}")
     elif "items" in schema:
-        if "named" in schema and schema["named"] not in [each.get("name") for each in value]:
+        names = [each.get("name") for each in value if isinstance(each, dict)]
+        if schema.get("named", "") not in ["", *names]:
             yield f"{path}: none is named {schema['named']!r}; the operator would not know which one trains"
         for index, each in enumerate(value):
             yield from _problems(each, schema["items"], f"{path}[{index}]")
-
-
-def _problems_of_fields(values: Mapping[str, Any], schema: Schema, path: str) -> Iterator[str]:
-    fields = schema["properties"]
-    problems = [f"{path}{name} is missing" for name in schema.get("required", ()) if name not in values]
-    for name, value in values.items():
-        if name in fields:
-            problems += _problems(value, fields[name], f"{path}{name}")
-        else:
-            close = difflib.get_close_matches(str(name), fields, n=1)
-            advice = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(sorted(fields))}"
-            problems.append(f"{path}{name}: unknown field; {advice}")
-    yield from problems
 
 
 def _advice(value: Any, schema: Schema) -> str | None:
