@@ -213,11 +213,8 @@ def _problems_together(described: Mapping[str, Any]) -> Iterator[str]:
         )
     match described["kind"]:
         case "TFJob":
-            replicas = spec["tfReplicaSpecs"]
-            if (
-                sum(replicas.get(role, {"replicas": 0}).get("replicas", 1) for role in ("Chief", "Master"))
-                > 1
-            ):
+            chiefs = [spec["tfReplicaSpecs"].get(role, {"replicas": 0}) for role in ("Chief", "Master")]
+            if sum(each.get("replicas", 1) for each in chiefs) > 1:
                 yield "spec.tfReplicaSpecs: there is more than one Chief or Master; at most one may be"
         case "MPIJob":
             workers = spec["mpiReplicaSpecs"].get("Worker", {}).get("replicas", 1)
