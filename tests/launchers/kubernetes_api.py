@@ -37,15 +37,13 @@ def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer
     monkeypatch.setenv("KUBECONFIG", str(server.write_kubeconfig(folder)))
     monkeypatch.setattr(requests, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(launcher, "POLL_SECONDS", 0.05)
-    monkeypatch.setattr(launcher, "LOG_SECONDS", 5.0)
     yield server
     server.close()
 
 
-def stamped(*texts: str | None) -> list[str | None]:
-    """A pod's log with its times; None, where it breaks off, stays."""
-    stamps = (f"2026-01-01T00:00:00.{index:09d}Z" for index in range(len(texts)))
-    return [text and f"{stamp} {text}" for stamp, text in zip(stamps, texts, strict=True)]
+def stamped(*texts: str) -> list[str]:
+    """A pod's log with its times."""
+    return [f"2026-01-01T00:00:00.{index:09d}Z {text}" for index, text in enumerate(texts)]
 
 
 def metric(rank: int) -> str:
@@ -62,8 +60,8 @@ def refused(status: int, message: str) -> tuple[int, Any]:
 class ApiServer:
     """Keeps what is created, and answers as a cluster would, but for what its script says.
 
-    `script` holds answers that come first, by method and the last part of the path. `job_status`, `pods` and
-    `warnings` are what it says of the job; a log breaks off once where None stands among its lines.
+    `script` holds answers that come first, by method and the last part of the path. `job_status`, `pods`, `logs` and
+    `warnings` are what it says of the job.
     """
 
     def __init__(self) -> None:
@@ -72,7 +70,7 @@ class ApiServer:
         self.script: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         self.job_status: dict[str, Any] = {}
         self.pods: list[dict[str, Any]] = []
-        self.logs: dict[str, list[str | None]] = {}
+        self.logs: dict[str, list[str]] = {}
         self.warnings: list[dict[str, Any]] = []
         server = self
 
@@ -125,7 +123,8 @@ class ApiServer:
         if answers := self.script.get((request.command, last)):
             self.send(request, *answers.pop(0))
         elif last == "log":
-            self.send_log(request, path.split("/")[-2])
+            lines = self.logs.get(path.split("/")[-2], [])
+            self.send(request, 200, "".join(f"{line}\n" for line in lines).encode())
         elif request.command == "GET":
             self.send(request, *self.get(path, last))
         else:
@@ -167,17 +166,3 @@ class ApiServer:
         request.send_header("Content-Length", str(len(data)))
         request.end_headers()
         request.wfile.write(data)
-
-    def send_log(self, request: Any, pod: str) -> None:
-        """The pod's log so far, a line a chunk."""
-        lines = self.logs.get(pod, [])
-        request.send_response(200)
-        request.send_header("Transfer-Encoding", "chunked")
-        request.end_headers()
-        self.logs[pod] = [line for line in lines if line is not None]
-        for line in lines:
-            if line is None:
-                return
-            data = f"{line}\n".encode()
-            request.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        request.wfile.write(b"0\r\n\r\n")

@@ -96,7 +96,7 @@ TASK = "spec.tasks.0"
         # What only an operator knows; more is in the guards.
         ("MPIJob", "spec.launcherCreationPolicy", "Later", " is 'Later'; it must be AtStartup or WaitForWorkersReady"),
         ("Elastic", "spec.pytorchReplicaSpecs", {}, " is {}; it must not be empty"),
-        ("Volcano", f"{TASK}.template.spec.containers", [], " is missing or empty"),
+        ("Volcano", f"{TASK}.template.spec.containers", [], " is []; it must not be empty"),
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_named_by_its_path_with_what_would_be_right(name, path, value, said):

@@ -99,7 +99,7 @@ def test_a_pod_with_several_processes_is_one_node_and_has_the_resources_of_all(n
     made = pods_of(manifest)
     assert workers_in(made) == tuple(f"worker-{rank}" for rank in range(6))
     text = str(manifest)
-    assert "cpu: 6\n" in text
+    assert "cpu: 6, " in text
     assert f"memory: '{3 << 30}'" in text
     assert "nvidia.com/gpu: 3" in text
     if kind != "MPIJob":

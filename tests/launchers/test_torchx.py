@@ -1,4 +1,4 @@
-"""TorchX for real: its command line in its own environment, torchrun's processes, etcd."""
+"""TorchX for real: what it describes in its own environment, torchrun's processes, etcd."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,6 @@ from conftest import failure_of
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.torchx import TorchX, etcd
-from workshop_utils.launchers.torchx.run import NodeLogs
 from workshop_utils.runs import RunState
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -118,13 +117,6 @@ def test_what_a_cluster_cannot_have_is_refused(make):
         TorchX(scheduler="kubernetes").render(make(outputs="/models"))
 
 
-def test_the_old_setting_of_processes_per_node_still_works_and_names_its_new_place(make, capsys):
-    place = TorchX(processes_per_node=2)
-    assert "write 'processes_per_node: 2' into job.yaml" in capsys.readouterr().err
-    assert place.layout(make(workers=4)) == (2, 2)
-    assert place.layout(make(workers=4, processes_per_node=4)) == (1, 4)  # the job's own counts
-
-
 # Real processes
 
 
@@ -166,7 +158,7 @@ def test_a_worker_that_fails_is_named_with_its_last_lines_though_its_peer_would_
     run = TorchX().launch(make(what="1:fail"))
     said = failure_of(run, 240)
     assert "worker-1 (rank 1) ended with exit code 3; the others were stopped" in said
-    # Standard output and standard error are two files of TorchX: which line came first, they do not tell.
+    # Standard output and standard error are two pipes: which line came first, they do not tell.
     last = said.partition("Its last lines:\n")[2].splitlines()
     assert {line.strip() for line in last} >= {"ready 1", "disk full"}
 
@@ -184,27 +176,3 @@ def test_a_killed_worker_is_restarted_with_all_others_and_stopping_leaves_nothin
     assert len(run.starts) >= 3  # worker-0 of the first start may have been ended before it could say so
     assert {line.worker for line in run.logs() if "exitcode: -9" in line.text} == {"node-0"}
     assert (tmp_path / "out").is_dir()
-
-
-def test_lines_that_torchrun_has_torn_are_whole_again():
-    received = []
-    logs = NodeLogs(lambda worker, text, stream: received.append((worker, text)))
-    for text in (
-        "torchrun's own",
-        "[worker-0]: half [worker-1]: another",
-        "[worker-0]: line",
-        "[worker-0]: text[worker-0]: ",
-        "",
-        "[worker-1]: torn[worker-0]: x",
-    ):
-        logs.take("node-0", text, "stdout")
-    logs.end()
-    assert received == [
-        ("node-0", "torchrun's own"),
-        ("worker-1", "another"),
-        ("worker-0", "half line"),
-        ("worker-0", "text"),
-        ("node-0", ""),
-        ("worker-0", "x"),
-        ("worker-1", "torn"),
-    ]

@@ -33,13 +33,7 @@ def see_pods(server, logs):
 
 def test_the_job_is_sent_its_files_belong_to_it_and_its_log_comes_back(server, job):
     with TEAM.launch(job) as run:
-        name = see_pods(
-            server,
-            [
-                ["[worker-0]: hello", "[worker-0]:half a line[worker-1]: x"],
-                ["[worker-1]: hello", f"[worker-1]: {metric(1)}"],
-            ],
-        )
+        name = see_pods(server, [["[worker-0]: hello"], ["[worker-1]: hello", f"[worker-1]: {metric(1)}"]])
         assert run.handle == f"kubernetes://workshop/team:{name}"
         assert run.workers == ("worker-0", "worker-1")
         script, data = (each for each in server.objects.values() if each["kind"] == "ConfigMap")
@@ -47,10 +41,31 @@ def test_the_job_is_sent_its_files_belong_to_it_and_its_log_comes_back(server, j
         assert script["data"]["train.py"] == "import torch"
         server.job_status = {"state": {"phase": "Completed"}}
         run.wait(60)
-    texts = sorted(str(line) for line in run.logs())
-    assert texts == ["[worker-0] half a line", "[worker-0] hello", "[worker-1] hello", "[worker-1] x"]
+    assert sorted(str(line) for line in run.logs()) == ["[worker-0] hello", "[worker-1] hello"]
     assert list(run.metrics["step"]) == [3]
     assert server.made() == []
+
+
+def test_lines_that_torchrun_has_torn_are_whole_again(server, job):
+    torn = (
+        "torchrun's own",
+        "[worker-0]: half [worker-1]: another",
+        "[worker-0]: line",
+        "[worker-0]: text[worker-0]: ",
+        "[worker-1]: torn[worker-0]: x",
+    )
+    with TEAM.launch(job) as run:
+        see_pods(server, [torn])
+        server.job_status = {"state": {"phase": "Completed"}}
+        run.wait(60)
+    assert [str(line) for line in run.logs()] == [
+        "[node-0] torchrun's own",
+        "[worker-1] another",
+        "[worker-0] half line",
+        "[worker-0] text",
+        "[worker-0] x",
+        "[worker-1] torn",
+    ]
 
 
 def test_a_job_that_fails_names_the_rank_that_failed_first(server, job):

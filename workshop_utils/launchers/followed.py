@@ -54,7 +54,7 @@ class FollowedRun(Run):
         super().__init__(name, workers)
         self._remote, self._poll_seconds = remote, poll_seconds
         self._wake = threading.Event()
-        self._stopped_at: float | None = None  # when the target agreed to stop the job
+        self._stopped_at: float | None = None  # when the target was asked to stop the job, unless it refused
         self._has_ended = False  # the target said so
         threading.Thread(target=self._follow, name="workshop-run", daemon=True).start()
 
@@ -65,8 +65,12 @@ class FollowedRun(Run):
             self._request_stop()
 
     def _request_stop(self) -> None:
-        self._remote.stop()
-        self._stopped_at = time.monotonic()
+        self._stopped_at = time.monotonic()  # before the target agrees: the job's end may be seen at once
+        try:
+            self._remote.stop()
+        except BaseException:
+            self._stopped_at = None
+            raise
         self._wake.set()
 
     def _follow(self) -> None:

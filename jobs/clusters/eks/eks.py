@@ -61,6 +61,15 @@ def load(name: str) -> dict[str, Any]:
                 raise JobError(
                     f"managedNodeGroups[{index}].{field} is missing; the price and the commands need it"
                 )
+        sizes = [group[size] for size in ("minSize", "desiredCapacity", "maxSize") if size in group]
+        if sizes != sorted(sizes):
+            raise JobError(
+                f"managedNodeGroups[{index}]: minSize, desiredCapacity and maxSize must be in that order, but are "
+                f"{sizes}"
+            )
+    zones = config.get("availabilityZones", [])
+    if len(zones) == 1:
+        raise JobError(f"availabilityZones is {zones}; the control plane of a cluster stands in at least two")
     return dict(config)
 
 

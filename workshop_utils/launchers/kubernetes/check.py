@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,17 @@ TYPES: dict[str, tuple[Any, str]] = {
     "boolean": (bool, "true or false"),
     "array": (list, "a list"),
     "object": (dict, "an object with fields of its own"),
+}
+# By the word of JSON Schema: what a value must be or have, and whether it does.
+RULES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "enum": ("be {}", lambda value, allowed: value in allowed),
+    "pattern": ("match {}", lambda value, pattern: re.search(pattern, value) is not None),
+    "minimum": ("be at least {}", operator.ge),
+    "maximum": ("be at most {}", operator.le),
+    "maxLength": ("have at most {} characters", lambda value, most: len(value) <= most),
+    **dict.fromkeys(
+        ("minLength", "minItems", "minProperties"), ("not be empty", lambda value, _: bool(value))
+    ),
 }
 # What the client calls the types of its fields, and those that it calls texts though they are amounts.
 CLIENT_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "datetime": "string"}
@@ -141,46 +153,34 @@ def _problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
         yield f"{path} has no value; give it one, or leave the field out"
         return
     if "model" in schema:
-        schema = {**schema, **_schema_of_model(schema["model"])}
+        schema = _merged(_schema_of_model(schema["model"]), schema)
     if advice := _advice(value, schema):
         yield f"{path} is {value!r}; it must {advice}"
     elif "properties" in schema:
-        yield from _problems_of_fields(value, schema, f"{path}." if path else "")
+        fields, prefix = schema["properties"], f"{path}." if path else ""
+        close = {
+            name: difflib.get_close_matches(str(name), fields, n=1) for name in value.keys() - fields.keys()
+        }
+        misspelled = {match for matches in close.values() for match in matches}
+        for name in schema.get("required", ()):
+            if name not in value.keys() | misspelled:
+                yield f"{prefix}{name} is missing"
+        for name, each in value.items():
+            if name in fields:
+                yield from _problems(each, fields[name], f"{prefix}{name}")
+            elif close[name]:
+                yield f"{prefix}{name}: unknown field; did you mean {close[name][0]}?"
+            else:
+                yield f"{prefix}{name}: unknown field; the fields are {', '.join(sorted(fields))}"
     elif "additionalProperties" in schema:
         for name, each in value.items():
             yield from _problems(each, schema["additionalProperties"], f"{path}.{name}")
     elif "items" in schema:
+        names = [each.get("name") for each in value if isinstance(each, dict)]
+        if schema.get("named", "") not in ["", *names]:
+            yield f"{path}: none is named {schema['named']!r}; the operator would not know which one trains"
         for index, each in enumerate(value):
             yield from _problems(each, schema["items"], f"{path}[{index}]")
-
-
-def _problems_of_fields(values: Mapping[str, Any], schema: Schema, path: str) -> Iterator[str]:
-    fields = schema["properties"]
-    problems = [f"{path}{name} is missing" for name in schema.get("required", ()) if name not in values]
-    for name, value in values.items():
-        if name in fields:
-            problems += _problems(value, fields[name], f"{path}{name}")
-        else:
-            close = difflib.get_close_matches(str(name), fields, n=1)
-            advice = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(sorted(fields))}"
-            problems.append(f"{path}{name}: unknown field; {advice}")
-    if "trains" in schema and not problems:
-        problems += _problems_of_containers(
-            values.get("spec", {}), schema["trains"], f"{path}spec.containers"
-        )
-    yield from problems
-
-
-def _problems_of_containers(spec: Mapping[str, Any], trains: str, path: str) -> Iterator[str]:
-    """What is wrong with a pod's containers, if the operator looks for one that is called `trains` (or for any)."""
-    containers = spec.get("containers", [])
-    if not containers:
-        yield f"{path} is missing or empty"
-    elif trains and trains not in [each["name"] for each in containers]:
-        yield f"{path}: none is named {trains!r}; the operator would not know which one trains"
-    for index, each in enumerate(containers):
-        if not each.get("image"):
-            yield f"{path}[{index}].image is missing"
 
 
 def _advice(value: Any, schema: Schema) -> str | None:
@@ -193,18 +193,10 @@ def _advice(value: Any, schema: Schema) -> str | None:
         if not isinstance(value, kind) or (isinstance(value, bool) and wanted != "boolean"):
             is_map = wanted == "object" and "properties" not in schema
             return f"be {'a map of names to values' if is_map else words}"
-    if "enum" in schema and value not in schema["enum"]:
-        return f"be {' or '.join(map(str, schema['enum']))}"
-    if "pattern" in schema and not re.search(schema["pattern"], value):
-        return f"match {schema['pattern']}"
-    if "minimum" in schema and value < schema["minimum"]:
-        return f"be at least {schema['minimum']}"
-    if "maximum" in schema and value > schema["maximum"]:
-        return f"be at most {schema['maximum']}"
-    if not value and {"minLength", "minItems", "minProperties"} & schema.keys():
-        return "not be empty"
-    if "maxLength" in schema and len(value) > schema["maxLength"]:
-        return f"have at most {schema['maxLength']} characters"
+    for word, (advice, holds) in RULES.items():
+        if word in schema and not holds(value, schema[word]):
+            limit = schema[word]
+            return advice.format(" or ".join(map(str, limit)) if isinstance(limit, list) else limit)
     return None
 
 
@@ -221,15 +213,9 @@ def _problems_together(described: Mapping[str, Any]) -> Iterator[str]:
         )
     match described["kind"]:
         case "TFJob":
-            replicas = spec["tfReplicaSpecs"]
-            if (
-                sum(replicas.get(role, {"replicas": 0}).get("replicas", 1) for role in ("Chief", "Master"))
-                > 1
-            ):
+            chiefs = [spec["tfReplicaSpecs"].get(role, {"replicas": 0}) for role in ("Chief", "Master")]
+            if sum(each.get("replicas", 1) for each in chiefs) > 1:
                 yield "spec.tfReplicaSpecs: there is more than one Chief or Master; at most one may be"
-        case "PyTorchJob":
-            if "elasticPolicy" in spec and "Worker" not in spec["pytorchReplicaSpecs"]:
-                yield "spec.pytorchReplicaSpecs.Worker is missing; an elasticPolicy needs it"
         case "MPIJob":
             workers = spec["mpiReplicaSpecs"].get("Worker", {}).get("replicas", 1)
             if len(last := f"{name}-worker-{workers - 1}") > 63:
@@ -239,12 +225,3 @@ def _problems_together(described: Mapping[str, Any]) -> Iterator[str]:
             if spec.get("minAvailable", 0) > total:
                 least = spec["minAvailable"]
                 yield f"spec.minAvailable is {least}; it may be at most {total}, the replicas of all tasks"
-        case "ClusterConfig":
-            zones = described.get("availabilityZones", [])
-            if len(zones) == 1:
-                yield f"availabilityZones is {zones}; the control plane of a cluster stands in at least two"
-            for index, group in enumerate(described.get("managedNodeGroups", [])):
-                sizes = [group[size] for size in ("minSize", "desiredCapacity", "maxSize") if size in group]
-                if sizes != sorted(sizes):
-                    path = f"managedNodeGroups[{index}]"
-                    yield f"{path}: minSize, desiredCapacity and maxSize must be in that order, but are {sizes}"

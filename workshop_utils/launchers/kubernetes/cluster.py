@@ -5,11 +5,10 @@ Where it is busy, or was not reached, it is asked again; where it says no, the e
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import urllib3
@@ -32,7 +31,7 @@ RUNTIME_UNKNOWN = "must be created before the TrainJob"
 REFUSALS = {400, 403, 404, 409, 422}  # of one object; others might be made all the same
 TRIES = 5
 FIRST_PAUSE_SECONDS = 0.5  # doubled at each further try
-LONGEST_PAUSE_SECONDS = 30.0
+LONGEST_PAUSE_SECONDS = 30
 TIMEOUT_SECONDS = (10, 60)  # to connect, and for each part of an answer
 BUSY = {429, 500, 502, 503, 504}
 BUSY_BEFORE = {429, 503}  # a creation with this answer has not happened
@@ -58,19 +57,8 @@ class KubernetesError(PlainError, ValueError):
         self.status = status
 
 
-class _Patience(urllib3.Retry):
-    """Asks again where the cluster is busy or was not reached; creates only where it has certainly not happened yet."""
-
-    def is_retry(self, method: str, status_code: int, has_retry_after: bool = False) -> bool:
-        return status_code in (BUSY_BEFORE if method == "POST" else BUSY)
-
-    def get_retry_after(self, response: Any) -> float | None:
-        seconds = super().get_retry_after(response)
-        return seconds and min(seconds, LONGEST_PAUSE_SECONDS)
-
-
 def connect(context: str | None = None) -> client.ApiClient:
-    """A client by KUBECONFIG or ~/.kube/config, or, in a pod, by its service account.
+    """A client by KUBECONFIG or ~/.kube/config.
 
     Raises:
         KubernetesError: if there is neither.
@@ -81,40 +69,22 @@ def connect(context: str | None = None) -> client.ApiClient:
         file = os.environ.get("KUBECONFIG")
         config.load_kube_config(file, context=context, client_configuration=configuration)
     except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
-        why = " ".join(str(error).split())
-        try:
-            config.load_incluster_config(client_configuration=configuration)
-        except config.ConfigException:
-            raise KubernetesError(
-                f"there is no cluster to talk to ({why}); name a kubeconfig in KUBECONFIG. Without a cluster, "
-                "--render shows what would be sent, and --on kubernetes-local runs the same pods on this machine"
-            ) from None
-    configuration.retries = _Patience(
+        raise KubernetesError(
+            f"there is no cluster to talk to ({' '.join(str(error).split())}); name a kubeconfig in KUBECONFIG. "
+            "Without a cluster, --render shows what would be sent, and --on kubernetes-local runs the same pods on "
+            "this machine"
+        ) from None
+    configuration.retries = urllib3.Retry(
         TRIES - 1,
-        # The answer to these may be lost: doing them twice does no harm.
+        # Doing these twice does no harm, should the first answer be lost. `_create` tries again by itself.
         allowed_methods=("GET", "PATCH", "DELETE"),
+        status_forcelist=BUSY,
         backoff_factor=FIRST_PAUSE_SECONDS,
         backoff_max=LONGEST_PAUSE_SECONDS,
+        retry_after_max=LONGEST_PAUSE_SECONDS,
         raise_on_status=False,
     )
     return client.ApiClient(configuration)
-
-
-@contextlib.contextmanager
-def explained(asked: str) -> Iterator[None]:
-    """Raises the client's errors in the block as KubernetesError; `asked` says in words what the block asks for."""
-    try:
-        yield
-    except client.ApiException as error:
-        try:
-            message = json.loads(error.body)["message"]  # of a Status object, with all that is wrong
-        except (ValueError, KeyError, TypeError):  # a proxy on the way answers in its own words
-            message = error.reason or error.status
-        advice = ADVICE.get(error.status, f"the cluster answered {error.status}")
-        raise KubernetesError(f"{asked}: {advice}. Kubernetes says: {message}", error.status) from None
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-        why = getattr(error, "reason", error)
-        raise KubernetesError(f"{asked}: the cluster does not answer ({why}); is it up?") from None
 
 
 class JobObjects:
@@ -145,7 +115,7 @@ class JobObjects:
             owner |= {"name": self.name, "uid": answer["metadata"]["uid"]}
             for described in self._before:  # which had to be there first, and had no owner then
                 change = {"metadata": {"ownerReferences": [owner]}}
-                self._ask("PATCH", described, described["metadata"]["name"], change)
+                self._ask("PATCH", described, described["metadata"]["name"], body=change)
             for described in self._config_maps:
                 self._create({**described, "metadata": {**described["metadata"], "ownerReferences": [owner]}})
                 made.append(described)
@@ -219,28 +189,23 @@ class JobObjects:
         )
         return [f"{event.get('reason')}: {event.get('message')}" for event in events["items"]]
 
-    def log(self, pod: str, container: str, since_seconds: int | None) -> Any:
-        """An answer whose lines are those of the container's log, with their times, as they come."""
-        since = {"since_seconds": since_seconds} if since_seconds else {}
-        return client.CoreV1Api(self._api).read_namespaced_pod_log(
-            pod,
-            self.namespace,
-            container=container,
-            follow=True,
-            timestamps=True,
-            _preload_content=False,
-            **since,
+    def log(self, pod: str, container: str, since: str) -> str:
+        """The container's log, each line with its time, from the time `since` on if one is given."""
+        query = {"sinceTime": since} if since else {}
+        answer = self._send(
+            "GET", _kind("Pod", pod), f"{pod}/log", container=container, timestamps="true", **query
         )
+        return answer.decode(errors="replace")
 
-    def _create(self, described: Mapping[str, Any]) -> Any:
-        for attempt in range(TRIES - 1):
-            try:
-                return self._ask("POST", described, body=described, fieldValidation="Strict")
-            except KubernetesError as error:
-                if RUNTIME_UNKNOWN not in str(error):
-                    raise
-            time.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
-        return self._ask("POST", described, body=described, fieldValidation="Strict")
+    def _create(self, described: Mapping[str, Any], tries: int = TRIES) -> Any:
+        """Make one object; where the cluster is busy, or the trainer does not know the runtime yet, try again."""
+        try:
+            return self._ask("POST", described, body=described, fieldValidation="Strict")
+        except KubernetesError as error:
+            if tries == 1 or not (error.status in BUSY_BEFORE or RUNTIME_UNKNOWN in str(error)):
+                raise
+        time.sleep(FIRST_PAUSE_SECONDS * 2 ** (TRIES - tries))
+        return self._create(described, tries - 1)
 
     def _delete(self, described: Mapping[str, Any]) -> None:
         try:
@@ -249,27 +214,43 @@ class JobObjects:
             if error.status != 404:
                 raise
 
-    def _ask(
-        self, method: str, described: Mapping[str, Any], name: str = "", body: Any = None, **query: str
-    ) -> Any:
+    def _ask(self, method: str, described: Mapping[str, Any], name: str = "", **request: Any) -> Any:
         """The answer, as in YAML, to a request about objects of the kind that `described` has, or the one `name`."""
+        return json.loads(self._send(method, described, name, **request))
+
+    def _send(
+        self, method: str, described: Mapping[str, Any], name: str, body: Any = None, **query: str
+    ) -> bytes:
         version, plural = described["apiVersion"], f"{described['kind'].lower()}s"
         path = f"/{'apis' if '/' in version else 'api'}/{version}/namespaces/{self.namespace}/{plural}/{name}"
-        asked = {"GET": "looking at", "PATCH": "naming the owner of", "DELETE": "deleting"}.get(
+        doing = {"GET": "looking at", "PATCH": "naming the owner of", "DELETE": "deleting"}.get(
             method, "trying" if "dryRun" in query else "creating"
         )
-        with explained(f"{asked} {_name(described)}"):
-            return self._api.call_api(
+        asked = f"{doing} {_name(described)}"
+        try:
+            answer = self._api.call_api(
                 path.removesuffix("/"),
                 method,
                 query_params=list(query.items()),
                 header_params={"Content-Type": "application/merge-patch+json"} if method == "PATCH" else {},
                 body=body,
-                response_type="object",
                 auth_settings=["BearerToken"],
                 _return_http_data_only=True,
+                _preload_content=False,
                 _request_timeout=TIMEOUT_SECONDS,
             )
+            data: bytes = answer.data
+            return data
+        except client.ApiException as error:
+            try:
+                message = json.loads(error.body)["message"]  # of a Status object, with all that is wrong
+            except (ValueError, KeyError, TypeError):  # a proxy on the way answers in its own words
+                message = error.reason or error.status
+            advice = ADVICE.get(error.status, f"the cluster answered {error.status}")
+            raise KubernetesError(f"{asked}: {advice}. Kubernetes says: {message}", error.status) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            why = getattr(error, "reason", error)
+            raise KubernetesError(f"{asked}: the cluster does not answer ({why}); is it up?") from None
 
 
 def _kind(kind: str, of: str) -> dict[str, Any]:

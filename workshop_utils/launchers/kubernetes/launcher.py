@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-import urllib3
-from kubernetes import client
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
@@ -24,9 +19,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 POLL_SECONDS = 1.0
-LOG_SECONDS = 30.0  # so long may the logs still come, once the job has ended
-Outcome = Callable[[Mapping[str, Any]], tuple[RunState, str]]  # of a job, as the cluster has it
-FINAL = {"Succeeded": RunState.SUCCEEDED, "Complete": RunState.SUCCEEDED, "Failed": RunState.FAILED}
+# The conditions, or Volcano's phases, in which a job stays. Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
+FINAL = {
+    **dict.fromkeys(("Succeeded", "Complete", "Completed"), RunState.SUCCEEDED),
+    **dict.fromkeys(("Failed", "Aborted", "Terminated"), RunState.FAILED),
+}
 
 
 class Kubernetes(KubernetesSettings):
@@ -70,12 +67,15 @@ class Kubernetes(KubernetesSettings):
 
 
 def outcome(job: Mapping[str, Any]) -> tuple[RunState, str]:
-    """The state of a job by its conditions, and what Kubernetes gives as the reason."""
-    for condition in job.get("status", {}).get("conditions", []):
-        state = FINAL.get(condition.get("type"))
-        if state is not None and _holds(condition):
-            why = condition.get("message") or condition.get("reason") or "Kubernetes gave no reason"
-            return state, f"{job['metadata']['name']} failed: {why}" if state is RunState.FAILED else ""
+    """The state of a job by its conditions, or by its phase if it is Volcano's, and the reason that is given."""
+    status = job.get("status", {})
+    phase = status.get("state", {}).get("phase")
+    reasons = {phase: f"Volcano says {phase}"}
+    for each in filter(_holds, status.get("conditions", [])):
+        reasons[each.get("type")] = each.get("message") or each.get("reason") or "Kubernetes gave no reason"
+    for name in reasons.keys() & FINAL.keys():
+        failed = FINAL[name] is RunState.FAILED
+        return FINAL[name], f"{job['metadata']['name']} failed: {reasons[name]}" if failed else ""
     return RunState.RUNNING, ""
 
 
@@ -113,56 +113,38 @@ class KubernetesRun(FollowedRun):
 
 
 class RemoteJob:
-    """A job on a cluster, as a `Remote`. `outcome` reads its state; a thread for each pod follows its log."""
+    """A job on a cluster, as a `Remote`; `pods` say what the workshop calls the worker of each."""
 
-    def __init__(self, objects: JobObjects, pods: Sequence[Pod], outcome: Outcome = outcome) -> None:
-        self.objects, self._outcome = objects, outcome
+    def __init__(self, objects: JobObjects, pods: Sequence[Pod]) -> None:
+        self.objects = objects
         self._worker_by_pod = {pod.name: pod.worker for pod in pods}
-        self._followers: dict[str, threading.Thread] = {}
+        self._last: dict[str, str] = {}  # the time of the last line, by pod
         self._warned: set[tuple[str, str]] = set()
-        self._ended, self._waits_for = False, ""
-        self._closed = threading.Event()
+        self._waits_for = ""
 
     def look(self) -> tuple[RunState, str]:
         try:
-            state, why = self._outcome(self.objects.job())
+            state, why = outcome(self.objects.job())
         except KubernetesError as error:
             if error.status not in (401, 403, 404):
                 raise Unreachable(str(error)) from None
-            state, why = RunState.FAILED, f"{self.objects.name} is gone or cannot be seen any more. {error}"
-        self._ended = state is not RunState.RUNNING
-        return state, why if self._ended else self._waits_for
+            return RunState.FAILED, f"{self.objects.name} is gone or cannot be seen any more. {error}"
+        return state, self._waits_for if state is RunState.RUNNING else why
 
     def read(self, receive: Receive) -> None:
-        """Follow the log of each pod that has started, and pass on why another does not start."""
+        """Pass on what each pod has printed, or why it does not start."""
         try:
             pods = self.objects.pods()
         except KubernetesError as error:
-            self._warn(receive, self.objects.name, str(error))
-            return
-        names = [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Pending"]
-        kind = "pod" if pods else self.objects.resource["kind"]
+            raise Unreachable(str(error)) from None
         self._waits_for = ""
-        try:
-            for name in names if pods else [self.objects.name]:
-                for warning in self.objects.warnings(name):
-                    self._waits_for = f"{kind} {name} to start ({warning})"
-                    self._warn(receive, name, warning)
-        except KubernetesError as error:  # who may not read events may still read logs
-            self._warn(receive, self.objects.name, str(error))
+        if not pods:
+            self._read_warnings(self.objects.resource["kind"], self.objects.name, receive)
         for pod in pods:
-            name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]
-            starts_nothing = container.get("command") == list(SSHD)  # an MPI worker's log is that of sshd
-            if pod["status"]["phase"] != "Pending" and name not in self._followers and not starts_nothing:
-                arguments = (name, container["name"], receive)
-                thread = threading.Thread(
-                    target=self._follow, args=arguments, name="workshop-log", daemon=True
-                )
-                self._followers[name] = thread
-                thread.start()
-        deadline = time.monotonic() + LOG_SECONDS
-        for thread in self._followers.values() if self._ended else ():
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if pod["status"]["phase"] == "Pending":
+                self._read_warnings("pod", pod["metadata"]["name"], receive)
+            else:
+                self._read_log(pod, receive)
 
     def stop(self) -> None:
         try:
@@ -172,40 +154,45 @@ class RemoteJob:
             raise KubernetesError(message, error.status) from None
 
     def close(self) -> None:
-        self._closed.set()
+        """The finished job stays until the run's block is left."""
 
     def worker_in(self, pod: str) -> str:
         """What the workshop calls a pod's worker."""
         # What a Job makes has five more letters; and an elastic job may have grown.
         return self._worker_by_pod.get(pod) or self._worker_by_pod.get(pod.rpartition("-")[0], pod)
 
+    def _read_warnings(self, kind: str, name: str, receive: Receive) -> None:
+        try:
+            for warning in self.objects.warnings(name):
+                self._waits_for = f"{kind} {name} to start ({warning})"
+                self._warn(receive, name, warning)
+        except KubernetesError as error:  # who may not read events may still read logs
+            self._warn(receive, name, str(error))
+
+    def _read_log(self, pod: Mapping[str, Any], receive: Receive) -> None:
+        """Pass on the lines since the last one that was read."""
+        name, container = pod["metadata"]["name"], pod["spec"]["containers"][0]
+        if container.get("command") == list(SSHD):
+            return  # an MPI worker's log is that of sshd
+        before = self._last.get(name, "")
+        try:
+            lines = self.objects.log(name, container["name"], before).split("\n")
+        except KubernetesError as error:
+            if error.status in (401, 403):  # otherwise it may be read the next time
+                self._warn(receive, name, f"its log cannot be read: {error}")
+            return
+        for line in lines[:-1] if pod["status"]["phase"] == "Running" else lines:  # the last may still grow
+            stamp, _, text = line.partition(" ")
+            if stamp > before:  # times are RFC 3339 with nine digits, so they sort as texts
+                self._last[name] = stamp
+                for attributed in output.attributed(self.worker_in(name), text, "stdout"):
+                    receive(*attributed)
+
     def _warn(self, receive: Receive, name: str, text: str) -> None:
         """Put a warning into the log, once."""
         if (name, text) not in self._warned:
             self._warned.add((name, text))
             receive(name, text, "stderr")
-
-    def _follow(self, pod: str, container: str, receive: Receive) -> None:
-        """Pass on a pod's log; where the connection is lost, from the last line on."""
-        last, lost = "", 0.0
-        while not self._closed.is_set():
-            before = last
-            try:
-                since = int(time.monotonic() - lost) + 5 if lost else None
-                for line in self.objects.log(pod, container, since):
-                    stamp, _, text = line.decode(errors="replace").removesuffix("\n").partition(" ")
-                    if stamp > before:  # times are RFC 3339 with nine digits, so they sort as texts
-                        last = stamp
-                        for attributed in output.attributed(self.worker_in(pod), text, "stdout"):
-                            receive(*attributed)
-                return
-            except client.ApiException as error:
-                if error.status not in (400, 429, 500, 503):  # 400: the container has not started yet
-                    self._warn(receive, pod, f"its log cannot be read: {error.reason}")
-                    return
-            except (urllib3.exceptions.HTTPError, OSError):
-                lost = lost or time.monotonic()
-            self._closed.wait(POLL_SECONDS)
 
 
 def _holds(condition: Mapping[str, Any]) -> bool:

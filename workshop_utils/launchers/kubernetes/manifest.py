@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -157,22 +158,7 @@ def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
-class _Dumper(yaml.SafeDumper):
-    """Short lists on one line; the same object written twice, not by reference."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _represent_list(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
-    flow = all(not isinstance(value, dict | list) for value in values)
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=flow)
-
-
-_Dumper.add_representer(list, _represent_list)
-
-
 def yaml_of(objects: Iterable[dict[str, Any]]) -> str:
-    """`objects` as YAML, each a document of its own."""
-    texts = [yaml.dump(each, Dumper=_Dumper, sort_keys=False, width=100) for each in objects]
-    return "---\n".join(texts)
+    """`objects` as YAML, each a document of its own; what holds no further lists or maps is on one line."""
+    copies = json.loads(json.dumps(list(objects)))  # what occurs twice is written twice, not by reference
+    return yaml.safe_dump_all(copies, default_flow_style=None, sort_keys=False, width=100)

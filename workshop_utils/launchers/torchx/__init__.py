@@ -10,13 +10,13 @@
 
 Each node of the job is one `torchrun`, which starts the node's workers (`nodes` and `processes_per_node` of the job; by
 default one worker on each). TorchX's urllib3 is older than the workshop's, so it lives in an environment of its own
-(see `setup.environments`), where its command line is called.
+(see `setup.environments`), where a small program asks it.
 
 | module | concept |
 | --- | --- |
-| `components` | the workshop's component and instances: what is handed to `torchx run` |
-| `launcher` | the settings, and what `torchx run` is called with, here or for a cluster |
-| `follow`, `run` | `torchx run` on this machine: a program that follows its log files, and the run |
+| `launcher` | the settings, the application that TorchX is asked about, and the start of what it describes here |
+| `describe` | the program that asks TorchX, in its environment |
+| `run` | the log of a torchrun, and the run on this machine |
 | `volcano` | on a cluster: the rest of the Volcano Job, and the run |
 | `etcd` | a rendezvous server on this machine |
 """

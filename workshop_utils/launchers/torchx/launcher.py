@@ -1,20 +1,17 @@
-"""The launcher: TorchX describes a job, and runs it here; for a cluster we send what TorchX describes."""
+"""The launcher: TorchX describes a job; we start what it describes, here or on a cluster."""
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
 import shlex
-import sys
 import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-import yaml
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob
@@ -27,21 +24,19 @@ from workshop_utils.launchers.local.environment import (
 from workshop_utils.launchers.local.run import Process
 from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import shipped
-from workshop_utils.launchers.torchx.run import TorchXRun
+from workshop_utils.launchers.torchx.run import LINE_PREFIX, TorchXRun
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.setup.environments import Environment
-from workshop_utils.strategies import strategy_of
+from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of
 
 if TYPE_CHECKING:
     from workshop_utils.launchers.torchx.volcano import VolcanoRun
 
 ENVIRONMENT = Environment("torchx", "TorchX")
-COMPONENT, FOLLOW = (Path(__file__).with_name(name) for name in ("components.py", "follow.py"))
-LOOPBACK = "127.0.0.1"
+DESCRIBE = Path(__file__).with_name("describe.py")
 STRATEGIES: tuple[StrategyName, ...] = ("torch_ddp", "single")
-HERE_TOO = ("scheduler", "processes_per_node", "rendezvous", "rendezvous_endpoint", "max_restarts")
+HERE_TOO = ("scheduler", "rendezvous", "rendezvous_endpoint", "max_restarts")
 RANDOM_LETTERS = 14  # which TorchX adds to a name, at most: 64 bits in its alphabet
-VARIABLES = "WORKSHOP_RANKS_ENVIRONMENT"  # holds the ranks' variables: everybody can read a command line
 LONGEST_NAME = 63  # of a pod's host: a DNS-1035 label
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
@@ -49,8 +44,25 @@ InstanceType = Literal["trn1.2xlarge", "trn1.32xlarge", "trn1n.32xlarge", "trn2.
 RENDER_SECONDS = 120.0
 # What would tell torchrun, or TorchX, that it is part of another run.
 FOREIGN_TO_TORCHX = re.compile(r"PET_|TORCHX|PYTHONPATH$|PYTHONHOME$|PYTHONUNBUFFERED$|VIRTUAL_ENV$")
-# How `torchx run --dryrun` prints what it would do.
-SECTIONS = re.compile(r"=== APPLICATION ===\n(.*)\n=== SCHEDULER REQUEST ===\n(.*)", re.DOTALL)
+# Starts a node's program. After a failure the node stays a moment, so that the others fail by themselves, and say why.
+LINGER = '"$@" || { code=$?; sleep 2; exit $code; }'
+PORT = 29500  # of the first node, on a cluster
+
+EFA = "vpc.amazonaws.com/efa"
+NEURON = "aws.amazon.com/neuron"  # Neuron 2.20 dropped the older name, neurondevice, which TorchX still has
+# Whole instances: processors, memory in GiB, Trainium chips, Elastic Fabric Adapter interfaces.
+# Source: AWS, "Amazon EC2 accelerated computing instances".
+INSTANCES = {
+    "trn1.2xlarge": (8, 32, 1, 0),
+    "trn1.32xlarge": (128, 512, 16, 8),
+    "trn1n.32xlarge": (128, 512, 16, 16),
+    "trn2.48xlarge": (192, 2048, 16, 16),
+}
+SHARE = 15 / 16  # of an instance, for the pod: the node's own pods, the kubelet and the system need the rest
+# For the sockets through which the ranks first meet, and for chips that a killed run has left busy.
+ON_TRAINIUM = {"CCOM_SOCKET_IFNAME": "eth0", "NEURON_RT_RESET_CORES": "1"}
+# What makes the collectives go through the Elastic Fabric Adapter. Source: AWS Neuron, "Distributed training".
+OVER_EFA = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1", "FI_EFA_FORK_SAFE": "1"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +92,6 @@ class TorchX(TargetSettings):
 
     Attributes:
         scheduler: `"local_cwd"`, processes of this machine, or `"kubernetes"`, a Volcano Job on a cluster.
-        processes_per_node: an old place of the job's own field.
         rendezvous: how the nodes find each other: `"c10d"` at the first of them, `"etcd-v2"` (or the older `"etcd"`) at
             an etcd server, which outlives the first node.
         rendezvous_endpoint: `host:port` of that server.
@@ -102,7 +113,6 @@ class TorchX(TargetSettings):
     EXAMPLE: ClassVar[str] = "scheduler: kubernetes"
 
     scheduler: Literal["local_cwd", "kubernetes"] = "local_cwd"
-    processes_per_node: int | None = Field(default=None, ge=1, strict=True)
     rendezvous: Literal["c10d", "etcd", "etcd-v2"] = "c10d"
     rendezvous_endpoint: str | None = None
     max_restarts: int = Field(default=0, ge=0, strict=True)
@@ -119,12 +129,6 @@ class TorchX(TargetSettings):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
-        if self.processes_per_node is not None:
-            print(
-                f"processes_per_node is a field of the job: write 'processes_per_node: {self.processes_per_node}' into "
-                "job.yaml, and leave it out of TorchX's settings",
-                file=sys.stderr,
-            )
         endpoint = self.rendezvous_endpoint
         if self.rendezvous == "c10d" and endpoint is not None:
             raise ValueError(
@@ -159,16 +163,9 @@ class TorchX(TargetSettings):
                 f"strategy is {job.strategy!r}; TorchX starts workers with torchrun, which suits "
                 f"{' and '.join(map(repr, STRATEGIES))} alone: use another target, such as local"
             )
-        nodes, per_node = self.layout(job)
-        if nodes * per_node != job.workers:
-            raise JobError(
-                f"workers is {job.workers}; it must be a multiple of processes_per_node, {per_node}"
-            )
         if self.scheduler == "local_cwd":
             return
-        for field in ("outputs", "checkpoints"):
-            job.storage(field, "claim")
-        last = f"-worker-{nodes - 1}-0"
+        last = f"-worker-{self.layout(job)[0] - 1}-0"
         room = LONGEST_NAME - RANDOM_LETTERS - 1 - len(last)
         if len(job.name) > room:
             raise JobError(
@@ -178,7 +175,7 @@ class TorchX(TargetSettings):
 
     def layout(self, job: TrainingJob) -> tuple[int, int]:
         """How many nodes `job` has, each with a torchrun, and how many workers each starts; by default one."""
-        per_node = job.processes_per_node or self.processes_per_node or 1
+        per_node = job.processes_per_node or 1
         return job.workers // per_node, per_node
 
     def render(self, job: TrainingJob) -> Rendered:
@@ -188,26 +185,35 @@ class TorchX(TargetSettings):
             JobError: if TorchX, or the scheduler, cannot run the job.
             SetupError: if TorchX's environment cannot be made.
         """
-        self.check(job)
         with PortReservation(1) as reservation:
-            scratch = Path(tempfile.gettempdir()) / "workshop-..."
-            printed = ENVIRONMENT.run(
-                "torchx",
-                *self._words(job, scratch, reservation.ports[0], "--dryrun"),
-                variables={VARIABLES: json.dumps(self._variables(job, scratch))},
-                folder=job.folder,
-                timeout_seconds=RENDER_SECONDS,
-            )
-        found = SECTIONS.search(printed)
-        assert found is not None
-        application = _application(found[1], job)
-        if self.scheduler == "local_cwd":
-            return Rendered(application, ast.literal_eval(found[2]))
+            return self._rendered(job, Path(tempfile.gettempdir()) / "workshop-...", reservation.ports[0])
+
+    def _rendered(self, job: TrainingJob, scratch: Path, port: int) -> Rendered:
+        """The same with a run's own folder, and the port of its first node."""
+        self.check(job)
+        here = self.scheduler == "local_cwd"
+        of_cluster = {"queue", "namespace", "service_account", "priority_class"}
+        on_cluster = self.model_dump(include=of_cluster, exclude_none=True)
+        asked = {
+            "name": job.name,
+            "role": self._role(job, scratch, port),
+            "scheduler": self.scheduler,
+            "settings": {"log_dir": str(scratch / "logs")} if here else on_cluster,
+        }
+        printed = ENVIRONMENT.run(
+            "python",
+            str(DESCRIBE),
+            variables={"WORKSHOP_APPLICATION": json.dumps(asked)},
+            folder=job.folder,
+            timeout_seconds=RENDER_SECONDS,
+        )
+        application, request = json.loads(printed.splitlines()[-1])
+        application = _without_empty(application)
+        if here:
+            return Rendered(application, request)
         from workshop_utils.launchers.kubernetes import check
         from workshop_utils.launchers.torchx import volcano
 
-        # The command line gives its session a name of its own, which is of no use to anybody.
-        request = yaml.safe_load(found[2].replace("kubernetes://torchx/", "kubernetes://workshop/"))
         volcano.complete(request, job, self)
         check.require(request)
         return Rendered(application, request)
@@ -220,99 +226,105 @@ class TorchX(TargetSettings):
             SetupError: as `render` does.
             KubernetesError: if there is no cluster, or it refuses; what was made before is deleted again.
         """
-        self.check(job)
         if self.scheduler == "kubernetes":
             from workshop_utils.launchers.torchx import volcano
 
             return volcano.launch(job, self)
-        torchx, scratch = str(ENVIRONMENT.program("torchx")), scratch_folder()
-        torchrun = sysconfig.get_path("scripts")  # the folder that it is in
-        path = os.pathsep.join([torchrun, os.environ.get("PATH", os.defpath)])
+        scratch, (nodes, _) = scratch_folder(), self.layout(job)
+        workers = tuple(f"worker-{rank}" for rank in range(job.workers))
+        # torchrun is in the folder of this environment's programs.
+        path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
         with reserve(1) as reservation:
-            words = self._words(job, scratch, reservation.ports[0])
-            process = Process(
-                "torchx",
-                (sys.executable, "-I", "-S", str(FOLLOW), str(scratch / "logs"), torchx, *words),
-                {
-                    **inherited_variables(FOREIGN_TO_TORCHX),
-                    "PATH": path,
-                    "TMPDIR": str(scratch / "tmp"),
-                    "LOGLEVEL": "ERROR",
-                    VARIABLES: json.dumps(self._variables(job, scratch)),
-                },
-                str(job.folder.absolute()),
-            )
+            request = self._rendered(job, scratch, reservation.ports[0]).request
+            inherited = inherited_variables(FOREIGN_TO_TORCHX)
+            processes = [
+                Process(
+                    f"node-{number}",
+                    ("bash", "-c", LINGER, "bash", *node["args"]),
+                    {**inherited, **node["env"], "PATH": path},
+                    str(job.folder.absolute()),
+                )
+                for number, node in enumerate(request["role_params"]["worker"])
+            ]
             for folder in filter(None, (job.outputs, job.checkpoints)):
                 Path(folder).mkdir(parents=True, exist_ok=True)
             files = {f"source/{name}": text for name, text in shipped(strategy_of(job)).items()}
-            files |= {"tmp/.keep": "", "model/.keep": ""}
-            run = TorchXRun(job.name, tuple(f"worker-{rank}" for rank in range(job.workers)), reservation)
-            run.nodes = tuple(f"node-{node}" for node in range(self.layout(job)[0]))
-            run._start([process], job.timeout_seconds, scratch, files)
+            handle = f"local_cwd://torchx/{request['app_id']}"
+            run = TorchXRun(handle, nodes, job.name, workers, reservation)
+            run._start(processes, job.timeout_seconds, scratch, {**files, "model/.keep": ""})
             return run
 
-    def _variables(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
-        """The variables of the ranks."""
-        if self.scheduler == "kubernetes":
-            from workshop_utils.launchers.kubernetes import pods  # as below
-
-            return pods.variables(job)
-        return {
-            "WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints"),
-            **shared_variables(job, scratch),
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-
-    def _words(self, job: TrainingJob, scratch: Path, port: int, *options: str) -> list[str]:
-        """What follows `torchx` on its command line."""
+    def _role(self, job: TrainingJob, scratch: Path, port: int) -> dict[str, Any]:
+        """The only role of the application: on each node a torchrun, which starts the ranks there."""
         each, (nodes, count) = job.resources, self.layout(job)
-        component = {
-            "name": job.name,
-            "nodes": nodes,
-            "processes_per_node": count,
+        resource: dict[str, Any] = {
             "cpu": max(1, round(each.cpu * count)),
             "gpu": each.gpu * count,
             "memMB": max(1, each.memory_nbytes * count // 10**6),
-            "instance_type": self.instance_type,
-            "rendezvous": self.rendezvous,
-            "rendezvous_endpoint": self.rendezvous_endpoint,
-            "max_restarts": self.max_restarts,
-            "wrapper": self.wrapper,
+        }
+        variables = {
+            **TORCHRUN_RESTARTS,
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": LINE_PREFIX,
+            "LOGLEVEL": "WARNING",
         }
         if self.scheduler == "local_cwd":
-            script = str(job.script_path.absolute())
-            component |= {"port": port, "local_address": LOOPBACK}
-            settings: dict[str, Any] = {"log_dir": scratch / "logs"}
+            script, address = str(job.script_path.absolute()), ["--local-addr=127.0.0.1"]
+            variables |= {"WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints")}
+            variables |= {**shared_variables(job, scratch), "GLOO_SOCKET_IFNAME": "lo"}
         else:
             # Here, since the clients of Kubernetes take longer to import than a local launch may take.
             from workshop_utils.launchers.kubernetes import pods
 
-            script = pods.script(job)
-            mounts = [f"type=volume,src={claim},dst={path}" for path, claim in self.volumes.items()]
-            component |= {"image": job.image or self.image, "mounts": ",".join(mounts) or None}
-            names = ("queue", "namespace", "service_account", "priority_class")
-            settings = {name: value for name in names if (value := getattr(self, name)) is not None}
-        component |= {
-            "script": shlex.join([script, *job.command_line_arguments]),
-            "env": VARIABLES,
+            script, address, port = pods.script(job), [], PORT
+            if self.instance_type is not None:
+                cpu, memory_gib, chips, interfaces = INSTANCES[self.instance_type]
+                resource = {
+                    "cpu": int(cpu * SHARE),
+                    "gpu": 0,
+                    "memMB": int(memory_gib * 1024 * SHARE),
+                    "devices": {NEURON: chips, **({EFA: interfaces} if interfaces else {})},
+                    "capabilities": {"node.kubernetes.io/instance-type": self.instance_type},
+                }
+                variables |= {**ON_TRAINIUM, **(OVER_EFA if interfaces else {})}
+            variables |= pods.variables(job)
+        program = map(shlex.quote, [*address, script, *job.command_line_arguments])
+        command = " ".join([*self._torchrun(job, port), *program])
+        return {
+            "name": "worker",
+            "image": job.image or self.image,
+            "entrypoint": "bash",
+            "args": ["-c", command],
+            "env": variables,
+            "num_replicas": nodes,
+            "resource": resource,
+            "port_map": {"c10d": port},
+            "mounts": [{"src": claim, "dst_path": path} for path, claim in self.volumes.items()],
         }
-        configured = ",".join(f"{name}={value}" for name, value in settings.items())
-        where = ("--workspace", "", "-s", self.scheduler, "-cfg", configured, f"{COMPONENT}:ddp")
-        arguments = (f"--{name}={value}" for name, value in component.items() if value is not None)
-        return ["run", *options, *where, *arguments]
 
-
-def _application(printed: str, job: TrainingJob) -> dict[str, Any]:
-    """The application as `torchx run --dryrun` prints it, without what TorchX adds to its variables."""
-    application: dict[str, Any] = ast.literal_eval(re.sub(r"<[\w.]+: ('\w+')>", r"\1", printed))
-    (role,) = application["roles"]
-    for name in {"TORCHX_JOB_ID", "PATH"} - job.environment.keys():
-        role["env"].pop(name, None)
-    found: dict[str, Any] = _without_empty(application)
-    return found
+    def _torchrun(self, job: TrainingJob, port: int) -> list[str]:
+        """The start of each node's command; the first node listens at `port`."""
+        nodes, count = self.layout(job)
+        endpoint = self.rendezvous_endpoint
+        if endpoint is None:
+            # Only the shell of each node knows where the first one is. Alone, a node takes any free port.
+            endpoint = f"$${{${{rank0_env}}:=localhost}}:{port}" if nodes > 1 else "localhost:0"
+        return [
+            "exec",  # without it the shell would stand between a signal and torchrun
+            *shlex.split(self.wrapper or ""),
+            "torchrun",
+            f"--nnodes={nodes}",
+            f"--nproc-per-node={count}",
+            f"--rdzv-backend={self.rendezvous}",
+            f"--rdzv-endpoint={endpoint}",
+            "--rdzv-id=${app_id}",
+            f"--max-restarts={self.max_restarts}",
+            "--role=worker",
+            "--tee=3",
+        ]
 
 
 def _without_empty(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_empty(each) for name, each in value.items() if each not in (None, {}, [])}
+        full = {name: each for name, each in sorted(value.items()) if each not in (None, {}, [])}
+        return {name: _without_empty(each) for name, each in full.items()}
     return [_without_empty(each) for each in value] if isinstance(value, list) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from workshop_utils.jobs import TrainingJob
@@ -11,17 +10,10 @@ from workshop_utils.launchers.kubernetes.cluster import JobObjects
 from workshop_utils.launchers.kubernetes.launcher import KubernetesRun, RemoteJob
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import Pod
-from workshop_utils.launchers.torchx.run import NodeLogs
-from workshop_utils.runs import RunState
+from workshop_utils.launchers.torchx.run import TorchrunRun
 
 if TYPE_CHECKING:
     from workshop_utils.launchers.torchx.launcher import TorchX
-
-# The phases in which a Volcano Job stays. Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
-FINAL = {
-    "Completed": RunState.SUCCEEDED,
-    **dict.fromkeys(("Failed", "Aborted", "Terminated"), RunState.FAILED),
-}
 
 KEPT_SECONDS = 3600  # the finished job, where nobody deletes it
 
@@ -57,13 +49,12 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
 
 def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     """Render the job and make its objects. Raises as `TorchX.launch` does."""
-    api = cluster.connect()
     resource = place.render(job).request
     resource["metadata"]["namespace"] = place.namespace
     config_maps = pods.config_maps(_called(job, resource), with_data=place.data_claim is None)
-    objects = JobObjects(api, Manifest(resource), config_maps)
+    objects = JobObjects(cluster.connect(), Manifest(resource), config_maps)
     objects.create()
-    return VolcanoRun(job, objects, place.layout(job)[0])
+    return VolcanoRun(objects, *place.layout(job))
 
 
 def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
@@ -71,40 +62,17 @@ def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
     return job.model_copy(update={"name": resource["metadata"]["name"]})
 
 
-class VolcanoRun(KubernetesRun):
-    """A run of a Volcano Job; `handle` is TorchX's name for it, `nodes` are node-0, node-1, ..."""
+class VolcanoRun(TorchrunRun, KubernetesRun):
+    """A run of a Volcano Job, each of whose pods is a torchrun."""
 
-    def __init__(self, job: TrainingJob, objects: JobObjects, nodes: int) -> None:
-        self.handle = f"kubernetes://workshop/{objects.namespace}:{objects.name}"
-        self.nodes = tuple(f"node-{node}" for node in range(nodes))
-        self._logs = NodeLogs(super()._receive_line)
-        each = job.workers // nodes
+    def __init__(self, objects: JobObjects, nodes: int, per_node: int) -> None:
         pods = [
             Pod(
                 f"{objects.name}-worker-{node}-0",
                 f"node-{node}",
-                starts=tuple(f"worker-{rank}" for rank in range(node * each, (node + 1) * each)),
+                starts=tuple(f"worker-{rank}" for rank in range(node * per_node, (node + 1) * per_node)),
             )
             for node in range(nodes)
         ]
-        super().__init__(RemoteJob(objects, pods, outcome), pods)
-
-    def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
-        if worker in self.nodes:
-            self._logs.take(worker, text, stream)
-        else:
-            super()._receive_line(worker, text, stream)
-
-    def _finish(self, state: RunState, reason: str = "") -> None:
-        self._logs.end()
-        super()._finish(state, reason and (self._logs.reason(self) or reason))
-
-
-def outcome(job: Mapping[str, Any]) -> tuple[RunState, str]:
-    """The state of a Volcano Job by its phase, and what Volcano says of its failure."""
-    phase = job.get("status", {}).get("state", {}).get("phase")
-    state = FINAL.get(phase, RunState.RUNNING)
-    return (
-        state,
-        f"{job['metadata']['name']} failed: Volcano says {phase}" if state is RunState.FAILED else "",
-    )
+        handle = f"kubernetes://workshop/{objects.namespace}:{objects.name}"
+        super().__init__(handle, nodes, RemoteJob(objects, pods), pods)
