@@ -15,11 +15,10 @@ from workshop_utils.plots import (
     consistency,
     convergence,
     horovod,
-    pipeline,
+    model_parallel,
     prediction,
     scaling,
     style,
-    tensor,
     tensorflow,
 )
 
@@ -40,9 +39,9 @@ TOGETHER = {
     "modes of a server": [*consistency.SERVER_MODES],
     "trainings": [*convergence.HUES],
     "front ends of Horovod": [*horovod.FRONT_ENDS],
-    "passes": [pipeline.FORWARD, pipeline.BACKWARD],
-    "schedules": [*pipeline.COLOURS.values()],
-    "directions of a mesh": [*tensor.DIRECTIONS.values()],
+    "passes": [model_parallel.FORWARD, model_parallel.BACKWARD],
+    "schedules": [*model_parallel.COLOURS.values()],
+    "directions of a mesh": [*model_parallel.DIRECTIONS.values()],
     "algorithms": [colour for _, colour in prediction.ALGORITHMS.values()],
     "forms of replication": [*tensorflow.FORMS.values()],
 }  # fmt: skip

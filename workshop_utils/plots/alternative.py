@@ -58,18 +58,18 @@ def bundle(figure: Figure) -> tuple[dict[str, str], dict[str, Any]]:
     if drawn is None:  # nothing was drawn in it
         return {}, {}
     png, size = drawn
-    words = describe(figure)
-    data = {"image/png": png, "text/plain": words}
+    about = {**size, "alt": describe(figure)}
+    data = {"image/png": png, "text/plain": about["alt"]}
     if os.environ.get(STARTED_BY_SERVER):
-        data["text/html"] = html_image(png, size, words)
-    return data, {"image/png": {**size, "alt": words}}
+        data["text/html"] = html_image(png, about)
+    return data, {"image/png": about}
 
 
-def html_image(png: str, size: Mapping[str, int], words: str) -> str:
-    """An `<img>` of base64 `png` and its alternative text, as wide as `size` says but no wider than its place."""
+def html_image(png: str, about: Mapping[str, Any]) -> str:
+    """An `<img>` of base64 `png`, whose metadata are `about`: as wide as they say, but no wider than its place."""
     return (
-        f'<img alt="{html.escape(words)}" src="data:image/png;base64,{png.strip()}" '
-        f'width="{size["width"]}" height="{size["height"]}" style="max-width: 100%; height: auto">'
+        f'<img alt="{html.escape(about["alt"])}" src="data:image/png;base64,{png.strip()}" '
+        f'width="{about["width"]}" height="{about["height"]}" style="max-width: 100%; height: auto">'
     )
 
 
