@@ -62,7 +62,9 @@ def test_the_report_links_to_a_page_of_each_lesson_whose_figures_are_described_i
     shown = nbformat.v4.new_output("display_data", {"image/png": PNG}, metadata=about)
     cells = [nbformat.v4.new_code_cell("plot()", outputs=[shown])]
     lesson = batch.Lesson(tmp_path / "00_good.ipynb", 3.0, "", nbformat.v4.new_notebook(cells=cells))
-    page = BeautifulSoup(report.write_report(tmp_path, [lesson], None).read_text(), "html.parser")
+    page = BeautifulSoup(
+        report.write_report(tmp_path / "report.html", "All", [lesson]).read_text(), "html.parser"
+    )
     (link,) = page.select("td a")
     page = BeautifulSoup((tmp_path / link["href"]).read_text(), "html.parser")
     assert [image["alt"] for image in page.select("img")] == [words]
@@ -82,7 +84,7 @@ def test_the_report_shows_how_strategies_scaled_and_names_the_run_that_failed(tm
         measurement("torch_ddp", 2, 1500.0),
         measurement("mpi", 2, float("nan"), "failed", "rank 1 was killed"),
     ]
-    page = report.write_report(tmp_path, [], pd.DataFrame(rows)).read_text()
+    page = report.write_report(tmp_path / "report.html", "All", runs=pd.DataFrame(rows)).read_text()
     assert "0.75" in page
     assert "relative to the fastest strategy with the fewest workers" in page
     pictures = BeautifulSoup(page, "html.parser").select("img")
@@ -94,7 +96,8 @@ def test_the_report_shows_how_strategies_scaled_and_names_the_run_that_failed(tm
 def test_a_sweep_in_which_nothing_succeeded_has_its_failures(tmp_path):
     rows = [measurement("mpi", 2, float("nan"), "failed", "rank 1 was killed")]
     assert (
-        "mpi with 2: rank 1 was killed" in report.write_report(tmp_path, [], pd.DataFrame(rows)).read_text()
+        "mpi with 2: rank 1 was killed"
+        in report.write_report(tmp_path / "report.html", "All", runs=pd.DataFrame(rows)).read_text()
     )
 
 

@@ -85,7 +85,11 @@ def test_a_long_run_is_drawn_in_a_bounded_number_of_strips_that_hold_all_its_sec
     assert sum(computed) == pytest.approx(2000)
 
 
-def test_a_thousand_reports_in_a_moment_are_a_few_pictures_and_the_last_has_them_all(run, screen):
+def test_a_thousand_reports_in_a_moment_are_a_few_pictures_and_the_last_has_them_all(
+    run, screen, monkeypatch
+):
+    monkeypatch.setenv("VSCODE_PID", "1")
+
     def report():
         for step in range(1000):
             run.tell(0, step, 0.001 * step, loss=1.0)
@@ -95,7 +99,7 @@ def test_a_thousand_reports_in_a_moment_are_a_few_pictures_and_the_last_has_them
 
     thread = threading.Thread(target=report)
     thread.start()
-    assert live.watch(run, live=True) is run
+    assert live.watch(run) is run
     thread.join()
     assert 2 <= len(screen.outputs) <= 2 + run.seconds / live.LEAST_SECONDS
     assert "loss 1 → 0.125" in screen.outputs[-1].data["text/plain"]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from workshop_utils.cli.scaling import app as scaling_app
-
-if TYPE_CHECKING:
-    from workshop_utils.lessons.editions import Copy
 
 # Heavy modules (pandas, matplotlib, papermill) are imported by the commands that need them: a launch from the
 # command line must not be slower than torchrun's.
@@ -178,12 +176,10 @@ def copy_lessons(
     _tell(editions.copy_for_learner(folder))
 
 
-def _tell(copies: list[Copy]) -> None:
-    for copy in copies:
-        if copy.state == "yours":
-            typer.echo(f"{copy.path}: left alone, since you have changed it")
-        elif copy.state != "unchanged":
-            typer.echo(f"{copy.path}: {copy.state}")
+def _tell(copies: Mapping[Path, str]) -> None:
+    for path, state in copies.items():
+        if state != "unchanged":
+            typer.echo(f"{path}: {'left alone, since you have changed it' if state == 'yours' else state}")
 
 
 @app.command()
@@ -200,7 +196,7 @@ def lab(
     is_new = not folder.exists()
     copies = editions.copy_for_learner(folder)
     _tell(copies)
-    open_lab(copies[0].path if is_new else folder)
+    open_lab(next(iter(copies)) if is_new else folder)
 
 
 @app.command()

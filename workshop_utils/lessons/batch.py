@@ -80,7 +80,7 @@ def run_lessons(
         bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
         executed.append(lesson)
     measured = _sweep(planned) if with_sweep else None
-    path = report.write_report(output, executed, measured)
+    path = report.write_report(output / "report.html", "The workshop, run through", executed, measured)
     failures = [f"{lesson.notebook}: {lesson.error}" for lesson in executed if lesson.error]
     succeeded = len(executed) - len(failures)
     if measured is not None:
@@ -129,7 +129,7 @@ def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
             warnings.simplefilter("ignore")  # papermill's own, about Jupyter
             papermill.execute_notebook(
                 str(notebook), str(target), parameters, cwd=str(notebook.parent), progress_bar=False,
-                execution_timeout=CELL_TIMEOUT_SECONDS, config=selection.KERNEL,
+                execution_timeout=CELL_TIMEOUT_SECONDS, kernel_name="python3", config=selection.KERNEL,
             )  # fmt: skip
     except PapermillExecutionError as failure:
         error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"

@@ -23,44 +23,25 @@ if TYPE_CHECKING:
     from workshop_utils.lessons.batch import Lesson
 
 
-def write_report(output: Path, lessons: Sequence[Lesson], runs: pd.DataFrame | None) -> Path:
-    """Write `output/report.html`, self-contained, and each executed lesson as HTML beside it.
+def write_report(
+    path: Path, title: str, lessons: Sequence[Lesson] = (), runs: pd.DataFrame | None = None
+) -> Path:
+    """Write the page `path`, self-contained, and each executed lesson as HTML beside it.
 
-    With a table of `runs` the page also shows how the strategies scaled.
+    With a table of `runs`, as of `scaling.experiment.measure_all`, the page shows how they scaled.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     for lesson in lessons:
         page = lesson_page(lesson.executed, lesson.notebook)
-        (output / f"{lesson.notebook.stem}.html").write_text(page, encoding="utf-8")
-    return _render(
-        output / "report.html",
-        title="The workshop, run through",
-        lessons=lessons,
-        total_seconds=sum(lesson.seconds for lesson in lessons),
-        runs=None if runs is None else _runs(runs),
-    )
-
-
-def write_scaling(output: Path, runs: pd.DataFrame) -> Path:
-    """Write `output/scaling.html`, self-contained: measurements, and where the time went.
-
-    `runs` is a table of `scaling.experiment.measure_all`.
-    """
-    output.mkdir(parents=True, exist_ok=True)
-    return _render(
-        output / "scaling.html",
-        title="How training scales",
-        lessons=[],
-        total_seconds=float(runs["run_seconds"].sum()),
-        runs=_runs(runs),
-    )
-
-
-def _render(path: Path, **values: Any) -> Path:
+        path.with_name(f"{lesson.notebook.stem}.html").write_text(page, encoding="utf-8")
     templates = Environment(
         loader=PackageLoader("workshop_utils.lessons", "templates"), autoescape=select_autoescape(["html"])
     )
     page = templates.get_template("report.html").render(
-        **values,
+        title=title,
+        lessons=lessons,
+        total_seconds=sum(lesson.seconds for lesson in lessons),
+        runs=None if runs is None else _runs(runs),
         machine=f"{platform.system()} {platform.machine()}, {cores()} cores",
         versions=f"torch {version('torch')}, numpy {version('numpy')}",
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

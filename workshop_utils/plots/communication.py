@@ -20,24 +20,6 @@ from workshop_utils.plots import style
 AllReduce = Callable[[Communicator, Any], None]
 
 
-class _Witness(list[Event]):
-    """A trace that also keeps what the array held after each event: exact sums of powers of 16, one a rank."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        super().__init__()
-        self._array = array
-        self.held = [self._contributions()]
-
-    def append(self, event: Event) -> None:
-        if event.kind == "send":
-            self.held.append(self.held[-1])
-        self.held[-1] = self._contributions()
-        super().append(event)
-
-    def _contributions(self) -> np.ndarray:
-        return self._array[:, None] // 16 ** np.arange(len(self._array)) % 16
-
-
 def contributions(all_reduce: AllReduce, size: int) -> np.ndarray:
     """Run `all_reduce` on `size` threads over one element a chunk; what each rank holds after each of its sends.
 
@@ -47,11 +29,19 @@ def contributions(all_reduce: AllReduce, size: int) -> np.ndarray:
 
     def program(communicator: Communicator) -> list[np.ndarray]:
         array = np.full(size, 16**communicator.rank, np.int64)
-        communicator.trace = witness = _Witness(array)
-        all_reduce(communicator, array)
-        return witness.held
+        before: list[np.ndarray] = []
+        send_recv = communicator.send_recv
 
-    return np.array(threads.run(size, program))
+        def watched(*arguments: Any) -> None:
+            before.append(array.copy())
+            send_recv(*arguments)
+
+        communicator.send_recv = watched  # type: ignore[assignment,method-assign]
+        all_reduce(communicator, array)
+        return [*before, array]
+
+    # Exact sums of powers of 16, one a rank.
+    return np.array(threads.run(size, program))[..., None] // 16 ** np.arange(size) % 16
 
 
 def ring_steps(all_reduce: AllReduce, size: int) -> Figure:

@@ -162,14 +162,11 @@ def _summary(run: Run, metrics: pd.DataFrame) -> str:
     return " · ".join(facts)
 
 
-def watch(run: Run, live: bool | None = None) -> Run:
+def watch(run: Run) -> Run:
     """Draw `run` in place in this notebook until it has ended, and leave its last picture; returns the run.
 
-    An interrupt stops the run and leaves what there was. In plain Python, without a notebook, it only waits.
-
-    Args:
-        run: of any place.
-        live: whether to draw in between. By default where somebody can watch: in Jupyter and VS Code, and not in batch.
+    It is drawn in between where somebody can watch: in Jupyter and VS Code, and not in batch. An interrupt stops the
+    run and leaves what there was. In plain Python, without a notebook, it only waits.
 
     Raises:
         RunFailed: if it failed, as `run.wait`; its picture stays all the same.
@@ -179,8 +176,7 @@ def watch(run: Run, live: bool | None = None) -> Run:
 
     if get_ipython() is None:
         return run.wait()
-    if live is None:
-        live = bool(os.environ.get(alternative.STARTED_BY_SERVER) or os.environ.get("VSCODE_PID"))
+    live = os.environ.get(alternative.STARTED_BY_SERVER) or os.environ.get("VSCODE_PID")
     place = DisplayHandle()
     show = place.display
     try:

@@ -41,16 +41,15 @@ def racks(rows: Sequence[tuple[str, str, float, float]], detail: str) -> Figure:
     """Seconds of an all-reduce by algorithm and placement: (algorithm, placement, seconds or NaN, in theory)."""
     table = pd.DataFrame(rows, columns=["algorithm", "placement", "seconds", "theory"])
     figure, axes = style.figure(7.2, 3.4)
-    algorithms = list(dict.fromkeys(table["algorithm"]))
-    placements = list(dict.fromkeys(table["placement"]))
-    for row, (algorithm, placement) in enumerate((a, p) for a in algorithms for p in placements):
-        (found,) = table[(table["algorithm"] == algorithm) & (table["placement"] == placement)].itertuples()
-        height = -row - 0.5 * algorithms.index(algorithm)
+    algorithms, placements = (pd.factorize(table[name])[0] for name in ("algorithm", "placement"))
+    heights = -placements - (placements.max() + 1.5) * algorithms
+    for (algorithm, placement, seconds, theory), height, number in zip(
+        rows, heights, placements, strict=True
+    ):
         ends = [height - 0.35, height + 0.35]
-        axes.plot([found.theory] * 2, ends, color=style.COLOURS["theory"], linewidth=2)
-        number = placements.index(placement)
+        axes.plot([theory] * 2, ends, color=style.COLOURS["theory"], linewidth=2)
         look: dict[str, Any] = {"colour": f"worker {number}", "marker": style.MARKERS[number]}
-        style.measured(axes, [found.seconds], [height], **look)
+        style.measured(axes, [seconds], [height], **look)
         words, left = f"{algorithm.replace('_', '-')}, {placement}", ("axes fraction", "data")
         style.note(axes, words, (0, height), (-6, 0), xycoords=left, ha="right", va="center")
     axes.set(xlabel="seconds of one all-reduce", xlim=(0, None), yticks=[])
