@@ -12,8 +12,6 @@ from matplotlib import colors
 from workshop_utils.plots import (
     baseline,
     communication,
-    consistency,
-    convergence,
     horovod,
     model_parallel,
     prediction,
@@ -36,8 +34,7 @@ TOGETHER = {
     "parts of a step": [*baseline.PHASES.values()],
     "parts of a step among workers": [colour for _, colour in scaling.PARTS.values()],
     "numbers of workers": [*communication.SHADES],
-    "modes of a server": [*consistency.SERVER_MODES],
-    "trainings": [*convergence.HUES],
+    "neither workers nor strategies": [*style.MUTED],
     "front ends of Horovod": [*horovod.FRONT_ENDS],
     "passes": [model_parallel.FORWARD, model_parallel.BACKWARD],
     "schedules": [*model_parallel.COLOURS.values()],

@@ -39,16 +39,11 @@ def one_f_one_b(answer: Answer) -> str:
             least = f"1F1B waits {100 * formula:.0f} %{yours}"
             raise Wrong(f"{of}, ranks wait {100 * idle:.0f} % of the time; {least}.")
         for rank, passes in enumerate(schedule.passes):
-            most = min(microbatches, ranks - rank)
-            if held(passes) > most:
-                raise Wrong(
-                    f"{of}, ranks wait no longer than they must, but rank {rank} holds the activations of "
-                    f"{held(passes)} microbatches at once; {most} would do: begin with backward as soon as you "
-                    f"can{yours}."
-                )
-    return (
-        "as short as GPipe, and a rank holds no more microbatches than there are ranks from it to the last."
-    )
+            most, kept = min(microbatches, ranks - rank), held(passes)
+            if kept > most:
+                text = f"rank {rank} holds the activations of {kept} microbatches at once; {most} would do"
+                raise Wrong(f"{of}, {text}: begin with backward earlier{yours}.")
+    return "as short as GPipe, and a rank holds no more microbatches than there are ranks from it on."
 
 
 def _name_of(schedule: Schedule) -> str:
@@ -69,14 +64,10 @@ def _schedule(answer: Answer, ranks: int, microbatches: int) -> Schedule:
         kinds = ("forward", "backward")
         for step, each in enumerate(order):
             if not (isinstance(each, tuple) and len(each) == 2 and each[0] in kinds):
-                raise Wrong(
-                    f"{of} has {each!r} as its pass {step}; each pass must look like ('forward', 0) or ('backward', 0)."
-                )
+                raise Wrong(f"{of} has {each!r} as its pass {step}; it must look like ('forward', 0).")
         for kind in kinds:
             numbers = [number for name, number in order if name == kind]
             if sorted(numbers) != list(range(microbatches)):
-                raise Wrong(
-                    f"{of} runs {kind} of microbatches {numbers}; each from 0 on must come exactly once."
-                )
+                raise Wrong(f"{of} runs {kind} of microbatches {numbers}; each must come exactly once.")
         passes.append(tuple(Pass(kind, number, rank) for kind, number in order))
     return Schedule("yours", tuple(passes), microbatches)
