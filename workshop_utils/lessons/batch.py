@@ -26,7 +26,7 @@ JOBS = Path("jobs")
 CELL_TIMEOUT_SECONDS = 600
 SWEPT = (
     "strategy", "workers", "network", "state", "reason", "run_seconds", "samples_per_second", "first_step_seconds",
-    "accuracy",
+    "accuracy", "batch_size",
 )  # fmt: skip
 BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}"
 # It warns about each line of parameters with two equals signs.
@@ -161,5 +161,5 @@ def _sweep(jobs: Sequence[TrainingJob]) -> pd.DataFrame:
         speed = f"{row['samples_per_second']:9,.0f} samples/s"
         tqdm.write(f"  {row['strategy']:<24} {row['workers']} workers  {row['state']:<10} {speed}")
     runs = pd.DataFrame(rows)
-    # A worker's seconds for a sample are as good as a step: every strategy trains the same network.
-    return runs.assign(step_seconds=runs["workers"] / runs["samples_per_second"], scaling="weak")
+    seconds = runs["workers"] * runs["batch_size"] / runs["samples_per_second"]
+    return runs.assign(step_seconds=seconds, scaling="weak")
