@@ -126,6 +126,17 @@ class Description(BaseModel):
             details = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
             raise JobError("\n".join(_sentence(detail, type(self)) for detail in details)) from None
 
+    @classmethod
+    def _read(cls, file: Path, example: str, **own: Any) -> Self:
+        """The description in a YAML file such as `example`, with fields of its `own`. Raises JobError."""
+        values = _read_yaml(file, example)
+        for name in own.keys() & values.keys():
+            raise JobError(f"{file}: {name}: unknown field; it is the file's own {name}")
+        try:
+            return cls(**own, **values)
+        except JobError as error:
+            raise JobError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None
+
 
 class Resources(Description):
     """What one worker, that is one process, needs; `gpu` counts GPUs."""
@@ -271,13 +282,7 @@ class TrainingJob(Description):
             file = file / "job.yaml"
         if not file.is_file():
             raise JobError(f"there is no job at {file}: it must be a job.yaml, or a folder that holds one")
-        values = _read_yaml(file)
-        if "folder" in values:
-            raise JobError(f"{file}: folder: unknown field; a job.yaml lies in its own folder")
-        try:
-            return cls(folder=file.parent, **values)
-        except JobError as error:
-            raise JobError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None
+        return cls._read(file, "name: my-job", folder=file.parent)
 
     def save(self, path: str | Path) -> None:
         """Write the job to `path`, a folder or a `job.yaml`, with the fields that differ from the defaults."""
@@ -289,7 +294,7 @@ class TrainingJob(Description):
         file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def _read_yaml(file: Path, example: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
@@ -301,7 +306,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # also a date in a thirteenth month
         raise JobError(f"{file} is not readable as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise JobError(f"{file} holds {_short(values)}; it must hold fields such as 'name: my-job'")
+        raise JobError(f"{file} holds {_short(values)}; it must hold fields such as '{example}'")
     return values
 
 

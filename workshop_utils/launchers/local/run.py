@@ -224,9 +224,10 @@ class ProcessRun(Run):
         if event["outcome"] == "timeout":
             return RunState.FAILED, self._timed_out()
         if event.get("reason") is not None:
-            return RunState.FAILED, output.not_started(self.name, event["reason"])
+            return RunState.FAILED, f"{self.name} could not be started: {event['reason']}"
         if event["code"] is None:
-            return RunState.FAILED, output.unwatched(self.name)
+            watch = "the process that watches over it was killed; its workers were ended with it"
+            return RunState.FAILED, f"{self.name} failed: {watch}"
         return RunState.FAILED, self._blame(event["name"], event["code"])
 
     def _timed_out(self) -> str:
