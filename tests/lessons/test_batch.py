@@ -7,7 +7,7 @@ import pandas as pd
 from bs4 import BeautifulSoup
 
 from workshop_utils.lessons import batch, report
-from workshop_utils.scaling import efficiency, experiment
+from workshop_utils.scaling import experiment
 
 PNG = base64.b64encode(b"a picture").decode()
 
@@ -62,7 +62,9 @@ def test_the_report_links_to_a_page_of_each_lesson_whose_figures_are_described_i
     shown = nbformat.v4.new_output("display_data", {"image/png": PNG}, metadata=about)
     cells = [nbformat.v4.new_code_cell("plot()", outputs=[shown])]
     lesson = batch.Lesson(tmp_path / "00_good.ipynb", 3.0, "", nbformat.v4.new_notebook(cells=cells))
-    page = BeautifulSoup(report.write_report(tmp_path, [lesson], None).read_text(), "html.parser")
+    page = BeautifulSoup(
+        report.write_report(tmp_path / "report.html", "All", [lesson]).read_text(), "html.parser"
+    )
     (link,) = page.select("td a")
     page = BeautifulSoup((tmp_path / link["href"]).read_text(), "html.parser")
     assert [image["alt"] for image in page.select("img")] == [words]
@@ -70,45 +72,33 @@ def test_the_report_links_to_a_page_of_each_lesson_whose_figures_are_described_i
 
 def measurement(strategy, workers, samples_per_second, state="succeeded", reason=""):
     return {
-        "strategy": strategy, "workers": workers, "state": state, "run_seconds": 3.0, "first_step_seconds": 1.0,
-        "samples_per_second": samples_per_second, "loss": 0.1, "accuracy": 0.97, "reason": reason,
+        "strategy": strategy, "workers": workers, "network": "full speed", "scaling": "weak", "state": state,
+        "reason": reason, "run_seconds": 3.0, "samples_per_second": samples_per_second, "accuracy": 0.97,
+        "first_step_seconds": 1.0, "step_seconds": workers / samples_per_second,
     }  # fmt: skip
 
 
-def with_efficiency(*rows):
-    return efficiency.of_throughput(pd.DataFrame(rows))
-
-
-def test_the_report_shows_the_scaling_table_and_names_the_run_that_failed(tmp_path):
+def test_the_report_shows_how_strategies_scaled_and_names_the_run_that_failed(tmp_path):
     rows = [
         measurement("torch_ddp", 1, 1000.0),
         measurement("torch_ddp", 2, 1500.0),
-        measurement("mpi", 2, float("nan"), "failed", "mpi failed: rank 1 was killed"),
+        measurement("mpi", 2, float("nan"), "failed", "rank 1 was killed"),
     ]
-    path = report.write_report(tmp_path, [], with_efficiency(*rows))
-    page = path.read_text()
+    page = report.write_report(tmp_path / "report.html", "All", runs=pd.DataFrame(rows)).read_text()
     assert "0.75" in page
     assert "relative to the fastest strategy with the fewest workers" in page
     pictures = BeautifulSoup(page, "html.parser").select("img")
+    assert pictures
     assert all(picture["alt"] and picture["src"].startswith("data:image/png;base64,") for picture in pictures)
-    assert "mpi failed: rank 1 was killed" in page
+    assert "mpi with 2: rank 1 was killed" in page
 
 
-def test_efficiency_is_throughput_a_worker_over_that_of_the_fastest_with_the_fewest_workers():
-    rows = [
-        measurement("a", 4, 2000.0),
-        measurement("a", 1, 1000.0),
-        measurement("b", 1, 500.0),
-        measurement("b", 2, 1000.0),
-        measurement("c", 1, float("nan"), "failed"),
-    ]
-    assert list(with_efficiency(*rows)["efficiency"][:4]) == [0.5, 1.0, 0.5, 0.5]
-    assert with_efficiency(*rows)["efficiency"].isna().tolist()[4]
-
-
-def test_a_sweep_in_which_nothing_succeeded_has_no_efficiency():
-    table = with_efficiency(measurement("mpi", 2, float("nan"), "failed"))
-    assert table["efficiency"].isna().all()
+def test_a_sweep_in_which_nothing_succeeded_has_its_failures(tmp_path):
+    rows = [measurement("mpi", 2, float("nan"), "failed", "rank 1 was killed")]
+    assert (
+        "mpi with 2: rank 1 was killed"
+        in report.write_report(tmp_path / "report.html", "All", runs=pd.DataFrame(rows)).read_text()
+    )
 
 
 def test_the_sweep_has_single_once_and_parameter_servers_from_two():

@@ -45,7 +45,7 @@ def test_the_contents_are_all_lessons_in_their_order():
 def test_pages_and_pictures_are_gathered_solutions_folded_and_figures_described(small, tmp_path):
     site.gather(small, tmp_path / "source")
     gathered = {str(path.relative_to(tmp_path / "source")) for path in (tmp_path / "source").rglob("*.*")}
-    assert gathered == {"README.md", "picture.svg", "notebooks/00_lesson.ipynb"}
+    assert gathered == {"README.md", "docs/_toc.yml", "picture.svg", "notebooks/00_lesson.ipynb"}
     lesson = nbformat.read(str(tmp_path / "source" / "notebooks" / "00_lesson.ipynb"), as_version=4)
     assert [cell.metadata.get("tags") for cell in lesson.cells] == [None, ["solution", "hide-cell"], None]
     described = {"image": {"alt": "A line."}}

@@ -12,14 +12,11 @@ from matplotlib import colors
 from workshop_utils.plots import (
     baseline,
     communication,
-    consistency,
-    convergence,
     horovod,
-    pipeline,
+    model_parallel,
     prediction,
     scaling,
     style,
-    tensor,
     tensorflow,
 )
 
@@ -37,12 +34,11 @@ TOGETHER = {
     "parts of a step": [*baseline.PHASES.values()],
     "parts of a step among workers": [colour for _, colour in scaling.PARTS.values()],
     "numbers of workers": [*communication.SHADES],
-    "modes of a server": [*consistency.SERVER_MODES],
-    "trainings": [*convergence.HUES],
+    "neither workers nor strategies": [*style.MUTED],
     "front ends of Horovod": [*horovod.FRONT_ENDS],
-    "passes": [pipeline.FORWARD, pipeline.BACKWARD],
-    "schedules": [*pipeline.COLOURS.values()],
-    "directions of a mesh": [*tensor.DIRECTIONS.values()],
+    "passes": [model_parallel.FORWARD, model_parallel.BACKWARD],
+    "schedules": [*model_parallel.COLOURS.values()],
+    "directions of a mesh": [*model_parallel.DIRECTIONS.values()],
     "algorithms": [colour for _, colour in prediction.ALGORITHMS.values()],
     "forms of replication": [*tensorflow.FORMS.values()],
 }  # fmt: skip

@@ -89,15 +89,3 @@ def test_a_file_that_is_no_timeline_is_named(text, tmp_path):
     path.write_text(text)
     with pytest.raises(TimelineError, match=r"other\.json is not a timeline of Horovod"):
         horovod_timeline.read_timeline(path)
-
-
-def test_a_trace_for_perfetto_has_a_track_for_each_gradient_and_an_event_for_each_activity(written, tmp_path):
-    spans = horovod_timeline.read_timeline(written(fused(1000, [1, 2, 3])))
-    horovod_timeline.write_trace(spans, tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert list(tracks.values()) == ["allreduce.2.bias", "allreduce.2.weight", "allreduce.0.bias"]
-    complete = [event for event in events if event["ph"] == "X"]
-    assert [tracks[event["tid"]] for event in complete] == [span.tensor for span in spans]
-    sent = [event for event in complete if event["name"] == "GLOO_ALLREDUCE"]
-    assert [event["dur"] for event in sent] == pytest.approx([100, 100, 100])

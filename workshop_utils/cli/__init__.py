@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from workshop_utils.cli.arguments import PAIRS, Job, Lessons, Notebooks, listed, named_values
 from workshop_utils.cli.scaling import app as scaling_app
-
-if TYPE_CHECKING:
-    from workshop_utils.lessons.editions import Copy
 
 # Heavy modules (pandas, matplotlib, papermill) are imported by the commands that need them: a launch from the
 # command line must not be slower than torchrun's.
@@ -142,12 +140,10 @@ def copy_lessons(folder: Lessons = Path("my_lessons")) -> None:
     _tell(editions.copy_for_learner(folder))
 
 
-def _tell(copies: list[Copy]) -> None:
-    for copy in copies:
-        if copy.state == "yours":
-            typer.echo(f"{copy.path}: left alone, since you have changed it")
-        elif copy.state != "unchanged":
-            typer.echo(f"{copy.path}: {copy.state}")
+def _tell(copies: Mapping[Path, str]) -> None:
+    for path, state in copies.items():
+        if state != "unchanged":
+            typer.echo(f"{path}: {'left alone, since you have changed it' if state == 'yours' else state}")
 
 
 @app.command()
@@ -160,7 +156,7 @@ def lab(folder: Lessons = Path("my_lessons")) -> None:
     is_new = not folder.exists()
     copies = editions.copy_for_learner(folder)
     _tell(copies)
-    open_lab(copies[0].path if is_new else folder)
+    open_lab(next(iter(copies)) if is_new else folder)
 
 
 @app.command()

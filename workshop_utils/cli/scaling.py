@@ -127,7 +127,8 @@ def report(
     """Write one page: what was measured, and where the time went."""
     from workshop_utils.lessons import report as page
 
-    typer.echo(f"the report is {page.write_scaling(output, _read(table))}")
+    written = page.write_report(output / "scaling.html", "How training scales", runs=_read(table))
+    typer.echo(f"the report is {written}")
 
 
 def _of_each(path: Path, calculate: Callable[[pd.DataFrame], Any]) -> list[tuple[str, Any]]:

@@ -24,6 +24,10 @@ from workshop_utils.scaling import efficiency, experiment
 
 JOBS = Path("jobs")
 CELL_TIMEOUT_SECONDS = 600
+SWEPT = (
+    "strategy", "workers", "network", "state", "reason", "run_seconds", "samples_per_second", "first_step_seconds",
+    "accuracy", "batch_size",
+)  # fmt: skip
 BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}"
 # It warns about each line of parameters with two equals signs.
 logging.getLogger("papermill").setLevel(logging.ERROR)
@@ -76,7 +80,7 @@ def run_lessons(
         bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
         executed.append(lesson)
     measured = _sweep(planned) if with_sweep else None
-    path = report.write_report(output, executed, measured)
+    path = report.write_report(output / "report.html", "The workshop, run through", executed, measured)
     failures = [f"{lesson.notebook}: {lesson.error}" for lesson in executed if lesson.error]
     succeeded = len(executed) - len(failures)
     if measured is not None:
@@ -125,7 +129,7 @@ def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
             warnings.simplefilter("ignore")  # papermill's own, about Jupyter
             papermill.execute_notebook(
                 str(notebook), str(target), parameters, cwd=str(notebook.parent), progress_bar=False,
-                execution_timeout=CELL_TIMEOUT_SECONDS, config=selection.KERNEL,
+                execution_timeout=CELL_TIMEOUT_SECONDS, kernel_name="python3", config=selection.KERNEL,
             )  # fmt: skip
     except PapermillExecutionError as failure:
         error = f"cell {failure.cell_index}: {failure.ename}: {failure.evalue}"
@@ -153,7 +157,9 @@ def _sweep(jobs: Sequence[TrainingJob]) -> pd.DataFrame:
     rows = []
     for job in tqdm(jobs, "sweep", bar_format=BAR):
         (row,) = experiment.measure_once(experiment.Setting(job), warm=False)
-        rows.append(row)
+        rows.append({name: row[name] for name in SWEPT})
         speed = f"{row['samples_per_second']:9,.0f} samples/s"
         tqdm.write(f"  {row['strategy']:<24} {row['workers']} workers  {row['state']:<10} {speed}")
-    return efficiency.of_throughput(pd.DataFrame(rows))
+    runs = pd.DataFrame(rows)
+    seconds = runs["workers"] * runs["batch_size"] / runs["samples_per_second"]
+    return runs.assign(step_seconds=seconds, scaling="weak")

@@ -18,7 +18,6 @@ import hashlib
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,15 +30,7 @@ from workshop_utils.lessons import selection
 TEACHING = "teaching"
 BESIDE = ("images", "jobs")  # what notebooks name by a path, as ../images/...
 
-Kept = Literal["new", "updated", "unchanged", "yours"]
-
-
-@dataclass(frozen=True)
-class Copy:
-    """One notebook of a learner's folder and its state; `yours` has the learner's changes and is left alone."""
-
-    path: Path
-    state: Kept
+Kept = Literal["new", "updated", "unchanged", "yours"]  # yours: changed by the learner, and left alone
 
 
 def learner(source: Any) -> Any:
@@ -86,20 +77,20 @@ def release(output: Path, notebooks: Sequence[Path] = ()) -> list[Path]:
     return written
 
 
-def copy_for_learner(folder: Path) -> list[Copy]:
+def copy_for_learner(folder: Path) -> dict[Path, Kept]:
     """Copy the learner's edition into `folder`, beside `notebooks/`, without ever overwriting work.
 
     A notebook that the learner has changed stays as it is. One that was only read or run is updated if the source has
-    changed.
+    changed. Returns what became of each copy.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    copies = []
+    copies: dict[Path, Kept] = {}
     for path in selection.notebook_paths():
         made = learner(selection.read_notebook(path))
         made.metadata["workshop_copy_of"] = _digest(made)
         target = folder / path.name
-        copies.append(Copy(target, _kept(target, made)))
-        if copies[-1].state in ("new", "updated"):
+        copies[target] = _kept(target, made)
+        if copies[target] in ("new", "updated"):
             nbformat.write(made, str(target))
     return copies
 

@@ -33,7 +33,7 @@ def lesson_page(executed: Any, notebook: Path) -> str:
         data = output.get("data", {})
         about = output.get("metadata", {}).get("image/png", {})
         if "alt" in about and "text/html" not in data:  # nbconvert omits a picture's alternative text
-            data["text/html"] = alternative.html_image(data["image/png"], about, about["alt"])
+            data["text/html"] = alternative.html_image(data["image/png"], about)
     resources = {"metadata": {"name": notebook.stem, "path": str(notebook.parent)}}
     page, _ = _Exporter(template_file=str(TEMPLATE)).from_notebook_node(static, resources)
     return str(page)

@@ -6,15 +6,11 @@ own. The site needs neither a server nor a network, not even for its search: ope
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import nbformat
-import yaml
 
 from workshop_utils.lessons import selection
 from workshop_utils.setup.environments import Environment
@@ -25,39 +21,15 @@ OUTPUT = Path("build/site")
 CONFIG = Path("docs/_config.yml")
 CONTENTS = Path("docs/_toc.yml")
 STYLE = Path("docs/_static")  # Jupyter Book adds the style sheets of a folder with this name
-MARKDOWN_LINK = re.compile(r"\]\(<?([^)#?\s>]+)[^)]*\)")
+LEFT_OUT = (".*", "__pycache__", "build", "my_lessons", "tests", "workshop_utils")
 SECONDS = 600.0
 
 
-def links(root: Path, page: Path) -> Iterator[tuple[str, Path]]:
-    """The relative links in the text of a page, each with its target's path from `root`."""
-    if page.suffix == ".ipynb":
-        notebook = selection.read_notebook(root / page)
-        text = "\n\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    else:
-        text = (root / page).read_text(encoding="utf-8")
-    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", text, flags=re.MULTILINE | re.DOTALL)  # code has no links
-    for link in MARKDOWN_LINK.findall(text):
-        if not urlsplit(link).scheme:
-            yield link, Path((root / page).parent, unquote(link)).resolve().relative_to(root.resolve())
-
-
 def gather(root: Path, folder: Path) -> None:
-    """Copy the pages of the contents, and the files that they link to, into `folder`, laid out as in `root`.
-
-    Missing files and pages outside the contents are not copied: the builder then reports who links to them.
-    """
-    contents = yaml.safe_load((root / CONTENTS).read_text(encoding="utf-8"))
-    names = [contents["root"], *(entry["file"] for part in contents["parts"] for entry in part["chapters"])]
-    pages = [page for name in names for page in (Path(f"{name}.md"), Path(f"{name}.ipynb"))]
-    for page in filter(lambda page: (root / page).is_file(), pages):
-        linked = [path for _, path in links(root, page) if path.suffix not in (".md", ".ipynb")]
-        for path in (page, *linked):
-            if (root / path).is_file():
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(root / path, folder / path)
-        if page.suffix == ".ipynb":
-            nbformat.write(_prepared(selection.read_notebook(root / page)), str(folder / page))
+    """Copy the checkout `root`, without the package and its tests, into `folder`, and prepare its lessons."""
+    shutil.copytree(root, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    for lesson in (folder / selection.NOTEBOOKS).glob("*.ipynb"):
+        nbformat.write(_prepared(selection.read_notebook(lesson)), str(lesson))
 
 
 def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.category import StrCategoryFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FuncFormatter
@@ -58,25 +57,27 @@ def bundle(figure: Figure) -> tuple[dict[str, str], dict[str, Any]]:
     if drawn is None:  # nothing was drawn in it
         return {}, {}
     png, size = drawn
-    words = describe(figure)
-    data = {"image/png": png, "text/plain": words}
+    about = {**size, "alt": describe(figure)}
+    data = {"image/png": png, "text/plain": about["alt"]}
     if os.environ.get(STARTED_BY_SERVER):
-        data["text/html"] = html_image(png, size, words)
-    return data, {"image/png": {**size, "alt": words}}
+        data["text/html"] = html_image(png, about)
+    return data, {"image/png": about}
 
 
-def html_image(png: str, size: Mapping[str, int], words: str) -> str:
-    """An `<img>` of base64 `png` and its alternative text, as wide as `size` says but no wider than its place."""
+def html_image(png: str, about: Mapping[str, Any]) -> str:
+    """An `<img>` of base64 `png`, whose metadata are `about`: as wide as they say, but no wider than its place."""
     return (
-        f'<img alt="{html.escape(words)}" src="data:image/png;base64,{png.strip()}" '
-        f'width="{size["width"]}" height="{size["height"]}" style="max-width: 100%; height: auto">'
+        f'<img alt="{html.escape(about["alt"])}" src="data:image/png;base64,{png.strip()}" '
+        f'width="{about["width"]}" height="{about["height"]}" style="max-width: 100%; height: auto">'
     )
 
 
 def _panel(axes: Axes) -> Iterator[str]:
     yield from (axes.get_title(loc) for loc in ("left", "center", "right"))
     yield from (text.get_text() for text in axes.texts if text.get_label() == DETAIL)
-    across, up = (_plain(axis.get_label_text()) if axis.get_visible() else "" for axis in _axes_of(axes))
+    across, up = (
+        _plain(axis.get_label_text()) if axis.get_visible() else "" for axis in (axes.xaxis, axes.yaxis)
+    )
     if axes.axison and (across or up):
         yield f"{up or 'Values'} against {across}" if across else f"Up the side: {up}"
     names = list(_names(axes))
@@ -90,15 +91,11 @@ def _names(axes: Axes) -> Iterable[str]:
     legend = axes.get_legend()
     found = [str(handle.get_label()) for handle in axes.get_legend_handles_labels()[0]]
     found += [text.get_text() for text in legend.get_texts()] if legend else []
-    for axis in _axes_of(axes) if axes.axison else ():
+    for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
         if isinstance(axis.get_major_formatter(), WORDS):
             found += [label.get_text() for label in axis.get_ticklabels()]
     found += [text.get_text() for text in axes.texts if text.get_label() != DETAIL]
     return dict.fromkeys(name for name in map(_plain, found) if re.search(r"[^\W\d_]", name))
-
-
-def _axes_of(axes: Axes) -> tuple[Axis, Axis]:
-    return axes.xaxis, axes.yaxis
 
 
 def _plain(text: str) -> str:

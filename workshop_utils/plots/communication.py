@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import EngFormatter
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator, Event
 from workshop_utils.plots import style
 
 AllReduce = Callable[[Communicator, Any], None]
-
-
-class _Witness(list[Event]):
-    """A trace that also keeps what the array held after each event: exact sums of powers of 16, one a rank."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        super().__init__()
-        self._array = array
-        self.held = [self._contributions()]
-
-    def append(self, event: Event) -> None:
-        if event.kind == "send":
-            self.held.append(self.held[-1])
-        self.held[-1] = self._contributions()
-        super().append(event)
-
-    def _contributions(self) -> np.ndarray:
-        return self._array[:, None] // 16 ** np.arange(len(self._array)) % 16
 
 
 def contributions(all_reduce: AllReduce, size: int) -> np.ndarray:
@@ -45,11 +29,19 @@ def contributions(all_reduce: AllReduce, size: int) -> np.ndarray:
 
     def program(communicator: Communicator) -> list[np.ndarray]:
         array = np.full(size, 16**communicator.rank, np.int64)
-        communicator.trace = witness = _Witness(array)
-        all_reduce(communicator, array)
-        return witness.held
+        before: list[np.ndarray] = []
+        send_recv = communicator.send_recv
 
-    return np.array(threads.run(size, program))
+        def watched(*arguments: Any) -> None:
+            before.append(array.copy())
+            send_recv(*arguments)
+
+        communicator.send_recv = watched  # type: ignore[assignment,method-assign]
+        all_reduce(communicator, array)
+        return [*before, array]
+
+    # Exact sums of powers of 16, one a rank.
+    return np.array(threads.run(size, program))[..., None] // 16 ** np.arange(size) % 16
 
 
 def ring_steps(all_reduce: AllReduce, size: int) -> Figure:
@@ -124,14 +116,17 @@ def message_timelines(columns: Mapping[str, Traces], detail: str) -> Figure:
 
 
 def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: float) -> None:
-    for rank, event, received in _sends(ranks):
+    for event in _sends(ranks):
         colour, duration = style.colour_of(f"worker {event.peer}"), event.end - event.start
-        axes.barh(rank, duration, 0.74, left=event.start, color=colour, edgecolor="white", linewidth=0.6)
+        axes.barh(
+            event.rank, duration, 0.74, left=event.start, color=colour, edgecolor="white", linewidth=0.6
+        )
         if duration > 0.022 * longest:
-            style.inside(axes, event.start + duration / 2, rank, f"→{event.peer}", colour, fontsize=8)
-        if received - event.end > 1e-3 * longest:
+            style.inside(axes, event.start + duration / 2, event.rank, f"→{event.peer}", colour, fontsize=8)
+        if event.end_received - event.end > 1e-3 * longest:
             colour = style.tint(f"worker {event.peer}", 0.3)
-            axes.barh(rank, received - event.end, 0.74, left=event.end, color=colour, linewidth=0, zorder=0.5)
+            on_its_way = event.end_received - event.end
+            axes.barh(event.rank, on_its_way, 0.74, left=event.end, color=colour, linewidth=0, zorder=0.5)
     finish = max(event.end for events in ranks for event in events)
     style.mark(axes, finish)
     seconds = f"{finish:.2f} s" if finish >= 1 else f"{1000 * finish:.0f} ms"
@@ -139,20 +134,15 @@ def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: 
     style.rows(axes, [str(rank) for rank in range(len(ranks))], (len(ranks) - 0.4, -0.6))
 
 
-def _sends(ranks: Sequence[Sequence[Event]]) -> Iterator[tuple[int, Event, float]]:
-    """Each send with its rank, and when it had been received: messages from one rank to another keep their order."""
-    received: dict[tuple[int | None, int], list[float]] = {}
-    for rank, events in enumerate(ranks):
-        for event in events:
-            if event.kind == "recv":
-                received.setdefault((event.peer, rank), []).append(event.end)
-    for rank, events in enumerate(ranks):
-        for event in events:
-            if event.kind == "send":
-                ends = received.get((rank, event.peer or 0), [])
-                end = ends.pop(0) if ends else event.end
-                if event.nbytes:
-                    yield rank, event, end
+def _sends(ranks: Sequence[Sequence[Event]]) -> Iterable[Any]:
+    """Each send, with `end_received`, when it had been received: messages from one rank to another keep their order."""
+    events = [{"rank": rank, **vars(event)} for rank, events in enumerate(ranks) for event in events]
+    messages = pd.DataFrame(events).dropna(subset=["peer"]).astype({"peer": int})
+    messages["number"] = messages.groupby(["kind", "rank", "peer"]).cumcount()
+    sent, received = (messages[messages["kind"] == kind] for kind in ("send", "recv"))
+    received = received.rename(columns={"rank": "peer", "peer": "rank"})
+    both = sent.merge(received, "left", on=["rank", "peer", "number"], suffixes=("", "_received"))
+    return both[both["nbytes"] > 0].itertuples()
 
 
 class Series(NamedTuple):
@@ -236,18 +226,12 @@ def fusion(seconds: Mapping[int, Sequence[float]], nbytes: int) -> Figure:
         style.measured(axes, list(seconds[count]), [row] * len(seconds[count]), colour="ring")
         times = f" {medians[row] / min(medians):.1f}×"
         style.note(axes, times, (max(seconds[count]), row), (6, 0), va="center")
-    style.rows(axes, [f"{count:,} × {_shown_nbytes(nbytes / count)}" for count in counts])
+    size = EngFormatter("B")
+    style.rows(axes, [f"{count:,} × {size(float(f'{nbytes / count:.3g}'))}" for count in counts])
     axes.set(xlabel="time", xlim=(0, 1.12 * max(map(max, seconds.values()))))
     style.unit_axis(axes.xaxis, "s")
     return style.finish(
         axes,
         "One large message beats many small ones",
-        f"{_shown_nbytes(nbytes)} of gradients, cut into so many arrays; bars: medians, points: measurements",
+        f"{size(nbytes)} of gradients, cut into so many arrays; bars: medians, points: measurements",
     )
-
-
-def _shown_nbytes(nbytes: float) -> str:
-    for unit, factor in (("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= factor:
-            return f"{nbytes / factor:.3g} {unit}"
-    return f"{nbytes:.3g} B"

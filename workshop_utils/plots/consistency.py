@@ -14,7 +14,6 @@ from matplotlib.ticker import NullFormatter
 from workshop_utils.plots import style
 
 LONG_AGO = 16  # updates; staler gradients share the last bar
-SERVER_MODES = ("#332288", "#CC6677", "#117733", "#999933")  # Tol's muted: modes are no workers
 
 
 def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int) -> Figure:
@@ -46,7 +45,7 @@ def staleness_histograms(runs: Mapping[str, pd.DataFrame]) -> Figure:
     """How many updates by others came between a worker's pull and its push: a histogram for each run."""
     figure, grid = style.panels(runs, 9.6, 3.1, sharey=True)
     most = min(LONG_AGO, int(max(table["staleness"].max() for table in runs.values())))
-    for axes, table, colour in zip(grid, runs.values(), cycle(SERVER_MODES), strict=False):
+    for axes, table, colour in zip(grid, runs.values(), cycle(style.MUTED), strict=False):
         applied = table.loc[table["late"] == 0, "staleness"]
         shares = np.bincount(applied.clip(upper=most).astype(int), minlength=most + 1) / max(1, len(applied))
         axes.bar(np.arange(most + 1), shares, color=colour, width=0.85)
@@ -66,7 +65,7 @@ def staleness_histograms(runs: Mapping[str, pd.DataFrame]) -> Figure:
 def losses_over_time(runs: Mapping[str, pd.DataFrame]) -> Figure:
     """The workers' mean loss over time, for each run: columns seconds (since its first report) and loss."""
     _, axes = style.figure(8.4, 3.8)
-    looks = cycle(zip(SERVER_MODES, style.DASHES, strict=True))
+    looks = cycle(zip(style.MUTED, style.DASHES, strict=True))
     for (name, table), (colour, dashes) in zip(runs.items(), looks, strict=False):
         ordered = table.sort_values("seconds")
         smooth = ordered["loss"].rolling(6, min_periods=1).mean().to_numpy()
@@ -92,7 +91,7 @@ def thousand_workers(kernel: pd.DataFrame, real: pd.DataFrame, most: np.ndarray,
         (right, "mean staleness", "staleness (updates, mean)"),
     ):
         shown, points = kernel[kernel[column] > 0], real[real[column] > 0]  # a logarithmic axis has no 0
-        style.theory(axes, shown.index.to_numpy(), shown[column].to_numpy(), colour=SERVER_MODES[3])
+        style.theory(axes, shown.index.to_numpy(), shown[column].to_numpy(), colour=style.MUTED[3])
         real_workers, values = points.index.to_numpy(), points[column].to_numpy()
         style.measured(axes, real_workers, values, colour="workshop_parameter_server", zorder=4)
         axes.set(xscale="log", xlabel="workers", xlim=(0.9, 1.15 * kernel.index.max()))
@@ -127,7 +126,7 @@ def hogwild(trials: pd.DataFrame) -> Figure:
     for axes, column, name in zip(grid, columns, names, strict=True):
         for row, kind in enumerate(kinds):
             values = trials.loc[trials["kind"] == kind, column].to_numpy(float)
-            look: dict[str, Any] = {"colour": SERVER_MODES[row // 2], "marker": style.MARKERS[row % 2]}
+            look: dict[str, Any] = {"colour": style.MUTED[row // 2], "marker": style.MARKERS[row % 2]}
             style.measured(axes, values, np.full(len(values), row), **look, clip_on=False)
             axes.vlines(np.median(values), row - 0.3, row + 0.3, color=style.INK, linewidth=1.4, zorder=2)
         style.rows(axes, kinds, (len(kinds) - 0.5, -0.5))

@@ -17,8 +17,6 @@ from matplotlib.figure import Figure
 from workshop_utils.plots import style
 from workshop_utils.scaling.convergence import CriticalBatch, stable_learning_rate, staleness_at_most
 
-# Tol's muted, as for other things that are neither workers nor strategies.
-HUES = ("#332288", "#CC6677", "#117733", "#999933")
 WIDTHS = (7.0, 2.0, 4.0, 1.5)  # so that curves that lie on each other can be told apart
 GIVEN_UP = 2.3  # nats, ln 10: what a guess among ten digits costs; a loss above it is drawn here
 
@@ -26,7 +24,7 @@ GIVEN_UP = 2.3  # nats, ln 10: what a guess among ten digits costs; a loss above
 def curves(runs: Mapping[str, pd.DataFrame], finding: str, detail: str) -> Figure:
     """The mean loss of each run's seeds against epochs: columns epoch, seed and loss."""
     _, axes = style.figure(8.2, 3.9)
-    looks = cycle(zip(HUES, WIDTHS, strict=True))
+    looks = cycle(zip(style.MUTED, WIDTHS, strict=True))
     for (name, table), (hue, width) in zip(runs.items(), looks, strict=False):
         mean = table.groupby("epoch")["loss"].mean()
         style.theory(axes, mean.index.to_numpy(), mean.to_numpy(), name, colour=hue, linewidth=width)
@@ -59,7 +57,7 @@ def warm_up_losses(table: pd.DataFrame) -> Figure:
         for x, length in enumerate(lengths):
             losses = _drawable(rows.loc[rows["warmup"] == length, "loss"])
             spots = x + np.linspace(-0.12, 0.12, len(losses))
-            style.measured(axes, spots, losses, colour=HUES[0], alpha=0.75)
+            style.measured(axes, spots, losses, colour=style.MUTED[0], alpha=0.75)
             axes.hlines(losses.mean(), x - 0.25, x + 0.25, color=style.INK, linewidth=2)
         axes.set_xticks(range(len(lengths)), ["none" if not n else f"{n} steps" for n in lengths])
         axes.set(xlabel="warm-up", xlim=(-0.6, len(lengths) - 0.4))
@@ -86,7 +84,7 @@ def critical(steps: Mapping[int, Sequence[float]], rates: Mapping[int, float], l
     style.mark(left, law.critical_batch, f"critical batch {law.critical_batch:.0f}", linewidth=1.2)
     largest = max(rates.values())
     style.theory(right, fine, np.asarray(law.learning_rate(fine, largest)))
-    style.measured(right, batches, [rates[batch] for batch in batches], colour=HUES[1], marker="s")
+    style.measured(right, batches, [rates[batch] for batch in batches], colour=style.MUTED[1], marker="s")
     right.set(yscale="log", ylabel="best learning rate of those tried")
     style.plain_ticks(left.yaxis, [10 * 2**power for power in range(8) if 10 * 2**power < highest])
     style.plain_ticks(right.yaxis, sorted(set(rates.values())))
@@ -100,13 +98,10 @@ def critical(steps: Mapping[int, Sequence[float]], rates: Mapping[int, float], l
 
 def local_sgd(table: pd.DataFrame) -> Figure:
     """Final loss against steps between meetings: columns shards, optimizer, local_steps, loss."""
-    kinds = list(dict.fromkeys(table["shards"]))
-    figure, grid = style.panels([f"{kind} shards" for kind in kinds], 9.6, 4.0, sharey=True)
-    for axes, kind in zip(grid, kinds, strict=True):
-        rows = table[table["shards"] == kind]
-        for index, (optimizer, of_optimizer) in enumerate(rows.groupby("optimizer", sort=False)):
-            _spread(axes, of_optimizer, "local_steps", "loss", str(optimizer), index)
-        style.power_axis(axes, sorted(rows["local_steps"].unique()))
+    figure, grid = _panels(
+        table.assign(shards=table["shards"] + " shards"), "shards", "optimizer", "local_steps", "loss"
+    )
+    for axes in grid:
         axes.set_xlabel("local steps between two meetings")
     grid[0].set(ylabel="final loss (nats)", ylim=(0, None))  # once all is drawn on both
     most = int(table["local_steps"].max())
@@ -119,8 +114,8 @@ def staleness_against_bound(table: pd.DataFrame, workers: int) -> Figure:
     _, axes = style.figure(7.4, 3.8)
     bounds = table["bound"].to_numpy(int)
     style.theory(axes, bounds, [staleness_at_most(workers, int(b)) for b in bounds], "cannot be more")
-    style.measured(axes, bounds, table["most"].to_numpy(), "most", colour=HUES[1], marker="s")
-    style.measured(axes, bounds, table["mean"].to_numpy(), "mean", colour=HUES[0])
+    style.measured(axes, bounds, table["most"].to_numpy(), "most", colour=style.MUTED[1], marker="s")
+    style.measured(axes, bounds, table["mean"].to_numpy(), "mean", colour=style.MUTED[0])
     axes.set(xlabel="bound (steps that a worker may be ahead)", xticks=bounds)
     axes.set(ylabel="staleness (updates)", ylim=(0, None))
     detail = f"{workers} workers, one of them slow; counted by the server"
@@ -145,7 +140,9 @@ def stale_rates(table: pd.DataFrame, stable: pd.DataFrame) -> Figure:
     fine = np.linspace(0, 1.15 * max(stable["staleness"]), 100)
     fresh = float(stable.sort_values("staleness")["learning_rate"].iloc[0])
     style.theory(right, fine, [fresh * stable_learning_rate(delay) for delay in fine])
-    style.measured(right, *stable[["staleness", "learning_rate"]].to_numpy().T, colour=HUES[1], marker="s")
+    style.measured(
+        right, *stable[["staleness", "learning_rate"]].to_numpy().T, colour=style.MUTED[1], marker="s"
+    )
     right.set(yscale="log", xlabel="mean staleness (updates)", ylabel="largest learning rate that trains")
     style.plain_ticks(right.yaxis, rates[::2])
     right.set_ylim(rates[0] / 1.5, rates[-1] * 1.5)
@@ -158,13 +155,8 @@ def stale_rates(table: pd.DataFrame, stable: pd.DataFrame) -> Figure:
 
 def batch_norm(table: pd.DataFrame) -> Figure:
     """Accuracy against each worker's part of the batch: columns cut, statistics, part, accuracy."""
-    cuts = list(dict.fromkeys(table["cut"]))
-    figure, grid = style.panels(cuts, 9.6, 3.9, sharey=True)
-    for axes, cut in zip(grid, cuts, strict=True):
-        rows = table[table["cut"] == cut]
-        for index, (statistics, of_these) in enumerate(rows.groupby("statistics", sort=False)):
-            _spread(axes, of_these, "part", "accuracy", str(statistics), index)
-        style.power_axis(axes, sorted(rows["part"].unique()))
+    figure, grid = _panels(table, "cut", "statistics", "part", "accuracy")
+    for axes in grid:
         axes.set_xlabel("images of each worker in a step")
         style.percent_axis(axes.yaxis)
     grid[0].set_ylabel("accuracy on the test images")
@@ -172,11 +164,22 @@ def batch_norm(table: pd.DataFrame) -> Figure:
     return style.finish(figure, "Batch normalisation is the layer that notices how the batch is cut", detail)
 
 
+def _panels(table: pd.DataFrame, panel: str, line: str, x: str, y: str) -> tuple[Figure, list[Axes]]:
+    """A panel for each value of `panel`, in it a line for each value of `line`."""
+    panels = table.groupby(panel, sort=False)
+    figure, grid = style.panels([str(name) for name, _ in panels], 9.6, 4.0, sharey=True)
+    for axes, (_, rows) in zip(grid, panels, strict=True):
+        for index, (name, own) in enumerate(rows.groupby(line, sort=False)):
+            _spread(axes, own, x, y, str(name), index)
+        style.power_axis(axes, sorted(rows[x].unique()))
+    return figure, grid
+
+
 def _spread(axes: Axes, rows: pd.DataFrame, x: str, y: str, label: str, index: int) -> None:
     """Means as points, joined by a thin line if they have a label, and bars from the least to the most."""
     drawn = rows.assign(drawn=_drawable(rows[y]) if y == "loss" else rows[y])
     table = drawn.groupby(x)["drawn"].agg(["mean", "min", "max"])
-    positions, mean, hue = table.index.to_numpy(float), table["mean"].to_numpy(), HUES[index % 4]
+    positions, mean, hue = table.index.to_numpy(float), table["mean"].to_numpy(), style.MUTED[index % 4]
     axes.vlines(positions, table["min"], table["max"], color=hue, linewidth=1.4, alpha=0.55)
     if label:
         style.theory(axes, positions, mean, label, colour=hue, linewidth=1, linestyle=style.DASHES[index % 4])

@@ -76,9 +76,8 @@ def restart(metrics: pd.DataFrame) -> Figure:
         reached = max(reached, int(step.max()))
     axes.axhline(reached, color=style.FAINT, zorder=0)
     axes.set(xlabel="seconds since the first step", ylabel="step", ylim=(0, None))
-    plural = "step is" if twice == 1 else "steps are"
     detail = "a point: a step of one worker; hollow: it had been made before"
-    return style.finish(axes, f"{twice} {plural} made twice", detail)
+    return style.finish(axes, f"Steps made twice: {twice}", detail)
 
 
 def interval(

@@ -25,7 +25,7 @@ import os
 import time
 from collections.abc import Iterator
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -34,7 +34,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
@@ -54,18 +53,84 @@ PARTS = {
     "communication_seconds": ("send and wait", "send"),
     "wait_seconds": ("wait", "wait"),
 }
-STARTING = ("start", "load")
+Strip = tuple[
+    str, str, float, float, float, float
+]  # name, colour, left, right, low and high (shares of a lane)
 
 
-class Strip(NamedTuple):
-    """A rectangle of a lane: what was done, its colour, from when until when, and its share of the height."""
+def draw(run: Run) -> Figure:
+    """The run as it is now: its lanes, loss and throughput. Lines are named once it has ended and they grow no more."""
+    running = run.state is RunState.RUNNING  # before the records: the last picture is to have them all
+    metrics, seconds = run.metrics, run.seconds
+    lanes = max(0.7, 0.3 * min(len(run.workers), MOST_LANES))
+    height = lanes + 3.55
+    # Not through pyplot, whose figures a notebook shows once more at the end of a cell; and laid out by hand, since
+    # working out a layout takes longer than all the drawing.
+    with matplotlib.rc_context(style.RC | {"figure.constrained_layout.use": False}):
+        figure = Figure(figsize=(7.6, height), dpi=LIVE_DPI)
+        top = figure.add_axes((0.12, (height - 0.95 - lanes) / height, 0.85, lanes / height))
+        loss, speed = (
+            figure.add_axes((left, 0.48 / height, wide, 1.45 / height))
+            for left, wide in ((0.12, 0.30), (0.63, 0.27))
+        )
+    state = f"{run.state}{' for' if running else ' after'} {seconds:.1f} s"
+    look: dict[str, Any] = {"ha": "left", "va": "top", "fontsize": 12.5, "fontweight": "bold"}
+    figure.suptitle(f"{run.name}: {state}", x=0.012, y=1 - 0.06 / height, **look)
+    summary = _summary(run, metrics)
+    figure.text(0.012, 1 - 0.33 / height, summary, fontsize=9.5, color=style.QUIET, va="top")
+    _draw_lanes(top, run, metrics, seconds)
+    _draw_curves(loss, run, metrics, "loss", "loss")
+    _draw_curves(speed, run, metrics, "samples_per_second", "samples/s")
+    speed.yaxis.set_major_formatter("{x:,.0f}")
+    for axes, name in () if running else ((loss, "loss"), (speed, "speed")):
+        if not axes.lines:
+            words: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "color": style.QUIET}
+            axes.text(0.5, 0.5, f"no {name} was reported", **words)
+        if len(axes.lines) <= 4:
+            style.label_ends(axes, fontsize=8.5, gap_points=10)
+    return figure
 
-    name: str
-    colour: str
-    left: float
-    right: float
-    low: float = 0.0
-    high: float = 1.0
+
+def _draw_curves(axes: Axes, run: Run, metrics: pd.DataFrame, column: str, name: str) -> None:
+    """What each worker has reported in `column`, by step."""
+    reported = dict(list(metrics.dropna(subset=[column]).groupby("worker")))
+    for worker, dashes in zip(run.workers, cycle(style.DASHES), strict=False):
+        if worker in reported:
+            rows = reported[worker]
+            x, y = rows["step"].to_numpy(), rows[column].to_numpy()
+            style.theory(axes, x, y, worker, colour=worker, linestyle=dashes)
+    axes.set(xlabel="step", ylabel=name)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+
+
+def _draw_lanes(axes: Axes, run: Run, metrics: pd.DataFrame, seconds: float) -> None:
+    corners, colours, strokes = [], [], []
+    named: dict[str, str] = {}
+    workers = run.workers[:MOST_LANES]
+    for row, worker in enumerate(workers):
+        rows = metrics[metrics["worker"] == worker]
+        reports = rows["seconds"].to_numpy()
+        started = [start["time"] - run.launched_at for start in run.starts if start["worker"] == worker]
+        strips = [*_strips(rows)]
+        if not strips and len(reports) > 1:
+            band = "train (a stroke: a report)", style.tint(worker, 0.35)
+            strips = [(*band, reports[0], reports[-1], 0.0, 1.0)]
+            every = 1 + len(reports) // MOST_SPANS
+            strokes += [[(at, row - 0.38), (at, row + 0.38)] for at in reports[::every]]
+        first = min([*started, *reports[:1]], default=seconds)
+        for name, colour, left, right, low, high in [("start", "load", 0.0, first, 0.0, 1.0), *strips]:
+            bottom, top = (row + 0.38 - 0.76 * share for share in (low, high))
+            corners.append(np.array([(left, bottom), (left, top), (right, top), (right, bottom)]))
+            colours.append(named.setdefault(name, style.colour_of(colour)))
+    axes.add_collection(PolyCollection(corners, facecolor=colours, linewidth=0, antialiased=False))
+    axes.add_collection(LineCollection(strokes, linewidth=0.8, color=style.INK))
+    style.rows(axes, workers, (len(workers) - 0.45, -0.55))
+    axes.set(xlabel="seconds since the launch", xlim=(0, max(seconds, 0.1)))
+    axes.grid(visible=False)
+    handles = [Patch(color=colour, label=name) for name, colour in named.items()]
+    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.005, 0.97), ncols=5,
+                fontsize=9, handlelength=0.9, columnspacing=1.4, borderpad=0.2)  # fmt: skip
 
 
 def _strips(reports: pd.DataFrame) -> Iterator[Strip]:
@@ -78,130 +143,30 @@ def _strips(reports: pd.DataFrame) -> Iterator[Strip]:
         whole, low = sum(seconds.values()), 0.0
         for name, part in seconds.items():
             high = low + part / whole
-            yield Strip(*PARTS[str(name)], max(0.0, end - whole), end, low, high)
+            yield *PARTS[str(name)], max(0.0, end - whole), end, low, high
             low = high
 
 
-class Picture:
-    """The figure of a run, drawn again and again; `update` takes in what is new."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        shown = min(len(run.workers), MOST_LANES)
-        high = max(0.7, 0.3 * shown)
-        height = high + 3.55
-        # Not through pyplot, whose figures a notebook shows once more at the end of a cell; and laid out by hand, since
-        # working out a layout takes longer than all the drawing.
-        with matplotlib.rc_context(style.RC | {"figure.constrained_layout.use": False}):
-            self.figure = Figure(figsize=(7.6, height), dpi=LIVE_DPI)
-            bottom = (height - 0.95 - high) / height
-            self._top = self.figure.add_axes((0.12, bottom, 0.85, high / height))
-            self._loss = self.figure.add_axes((0.12, 0.48 / height, 0.30, 1.45 / height))
-            self._speed = self.figure.add_axes((0.63, 0.48 / height, 0.27, 1.45 / height))
-        self._title = self.figure.suptitle("", x=0.012, y=1 - 0.06 / height, ha="left", va="top",
-                                           fontsize=12.5, fontweight="bold")  # fmt: skip
-        below = 1 - 0.33 / height
-        self._detail = self.figure.text(0.012, below, "", fontsize=9.5, color=style.QUIET, va="top")
-        self._strips = PolyCollection([], linewidth=0, antialiased=False)
-        self._strokes = LineCollection([], linewidth=0.8, color=style.INK)
-        for collection in (self._strips, self._strokes):
-            self._top.add_collection(collection)
-        style.rows(self._top, run.workers[:shown], (shown - 0.45, -0.55))
-        self._top.set_xlabel("seconds since the launch")
-        self._top.grid(visible=False)
-        self._named: list[str] = []  # in the legend
-        self._lines: dict[tuple[str, Axes], Line2D] = {}
-        for axes, name in ((self._loss, "loss"), (self._speed, "samples/s")):
-            axes.set(xlabel="step", ylabel=name)
-            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-            axes.yaxis.set_major_locator(MaxNLocator(4))
-            for worker, dashes in zip(run.workers, cycle(style.DASHES), strict=False):
-                line = style.theory(axes, [], [], worker, colour=worker, linestyle=dashes)
-                self._lines[worker, axes] = line
-        self._speed.yaxis.set_major_formatter("{x:,.0f}")
-
-    def update(self) -> None:
-        """Take in what was reported since, and set everything up to be drawn."""
-        run = self._run
-        running = run.state is RunState.RUNNING  # before the records: the last picture is to have them all
-        metrics = run.metrics
-        self._draw_lanes(metrics, run.seconds)
-        for axes, name in ((self._loss, "loss"), (self._speed, "samples_per_second")):
-            for worker, rows in metrics.dropna(subset=[name]).groupby("worker"):
-                if line := self._lines.get((str(worker), axes)):
-                    line.set_data(rows["step"], rows[name])
-            axes.relim()
-            axes.autoscale_view()
-        self._title.set_text(f"{run.name}: {run.state}{' for' if running else ' after'} {run.seconds:.1f} s")
-        self._detail.set_text(self._summary(metrics))
-
-    def finish(self) -> None:
-        """Name the lines, once they grow no more."""
-        for axes, name in ((self._loss, "loss"), (self._speed, "speed")):
-            drawn = [line for line in axes.get_lines() if np.size(line.get_xdata())]
-            if not drawn:
-                words: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "color": style.QUIET}
-                axes.text(0.5, 0.5, f"no {name} was reported", **words)
-            for line in axes.get_lines():
-                if line not in drawn or len(drawn) > 4:
-                    line.set_label(f"_{line.get_label()}")
-            style.label_ends(axes, fontsize=8.5, gap_points=10)
-
-    def _draw_lanes(self, metrics: pd.DataFrame, seconds: float) -> None:
-        corners, colours, strokes = [], [], []
-        named: dict[str, str] = {}
-        launched = self._run.launched_at
-        started = {start["worker"]: [start["time"] - launched] for start in self._run.starts[::-1]}
-        for row, worker in enumerate(self._run.workers[:MOST_LANES]):
-            rows = metrics[metrics["worker"] == worker]
-            reports = rows["seconds"].to_numpy()
-            strips = [*_strips(rows)]
-            first = min([*started.get(worker, []), *reports[:1]], default=seconds)
-            strips.append(Strip(*STARTING, 0.0, first))
-            if len(strips) == 1 and len(reports) > 1:
-                pale = style.tint(worker, 0.35)
-                strips.append(Strip("train (a stroke: a report)", pale, reports[0], reports[-1]))
-                every = 1 + len(reports) // MOST_SPANS
-                strokes += [[(at, row - 0.38), (at, row + 0.38)] for at in reports[::every]]
-            for strip in strips:
-                bottom, top = (row + 0.38 - 0.76 * share for share in (strip.low, strip.high))
-                left, right = strip.left, strip.right
-                corners.append(np.array([(left, bottom), (left, top), (right, top), (right, bottom)]))
-                colours.append(style.colour_of(strip.colour))
-                named.setdefault(strip.name, colours[-1])
-        self._strips.set_verts(corners)
-        self._strips.set_facecolor(colours)
-        self._strokes.set_segments(strokes)
-        self._top.set_xlim(0, max(seconds, 0.1))
-        if [*named] != self._named:
-            self._named = [*named]
-            handles = [Patch(color=colour, label=name) for name, colour in named.items()]
-            self._top.legend(handles=handles, loc="lower left", bbox_to_anchor=(-0.005, 0.97), ncols=5,
-                             fontsize=9, handlelength=0.9, columnspacing=1.4, borderpad=0.2)  # fmt: skip
-
-    def _summary(self, metrics: pd.DataFrame) -> str:
-        workers = len({*self._run.workers, *metrics["worker"]})
-        facts = [f"{workers} processes" + (f", {MOST_LANES} drawn" if workers > MOST_LANES else "")]
-        by_worker = metrics.groupby("worker")
-        first, last = by_worker["loss"].first().mean(), by_worker["loss"].last().mean()
-        if not np.isnan(last):
-            facts.append(f"mean loss {first:.3g} → {last:.3g}")
-        if speed := by_worker["samples_per_second"].last().sum():
-            facts.append(f"{speed:,.0f} samples/s in all")
-        spent = metrics.reindex(columns=list(PARTS)).sum()
-        shares = zip(PARTS.values(), spent / spent.sum() if spent.any() else spent, strict=True)
-        facts += [f"{name} {share:.0%}" for (name, _), share in shares if share]
-        return " · ".join(facts)
+def _summary(run: Run, metrics: pd.DataFrame) -> str:
+    workers = len({*run.workers, *metrics["worker"]})
+    facts = [f"{workers} processes" + (f", {MOST_LANES} drawn" if workers > MOST_LANES else "")]
+    by_worker = metrics.groupby("worker")
+    first, last = by_worker["loss"].first().mean(), by_worker["loss"].last().mean()
+    if not np.isnan(last):
+        facts.append(f"mean loss {first:.3g} → {last:.3g}")
+    if speed := by_worker["samples_per_second"].last().sum():
+        facts.append(f"{speed:,.0f} samples/s in all")
+    spent = metrics.reindex(columns=list(PARTS)).sum()
+    shares = zip(PARTS.values(), spent / spent.sum() if spent.any() else spent, strict=True)
+    facts += [f"{name} {share:.0%}" for (name, _), share in shares if share]
+    return " · ".join(facts)
 
 
-def watch(run: Run, live: bool | None = None) -> Run:
+def watch(run: Run) -> Run:
     """Draw `run` in place in this notebook until it has ended, and leave its last picture; returns the run.
 
-    An interrupt stops the run and leaves what there was. In plain Python, without a notebook, it only waits.
-
-    Args:
-        run: of any place.
-        live: whether to draw in between. By default where somebody can watch: in Jupyter and VS Code, and not in batch.
+    It is drawn in between where somebody can watch: in Jupyter and VS Code, and not in batch. An interrupt stops the
+    run and leaves what there was. In plain Python, without a notebook, it only waits.
 
     Raises:
         RunFailed: if it failed, as `run.wait`; its picture stays all the same.
@@ -211,15 +176,13 @@ def watch(run: Run, live: bool | None = None) -> Run:
 
     if get_ipython() is None:
         return run.wait()
-    if live is None:
-        live = bool(os.environ.get(alternative.STARTED_BY_SERVER) or os.environ.get("VSCODE_PID"))
-    picture, place = Picture(run), DisplayHandle()
+    live = os.environ.get(alternative.STARTED_BY_SERVER) or os.environ.get("VSCODE_PID")
+    place = DisplayHandle()
     show = place.display
     try:
         while True:
             began = time.thread_time()
-            picture.update()
-            data, metadata = _frame(picture.figure)
+            data, metadata = _frame(draw(run))
             show(data, raw=True, metadata=metadata)
             spent = time.thread_time() - began
             show = place.update
@@ -229,9 +192,7 @@ def watch(run: Run, live: bool | None = None) -> Run:
         run.stop()
         raise
     finally:
-        picture.update()
-        picture.finish()
-        data, metadata = alternative.bundle(picture.figure)
+        data, metadata = alternative.bundle(draw(run))
         place.update(data, raw=True, metadata=metadata)
 
 

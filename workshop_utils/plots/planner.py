@@ -143,8 +143,7 @@ class Planner:
         figure = hours_and_price(self.plan)
         self._bundle = data, metadata = alternative.bundle(figure)
         plt.close(figure)
-        size = metadata["image/png"]
-        self._picture.value = alternative.html_image(data["image/png"], size, size["alt"])
+        self._picture.value = alternative.html_image(data["image/png"], metadata["image/png"])
         self._text.value = str(self.plan)
 
     def _changed(self, _: Any) -> None:

@@ -84,10 +84,8 @@ def exposed_communication(seconds: Mapping[str, Sequence[float]], alone: float, 
     axes.set(xlabel="waiting for gradients after the backward pass", xlim=(0, 1.08 * longest))
     style.unit_axis(axes.xaxis, "s")
     first, last = 1000 * medians[0], 1000 * medians[-1]
-    found = f"{names[-1].capitalize()}, {last:.0f} ms of waiting are left of {first:.0f} ms"
-    if last >= first:
-        found = f"{names[-1].capitalize()}, ranks waited no less here: {last:.0f} ms, not {first:.0f} ms"
-    return style.finish(axes, found, detail)
+    finding = f"{names[-1].capitalize()}, ranks wait {last:.0f} ms instead of {first:.0f} ms"
+    return style.finish(axes, finding, detail)
 
 
 class Held(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -20,7 +20,7 @@ def threads(table: pd.DataFrame) -> Figure:
     counts = sorted(int(count) for count in table["threads"].unique())
     style.theory(axes, counts, counts, "as many times as threads", colour="ideal")
     widths = sorted(int(width) for width in table["width"].unique())
-    with_most = []
+    gained = []  # with the most threads
     for number, width in enumerate(widths):
         rows = table[table["width"] == width]
         one = rows[rows["threads"] == counts[0]].set_index("step")["samples_per_second"]
@@ -30,54 +30,32 @@ def threads(table: pd.DataFrame) -> Figure:
         style.measured(axes, rows["threads"].to_numpy(), gains.to_numpy(), colour=colour, marker=marker)
         label = f"layers of {width:,} units"
         axes.plot(medians.index, medians, color=style.colour_of(colour), label=label)
-        with_most.append(gains[rows["threads"] == counts[-1]])
+        gained.append(f"× {medians.iloc[-1]:.2g} with {width:,} units")
     style.power_axis(axes, counts)
     axes.set(xlabel="threads of the worker", ylabel="times as fast as one thread", ylim=(0, None))
-    finding = _threads_finding(with_most[0], with_most[-1], counts[-1])
+    finding = f"What {counts[-1]} threads gain here: {', '.join(gained)}"
     return style.finish(axes, finding, "one worker; points: measurements, lines: their medians")
-
-
-def _threads_finding(narrow: pd.Series, wide: pd.Series, threads: int) -> str:
-    """What all measurements of narrow and of wide layers with the most threads agree on."""
-    if wide.min() <= 1.1:
-        return f"Here and now, {threads} threads are not reliably faster than one"
-    if narrow.max() < 1:
-        return f"Here, {threads} threads pay only where matrices are large"
-    if wide.min() > narrow.max():
-        return f"Here, {threads} threads pay more where matrices are large"
-    if narrow.min() > 1.1:
-        return f"Here, {threads} threads pay, for small matrices as for large ones"
-    return f"Here, {threads} threads pay where matrices are large; where they are small, it varies"
 
 
 def racks(rows: Sequence[tuple[str, str, float, float]], detail: str) -> Figure:
     """Seconds of an all-reduce by algorithm and placement: (algorithm, placement, seconds or NaN, in theory)."""
     table = pd.DataFrame(rows, columns=["algorithm", "placement", "seconds", "theory"])
     figure, axes = style.figure(7.2, 3.4)
-    algorithms = list(dict.fromkeys(table["algorithm"]))
-    placements = list(dict.fromkeys(table["placement"]))
-    for row, (algorithm, placement) in enumerate((a, p) for a in algorithms for p in placements):
-        (found,) = table[(table["algorithm"] == algorithm) & (table["placement"] == placement)].itertuples()
-        height = -row - 0.5 * algorithms.index(algorithm)
+    algorithms, placements = (pd.factorize(table[name])[0] for name in ("algorithm", "placement"))
+    heights = -placements - (placements.max() + 1.5) * algorithms
+    for (algorithm, placement, seconds, theory), height, number in zip(
+        rows, heights, placements, strict=True
+    ):
         ends = [height - 0.35, height + 0.35]
-        axes.plot([found.theory] * 2, ends, color=style.COLOURS["theory"], linewidth=2)
-        number = placements.index(placement)
+        axes.plot([theory] * 2, ends, color=style.COLOURS["theory"], linewidth=2)
         look: dict[str, Any] = {"colour": f"worker {number}", "marker": style.MARKERS[number]}
-        style.measured(axes, [found.seconds], [height], **look)
+        style.measured(axes, [seconds], [height], **look)
         words, left = f"{algorithm.replace('_', '-')}, {placement}", ("axes fraction", "data")
         style.note(axes, words, (0, height), (-6, 0), xycoords=left, ha="right", va="center")
     axes.set(xlabel="seconds of one all-reduce", xlim=(0, None), yticks=[])
     axes.grid(axis="y", visible=False)
-    return style.finish(figure, _racks_finding(table), detail)
-
-
-def _racks_finding(table: pd.DataFrame) -> str:
-    ratios: Mapping[str, float] = {
-        str(algorithm): float(rows["seconds"].iloc[-1] / rows["seconds"].iloc[0])
-        for algorithm, rows in table.groupby("algorithm", sort=False)
-    }
-    known = {name: ratio for name, ratio in ratios.items() if ratio == ratio}
-    if not known:
-        return "In theory, a second rack makes every all-reduce slower"
-    words = ", ".join(f"{name.replace('_', '-')} × {ratio:.1f}" for name, ratio in known.items())
-    return f"What a second rack costs: {words}"
+    by_algorithm = table.dropna(subset=["seconds"]).groupby("algorithm", sort=False)["seconds"]
+    costs = [
+        f"{str(name).replace('_', '-')} × {own.iloc[-1] / own.iloc[0]:.1f}" for name, own in by_algorithm
+    ]
+    return style.finish(figure, f"What a second rack costs: {', '.join(costs) or 'in theory'}", detail)

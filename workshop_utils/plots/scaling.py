@@ -1,9 +1,8 @@
-"""How training scales: the laws, throughput and efficiency against workers, where the time goes, noise, a roofline."""
+"""How training scales: the laws, efficiency against workers, where the time goes, noise, a roofline."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -27,37 +26,6 @@ PARTS = {
 def name_of(strategy: str) -> str:
     """What a figure calls a strategy."""
     return NAMES.get(strategy, strategy)
-
-
-def throughput(measured: pd.DataFrame, cores: int) -> Figure:
-    """Samples per second against workers, a line a strategy, beside what perfect scaling would give.
-
-    Perfect is that of the fastest strategy with the fewest workers, as in efficiency. `measured` has the columns of
-    `scaling.efficiency.of_throughput`; runs that failed are left out.
-    """
-    rows = measured[measured["state"] == "succeeded"].sort_values("workers")
-    _, axes = style.figure(7.6, 4.6)
-    for (strategy, own), marker in zip(rows.groupby("strategy"), cycle(style.MARKERS), strict=False):
-        look = {"color": style.colour_of(str(strategy)), "marker": marker, "markeredgecolor": "white"}
-        axes.plot(own["workers"], own["samples_per_second"], label=str(strategy), **look)
-    counts = sorted(rows["workers"].unique())
-    axes.set_yscale("log")
-    axes.minorticks_off()
-    style.power_axis(axes, counts)
-    if counts:
-        axes.set_xlim(counts[0] * 0.9, counts[-1] * 1.1)
-        start = rows.loc[rows["workers"] == counts[0], "samples_per_second"].max()  # as efficiency has it
-        perfect = [start * count / counts[0] for count in counts]
-        style.theory(axes, counts, perfect, "perfect, from the fastest", linestyle=style.DASHES[1])
-    axes.set(xlabel="workers", ylabel="samples per second, all workers together")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    most = rows[(rows["workers"] == counts[-1]) & (rows["workers"] > 1)] if counts else rows
-    finding = (
-        f"{counts[-1]} workers on {cores} cores: {most['efficiency'].median():.0%} of perfect scaling at the median"
-        if len(most)
-        else "Throughput by strategy"
-    )
-    return style.finish(axes, finding, "the digits, the same network by every strategy, batch a worker fixed")
 
 
 Line = tuple[npt.ArrayLike, npt.ArrayLike]

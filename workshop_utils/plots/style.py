@@ -64,6 +64,7 @@ COLOURS = {
     "spark": "#CC6677",
 }
 
+MUTED = ("#332288", "#CC6677", "#117733", "#999933")  # Tol's, for what is neither worker nor strategy
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "h")
 DASHES: tuple[Any, ...] = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 

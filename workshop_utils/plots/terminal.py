@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -10,11 +11,10 @@ from typing import Any
 
 import pandas as pd
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from workshop_utils.runs import Run, RunState
+from workshop_utils.runs import Run, RunFailed, RunState
 
 COLUMNS = {"step": "{:.0f}", "loss": "{:.4f}", "accuracy": "{:.3f}", "samples_per_second": "{:,.0f}"}
 REFRESH_SECONDS = 0.25
@@ -22,10 +22,11 @@ REFRESH_SECONDS = 0.25
 
 def show(run: Run) -> None:
     """Follow `run` to its end, and stop it where that is left early. Raises typer.Exit with 1 where it failed."""
-    console = Console(stderr=False)
     try:
         if sys.stdout.isatty():  # a notebook forces colours, but it cannot redraw a table
-            _draw(run, console)
+            show_table = Live(get_renderable=lambda: _table(run), refresh_per_second=1 / REFRESH_SECONDS)
+            with contextlib.suppress(RunFailed), show_table:
+                run.wait()
         else:
             _print(run)
     finally:
@@ -34,16 +35,6 @@ def show(run: Run) -> None:
         typer.echo(f"workshop: {run.reason}", err=True)
         raise typer.Exit(1)
     typer.echo(f"{run.name}: {run.state} in {run.seconds:.1f} s")
-
-
-def _draw(run: Run, console: Console) -> None:
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            running = run.state is RunState.RUNNING
-            live.update(_table(run), refresh=True)
-            if not running:
-                return
-            time.sleep(REFRESH_SECONDS)
 
 
 def _table(run: Run) -> Table:

@@ -23,12 +23,14 @@ from workshop_utils.jobs import JobError
 MEASURED = {
     "key", "repeat", "state", "reason", "run_seconds", "measured_at", "cached", "seconds", "step_seconds",
     "compute_seconds", "transfer_seconds", "waiting_seconds",
-    "other_seconds", "bytes_sent", "bytes_received", "server_bytes_received", "samples_per_second", "loss", "outlier",
+    "other_seconds", "bytes_sent", "bytes_received", "server_bytes_received", "samples_per_second",
+    "first_step_seconds", "accuracy", "loss", "outlier",
 }  # fmt: skip
 # Of those of `scaling`, what a reader is shown.
 SHOWN = (
     "strategy", "workers", "network", "scaling", "gradient_nbytes", "batch_size", "repeats", "outliers", "step_seconds",
     "lowest", "highest", "speedup", "efficiency", "communication_share", "bytes_sent", "server_bytes_received",
+    "samples_per_second", "first_step_seconds", "accuracy",
 )  # fmt: skip
 
 OUTLIER_SCORE = 3.5
@@ -110,17 +112,6 @@ def scaling(table: pd.DataFrame) -> pd.DataFrame:
     communicating = rows.reindex(columns=["transfer_seconds", "waiting_seconds"]).sum(axis=1, min_count=2)
     rows["communication_share"] = communicating / rows["step_seconds"]
     return rows
-
-
-def of_throughput(rows: pd.DataFrame) -> pd.DataFrame:
-    """`rows` of runs, with weak `efficiency` by their samples_per_second; NaN where nothing succeeded.
-
-    The baseline of all strategies is the fastest one with the fewest workers.
-    """
-    each = rows["samples_per_second"] / rows["workers"]
-    counted = (rows["state"] == "succeeded") & each.notna()
-    fewest = rows.loc[counted, "workers"].min()
-    return rows.assign(efficiency=each / each[counted & (rows["workers"] == fewest)].max())
 
 
 def failures(table: pd.DataFrame) -> Sequence[str]:

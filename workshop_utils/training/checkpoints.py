@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+KEPT = 2  # checkpoints in a folder
 NAME = re.compile(r"step-(\d{8})\.checkpoint")
 
 
@@ -42,18 +43,16 @@ class Checkpoint:
     arrays: dict[str, np.ndarray]
 
 
-def save(folder: Path, step: int, arrays: Mapping[str, np.ndarray], keep: int = 2) -> Path:
-    """Write a checkpoint into `folder`, remove all but the `keep` newest, and return its path.
+def save(folder: Path, step: int, arrays: Mapping[str, np.ndarray]) -> Path:
+    """Write a checkpoint into `folder`, remove all but the newest KEPT, and return its path.
 
     When this returns, the checkpoint survives the loss of this process, and of the machine's power. One process
     alone may save into a folder.
 
     Raises:
-        ValueError: if `keep` is less than 1, or an array holds Python objects.
+        ValueError: if an array holds Python objects.
         OSError: if it cannot be written; the checkpoints from before are then as they were.
     """
-    if keep < 1:
-        raise ValueError(f"keep is {keep}; it must be at least 1")
     for name, array in arrays.items():
         if array.dtype.hasobject:
             raise ValueError(f"array {name!r} holds Python objects; it must hold numbers")
@@ -64,7 +63,7 @@ def save(folder: Path, step: int, arrays: Mapping[str, np.ndarray], keep: int = 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:08d}.checkpoint"
     write_atomically(path, json.dumps(header).encode() + b"\n" + content)
-    for old in paths(folder)[:-keep]:
+    for old in paths(folder)[:-KEPT]:
         old.unlink()
     return path
 

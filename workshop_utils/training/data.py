@@ -3,19 +3,19 @@
     folder = prepare("digits")       # also "mnist", a folder, an http(s) URL of a folder, s3://bucket/prefix
     data = arrays(folder)            # NumPy views for the lessons; training scripts use place.load instead
 
-What had to be made or fetched is kept in the cache folder and checked against its own checksums at each use.
+What had to be made or fetched is kept in the cache folder.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import hashlib
 import os
-import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import platformdirs
@@ -33,8 +33,6 @@ FILES = (
     "t10k-labels-idx1-ubyte",
 )
 CLASSES = 10
-
-CHECKSUMS = "SHA256SUMS"  # in each folder of the cache
 
 MNIST_MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
@@ -117,48 +115,28 @@ def arrays(folder: Path) -> Arrays:
 
 
 def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
-    """The folder `name` of the cache; where it is missing or damaged, `make(source, folder)` fills it."""
+    """The folder `name` of the cache; where it is missing, `make(source, folder)` fills it."""
     folder = cache_folder() / name
-    if _is_intact(folder):
+    if folder.is_dir():
+        try:
+            _check_contents(source, folder)
+        except DataError as error:
+            raise DataError(source, f"{error.reason}; to have it made again, delete {folder}") from None
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = (folder.parent / f".{name}.lock").open("w")
+        scratch = TemporaryDirectory(prefix=f".{name}.", dir=folder.parent)
     except OSError as error:
         reason = f"the cache folder {folder.parent} cannot be written ({error.strerror})"
         raise DataError(source, f"{reason}; set WORKSHOP_CACHE to a folder that can") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the system lets go of it even where the process is killed
-        if _is_intact(folder):  # made by another process while this one waited
-            return folder
-        unfinished = folder.parent / f".{name}.unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+    with scratch:
+        unfinished = Path(scratch.name, name)
         unfinished.mkdir()
-        try:
-            make(source, unfinished)
-            _check_contents(source, unfinished)
-            (unfinished / CHECKSUMS).write_text(_checksums(unfinished), encoding="utf-8")
-            shutil.rmtree(folder, ignore_errors=True)
+        make(source, unfinished)
+        _check_contents(source, unfinished)
+        with contextlib.suppress(OSError):  # another process has made it meanwhile
             unfinished.rename(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
     return folder
-
-
-def _is_intact(folder: Path) -> bool:
-    """Whether a folder of the cache is there, and its files are what they were when it was made."""
-    listing = folder / CHECKSUMS
-    return listing.is_file() and listing.read_text(encoding="utf-8", errors="replace") == _checksums(folder)
-
-
-def _checksums(folder: Path) -> str:
-    """The SHA-256 of each of FILES in `folder`, plain or gzipped, as `sha256sum` lists them."""
-    files = sorted(path for name in FILES if (path := _either(folder, name)))
-    return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files)
-
-
-def _either(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
 def _check_contents(source: str, folder: Path) -> None:
@@ -168,7 +146,7 @@ def _check_contents(source: str, folder: Path) -> None:
         try:
             examples = place.load(split, folder)
         except FileNotFoundError as error:
-            missing = ", ".join(name for name in FILES if _either(folder, name) is None)
+            missing = ", ".join(name for name in FILES if not [*folder.glob(f"{name}*")])
             reason = f"{missing} not found (plain or .gz); all of {', '.join(FILES)} are needed"
             raise DataError(source, reason) from error
         except (ValueError, OSError, EOFError) as error:  # a damaged gzip file raises the last two

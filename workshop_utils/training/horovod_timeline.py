@@ -1,12 +1,11 @@
-"""Horovod's timeline: what rank 0 did with each gradient, and when; read, counted, and written for Perfetto.
+"""Horovod's timeline: what rank 0 did with each gradient, and when; read and counted.
 
     spans = read_timeline(folder / "timeline.json")
     timeline.messages(spans)                         # the all-reduces that were really made, with what was in each
-    timeline.write_trace(spans, "trace.json")        # open it at https://ui.perfetto.dev
 
-Horovod writes Chrome's trace format, with each gradient as a process of its own. A gradient first waits until every
-rank has it (NEGOTIATE_ALLREDUCE); then it is copied into the fusion buffer, sent and added up with all that is in
-there, and copied back.
+Horovod writes Chrome's trace format, which https://ui.perfetto.dev opens, with each gradient as a process of its own. A
+gradient first waits until every rank has it (NEGOTIATE_ALLREDUCE); then it is copied into the fusion buffer, sent and
+added up with all that is in there, and copied back.
 
 Sources: Horovod 0.28.1, docs/timeline.rst and horovod/common/timeline.cc; "Trace Event Format", Google 2016.
 """
@@ -117,24 +116,3 @@ def steps(spans: Sequence[TimelineSpan]) -> list[list[TimelineSpan]]:
         if found:
             found[-1].append(span)
     return found
-
-
-def write_trace(spans: Sequence[TimelineSpan], path: str | Path, process: str = "Horovod, rank 0") -> None:
-    """Write `spans` in Chrome's trace format, which https://ui.perfetto.dev opens: one track for each gradient.
-
-    Raises:
-        ValueError: if there is nothing to write.
-    """
-    if not spans:
-        raise ValueError("there are no activities to write; was anything recorded?")
-    tracks = {tensor: number for number, tensor in enumerate(dict.fromkeys(span.tensor for span in spans), 1)}
-    labels = [("process_name", 0, process), *(("thread_name", tracks[tensor], tensor) for tensor in tracks)]
-    events: list[dict[str, Any]] = [
-        {"ph": "M", "name": kind, "pid": 0, "tid": number, "ts": 0, "args": {"name": label}}
-        for kind, number, label in labels
-    ]
-    for span in spans:
-        start, duration = round(span.start * 1e6, 3), round(span.seconds * 1e6, 3)
-        event = {"ph": "X", "name": span.activity, "cat": "horovod", "ts": start, "dur": duration}
-        events.append(event | {"pid": 0, "tid": tracks[span.tensor]})
-    Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}), encoding="utf-8")

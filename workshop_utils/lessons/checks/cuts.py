@@ -42,11 +42,7 @@ def all_parts(answer: Cut, cases: Sequence[Case], mistakes: Mapping[str, Cut]) -
 
 def first_difference(parts: Parts, expected: Parts, name: str) -> str:
     """The first of `parts` that is not as `expected`, in words; `name` says what a part is called."""
-    for number, (part, right) in enumerate(zip_longest(parts, expected), 1):
-        if part is None:
-            return f"{name} {number} is missing, with {right}"
-        if right is None:
-            return f"{name} {number}, with {part}, is one too many"
-        if part != right:
-            return f"{name} {number} is {part}, and must be {right}"
-    return ""
+    pairs = enumerate(zip_longest(parts, expected, fillvalue="none"), 1)
+    return next(
+        f"{name} {number} is {part}, and must be {right}" for number, (part, right) in pairs if part != right
+    )

@@ -59,10 +59,7 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
                 answer(path, content)
             _saved(path, content)
             if not all(existed):
-                raise Wrong(
-                    "just before a rename there was no file at all: a save that breaks off there has lost the old one. "
-                    "Do not remove it, nor put it aside: a rename replaces it."
-                )
+                raise Wrong("just before a rename there was no file at all; the rename alone replaces it.")
         error = None
         with full_disk(100_000):
             try:
@@ -72,10 +69,7 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
         if not path.exists():
             raise Wrong("the disk was full half-way, and now there is no file: the old one is lost too.")
         if path.read_bytes() != old:
-            raise Wrong(
-                f"the disk was full half-way, and now the file has {path.stat().st_size:,} bytes that are neither the "
-                "old content nor the new: write beside it first, then rename."
-            )
+            raise Wrong("with a full disk the file is neither old nor new: write beside it, then rename.")
         if error is None:
             raise Wrong("the disk was full half-way, and nobody was told: let the OSError pass.")
     return "whatever happens half-way, the file is the old one or the new one."
@@ -83,14 +77,11 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
 
 def _saved(path: Path, content: bytes) -> None:
     """Raise Wrong unless `path` holds `content`, and lies alone in its folder."""
-    beside = sorted(each.name for each in path.parent.iterdir() if each != path)
+    beside = ", ".join(sorted(each.name for each in path.parent.iterdir() if each != path))
     if not path.exists():
-        raise Wrong(f"you have written {', '.join(beside)}, but {path.name} is not there: rename it last.")
+        raise Wrong(f"you have written {beside}, but {path.name} is not there: rename it last.")
     if beside:
-        raise Wrong(
-            f"after saving, {', '.join(beside)} lies beside {path.name}: *rename* what was written beside it. A copy "
-            "would be written byte by byte too, and can break off half-way."
-        )
+        raise Wrong(f"after saving, {beside} lies beside {path.name}: *rename* it; a copy can break off too.")
     saved = path.read_bytes()
     if saved != content:
         how = f"only the first {len(saved):,} of them" if content.startswith(saved) else "other bytes"

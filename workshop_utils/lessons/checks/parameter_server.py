@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, is_missing, questions
@@ -10,19 +11,11 @@ __getattr__ = questions(__name__)
 
 Rule = Callable[[dict[int, int], int, int], bool]
 
-_CASES: tuple[tuple[dict[int, int], int, int], ...] = (
-    ({0: 1, 1: 1, 2: 1}, 0, 0),
-    ({0: 2, 1: 1, 2: 1}, 0, 0),
-    ({0: 2, 1: 1, 2: 1}, 1, 0),
-    ({0: 4, 1: 1, 2: 3}, 0, 3),
-    ({0: 5, 1: 1, 2: 4}, 0, 3),
-    ({0: 5, 1: 1, 2: 4}, 2, 3),
-    ({0: 9, 1: 7, 2: 9}, 2, 1),
-    ({0: 1, 1: 0, 2: 0}, 0, 2),
-    ({0: 8, 1: 7, 2: 9}, 0, 2),
-    ({0: 3, 1: 5, 2: 6}, 2, 2),
-    ({0: 4, 1: 3, 2: 1}, 1, 1),
-)
+_PUSHES = ((1, 1, 1), (2, 1, 1), (4, 1, 3), (5, 1, 4), (9, 7, 9), (1, 0, 0), (3, 5, 6))
+_CASES = [
+    (dict(enumerate(pushes)), worker, bound)
+    for pushes, worker, bound in itertools.product(_PUSHES, range(3), range(4))
+]
 _OTHER_RULES: dict[str, Rule] = {
     "it always lets everybody go on at once: that is asynchronous.": lambda *_: True,
     "it always makes everybody wait, so nobody would ever go on.": lambda *_: False,

@@ -74,10 +74,7 @@ class _RingTrial:
         if self.size > 1:
             self._judge_count()
             if untouched:
-                raise Wrong(
-                    f"{self.case}, the array that was handed over is as it was on every rank: change it in place; "
-                    "`array = ...` names another one."
-                )
+                raise Wrong(f"{self.case}, no array has changed; `array = ...` names another: write into it.")
         for rank, array in enumerate(self.arrays):
             self._judge_result(rank, array)
 
@@ -85,16 +82,11 @@ class _RingTrial:
         for rank, messages in enumerate(self.sent):
             right = (rank + 1) % self.size
             for number, sent in enumerate(messages, 1):
+                of = f"{self.case}, message {number} of rank {rank}"
                 if sent.to != right:
-                    raise Wrong(
-                        f"wrong neighbour: {self.case}, rank {rank} sends message {number} to rank {sent.to}; in the "
-                        f"ring it sends to its right neighbour only, rank {right}."
-                    )
+                    raise Wrong(f"wrong neighbour: {of} goes to rank {sent.to}, not to rank {right}.")
                 if sent.nbytes >= self.arrays[rank].nbytes:
-                    raise Wrong(
-                        f"whole tensors sent: {self.case}, message {number} of rank {rank} holds all {self.elements} "
-                        f"elements; cut the array into {self.size} chunks and send one per step."
-                    )
+                    raise Wrong(f"whole tensors sent: {of} holds all elements; send one chunk a step.")
 
     def _judge_chunks(self) -> None:
         """With one element per chunk, its place is the chunk's number; any first chunk is right, if all ranks agree."""
@@ -108,22 +100,15 @@ class _RingTrial:
                 if place is not None and place != expected:
                     passing_on, number = divmod(step, self.size - 1)
                     phase = f"{'all-gather' if passing_on else 'reduce-scatter'} step {number + 1}"
-                    because = (
-                        "what arrived in the step before" if step else "one further than its left neighbour"
-                    )
-                    raise Wrong(
-                        f"the wrong chunk: {self.case}, in {phase} rank {rank} sends chunk {place}; "
-                        f"it must send chunk {expected}, {because}."
-                    )
+                    because = "what arrived before" if step else "one further than its left neighbour"
+                    sends = f"in {phase} rank {rank} sends chunk {place}"
+                    raise Wrong(f"the wrong chunk: {self.case}, {sends}; it must send {expected}, {because}.")
 
     def _judge_count(self) -> None:
         steps = 2 * (self.size - 1)
         for rank, messages in enumerate(self.sent):
             if len(messages) != steps:
-                raise Wrong(
-                    f"{self.case}, rank {rank} sends {len(messages)} messages; it must send {steps}: "
-                    f"{self.size - 1} to add up and {self.size - 1} to pass on."
-                )
+                raise Wrong(f"{self.case}, rank {rank} sends {len(messages)} messages; it must send {steps}.")
 
     def _judge_result(self, rank: int, array: np.ndarray) -> None:
         mean = float(sum(16**other for other in range(self.size)))
@@ -132,10 +117,7 @@ class _RingTrial:
             if math.isclose(value, mean, rel_tol=1e-9):
                 continue
             if math.isclose(value, mean * self.size, rel_tol=1e-9):
-                raise Wrong(
-                    f"never divided: {case} is the sum; the mean is asked for, so divide by {self.size}, "
-                    "and in place: `array /= ...`."
-                )
+                raise Wrong(f"never divided: {case} is the sum: divide by {self.size}, with `array /= ...`.")
             if math.isclose(value, mean / self.size, rel_tol=1e-9):
                 raise Wrong(f"divided twice: {case} is the sum / {self.size}²; divide each chunk once.")
             raise Wrong(f"{case} is wrong: {self._contributions(value)}.")

@@ -63,9 +63,7 @@ def largest_ring(answer: Callable[[float, float, Link, float], int]) -> str:
             )
             result = f"with {case} it gave {got!r}; it must be {right}"
             explain(got, _ring_mistakes(result, right, compute, nbytes, path, least))
-            raise Wrong(
-                f"{result}: the largest N with compute / (compute + 2 (N − 1)(α + K / (N B))) ≥ {least:g}."
-            )
+            raise Wrong(f"{result}: the largest N with compute/(compute + 2(N − 1)(α + K/(NB))) ≥ {least:g}.")
     return "each worker more costs two latencies; so a ring that is long enough loses against any tree."
 
 

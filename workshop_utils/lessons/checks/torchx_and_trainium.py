@@ -25,9 +25,7 @@ def ranks_of_nodes(answer: Callable[[int, int, int], int]) -> str:
         if got == node + local_rank != right:
             raise Wrong(f"{of}: you gave {got}, also the rank of another process: count whole nodes before.")
         if got == local_rank * per_node + node != right:
-            raise Wrong(
-                f"{of}: you gave {got}; that deals ranks out in turn. A node's ranks follow each other."
-            )
+            raise Wrong(f"{of}: you gave {got}, dealt out in turn; a node's ranks follow each other.")
         expect(got, right, of, f"{node} nodes with {per_node} ranks each come before it")
     return "so rank 32 is the first of the second node, and two ranks of one chip are neighbours."
 
@@ -38,15 +36,9 @@ def limits_of_a_pod(answer: Mapping[str, Any]) -> str:
     if not isinstance(answer, Mapping):
         raise Wrong(f"you gave {answer!r}; it must hold an amount for each resource, such as {{'cpu': 1}}.")
     if OLD_NEURON in answer:
-        raise Wrong(
-            f"{OLD_NEURON} is the name that Neuron dropped in 2.20: no node has it any more, so the pod stays Pending "
-            "for ever, and nothing says why but `kubectl describe pod`."
-        )
+        raise Wrong(f"{OLD_NEURON} is a name that Neuron dropped in 2.20: the pod stays Pending for ever.")
     if CORES in answer and NEURON not in answer:
-        raise Wrong(
-            f"{CORES} gives a pod some of a machine's cores, for several pods that share it; one that takes the whole "
-            f"machine asks for its chips, {NEURON}."
-        )
+        raise Wrong(f"{CORES} is for several pods that share a machine; for a whole one ask for {NEURON}.")
     for name, because in (
         (NEURON, "it counts chips; a chip's two cores come with it"),
         (EFA, "a trn1n has twice the eight interfaces of a trn1, and one that is not asked for is not there"),

@@ -20,10 +20,7 @@ def three_workers(run: Run) -> str:
     if run.state is not RunState.SUCCEEDED:
         raise Wrong(f"the run has {run.state}. {run.reason}".strip())
     if len(run.workers) != 3:
-        raise Wrong(
-            f"it has {len(run.workers)} workers, {', '.join(run.workers)}; `job.replace(workers=...)` gives a job "
-            "with another number, and leaves `job` itself as it is."
-        )
+        raise Wrong(f"it has {len(run.workers)} workers; `job.replace(workers=...)` gives another number.")
     return f"{', '.join(run.workers)} trained one model in {run.seconds:.1f} s."
 
 
@@ -44,9 +41,7 @@ def _share(answer: Callable[..., Iterable[int]], rank: int, workers: int, count:
         share = result_of(answer, {"RANK": str(rank), "WORLD_SIZE": str(workers)}, count)
     except TypeError as error:
         if "str" in str(error):
-            raise Wrong(
-                f"{case} it stopped with TypeError: {error}; an environment holds text: int(...) makes a number."
-            ) from None
+            raise Wrong(f"{case}: {error}; an environment holds text: int(...) makes a number.") from None
         raise
     if not isinstance(share, Iterable):
         raise Wrong(f"{case} it gave {share!r}; it must give the numbers of all its images, as a list.")

@@ -1,8 +1,8 @@
-"""Figures of pipelines: timelines beside their prediction, idle shares, microbatches held, and training curves."""
+"""Figures of tensor and pipeline parallelism: what is sent and kept, and who waits when."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from workshop_utils.parallel.schedule import Timeline, bubble, bubble_fraction
 from workshop_utils.plots import style
 
+# What crosses in each direction of a mesh, the same in every figure.
+DIRECTIONS = {"tensor": "model parallel", "data": "data parallel", "pipeline": "mpi"}
 FORWARD, BACKWARD = "#5B8DB8", "#E0A75E"
 SHOWN_NAMES = {"naive": "naive", "gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "interleaved 1F1B"}
 COLOURS = {"naive": "#1A1A1A", "gpipe": "#882255", "one_f_one_b": "#0072B2", "interleaved": "#117733"}
@@ -118,3 +120,58 @@ def training(losses: Mapping[str, Mapping[int, float]]) -> Figure:
     axes.legend(loc="upper right", fontsize=9)
     detail = "a GPT of 140,064 parameters learns Python's manual"
     return style.finish(axes, "One curve, however the model is cut", detail)
+
+
+def bytes_sent(
+    counted: Mapping[str, Mapping[int, float]], formulas: Mapping[str, Callable[[int], float]], nbytes: int
+) -> Figure:
+    """Bytes that a rank sends in a step, by number of ranks, as multiples of `nbytes`: counted, and by formula.
+
+    Args:
+        counted, formulas: by name of the form.
+        nbytes: size of the activations between two blocks.
+    """
+    _, axes = style.figure(7.8, 3.9)
+    most = max(ranks for series in counted.values() for ranks in series)
+    line = np.arange(1, 2 * most + 1)
+    colours = ("model parallel", "data parallel")
+    for name, colour, marker in zip(counted, colours, style.MARKERS, strict=False):
+        style.theory(axes, line, [formulas[name](int(ranks)) / nbytes for ranks in line], name, colour=colour)
+        sent = [value / nbytes for value in counted[name].values()]
+        style.measured(axes, list(counted[name]), sent, colour=colour, marker=marker, markersize=7)
+    axes.set(xlabel="tensor-parallel ranks N", ylabel="sent by a rank / one activation", ylim=(0, None))
+    axes.set_xticks(line)
+    return style.finish(
+        axes,
+        "Bounded, whatever N is, and many times an activation",
+        f"a step; points: counted, lines: formulas; the activation between two blocks has {nbytes / 1e3:,.0f} kB",
+    )
+
+
+def activations(kept: Mapping[str, float], ranks: int) -> Figure:
+    """Bytes of one block's activations that one rank keeps for the backward pass, the first those of one process."""
+    _, axes = style.figure(8.0, 1.5 + 0.5 * len(kept))
+    values = list(kept.values())
+    colours = ("one process", "model parallel", "data parallel")
+    axes.barh(range(len(kept)), values, 0.6, color=[style.tint(colour, 0.75) for colour in colours])
+    for row, value in enumerate(values):
+        style.note(axes, f"{value / values[0]:.2f}", (value, row), (5, 0), va="center")
+    style.mark(axes, values[0] / ranks, linewidth=1.4)
+    style.note(axes, f"1/{ranks}", (values[0] / ranks, -0.42), (4, 0), va="bottom", color=style.QUIET)
+    style.rows(axes, list(kept), (len(kept) - 0.5, -0.95))  # with a place for the name of the dashed line
+    axes.set_xlabel("activations of one block that one rank keeps for the backward pass")
+    style.unit_axis(axes.xaxis, "B")
+    finding = "Sequence parallelism cuts what tensor parallelism leaves whole"
+    return style.finish(axes, finding, f"{ranks} ranks, counted")
+
+
+def bytes_by_direction(sent: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Bytes that a rank sends in a step to its tensor, data and pipeline neighbours, by shape of the mesh."""
+    _, axes = style.figure(8.6, 1.3 + 0.6 * len(sent))
+    parts = {name: [directions[name] for directions in sent.values()] for name in DIRECTIONS}
+    style.stacked(axes, parts, DIRECTIONS)
+    style.rows(axes, list(sent))
+    axes.set(xlabel="sent by a rank in a step (mean over ranks)", ylabel="data × tensor × pipeline")
+    style.unit_axis(axes.xaxis, "B")
+    finding = "How the ranks are arranged decides what they send"
+    return style.finish(axes, finding, "counted by communicator.traffic, by neighbour")
