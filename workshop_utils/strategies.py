@@ -75,7 +75,7 @@ class ProcessSpec:
     Attributes:
         role: such as `worker` or `ps`; with the index it is the name, `worker-1`.
         rank: its number among those that train; None if it does not train.
-        local_rank: its number among the ranks on its node.
+        local_rank: its number among the processes on its node that run the script.
         node: on which node it runs, from 0.
         argv: the command, with words in braces (`PYTHON`, `SCRIPT`, ...) for what only the machine knows.
         environment: the variables by which it learns its place and finds its peers; they may hold the same words.
@@ -296,6 +296,13 @@ class HorovodElastic(Strategy):
     name = "horovod_elastic"
     one_node = True
 
+    def check(self, job: TrainingJob) -> None:
+        super().check(job)
+        if (job.nodes or 1) > 1:
+            raise JobError(
+                f"nodes is {job.nodes}; strategy 'horovod_elastic' starts all workers on one node: leave it out"
+            )
+
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         workers = _workers(job, awaited=False)
         place = (*addresses.split("driver-0"), addresses.interface, str(job.workers))
@@ -468,8 +475,8 @@ def _on_nodes(specs: Sequence[ProcessSpec], nodes: int) -> list[ProcessSpec]:
             node, served = served % nodes, served + 1
         elif spec.role == "worker" or (spec.role == "chief" and chief_apart):
             node, trained = trained // per_node, trained + 1
-        placed.append(replace(spec, node=node, local_rank=ranks[node] if spec.rank is not None else 0))
-        ranks[node] += spec.rank is not None
+        placed.append(replace(spec, node=node, local_rank=ranks[node] if spec.runs_script else 0))
+        ranks[node] += spec.runs_script
     return placed
 
 
@@ -514,7 +521,7 @@ STRATEGIES: dict[StrategyName, Strategy] = {
 
 
 def strategy_of(job: TrainingJob, target: str = "") -> Strategy:
-    """The strategy of `job`. Raises JobError where it cannot run such a job, or only on another target than `target`."""
+    """The strategy of `job`. Raises JobError where it cannot run such a job, or runs on another target alone."""
     strategy = STRATEGIES[job.strategy]
     strategy.check(job)
     if target and strategy.only_on not in (None, target):
