@@ -21,6 +21,7 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+import yaml
 from real_ranks import MOST_RANKS, Ranks
 
 from workshop_utils.jobs import TrainingJob
@@ -86,6 +87,12 @@ def make_job(tmp_path, data_folder):
         return TrainingJob(**{**values, **fields})
 
     return make
+
+
+def save(job):
+    """Write the job.yaml of `job` into its folder."""
+    values = job.model_dump(mode="json", exclude_defaults=True)
+    (job.folder / "job.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 
 def marked_processes() -> dict[int, str]:

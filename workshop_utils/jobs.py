@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -126,6 +125,21 @@ class Description(BaseModel):
             details = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
             raise JobError("\n".join(_sentence(detail, type(self)) for detail in details)) from None
 
+    @classmethod
+    def read(cls, file: Path, example: str, **own: Any) -> Self:
+        """The description in a YAML file such as `example`, with its `own` fields, which may not be in the file.
+
+        Raises:
+            JobError: if the file is not YAML, or a field is wrong; the message names the file.
+        """
+        values = _read_yaml(file, example)
+        for name in own.keys() & values.keys():
+            raise JobError(f"{file}: {name}: unknown field; a {file.name} lies in its own {name}")
+        try:
+            return cls(**own, **values)
+        except JobError as error:
+            raise JobError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None
+
 
 class Resources(Description):
     """What one worker, that is one process, needs; `gpu` counts GPUs."""
@@ -183,11 +197,12 @@ class TrainingJob(Description):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """Old names replaced, and of workers, nodes and processes per node the one that follows from the others."""
+        """Of workers, nodes and processes per node the one that follows from the others."""
         if not isinstance(values, dict):
             return values
-        values = _without_old_names(values)
-        given = {name: values.get(name) for name in ("workers", "nodes", "processes_per_node")}
+        given: dict[str, Any] = {
+            name: values.get(name) for name in ("workers", "nodes", "processes_per_node")
+        }
         if not all(value is None or (type(value) is int and value > 0) for value in given.values()):
             return values  # the fields' own checks say what is wrong
         workers, nodes, per_node = given.values()
@@ -271,25 +286,10 @@ class TrainingJob(Description):
             file = file / "job.yaml"
         if not file.is_file():
             raise JobError(f"there is no job at {file}: it must be a job.yaml, or a folder that holds one")
-        values = _read_yaml(file)
-        if "folder" in values:
-            raise JobError(f"{file}: folder: unknown field; a job.yaml lies in its own folder")
-        try:
-            return cls(folder=file.parent, **values)
-        except JobError as error:
-            raise JobError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None
-
-    def save(self, path: str | Path) -> None:
-        """Write the job to `path`, a folder or a `job.yaml`, with the fields that differ from the defaults."""
-        file = Path(path)
-        if file.suffix not in {".yaml", ".yml"}:
-            file.mkdir(parents=True, exist_ok=True)
-            file = file / "job.yaml"
-        values = self.model_dump(mode="json", exclude_defaults=True)
-        file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+        return cls.read(file, "name: my-job", folder=file.parent)
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def _read_yaml(file: Path, example: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
@@ -301,22 +301,8 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # also a date in a thirteenth month
         raise JobError(f"{file} is not readable as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise JobError(f"{file} holds {_short(values)}; it must hold fields such as 'name: my-job'")
+        raise JobError(f"{file} holds {_short(values)}; it must hold fields such as {example!r}")
     return values
-
-
-def _without_old_names(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with the names of version 0.1 replaced, and for each a sentence on standard error."""
-    if values.get("strategy") != "spark":
-        return values
-    script = Path(values.get("folder", "")) / str(values.get("script", "train.py"))
-    is_program = script.is_file() and "pyspark" in script.read_text(encoding="utf-8", errors="replace")
-    new = "spark_program" if is_program else "torch_ddp"
-    print(
-        f"strategy 'spark' is an old name: here it is {new!r}, to be launched with --on spark",
-        file=sys.stderr,
-    )
-    return {**values, "strategy": new}
 
 
 def _short(value: object) -> str:

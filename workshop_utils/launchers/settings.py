@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Self
 
-import yaml
-
 from workshop_utils.jobs import Description, JobError
 
 
@@ -20,14 +18,5 @@ class TargetSettings(Description):
         """The settings in a YAML file. Raises JobError where there is none, or a field is wrong."""
         file = Path(path)
         if not file.is_file():
-            raise JobError(f"there is no file {file}; it must hold settings such as '{cls.EXAMPLE}'")
-        try:
-            values = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, ValueError) as error:
-            raise JobError(f"{file} is not readable as YAML: {' '.join(str(error).split())}") from None
-        if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-            raise JobError(f"{file} must hold settings such as '{cls.EXAMPLE}'")
-        try:
-            return cls(**values)
-        except JobError as error:
-            raise JobError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None
+            raise JobError(f"there is no file {file}; it must hold settings such as {cls.EXAMPLE!r}")
+        return cls.read(file, cls.EXAMPLE)
