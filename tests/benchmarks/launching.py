@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -100,7 +101,8 @@ def with_workshop(strategy: StrategyName, folder: Path) -> Callable[[Path], None
         workers=WORKERS,
         arguments={"epochs": 1, "script": str(script_of(strategy))},
     )
-    job.save(folder / strategy)
+    (folder / strategy).mkdir(parents=True, exist_ok=True)
+    (folder / strategy / "job.yaml").write_text(json.dumps(job.model_dump(mode="json")))  # JSON is YAML
 
     def start(moments: Path) -> None:
         words = ["launch", str(folder / strategy), "--argument", f"moments={moments}"]

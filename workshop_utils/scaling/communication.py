@@ -72,15 +72,13 @@ def measure(job: TrainingJob, network: Network | None = None) -> pd.DataFrame:
     """
     strategy = strategy_of(job)
     try:
-        if network is not None:
-            network.emulation(strategy)
+        how = "full speed" if network is None else network.emulation(strategy)
     except JobError:
         if strategy.uses_comm:
             raise
         return pd.DataFrame(columns=COLUMNS)
     with Local(network=network, warm=True).launch(job) as run:
         rows = seconds_by_nbytes(job, run.wait())
-    how = run.emulation or "full speed"
     servers = job.parameter_servers if job.strategy == "workshop_parameter_server" else 0
     table = [(job.workers, servers, nbytes, seconds, how) for nbytes, seconds in rows.items()]
     return pd.DataFrame(table, columns=COLUMNS)
@@ -148,7 +146,7 @@ def measured_pushes(job: TrainingJob, network: Network | None = None) -> tuple[P
         np.array([log["push_seconds"].to_numpy(float) for log in logs]),
         np.array([log["staleness"].to_numpy(int) for log in logs]),
     )
-    return pushes, run.emulation or "full speed"
+    return pushes, "full speed" if network is None else network.emulation(strategy_of(job))
 
 
 def simulated_pushes(job: TrainingJob, link: Link) -> Pushes:

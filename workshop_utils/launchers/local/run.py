@@ -164,12 +164,10 @@ class ProcessRun(Run):
     Attributes:
         process_ids: of its processes, by name.
         network: what network is emulated, and how; None where there is none.
-        emulation: only how.
         warm: whether its ranks were forked from a warm server.
     """
 
     network: str | None = None
-    emulation: str | None = None
 
     def __init__(self, name: str, workers: tuple[str, ...], reservation: PortReservation) -> None:
         super().__init__(name, workers)
@@ -191,13 +189,7 @@ class ProcessRun(Run):
         """Start everything; from now on `_on_event` is called, on a thread of its own."""
         self.warm, self._timeout_seconds = start_warm is not None, timeout_seconds
         self._group = ProcessGroup(
-            processes,
-            self._on_event,
-            timeout_seconds,
-            scratch=scratch,
-            files=files,
-            start_warm=start_warm,
-            network=network,
+            processes, self._on_event, timeout_seconds, scratch, files, start_warm, network
         )
 
     def _request_stop(self) -> None:
