@@ -101,7 +101,7 @@ def marked_processes() -> dict[int, str]:
     Warm servers and Python's own resource tracker are not among them: they stay from one test to the next.
     """
     mark = f"{MARK}={os.environ[MARK]}".encode()
-    staying = {server._process.pid for server in warm._servers().values()}
+    staying = {server._process.pid for server in warm.SERVERS.values()}
     staying.add(resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]  # no public name for it
     found = {}
     for process in psutil.process_iter():

@@ -218,13 +218,9 @@ class WorkshopParameterServer(Strategy):
     has_servers = True
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        count, command = job.parameter_servers, _script(job)
-        servers = [
-            ProcessSpec("server", rank, rank, argv=command, listens=rank == 0) for rank in range(count)
-        ]
-        return servers + [
-            ProcessSpec("worker", index, count + index, argv=command) for index in range(job.workers)
-        ]
+        count, server = job.parameter_servers, ProcessSpec("server", 0, argv=_script(job))
+        servers = [replace(server, index=rank, rank=rank, listens=rank == 0) for rank in range(count)]
+        return [*servers, *_workers(job, first_rank=count)]
 
     def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
         return {**_ring_variables(spec, layout), "WORKSHOP_SERVERS": str(layout.job.parameter_servers)}
@@ -428,17 +424,10 @@ class ParameterServer(Strategy):
             )
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        command = _script(job)
-        chief = ProcessSpec("chief", 0, 0, argv=command, listens=True)
-        servers = [
-            ProcessSpec("ps", index, argv=command, listens=True, awaited=False)
-            for index in range(job.parameter_servers)
-        ]
-        workers = [
-            ProcessSpec("worker", index, index + 1, argv=command, listens=True, awaited=False)
-            for index in range(job.workers)
-        ]
-        return [chief, *servers, *workers]
+        chief = ProcessSpec("chief", 0, 0, argv=_script(job), listens=True)
+        server = replace(chief, role="ps", rank=None, awaited=False)
+        servers = [replace(server, index=index) for index in range(job.parameter_servers)]
+        return [chief, *servers, *_workers(job, job.workers, awaited=False, first_rank=1)]
 
     def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
         return _tf_config(spec, layout)
@@ -448,11 +437,14 @@ def _script(job: TrainingJob) -> tuple[str, ...]:
     return (PYTHON, SCRIPT, *job.command_line_arguments)
 
 
-def _workers(job: TrainingJob, listening: int = 0, awaited: bool = True) -> list[ProcessSpec]:
-    """The workers of `job`, of which the first `listening` need an address."""
+def _workers(
+    job: TrainingJob, listening: int = 0, awaited: bool = True, first_rank: int = 0
+) -> list[ProcessSpec]:
+    """The workers of `job`, ranked from `first_rank` on; the first `listening` need an address."""
+    worker = ProcessSpec("worker", 0, argv=_script(job), awaited=awaited)
     return [
-        ProcessSpec("worker", rank, rank, argv=_script(job), listens=rank < listening, awaited=awaited)
-        for rank in range(job.workers)
+        replace(worker, index=index, rank=first_rank + index, listens=index < listening)
+        for index in range(job.workers)
     ]
 
 

@@ -58,16 +58,6 @@ def how(code: int) -> str:
     return f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
 
-def not_started(name: str, reason: str) -> str:
-    """The message of a run whose processes could not be started."""
-    return f"{name} could not be started: {reason}"
-
-
-def unwatched(name: str) -> str:
-    """The message of a run whose supervisor has died: how its workers would have ended is not known."""
-    return f"{name} failed: the process that watches over it was killed; its workers were ended with it"
-
-
 def last_lines(texts: Sequence[str]) -> str:
     """The last of what a worker printed."""
     lines = _ABORT_NOTICE.sub("", "".join(f"{text}\n" for text in texts)).splitlines()

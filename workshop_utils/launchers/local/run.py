@@ -150,10 +150,10 @@ class ProcessGroup:
         if self._scratch is None:
             return
         mark = os.fsencode(self._scratch)
-        while abandoned := [pid for pid in _process_ids() if mark in _environment_of(pid)]:
-            for pid in abandoned:
+        while abandoned := [each for each in Path("/proc").glob("[0-9]*") if mark in _environment_of(each)]:
+            for process in abandoned:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(int(process.name), signal.SIGKILL)
             time.sleep(0.02)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -216,9 +216,10 @@ class ProcessRun(Run):
         if event["outcome"] == "timeout":
             return RunState.FAILED, self._timed_out()
         if event.get("reason") is not None:
-            return RunState.FAILED, output.not_started(self.name, event["reason"])
+            return RunState.FAILED, f"{self.name} could not be started: {event['reason']}"
         if event["code"] is None:
-            return RunState.FAILED, output.unwatched(self.name)
+            how = "the process that watches over it was killed; its workers were ended with it"
+            return RunState.FAILED, f"{self.name} failed: {how}"
         return RunState.FAILED, self._blame(event["name"], event["code"])
 
     def _timed_out(self) -> str:
@@ -237,12 +238,8 @@ class ProcessRun(Run):
         return f"{self.name} failed: {who} {output.how(code)}{others}. {output.last_lines(texts)}"
 
 
-def _process_ids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-
-
-def _environment_of(pid: int) -> bytes:
+def _environment_of(process: Path) -> bytes:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
+        return (process / "environ").read_bytes()
     except OSError:
         return b""  # it has ended, or belongs to another user
