@@ -25,7 +25,7 @@ WORKSHOP = Path(sys.executable).with_name("workshop")
 # Jobs that end by themselves, and jobs that go on until they are ended: these communicate, but few load an optimizer.
 SHORT = {
     "ring": ("jobs/digits_ring", "-a", "epochs=1"),
-    "torch_ddp": ("jobs/mnist_torch_ddp", "-a", "epochs=1"),
+    "torch_ddp": ("jobs/measure_gloo",),
     "horovod": ("jobs/measure_horovod",),
     "mpi": ("jobs/mnist_mpi", "-a", "epochs=1"),
 }
@@ -232,7 +232,7 @@ NETWORK = (
     ("strategy", "sent", "network"),
     [
         *((strategy, signal.SIGKILL, ()) for strategy in ENDLESS),
-        *((strategy, signal.SIGTERM, ()) for strategy in ("ring", "horovod")),
+        ("ring", signal.SIGTERM, ()),
         *((strategy, signal.SIGINT, ()) for strategy in ("ring", "mpi")),
         *(("ring", sent, NETWORK) for sent in (signal.SIGINT, signal.SIGKILL)),
     ],

@@ -6,8 +6,8 @@ place. When something is to change, write the files again and read the differenc
 
     GUARDS_UPDATE=1 python -m pytest tests/guards/test_rendered.py; git diff tests/guards/rendered
 
-TorchX renders in an environment of its own, which takes seconds a job: of the jobs that it accepts, a few stand for
-all.
+TorchX renders in an environment of its own, which takes seconds a job, and SageMaker's SDK reads its configuration for
+each: of the jobs that they accept, a few stand for all.
 """
 
 import difflib
@@ -27,7 +27,7 @@ STRATEGIES = {
     for name in JOBS
 }
 FIRST = {strategy: name for name, strategy in reversed(STRATEGIES.items())}  # job of each strategy
-ON_TORCHX = {"digits_fsdp", "digits_resumable", "mnist_single", "mnist_torch_ddp"}
+FEW = {"digits_fsdp", "digits_resumable", "mnist_single", "mnist_torch_ddp"}
 MOST_LINES = 40  # of a difference, in a message
 TITLE = "===== "
 
@@ -38,12 +38,13 @@ def launches(target):
         places = ("--on kubernetes --config jobs/clusters/eks/place.yaml", "--on spark --config SPARK")
         return [*OPTIONS, *(f"jobs/{name} {place}" for name in FIRST.values() for place in places)]
     config = " --config jobs/clusters/sagemaker/place.yaml" if target.startswith("sagemaker") else ""
-    slow = {name for name in JOBS if STRATEGIES[name] in ("single", "torch_ddp")} - ON_TORCHX
-    names = [name for name in JOBS if target != "torchx" or name not in slow]
-    if target.endswith(
-        "-local"
-    ):  # shows what the target itself would be sent: a job of each strategy shows that
-        names = [name for name in names if name in FIRST.values()]
+    names = JOBS
+    if target == "torchx":
+        names = [name for name in JOBS if STRATEGIES[name] not in ("single", "torch_ddp") or name in FEW]
+    elif target == "sagemaker":
+        names = sorted({*FIRST.values(), *FEW})
+    elif target.endswith("-local"):  # it shows what the target itself would be sent
+        names = list(FIRST.values())
     return [f"jobs/{name} --on {target}{config}" for name in names]
 
 

@@ -51,7 +51,7 @@ def trained(folder, workers=1, **arguments):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
-    prepared(folder, vocabulary=500)
+    prepared(folder, vocabulary=300)
     return folder
 
 
@@ -59,8 +59,8 @@ def test_the_corpus_is_python_s_own_manual_and_is_the_same_each_time(corpus, tmp
     tokens = np.load(corpus / "tokens.npy")
     assert len(tokens) > 100_000
     assert tokens.min() >= 5  # nothing unknown, and nothing that is said to the model only
-    assert tokens.max() < 500
-    prepared(tmp_path, vocabulary=500)
+    assert tokens.max() < 300
+    prepared(tmp_path, vocabulary=300)
     assert (tmp_path / "tokens.npy").read_bytes() == (corpus / "tokens.npy").read_bytes()
 
 

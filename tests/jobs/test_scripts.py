@@ -11,7 +11,6 @@ import pytest
 import workshop_utils
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import imports
-from workshop_utils.network.ports import PortReservation
 from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE, mpi_options, strategy_of
 from workshop_utils.training import data
 
@@ -123,16 +122,3 @@ def test_a_script_runs_alone_where_no_launcher_has_set_anything(job, variables):
 def test_a_script_runs_under_its_framework_s_own_launcher(job, program, options, variables):
     found = ended(job, [variables], str(PROGRAMS / program), *options)
     assert_trained(found, variables, ranks={0, 1})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("job", ["mnist_parameter_server"])
-def test_a_script_runs_with_a_tf_config(job, variables):
-    with PortReservation(3) as reservation:
-        ports = dict(zip(("chief", "ps", "worker"), reservation.ports, strict=True))
-        cluster = {role: [f"127.0.0.1:{port}"] for role, port in ports.items()}
-        configs = [json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}}) for role in cluster]
-        records = ended(job, [{**variables, "TF_CONFIG": config} for config in configs])
-    started = {record["worker"]: record["rank"] for record in records if record["workshop"] == "start"}
-    assert started == {"chief-0": 0, "worker-0": 1, "ps-0": None}
-    assert_trained(records, variables, ranks={0})  # the chief speaks for all

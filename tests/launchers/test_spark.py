@@ -182,38 +182,32 @@ def test_the_cluster_is_on_loopback_and_lets_nobody_in_without_its_secret(cluste
     assert secret.read_text() not in str(request)
 
 
-def test_after_a_lost_executor_all_ranks_start_again_as_often_as_restarts_allow(cluster, make_job, watch):
+def test_a_lost_executor_is_named_and_the_cluster_outlives_its_job(
+    cluster, make_job, watch
+):  # lesson 14 restarts
     job = make_job(
         """
         import time
         from workshop_utils import place
-        here = place.here()
+        place.here()
         for step in range(1, 2000):
-            place.report(step=step, loss=float(place.restart_count()))
+            place.report(step=step, loss=0.0)
             time.sleep(0.05)
         """,
         strategy="torch_ddp",
         workers=2,
         timeout="4min",
     )
-    with cluster.spark(restarts=1).launch(job) as run:
-        for attempt in range(2):
-            watch.eventually(lambda number=attempt: both_report(run, number), PATIENCE_SECONDS)
-            assert run.state is RunState.RUNNING, run.reason
-            (executor,) = cluster.executors("worker-1")
-            psutil.Process(executor).kill()
+    with cluster.spark().launch(job) as run:
+        watch.eventually(
+            lambda: {record["rank"] for record in run.records} == {0, 1} or run.state is not RunState.RUNNING,
+            PATIENCE_SECONDS,
+        )
+        assert run.state is RunState.RUNNING, run.reason
+        (executor,) = cluster.executors("worker-1")
+        psutil.Process(executor).kill()
         said = failure_of(run, PATIENCE_SECONDS)
     assert f"{job.name} failed: executor" in said
     assert "was lost (Command exited with code 137); the others were stopped." in said
-    assert len(run.starts) == 4  # two ranks, twice
-    assert all(record["loss"] == record["attempt"] for record in run.records)
-    lines = [line.text for line in run.logs(worker="driver-0")]
-    assert any(line.startswith("Spark: all ranks start again after: executor") for line in lines)
     # The cluster outlives the job, and has no executor of it left.
     assert watch.eventually(lambda: not cluster.executors("worker-0") + cluster.executors("worker-1"), 60)
-
-
-def both_report(run, attempt):
-    """Whether both ranks of the attempt have reported, or the run has ended."""
-    ranks = {record["rank"] for record in run.records if record["attempt"] == attempt}
-    return len(ranks) == 2 or run.state is not RunState.RUNNING

@@ -6,12 +6,12 @@ import pytest
 from workshop_utils.lessons import grading
 
 LESSON = "07_wheels.ipynb"
-STUB = "answer = ...\nchecks.wheels(answer)"
+STUBS = [f"answer{number} = ...\nchecks.wheels(answer{number})" for number in range(4)]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
 
 
-def lesson(answer=STUB):
+def lesson(answers=STUBS):
     new, code = nbformat.v4.new_markdown_cell, nbformat.v4.new_code_cell
     start = (
         "import os, pathlib, time\n"
@@ -19,27 +19,25 @@ def lesson(answer=STUB):
         "from workshop_utils.lessons import checks as package\n"
         "checks = SimpleNamespace(wheels=package.number(4, 'wheels', 'two axles'))"
     )
-    cells = [
-        new("# 07 · Wheels", id="first"),
-        code(start, id="start"),
-        code(answer, id="stub", metadata={"tags": ["exercise"]}),
-        code("answer = 4", id="solved", metadata={"tags": ["solution"]}),
-    ]
+    cells = [new("# 07 · Wheels", id="first"), code(start, id="start")]
+    for number, answer in enumerate(answers):
+        cells.append(code(answer, id=f"stub{number}", metadata={"tags": ["exercise"]}))
+        cells.append(code(f"answer{number} = 4", id=f"solved{number}", metadata={"tags": ["solution"]}))
     return nbformat.v4.new_notebook(cells=cells)
 
 
 @pytest.fixture
 def hand_in(tmp_path, monkeypatch):
-    """Call with a learner's name and an answer to put their notebook into handed_in/."""
+    """Call with a learner's name and answers to put their notebook into handed_in/."""
     monkeypatch.chdir(tmp_path)
     for folder in ("notebooks", "images", "jobs"):
         (tmp_path / folder).mkdir()
     nbformat.write(lesson(), str(tmp_path / "notebooks" / LESSON))
 
-    def put(learner, answer, *added):
+    def put(learner, answers, *added):
         folder = tmp_path / "handed_in" / learner
         folder.mkdir(parents=True)
-        notebook = lesson(answer)
+        notebook = lesson(answers)
         notebook.cells[2:2] = added
         nbformat.write(notebook, str(folder / LESSON))
 
@@ -63,28 +61,30 @@ def test_each_answer_is_asked_by_the_lessons_own_check_away_from_credentials_and
         "assert 'workshop-grade-' in os.environ['HOME']\npathlib.Path('../jobs/left').write_text('')",
         id="mine",
     )
-    hand_in("fay", "answer = four\nchecks.wheels(answer)", helper)
-    hand_in("ada", "answer = 4\nchecks.wheels(answer)")
-    hand_in("bob", "answer = 3\n'Right: I say so'")  # a check that was changed does not count
-    hand_in("cleo", STUB)
-    hand_in("dan", "answer = 4 +")
+    answers = [
+        "answer0 = four\nchecks.wheels(answer0)",
+        "answer1 = 3\n'Right: I say so'",  # a check that was changed does not count
+        STUBS[2],
+        "answer3 = 4 +",
+    ]
+    hand_in("fay", answers, helper)
     (tmp_path / "handed_in/hal").mkdir()
     (tmp_path / "handed_in/hal" / LESSON).write_text("{ half")  # costs only its owner
     graded = grade(tmp_path)
-    rows = {row["learner"]: (row["state"], row["verdict"]) for row in graded}
-    assert rows["ada"] == rows["fay"] == ("right", "4 wheels: two axles.")
-    assert rows["bob"][0] == "wrong"
-    assert "gave 3; it must be 4" in rows["bob"][1]
-    assert rows["cleo"][0] == "not yet"
-    assert rows["dan"] == ("failed", "NameError: name 'answer' is not defined")
-    assert rows["hal"][0] == "unreadable"
-    assert (tmp_path / "out/ada" / LESSON).is_file()
+    right, wrong, not_yet, failed, unreadable = ((row["state"], row["verdict"]) for row in graded)
+    assert right == ("right", "4 wheels: two axles.")
+    assert wrong[0] == "wrong"
+    assert "gave 3; it must be 4" in wrong[1]
+    assert not_yet[0] == "not yet"
+    assert failed == ("failed", "NameError: name 'answer3' is not defined")
+    assert (graded[-1]["learner"], unreadable[0]) == ("hal", "unreadable")
+    assert (tmp_path / "out/fay" / LESSON).is_file()
     assert not (tmp_path / "jobs/left").exists()
     table = grading.grades_table(graded)
-    assert table.set_index("learner").loc["bob", ["exercises", "wrong"]].tolist() == [1, 1]
+    assert table.set_index("learner").loc["fay", ["exercises", "wrong"]].tolist() == [4, 1]
 
 
 def test_the_time_is_limited_and_what_was_started_ends_with_it(hand_in, tmp_path):
-    hand_in("eve", "import subprocess\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1000)")
-    (row,) = grade(tmp_path, seconds=15)
+    hand_in("eve", ["import subprocess\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1000)", *STUBS[1:]])
+    row, *_ = grade(tmp_path, seconds=15)
     assert (row["state"], row["exercise"]) == ("not reached", "checks.wheels")

@@ -52,9 +52,9 @@ LAUNCHER = """
     from workshop_utils.jobs import TrainingJob
     from workshop_utils.launchers.local import Local
     from workshop_utils.network import ports
-    ports._first_ephemeral_port = lambda: ports.LOWEST + 200
+    ports._first_ephemeral_port = lambda: ports.LOWEST + 64
     job = TrainingJob.load(sys.argv[1])
-    for run in [Local().launch(job) for _ in range(8)]:
+    for run in [Local().launch(job) for _ in range(5)]:
         print(run.wait().state)
 """
 
@@ -73,7 +73,7 @@ BINDER = """
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
-def test_sixty_four_launches_at_once_bind_their_ports_without_a_clash(make_job, tmp_path):
+def test_twenty_launches_at_once_bind_their_ports_without_a_clash(make_job, tmp_path):
     bound = tmp_path / "bound"
     bound.mkdir()
     script = BINDER.format(folder=str(bound))
@@ -82,15 +82,15 @@ def test_sixty_four_launches_at_once_bind_their_ports_without_a_clash(make_job, 
     launcher = [sys.executable, "-c", textwrap.dedent(LAUNCHER), str(job.folder)]
     running = [
         subprocess.Popen(launcher, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for _ in range(8)
+        for _ in range(4)
     ]
     deadline = time.monotonic() + 150
-    while len(list(bound.iterdir())) < 128 and time.monotonic() < deadline:
+    while len(list(bound.iterdir())) < 40 and time.monotonic() < deadline:
         if any(process.poll() is not None for process in running):
             break
         time.sleep(0.2)
     at_once = len(list(bound.iterdir()))
     (bound / "go").touch()
     said = [process.communicate(timeout=120)[0] for process in running]
-    assert said == ["succeeded\n" * 8] * 8
-    assert at_once == 128
+    assert said == ["succeeded\n" * 5] * 4
+    assert at_once == 40

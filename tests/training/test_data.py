@@ -231,11 +231,11 @@ def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path, monkeypatch):
         prepare("digits")
 
 
-def test_four_processes_at_once_prepare_one_folder(cache):
+def test_two_processes_at_once_prepare_one_folder(cache):
     spawned = multiprocessing.get_context("spawn")
-    together = spawned.Barrier(4)
-    with ProcessPoolExecutor(4, spawned, initializer=together.wait) as pool:
-        folders = list(pool.map(prepare, ["digits"] * 4))
-    assert folders == [cache / "digits"] * 4
+    together = spawned.Barrier(2)
+    with ProcessPoolExecutor(2, spawned, initializer=together.wait) as pool:
+        folders = list(pool.map(prepare, ["digits"] * 2))
+    assert folders == [cache / "digits"] * 2
     assert place.load("train", folders[0]).count == 1500
     assert [path.name for path in cache.iterdir() if path.is_dir()] == ["digits"]

@@ -39,6 +39,8 @@ def texts(job, **options):
         ("def train():\n    import torch.nn", "torch"),
         ("import tensorflow as tf\nimport numpy", "tensorflow"),
         ("import horovod.tensorflow.keras as hvd\nimport tensorflow", "tensorflow"),
+        ("import tensorflow as tf\nimport pandas", None),
+        ("import torch\nimport pandas", "torch"),
         ("import pyspark\nimport torch", None),
         ("import horovod.torch as hvd\nimport torch", "torch"),
         ("import horovod.torch\nimport torch, mpi4py", None),

@@ -14,6 +14,7 @@ that the operator would add, so that a mistake in the manifest shows as a run th
 | a service's name and port | the loopback address and a free port |
 | mpirun starts ranks on the workers through ssh | it starts them on this machine |
 | limits of processor and memory | none |
+| a script imports PyTorch or TensorFlow | it forks from a process that has imported it (see `local.warm`) |
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from workshop_utils.launchers.kubernetes import pods
 from workshop_utils.launchers.kubernetes.manifest import Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
 from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
-from workshop_utils.launchers.local import environment
+from workshop_utils.launchers.local import environment, warm
 from workshop_utils.launchers.local.run import Event, Process, ProcessRun
 from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE
 from workshop_utils.training import data
@@ -90,7 +91,9 @@ class EmulatedPodsRun(ProcessRun):
                 processes.append(_process(pod, folders, scratch))
             spec = manifest.resource["spec"]
             deadline = spec.get("runPolicy", spec).get("activeDeadlineSeconds", job.timeout_seconds)
-            self._start(processes, float(deadline), scratch, contents)
+            by_python = any(not process.argv[1].startswith("-") for process in processes)
+            start_warm = warm.starter(job) if by_python else None  # not torchrun's ranks, nor mpirun's
+            self._start(processes, float(deadline), scratch, contents, start_warm=start_warm)
 
     def pods(self) -> pd.DataFrame:
         """The pods as they are now: pod, worker, phase."""

@@ -251,8 +251,8 @@ class Supervisor:
         argv, environment = process["argv"], process["environment"]
         try:
             os.chdir(process["folder"])
-            # Python with options of its own is executed even where the others are forked.
-            if not self._fork or argv[1].startswith("-"):
+            # Other programs, and Python with options of its own, are executed even where the others are forked.
+            if not self._fork or argv[0] != sys.executable or argv[1].startswith("-"):
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec keeps that
                 os.execvpe(argv[0], argv, environment)
         except OSError as error:
@@ -424,7 +424,9 @@ def _write_files(folder: Path, files: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--warm"]:
-        script = warm_server.serve(sys.argv[2:], lambda *pipes: Supervisor(*pipes, True).run())
+        script = warm_server.serve(
+            sys.argv[2:], lambda control, events: Supervisor(control, events, True).run()
+        )
     else:
         script = Supervisor(control=0, events=1, fork=False).run()
     if script is not None:

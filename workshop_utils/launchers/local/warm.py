@@ -4,12 +4,12 @@ Importing PyTorch takes seconds; forking a process that has imported it takes mi
 the same job again and again, so it keeps one such server. Each run still gets processes of its own, forked from
 a server that has never run a learner's code, under a supervisor of its own: same isolation, same clean-up.
 
-A fork copies only the thread that calls it, so the server must have exactly one. OMP_NUM_THREADS=1 and its like see to
-that for PyTorch and NumPy; TensorFlow imports PyArrow, by way of Keras and pandas, whose allocator needs a setting.
-Ranks started by mpirun always start cold.
+A fork copies only the thread that calls it, so the server must have exactly one; OMP_NUM_THREADS=1 and its like see to
+that. Ranks started by mpirun always start cold.
 
 A forked script cannot change variables that its framework reads on import, since that has happened. TensorFlow has been
-imported with those of OF_TENSORFLOW, unless the user's own environment says otherwise.
+imported with those of OF_TENSORFLOW, unless the user's own environment says otherwise, and without pandas, scikit-learn
+and Matplotlib, so that Keras does not know their objects: a script that imports one of these beside it starts cold.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ ALLOWED_MODULES = {"horovod.torch", "horovod.tensorflow", "horovod.tensorflow.ke
 # Read by libraries when they are loaded: a fork cannot change them any more.
 READ_AT_IMPORT = (
     *("OMP_", "MKL_", "OPENBLAS_", "KMP_", "LD_", "MALLOC_", "PYTHON"),
-    *("TORCH_", "NUMEXPR_", "TF_", "XLA_", "GRPC_", "KERAS_", "ARROW_", "JE_"),
+    *("TORCH_", "NUMEXPR_", "TF_", "XLA_", "GRPC_", "KERAS_"),
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-NO_THREAD_OF_PYARROW = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 # As the workshop's jobs set them before they import TensorFlow: no notices, and no oneDNN, which sums in another order.
 OF_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
 MOST_TEXT = 4000  # bytes of what a server printed before it ended
@@ -57,9 +56,9 @@ class WarmServerError(RuntimeError):
 def framework_of(script: Path) -> str | None:
     """The key in WARM_MODULES for a script that can be forked from a warm server, None for one that cannot."""
     imported = imports.packages(imports.imported(script).keys() - ALLOWED_MODULES)
-    if imported & COLD_MODULES:
-        return None
-    return next((name for name in WARM_MODULES if name in imported), None)
+    framework = next((name for name in WARM_MODULES if name in imported), None)
+    keras_knows = warm_server.OPTIONAL if framework == "tensorflow" else ()
+    return None if imported & COLD_MODULES.union(keras_knows) else framework
 
 
 def can_be_forked(environment: Mapping[str, str]) -> bool:
@@ -85,7 +84,7 @@ class WarmServer:
                 self._process = subprocess.Popen(
                     [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go
                     stdin=theirs.fileno(),
-                    env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD, **NO_THREAD_OF_PYARROW},
+                    env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD},
                     start_new_session=True,
                     stderr=stderr,  # libraries print notices when they are imported
                 )

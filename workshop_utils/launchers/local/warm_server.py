@@ -19,6 +19,8 @@ from pathlib import Path
 
 Script = Callable[[], None]
 
+# What Keras imports where it finds it, for programs that use it: most of the time that TensorFlow would take.
+OPTIONAL = ("matplotlib", "pandas", "sklearn")
 # What the server says when all is imported: it may fork; or a library has started threads, so it may not.
 READY, HAS_THREADS = b"!", b"?"
 
@@ -85,8 +87,12 @@ def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) ->
     owner = _descriptors_of_parent()
     heard = [connection.fileno(), *owner]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt in the notebook is not meant for us
+    absent = dict.fromkeys(set(OPTIONAL) - sys.modules.keys())
+    sys.modules.update(absent)  # type: ignore[arg-type]  # an import of None fails as that of a missing package
     for module in modules:
         importlib.import_module(module)
+    for module in absent:
+        del sys.modules[module]
     gc.freeze()  # what is imported stays; a fork's garbage collector need not look at it, nor copy its pages
     # A fork copies one thread only; locks that others held would stay locked for ever.
     connection.sendall(READY if _threads() == 1 else HAS_THREADS)
