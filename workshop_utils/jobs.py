@@ -126,15 +126,11 @@ class Description(BaseModel):
             raise JobError("\n".join(_sentence(detail, type(self)) for detail in details)) from None
 
     @classmethod
-    def read(cls, file: Path, example: str, **own: Any) -> Self:
-        """The description in a YAML file such as `example`, with its `own` fields, which may not be in the file.
-
-        Raises:
-            JobError: if the file is not YAML, or a field is wrong; the message names the file.
-        """
+    def _read(cls, file: Path, example: str, **own: Any) -> Self:
+        """The description in a YAML file such as `example`, with fields of its `own`. Raises JobError."""
         values = _read_yaml(file, example)
         for name in own.keys() & values.keys():
-            raise JobError(f"{file}: {name}: unknown field; a {file.name} lies in its own {name}")
+            raise JobError(f"{file}: {name}: unknown field; it is the file's own {name}")
         try:
             return cls(**own, **values)
         except JobError as error:
@@ -286,7 +282,7 @@ class TrainingJob(Description):
             file = file / "job.yaml"
         if not file.is_file():
             raise JobError(f"there is no job at {file}: it must be a job.yaml, or a folder that holds one")
-        return cls.read(file, "name: my-job", folder=file.parent)
+        return cls._read(file, "name: my-job", folder=file.parent)
 
 
 def _read_yaml(file: Path, example: str) -> dict[str, Any]:
@@ -301,7 +297,7 @@ def _read_yaml(file: Path, example: str) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # also a date in a thirteenth month
         raise JobError(f"{file} is not readable as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise JobError(f"{file} holds {_short(values)}; it must hold fields such as {example!r}")
+        raise JobError(f"{file} holds {_short(values)}; it must hold fields such as '{example}'")
     return values
 
 

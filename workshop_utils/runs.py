@@ -40,12 +40,16 @@ class RunState(StrEnum):
     STOPPED = "stopped"
 
 
-class RunFailed(RuntimeError):
-    """A run that ended badly; the message names the worker, how it ended and its last lines."""
+class PlainError(Exception):
+    """An error whose message is for people; a notebook shows that alone."""
 
     def _render_traceback_(self) -> list[str]:
         # IPython asks an exception how it wants to be shown: the message is for people, the frames are not.
         return [f"{type(self).__name__}: {self}"]
+
+
+class RunFailed(PlainError, RuntimeError):
+    """A run that ended badly; the message names the worker, how it ended and its last lines."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def main() -> int:
     options = parser.parse_args()
     # They are part of the wheel's identity, so that no wheel for processors is taken for one for GPUs.
     horovod_build.BUILD_SETTINGS.update(SETTINGS[options.variant])
-    return horovod_build.main([])
+    return horovod_build.main()
 
 
 if __name__ == "__main__":

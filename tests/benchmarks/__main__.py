@@ -27,7 +27,6 @@ BENCHMARKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "network": running.network,
     "all_reduce": communication.all_reduce,
     "steps": communication.steps,
-    "memory": running.memory,
     "recovery": running.recovery,
 }
 

@@ -7,23 +7,18 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 class BenchmarkError(RuntimeError):
     """Something could not be measured; the message says what, and why."""
 
 
-@dataclass(frozen=True)
-class Bar:
-    """What a ratio must be: at least `low` and at most `high`, where they are given."""
+class Bar(NamedTuple):
+    """What a ratio must be: at least `low` and at most `high`."""
 
-    low: float = -math.inf
+    low: float = 0.0
     high: float = math.inf
-
-    def __str__(self) -> str:
-        if math.isfinite(self.low) and math.isfinite(self.high):
-            return f"{self.low:g} to {self.high:g}"
-        return f"at most {self.high:g}" if math.isfinite(self.high) else f"at least {self.low:g}"
 
 
 AS_THEORY = Bar(0.9, 1.1)
@@ -59,7 +54,7 @@ class Row:
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         return (
             f"{self.subject:<62} {ours:>9.4g} {theirs:>9.4g} {self.unit:<3} "
-            f"{statistics.median(ratios):>7.3g} ({low:.3g} to {high:.3g}), {self.bar}: "
+            f"{statistics.median(ratios):>7.3g} ({low:.3g} to {high:.3g}), {self.bar.low:g} to {self.bar.high:g}: "
             f"{'met' if self.is_met else 'MISSED'}"
         )
 

@@ -8,7 +8,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import bare
 from comparison import Bar, BenchmarkError, Row, rounds
@@ -36,7 +38,8 @@ def cold(quick: bool) -> Iterator[Row]:
         pairs: dict[StrategyName, list[tuple[float, float]]] = {strategy: [] for strategy in TOOLS}
         for turn in rounds(1 if quick else 7, seconds=150):
             for strategy in TOOLS:
-                ways = {"ours": with_workshop(strategy, folder), "theirs": with_tool(strategy, folder)}
+                starts = {"ours": with_workshop, "theirs": with_tool}
+                ways = {way: partial(start, strategy, folder) for way, start in starts.items()}
                 order = ways if turn % 2 else reversed(ways)
                 seconds = {way: seconds_until_all_are_there(ways[way], folder) for way in order}
                 pairs[strategy].append((seconds["ours"], seconds["theirs"]))
@@ -48,17 +51,11 @@ def cold(quick: bool) -> Iterator[Row]:
 def warm(quick: bool) -> Iterator[Row]:
     """Until all ranks have left a gloo barrier, forked from a server that has imported PyTorch, as in a notebook."""
     place, arguments = Local(warm=True), [str(GLOO_READY), "--moments"]
+    script: dict[str, Any] = {"folder": GLOO_READY.parent, "script": GLOO_READY.name}
+    job = TrainingJob(name="gloo-ready", strategy="torch_ddp", workers=WORKERS, **script)
 
     def launch(moments: Path) -> None:
-        job = TrainingJob(
-            name="gloo-ready",
-            folder=GLOO_READY.parent,
-            script=GLOO_READY.name,
-            strategy="torch_ddp",
-            workers=WORKERS,
-            arguments={"moments": str(moments)},
-        )
-        with place.launch(job) as run:
+        with place.launch(job.replace(arguments={"moments": str(moments)})) as run:
             run.wait()
 
     with tempfile.TemporaryDirectory(prefix="workshop-bench-") as name:
@@ -92,35 +89,29 @@ def seconds_until_all_are_there(start: Callable[[Path], None], folder: Path) -> 
     return max(written) - started
 
 
-def with_workshop(strategy: StrategyName, folder: Path) -> Callable[[Path], None]:
+def with_workshop(strategy: StrategyName, folder: Path, moments: Path) -> None:
     """`workshop launch` of a job whose script notes its first step."""
-    job = TrainingJob(
-        name="first-step",
-        script=str(FIRST_STEP),
-        strategy=strategy,
-        workers=WORKERS,
-        arguments={"epochs": 1, "script": str(script_of(strategy))},
-    )
+    arguments = {"epochs": 1, "script": str(script_of(strategy)), "moments": str(moments)}
+    script: dict[str, Any] = {"script": str(FIRST_STEP), "arguments": arguments}
+    job = TrainingJob(name="first-step", strategy=strategy, workers=WORKERS, **script)
     (folder / strategy).mkdir(parents=True, exist_ok=True)
     (folder / strategy / "job.yaml").write_text(json.dumps(job.model_dump(mode="json")))  # JSON is YAML
-
-    def start(moments: Path) -> None:
-        words = ["launch", str(folder / strategy), "--argument", f"moments={moments}"]
-        bare.run([bare.program("workshop"), *words], bare.environment(folder))
-
-    return start
+    bare.run([bare.program("workshop"), "launch", str(folder / strategy)], bare.environment(folder))
 
 
-def with_tool(strategy: StrategyName, folder: Path) -> Callable[[Path], None]:
+def with_tool(strategy: StrategyName, folder: Path, moments: Path) -> None:
     """The tool itself with the same script."""
     tool, *words = TOOLS[strategy]
-    arguments = ["--epochs", "1", "--script", str(script_of(strategy)), "--moments"]
-
-    def start(moments: Path) -> None:
-        command = [bare.program(tool), *words, str(FIRST_STEP), *arguments, str(moments)]
-        bare.run(command, bare.environment(folder))
-
-    return start
+    words += [
+        str(FIRST_STEP),
+        "--epochs",
+        "1",
+        "--script",
+        str(script_of(strategy)),
+        "--moments",
+        str(moments),
+    ]
+    bare.run([bare.program(tool), *words], bare.environment(folder))
 
 
 def script_of(strategy: StrategyName) -> Path:

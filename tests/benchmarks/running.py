@@ -1,4 +1,4 @@
-"""Jobs of the lessons beside theory and PyTorch: slow links, memory of a rank, recovery from a failure."""
+"""Jobs of the lessons beside theory and PyTorch: slow links, recovery from a failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import bare
-from comparison import AS_THEORY, WITHIN_A_TENTH, Bar, BenchmarkError, Row, rounds
+from comparison import AS_THEORY, Bar, BenchmarkError, Row, rounds
 
 from workshop_utils.comm.parameter_server import server_bytes_received
 from workshop_utils.comm.ring import ring_seconds
@@ -18,14 +18,10 @@ from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.restarting import Restarting
 from workshop_utils.network import Network
 from workshop_utils.scaling.communication import goodput
-from workshop_utils.scaling.memory import zero_memory
 from workshop_utils.strategies import TORCHRUN_RESTARTS
 
 NETWORK = Network(bandwidth="100Mbit")
 REPEATS = 4  # of which the first is left out: connections are still opening up
-
-LAYERS: dict[str, Argument] = {"width": 2048, "layers": 8, "steps": 2, "batch-size": 16, "measure-memory": 1}
-THEIRS = {0: ("ddp", "DDP"), 1: ("zero", "ZeroRedundancyOptimizer"), 3: ("fsdp", "FSDP2")}
 
 WORKERS, STEPS, CHECKPOINT_STEPS, KILL_STEP = 4, 60, 10, 37
 KILL: dict[str, Argument] = {
@@ -38,9 +34,7 @@ KILL: dict[str, Argument] = {
 
 def records_of(job: str, workers: int, place: Any, **arguments: Argument) -> list[Mapping[str, Any]]:
     """What the workers of a job of `jobs/` report."""
-    described = TrainingJob.load(bare.JOBS / job).replace(
-        workers=workers, arguments={name.replace("_", "-"): value for name, value in arguments.items()}
-    )
+    described = TrainingJob.load(bare.JOBS / job).replace(workers=workers, arguments=arguments)
     with place.launch(described) as run:
         return list(run.wait().records)
 
@@ -67,35 +61,6 @@ def slowest(records: Iterable[Mapping[str, Any]], name: str) -> list[float]:
         if record.get(name) is not None:
             seconds[record["step"]] = max(record[name], seconds.get(record["step"], 0.0))
     return [seconds[step] for step in sorted(seconds)[1:]]
-
-
-def memory(quick: bool) -> Iterator[Row]:
-    """What the system counts for each rank after its second step, less what it counted before the model was made.
-
-    A perceptron of 29 million parameters in float32, Adam; pairs are ranks. Formula: Rajbhandari et al. (2020),
-    section 5, without activations. PyTorch has nothing to set beside stage 2.
-    """
-    for workers in (2,) if quick else (2, 4):
-        for stage in (3,) if quick else (0, 1, 2, 3):
-            subject = f"memory of ZeRO-{stage}, {workers} ranks" if stage else f"memory, {workers} ranks"
-            ours, parameters = held("digits_sharded", workers, stage=stage)
-            formula = zero_memory(parameters, workers, stage).total / 1e6
-            pairs = [(megabytes, formula) for megabytes in ours]
-            yield Row(f"{subject}, beside the formula", pairs, "MB", WITHIN_A_TENTH)
-            if stage in THEIRS:
-                by, name = THEIRS[stage]
-                theirs, _ = held("digits_fsdp", workers, by=by)
-                pairs = list(zip(ours, theirs, strict=True))
-                yield Row(f"{subject}, beside {name}", pairs, "MB", WITHIN_A_TENTH)
-
-
-def held(job: str, workers: int, **arguments: Argument) -> tuple[list[float], int]:
-    """Megabytes that each rank holds, the least first, and the number of parameters."""
-    records = records_of(job, workers, Local(warm=True), **LAYERS, **arguments)
-    records = [record for record in records if record.get("memory_nbytes") is not None]
-    if len(records) != workers:
-        raise BenchmarkError(f"{job}: {len(records)} of {workers} ranks have reported memory_nbytes")
-    return sorted(record["memory_nbytes"] / 1e6 for record in records), int(records[0]["parameters"])
 
 
 def recovery(quick: bool) -> Iterator[Row]:

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from workshop_utils.comm import threads
-from workshop_utils.comm.adapters import as_array
+from workshop_utils.comm.communicator import as_array
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.tree import tree_all_reduce
 

@@ -9,7 +9,6 @@ import pytest
 from workshop_utils.comm import threads
 from workshop_utils.comm.central import central_all_reduce
 from workshop_utils.comm.communicator import chunk
-from workshop_utils.comm.double_tree import double_tree_all_reduce
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce
 from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
@@ -20,7 +19,6 @@ ALL_REDUCES = {
     "ring": ring_all_reduce,
     "central": central_all_reduce,
     "tree": tree_all_reduce,
-    "double_tree": double_tree_all_reduce,
     "halving_doubling": halving_doubling_all_reduce,
     "hierarchical": functools.partial(hierarchical_all_reduce, group_size=3),
 }

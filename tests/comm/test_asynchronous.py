@@ -72,8 +72,8 @@ def test_equals_are_as_stale_as_there_are_others():
             np.ones((2, 3)),
             "with servers 2; it must be .asynchronous. with one server",
         ),
-        (Arrangement(1, 2, 3, "asynchronous"), np.ones((3, 2)), r"shape \(3, 2\).*2 workers and 3 steps"),
-        (Arrangement(1, 2, 3, "asynchronous"), -np.ones((2, 3)), "compute_seconds must be at least 0"),
+        (Arrangement(1, 2, 3, "asynchronous"), np.ones((3, 2)), r"shape \(3, 2\).*2 workers × 3 steps"),
+        (Arrangement(1, 2, 3, "asynchronous"), -np.ones((2, 3)), "times of at least 0"),
     ],
 )
 def test_numbers_that_do_not_go_together_are_named(arrangement, times, message):

@@ -223,7 +223,7 @@ def test_strangers_are_refused_and_the_run_goes_on(port):
 
 def test_an_answer_to_a_challenge_cannot_be_used_again(port):
     """Who sends the called side's own proof back at it is not let in."""
-    own = rendezvous.Membership.until(10, 0, 2, b"secret")
+    own = rendezvous.Membership(10, 0, 2, b"secret")
     with contextlib.closing(rendezvous.Listener(own, f"127.0.0.1:{port}")):
         stranger = socket.create_connection(("127.0.0.1", port))
         stranger.sendall(rendezvous._MAGIC + bytes(rendezvous._NONCE))
@@ -255,7 +255,7 @@ def test_a_rank_that_never_joins_is_named(port):
 
 def test_the_emulated_network_and_a_private_subnet_that_is_named_are_within_reach():
     assert rendezvous.endpoint(f"{SUBNET}.1:4000") == (f"{SUBNET}.1", 4000)
-    own = rendezvous.Membership.until(1, 0, 2, b"secret", "10.0.0.0/16")
+    own = rendezvous.Membership(1, 0, 2, b"secret", "10.0.0.0/16")
     assert rendezvous.endpoint("10.0.3.7:4000", own.reachable) == ("10.0.3.7", 4000)
 
 

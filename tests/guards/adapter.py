@@ -20,7 +20,6 @@ import numpy as np
 from workshop_utils import cli
 from workshop_utils.comm import (
     central,
-    double_tree,
     halving_doubling,
     hierarchical,
     parameter_server,
@@ -72,8 +71,6 @@ def problems_of_manifest(described: dict[str, Any]) -> list[str]:
 ALL_REDUCES: dict[str, Callable[[Any, Any], object]] = {
     "ring": ring.ring_all_reduce,
     "tree": tree.tree_all_reduce,
-    "double tree": double_tree.double_tree_all_reduce,
-    "double tree of one segment": partial(double_tree.double_tree_all_reduce, segments=1),
     "halving and doubling": halving_doubling.halving_doubling_all_reduce,
     "hierarchical in groups of 2": partial(hierarchical.hierarchical_all_reduce, group_size=2),
     "hierarchical in groups of 3": partial(hierarchical.hierarchical_all_reduce, group_size=3),

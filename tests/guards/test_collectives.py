@@ -32,7 +32,6 @@ SERVERS = {size: [servers for servers in (1, 2, 3) if servers < size] for size i
 STEPS, RATE = 3, 0.25
 OVER_TCP = (
     "ring",
-    "double tree",
     "halving and doubling",
     "hierarchical in groups of 2",
     "central",

@@ -51,9 +51,9 @@ def test_a_job_goes_on_with_what_it_had_saved(make_job):
 
 def test_a_job_that_fails_every_time_is_given_up_and_leaves_the_folder_that_was_named(make_job, tmp_path):
     job, folder = make_job(COUNT, "sys.exit('no')"), tmp_path / "kept"
-    said = rf"exit code 1(?s:.*)\n{job.name} had been restarted once before\.$"
+    message = rf"exit code 1(?s:.*)\nThis was start 2 of {job.name}\.$"
     run = Restarting(Local(), restarts=1, checkpoints=folder).launch(job)
-    with run, pytest.raises(RunFailed, match=said):
+    with run, pytest.raises(RunFailed, match=message):
         run.wait(60)
     assert len(run.attempts) == 2
     assert (folder / "lives-0").read_text() == "2"

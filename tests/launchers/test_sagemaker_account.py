@@ -188,7 +188,7 @@ class Terminal(io.StringIO):
 
 
 def test_only_a_yes_is_a_yes_and_the_question_holds_the_most_that_it_can_cost(make_job, monkeypatch, capsys):
-    question = price.preflight(submission(make_job, workers=2, max_runtime="30min", keep_alive="30min"))
+    question = price.preflight(submission(make_job, workers=2, max_runtime="60min"))
     assert "price: 2 × 0.204 $/h × 60 min = at most 0.41 $" in question
     assert "quota: 'ml.c5.xlarge for training job usage' must be at least 2" in question
     assert "not known here" in price.preflight(submission(make_job, instance_type="ml.c6i.xlarge"))
@@ -246,31 +246,21 @@ def training_job(name):
     return {**own, **{key: TRAINING[key] for key in needed}}
 
 
-def test_the_clean_up_stops_what_runs_and_cools_what_is_warm():
+def test_the_clean_up_stops_what_runs():
     aws, stubs = scripted("sagemaker", "logs", "s3", "ecr", "cloudformation")
     stubs["s3"].add_response("list_buckets", {"Buckets": []})
     stubs["ecr"].add_response("describe_repositories", {"repositories": []})
     stubs["cloudformation"].add_response("describe_stacks", {"Stacks": []})
     arn = "arn:aws:sagemaker:us-east-1:123456789012:training-job/"
-    listed = []
-    for name, status, warm in (("runs", "InProgress", "InUse"), ("warm", "Completed", "Available")):
-        states = {"TrainingJobStatus": status, "WarmPoolStatus": {"Status": warm}}
-        named = {"TrainingJobName": name, "TrainingJobArn": arn + name}
-        listed.append({**named, **states, "CreationTime": NOW})
-    stubs["sagemaker"].add_response("list_training_jobs", {"TrainingJobSummaries": listed})
-    for _ in listed:
-        stubs["sagemaker"].add_response("list_tags", {"Tags": [TAG]})
-    no_logs(stubs["logs"], 1)
-    left = cleanup.find(aws)
-    assert list(map(str, left)) == [
-        "running job runs (costs money every second)",
-        "warm instances warm (cost money every second)",
-    ]
+    runs = {"TrainingJobName": "runs", "TrainingJobArn": f"{arn}runs", "TrainingJobStatus": "InProgress"}
+    stubs["sagemaker"].add_response(
+        "list_training_jobs", {"TrainingJobSummaries": [{**runs, "CreationTime": NOW}]}
+    )
+    stubs["sagemaker"].add_response("list_tags", {"Tags": [TAG]})
+    (left,) = cleanup.find(aws)
+    assert str(left) == "running job runs (costs money every second)"
     stubs["sagemaker"].add_response("stop_training_job", {}, {"TrainingJobName": "runs"})
-    cold = {"TrainingJobName": "warm", "ResourceConfig": {"KeepAlivePeriodInSeconds": 0}}
-    stubs["sagemaker"].add_response("update_training_job", {"TrainingJobArn": arn + "warm"}, cold)
-    for thing in left:
-        cleanup.remove(thing, aws)
+    cleanup.remove(left, aws)
     stubs["sagemaker"].assert_no_pending_responses()
 
 

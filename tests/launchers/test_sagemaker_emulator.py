@@ -142,9 +142,8 @@ def test_model_and_checkpoints_outlive_the_run_in_the_job_s_folders(make_job, tm
     """
     job = make_job(write, outputs=str(tmp_path / "models"), checkpoints=str(tmp_path / "kept"))
     EmulatedSageMaker().launch(job).wait(60)
-    EmulatedSageMaker(output=tmp_path / "others").launch(job).wait(60)
-    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.glob("*/*") if path.suffix == ""}
-    assert {"models/weights", "kept/step-1", "others/weights"} <= written
+    assert (tmp_path / "models" / "weights").is_file()
+    assert (tmp_path / "kept" / "step-1").is_file()
     with pytest.raises(JobError, match="outputs is 's3://bucket/models'; here it must be a folder"):
         EmulatedSageMaker().launch(job.replace(outputs="s3://bucket/models"))
 

@@ -12,6 +12,7 @@ from matplotlib.text import Text
 
 from workshop_utils.comm.communicator import Event
 from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.comm.topology import Link
 from workshop_utils.plots import (
     alternative,
     baseline,
@@ -31,7 +32,6 @@ from workshop_utils.plots import (
     welcome,
 )
 from workshop_utils.scaling import efficiency
-from workshop_utils.scaling.cost import NetworkPath
 from workshop_utils.scaling.memory import TrainingMemory
 from workshop_utils.scaling.overlap import Phase
 from workshop_utils.training import models
@@ -88,7 +88,7 @@ WAITED = table(
     ("worker-0", 2, 0.1, 0.25),
     ("worker-1", 2, 0.3, 0.05),
 )
-PATH = NetworkPath(1e-3, 2e7)
+PATH = Link(1e-3, 2e7)
 CHECKED = table("workers nbytes fastest", (64, 1e8, "ring"), (64, 1e3, "tree"))
 KNOWN = table("system predicted measured", ("a", 1.05, 1.0), ("a", 1.3, 1.0), ("b", 0.5, 1.0))
 LINE = np.array([2.0, 8.0, 1000.0])

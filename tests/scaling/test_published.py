@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from workshop_utils.comm.topology import Link
 from workshop_utils.scaling import published, validation
-from workshop_utils.scaling.cost import NetworkPath, all_reduce_seconds
+from workshop_utils.scaling.cost import all_reduce_seconds
 from workshop_utils.scaling.fit import PIPELINE_NBYTES, path_terms, size_terms
 
 
@@ -65,9 +66,7 @@ def test_own_measurements_are_predicted_from_those_that_the_fit_may_see():
         return all_reduce_seconds("ring", size, nbytes, path)
 
     workers, nbytes = np.repeat([2, 3, 4], 3), np.tile([1e5, 1e6, 1e7], 3)
-    seconds = ring(workers, nbytes, NetworkPath(1e-3, 1e7)) * np.where(
-        workers == 3, 1.5, 1
-    )  # not seen by the fit
+    seconds = ring(workers, nbytes, Link(1e-3, 1e7)) * np.where(workers == 3, 1.5, 1)  # not seen by the fit
     table = pd.DataFrame({"workers": workers, "nbytes": nbytes, "seconds": seconds})
     arguments = table, path_terms(ring), ("workers", "nbytes")
     found = validation.own_predictions(*arguments, lambda rows: rows["workers"] != 3)

@@ -3,11 +3,11 @@
 import pandas as pd
 import pytest
 
+from workshop_utils.comm.topology import Link
 from workshop_utils.jobs import JobError
-from workshop_utils.scaling.cost import NetworkPath
 from workshop_utils.scaling.extrapolate import COSTS, fit_steps, held_out, predict_steps, swept
 
-PATH = NetworkPath(1e-3, 2e7)
+PATH = Link(1e-3, 2e7)
 
 
 def sweep(strategy="ring", workers=(1, 2, 4, 8), sizes=(400000, 4000000), network="160Mbit"):

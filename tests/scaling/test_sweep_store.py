@@ -17,7 +17,6 @@ def test_rows_come_back_as_they_were_put_and_the_folder_is_one_table_for_whoever
     assert table["seconds"].isna().tolist() == [False, True]
     assert store.get("b") is None
     store.put("b", pd.DataFrame({"workers": [3]}))
-    assert store.keys() == {"a", "b"}
     assert sorted(pd.read_parquet(store.folder)["workers"]) == [2, 3, 4]
 
 

@@ -65,14 +65,14 @@ class Machine:
                 archive.addfile(member, io.BytesIO(text.encode()))
         self.digest = sha256(sdist.read_bytes()).hexdigest()
 
-    def start(self, expression="horovod_build.main([])", **variables):
+    def start(self, expression="horovod_build.main()", **variables):
         command = [str(self.python), "-c", PROGRAM.format(expression=expression), self.digest]
         environment = {**os.environ, "WORKSHOP_CACHE": str(self.cache), **variables}
         return subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def run(self, expression="horovod_build.main([])", **variables):
+    def run(self, expression="horovod_build.main()", **variables):
         return self.start(expression, **variables).communicate(timeout=SECONDS)
 
     def wheels(self):

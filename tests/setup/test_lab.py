@@ -46,7 +46,7 @@ def install():
             compiler.kill()
             raise
 horovod_build.install = install
-sys.exit(horovod_build.main(sys.argv[3:]))  # after -c, -m and the module
+sys.exit(horovod_build.main(int(sys.argv[3])))  # after -c, -m and the module
 """
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from workshop_utils.cli.arguments import PAIRS, Job, Lessons, Notebooks, listed, named_values
 from workshop_utils.cli.scaling import app as scaling_app
 
 if TYPE_CHECKING:
@@ -26,48 +27,37 @@ app = typer.Typer(
 )
 
 
+TARGETS = (
+    "The target: local, slurm, sagemaker, kubernetes, torchx, spark; sagemaker-local, kubernetes-local (emulated on "
+    "this machine)."
+)
+STORAGE = "a folder, s3://..., or claim:NAME."
+NETWORK = "A slow link for each process: 100Mbit, or bandwidth=100Mbit,worker-1=10Mbit."
+INSTANCES = "Which EC2 instances to look at, with commas between; a YAML file adds or replaces some."
+DRY_RUN = "client: as --render. server: the cluster checks the request; start nothing."
+
+
 @app.command()
 def launch(
-    job: Annotated[Path, typer.Argument(help="A job's folder, or its job.yaml.")],
-    on: Annotated[
-        str,
-        typer.Option(
-            help="The target: local, slurm, sagemaker, kubernetes, torchx, spark; "
-            "sagemaker-local, kubernetes-local (emulated on this machine)."
-        ),
-    ] = "local",
-    config: Annotated[
-        Path | None, typer.Option(help="A place.yaml: what the target needs to know, such as a role.")
-    ] = None,
+    job: Job,
+    on: Annotated[str, typer.Option(help=TARGETS)] = "local",
+    config: Annotated[Path | None, typer.Option(help="A place.yaml: settings of the target.")] = None,
     workers: Annotated[int | None, typer.Option(help="How many workers, in place of the job's own.")] = None,
     nodes: Annotated[int | None, typer.Option(help="On how many nodes.")] = None,
     processes_per_node: Annotated[int | None, typer.Option(help="How many workers share a node.")] = None,
     argument: Annotated[
-        list[str] | None, typer.Option("--argument", "-a", help="NAME=VALUE for the script; may be repeated.")
+        list[str] | None, typer.Option("--argument", "-a", help=PAIRS.format("the script"))
     ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(help="A slow link for each process: 100Mbit, or bandwidth=100Mbit,worker-1=10Mbit."),
-    ] = None,
+    network: Annotated[str | None, typer.Option(help=NETWORK)] = None,
     data: Annotated[str | None, typer.Option(help="digits, mnist, a folder, a URL or an s3:// path.")] = None,
     timeout: Annotated[str | None, typer.Option(help="When a hanging run is ended, such as 10min.")] = None,
     outputs: Annotated[
-        str | None,
-        typer.Option(
-            "--outputs", "--output", help="Where the model stays: a folder, s3://..., or claim:NAME."
-        ),
+        str | None, typer.Option("--outputs", "--output", help=f"For the model: {STORAGE}")
     ] = None,
-    checkpoints: Annotated[
-        str | None, typer.Option(help="Where checkpoints stay, for the next launch; as for --outputs.")
-    ] = None,
-    restarts: Annotated[
-        int, typer.Option(help="How often to restart it from its last checkpoint when it fails.")
-    ] = 0,
+    checkpoints: Annotated[str | None, typer.Option(help=f"For checkpoints: {STORAGE}")] = None,
+    restarts: Annotated[int, typer.Option(help="How often to restart it when it fails.")] = 0,
     render: Annotated[bool, typer.Option("--render", help="Show what would be sent; start nothing.")] = False,
-    dry_run: Annotated[
-        str | None,
-        typer.Option(help="client: as --render. server: the cluster checks the request; start nothing."),
-    ] = None,
+    dry_run: Annotated[Literal["client", "server"] | None, typer.Option(help=DRY_RUN)] = None,
 ) -> None:
     """Launch a job and show its progress, one line a worker."""
     from workshop_utils.jobs import JobError, TrainingJob
@@ -78,7 +68,7 @@ def launch(
         "workers": workers,
         "nodes": nodes,
         "processes_per_node": processes_per_node,
-        "arguments": _arguments(argument or []),
+        "arguments": named_values(argument, "epochs=5"),
         "data": data,
         "timeout": timeout,
         "outputs": outputs,
@@ -86,8 +76,6 @@ def launch(
     }
     given = {name: value for name, value in changes.items() if value is not None}
     described = TrainingJob.load(job).replace(**given)
-    if dry_run not in (None, "client", "server"):
-        raise JobError(f"--dry-run is {dry_run!r}; it must be client or server, as kubectl has it")
     launcher = launcher_for(on, config, Network.parse(network) if network is not None else None)
     if dry_run == "server":
         if not isinstance(launcher, ServerSideCheck):
@@ -119,32 +107,15 @@ def launch(
         raise typer.Exit(130) from None
 
 
-def _arguments(pairs: list[str]) -> dict[str, str]:
-    from workshop_utils.jobs import JobError
-
-    arguments = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not (name and equals):
-            raise JobError(f"--argument is {pair!r}; it must be NAME=VALUE, such as epochs=5")
-        arguments[name] = value
-    return arguments
-
-
 @app.command()
 def run(
-    notebooks: Annotated[
-        list[Path] | None, typer.Argument(help="Notebooks to execute; all of notebooks/ when none is named.")
-    ] = None,
+    notebooks: Notebooks = None,
     output: Annotated[Path, typer.Option(help="Where executed notebooks and the report go.")] = Path("build"),
     parameter: Annotated[
-        list[str] | None,
-        typer.Option("--parameter", "-p", help="NAME=VALUE for the notebooks that have it; may be repeated."),
+        list[str] | None, typer.Option("--parameter", "-p", help=PAIRS.format("notebooks that have it"))
     ] = None,
     sweep: Annotated[bool, typer.Option(help="Measure how the strategies scale.")] = True,
-    strategies: Annotated[
-        str, typer.Option(help="Which of them, with commas between; all that have a mnist_ job by default.")
-    ] = "",
+    strategies: Annotated[str, typer.Option(help="Which, with commas between; all by default.")] = "",
 ) -> None:
     """Execute notebooks in order and write one HTML report; the exit code says whether all succeeded."""
     from workshop_utils.lessons import batch
@@ -153,13 +124,8 @@ def run(
 
 
 @app.command()
-def refresh(
-    notebooks: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Notebooks to execute in place; the stale ones when none is named."),
-    ] = None,
-) -> None:
-    """Execute notebooks in place, for committing them with outputs that belong to their code."""
+def refresh(notebooks: Notebooks = None) -> None:
+    """Execute notebooks in place, by default the stale ones, so that their outputs belong to their code."""
     from workshop_utils.lessons import freshness, selection
 
     named = selection.notebook_paths(notebooks or ())
@@ -169,9 +135,7 @@ def refresh(
 
 
 @app.command()
-def copy_lessons(
-    folder: Annotated[Path, typer.Argument(help="Where you work; beside notebooks/.")] = Path("my_lessons"),
-) -> None:
+def copy_lessons(folder: Lessons = Path("my_lessons")) -> None:
     """Bring the learner's edition of all lessons into your folder; what you have changed there is left alone."""
     from workshop_utils.lessons import editions
 
@@ -187,11 +151,7 @@ def _tell(copies: list[Copy]) -> None:
 
 
 @app.command()
-def lab(
-    folder: Annotated[Path, typer.Argument(help="Your own copy of the lessons; beside notebooks/.")] = Path(
-        "my_lessons"
-    ),
-) -> None:
+def lab(folder: Lessons = Path("my_lessons")) -> None:
     """Open JupyterLab on your copy of the lessons; Horovod, where it is missing, is compiled meanwhile."""
     from workshop_utils.lessons import editions
     from workshop_utils.setup.lab import below_working_folder, open_lab
@@ -205,7 +165,7 @@ def lab(
 
 @app.command()
 def release(
-    notebooks: Annotated[list[Path] | None, typer.Argument(help="Lessons; all when none is named.")] = None,
+    notebooks: Notebooks = None,
     output: Annotated[Path, typer.Option(help="Where the two editions go.")] = Path("build/editions"),
 ) -> None:
     """Make the learner's edition (no solutions, no outputs) and the instructor's (both, times, talking points)."""
@@ -218,9 +178,7 @@ def release(
 @app.command()
 def grade(
     folder: Annotated[Path, typer.Argument(help="A folder for each learner, with their notebooks in it.")],
-    output: Annotated[Path, typer.Option(help="Where the table and the executed notebooks go.")] = Path(
-        "build/grades"
-    ),
+    output: Annotated[Path, typer.Option(help="Where table and notebooks go.")] = Path("build/grades"),
     seconds: Annotated[float, typer.Option(min=1, help="At most so long for one notebook.")] = 600,
 ) -> None:
     """Run what a class has handed in, each notebook by itself, and print a table of how the exercises went."""
@@ -245,27 +203,13 @@ def doctor() -> None:
 
 @app.command()
 def plan(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A model of the catalogue, such as llama-3.1-8b; or a config.json, or a YAML file."
-        ),
-    ],
+    model: Annotated[str, typer.Argument(help="Such as llama-3.1-8b; or a config.json, or a YAML file.")],
     tokens: Annotated[float, typer.Option(help="How many tokens to train on, such as 100e9.")],
     deadline: Annotated[str | None, typer.Option(help="How long it may take, such as 14d or 36h.")] = None,
     budget: Annotated[float | None, typer.Option(help="What it may cost, in dollars.")] = None,
-    instances: Annotated[
-        str | None,
-        typer.Option(
-            help="Which EC2 instances to look at, with commas between; a YAML file adds or replaces some."
-        ),
-    ] = None,
-    batch: Annotated[
-        float | None, typer.Option(help="Tokens in a step; by default the model's published batch.")
-    ] = None,
-    fastest: Annotated[
-        bool, typer.Option("--fastest", help="The least hours within the limits, not the least dollars.")
-    ] = False,
+    instances: Annotated[str | None, typer.Option(help=INSTANCES)] = None,
+    batch: Annotated[float | None, typer.Option(help="Tokens in a step; by default as published.")] = None,
+    fastest: Annotated[bool, typer.Option("--fastest", help="Save hours, not dollars.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for another program.")] = False,
 ) -> None:
     """Plan a training run: the layout, how many of which machines, how long and how much; starts nothing.
@@ -281,9 +225,9 @@ def plan(
         tokens,
         deadline,
         budget,
-        [name.strip() for name in instances.split(",")] if instances is not None else None,
+        None if instances is None else listed(instances),
         batch_tokens=batch,
-        objective="hours" if fastest else "dollars",
+        fastest=fastest,
     )
     typer.echo(json.dumps(found.as_dict(), indent=2) if as_json else str(found))
     raise typer.Exit(0 if found.best else 1)
@@ -295,39 +239,30 @@ app.add_typer(scaling_app, name="scaling")
 @app.command()
 def clean_up(
     region: Annotated[
-        str | None,
-        typer.Option(
-            help="The AWS region; by default that of AWS_REGION or AWS_DEFAULT_REGION, else us-east-1."
-        ),
+        str | None, typer.Option(help="By default AWS_REGION, AWS_DEFAULT_REGION, us-east-1.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> None:
     """List what the workshop has left in your AWS account, found by its tag, and remove it once you agree."""
     from workshop_utils.launchers.sagemaker import account, cleanup
-    from workshop_utils.launchers.sagemaker.account import AwsError
 
     aws = account.profile(region)
     typer.echo(f"looking at {aws}")
     remains = cleanup.find(aws)
-    for thing in remains:
-        typer.echo(f"  {thing}")
-    if not remains:
-        typer.echo("nothing of the workshop is left")
-        return
-    if not yes and not typer.confirm("Remove all of this for good?"):
+    typer.echo("\n".join(f"  {thing}" for thing in remains) or "nothing of the workshop is left")
+    if remains and not yes and not typer.confirm("Remove all of this for good?"):
         typer.echo("nothing was removed")
         return
-    refused = 0
+    is_refused = False
     for thing in remains:
         try:
             cleanup.remove(thing, aws)
-        except AwsError as error:  # one that is not ours to remove must not keep the rest
-            refused += 1
+        except account.AwsError as error:  # one that is not ours to remove must not keep the rest
+            is_refused = True
             typer.echo(f"could not remove {thing.kind} {thing.name}: {error}", err=True)
         else:
             typer.echo(f"removed {thing.kind} {thing.name}")
-    if refused:
-        raise typer.Exit(1)
+    raise typer.Exit(int(is_refused))
 
 
 @app.command()
@@ -335,19 +270,18 @@ def install_horovod() -> None:
     """Build Horovod against the installed TensorFlow and PyTorch, once, and install it."""
     from workshop_utils.setup import horovod_build
 
-    raise typer.Exit(horovod_build.main([]))
+    raise typer.Exit(horovod_build.main())
 
 
 def main() -> None:
     """The command's entry point: mistakes that can be foreseen end in one sentence and exit code 2."""
     try:
         app()
-    except ValueError as error:  # JobError, DataError and their like; a bug of ours would be another kind
-        if type(error) is ValueError:
+    except (ValueError, OSError) as error:
+        if type(error) is ValueError:  # a bug of ours; JobError, DataError and their like are foreseen
             raise
-        print(f"workshop: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:  # a file where a folder should be, no free port, no rights
-        reason = f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error)
+        reason = str(error)
+        if isinstance(error, OSError) and error.filename:  # a file where a folder should be, no rights
+            reason = f"{error.filename} cannot be used: {error.strerror}"
         print(f"workshop: {reason}", file=sys.stderr)
         sys.exit(2)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from workshop_utils.cli.arguments import Job, listed, named_values
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -31,20 +33,15 @@ Listed = Annotated[str, typer.Option(help="How many, with commas between.")]
 
 @app.command()
 def measure(
-    job: Annotated[Path, typer.Argument(help="A job's folder, or its job.yaml.")] = Path("jobs/measure_step"),
+    job: Job = Path("jobs/measure_step"),
     strategies: Annotated[str, typer.Option(help="With commas between; the job's own by default.")] = "",
     workers: Listed = "1,2,4",
-    network: Annotated[
-        list[str] | None, typer.Option(help="A link for each process, such as 100Mbit; may be repeated.")
-    ] = None,
+    network: Annotated[list[str] | None, typer.Option(help="Such as 100Mbit; may be repeated.")] = None,
     argument: Annotated[
-        list[str] | None,
-        typer.Option("--argument", "-a", help="NAME=VALUE,VALUE to measure; may be repeated."),
+        list[str] | None, typer.Option("--argument", "-a", help="NAME=VALUE,VALUE; may be repeated.")
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="How often each is measured, in turns.")] = 3,
-    strong: Annotated[
-        bool, typer.Option("--strong", help="Share the batch; else each worker keeps it.")
-    ] = False,
+    strong: Annotated[bool, typer.Option("--strong", help="The workers share the batch.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what was measured before.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run; start nothing.")] = False,
     output: Annotated[Path, typer.Option(help="The table, as Parquet.")] = TABLE,
@@ -58,12 +55,12 @@ def measure(
 
     settings = experiment.grid(
         TrainingJob.load(job),
-        _words(strategies),
+        listed(strategies),
         _counts(workers),
         network or [None],
         repeats,
         "strong" if strong else "weak",
-        **_swept(argument or []),
+        **_swept(argument),
     )
     store = experiment.Store.default()
     todo = settings if fresh else experiment.missing(settings, store)
@@ -142,16 +139,14 @@ def _of_each(path: Path, calculate: Callable[[pd.DataFrame], Any]) -> list[tuple
     from workshop_utils.jobs import JobError
     from workshop_utils.scaling import extrapolate
 
-    results, refused = [], []
+    results = []
     for names, runs in extrapolate.swept(_read(path)):
         try:
             results.append((", ".join(map(str, names)), calculate(runs)))
         except JobError as error:
-            refused.append(str(error))
+            typer.echo(f"left out: {error}", err=True)
     if not results:
-        raise JobError("\n".join(refused))
-    for reason in refused:
-        typer.echo(f"left out: {reason}", err=True)
+        raise JobError(f"{path} has no strategy and network with enough runs")
     return results
 
 
@@ -170,36 +165,27 @@ def _read(path: Path) -> pd.DataFrame:
         ) from None
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def _counts(text: str) -> list[int]:
     from workshop_utils.jobs import JobError
 
-    words = _words(text)
+    words = listed(text)
     if not words or not all(word.isdecimal() and int(word) > 0 for word in words):
         raise JobError(f"workers is {text!r}; it must be whole numbers with commas between, such as 1,2,4")
     return [int(word) for word in words]
 
 
-def _swept(pairs: list[str]) -> dict[str, list[Any]]:
+def _swept(pairs: list[str] | None) -> dict[str, list[Any]]:
     """NAME=VALUE,VALUE as names with `_` and lists of values, read as YAML so that 4 is a number."""
     import yaml
 
     from workshop_utils.jobs import JobError
 
     swept = {}
-    for pair in pairs:
-        name, equals, values = pair.partition("=")
-        if not (name and equals and values):
-            raise JobError(
-                f"--argument is {pair!r}; it must be NAME=VALUE or NAME=VALUE,VALUE, such as width=256,512"
-            )
+    for name, text in named_values(pairs, "width=256,512").items():
         if name in GRID_OPTIONS:
-            raise JobError(f"--argument is {pair!r}; {name} has an option of its own: --{name}")
+            raise JobError(f"--argument is '{name}={text}'; {name} has an option of its own: --{name}")
         try:
-            swept[name.replace("-", "_")] = [yaml.safe_load(value) for value in values.split(",")]
+            swept[name.replace("-", "_")] = [yaml.safe_load(value) for value in text.split(",")]
         except yaml.YAMLError:
-            raise JobError(f"--argument is {pair!r}; {values!r} has no values that YAML can read") from None
+            raise JobError(f"--argument is '{name}={text}'; it has no values that YAML can read") from None
     return swept

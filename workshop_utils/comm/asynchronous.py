@@ -107,7 +107,17 @@ def simulate_pushes(
     Raises:
         ValueError: for another arrangement, or numbers that do not go together; the message names them.
     """
-    _check(arrangement, compute_seconds)
+    if arrangement.consistency != "asynchronous" or arrangement.servers != 1:
+        raise ValueError(
+            f"consistency is {arrangement.consistency!r} with servers {arrangement.servers}; it must be 'asynchronous' "
+            "with one server: `simulated` runs the others"
+        )
+    shape = (arrangement.workers, arrangement.steps)
+    if compute_seconds.shape != shape or arrangement.steps < 1 or not (compute_seconds >= 0).all():
+        raise ValueError(
+            f"compute_seconds has shape {compute_seconds.shape}; it must hold {shape[0]} workers × {shape[1]} "
+            "steps, at least one, and times of at least 0"
+        )
     nbytes = nbytes // ITEMSIZE * ITEMSIZE
     uplink, downlink = (Queue(link.bandwidth_bytes_per_second) for _ in range(2))  # the server's
     # Whoever has finished never comes back.
@@ -131,19 +141,3 @@ def simulate_pushes(
         heapreplace(pushes, (answer(worker), worker))
     workers, seconds, staleness = (np.array([column]) for column in zip(*log, strict=True))
     return Pushes(workers, seconds, staleness)
-
-
-def _check(arrangement: Arrangement, compute_seconds: np.ndarray) -> None:
-    if arrangement.consistency != "asynchronous" or arrangement.servers != 1:
-        raise ValueError(
-            f"consistency is {arrangement.consistency!r} with servers {arrangement.servers}; it must be 'asynchronous' "
-            "with one server: `simulated` runs the others"
-        )
-    expected = (arrangement.workers, arrangement.steps)
-    if compute_seconds.shape != expected or arrangement.steps < 1:
-        raise ValueError(
-            f"compute_seconds has shape {compute_seconds.shape}; it must have one time for each of "
-            f"{expected[0]} workers and {expected[1]} steps, at least one"
-        )
-    if not (compute_seconds >= 0).all():
-        raise ValueError("compute_seconds must be at least 0")

@@ -26,8 +26,6 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import numpy as np
 
-from workshop_utils.comm.adapters import as_array
-
 # A NumPy array, or a `Shape` where only the time matters.
 Array = Any
 Operation = Literal["sum", "mean", "max", "min"]
@@ -73,7 +71,8 @@ class FrameError(CommunicationError):
 class Event:
     """One entry of a trace: what this rank did from `start` to `end` (seconds on the communicator's clock).
 
-    `kind` is "send", "recv" or "combine"; `peer` is the other rank, None for "combine".
+    `kind` is "send", "recv" or "combine"; `peer` is the other rank, None for "combine". `parallel.data` records whole
+    collectives, of kind "all-reduce".
     """
 
     kind: str
@@ -171,7 +170,7 @@ class Communicator(ABC):
 
     def combine(self, accumulator: Array, incoming: Array, operation: Operation = "sum") -> None:
         """`accumulator ⊕= incoming`, the one place where a collective reduces. A mean adds: see `finish`."""
-        start = self._now()
+        start = self.now()
         _COMBINE[operation](accumulator, incoming, out=accumulator)
         self._record("combine", None, accumulator, start)
 
@@ -184,6 +183,14 @@ class Communicator(ABC):
                 to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
                 self.send_recv(to, token, source, answer)
                 distance *= 2
+
+    def now(self) -> float:
+        """Seconds on this communicator's clock, as in its trace; virtual seconds where time is simulated."""
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass on this communicator's clock."""
+        time.sleep(seconds)
 
     def close(self) -> None:
         """Release links and memory; leaving the `with` block does so too. Safe to call twice."""
@@ -212,12 +219,6 @@ class Communicator(ABC):
             PeerSilent: if none sends within the time-out.
         """
 
-    def _now(self) -> float:
-        return time.perf_counter()
-
-    def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
     # The bookkeeping of every message.
 
     def _transfer(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
@@ -228,7 +229,7 @@ class Communicator(ABC):
                 )
         if to is None and source is None:
             return
-        start = self._now()
+        start = self.now()
         self._exchange(to, outgoing, source, incoming)
         if to is not None:
             self.traffic.count_sent(to, outgoing.nbytes)
@@ -239,17 +240,7 @@ class Communicator(ABC):
 
     def _record(self, kind: str, peer: int | None, array: Array, start: float) -> None:
         if self.trace is not None:
-            self.trace.append(Event(kind, peer, int(array.nbytes), start, self._now(), self._collective))
-
-
-def now(communicator: Communicator) -> float:
-    """Seconds on the communicator's clock, as in its trace; virtual seconds where time is simulated."""
-    return communicator._now()
-
-
-def sleep(communicator: Communicator, seconds: float) -> None:
-    """Let `seconds` pass on the communicator's clock."""
-    communicator._sleep(seconds)
+            self.trace.append(Event(kind, peer, int(array.nbytes), start, self.now(), self._collective))
 
 
 Arguments = ParamSpec("Arguments")
@@ -260,7 +251,7 @@ Algorithm = Callable[Concatenate[Communicator, Arguments], Result]
 def collective(function: Algorithm[Arguments, Result]) -> Algorithm[Arguments, Result]:
     """Mark a function of (communicator, ...) as a collective: its messages carry its name.
 
-    Its first other argument may have any shape, or be a PyTorch tensor (see `adapters`): the function receives an array
+    Its first other argument may have any shape, or be a PyTorch tensor (see `as_array`): the function receives an array
     of one dimension that shares its memory.
     """
     call_with: Callable[..., Result] = function
@@ -314,19 +305,25 @@ def check_message(
     Raises:
         Mismatch: if not; the message says what was sent and what was expected.
     """
-    rank, here = communicator.rank, communicator._collective
-    if collective != here:
-        raise Mismatch(f"rank {source} is in {collective or 'send'} while rank {rank} is in {here or 'recv'}")
-    if array.nbytes != incoming.nbytes or array.dtype != incoming.dtype:
+    here = communicator._collective
+    if collective != here or array.nbytes != incoming.nbytes or array.dtype != incoming.dtype:
         sent, expected = (f"{each.size} × {each.dtype}" for each in (array, incoming))
-        raise Mismatch(f"rank {source} sent {sent} where rank {rank} expects {expected}, in {here or 'recv'}")
+        raise mismatch(communicator.rank, here, expected, source, collective, sent)
+
+
+def mismatch(rank: int, here: str, expected: str, source: int, there: str, sent: str) -> Mismatch:
+    """The error where `rank`, in the collective `here`, expects another message than `source` sent, `there`."""
+    here, there = here or "send or recv", there or "send or recv"
+    if here != there:
+        return Mismatch(f"rank {source} is in {there} while rank {rank} is in {here}")
+    return Mismatch(f"rank {source} sent {sent} where rank {rank} expects {expected}, in {here}")
 
 
 def flat(tensor: Any) -> Array:
     """An array, or a tensor of PyTorch, as an array of one dimension that shares its memory.
 
     Raises:
-        TypeError: if NumPy cannot see that memory (`adapters.as_array`).
+        TypeError: if NumPy cannot see that memory (`as_array`).
         ValueError: if it is not contiguous.
     """
     array = as_array(tensor)
@@ -336,6 +333,33 @@ def flat(tensor: Any) -> Array:
             "pass numpy.ascontiguousarray(array)"
         )
     return array if array.ndim == 1 else array.reshape(-1)
+
+
+def as_array(tensor: Any) -> np.ndarray:
+    """`tensor`, also a parameter or a gradient, as an array that shares its memory; an array is returned as it is.
+
+    PyTorch is not imported unless one of its tensors is given.
+
+    Raises:
+        TypeError: if NumPy cannot see that memory, or has no such dtype; the message says what would do.
+    """
+    if isinstance(tensor, np.ndarray):
+        return tensor
+    if type(tensor).__module__.partition(".")[0] != "torch":
+        raise TypeError(
+            f"a {type(tensor).__name__} is neither a NumPy array nor a tensor of PyTorch; "
+            "pass an array, such as numpy.array(...), and use it afterwards"
+        )
+    if tensor.device.type != "cpu":
+        raise TypeError(f"the tensor is on {tensor.device}; move it to the CPU first: tensor.cpu()")
+    try:
+        array: np.ndarray = tensor.detach().numpy()
+    except (TypeError, RuntimeError) as failure:  # such as bfloat16, or a sparse tensor
+        raise TypeError(
+            f"NumPy has no array like a {tensor.layout} tensor of {tensor.dtype}; convert it first, "
+            "for example with tensor.float()"
+        ) from failure
+    return array
 
 
 def chunk(array: Array, index: int, count: int) -> Array:

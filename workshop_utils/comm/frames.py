@@ -20,7 +20,7 @@ import struct
 
 import numpy as np
 
-from workshop_utils.comm.communicator import Array, CommunicationError, FrameError, Mismatch
+from workshop_utils.comm.communicator import Array, CommunicationError, FrameError, mismatch
 
 HEADER = struct.Struct("<4s32s16sIQQ")
 _NUMBERS = struct.Struct("<IQQ")
@@ -49,13 +49,8 @@ def difference(received: bytes | bytearray, source: int, expected: bytes, rank: 
         return FrameError(
             f"rank {rank} received message {sequence} from rank {source} where message {own_sequence} is due"
         )
-    here = text(own_collective) or "send or recv"
-    if collective != own_collective:
-        return Mismatch(
-            f"rank {source} is in {text(collective) or 'send or recv'} while rank {rank} is in {here}"
-        )
     sent, due = f"{elements} × {text(dtype)}", f"{own_elements} × {text(own_dtype)}"
-    return Mismatch(f"rank {source} sent {sent} where rank {rank} expects {due}, in {here}")
+    return mismatch(rank, text(own_collective), due, source, text(collective), sent)
 
 
 def text(padded: bytes) -> str:

@@ -53,9 +53,7 @@ def _halve_and_double(
     distance = power // 2
     while distance:
         partner = rank_of(place ^ distance)
-        first = (
-            place // distance * distance
-        )  # of the pieces that this rank keeps; its partner keeps the others
+        first = place // distance * distance  # of the pieces that this rank keeps, not its partner
         mine = pieces(first, distance)
         incoming = buffer(communicator, mine)
         communicator.send_recv(partner, pieces(first ^ distance, distance), partner, incoming)

@@ -11,13 +11,13 @@ hierarchical all-reduce):
 | ring all-gather | the g ranks of a group | (g − 1)/g · K |
 
 Where g does not divide N, the ranks that are left over give their array to the ranks of the first group before, and
-take the result from them afterwards: K bytes more, each way.
+take the result from them afterwards: K bytes more, each way. `scaling.cost` says how long it takes.
 """
 
 from __future__ import annotations
 
 from workshop_utils.comm.communicator import Array, Communicator, Operation, buffer, collective, finish
-from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter, ring_seconds
+from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from workshop_utils.comm.subset import Subset
 
 
@@ -25,10 +25,18 @@ from workshop_utils.comm.subset import Subset
 def hierarchical_all_reduce(
     communicator: Communicator, array: Array, operation: Operation = "sum", group_size: int = 2
 ) -> None:
-    """Replace `array`, in place on every rank, by the reduction over all ranks; a group has consecutive ranks."""
-    rank = communicator.rank
-    group_size, groups, left_over = arrangement(communicator.size, group_size)
-    complete = group_size * groups
+    """Replace `array`, in place on every rank, by the reduction over all ranks; a group has consecutive ranks.
+
+    Fewer ranks than `group_size` are one group.
+
+    Raises:
+        ValueError: if `group_size` is not positive.
+    """
+    if group_size < 1:
+        raise ValueError(f"group_size is {group_size}; it must be at least 1")
+    rank, group_size = communicator.rank, min(group_size, communicator.size)
+    left_over = communicator.size % group_size
+    complete = communicator.size - left_over
     if rank >= complete:
         communicator.send(rank - complete, array)
         communicator.recv(rank - complete, array)
@@ -49,45 +57,3 @@ def hierarchical_all_reduce(
 
     if rank < left_over:
         communicator.send(complete + rank, array)
-
-
-def arrangement(size: int, group_size: int) -> tuple[int, int, int]:
-    """Ranks a group, complete groups, and ranks left over; fewer ranks than `group_size` are one group.
-
-    Raises:
-        ValueError: if `group_size` is not positive.
-    """
-    if group_size < 1:
-        raise ValueError(f"group_size is {group_size}; it must be at least 1")
-    group_size = min(group_size, size)
-    return group_size, size // group_size, size % group_size
-
-
-def hierarchical_seconds(
-    size: int,
-    nbytes: int,
-    latency_seconds: float,
-    bandwidth_bytes_per_second: float,
-    group_size: int = 2,
-    inside_latency_seconds: float | None = None,
-    inside_bandwidth_bytes_per_second: float | None = None,
-) -> float:
-    """The three phases' times added, and 2 (α + K/B) where ranks are left over.
-
-    `latency_seconds` and `bandwidth_bytes_per_second` are what one rank has towards other groups: where a group
-    shares one NIC, nearly its bandwidth divided by `group_size`. Links inside are the same unless given.
-    Exact where all ranks have their own links and N divides the number of elements; a lower bound where ranks are
-    left over, since what neighbours send early then takes turns with a whole array on one link.
-    """
-    group_size, groups, left_over = arrangement(size, group_size)
-    inside = (
-        latency_seconds if inside_latency_seconds is None else inside_latency_seconds,
-        inside_bandwidth_bytes_per_second or bandwidth_bytes_per_second,
-    )
-    outside = (latency_seconds, bandwidth_bytes_per_second)
-    folding = 2 * (latency_seconds + nbytes / bandwidth_bytes_per_second) if left_over else 0.0
-    return (
-        ring_seconds(group_size, nbytes, *inside)  # reduce-scatter and all-gather are a ring's two halves
-        + ring_seconds(groups, nbytes // group_size, *outside)
-        + folding
-    )

@@ -17,13 +17,13 @@ gradients themselves, in shared memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from workshop_utils.comm.communicator import Array, Communicator, chunk, inside, now
+from workshop_utils.comm.communicator import Array, Communicator, chunk, inside
 
 Consistency = Literal["synchronous", "stale_synchronous", "asynchronous"]
 Update = Callable[[Array, Array], None]  # (parameters, gradient): change the parameters in place
@@ -86,12 +86,15 @@ class Arrangement:
 class ServerLog:
     """What one server saw, an entry a push: the worker's rank, when it was answered (seconds on the server's
     clock), its staleness (updates by others between the worker's pull and its push) and whether it was dropped.
+
+    In shared memory (`hogwild`) also whether another update `overlapped` the pull.
     """
 
     worker: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
     dropped: list[bool] = field(default_factory=list)
+    overlapped: list[bool] = field(default_factory=list)
     version: int = 0
 
 
@@ -139,7 +142,7 @@ class Server:
         elif not late:
             self._add(self._gradient)
         self.log.worker.append(worker)
-        self.log.seconds.append(now(self._communicator))
+        self.log.seconds.append(self._communicator.now())
         self.log.staleness.append(stale)
         self.log.dropped.append(late)
         self._waiting.append(worker)
@@ -172,51 +175,6 @@ class Server:
         self._communicator.send(worker, self._parameters)
 
 
-class Worker:
-    """One worker's side: `pull` the parameters, compute, `push` the gradient."""
-
-    def __init__(self, communicator: Communicator, arrangement: Arrangement) -> None:
-        self._communicator, self._arrangement = communicator, arrangement
-        self._versions = [0] * arrangement.servers
-        self._awaited = list(self._order())  # servers that owe an answer; at the start, the parameters
-
-    @property
-    def version(self) -> int:
-        """Updates that the parameters last pulled had seen: those of the server that has seen fewest."""
-        return min(self._versions)
-
-    def pull(self, into: Array) -> None:
-        """Receive the whole parameters, one-dimensional, part by part."""
-        version = np.empty(1, np.int64)
-        for server in self._awaited:
-            self._communicator.recv(server, version)
-            self._versions[server] = int(version[0])
-            self._communicator.recv(server, self._arrangement.part(into, server))
-        self._awaited = []
-
-    def finished(self, step: int) -> bool:
-        """Whether nothing is left to push, with `step` pushes made.
-
-        A worker whose gradients were dropped has made fewer pushes than the model has made steps.
-        """
-        made = self.version if self._arrangement.consistency == "synchronous" else step
-        return made >= self._arrangement.steps
-
-    def push(self, gradient: Array) -> None:
-        """Send each server its part of `gradient`; its answer is for the next `pull`."""
-        for server in self._order():
-            # With backup workers, servers may drop different workers' gradients, so one can be done before another.
-            is_synchronous = self._arrangement.consistency == "synchronous"
-            if not is_synchronous or self._versions[server] < self._arrangement.steps:
-                self._communicator.send(server, self._arrangement.part(gradient, server))
-                self._awaited.append(server)
-
-    def _order(self) -> Iterator[int]:
-        """All servers; each worker starts with a different one, so that no server's link idles."""
-        servers = self._arrangement.servers
-        return ((self._communicator.rank + place) % servers for place in range(servers))
-
-
 def train(
     communicator: Communicator,
     arrangement: Arrangement,
@@ -245,14 +203,35 @@ def train(
         if communicator.rank < arrangement.servers:
             part = arrangement.part(parameters, communicator.rank)
             return Server(communicator, arrangement, part, update).serve()
-        worker = Worker(communicator, arrangement)
-        worker.pull(parameters)
-        step = 0
-        while not worker.finished(step):
-            worker.push(gradient_of(parameters, step))
-            worker.pull(parameters)
-            step += 1
+        _work(communicator, arrangement, parameters, gradient_of)
     return None
+
+
+def _work(
+    communicator: Communicator,
+    arrangement: Arrangement,
+    parameters: Array,
+    gradient_of: Callable[[Array, int], Array],
+) -> None:
+    """Pull, compute and push; whom a worker has pushed to owes it an answer, and at the start all servers do."""
+    synchronous, count = arrangement.consistency == "synchronous", arrangement.servers
+    # Each worker starts with a different server, so that no server's link idles.
+    servers = [(communicator.rank + place) % count for place in range(count)]
+    versions, version = [0] * count, np.empty(1, np.int64)
+    awaited, step = servers, 0
+    while awaited:
+        for server in awaited:  # pull
+            communicator.recv(server, version)
+            versions[server] = int(version[0])
+            communicator.recv(server, arrangement.part(parameters, server))
+        # A worker whose gradients were dropped has made fewer pushes than a server has made steps; and servers may drop
+        # different workers' gradients, so that one of them has finished before another.
+        awaited = [each for each in servers if (versions[each] if synchronous else step) < arrangement.steps]
+        if awaited:
+            gradient = gradient_of(parameters, step)
+        for server in awaited:  # push
+            communicator.send(server, arrangement.part(gradient, server))
+        step += 1
 
 
 def server_bytes_received(workers: int, nbytes: int, servers: int = 1) -> float:

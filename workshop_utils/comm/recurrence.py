@@ -18,9 +18,8 @@ def ring_finish_seconds(size: int, nbytes: int, link: Link, *, itemsize: int = 4
     It equals what `simulated.simulate` computes message by message, up to rounding.
     """
     whole = Shape(nbytes // itemsize, f"V{itemsize}")
-    chunks = np.array(
-        [chunk(whole, index, size).nbytes for index in range(size)] * 2, float
-    )  # rolled: a slice
+    # Twice, so that rolling is slicing.
+    chunks = np.array([chunk(whole, index, size).nbytes for index in range(size)] * 2, float)
     uplinks, downlinks = (Queue(link.bandwidth_bytes_per_second, size) for _ in range(2))
     seconds = np.zeros(size)  # the ranks' clocks
     for phase in (0, 1):  # reduce-scatter begins with a rank's own chunk, all-gather with the next one

@@ -27,7 +27,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Self
 
 from workshop_utils.comm.communicator import CommunicationError, FrameError, PeerDied, PeerSilent
 from workshop_utils.comm.frames import text
@@ -50,28 +49,27 @@ _VERDICTS = {
 _NOT_YET = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EAGAIN}
 
 
-class Membership(NamedTuple):
-    """What makes a process a rank of its run, where the others may be, and how long it waits for them."""
+class Membership:
+    """What makes a process a rank of its run, where the others may be, and how long it waits for them, from now on.
 
-    rank: int
-    size: int
-    secret: bytes
-    deadline: float  # of time.monotonic()
-    reachable: tuple[ipaddress.IPv4Network, ...] = REACHABLE
+    Attributes:
+        deadline: of `time.monotonic()`.
+        reachable: the networks in which the others may be.
 
-    @classmethod
-    def until(
-        cls, timeout_seconds: float, rank: int, size: int, secret: bytes, subnet: str | None = None
-    ) -> Self:
-        """In a run that starts now. Raises ValueError for an impossible rank or subnet, or an empty secret."""
+    Raises:
+        ValueError: for an impossible rank or subnet, or an empty secret.
+    """
+
+    def __init__(
+        self, timeout_seconds: float, rank: int, size: int, secret: bytes, subnet: str | None = None
+    ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank is {rank}; with size {size} it must be from 0 to {size - 1}")
         if not secret:
             raise ValueError("secret is empty; it must be bytes that only the run's ranks know")
-        deadline = time.monotonic() + timeout_seconds
-        return cls(
-            rank, size, secret, deadline, REACHABLE if subnet is None else (*REACHABLE, private(subnet))
-        )
+        self.rank, self.size, self.secret = rank, size, secret
+        self.deadline = time.monotonic() + timeout_seconds
+        self.reachable = REACHABLE if subnet is None else (*REACHABLE, private(subnet))
 
 
 class Listener:
@@ -198,10 +196,14 @@ def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[s
         ValueError: if `coordinator` is not `host:port` on loopback or in a network namespace of a run.
         FrameError, PeerSilent, PeerDied: if the ranks do not all come together.
     """
-    host = _own_host(endpoint(coordinator, own.reachable))
+    target = endpoint(coordinator, own.reachable)
     links: dict[str, Sockets] = {purpose: {} for purpose in purposes}
     if own.size == 1:
         return links
+    # This machine's address on the way to the coordinator is where the other ranks can call it.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(target)  # sends nothing
+        host = probe.getsockname()[0]
     with contextlib.closing(Listener(own, f"{host}:0" if own.rank else coordinator)) as listener:
         addresses = _join(own, coordinator, listener.address) if own.rank else _gather(own, listener)
         for purpose, ours in links.items():
@@ -289,27 +291,17 @@ def _proof(secret: bytes, *parts: bytes) -> bytes:
     return hmac.digest(secret, b"|".join(parts), "sha256")
 
 
-def _own_host(coordinator: tuple[str, int]) -> str:
-    """This machine's address on the way to the coordinator, where the other ranks can call it."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(coordinator)  # sends nothing
-        host: str = probe.getsockname()[0]
-    return host
-
-
 def _dial(address: str, own: Membership) -> socket.socket:
+    target = endpoint(address, own.reachable)
     while True:
-        link = socket.socket()
-        link.settimeout(max(0.001, own.deadline - time.monotonic()))
         try:
-            link.connect(endpoint(address, own.reachable))
+            link = socket.create_connection(target, max(0.001, own.deadline - time.monotonic()))
             if link.getsockname() != link.getpeername():  # as TCP may connect a socket to itself
                 return link
+            link.close()
         except OSError as error:
             if error.errno not in _NOT_YET and not isinstance(error, TimeoutError):
-                link.close()
                 raise CommunicationError(f"cannot connect to {address}: {error.strerror}") from error
-        link.close()
         if time.monotonic() > own.deadline:
             raise PeerSilent(f"nobody listens at {address}; has rank 0 been started?")
         time.sleep(0.02)

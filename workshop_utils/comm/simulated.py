@@ -132,22 +132,21 @@ class _Clock:
             except Exception as failure:
                 failure.add_note(f"raised on simulated rank {communicator.rank} of {communicator.size}")
                 raise
-            communicator._finished = True
 
-        greenlets = [greenlet(rank_main) for _ in self.ranks]
-        for communicator, its_greenlet in zip(self.ranks, greenlets, strict=True):
-            communicator._resume = its_greenlet.switch
-            self.at(0.0, partial(its_greenlet.switch, communicator))
+        for communicator in self.ranks:
+            communicator._greenlet = greenlet(rank_main)
+            communicator._resume = communicator._greenlet.switch
+            self.at(0.0, partial(communicator._resume, communicator))
         try:
             while self._due:
                 self.seconds, _, act = heappop(self._due)
                 act()
-            if not all(communicator._finished for communicator in self.ranks):
-                raise Deadlock(self._who_waits())
+            if waiting := [communicator for communicator in self.ranks if communicator._greenlet]:
+                raise Deadlock(self._who_waits(waiting))
         finally:
-            for its_greenlet in greenlets:
-                if its_greenlet:  # it has begun, and not ended
-                    its_greenlet.throw()
+            for communicator in self.ranks:
+                if communicator._greenlet:  # it has begun, and not ended
+                    communicator._greenlet.throw()
         return results
 
     def at(self, seconds: float, act: Callable[[], object]) -> None:
@@ -192,8 +191,7 @@ class _Clock:
         self.at(head, first_byte_comes)
         return left
 
-    def _who_waits(self, most: int = 8) -> str:
-        waiting = [communicator for communicator in self.ranks if not communicator._finished]
+    def _who_waits(self, waiting: Sequence[SimulatedCommunicator], most: int = 8) -> str:
         texts = "; ".join(communicator._describe_wait() for communicator in waiting[:most])
         rest = f"; and {len(waiting) - most} more" if len(waiting) > most else ""
         return f"{len(waiting)} of {len(self.ranks)} ranks wait for ever: {texts}{rest}"
@@ -202,12 +200,12 @@ class _Clock:
 class SimulatedCommunicator(Communicator):
     """One rank in virtual time; `simulate` makes them. `seconds` is its clock."""
 
-    _resume: Callable[[], object]  # resumes it where it was suspended
+    _greenlet: greenlet
+    _resume: Callable[..., object]  # its greenlet, where it was suspended
 
     def __init__(self, rank: int, size: int, clock: _Clock) -> None:
         super().__init__(rank, size, math.inf)
         self.seconds = 0.0
-        self._finished = False
         self._clock = clock
         self._waits_for: Sequence[int] = ()  # ranks from which a message would wake it
         self._left = 0.0  # when the last byte of its last message had left
@@ -219,10 +217,10 @@ class SimulatedCommunicator(Communicator):
         if self.trace is not None:
             self.trace.append(Event("compute", None, 0, start, self.seconds, self._collective))
 
-    def _now(self) -> float:
+    def now(self) -> float:
         return self.seconds
 
-    def _sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self.compute(seconds)
 
     def _first_of(self, sources: Sequence[int]) -> int:
@@ -283,5 +281,5 @@ class SimulatedCommunicator(Communicator):
         if len(self._waits_for) > 1:
             return f"rank {self.rank} waits for any of the ranks {sorted(self._waits_for)}"
         (peer,) = self._waits_for
-        ended = ", which has finished" if self._clock.ranks[peer]._finished else ""
+        ended = ", which has finished" if self._clock.ranks[peer]._greenlet.dead else ""
         return f"rank {self.rank} waits for rank {peer}{ended}, in {self._collective or 'recv'}"

@@ -56,11 +56,11 @@ class StampedCommunicator(Communicator):
         self._inner.__exit__(*raised)  # which tells the other ranks about a failure
         super().close()
 
-    def _now(self) -> float:
-        return self._inner._now()
+    def now(self) -> float:
+        return self._inner.now()
 
-    def _sleep(self, seconds: float) -> None:
-        self._inner._sleep(seconds)
+    def sleep(self, seconds: float) -> None:
+        self._inner.sleep(seconds)
 
     def _first_of(self, sources: Sequence[int]) -> int:
         """The rank whose message came first below, where all come at full speed."""
@@ -76,7 +76,7 @@ class StampedCommunicator(Communicator):
         until = 0.0 if to is None else self._uplink.free
         if source is not None:
             until = max(until, self._arrival(received, source, incoming))
-        self._sleep(max(0.0, until - self._now()))
+        self.sleep(max(0.0, until - self.now()))
 
     @contextmanager
     def _below(self) -> Iterator[None]:
@@ -88,7 +88,7 @@ class StampedCommunicator(Communicator):
 
     def _stamped(self, outgoing: Array) -> Array:
         """`outgoing` with the time at which its first byte leaves, and the uplink taken until its last one has."""
-        head = max(self._now(), self._uplink.free)
+        head = max(self.now(), self._uplink.free)
         self._uplink.carry(head, outgoing.nbytes)
         letter = np.empty(_STAMP.size + outgoing.nbytes, np.uint8)
         _STAMP.pack_into(letter.data, 0, head, outgoing.dtype.str.encode())

@@ -36,8 +36,8 @@ class Subset(Communicator):
     def _first_of(self, sources: Sequence[int]) -> int:
         return self._ranks.index(self._whole._first_of([self._ranks[source] for source in sources]))
 
-    def _now(self) -> float:
-        return self._whole._now()
+    def now(self) -> float:
+        return self._whole.now()
 
-    def _sleep(self, seconds: float) -> None:
-        self._whole._sleep(seconds)
+    def sleep(self, seconds: float) -> None:
+        self._whole.sleep(seconds)

@@ -57,7 +57,7 @@ def connect(
         ValueError: for an impossible rank, coordinator, subnet or link.
         CommunicationError: if not all ranks join (`rendezvous.meet`).
     """
-    membership = Membership.until(timeout_seconds, rank, size, secret, subnet)
+    membership = Membership(timeout_seconds, rank, size, secret, subnet)
     links = rendezvous.meet(membership, coordinator, ("control", "data"))
     communicator = TcpCommunicator(rank, size, links["control"], links["data"], timeout_seconds)
     return communicator if link is None else StampedCommunicator(communicator, **link)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,33 +20,24 @@ class _Message(NamedTuple):
     dead: int = -1
 
 
-class _Mailbox:
-    """Messages sent to one rank and not yet received, in the order of arrival."""
-
-    def __init__(self) -> None:
-        self.messages: deque[_Message] = deque()
-        self.arrived = threading.Condition()
-
-    def put(self, message: _Message) -> None:
-        with self.arrived:
-            self.messages.append(message)
-            self.arrived.notify_all()
-
-
 class ThreadCommunicator(Communicator):
-    """One rank among threads. `run` makes them; messages are copies, so no rank sees another's later changes."""
+    """One rank among threads. `run` makes them; messages are copies, so no rank sees another's later changes.
 
-    def __init__(self, rank: int, mailboxes: Sequence[_Mailbox], **options: Any) -> None:
+    `mailboxes` hold by rank what was sent to it and not yet received, in the order of arrival.
+    """
+
+    def __init__(
+        self, rank: int, mailboxes: Sequence[list[_Message]], arrived: threading.Condition, **options: Any
+    ) -> None:
         super().__init__(rank, len(mailboxes), **options)
-        self._mailboxes = mailboxes
+        self._mailboxes, self._arrived = mailboxes, arrived
 
     def _first_of(self, sources: Sequence[int]) -> int:
         return self._first(sources, take=False).source
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         if to is not None:
-            message = _Message(self.rank, self._collective, np.array(outgoing, copy=True))
-            self._mailboxes[to].put(message)
+            self._put(to, _Message(self.rank, self._collective, np.array(outgoing, copy=True)))
         if source is not None:
             message = self._first([source], take=True)
             if message.array is None:
@@ -55,28 +45,27 @@ class ThreadCommunicator(Communicator):
             check_message(self, source, message.collective, message.array, incoming)
             incoming[:] = message.array
 
+    def _put(self, to: int, message: _Message) -> None:
+        with self._arrived:
+            self._mailboxes[to].append(message)
+            self._arrived.notify_all()
+
     def _first(self, sources: Sequence[int], take: bool) -> _Message:
         mailbox = self._mailboxes[self.rank]
 
         def first() -> _Message | None:
-            return next((message for message in mailbox.messages if message.source in sources), None)
+            return next((message for message in mailbox if message.source in sources), None)
 
-        with mailbox.arrived:
-            message = mailbox.arrived.wait_for(first, timeout=self.timeout_seconds)
+        with self._arrived:
+            message = self._arrived.wait_for(first, timeout=self.timeout_seconds)
             if message is None:
                 silent = f"rank {sources[0]}" if len(sources) == 1 else f"any of the ranks {list(sources)}"
                 raise PeerSilent(
                     f"rank {self.rank} waited {self.timeout_seconds:g} s for {silent} in {self._collective or 'recv'}"
                 )
             if take:
-                mailbox.messages.remove(message)
+                mailbox.remove(message)
             return message
-
-    def _abort(self, dead: int) -> None:
-        """Tell every other rank that `dead` sends no more."""
-        for rank, mailbox in enumerate(self._mailboxes):
-            if rank != self.rank:
-                mailbox.put(_Message(self.rank, self._collective, None, dead))
 
 
 def run(size: int, program: Callable[[Communicator], Result], timeout_seconds: float = 30.0) -> list[Result]:
@@ -85,17 +74,20 @@ def run(size: int, program: Callable[[Communicator], Result], timeout_seconds: f
     Raises:
         Exception: the first failure of any rank, as raised there, once all ranks have ended.
     """
-    mailboxes = [_Mailbox() for _ in range(size)]
+    mailboxes: list[list[_Message]] = [[] for _ in range(size)]
+    arrived = threading.Condition()
     results: list[Any] = [None] * size
     failures: list[BaseException] = []
 
     def rank_main(rank: int) -> None:
-        communicator = ThreadCommunicator(rank, mailboxes, timeout_seconds=timeout_seconds)
+        communicator = ThreadCommunicator(rank, mailboxes, arrived, timeout_seconds=timeout_seconds)
         try:
             results[rank] = program(communicator)
         except BaseException as failure:
             failures.append(failure)
-            communicator._abort(failure.rank if isinstance(failure, PeerDied) else rank)
+            dead = failure.rank if isinstance(failure, PeerDied) else rank
+            for other in {*range(size)} - {rank}:
+                communicator._put(other, _Message(rank, communicator._collective, None, dead))
 
     threads = [threading.Thread(target=rank_main, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:

@@ -19,40 +19,53 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
+
+# A number, or an array of them; results have the shape of all arguments broadcast together.
+Numbers = float | npt.NDArray[Any]
+
+
+def check_numbers(name: str, value: Numbers, least: float, above: bool = False) -> None:
+    """Raise ValueError unless all are finite and at least `least`, or `above` it and maybe infinite; never NaN."""
+    given = np.asarray(value)
+    allowed = given > least if above else (given >= least) & np.isfinite(given)
+    if not allowed.all():
+        raise ValueError(
+            f"{name} is {value}; it must be "
+            + (f"more than {least:g}" if above else f"at least {least:g}, and finite")
+        )
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link, the same in both directions: Hockney's α and 1/β (1994).
+    """A link, the same in both directions: Hockney's α and 1/β (1994). Closed forms take arrays of links, too.
 
     Attributes:
-        latency_seconds: from the first byte's leaving to its arrival.
+        latency_seconds: α, from the first byte's leaving to its arrival, or all that a message without bytes costs.
         bandwidth_bytes_per_second: the rate at which bytes follow each other.
 
     Raises:
         ValueError: if a number is out of range; the message names the field.
     """
 
-    latency_seconds: float = 0.0
-    bandwidth_bytes_per_second: float = math.inf
+    latency_seconds: Any = 0.0
+    bandwidth_bytes_per_second: Any = math.inf
 
     def __post_init__(self) -> None:
-        if not 0 <= self.latency_seconds < math.inf:
-            raise ValueError(f"latency_seconds is {self.latency_seconds}; it must be at least 0, and finite")
-        if not self.bandwidth_bytes_per_second > 0:
-            raise ValueError(
-                f"bandwidth_bytes_per_second is {self.bandwidth_bytes_per_second}; it must be more than 0"
-            )
+        check_numbers("latency_seconds", self.latency_seconds, 0)
+        check_numbers("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second, 0, above=True)
 
     @classmethod
     def of(cls, bandwidth: str, latency: str = "0s") -> Self:
         """A link as people write it: `Link.of("100Mbit", "1ms")`. Raises ValueError for other forms."""
-        from workshop_utils.quantities import (
-            bytes_per_second_of,
-            seconds_of,
-        )  # which does not travel with jobs
+        # Imported here, since it does not travel with jobs.
+        from workshop_utils.quantities import bytes_per_second_of, seconds_of
 
         return cls(seconds_of(latency), bytes_per_second_of(bandwidth))
+
+    def seconds(self, nbytes: Any) -> Any:
+        """Of one message: α + n/B."""
+        return self.latency_seconds + nbytes / self.bandwidth_bytes_per_second
 
 
 class Queue:
@@ -92,5 +105,4 @@ class Topology:
     inside: Link = Link()
 
     def __post_init__(self) -> None:
-        if self.ranks_per_machine < 1:
-            raise ValueError(f"ranks_per_machine is {self.ranks_per_machine}; it must be at least 1")
+        check_numbers("ranks_per_machine", self.ranks_per_machine, 1)

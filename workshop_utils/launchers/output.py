@@ -55,17 +55,12 @@ def culprit(texts: Iterable[str]) -> tuple[str | None, int | None]:
 
 def how(code: int) -> str:
     """How a process with this exit code ended; a negative one is that of a signal, as in `subprocess`."""
-    return f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    # A real-time signal has no name.
+    name = next((known.name for known in signal.Signals if known == -code), f"signal {-code}")
+    return f"was killed by {name}" if code < 0 else f"ended with exit code {code}"
 
 
 def last_lines(texts: Sequence[str]) -> str:
     """The last of what a worker printed."""
     lines = _ABORT_NOTICE.sub("", "".join(f"{text}\n" for text in texts)).splitlines()
     return "Its last lines:\n  " + "\n  ".join(lines[-LAST_LINES:]) if lines else "It had printed nothing."
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from workshop_utils.launchers.targets import Launcher
 from workshop_utils.runs import Run, RunState
 
 
+@dataclass(frozen=True)
 class Restarting:
     """Launches jobs with `launcher`, and again whenever they fail, at most `restarts` times.
 
@@ -37,11 +38,13 @@ class Restarting:
         JobError: if `restarts` is less than 0.
     """
 
-    def __init__(self, launcher: Launcher, restarts: int, checkpoints: str | Path | None = None) -> None:
-        if restarts < 0:
-            raise JobError(f"restarts is {restarts}; it must be at least 0")
-        self.launcher, self.restarts = launcher, restarts
-        self.checkpoints = Path(checkpoints).absolute() if checkpoints is not None else None
+    launcher: Launcher
+    restarts: int
+    checkpoints: str | Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.restarts < 0:
+            raise JobError(f"restarts is {self.restarts}; it must be at least 0")
 
     def render(self, job: TrainingJob) -> Any:
         """The request of the first start. Starts nothing. Raises as the launcher does."""
@@ -50,8 +53,8 @@ class Restarting:
 
     def folder_for(self, job: TrainingJob) -> Path | None:
         """Where checkpoints of `job` stay; None for a folder that goes with the run."""
-        own = job.storage("checkpoints", "folder")
-        return self.checkpoints or (Path(own).absolute() if own else None)
+        folder = self.checkpoints or job.storage("checkpoints", "folder")
+        return Path(folder).absolute() if folder else None
 
     def launch(self, job: TrainingJob) -> RestartedRun:
         """Start the job. Raises as the launcher does; nothing has been started then."""
@@ -85,8 +88,8 @@ class RestartedRun(Run):
             self._clean_up()
             raise
         super().__init__(job.name, first.workers)
-        self._thread = threading.Thread(target=self._see_through, name="workshop-run", daemon=True)
-        self._thread.start()
+        self.network: str | None = getattr(first, "network", None)
+        threading.Thread(target=self._see_through, name="workshop-run", daemon=True).start()
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -95,12 +98,6 @@ class RestartedRun(Run):
     @property
     def starts(self) -> list[dict[str, Any]]:
         return self._of_attempts("starts")
-
-    @property
-    def network(self) -> str | None:
-        """What network is emulated, and how; None where there is none, or the target has its own."""
-        network: str | None = getattr(self.attempts[0], "network", None)
-        return network
 
     def _of_attempts(self, kind: str) -> list[dict[str, Any]]:
         return [
@@ -143,15 +140,10 @@ class RestartedRun(Run):
             with self._starting:
                 if self._stopping:
                     return RunState.STOPPED, ""
-                if len(self.attempts) > self._launcher.restarts:
-                    return RunState.FAILED, self._reason_of_all(run.reason)
+                if (count := len(self.attempts)) > self._launcher.restarts:
+                    last = f"\nThis was start {count} of {self.name}." if count > 1 else ""
+                    return RunState.FAILED, run.reason + last
                 self._start()
-
-    def _reason_of_all(self, last: str) -> str:
-        count = len(self.attempts) - 1
-        if not count:
-            return last
-        return f"{last}\n{self.name} had been restarted {'once' if count == 1 else f'{count} times'} before."
 
     def _clean_up(self) -> None:
         if self._own_folder:

@@ -18,5 +18,5 @@ class TargetSettings(Description):
         """The settings in a YAML file. Raises JobError where there is none, or a field is wrong."""
         file = Path(path)
         if not file.is_file():
-            raise JobError(f"there is no file {file}; it must hold settings such as {cls.EXAMPLE!r}")
-        return cls.read(file, cls.EXAMPLE)
+            raise JobError(f"there is no file {file}; it must hold settings such as '{cls.EXAMPLE}'")
+        return cls._read(file, cls.EXAMPLE)

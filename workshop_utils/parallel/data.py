@@ -27,14 +27,13 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workshop_utils.comm.adapters import as_array
-from workshop_utils.comm.communicator import CommunicationError, Communicator
+from workshop_utils.comm.communicator import CommunicationError, Communicator, Event, as_array
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.tree import tree_broadcast
 
@@ -49,18 +48,6 @@ class UnusedParameters(ValueError):
     """Parameters that had no part in a step; the message names them."""
 
 
-class Reduction(NamedTuple):
-    """One all-reduce: of what (a parameter's name, or "bucket 2"), its bytes, from when until when.
-
-    Times are in seconds of `time.perf_counter`.
-    """
-
-    of: str
-    nbytes: int
-    start: float
-    end: float
-
-
 class NaiveDataParallel(nn.Module):
     """After the backward pass, one all-reduce for each parameter.
 
@@ -68,24 +55,20 @@ class NaiveDataParallel(nn.Module):
     parameter, and travels once. Buffers, such as the statistics of a batch normalisation, are rank 0's at the start
     and then each rank's own.
 
-    A parameter that had no part in a step has no gradient. By default that is an error, for it is most often a
-    mistake. With `find_unused` the ranks tell each other which parameters they have used, one byte a parameter: what
-    some ranks did not use counts as zero there, and what nobody used keeps no gradient, as in one process.
+    A parameter that had no part in a step has no gradient. That is an error, for it is most often a mistake.
 
     Args:
         module: on the CPU; of the same structure on all ranks.
         communicator: of these ranks. While a step is under way, nobody else may use it.
-        find_unused: whether parameters may have no part in a step.
 
     Attributes:
-        spans: set to [] to have every all-reduce recorded.
+        spans: set to [] to have every all-reduce recorded, of a parameter or of "bucket 2", in `time.perf_counter`.
     """
 
-    def __init__(self, module: nn.Module, communicator: Communicator, find_unused: bool = False) -> None:
+    def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__()
-        self.module = module
-        self.spans: list[Reduction] | None = None
-        self.communicator, self._find_unused = communicator, find_unused
+        self.module, self.communicator = module, communicator
+        self.spans: list[Event] | None = None
         self._synchronising = True
         broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
         # named_parameters leaves out the second name of a tied parameter.
@@ -116,16 +99,11 @@ class NaiveDataParallel(nn.Module):
         """Replace every gradient by its mean over the ranks. Every rank calls it once a step, after backward.
 
         Raises:
-            UnusedParameters: if a parameter has no gradient, and `find_unused` was not asked for.
+            UnusedParameters: if a parameter has no gradient.
             CommunicationError: if the others cannot be reached, or do something else.
         """
-        used = self._used_by_anybody()
-        for name, parameter in self._trainable.items():
-            if name not in used:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            with contiguous(parameter.grad) as gradient:
+        for name, its_gradient in self._gradients().items():
+            with contiguous(its_gradient) as gradient:
                 self._all_reduce(name, as_array(gradient))
 
     def close(self) -> None:
@@ -141,31 +119,23 @@ class NaiveDataParallel(nn.Module):
         start = time.perf_counter()
         ring_all_reduce(self.communicator, gradient, "mean")
         if self.spans is not None:
-            self.spans.append(Reduction(of, gradient.nbytes, start, time.perf_counter()))
+            self.spans.append(Event("all-reduce", None, gradient.nbytes, start, time.perf_counter(), of))
 
-    def _used_by_anybody(self) -> set[str]:
-        """The names of parameters that have a gradient on this rank or, with `find_unused`, on any."""
-        unused = [name for name, parameter in self._trainable.items() if parameter.grad is None]
-        if self._find_unused:
-            flags = np.array([parameter.grad is not None for parameter in self._trainable.values()], np.uint8)
-            ring_all_reduce(self.communicator, flags, "max")
-            return {name for name, flag in zip(self._trainable, flags, strict=True) if flag}
-        if unused:
-            raise UnusedParameters(
-                f"{listed(unused)} had no part in this step on rank {self.communicator.rank}; every parameter must "
-                "have a gradient: freeze it, or ask for find_unused=True"
-            )
-        return set(self._trainable)
+    def _gradients(self) -> dict[str, Tensor]:
+        """By the parameters' names. Raises UnusedParameters if one has none."""
+        gradients = {name: p.grad for name, p in self._trainable.items() if p.grad is not None}
+        refuse_unused([name for name in self._trainable if name not in gradients], self.communicator)
+        return gradients
 
 
 class Bucket:
     """Gradients that travel together, end to end in one array, of which each parameter's `.grad` is a view."""
 
-    def __init__(self, names: list[str], parameters: list[nn.Parameter]) -> None:
-        self.names, self.parameters = names, parameters
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
         self.held: set[nn.Parameter] = set()  # whose gradients of this step are in
-        whole = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=parameters[0].dtype)
-        self.memory, self.views = as_array(whole), views(whole, parameters)
+        whole = torch.zeros(sum(p.numel() for p in self.parameters), dtype=self.parameters[0].dtype)
+        self.memory, self.views = as_array(whole), views(whole, self.parameters)
 
     @property
     def is_full(self) -> bool:
@@ -173,12 +143,12 @@ class Bucket:
         return len(self.held) == len(self.parameters)
 
     def hold(self, parameter: nn.Parameter) -> None:
-        """Take the parameter's gradient in, and let `.grad` be its place here; zeros where there is none."""
-        view = self.views[parameter]
-        if parameter.grad is None:
-            view.zero_()
-        elif parameter.grad.data_ptr() != view.data_ptr():  # otherwise autograd has added to it in place
-            view.copy_(parameter.grad)
+        """Take the parameter's gradient in, and let `.grad` be its place here."""
+        view, gradient = self.views[parameter], parameter.grad
+        if (
+            gradient is not None and gradient.data_ptr() != view.data_ptr()
+        ):  # else autograd has added to it in place
+            view.copy_(gradient)
             parameter.grad = view
         self.held.add(parameter)
 
@@ -198,30 +168,19 @@ class BucketedDataParallel(NaiveDataParallel):
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        communicator: Communicator,
-        bucket_bytes: int = 25 * MEBIBYTE,
-        find_unused: bool = False,
+        self, module: nn.Module, communicator: Communicator, bucket_bytes: int = 25 * MEBIBYTE
     ) -> None:
-        super().__init__(module, communicator, find_unused)
-        self.buckets = [Bucket(*each) for each in buckets_of(self._trainable, bucket_bytes)]
+        super().__init__(module, communicator)
+        self.buckets = [Bucket(each.values()) for each in buckets_of(self._trainable, bucket_bytes)]
         self._bucket_of = {parameter: bucket for bucket in self.buckets for parameter in bucket.parameters}
 
     def synchronise(self) -> None:
         """Replace every gradient by its mean over the ranks; as in NaiveDataParallel."""
-        used = self._used_by_anybody()
+        self._gradients()  # each has one
         for index, bucket in enumerate(self.buckets):
             for parameter in bucket.parameters:
                 bucket.hold(parameter)
             self._all_reduce(f"bucket {index}", bucket.memory)
-        self._finish_step(used)
-
-    def _finish_step(self, used: set[str]) -> None:
-        for bucket in self.buckets:
-            for name, parameter in zip(bucket.names, bucket.parameters, strict=True):
-                if name in used and parameter.grad is None:
-                    parameter.grad = bucket.views[parameter]  # the mean of those that used it
             bucket.held.clear()
 
 
@@ -273,17 +232,15 @@ class OverlappedDataParallel(BucketedDataParallel):
     def synchronise(self) -> None:
         """Wait until every gradient is its mean over the ranks; as in NaiveDataParallel."""
         try:
-            if not self._find_unused:
-                used = self._used_by_anybody()
+            self._gradients()  # each has one
             for bucket in self.buckets[len(self._sent) :]:
                 for parameter in set(bucket.parameters) - bucket.held:
                     bucket.hold(parameter)
                 self._send_next()
             for sent in self._sent:
                 sent.result()
-            if self._find_unused:  # after the buckets, since it travels by the same communicator
-                used = self._used_by_anybody()
-            self._finish_step(used)
+            for bucket in self.buckets:
+                bucket.held.clear()
         finally:
             self._sent.clear()
 
@@ -294,25 +251,21 @@ class OverlappedDataParallel(BucketedDataParallel):
         self._sender.shutdown(cancel_futures=True)
 
 
-def buckets_of(
-    parameters: dict[str, nn.Parameter], bucket_bytes: int
-) -> list[tuple[list[str], list[nn.Parameter]]]:
-    """Names and parameters of each bucket: in reverse order, one dtype each, closed before `bucket_bytes` is passed.
+def buckets_of(parameters: dict[str, nn.Parameter], bucket_bytes: int) -> list[dict[str, nn.Parameter]]:
+    """The parameters of each bucket: in reverse order, of one dtype, closed before `bucket_bytes` is passed.
 
     Raises:
         ValueError: if `bucket_bytes` is not above zero.
     """
     if bucket_bytes <= 0:
         raise ValueError(f"bucket_bytes is {bucket_bytes}; it must be above zero")
-    buckets: list[tuple[list[str], list[nn.Parameter]]] = []
-    room = 0
+    buckets: list[dict[str, nn.Parameter]] = []
+    room, dtype = 0, None
     for name, parameter in reversed(parameters.items()):
-        fits = parameter.nbytes <= room and parameter.dtype == buckets[-1][1][0].dtype
-        if not fits:
-            buckets.append(([], []))
-            room = bucket_bytes
-        buckets[-1][0].append(name)
-        buckets[-1][1].append(parameter)
+        if parameter.nbytes > room or parameter.dtype != dtype:
+            buckets.append({})
+            room, dtype = bucket_bytes, parameter.dtype
+        buckets[-1][name] = parameter
         room -= parameter.nbytes
     return buckets
 
@@ -354,10 +307,14 @@ def contiguous(tensor: Tensor) -> Iterator[Tensor]:
         detached.copy_(whole)
 
 
-def listed(names: list[str], most: int = 3) -> str:
-    """The first of `names`, and how many more there are."""
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+def refuse_unused(names: list[str], communicator: Communicator, most: int = 3) -> None:
+    """Raise UnusedParameters if there are `names` of parameters without a gradient; the message has the first ones."""
+    if names:
+        rest = f" and {len(names) - most} more" if len(names) > most else ""
+        raise UnusedParameters(
+            f"{', '.join(names[:most])}{rest} had no part in this step on rank {communicator.rank}; every parameter "
+            "must have a gradient, since every rank sends it: freeze it before the module is wrapped"
+        )
 
 
 def views(vector: Tensor, parameters: list[nn.Parameter]) -> dict[nn.Parameter, Tensor]:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workshop_utils.comm.communicator import Array, Communicator, now, sleep
+from workshop_utils.comm.communicator import Array, Communicator
 from workshop_utils.parallel.schedule import Pass, Schedule, Timed, predict
 
 
@@ -142,11 +142,11 @@ def run(
             continue
         source = schedule.source(step)
         incoming = None if source is None else results.pop(source)
-        start = now(communicator)
+        start = communicator.now()
         stage = stages[step.stage]
         act = stage.forward if step.kind == "forward" else stage.backward
         results[step] = act(step.microbatch, incoming)
-        timeline.append(Timed(communicator.rank, step, start, now(communicator)))
+        timeline.append(Timed(communicator.rank, step, start, communicator.now()))
     return timeline
 
 
@@ -207,9 +207,9 @@ class EmulatedStage:
         self._forward_seconds, self._backward_seconds = forward_seconds, backward_seconds
 
     def forward(self, microbatch: int, incoming: Array | None) -> Array | None:
-        sleep(self._communicator, self._forward_seconds)
+        self._communicator.sleep(self._forward_seconds)
         return self._message
 
     def backward(self, microbatch: int, incoming: Array | None) -> Array | None:
-        sleep(self._communicator, self._backward_seconds)
+        self._communicator.sleep(self._backward_seconds)
         return self._message

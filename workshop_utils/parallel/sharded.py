@@ -25,27 +25,29 @@ and 7; for stage 3 also Zhao et al. (2023), "PyTorch FSDP: experiences on scalin
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn, optim
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
-from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.communicator import Communicator, as_array, chunk
+from workshop_utils.comm.ring import ring_all_gather, ring_reduce_scatter
 from workshop_utils.comm.tree import tree_broadcast
 from workshop_utils.parallel.data import (
     MEBIBYTE,
-    UnusedParameters,
     broadcast_from_first,
     buckets_of,
     contiguous,
-    listed,
+    refuse_unused,
+    views,
 )
-from workshop_utils.parallel.flat import Flat
-from workshop_utils.parallel.units import divide, of_one_kind
 
 # PyTorch's optimizers treat every number by itself, but for those that look at whole parameters, and the rest.
 BY_PARAMETER = {optim.Adafactor, optim.Muon}
@@ -139,6 +141,92 @@ def owners(parameters: Sequence[nn.Parameter], size: int) -> dict[nn.Parameter, 
 # Stages 2 and 3.
 
 
+class Flat:
+    """Some parameters laid end to end in one vector, cut into N chunks, of which this rank's is the `shard`.
+
+    `shard` is a parameter of its own, which the optimizer takes in their place, and `shard.grad` its gradient. Which
+    chunk that is, is what a ring's reduce-scatter leaves here. With `keep`, the whole vector stays, and the shard is
+    a view of it. Otherwise it exists only between `gather` and `free`; outside, the parameters keep their shapes,
+    without memory, and are NaN.
+    """
+
+    def __init__(self, communicator: Communicator, named: dict[str, nn.Parameter], keep: bool) -> None:
+        self.names, self.parameters = list(named), list(named.values())
+        self._communicator, self._keep = communicator, keep
+        self._gradient: Tensor | None = None  # of the whole vector, while it comes in
+        self._came: set[nn.Parameter] = set()
+        self.is_reduced = False  # in this step
+        whole = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
+        self.whole: Tensor | None = whole
+        self._dtype, self._length = whole.dtype, len(whole)
+        mine = torch.from_numpy(self._mine(as_array(whole)))
+        self.shard = nn.Parameter(mine if keep else mine.clone(), self.parameters[0].requires_grad)
+        self._place_parameters()
+        if not keep:
+            self.free()
+
+    def _mine(self, vector: np.ndarray) -> np.ndarray:
+        part: np.ndarray = chunk(vector, self._communicator.rank + 1, self._communicator.size)
+        return part
+
+    def _place_parameters(self) -> None:
+        assert self.whole is not None
+        for parameter, view in views(self.whole, self.parameters).items():
+            parameter.data = view
+
+    def gather(self) -> None:
+        """Put the whole vector together from all ranks' shards, as an all-gather."""
+        if self.whole is None:
+            self.whole = torch.empty(self._length, dtype=self._dtype)
+            self._mine(as_array(self.whole))[:] = as_array(self.shard)
+            self._place_parameters()
+        elif not self._keep:
+            return  # it is whole already
+        ring_all_gather(self._communicator, self.whole)
+
+    def free(self) -> None:
+        """Let go of the whole vector."""
+        for parameter in self.parameters:
+            parameter.data = torch.full((), torch.nan, dtype=self._dtype).expand(parameter.shape)
+        self.whole = None
+
+    def take(self, parameter: nn.Parameter) -> bool:
+        """Move the parameter's gradient here; with the last one, reduce them. Returns whether that was it."""
+        assert parameter.grad is not None
+        if self._gradient is None:
+            self._gradient = torch.empty(self._length, dtype=self._dtype)
+        views(self._gradient, self.parameters)[parameter].copy_(parameter.grad)
+        parameter.grad = None
+        self._came.add(parameter)
+        if len(self._came) < len(self.parameters):
+            return False
+        self._reduce(self._gradient)
+        self._gradient, self.is_reduced = None, True
+        self._came.clear()
+        return True
+
+    def _reduce(self, gradient: Tensor) -> None:
+        """Leave in `shard.grad` this rank's chunk of the mean gradient, on top of what was there."""
+        chunk_of_mean = torch.from_numpy(ring_reduce_scatter(self._communicator, as_array(gradient), "mean"))
+        if self.shard.grad is None:
+            self.shard.grad = chunk_of_mean.clone()  # a copy, so that the whole gradient can go
+        else:
+            self.shard.grad += chunk_of_mean
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether `tensor` lies in the whole vector."""
+        return (
+            self.whole is not None
+            and tensor.untyped_storage().data_ptr() == self.whole.untyped_storage().data_ptr()
+        )
+
+    def missing(self) -> list[str]:
+        """The names of parameters whose gradients have not come in this step."""
+        if not self.shard.requires_grad or (self.is_reduced and not self._came):
+            return []
+        return [name for name, p in zip(self.names, self.parameters, strict=True) if p not in self._came]
+
+
 class _Sharded(nn.Module):
     """What stages 2 and 3 share: flats, whose gradients are reduced as the backward pass gives them.
 
@@ -188,16 +276,11 @@ class _Sharded(nn.Module):
         return made
 
     def _before_step(self, *_: Any) -> None:
-        missing = [name for flat in self.flats for name in flat.missing()]
-        if missing:
-            raise UnusedParameters(
-                f"{listed(missing)} had no part in this step on rank {self.communicator.rank}; every parameter must "
-                "have a gradient, since it is reduced with others: freeze it before the module is sharded"
-            )
+        refuse_unused([name for flat in self.flats for name in flat.missing()], self.communicator)
 
     def _after_step(self, *_: Any) -> None:
         for flat in self.flats:
-            flat.end_step()
+            flat.is_reduced = False
 
 
 class ShardedGradients(_Sharded):
@@ -225,8 +308,8 @@ class ShardedGradients(_Sharded):
         super().__init__(module, communicator)
         broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        for names, parameters in buckets_of(trainable, bucket_bytes):
-            self._watch(Flat(communicator, names, parameters, keep=True))
+        for bucket in buckets_of(trainable, bucket_bytes):
+            self._watch(Flat(communicator, bucket, keep=True))
 
     def _after_step(self, *_: Any) -> None:
         super()._after_step()
@@ -258,19 +341,20 @@ class FullySharded(_Sharded):
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__(module, communicator)
         self._unit_of: dict[Flat, list[Flat]] = {}  # the flats of a unit, by each of them
-        for unit in divide(module):
-            unit.materialise()
-            parameters = unit.parameters()
-            broadcast_from_first(communicator, itertools.chain(parameters.values(), unit.buffers()))
-            flats = [
-                Flat(communicator, list(group), list(group.values()), keep=False)
-                for group in of_one_kind(parameters)
-            ]
+        for unit, names in units_of(module).items():
+            materialise(module, names)
+            parameters = {name: p for name, p in module.named_parameters() if name in names}
+            buffers = [buffer for name, buffer in module.named_buffers() if name in names]
+            broadcast_from_first(communicator, [*parameters.values(), *buffers])
+            groups: dict[Any, dict[str, nn.Parameter]] = {}  # of one dtype, all trainable or all frozen
+            for name, parameter in parameters.items():
+                groups.setdefault((parameter.dtype, parameter.requires_grad), {})[name] = parameter
+            flats = [Flat(communicator, group, keep=False) for group in groups.values()]
             for flat in flats:
                 self._watch(flat)
                 self._unit_of[flat] = flats
-            unit.module.register_forward_pre_hook(partial(_gather, flats))
-            unit.module.register_forward_hook(partial(_free, flats), always_call=True)
+            unit.register_forward_pre_hook(partial(_gather, flats))
+            unit.register_forward_hook(partial(_free, flats), always_call=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass."""
@@ -308,6 +392,50 @@ class FullySharded(_Sharded):
             yield self.module
         finally:
             _free(self.flats)
+
+
+def units_of(module: nn.Module) -> dict[nn.Module, list[str]]:
+    """The names of each unit's parameters and buffers: what one child alone has is its own, the rest the module's.
+
+    Raises:
+        ValueError: if two layers share a parameter on "meta".
+    """
+    children: dict[Tensor, list[nn.Module]] = {}  # that have it
+    for child in module.children():
+        for tensor in itertools.chain(child.parameters(), child.buffers()):
+            children.setdefault(tensor, []).append(child)
+    layers = Counter[Tensor]()
+    for layer in module.modules():
+        layers.update(layer.parameters(recurse=False))
+    units: dict[nn.Module, list[str]] = {module: []}
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if tensor.is_meta and layers[tensor] > 1:
+            raise ValueError(
+                f"{name} is shared by two layers and on the device 'meta'; make the module on the CPU"
+            )
+        owners = children.get(tensor, [])
+        units.setdefault(owners[0] if len(owners) == 1 else module, []).append(name)
+    return units
+
+
+def materialise(module: nn.Module, names: Iterable[str]) -> None:
+    """Give layers with these parameters or buffers memory and initial values, if they are on the device "meta".
+
+    Raises:
+        ValueError: if a layer cannot make its initial values.
+    """
+    for name in names:
+        prefix, _, attribute = name.rpartition(".")
+        layer = module.get_submodule(prefix)
+        if not getattr(layer, attribute).is_meta:
+            continue
+        if not hasattr(layer, "reset_parameters"):
+            raise ValueError(
+                f"layer {prefix!r}, a {type(layer).__name__}, is on the device 'meta' and has no reset_parameters "
+                "to give it initial values; make the module on the CPU"
+            )
+        layer.to_empty(device="cpu", recurse=False)
+        layer.reset_parameters()  # type: ignore[operator]
 
 
 def _gather(flats: Iterable[Flat], *_: object) -> None:  # may be a hook, as `_free` may

@@ -13,8 +13,9 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from workshop_utils.comm.topology import Link
 from workshop_utils.plots import style
-from workshop_utils.scaling.cost import NetworkPath, all_reduce_seconds
+from workshop_utils.scaling.cost import all_reduce_seconds
 
 # What each algorithm is called and coloured, in every figure that has several.
 ALGORITHMS = {
@@ -73,7 +74,7 @@ def to_a_thousand(curves: Sequence[Curve], finding: str, detail: str = "") -> Fi
     return style.finish(axes, finding, detail)
 
 
-def fastest_map(path: NetworkPath, finding: str, detail: str, checked: pd.DataFrame) -> Figure:
+def fastest_map(path: Link, finding: str, detail: str, checked: pd.DataFrame) -> Figure:
     """Which all-reduce is fastest, by size of the array and number of workers, as a map; by the closed forms.
 
     `checked` are points with columns nbytes, workers and fastest, from elsewhere: a dot where the map says the same, a
@@ -101,7 +102,7 @@ def fastest_map(path: NetworkPath, finding: str, detail: str, checked: pd.DataFr
     return style.finish(axes, finding, detail)
 
 
-def _fastest(path: NetworkPath, workers: npt.ArrayLike, nbytes: npt.ArrayLike) -> npt.NDArray[np.int64]:
+def _fastest(path: Link, workers: npt.ArrayLike, nbytes: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """The index in MAPPED of the algorithm that takes the least."""
     sizes, arrays = np.asarray(workers), np.asarray(nbytes, dtype=float)
     return np.stack([all_reduce_seconds(name, sizes, arrays, path) for name in MAPPED]).argmin(axis=0)

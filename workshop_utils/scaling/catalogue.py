@@ -200,11 +200,10 @@ def instances(file: str | Path | None = None) -> Mapping[str, Instance]:
     Raises:
         CatalogueError: if the file cannot be read, or a field in it is wrong.
     """
-    shipped = DATA / "instances.yaml"
-    return _load(Instance, shipped) if file is None else _load(Instance, shipped, Path(file))
+    return _load(Instance, DATA / "instances.yaml", *([] if file is None else [Path(file)]))
 
 
-def instance(name: str | Instance, known: Mapping[str, Instance] | None = None) -> Instance:
+def instance(name: str | Path | Instance, known: Mapping[str, Instance] | None = None) -> Instance:
     """An instance by its name, of `known` or of the catalogue.
 
     Raises:
@@ -212,7 +211,7 @@ def instance(name: str | Instance, known: Mapping[str, Instance] | None = None) 
     """
     if isinstance(name, Instance):
         return name
-    return _pick("instance", name, known or instances(), "a file of yours may describe others")
+    return _pick("instance", str(name), known or instances(), "a file of yours may describe others")
 
 
 def _pick(kind: str, name: str, known: Mapping[str, E], otherwise: str) -> E:

@@ -48,8 +48,6 @@ ALL_REDUCES: Mapping[str, Callable[..., None]] = {
 # acknowledgements share the way back.
 GOODPUT = 0.956
 
-DEFAULTS = {"compute-seconds": 0.0, "jitter": 0.0, "seed": 0, "bound": 0}  # of jobs/measure_parameter_server
-
 COLUMNS = ["workers", "servers", "nbytes", "seconds", "how"]
 
 
@@ -141,23 +139,19 @@ def measured_pushes(job: TrainingJob, network: Network | None = None) -> tuple[P
     with Local(network=network, warm=True).launch(job.replace(arguments={"log-pushes": 1})) as run:
         table = run.wait().metrics
     logs = [log.sort_values("step") for _, log in table.dropna(subset=["pusher"]).groupby("worker")]
-    pushes = Pushes(
-        np.array([log["pusher"].to_numpy(int) for log in logs]),
-        np.array([log["push_seconds"].to_numpy(float) for log in logs]),
-        np.array([log["staleness"].to_numpy(int) for log in logs]),
-    )
-    return pushes, "full speed" if network is None else network.emulation(strategy_of(job))
+    columns = {"pusher": int, "push_seconds": float, "staleness": int}
+    pushes = (np.array([log[name].to_numpy(kind) for log in logs]) for name, kind in columns.items())
+    return Pushes(*pushes), "full speed" if network is None else network.emulation(strategy_of(job))
 
 
 def simulated_pushes(job: TrainingJob, link: Link) -> Pushes:
     """The same by the event kernel, all behind such a `link`; starts nothing. Raises as `simulate_pushes` does."""
-    arguments: dict[str, Any] = DEFAULTS | dict(job.arguments)
-    steps = int(arguments["steps"])
-    consistency, bound = arguments["consistency"], int(arguments["bound"])
-    arrangement = Arrangement(job.parameter_servers, job.workers, steps, consistency, bound)
-    median, jitter = float(arguments["compute-seconds"]), float(arguments["jitter"])
-    times = compute_times(job.workers, steps, median, jitter, seed=int(arguments["seed"]))
-    return simulate_pushes(arrangement, int(arguments["nbytes"]), times, link)
+    defaults = {"compute-seconds": 0.0, "jitter": 0.0, "seed": 0}  # as the job's own
+    given: dict[str, Any] = defaults | dict(job.arguments)
+    steps = given["steps"]
+    arrangement = Arrangement(job.parameter_servers, job.workers, steps, given["consistency"])
+    times = compute_times(job.workers, steps, given["compute-seconds"], given["jitter"], given["seed"])
+    return simulate_pushes(arrangement, given["nbytes"], times, link)
 
 
 def link_of(network: Network, how: str = "stamped links") -> Link:

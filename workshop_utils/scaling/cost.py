@@ -1,9 +1,8 @@
 """What communication costs, in closed form: collectives, parameter servers, and the steps of parallel training.
 
-    nic = NetworkPath.of(Link.of("25Gbit", "20us"))
+    nic = Link.of("25Gbit", "20us")
     all_reduce_seconds("ring", 64, 100e6, nic)
-    machines = Hierarchy(inside=NetworkPath(2e-6, 250e9), across=NetworkPath(10e-6, 50e9), ranks_per_machine=8)
-    machines.all_reduce_seconds(64, 100e6)
+    hierarchical_seconds(64, 100e6, Topology(nic, ranks_per_machine=8, inside=Link(2e-6, 250e9)))
 
 A message of n bytes takes α + n/B (Hockney 1994); adding arrays takes no time. All functions take numbers or NumPy
 arrays, which are broadcast, so that a hundred thousand layouts are one call; seconds and bytes throughout, a bandwidth
@@ -14,10 +13,8 @@ virtual time instead.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,46 +23,14 @@ from workshop_utils.comm.central import central_seconds
 from workshop_utils.comm.halving_doubling import halving_doubling_seconds
 from workshop_utils.comm.parameter_server import server_bytes_received
 from workshop_utils.comm.ring import ring_seconds
-from workshop_utils.comm.topology import Link
+from workshop_utils.comm.topology import Link, Numbers, Topology, check_numbers
 from workshop_utils.comm.tree import tree_all_reduce_seconds
 from workshop_utils.parallel.schedule import bubble_fraction
-
-# A number, or an array of them; results have the shape of all arguments broadcast together.
-Numbers = float | npt.NDArray[Any]
 
 
 def plain(values: Any) -> Numbers:
     """A float for numbers, an array of floats for arrays."""
     return float(values) if np.ndim(values) == 0 else np.asarray(values, dtype=float)
-
-
-@dataclass(frozen=True)
-class NetworkPath:
-    """What one rank has towards another: α and B.
-
-    Attributes:
-        latency_seconds: α, of a message without bytes, all that it costs sender and receiver included.
-        bandwidth_bytes_per_second: B, one way.
-
-    Raises:
-        ValueError: for a number that cannot be; the message names the field.
-    """
-
-    latency_seconds: Numbers = 0.0
-    bandwidth_bytes_per_second: Numbers = math.inf
-
-    def __post_init__(self) -> None:
-        _check("latency_seconds", self.latency_seconds, 0)
-        _check("bandwidth_bytes_per_second", self.bandwidth_bytes_per_second, 0, open_end=True)
-
-    @classmethod
-    def of(cls, link: Link) -> Self:
-        """A link of the simulated clock."""
-        return cls(link.latency_seconds, link.bandwidth_bytes_per_second)
-
-    def seconds(self, nbytes: Numbers) -> Numbers:
-        """Of one message: α + n/B."""
-        return self.latency_seconds + nbytes / self.bandwidth_bytes_per_second
 
 
 # All-reduces by name, as `communication` measures them: (size, nbytes, latency in seconds, bandwidth in bytes per
@@ -78,7 +43,7 @@ CLOSED_FORMS: Mapping[str, Callable[[int, int, float, float], float]] = {
 }
 
 
-def all_reduce_seconds(algorithm: str, size: Numbers, nbytes: Numbers, path: NetworkPath) -> Numbers:
+def all_reduce_seconds(algorithm: str, size: Numbers, nbytes: Numbers, path: Link) -> Numbers:
     """All-reduce of `nbytes` among `size` ranks by one of CLOSED_FORMS, each rank with such a `path`.
 
     Raises:
@@ -86,7 +51,7 @@ def all_reduce_seconds(algorithm: str, size: Numbers, nbytes: Numbers, path: Net
     """
     if algorithm not in CLOSED_FORMS:
         raise ValueError(f"algorithm is {algorithm!r}; it must be one of {', '.join(CLOSED_FORMS)}")
-    _check("size", size, 1)
+    check_numbers("size", size, 1)
     form: Callable[..., Any] = CLOSED_FORMS[algorithm]
     if algorithm != "ring":  # which takes arrays as it is
         form = np.vectorize(
@@ -95,69 +60,55 @@ def all_reduce_seconds(algorithm: str, size: Numbers, nbytes: Numbers, path: Net
     return plain(form(size, nbytes, path.latency_seconds, path.bandwidth_bytes_per_second))
 
 
-def half_ring_seconds(size: Numbers, nbytes: Numbers, path: NetworkPath) -> Numbers:
+def half_ring_seconds(size: Numbers, nbytes: Numbers, path: Link) -> Numbers:
     """(N − 1)(α + K/NB): a ring's reduce-scatter, or its all-gather, of `nbytes` in all."""
     return plain((size - 1) * path.seconds(nbytes / size))
 
 
-@dataclass(frozen=True)
-class Hierarchy:
-    """Machines with several ranks: `inside` is what a rank has within its machine, `across` a machine's whole NIC.
+def flat_ring_seconds(size: Numbers, nbytes: Numbers, cluster: Topology) -> Numbers:
+    """One ring through all ranks in order, of which one rank a machine sends over the NIC; every machine is full.
 
-    Consecutive ranks share a machine, and every machine is full.
-
-    Raises:
-        ValueError: for less than one rank a machine.
+    The longer of two ways through its 2 (N − 1) steps: along with a chunk, over every link in turn, so that
+    latencies of inside and across come in proportion; or waiting at the slowest link, which carries chunk after
+    chunk. With equal links the first is the ring's own form. Source for the proportion: `ncclTopoTuneModel` in
+    NCCL's src/graph/tuning.cc, which adds both ways up.
     """
+    inside, across = cluster.inside, cluster.link
+    machines, steps, chunk = _machines(size, cluster), 2 * (np.asarray(size) - 1), nbytes / size
+    crossings = np.where(machines > 1, np.ceil(steps * machines / size), 0)
+    along = crossings * across.seconds(chunk) + (steps - crossings) * inside.seconds(chunk)
+    bandwidths = inside.bandwidth_bytes_per_second, across.bandwidth_bytes_per_second
+    slower = np.where(machines > 1, np.minimum(*bandwidths), bandwidths[0])
+    at_slowest = steps * chunk / slower + np.where(machines > 1, across.latency_seconds, 0)
+    return plain(np.maximum(along, at_slowest))
 
-    inside: NetworkPath
-    across: NetworkPath
-    ranks_per_machine: Numbers
 
-    def __post_init__(self) -> None:
-        _check("ranks_per_machine", self.ranks_per_machine, 1)
+def hierarchical_seconds(size: Numbers, nbytes: Numbers, cluster: Topology) -> Numbers:
+    """Reduce-scatter inside, all-reduce of a g-th across, all-gather inside; every machine is full.
 
-    def ring_seconds(self, size: Numbers, nbytes: Numbers) -> Numbers:
-        """One ring through all ranks in order, of which one rank a machine sends over the NIC.
+    Across, g rings share a NIC, and while one waits for a latency others send: of 2 (m − 1) steps each takes g
+    chunks' time or one's with its latency, whichever is longer. Source: as `comm.hierarchical`.
+    """
+    ranks, machines = np.minimum(cluster.ranks_per_machine, size), _machines(size, cluster)
+    steps, chunk = 2 * (machines - 1), nbytes / size
+    bandwidth = cluster.link.bandwidth_bytes_per_second
+    turns = steps * np.maximum(cluster.link.seconds(chunk), ranks * chunk / bandwidth)
+    last = np.minimum(cluster.link.latency_seconds, (ranks - 1) * chunk / bandwidth)
+    half = half_ring_seconds(ranks, nbytes, cluster.inside)
+    return plain(half + (turns + np.where(machines > 1, last, 0)) + half)
 
-        The longer of two ways through its 2 (N − 1) steps: along with a chunk, over every link in turn, so that
-        latencies of inside and across come in proportion; or waiting at the slowest link, which carries chunk after
-        chunk. With equal links the first is the ring's own form. Source for the proportion: `ncclTopoTuneModel` in
-        NCCL's src/graph/tuning.cc, which adds both ways up.
-        """
-        machines, steps, chunk = self._machines(size), 2 * (np.asarray(size) - 1), nbytes / size
-        crossings = np.where(machines > 1, np.ceil(steps * machines / size), 0)
-        along = crossings * self.across.seconds(chunk) + (steps - crossings) * self.inside.seconds(chunk)
-        inside, across = (each.bandwidth_bytes_per_second for each in (self.inside, self.across))
-        slower = np.where(machines > 1, np.minimum(inside, across), inside)
-        at_slowest = steps * chunk / slower + np.where(machines > 1, self.across.latency_seconds, 0)
-        return plain(np.maximum(along, at_slowest))
 
-    def all_reduce_seconds(self, size: Numbers, nbytes: Numbers) -> Numbers:
-        """Reduce-scatter inside, all-reduce of a g-th across, all-gather inside.
-
-        Across, g rings share a NIC, and while one waits for a latency others send: of 2 (m − 1) steps each takes g
-        chunks' time or one's with its latency, whichever is longer. Source: as `comm.hierarchical`.
-        """
-        ranks, machines = np.minimum(self.ranks_per_machine, size), self._machines(size)
-        steps, chunk = 2 * (machines - 1), nbytes / size
-        bandwidth = self.across.bandwidth_bytes_per_second
-        turns = steps * np.maximum(self.across.seconds(chunk), ranks * chunk / bandwidth)
-        last = np.minimum(self.across.latency_seconds, (ranks - 1) * chunk / bandwidth)
-        half = half_ring_seconds(ranks, nbytes, self.inside)
-        return plain(half + (turns + np.where(machines > 1, last, 0)) + half)
-
-    def _machines(self, size: Numbers) -> npt.NDArray[Any]:
-        _check("size", size, 1)
-        machines = np.asarray(size) / np.minimum(self.ranks_per_machine, size)
-        if (machines % 1).any():
-            ranks = f"ranks_per_machine, which is {self.ranks_per_machine}"
-            raise ValueError(f"size is {size}; it must be a multiple of {ranks}")
-        return np.asarray(machines)
+def _machines(size: Numbers, cluster: Topology) -> npt.NDArray[Any]:
+    check_numbers("size", size, 1)
+    machines = np.asarray(size) / np.minimum(cluster.ranks_per_machine, size)
+    if (machines % 1).any():
+        ranks = f"ranks_per_machine, which is {cluster.ranks_per_machine}"
+        raise ValueError(f"size is {size}; it must be a multiple of {ranks}")
+    return np.asarray(machines)
 
 
 def synchronous_server_seconds(
-    workers: Numbers, nbytes: Numbers, path: NetworkPath, servers: Numbers = 1
+    workers: Numbers, nbytes: Numbers, path: Link, servers: Numbers = 1
 ) -> Numbers:
     """One push and one pull of all workers, with computing left out: 2 (α + busiest link's bytes / B).
 
@@ -166,8 +117,8 @@ def synchronous_server_seconds(
     Raises:
         ValueError: for less than one worker or server.
     """
-    _check("workers", workers, 1)
-    _check("servers", servers, 1)
+    check_numbers("workers", workers, 1)
+    check_numbers("servers", servers, 1)
     into_server = server_bytes_received(workers, nbytes, servers)  # type: ignore[arg-type] # arrays go through
     return plain(2 * path.seconds(np.maximum(into_server, nbytes)))
 
@@ -206,11 +157,3 @@ def pipeline_step_seconds(
     busy = microbatches * microbatch_seconds
     idle = bubble_fraction(stages, microbatches, chunks)  # type: ignore[arg-type] # arrays go through
     return plain(busy / (1 - idle) + 2 * chunks * (stages - 1) * message_seconds)
-
-
-def _check(name: str, value: Numbers, least: float, open_end: bool = False) -> None:
-    """NaN never passes."""
-    given = np.asarray(value)
-    allowed = given > least if open_end else (given >= least) & np.isfinite(given)
-    if not allowed.all():
-        raise ValueError(f"{name} is {value}; it must be {'more than' if open_end else 'at least'} {least:g}")

@@ -22,7 +22,6 @@ from workshop_utils.jobs import JobError
 # Of the columns of `experiment.measure_all`, those that say what was run, and not how it went.
 MEASURED = {
     "key", "repeat", "state", "reason", "run_seconds", "measured_at", "cached", "seconds", "step_seconds",
-    "step_seconds_low", "step_seconds_high",  # in older tables
     "compute_seconds", "transfer_seconds", "waiting_seconds",
     "other_seconds", "bytes_sent", "bytes_received", "server_bytes_received", "samples_per_second", "loss", "outlier",
 }  # fmt: skip

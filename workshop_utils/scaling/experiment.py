@@ -87,10 +87,6 @@ class Store:
             written.replace(self._path(key))
         return pd.read_parquet(self._path(key))
 
-    def keys(self) -> set[str]:
-        """The keys of all that is kept."""
-        return {path.stem for path in self.folder.glob("[!.]*.parquet")}
-
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}.parquet"
 
@@ -108,13 +104,6 @@ class Setting:
     def emulation(self) -> str:
         """What makes the network slow. Raises JobError where nothing here can."""
         return FULL_SPEED if self.network is None else self.network.emulation(strategy_of(self.job))
-
-    def check(self) -> None:
-        """Raise JobError where it cannot be run here."""
-        strategy = strategy_of(self.job)
-        if self.network is not None:
-            self.network.emulation(strategy)
-            self.network.check([spec.name for spec in strategy.plan(self.job)])
 
     def key(self) -> str:
         """A name for all that its result depends on."""
@@ -160,15 +149,12 @@ def _state_of(data: Path) -> Any:
 
 @functools.cache
 def machine() -> tuple[str, ...]:
-    """What of this machine a measurement depends on: system, processor, cores, versions."""
-    facts = Path("/proc/cpuinfo")  # only Linux has it; `platform.processor` seldom knows the model there
-    lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
-    processor = next((line for line in lines if line.startswith("model name")), platform.processor())
-    found = [platform.platform(), processor, f"{cores()} cores", platform.python_version()]
-    for name in FRAMEWORKS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{name} {importlib.metadata.version(name)}")
-    return tuple(found)
+    """What of this machine a measurement depends on: its name, system and cores, and the versions."""
+    versions = {
+        each.name.lower().replace("_", "-"): each.version for each in importlib.metadata.distributions()
+    }
+    frameworks = [f"{name} {versions.get(name)}" for name in FRAMEWORKS]
+    return (*platform.uname(), f"{cores()} cores", platform.python_version(), *frameworks)
 
 
 def grid(
@@ -194,17 +180,17 @@ def grid(
     names = [name.replace("_", "-") for name in arguments]
     links = [Network.parse(link) if isinstance(link, str) else link for link in networks]
     settings = []
-    for repeat, network, strategy, count, *values in itertools.product(
+    for repeat, network, name, count, *values in itertools.product(
         range(repeats), links, strategies or (job.strategy,), workers, *arguments.values()
     ):
-        chosen = job.replace(
-            strategy=strategy, workers=count, arguments=dict(zip(names, values, strict=True))
-        )
+        chosen = job.replace(strategy=name, workers=count, arguments=dict(zip(names, values, strict=True)))
         if scaling == "strong":
             chosen = chosen.replace(arguments={BATCH: _share(chosen)})
+        strategy = strategy_of(chosen)
+        if network is not None:
+            network.emulation(strategy)
+            network.check([spec.name for spec in strategy.plan(chosen)])
         settings.append(Setting(chosen, network, repeat, scaling))
-    for setting in settings:
-        setting.check()
     return settings
 
 
@@ -245,8 +231,7 @@ def measure_all(settings: Sequence[Setting], store: Store, fresh: bool = False) 
 
 def missing(settings: Sequence[Setting], store: Store) -> list[Setting]:
     """Those that `store` does not have: what `measure_all` would run."""
-    kept = store.keys()
-    return [setting for setting in settings if setting.key() not in kept]
+    return [setting for setting in settings if store.get(setting.key()) is None]
 
 
 def measure_once(setting: Setting, warm: bool = True) -> list[dict[str, Any]]:
@@ -304,9 +289,7 @@ def _steps(job: TrainingJob, metrics: pd.DataFrame) -> dict[str, Any]:
         row |= {name: float(values.median()) for name, values in parts_of(steps).items()}
     if "gradient_nbytes" in steps:
         row["gradient_nbytes"] = int(steps["gradient_nbytes"].iloc[0])
-    for name in ("bytes_sent", "bytes_received"):
-        if name in steps:
-            row[name] = float(steps[name].median())
+    row |= {name: float(steps[name].median()) for name in ("bytes_sent", "bytes_received") if name in steps}
     servers = metrics[metrics["worker"].str.startswith("server")]
     if "bytes_received" in servers and len(servers):
         row["server_bytes_received"] = float((servers["bytes_received"] / servers["step"]).max())
@@ -347,8 +330,6 @@ def mnist_jobs(folder: str | Path, workers: Sequence[int], **arguments: Any) -> 
 
 def short(network: Network) -> str:
     """As `Network.parse` reads it, in one word where it can be."""
-    given = network.model_dump(mode="json", exclude_defaults=True)
-    exceptions = given.pop("exceptions", {})
-    bandwidth = given.pop("bandwidth")
-    settings = {**given, **exceptions}
-    return bandwidth + "".join(f",{name}={value}" for name, value in settings.items())
+    settings = network.model_dump(mode="json", exclude_defaults=True)
+    settings |= settings.pop("exceptions", {})
+    return settings.pop("bandwidth") + "".join(f",{name}={value}" for name, value in settings.items())

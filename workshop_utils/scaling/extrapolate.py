@@ -19,10 +19,10 @@ import numpy as np
 import pandas as pd
 
 from workshop_utils.comm.recurrence import ring_finish_seconds
-from workshop_utils.comm.topology import Link
+from workshop_utils.comm.topology import Link, Numbers
 from workshop_utils.jobs import JobError
 from workshop_utils.scaling.communication import simulated_seconds
-from workshop_utils.scaling.cost import NetworkPath, Numbers, all_reduce_seconds, synchronous_server_seconds
+from workshop_utils.scaling.cost import all_reduce_seconds, synchronous_server_seconds
 from workshop_utils.scaling.fit import Fit, fit, path_of, path_terms
 
 NEEDED = (
@@ -32,7 +32,7 @@ VARIED = ["workers", "gradient_nbytes"]  # what communication depends on
 _ring = functools.partial(all_reduce_seconds, "ring")
 
 # (workers, nbytes, path) to seconds. Gloo, below DDP, has a ring too; what DDP overlaps goes into its bandwidth.
-COSTS: Mapping[str, Callable[[Numbers, Numbers, NetworkPath], Numbers]] = {
+COSTS: Mapping[str, Callable[[Numbers, Numbers, Link], Numbers]] = {
     "ring": _ring,
     "torch_ddp": _ring,
     "workshop_parameter_server": synchronous_server_seconds,
@@ -131,9 +131,8 @@ def predict_steps(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
     )
 
 
-def simulated_communication(strategy: str, workers: int, nbytes: int, path: NetworkPath) -> float:
+def simulated_communication(strategy: str, workers: int, nbytes: int, path: Link) -> float:
     """The same in virtual time: a ring by the recurrence over its ranks, a server as one rank more, in the centre."""
-    link = Link(float(path.latency_seconds), float(path.bandwidth_bytes_per_second))
     if strategy == "workshop_parameter_server":
-        return simulated_seconds("central", workers + 1, nbytes // 4 * 4, link)
-    return float(np.max(ring_finish_seconds(workers, nbytes // 4 * 4, link)))
+        return simulated_seconds("central", workers + 1, nbytes // 4 * 4, path)
+    return float(np.max(ring_finish_seconds(workers, nbytes // 4 * 4, path)))

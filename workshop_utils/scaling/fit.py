@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
-from workshop_utils.scaling.cost import NetworkPath, Numbers, plain
+from workshop_utils.comm.topology import Link, Numbers
+from workshop_utils.scaling.cost import plain
 
 Array = npt.NDArray[np.float64]
 
@@ -44,17 +45,6 @@ class Term(NamedTuple):
     unit: str
     of: Callable[..., Numbers]
     inverse: bool = False
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A fitted number in `unit`; between `low` and `high` it lies in 95 of 100 cases, NaN where that is not known."""
-
-    name: str
-    value: float
-    low: float
-    high: float
-    unit: str
 
 
 @dataclass(frozen=True)
@@ -82,26 +72,26 @@ class Fit:
         return plain(low), plain(high)
 
     @property
-    def estimates(self) -> tuple[Estimate, ...]:
-        """What was fitted, in the terms' units."""
-        estimates = []
-        for term, value, draws in zip(self.terms, self.coefficients, self.draws.T, strict=True):
-            low, high = np.quantile(draws, QUANTILES, method="nearest")
+    def estimates(self) -> dict[str, tuple[float, ...]]:
+        """By the terms' names what was fitted, in their units, and between what it lies in 95 of 100 cases, or NaN."""
+        low, high = np.quantile(self.draws, QUANTILES, axis=0, method="nearest")
+        estimates = {}
+        for term, *numbers in zip(self.terms, self.coefficients, low, high, strict=True):
             if term.inverse:
                 with np.errstate(divide="ignore"):
-                    value, low, high = 1 / value, 1 / high, 1 / low
-            estimates.append(Estimate(term.name, float(value), float(low), float(high), term.unit))
-        return tuple(estimates)
+                    numbers = [1 / numbers[index] for index in (0, 2, 1)]
+            estimates[term.name] = tuple(map(float, numbers))
+        return estimates
 
     def __getitem__(self, name: str) -> float:
         """The fitted number of that name. Raises KeyError if there is none."""
-        return {estimate.name: estimate.value for estimate in self.estimates}[name]
+        return self.estimates[name][0]
 
     def __str__(self) -> str:
         lines = [f"{'':28} {'fitted':>12} {'95 % interval':>27}"]
-        for each in self.estimates:
-            between = "–" if math.isnan(each.low) else f"{each.low:12.4g} … {each.high:.4g}"
-            lines.append(f"{each.name:28} {each.value:12.4g} {between:>27} {each.unit}")
+        for term, (value, low, high) in zip(self.terms, self.estimates.values(), strict=True):
+            between = "–" if math.isnan(low) else f"{low:12.4g} … {high:.4g}"
+            lines.append(f"{term.name:28} {value:12.4g} {between:>27} {term.unit}")
         typical = 100 * float(np.median(np.abs(self.errors)))
         return "\n".join([*lines, f"{len(self.errors)} measurements, median error {typical:.1f} %"])
 
@@ -184,17 +174,17 @@ def _robust(columns: Array, measured: Array) -> Array:
 
 
 def path_terms(cost: Callable[..., Numbers]) -> tuple[Term, Term]:
-    """α and B of any function of `cost` that takes a NetworkPath last and is linear in α and 1/B."""
+    """α and B of any function of `cost` that takes a Link last and is linear in α and 1/B."""
     # One of the two at a time: without bytes, and without latency.
     return (
-        Term("latency", "s", lambda *varied: cost(*varied, NetworkPath(1.0))),
-        Term("bandwidth", "bytes/s", lambda *varied: cost(*varied, NetworkPath(0.0, 1.0)), inverse=True),
+        Term("latency", "s", lambda *varied: cost(*varied, Link(1.0))),
+        Term("bandwidth", "bytes/s", lambda *varied: cost(*varied, Link(0.0, 1.0)), inverse=True),
     )
 
 
-def path_of(found: Fit) -> NetworkPath:
+def path_of(found: Fit) -> Link:
     """The path that a fit of `path_terms` has found."""
-    return NetworkPath(found["latency"], found["bandwidth"])
+    return Link(found["latency"], found["bandwidth"])
 
 
 def size_terms(pipeline_nbytes: float = PIPELINE_NBYTES) -> tuple[Term, ...]:

@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from workshop_utils.comm.topology import Numbers
 from workshop_utils.scaling.catalogue import Transformer
-from workshop_utils.scaling.cost import Numbers, plain
+from workshop_utils.scaling.cost import plain
 
 Optimizer = Literal["sgd", "momentum", "adam"]
 

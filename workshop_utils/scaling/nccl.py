@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from workshop_utils.scaling.cost import Numbers
+from workshop_utils.comm.topology import Numbers
 
 FACTS = yaml.safe_load((Path(__file__).parent / "data" / "nccl.yaml").read_text(encoding="utf-8"))
 TREE_SHARE = 0.92  # of a link's bandwidth that a tree reaches

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
@@ -35,8 +35,6 @@ EFFECTIVE_TIME = 0.9
 # Linux instances are billed by the second, but for at least a minute. Source: AWS, "Amazon EC2 billing and purchasing
 # options".
 LEAST_HOURS = 1 / 60
-
-Objective = Literal["dollars", "hours"]
 
 
 class PlanError(ValueError):
@@ -83,18 +81,18 @@ class TrainingPlan:
     instances: Mapping[str, Instance]
     deadline: float
     budget: float
-    objective: Objective
+    fastest: bool
     table: pd.DataFrame = field(repr=False)
     notes: tuple[str, ...] = ()
 
     @cached_property
     def usable(self) -> pd.DataFrame:
         """The rows that meet deadline and budget, the best first."""
-        other = "hours" if self.objective == "dollars" else "dollars"
+        limits = ["hours", "dollars"] if self.fastest else ["dollars", "hours"]
         # Among equals the simplest: less sharding, less recomputing, fewer ways of being parallel.
         simplest = ["zero", "tensor", "pipeline", "chunks", "memory_nbytes"]
         rows = self.table[self.table["reason"] == "fits"]
-        return rows.sort_values([self.objective, other, *simplest], kind="stable")
+        return rows.sort_values([*limits, *simplest], kind="stable")
 
     @cached_property
     def timed(self) -> pd.DataFrame:
@@ -103,7 +101,7 @@ class TrainingPlan:
 
     @property
     def best(self) -> Candidate | None:
-        """The cheapest, or with the objective "hours" the fastest, that can be used; None where nothing can."""
+        """The cheapest, or where asked for the fastest, that can be used; None where nothing can."""
         return Candidate.of(self.usable) if len(self.usable) else None
 
     @property
@@ -205,7 +203,7 @@ def plan_run(
     *,
     batch_tokens: float | None = None,
     machines: Sequence[int] = MACHINES,
-    objective: Objective = "dollars",
+    fastest: bool = False,
 ) -> TrainingPlan:
     """The best way to train `model` on `tokens` before `deadline` for `budget` dollars, in bfloat16.
 
@@ -220,7 +218,7 @@ def plan_run(
             top of the catalogue; by default all of which the price is known.
         batch_tokens: tokens in a step, rounded to whole sequences; by default the model's published ones.
         machines: how many of a kind to try.
-        objective: what to have as little of as possible, "dollars" or "hours".
+        fastest: whether the best plan takes the fewest hours within the limits, and not the fewest dollars.
 
     Returns:
         A plan; its table is that of `search`, with hours and dollars where the layout fits into memory.
@@ -234,8 +232,6 @@ def plan_run(
     for name, value in (("tokens", tokens), ("budget", budget), ("batch_tokens", batch_tokens)):
         if value is not None and not 0 < value < math.inf:
             raise PlanError(f"{name} is {value}; it must be more than 0, and finite")
-    if objective not in ("dollars", "hours"):
-        raise PlanError(f"objective is {objective!r}; it must be 'dollars' or 'hours'")
     if not machines or min(machines) < 1:
         raise PlanError(f"machines is {list(machines)}; it must have numbers of at least 1")
     kinds, notes = _kinds(instances)
@@ -256,7 +252,7 @@ def plan_run(
     table.loc[fits & (table["dollars"] > dollars), "reason"] = "budget"
     table.loc[fits & (table["hours"] > limit), "reason"] = "deadline"
     notes = (*notes, *_cautions(kinds))
-    return TrainingPlan(transformer, tokens, batch, kinds, limit, dollars, objective, table, notes)
+    return TrainingPlan(transformer, tokens, batch, kinds, limit, dollars, fastest, table, notes)
 
 
 def pareto_front(rows: pd.DataFrame) -> pd.DataFrame:
@@ -272,17 +268,15 @@ def _kinds(given: Iterable[str | Path | Instance] | None) -> tuple[dict[str, Ins
         priced = {name: each for name, each in known.items() if each.dollars_an_hour}
         missing = ", ".join(name for name in known if name not in priced)
         return priced, (f"Left out, as no price to rely on is known: {missing}.",) if missing else ()
-    chosen: list[str | Instance] = []
-    described: list[str] = []
-    for each in [given] if isinstance(given, str) else given:
-        if isinstance(each, Instance) or Path(each).suffix not in (".yaml", ".yml"):
-            chosen.append(each if isinstance(each, Instance) else str(each))
-            continue
-        added = catalogue.instances(each)
-        described += [name for name, kind in added.items() if known.get(name) != kind]
-        known |= added
+    chosen = [given] if isinstance(given, str) else list(given)
+    files = [
+        each for each in chosen if isinstance(each, str | Path) and Path(each).suffix in (".yaml", ".yml")
+    ]
+    described = {name: kind for file in files for name, kind in catalogue.instances(file).items()}
+    described = {name: kind for name, kind in described.items() if known.get(name) != kind}
     # A file alone: what it describes.
-    kinds = [catalogue.instance(each, known) for each in chosen or described]
+    named = [each for each in chosen if each not in files] or described
+    kinds = [catalogue.instance(each, known | described) for each in named]
     for kind in kinds:
         if "bfloat16" not in kind.flops_per_second:
             raise PlanError(f"{kind.name}: its peak for bfloat16 is not known; flops_per_second must have it")

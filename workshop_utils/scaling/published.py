@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -29,18 +29,10 @@ def published_table(name: str) -> pd.DataFrame:
     return pd.read_csv(DATA / f"{name}.csv")
 
 
-class TrainingRun(NamedTuple):
-    """One published training run of a language model. `device_hours` is the sum over all devices."""
-
-    name: str
-    parameters: float
-    tokens: float
-    device: str
-    device_hours: float
-    source: str
-
-
-TRAINING_RUNS = tuple(TrainingRun(*row) for row in published_table("training_runs").itertuples(index=False))
+# Of language models; `device_hours` is the sum over all devices.
+TRAINING_RUNS: tuple[Any, ...] = tuple(
+    published_table("training_runs").itertuples(index=False, name="TrainingRun")
+)
 
 
 @cache

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workshop_utils.comm.topology import Link, Numbers
 from workshop_utils.scaling.catalogue import Instance, Transformer
 from workshop_utils.scaling.cost import (
-    NetworkPath,
-    Numbers,
     all_reduce_seconds,
     data_parallel_step_seconds,
     half_ring_seconds,
@@ -136,13 +135,13 @@ def _tensor_seconds(model: Transformer, instance: Instance, layout: Layout) -> N
     """
     nbytes = layout.number_nbytes * layout.micro_batch * model.sequence * model.width
     bandwidth = COLLECTIVE_EFFICIENCY * instance.inner_bytes_per_second
-    path = NetworkPath(instance.inner_latency_seconds, bandwidth)
+    path = Link(instance.inner_latency_seconds, bandwidth)
     most, _ = blocks_of_stages(model, layout.pipeline, layout.chunks)
     all_reduces = np.where(np.asarray(layout.recompute) == "full", 6, 4)
     return most * all_reduces * all_reduce_seconds("ring", layout.tensor, nbytes, path)
 
 
-def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> NetworkPath:
+def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> Link:
     """The way of one worker to one on another machine, where `neighbours` of its group share its machine.
 
     A ring leaves a machine once, so a group has the NIC's share of all its members there. Where one machine holds all
@@ -153,7 +152,7 @@ def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> NetworkP
     bandwidth = np.minimum(share, instance.inner_bytes_per_second)
     hop = instance.network_latency_seconds - instance.inner_latency_seconds
     latency = instance.inner_latency_seconds + np.where(inside, 0, hop / neighbours)
-    return NetworkPath(latency, COLLECTIVE_EFFICIENCY * bandwidth)
+    return Link(latency, COLLECTIVE_EFFICIENCY * bandwidth)
 
 
 def _data_seconds(model: Transformer, instance: Instance, layout: Layout, arithmetic: Numbers) -> Numbers:

@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from workshop_utils.comm.hierarchical import hierarchical_seconds
+from workshop_utils.comm.topology import Link, Numbers, Topology
 from workshop_utils.parallel.schedule import bubble_fraction
 from workshop_utils.scaling import nccl, published
-from workshop_utils.scaling.cost import data_parallel_step_seconds
+from workshop_utils.scaling.cost import data_parallel_step_seconds, hierarchical_seconds
 from workshop_utils.scaling.fit import Term, fit, size_terms, worker_terms
 
 LEAST_NBYTES = 64 * 1024
@@ -148,14 +148,13 @@ Row = tuple[str, float, float, float, str, str]
 
 
 def _pipelines() -> Iterator[Row]:
-    why = {
-        "Transformer-48": "equal layers, so that the bubble is most of the loss",
-        "AmoebaNet-D": "missed: its layers are unequal, and the slowest stage decides, which the bubble does not know",
-    }
     rows = published.published_table("pipeline_speedups")[["model", "stages", "microbatches", "speedup"]]
     for model, stages, microbatches, measured in rows.to_numpy().tolist():
-        speedup = stages * (1 - bubble_fraction(stages, microbatches))
-        yield f"GPipe, {model}, {stages} stages", measured, speedup, speedup, "times", why[model]
+        speedup, what = (
+            stages * (1 - bubble_fraction(stages, microbatches)),
+            f"GPipe, {model}, {stages} stages",
+        )
+        yield what, measured, speedup, speedup, "times", reason(what)
 
 
 def _all_reduce_trainings() -> Iterator[Row]:
@@ -167,20 +166,20 @@ def _all_reduce_trainings() -> Iterator[Row]:
         index="model", columns="workers", values="images_per_second"
     )
     steps = {model: images / rates[1][model] for model, images in batch.items()}
+    dgx = Topology(ranks_per_machine=8, inside=Link(0.0, 80e9))
     for model, step in steps.items():
-        seconds = hierarchical_seconds(8, nbytes[model], 0.0, 80e9, group_size=8)
+        seconds = hierarchical_seconds(8, nbytes[model], dgx)
         measured = rates[8][model] / (8 * rates[1][model])
-        missed = "missed: what else a step does, such as reading images, is in no formula here"
-        why = "met" if model == "ResNet-50" else missed
-        yield f"DGX-1, {model}, 8 GPUs: efficiency", measured, *_efficiencies(step, seconds), "", why
-    seconds = hierarchical_seconds(512, nbytes["VGG16"], 0.0, 25e9 / 8 / 4, 4, 0.0, 12e9)
+        what = f"DGX-1, {model}, 8 GPUs: efficiency"
+        yield what, measured, *_efficiencies(step, seconds), "", reason(what)
+    servers = Topology(Link(0.0, 25e9 / 8), ranks_per_machine=4, inside=Link(0.0, 12e9))
+    seconds = hierarchical_seconds(512, nbytes["VGG16"], servers)
     measured = throughput.query("model == 'VGG-16'")["efficiency"].iloc[0]
-    why = "between: P100's speed is the DGX-1's, and PCIe 12 GB/s inside, which the source does not say"
-    efficiencies = _efficiencies(steps["VGG16"], seconds)
-    yield "Horovod, VGG-16, 512 GPUs: efficiency", measured, *efficiencies, "", why
+    what = "Horovod, VGG-16, 512 GPUs: efficiency"
+    yield what, measured, *_efficiencies(steps["VGG16"], seconds), "", reason(what)
 
 
-def _efficiencies(step_seconds: float, all_reduce_seconds: float, buckets: int = 8) -> tuple[float, float]:
+def _efficiencies(step_seconds: float, all_reduce_seconds: Numbers, buckets: int = 8) -> tuple[float, float]:
     """With nothing overlapped, and with gradients in so many buckets; two thirds of a step are its backward pass."""
     forward, backward = step_seconds / 3, 2 * step_seconds / 3
     low = step_seconds / data_parallel_step_seconds(forward, backward, all_reduce_seconds)

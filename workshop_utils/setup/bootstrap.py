@@ -108,8 +108,8 @@ def install_packages(root: Path) -> None:
     """Install this package, editable, with everything that pyproject.toml names, including what the tests need."""
     python = root / ".venv" / "bin" / "python"
     # Compiled, as pip does; otherwise the first imports would compile it, perhaps during a measurement.
-    install = ["pip", "install", "--compile-bytecode", "--python", str(python), "--editable", f"{root}[test]"]
-    run_uv(python, *install, *pytorch_arguments(python))
+    install = ["pip", "install", "--compile-bytecode", "--python", str(python), "--project", str(root)]
+    run_uv(python, *install, "--editable", f"{root}[test]", *pytorch_arguments(python))
 
 
 def set_up(root: Path, *, with_horovod: bool = True, quiet: bool = False) -> None:

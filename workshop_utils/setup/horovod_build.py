@@ -13,7 +13,6 @@ requirements are not; set-up imports it before anything is installed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import importlib.metadata
@@ -35,27 +34,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from workshop_utils.setup.logged_command import (
-    SetupError,
-    announce,
-    duration,
-    exit_code,
-    is_locked,
-    only_one_at_a_time,
-    percent,
-    run_logged,
-)  # fmt: skip
+from workshop_utils.setup import logged_command
+from workshop_utils.setup.logged_command import SetupError, announce, run_logged
 from workshop_utils.setup.machine import cores
 
 HOROVOD_VERSION = "0.28.1"
 SDIST_NAME = f"horovod-{HOROVOD_VERSION}.tar.gz"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 
-RECIPE_FILE = "workshop_build.json"
-"""The file in the wheel's metadata folder that holds the recipe it was built from."""
-
-BYTES_PER_COMPILER = 1_500_000_000
-"""Memory that one compiler process may need: PyTorch's headers are large."""
+RECIPE_FILE = "workshop_build.json"  # in the wheel's metadata folder: what it was built from
+BYTES_PER_COMPILER = 1_500_000_000  # one process may need so much: PyTorch's headers are large
 
 
 class SourceEdit(NamedTuple):
@@ -206,7 +194,7 @@ def install() -> None:
         log = _log()
         log.parent.mkdir(parents=True, exist_ok=True)
         waiting = f"Horovod is being built by another process: waiting for it (see {log})"
-        with only_one_at_a_time(log.with_name("lock"), waiting) as lock:
+        with logged_command.only_one_at_a_time(log.with_name("lock"), waiting) as lock:
             if installed_recipe() != recipe:  # the other process may have installed it
                 log.write_text("")
                 # For `in_progress`: the environment's path and, as the file's time, the start.
@@ -307,10 +295,10 @@ def _install_wheel(wheel: Path) -> None:
 def in_progress() -> str | None:
     """The progress of another process that builds Horovod for this environment; None if there is none."""
     lock = _log().with_name("lock")
-    if not lock.is_file() or lock.read_text() != sys.prefix or not is_locked(lock):
+    if not lock.is_file() or lock.read_text() != sys.prefix or not logged_command.is_locked(lock):
         return None
-    since = duration(time.time() - lock.stat().st_mtime)
-    return f"Horovod is being compiled: {percent(_log())}{since} so far"
+    since = logged_command.duration(time.time() - lock.stat().st_mtime)
+    return f"Horovod is being compiled: {logged_command.percent(_log())}{since} so far"
 
 
 def _run(step: str, *arguments: str, variables: Mapping[str, str] | None = None) -> None:
@@ -323,14 +311,13 @@ def _log() -> Path:
     return cache_folder() / "horovod" / "build.log"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 1, with the reason on standard error, if Horovod is not installed."""
-    parser = argparse.ArgumentParser(description="Build Horovod for this environment, keep it, install it.")
-    meaning = "at the lowest priority, without reports, and no longer than the process PID, which starts it"
-    parser.add_argument("--in-background", type=int, metavar="PID", help=meaning)
-    parent = parser.parse_args(arguments).in_background
+def main(parent: int | None = None) -> int:
+    """Install Horovod; the exit code, 1 with the reason on standard error if that fails.
+
+    With a `parent`, at the lowest priority, without reports, and no longer than that process, which starts this one.
+    """
     work = install if parent is None else partial(_install_in_background, parent)
-    return exit_code(work, "Horovod is not installed")
+    return logged_command.exit_code(work, "Horovod is not installed")
 
 
 def _install_in_background(parent: int) -> None:
@@ -347,4 +334,4 @@ def _install_in_background(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -33,11 +33,9 @@ def open_lab(page: Path) -> NoReturn:
     if not horovod_build.has_horovod():
         print("Horovod compiles in the background; jobs that need it wait. Closing JupyterLab ends it.")
         sys.stdout.flush()
-        build = (sys.executable, "-m", "workshop_utils.setup.horovod_build")
+        build = [sys.executable, "-m", "workshop_utils.setup.horovod_build", str(os.getpid())]
         # In a session of its own: the terminal's Ctrl-C is for JupyterLab, which asks for confirmation.
-        subprocess.Popen(
-            [*build, "--in-background", str(os.getpid())], stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        subprocess.Popen(build, stdin=subprocess.DEVNULL, start_new_session=True)
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
     # The kernel python3 is this environment's, whatever kernels the user has.
     environment = {**os.environ, "PATH": path, "JUPYTER_PREFER_ENV_PATH": "1"}

@@ -17,6 +17,7 @@ import yaml
 from kubernetes import client, config
 
 from workshop_utils.launchers.kubernetes.manifest import Manifest
+from workshop_utils.runs import PlainError
 
 # By which label the pods of a job are found, by the group of its kind; the others have the training operators'.
 POD_LABELS = {
@@ -49,16 +50,12 @@ ADVICE = {
 }
 
 
-class KubernetesError(ValueError):
+class KubernetesError(PlainError, ValueError):
     """The cluster did not do what it was asked to; the message says what was asked, why not, and what to do."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
-
-    def _render_traceback_(self) -> list[str]:
-        # As RunFailed does: the message is for people, the frames are not.
-        return [f"{type(self).__name__}: {self}"]
 
 
 class _Patience(urllib3.Retry):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from workshop_utils.jobs import Resources, TrainingJob
 from workshop_utils.launchers.kubernetes import check, pods
 from workshop_utils.launchers.kubernetes.settings import Kind, KubernetesSettings, nodes_of
 from workshop_utils.launchers.source import PACKAGE
+from workshop_utils.launchers.template import filled
 from workshop_utils.quantities import seconds_of
 from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of
 
@@ -80,7 +80,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         role: {
             "replicas": count,
             "restartPolicy": "Never" if elastic is None else "OnFailure",
-            "template": _filled(templates["pod"], {**pod, **own}),
+            "template": filled(templates["pod"], {**pod, **own}),
         }
         for role, (count, own) in _roles(job, kind, nodes, elastic is not None).items()
         if count
@@ -101,7 +101,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         "elastic": elastic and elastic.policy,
         "trainer_args": job.command_line_arguments or None,
     }
-    *before, resource = _filled(templates[kind], values)
+    *before, resource = filled(templates[kind], values)
     for described in (*before, resource):
         check.require(described)
     return Manifest(resource, tuple(before), comment)
@@ -131,18 +131,6 @@ def _roles(job: TrainingJob, kind: Kind, nodes: int, elastic: bool) -> dict[str,
     }
     worker = {"command": list(SSHD), "args": None, "env": None}  # mpirun hands over the launcher's variables
     return {"Launcher": (1, launcher), "Worker": (nodes, worker)}
-
-
-def _filled(template: Any, values: Mapping[str, Any]) -> Any:
-    """A copy of `template` with `values` in the place of `$names`, and without the fields that have none."""
-    if isinstance(template, str) and template.startswith("$"):
-        return copy.deepcopy(values.get(template[1:]))
-    if isinstance(template, list):
-        return [_filled(each, values) for each in template]
-    if isinstance(template, dict):
-        filled = {name: _filled(each, values) for name, each in template.items()}
-        return {name: each for name, each in filled.items() if each is not None}
-    return template
 
 
 def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:

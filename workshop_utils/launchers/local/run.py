@@ -218,8 +218,8 @@ class ProcessRun(Run):
         if event.get("reason") is not None:
             return RunState.FAILED, f"{self.name} could not be started: {event['reason']}"
         if event["code"] is None:
-            how = "the process that watches over it was killed; its workers were ended with it"
-            return RunState.FAILED, f"{self.name} failed: {how}"
+            watch = "the process that watches over it was killed; its workers were ended with it"
+            return RunState.FAILED, f"{self.name} failed: {watch}"
         return RunState.FAILED, self._blame(event["name"], event["code"])
 
     def _timed_out(self) -> str:

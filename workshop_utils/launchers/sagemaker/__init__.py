@@ -14,7 +14,8 @@ A launch, in order:
 | --- | --- |
 | `settings` | what a place.yaml holds: role, instances, network, limits |
 | `request` | what a job becomes: hosts, name, image, addresses on S3, and what each host starts |
-| `toolkit` | classic script mode: what the toolkit in AWS's images is told, and what it does on a host |
+| `toolkit` | classic script mode: what the toolkit in AWS's images is told, and what it starts on a host |
+| `container.yaml` | the files and variables that a container has |
 | `driver` | with `mode: drivers`: the program that starts the processes on a host |
 | `trainer` | the Python SDK's ModelTrainer, which makes the request |
 | `check` | whether SageMaker would accept it |

@@ -26,14 +26,12 @@ import boto3
 import botocore.exceptions as errors
 from botocore.config import Config
 
+from workshop_utils.runs import PlainError
+
 TAG = {"Key": "made-by", "Value": "distributed-training-workshop"}  # by which the clean-up finds what we made
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-TRIES = 6  # with pauses of up to 1, 2, 4, 8 and 16 s between them where AWS throttles
-PATIENT = Config(
-    retries={"mode": "standard", "total_max_attempts": TRIES},
-    connect_timeout=5,  # it is retried, too
-    read_timeout=60,
-)
+# A connection is retried, too; where AWS throttles, pauses of up to 1, 2, 4, 8 and 16 s lie between the tries.
+PATIENT = Config(retries={"mode": "standard", "total_max_attempts": 6}, connect_timeout=5)
 NO_SUCH_BUCKET = {"404", "NoSuchBucket", "NotFound"}
 
 LOGIN = "log in with `aws configure` or `aws sso login`, and name the profile in AWS_PROFILE"
@@ -53,20 +51,16 @@ MEANINGS = {
         "'<instance type> for training job usage' (it takes a day or two), or choose another type; new accounts have a "
         "quota of 0 for most"
     ),
-    "throttl": f"AWS still asks to slow down after {TRIES} tries; wait a minute and try again",
+    "throttl": "AWS still asks to slow down after several tries; wait a minute and try again",
 }
 
 
-class AwsError(ValueError):
+class AwsError(PlainError, ValueError):
     """AWS refused, or did not answer; the message says what was asked, why it failed, and what to do."""
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
         self.code = code
-
-    def _render_traceback_(self) -> list[str]:
-        # As RunFailed does: the message is for people, the frames are not.
-        return [f"{type(self).__name__}: {self}"]
 
 
 @dataclass(frozen=True)

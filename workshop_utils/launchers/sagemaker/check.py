@@ -18,10 +18,8 @@ from botocore.model import ServiceModel
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.sagemaker import toolkit
-from workshop_utils.launchers.sagemaker.request import lacks_horovod
 
 OPERATION = "CreateTrainingJob"
-LONGEST_JOB_SECONDS = 5 * 86_400  # unless the account's quota was raised
 
 
 @functools.cache
@@ -43,8 +41,21 @@ def body(request: Mapping[str, Any]) -> None:
 
 
 def rules(request: Mapping[str, Any]) -> None:
-    """Raise JobError if SageMaker would accept `request` and do something else; one line for each problem."""
-    _refuse(_broken_rules(request))
+    """Raise JobError if SageMaker would accept `request` and do something else."""
+    parameters = request["HyperParameters"]
+    known = dict.fromkeys(filter(None, toolkit.SWITCHES.values()))
+    switches = [name for name in known if parameters.get(name) == "true"]
+    if len(switches) > 1:
+        raise JobError(
+            f"{' and '.join(switches)} are both set; the toolkit obeys one of them and says nothing of the other: a "
+            "job has one strategy"
+        )
+    stopping = request["StoppingCondition"]
+    limit, wait = stopping["MaxRuntimeInSeconds"], stopping.get("MaxWaitTimeInSeconds")
+    if wait is not None and wait < limit:
+        raise JobError(
+            f"MaxWaitTimeInSeconds is {wait}; with spot instances it must be at least MaxRuntimeInSeconds, {limit}"
+        )
 
 
 def _refuse(problems: Iterable[str]) -> None:
@@ -82,27 +93,3 @@ def _python_pattern(pattern: str) -> str:
     for category, ours in ((r"\p{L}", r"\w"), (r"\p{Z}", r"\s"), (r"\p{N}", r"\d")):
         pattern = pattern.replace(category, ours)
     return pattern
-
-
-def _broken_rules(request: Mapping[str, Any]) -> Iterator[str]:
-    parameters = request["HyperParameters"]
-    known = dict.fromkeys(start.switch for start in toolkit.STARTS.values() if start.switch)
-    switches = [switch for switch in known if parameters.get(switch) == "true"]
-    if len(switches) > 1:
-        yield (
-            f"{' and '.join(switches)} are both set; the toolkit obeys one of them and says nothing of the "
-            "other: a job has one strategy"
-        )
-    image = request["AlgorithmSpecification"]["TrainingImage"]
-    if toolkit.MPI in switches and "tensorflow" in image and lacks_horovod(image):
-        yield (
-            f"TrainingImage is {image}, which has neither Horovod nor mpirun in it: use TensorFlow 2.12, or an image "
-            "of your own (jobs/images/)"
-        )
-    stopping = request["StoppingCondition"]
-    limit = stopping["MaxRuntimeInSeconds"]
-    if limit > LONGEST_JOB_SECONDS:
-        yield f"MaxRuntimeInSeconds is {limit}; at most {LONGEST_JOB_SECONDS} (5 days) is allowed"
-    wait = stopping.get("MaxWaitTimeInSeconds")
-    if wait is not None and wait < limit:
-        yield f"MaxWaitTimeInSeconds is {wait}; with spot instances it must be at least MaxRuntimeInSeconds, {limit}"

@@ -19,14 +19,11 @@ from workshop_utils.launchers.sagemaker.launcher import LOG_GROUP, log_streams
 # By kind: the service, its operation, the parameter that names the thing, and other parameters.
 REMOVALS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "running job": ("sagemaker", "stop_training_job", "TrainingJobName", {}),
-    "warm instances": (
-        "sagemaker", "update_training_job", "TrainingJobName", {"ResourceConfig": {"KeepAlivePeriodInSeconds": 0}}
-    ),
     "log stream": ("logs", "delete_log_stream", "logStreamName", {"logGroupName": LOG_GROUP}),
     "bucket": ("s3", "delete_bucket", "Bucket", {}),
     "image repository": ("ecr", "delete_repository", "repositoryName", {"force": True}),
     "stack": ("cloudformation", "delete_stack", "StackName", {}),
-}  # fmt: skip
+}
 # What a bucket answers that has no tags, is not ours to look at, or is in another region.
 NOT_OURS = ("NoSuchTagSet", "AccessDenied", "PermanentRedirect", "IllegalLocationConstraintException")
 
@@ -62,7 +59,7 @@ def remove(thing: Remains, aws: Aws) -> None:
 
 
 def _jobs(aws: Aws) -> Iterator[Remains]:
-    """Running jobs and warm instances, which cost money by the second, and the logs of jobs that have ended."""
+    """Running jobs, which cost money by the second, and the logs of jobs that have ended."""
     for summary in aws.pages("sagemaker", "list_training_jobs", "TrainingJobSummaries", MaxResults=100):
         name = summary["TrainingJobName"]
         if TAG not in aws.pages("sagemaker", "list_tags", "Tags", ResourceArn=summary["TrainingJobArn"]):
@@ -70,8 +67,6 @@ def _jobs(aws: Aws) -> Iterator[Remains]:
         if summary["TrainingJobStatus"] == "InProgress":
             yield Remains("running job", name, "costs money every second")
             continue
-        if summary.get("WarmPoolStatus", {}).get("Status") in ("Available", "InUse"):
-            yield Remains("warm instances", name, "cost money every second")
         for stream in log_streams(name, aws):
             yield Remains("log stream", stream, "costs next to nothing")
 

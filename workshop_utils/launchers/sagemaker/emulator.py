@@ -16,28 +16,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from pydantic import PrivateAttr
 
 from workshop_utils.jobs import JobError, TrainingJob, storage_kind
 from workshop_utils.launchers import output
-from workshop_utils.launchers.local.environment import (
-    await_horovod,
-    inherited_variables,
-    mpirun_program,
-    reserve,
-    scratch_folder,
-)
+from workshop_utils.launchers.local import environment
 from workshop_utils.launchers.local.run import Process, ProcessRun
-from workshop_utils.launchers.sagemaker import check, toolkit
-from workshop_utils.launchers.sagemaker.request import (
-    Request,
-    Submission,
-    addresses,
-    members,
-    submission_of,
-)
+from workshop_utils.launchers.sagemaker import check, request, toolkit
+from workshop_utils.launchers.sagemaker.request import Request, Submission, submission_of
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network import INTERFACE, Network, availability, wiring
@@ -57,32 +42,19 @@ EXCEPTIONS = {
     "drivers": "the driver is started directly, without the SDK's sm_train.sh",
     "left out": "variables about groups of instances, and about libraries that only AWS's images have",
 }
-HERE = Path(__file__).parent
-PROGRAMS = (
-    HERE / "driver.py",
-    HERE / "emulated_instance.py",
-    HERE.parent / "local" / "horovod_rendezvous.py",
-)
-NO_ACCOUNT = {"role": "arn:aws:iam::000000000000:role/nobody", "region": "us-east-1"}
+PROGRAMS = (*request.DRIVERS, Path(__file__).with_name("emulated_instance.py"))
 
 
 class EmulatedSageMaker(SageMakerSettings):
     """Launches jobs on emulated instances. Its fields are those of `SageMakerSettings`; a role is not needed.
 
     With a role, a launch first makes and checks the request that SageMaker would get. With a `network`, slow links
-    join the hosts. `output` is the folder in which a job's model stays, in place of the job's own `outputs`.
+    join the hosts.
     """
 
-    _network: Network | None = PrivateAttr(None)
-    _output: str | Path | None = PrivateAttr(None)
-    _is_checked: bool = PrivateAttr(False)
-
-    def __init__(
-        self, /, network: Network | None = None, output: str | Path | None = None, **values: Any
-    ) -> None:
-        has_role = "role" in values
-        super().__init__(**values if has_role else {**NO_ACCOUNT, **values})
-        self._network, self._output, self._is_checked = network, output, has_role
+    role: str = "arn:aws:iam::000000000000:role/nobody"
+    region: str | None = "us-east-1"
+    network: Network | None = None
 
     def render(self, job: TrainingJob) -> Request:
         """The request that SageMaker would get. Raises JobError as `SageMaker.render` does.
@@ -102,22 +74,19 @@ class EmulatedSageMaker(SageMakerSettings):
         Raises:
             JobError: if SageMaker's instances cannot run it so, or the network cannot be emulated.
         """
-        if self._is_checked:
+        if "role" in self.model_fields_set:
             self.render(job)
         check.instance_type(self.instance_type)
-        if self._output is not None:
-            job = job.replace(outputs=str(self._output))
         submission = submission_of(job, self)
-        if self._network is not None:
-            self._network.check(submission.hosts)
+        if self.network is not None:
+            self.network.check(submission.hosts)
             if availability() == "none":
                 raise JobError(
                     "network: this machine has no network namespaces, so emulated instances cannot have slow links; "
                     "leave the network out"
                 )
-        data_folder = data.prepare(job.data)
-        await_horovod(job)
-        return _start(submission, data_folder, self._network)
+        environment.await_horovod(job)
+        return _start(submission, data.prepare(job.data), self.network)
 
 
 class EmulatedRun(ProcessRun):
@@ -135,29 +104,25 @@ class EmulatedRun(ProcessRun):
 
 
 def _start(submission: Submission, data_folder: Path, network: Network | None) -> EmulatedRun:
-    job, hosts = submission.job, submission.hosts
-    at = addresses(submission)
+    job, hosts, by_toolkit = submission.job, submission.hosts, submission.settings.mode == "toolkit"
+    scratch = environment.scratch_folder()
+    words = {"scratch": str(scratch)}
+    if by_toolkit and toolkit.SWITCHES[job.strategy] == toolkit.MPI:
+        words["mpirun"] = environment.mpirun_program("hyperparameter sagemaker_mpi_enabled is true")
+    at = request.addresses(submission)
     # In namespaces addresses are SageMaker's own; outside, each is a loopback port.
-    with reserve(0 if network else len(at)) as reservation:
+    with environment.reserve(0 if network else len(at)) as reservation:
         if network is None:
             at = {name: f"127.0.0.1:{port}" for name, port in zip(at, reservation.ports, strict=True)}
-        scratch = scratch_folder()
-        words, by_toolkit = {"scratch": str(scratch)}, submission.settings.mode == "toolkit"
-        if by_toolkit and toolkit.STARTS[job.strategy].switch == toolkit.MPI:
-            words["mpirun"] = mpirun_program("hyperparameter sagemaker_mpi_enabled is true")
         files = {f"drivers/{program.name}": program.read_text(encoding="utf-8") for program in PROGRAMS}
-        files["drivers/members.json"] = json.dumps(members(submission, at, **words))
+        files["drivers/members.json"] = json.dumps(request.members(submission, at, **words))
         files |= {f"source/{name}": text for name, text in shipped(strategy_of(job)).items()}
-        program: tuple[str, ...] = (
-            sys.executable,
-            str(scratch / "drivers" / "emulated_instance.py"),
-            "container",
-        )
+        program = [sys.executable, str(scratch / "drivers" / "emulated_instance.py"), "container"]
         switch: Switch | None = None
         cables: Sequence[Cable | None] = [None] * len(hosts)
         if network is not None:
             switch, cables = wiring.wire(network, hosts, as_user=availability() != "root")
-            program = ("unshare", "--mount", *program)
+            program = ["unshare", "--mount", *program]
             names = [f"{network.address(index)} {host}\n" for index, host in enumerate(hosts)]
             files["hosts"] = "127.0.0.1 localhost\n" + "".join(names)
         processes = []
@@ -176,9 +141,8 @@ def _start(submission: Submission, data_folder: Path, network: Network | None) -
                 "checkpoints": Path(job.storage("checkpoints", "folder") or own / "checkpoints").absolute(),
                 "hosts": scratch / "hosts" if network else "",
             }
-            argv = (*program, json.dumps(layout, default=str))
-            environment = {
-                **inherited_variables(),
+            own_variables = {
+                **environment.inherited_variables(),
                 "OMP_NUM_THREADS": "1",  # the hosts share this machine's cores
                 "TF_NUM_INTRAOP_THREADS": "1",
                 "WORKSHOP_CHECKPOINTS": f"{root}/checkpoints",  # in the place of /opt/ml/checkpoints
@@ -187,7 +151,8 @@ def _start(submission: Submission, data_folder: Path, network: Network | None) -
                 "WORKSHOP_EMULATED": "1",
                 **variables,
             }
-            processes.append(Process(host, argv, environment, tempfile.gettempdir(), network=cable))
+            argv = (*program, json.dumps(layout, default=str))
+            processes.append(Process(host, argv, own_variables, tempfile.gettempdir(), network=cable))
         run = EmulatedRun(submission.name, hosts, reservation)
         run.network = network.describe("network namespaces") if network else None
         run._start(processes, submission.limit_seconds, scratch, files, switch)

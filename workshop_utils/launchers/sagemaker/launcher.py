@@ -24,9 +24,8 @@ from workshop_utils.training import data
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 POLL_SECONDS = 5.0
-LATE_LOOKS = (
-    2  # at the log of a job that has ended: CloudWatch shows lines some seconds after they were printed
-)
+# At the log of a job that has ended: CloudWatch shows lines some seconds after they were printed.
+LATE_LOOKS = 2
 
 STATES = {"Completed": RunState.SUCCEEDED, "Failed": RunState.FAILED, "Stopped": RunState.STOPPED}
 # SageMaker stops a job at a limit without calling it failed.
@@ -172,10 +171,8 @@ class RemoteJob:
         except AwsError as error:
             # AWS also refuses to stop a job that is being stopped already, or that has just ended.
             with contextlib.suppress(Unreachable):
-                if (
-                    self._state() is not RunState.RUNNING
-                    or self.description["TrainingJobStatus"] == "Stopping"
-                ):
+                has_ended = self._state() is not RunState.RUNNING
+                if has_ended or self.description["TrainingJobStatus"] == "Stopping":
                     return
             raise AwsError(
                 f"{self._name} could not be stopped and still costs money: stop it in SageMaker's console. {error}",

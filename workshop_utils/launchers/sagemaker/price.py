@@ -11,23 +11,20 @@ from pathlib import Path
 import yaml
 
 from workshop_utils.launchers.sagemaker.request import Submission
+from workshop_utils.runs import PlainError
 
 AS_OF = "2025"
 DOLLARS_AN_HOUR: dict[str, float] = yaml.safe_load(Path(__file__).with_name("prices.yaml").read_text("utf-8"))
 
 
-class NotConfirmed(ValueError):
+class NotConfirmed(PlainError, ValueError):
     """Nothing was started, because no one agreed to the cost."""
-
-    def _render_traceback_(self) -> list[str]:
-        return [f"{type(self).__name__}: {self}"]
 
 
 def preflight(submission: Submission, is_free: bool = False) -> str:
     """What is known before the launch, in lines for people. `is_free` says that the account is emulated."""
     settings, count = submission.settings, len(submission.hosts)
-    # The service ends the job at this limit; then the instances may be kept warm, which is paid for, too.
-    seconds = submission.limit_seconds + settings.keep_alive_seconds
+    seconds = submission.limit_seconds  # then the service ends the job
     minutes = f"{seconds / 60:g} min"
     lines = [f"{count} × {settings.instance_type} in {settings.region_name}, for at most {minutes}"]
     dollars_an_hour = DOLLARS_AN_HOUR.get(settings.instance_type)

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob
@@ -20,13 +21,12 @@ from workshop_utils.strategies import Addresses, strategy_of
 PREFIX = "workshop"  # of everything in the bucket
 FIRST_PORT = 7000  # of the processes that listen; within a job's security group any will do
 STORED_DATA = ("digits", "mnist")  # every job finds the same there
+HERE = Path(__file__).parent
+DRIVERS = (HERE / "driver.py", HERE.parent / "local" / "horovod_rendezvous.py")  # the first starts the other
 
-# AWS's images. Horovod was in those for TensorFlow up to 2.12 (Horovod 0.27.0), and in none for PyTorch that is still
-# built.
+# AWS's images. The last one with Horovod in it is for TensorFlow 2.12, which has Keras 2.
 TENSORFLOW = {"framework": "tensorflow", "version": "2.19", "py_version": "py312"}
-TENSORFLOW_WITH_HOROVOD = {"framework": "tensorflow", "version": "2.12", "py_version": "py310"}
 PYTORCH = {"framework": "pytorch", "version": "2.8", "py_version": "py312"}
-_OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(\w+)-training[a-z-]*:(\d+)\.(\d+)")
 
 Members = Mapping[str, list[dict[str, Any]]]  # the processes that each host starts, by host
 
@@ -41,7 +41,6 @@ class Submission:
     job: TrainingJob
     settings: SageMakerSettings
     hosts: tuple[str, ...]
-    processes_per_host: int
     name: str
     secret: str = field(default_factory=lambda: secrets.token_hex(16))
 
@@ -81,12 +80,9 @@ class Submission:
         Raises:
             JobError: if the job's checkpoints are not on S3.
         """
-        own = self.job.storage("checkpoints", "s3")
-        if (
-            own is None and self.settings.spot
-        ):  # where an instance is taken away, the next one resumes from them
-            return f"{self._bucket_uri}/checkpoints/{self.name.rsplit('-', 2)[0]}"
-        return own
+        # Where a spot instance is taken away, the next one resumes from them.
+        own = f"{self._bucket_uri}/checkpoints/{self.name.rsplit('-', 2)[0]}" if self.settings.spot else None
+        return self.job.storage("checkpoints", "s3") or own
 
     @property
     def _bucket_uri(self) -> str:
@@ -127,31 +123,30 @@ def submission_of(job: TrainingJob, settings: SageMakerSettings) -> Submission:
             f"resources.gpu is {job.resources.gpu}, and instance_type {settings.instance_type} has no NVIDIA GPU; take "
             "one such as ml.g5.xlarge"
         )
-    per_host = job.processes_per_node or settings.processes_per_host or 1
-    _check_strategy(job, per_host, settings.mode == "toolkit")
+    _check_strategy(job, settings.mode == "toolkit")
+    count = job.nodes or job.workers
     if job.strategy == "parameter_server":
-        count = job.workers + 1  # the chief, which does not train, has a host of its own
-    elif job.workers % per_host:
-        raise JobError(f"workers is {job.workers}; it must be a multiple of processes_per_host, {per_host}")
-    else:
-        count = job.workers // per_host
+        count += 1  # the chief, which does not train, has a host of its own
     name = f"{job.name[:42].rstrip('-')}-{time.strftime('%Y%m%d%H%M%S')}-{secrets.token_hex(2)}"
-    return Submission(job, settings, toolkit.host_names(count), per_host, name)
+    return Submission(job, settings, toolkit.host_names(count), name)
 
 
-def _check_strategy(job: TrainingJob, per_host: int, by_toolkit: bool) -> None:
+def _check_strategy(job: TrainingJob, by_toolkit: bool) -> None:
     """Raise JobError for what the toolkit, or the workshop's driver, does not start."""
+    per_host = job.processes_per_node or 1
     strategy = strategy_of(job)
-    if by_toolkit and job.strategy not in toolkit.STARTS:
+    if by_toolkit and job.strategy not in toolkit.SWITCHES:
         raise JobError(
             f"strategy is {job.strategy!r}; the toolkit in SageMaker's images does not know it: set mode: drivers"
         )
     if not by_toolkit and any(spec.starts for spec in strategy.plan(job)):
-        advice = "set mode: toolkit" if job.strategy in toolkit.STARTS else "run it locally"
+        advice = "set mode: toolkit" if job.strategy in toolkit.SWITCHES else "run it locally"
         raise JobError(
             f"strategy is {job.strategy!r}; a process that starts the others cannot reach other hosts: {advice}"
         )
-    one_each = job.strategy == "parameter_server" or (by_toolkit and not toolkit.STARTS[job.strategy].many)
+    one_each = job.strategy == "parameter_server" or (
+        by_toolkit and toolkit.SWITCHES[job.strategy] not in toolkit.SEVERAL
+    )
     if per_host > 1 and one_each:
         starter = "the toolkit" if by_toolkit else "the driver"
         raise JobError(
@@ -215,53 +210,32 @@ def members(submission: Submission, at: Mapping[str, str], bind: str = "", **wor
 
 
 def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
-    """The job's own image, or AWS's for what its script imports.
+    """The job's own image, or else AWS's for what its script imports and the processor of `instance_type`.
 
     Raises:
-        JobError: if no image of AWS has what the script imports, or the job's own is known to lack Horovod.
+        JobError: if AWS has no such image.
     """
-    imported = imports.imported(job.script_path)
-    # What is imported from a module may itself be one: `from horovod import tensorflow`.
-    modules = {*imported, *(f"{module}.{name}" for module, names in imported.items() for name in names)}
-    packages = {module.split(".")[0] for module in modules}
-    needs_horovod = "horovod" in packages or job.strategy == "horovod"
     if job.image is not None:
-        if needs_horovod and lacks_horovod(job.image):
-            raise JobError(
-                f"image is {job.image!r}, which has no Horovod in it: AWS's last one is TensorFlow 2.12. "
-                "Use that, or build jobs/images/ and name your own image"
-            )
         return job.image
-    region = settings.region_name
-    if needs_horovod:
-        # TensorFlow 2.12 has Keras 2; a script that imports Keras itself is written for Keras 3.
-        if "horovod.tensorflow" in modules and "keras" not in modules:
-            return aws_image(TENSORFLOW_WITH_HOROVOD, region, settings.instance_type)
-        raise JobError(
-            "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and name "
-            f"yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
-        )
-    # PyTorch's has mpi4py and NumPy in it, too.
+    packages = imports.packages(imports.imported(job.script_path))
+    # PyTorch's image has mpi4py and NumPy in it, too.
     image = TENSORFLOW if {"tensorflow", "keras"} & packages else PYTORCH
-    return aws_image(image, region, settings.instance_type)
-
-
-def aws_image(image: dict[str, str], region: str, instance_type: str) -> str:
-    """AWS's training image for the processor of `instance_type`. Raises JobError if there is none."""
+    lacking = None
+    if "horovod" in packages or job.strategy == "horovod":
+        lacking = "the Horovod that this script imports"
+    elif image is TENSORFLOW and job.strategy == "mpi":
+        lacking = "both TensorFlow and mpirun"
+    region = settings.region_name
+    if lacking is not None:
+        raise JobError(
+            f"image is missing: no image of AWS has {lacking}. Build jobs/images/ and name yours, such as "
+            f"123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
+        )
     from sagemaker.core import image_uris  # here, since the SDK takes seconds to import
 
-    options = {**image, "region": region, "instance_type": instance_type, "image_scope": "training"}
+    kind = settings.instance_type
     try:
-        return str(image_uris.retrieve(**options))
+        return str(image_uris.retrieve(**image, region=region, instance_type=kind, image_scope="training"))
     except ValueError as error:
-        message = f"image is missing, and AWS has none for {instance_type} in region {region}: {error}"
+        message = f"image is missing, and AWS has none for {kind} in region {region}: {error}"
         raise JobError(message) from None
-
-
-def lacks_horovod(image: str) -> bool:
-    """Whether `image` is one of AWS's without Horovod; what other people's images hold is not known."""
-    match = _OF_AWS.match(image)
-    if match is None or not aws_image(PYTORCH, match[2], "ml.c5.xlarge").startswith(match[1]):
-        return False
-    framework, major, minor = match.groups()[2:]
-    return framework != "tensorflow" or (int(major), int(minor)) > (2, 12)

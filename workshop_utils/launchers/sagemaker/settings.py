@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import Duration, JobError
 from workshop_utils.launchers.settings import TargetSettings
-from workshop_utils.quantities import seconds_of
 
-WARM_POOL_SECONDS = 21_600  # the longest KeepAlivePeriodInSeconds that the service model allows
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+")
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 
@@ -31,7 +28,6 @@ class SageMakerSettings(TargetSettings):
     Attributes:
         role: ARN of the role that the instances act as; its account pays.
         instance_type: one of SageMaker's training instance types, such as `"ml.c5.xlarge"`.
-        processes_per_host: an old setting, for a job that does not say `processes_per_node`.
         mode: `"toolkit"` sends the hyperparameters by which the toolkit inside AWS's images starts a strategy
             (classic script mode); `"drivers"` brings the workshop's own driver, which needs no toolkit.
         region: such as `"us-east-1"`; by default that of `AWS_REGION` or `AWS_DEFAULT_REGION`.
@@ -44,7 +40,6 @@ class SageMakerSettings(TargetSettings):
         spot: use spare capacity, which is cheaper and may be taken away; checkpoints are then kept in the bucket.
         max_wait: with `spot`, how long waiting and running may take together; by default twice `max_runtime`.
         retries: how often SageMaker restarts the job after a failure of its own, not of the script.
-        keep_alive: how long the instances stay warm for the next job. Warm instances are paid for.
         tags: put on every job, beside the workshop's own tag, by which the clean-up finds it.
         confirm: start without asking, though it costs money.
     """
@@ -53,7 +48,6 @@ class SageMakerSettings(TargetSettings):
 
     role: str
     instance_type: str = "ml.c5.xlarge"
-    processes_per_host: int | None = Field(default=None, ge=1, strict=True)
     mode: Literal["toolkit", "drivers"] = "toolkit"
     region: str | None = None
     bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
@@ -66,7 +60,6 @@ class SageMakerSettings(TargetSettings):
     spot: bool = False
     max_wait: Duration | None = None
     retries: int = Field(default=0, ge=0, le=30, strict=True)
-    keep_alive: Duration | None = None
     tags: dict[str, str] = Field(default={})
     confirm: bool = False
 
@@ -79,29 +72,11 @@ class SageMakerSettings(TargetSettings):
         if self.region is not None and not _REGION.fullmatch(self.region):
             raise ValueError(f"region is {self.region!r}; it must be a region's code, such as us-east-1")
         if bool(self.subnets) != bool(self.security_groups):
-            given, missing = (
-                ("subnets", "security_groups") if self.subnets else ("security_groups", "subnets")
-            )
+            given, missing = ("subnets", "security_groups")[:: 1 if self.subnets else -1]
             raise ValueError(f"{given} is given without {missing}; instances in a VPC need both")
         if self.max_wait is not None and not self.spot:
             raise ValueError("max_wait is for spot instances; set spot too, or leave it out")
-        if self.keep_alive is not None:
-            if self.spot:
-                raise ValueError("keep_alive and spot exclude each other: spot instances are never kept warm")
-            if seconds_of(self.keep_alive) > WARM_POOL_SECONDS:
-                raise ValueError(f"keep_alive is {self.keep_alive!r}; it may be at most 6h")
-        if self.processes_per_host is not None:
-            print(
-                "processes_per_host is an old setting of place.yaml: write "
-                f"processes_per_node: {self.processes_per_host} in job.yaml instead",
-                file=sys.stderr,
-            )
         return self
-
-    @property
-    def keep_alive_seconds(self) -> int:
-        """How long instances stay warm, in seconds; 0 if they do not."""
-        return round(seconds_of(self.keep_alive)) if self.keep_alive else 0
 
     @property
     def region_name(self) -> str:

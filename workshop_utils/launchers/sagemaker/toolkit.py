@@ -12,20 +12,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from workshop_utils.jobs import StrategyName
-from workshop_utils.strategies import (
-    PROGRAMS,
-    PYTHON,
-    SCRIPT,
-    STRATEGIES,
-    Addresses,
-    ProcessSpec,
-    strategy_of,
-)
+from workshop_utils.launchers.template import filled
+from workshop_utils.strategies import PROGRAMS, PYTHON, SCRIPT, STRATEGIES, ProcessSpec
 
 if TYPE_CHECKING:
     from workshop_utils.launchers.sagemaker.request import Submission
@@ -41,30 +36,16 @@ MIRRORED_PORT = 8890
 TORCH_PORT = 7777  # torchrun's rendezvous
 
 
-@dataclass(frozen=True)
-class Start:
-    """How the toolkit starts a strategy.
-
-    Attributes:
-        switch: the hyperparameter that asks for it; None for a script on its own.
-        sets: the strategy's variables, or how their names begin, that the toolkit and what it starts set themselves.
-        many: whether it can start several processes on a host.
-    """
-
-    switch: str | None
-    sets: tuple[str, ...] = ()
-    many: bool = False
-
-
-_TORCHRUN_SETS = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-STARTS: dict[StrategyName, Start] = {
-    "single": Start(None),
-    "parameter_server": Start(PARAMETER_SERVER, sets=("TF_CONFIG",)),
-    "multi_worker_mirrored": Start(MULTI_WORKER_MIRRORED, sets=("TF_CONFIG",)),
-    "horovod": Start(MPI, sets=("HOROVOD_",), many=True),  # Horovod takes its ranks from MPI
-    "mpi": Start(MPI, many=True),
-    "torch_ddp": Start(TORCH_DISTRIBUTED, sets=_TORCHRUN_SETS, many=True),
+# The hyperparameter that asks for a strategy; None for a script on its own.
+SWITCHES: dict[StrategyName, str | None] = {
+    "single": None,
+    "parameter_server": PARAMETER_SERVER,
+    "multi_worker_mirrored": MULTI_WORKER_MIRRORED,
+    "horovod": MPI,  # Horovod takes its ranks from MPI
+    "mpi": MPI,
+    "torch_ddp": TORCH_DISTRIBUTED,
 }
+SEVERAL = (MPI, TORCH_DISTRIBUTED)  # with these, the toolkit can start several processes on a host
 
 
 def host_names(count: int) -> tuple[str, ...]:
@@ -87,12 +68,12 @@ def hyperparameters(submission: Submission) -> dict[str, str]:
             "sagemaker_region": settings.region_name,
             "sagemaker_container_log_level": 20,
         }
-        start = STARTS[job.strategy]
-        if start.switch:
-            values[start.switch] = True
-        if start.many:  # torchrun's number has the same name
-            values["sagemaker_mpi_num_of_processes_per_host"] = submission.processes_per_host
-        if start.switch == TORCH_DISTRIBUTED:
+        switch = SWITCHES[job.strategy]
+        if switch:
+            values[switch] = True
+        if switch in SEVERAL:  # torchrun's number has the same name
+            values["sagemaker_mpi_num_of_processes_per_host"] = job.processes_per_node or 1
+        if switch == TORCH_DISTRIBUTED:
             values["sagemaker_instance_type"] = settings.instance_type
     # As the SDK's version 2 sends it, so that a number comes out of it as a number.
     return {name: json.dumps(value) for name, value in sorted(values.items())}
@@ -120,7 +101,7 @@ def parameter_server_cluster(hosts: Sequence[str]) -> dict[str, list[str]]:
 
 def cluster(submission: Submission) -> dict[str, list[str]]:
     """The addresses, as `host:port`, at which the processes of a job find each other, by role."""
-    hosts, switch = submission.hosts, STARTS[submission.job.strategy].switch
+    hosts, switch = submission.hosts, SWITCHES[submission.job.strategy]
     if switch == PARAMETER_SERVER:
         return parameter_server_cluster(hosts)
     if switch == MULTI_WORKER_MIRRORED:
@@ -130,34 +111,32 @@ def cluster(submission: Submission) -> dict[str, list[str]]:
 
 def plan(submission: Submission, at: Mapping[str, str]) -> list[ProcessSpec]:
     """The processes that the toolkit starts on the hosts. `at` translates the addresses of `cluster`."""
-    job, hosts = submission.job, submission.hosts
-    start = STARTS[job.strategy]
-    script = (PYTHON, SCRIPT, *arguments(job.arguments))
-    if start.switch == MPI:  # mpirun on the first host starts all ranks
+    job, hosts, switch = submission.job, submission.hosts, SWITCHES[submission.job.strategy]
+    script = (SCRIPT, *arguments(job.arguments))
+    if switch == MPI:  # mpirun on the first host starts all ranks
         mpirun = STRATEGIES["mpi"].plan(job)[0]
-        return [replace(mpirun, argv=(*mpirun.argv[: mpirun.argv.index(SCRIPT)], *script[1:]))]
+        return [replace(mpirun, argv=(*mpirun.argv[: mpirun.argv.index(SCRIPT)], *script))]
     translated = {role: [at[address] for address in listed] for role, listed in cluster(submission).items()}
-    planned = strategy_of(job).plan(job, Addresses(nodes=hosts, interface="{interface}"))
     specs = []
     for node in range(len(hosts)):
-        variables = next(spec.environment for spec in planned if spec.node == node)
-        left = {name: text for name, text in variables.items() if not name.startswith(start.sets)}
-        if start.switch == PARAMETER_SERVER:
+        command, variables = (PYTHON, *script), {}
+        if switch == PARAMETER_SERVER:
             role, index = ("worker", node - 1) if node else ("master", 0)
+            variables["TF_CONFIG"] = _tf_config(translated, role, index)
             config = _tf_config(translated, "ps", node)
             server = (PYTHON, f"{PROGRAMS}/emulated_instance.py", "server", config)
             # A server beside the script on every host. All hosts but the first wait until the first has gone.
             specs.append(ProcessSpec("ps", node, node=node, argv=server, awaited=node > 0))
-            left["TF_CONFIG"] = _tf_config(translated, role, index)
-        elif start.switch == MULTI_WORKER_MIRRORED:
-            left["TF_CONFIG"] = _tf_config(translated, "worker", node)
-        elif start.switch == TORCH_DISTRIBUTED:
-            words = ["--nnodes", str(len(hosts)), "--nproc_per_node", str(submission.processes_per_host)]
+        elif switch == MULTI_WORKER_MIRRORED:
+            variables["TF_CONFIG"] = _tf_config(translated, "worker", node)
+        elif switch == TORCH_DISTRIBUTED:
+            variables["GLOO_SOCKET_IFNAME"] = "{interface}"
+            words = ["--nnodes", str(len(hosts)), "--nproc_per_node", str(job.processes_per_node or 1)]
             if len(hosts) > 1:  # one host alone gets no rendezvous
                 address, _, port = translated["store"][0].rpartition(":")
                 words += ["--master_addr", address, "--master_port", port, "--node_rank", str(node)]
-            script = (PYTHON, "-m", "torch.distributed.run", *words, SCRIPT, *arguments(job.arguments))
-        specs.append(ProcessSpec("script", node, node=node, argv=script, environment=left))
+            command = (PYTHON, "-m", "torch.distributed.run", *words, *script)
+        specs.append(ProcessSpec("script", node, node=node, argv=command, environment=variables))
     return specs
 
 
@@ -172,70 +151,33 @@ def container(
     submission: Submission, host: str, root: str, interface: str
 ) -> tuple[dict[str, str], dict[str, str]]:
     """What the container of `host` finds below `root`: the files of `input/config`, and its variables."""
-    job, hosts, instance_type = submission.job, list(submission.hosts), submission.settings.instance_type
-    current = {"current_host": host, "current_instance_type": instance_type, "hosts": hosts}
-    group = {"instance_group_name": "homogeneousCluster", "instance_type": instance_type, "hosts": hosts}
-    resources = {
-        **current,
-        "current_group_name": group["instance_group_name"],
-        "instance_groups": [group],
-        "network_interface_name": interface,
-    }
-    inputs = {
-        "training": {
-            "TrainingInputMode": submission.settings.input_mode,
-            "S3DistributionType": "FullyReplicated",
-            "RecordWrapperType": "None",
-        }
-    }
+    job, hosts, settings = submission.job, list(submission.hosts), submission.settings
     parameters = hyperparameters(submission)
-    files = {
-        "resourceconfig.json": json.dumps(resources),
-        "inputdataconfig.json": json.dumps(inputs),
-        "hyperparameters.json": json.dumps(parameters),
-    }
-    own = dict(job.arguments)
-    told = {name: json.loads(text) for name, text in parameters.items() if name not in own}
-    framework = {n: value for n, value in told.items() if n.endswith(("_enabled", "_per_host", "_type"))}
-    channels = {name: f"{root}/input/data/{name}" for name in inputs}
-    common: dict[str, Any] = {
-        **current,
-        "input_config_dir": f"{root}/input/config",
-        "input_data_config": inputs,
-        "input_dir": f"{root}/input",
-        "log_level": told.get("sagemaker_container_log_level", 20),
-        "model_dir": f"{root}/model",
-        "module_dir": told.get("sagemaker_submit_directory", f"{root}/input/data/code"),
-        "module_name": job.script.removesuffix(".py"),
-        "network_interface_name": interface,
-        "num_cpus": os.cpu_count() or 1,
-        "num_gpus": _count("nvidia"),
-        "num_neurons": _count("neuron"),
-        "output_data_dir": f"{root}/output/data",
-        "output_dir": f"{root}/output",
-        "output_intermediate_dir": f"{root}/output/intermediate",
-        "resource_config": resources,
-        "user_entry_point": job.script,
-    }
-    training_env = {
-        **common,
-        "additional_framework_parameters": framework,
-        "channel_input_dirs": channels,
-        "hyperparameters": own,
+    asked = {name: json.loads(text) for name, text in parameters.items() if name not in job.arguments}
+    values = {
+        "host": host,
+        "hosts": hosts,
         "is_master": host == hosts[0],
-        "job_name": submission.name,
-        "master_hostname": hosts[0],
+        "master": hosts[0],
+        "instance_type": settings.instance_type,
+        "input_mode": settings.input_mode,
+        "interface": interface,
+        "name": submission.name,
+        "script": job.script,
+        "module": job.script.removesuffix(".py"),
+        "source": asked.get("sagemaker_submit_directory", f"{root}/input/data/code"),
+        "arguments": job.arguments,
+        "user_args": arguments(job.arguments),
+        "parameters": parameters,
+        "switches": {n: asked[n] for n in asked if n.endswith(("_enabled", "_per_host", "_type"))},
+        "cpus": os.cpu_count() or 1,
+        "gpus": _count("nvidia"),
+        "neurons": _count("neuron"),
     }
-    named = {
-        **common,
-        "channels": sorted(channels),
-        "framework_params": framework,
-        "hps": own,
-        "training_env": training_env,
-        "user_args": arguments(own),
-        **{f"channel_{name}": path for name, path in channels.items()},
-        **{f"hp_{name}": value for name, value in own.items()},
-    }
+    template = Path(__file__).with_name("container.yaml").read_text(encoding="utf-8")
+    contents = filled(yaml.safe_load(template.replace("/opt/ml", root)), values)
+    files = {name: json.dumps(content) for name, content in contents["files"].items()}
+    named = contents["variables"] | {f"hp_{name}": value for name, value in job.arguments.items()}
     variables = {f"SM_{name.upper()}": _as_text(value) for name, value in named.items()}
     return files, {**variables, "TRAINING_JOB_NAME": submission.name, "CURRENT_HOST": host}
 

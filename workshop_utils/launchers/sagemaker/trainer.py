@@ -37,9 +37,6 @@ from workshop_utils.launchers.sagemaker.account import TAG
 from workshop_utils.launchers.sagemaker.request import Members, Request, Submission
 from workshop_utils.quantities import seconds_of
 
-HERE = Path(__file__).parent
-DRIVER = "driver.py"
-DRIVERS = (HERE / DRIVER, HERE.parent / "local" / "horovod_rendezvous.py")
 NO_TELEMETRY = {
     "SchemaVersion": "1.0",
     "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
@@ -127,7 +124,7 @@ class WorkshopDriver(DistributedConfig):
     @property
     def driver_script(self) -> str:
         """The program in it that the SDK's entry point calls."""
-        return DRIVER
+        return request.DRIVERS[0].name
 
 
 def _train(submission: Submission, started: Members | None, session: OfflineSession) -> None:
@@ -153,7 +150,6 @@ def _train(submission: Submission, started: Members | None, session: OfflineSess
                 instance_type=settings.instance_type,
                 instance_count=len(submission.hosts),
                 volume_size_in_gb=settings.volume_gb,
-                keep_alive_period_in_seconds=settings.keep_alive_seconds or None,
                 enable_managed_spot_training=settings.spot or None,
             ),
             stopping_condition=shapes.StoppingCondition(
@@ -183,7 +179,7 @@ def _driver(submission: Submission, started: Members | None, folder: Path) -> di
     """ModelTrainer's arguments with `mode: drivers`; the driver is laid out in `folder`."""
     if started is None:
         return {}
-    for path in DRIVERS:
+    for path in request.DRIVERS:
         shutil.copy(path, folder)
     (folder / "members.json").write_text(json.dumps(started), encoding="utf-8")
     return {

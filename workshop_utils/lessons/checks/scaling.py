@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from workshop_utils.comm.topology import Link
 from workshop_utils.lessons.checks import Wrong, exercise, explain, questions, result_of
-from workshop_utils.scaling.cost import NetworkPath, all_reduce_seconds
+from workshop_utils.scaling.cost import all_reduce_seconds
 
 __getattr__ = questions(__name__)
 
@@ -46,12 +47,12 @@ def _efficiency_mistakes(
 
 
 @exercise
-def largest_ring(answer: Callable[[float, float, NetworkPath, float], int]) -> str:
+def largest_ring(answer: Callable[[float, float, Link, float], int]) -> str:
     """`answer(compute, nbytes, path, least)`: the most workers with which a ring's weak efficiency is still `least`."""
     for compute, nbytes, path, least in (
-        (0.1, 1e6, NetworkPath(1e-3, 1e8), 0.5),
-        (0.5, 4e6, NetworkPath(2e-4, 1e9), 0.9),
-        (0.1, 1e8, NetworkPath(1e-4, 1e8), 0.5),
+        (0.1, 1e6, Link(1e-3, 1e8), 0.5),
+        (0.5, 4e6, Link(2e-4, 1e9), 0.9),
+        (0.1, 1e8, Link(1e-4, 1e8), 0.5),
     ):
         got = result_of(answer, compute, nbytes, path, least)
         right = largest_ring_of(compute, nbytes, path, least)
@@ -68,9 +69,7 @@ def largest_ring(answer: Callable[[float, float, NetworkPath, float], int]) -> s
     return "each worker more costs two latencies; so a ring that is long enough loses against any tree."
 
 
-def largest_ring_of(
-    compute: float, nbytes: float, path: NetworkPath, least: float, form: str = "ring"
-) -> int:
+def largest_ring_of(compute: float, nbytes: float, path: Link, least: float, form: str = "ring") -> int:
     """The most workers with which a step, computing and then an all-reduce, keeps at least this efficiency."""
     workers = np.arange(1, 100_001)
     seconds = compute + np.asarray(all_reduce_seconds(form, workers, nbytes, path))
@@ -78,12 +77,12 @@ def largest_ring_of(
 
 
 def _ring_mistakes(
-    result: str, right: int, compute: float, nbytes: float, path: NetworkPath, least: float
+    result: str, right: int, compute: float, nbytes: float, path: Link, least: float
 ) -> dict[str, int]:
     """What typical mistakes give, by the sentence on each."""
     bandwidth = path.bandwidth_bytes_per_second
-    without_latency = largest_ring_of(compute, nbytes, NetworkPath(0.0, bandwidth), least)
-    half = NetworkPath(path.latency_seconds / 2, bandwidth)
+    without_latency = largest_ring_of(compute, nbytes, Link(0.0, bandwidth), least)
+    half = Link(path.latency_seconds / 2, bandwidth)
     seconds = np.asarray(all_reduce_seconds("ring", np.arange(1, 100_001), nbytes, path))
     return {
         f"one too many: {result}. With {right + 1} the efficiency has just fallen below {least:.0%}.": right

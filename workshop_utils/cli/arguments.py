@@ -1,0 +1,31 @@
+"""What several commands take, and how they read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Job = Annotated[Path, typer.Argument(help="A job's folder, or its job.yaml.")]
+Notebooks = Annotated[list[Path] | None, typer.Argument(help="By default all in notebooks/.")]
+Lessons = Annotated[Path, typer.Argument(help="Your own copy of the lessons; beside notebooks/.")]
+PAIRS = "NAME=VALUE for {}; may be repeated."
+
+
+def named_values(pairs: Sequence[str] | None, example: str) -> dict[str, str]:
+    """The values of `pairs` such as `example`, by name. Raises JobError for one that has another form."""
+    from workshop_utils.jobs import JobError  # here, as in all commands: it takes time to import
+
+    values = {}
+    for pair in pairs or ():
+        name, equals, values[name] = pair.partition("=")
+        if not (name and equals):
+            raise JobError(f"--argument is {pair!r}; it must be NAME=VALUE, such as {example}")
+    return values
+
+
+def listed(text: str) -> list[str]:
+    """The words of `text`, which has commas between."""
+    return [word.strip() for word in text.split(",") if word.strip()]
