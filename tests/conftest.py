@@ -21,6 +21,7 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+import yaml
 from real_ranks import MOST_RANKS, Ranks
 
 from workshop_utils.jobs import TrainingJob
@@ -88,13 +89,19 @@ def make_job(tmp_path, data_folder):
     return make
 
 
+def save(job):
+    """Write the job.yaml of `job` into its folder."""
+    values = job.model_dump(mode="json", exclude_defaults=True)
+    (job.folder / "job.yaml").write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+
+
 def marked_processes() -> dict[int, str]:
     """The command by process id of everything alive that the tests of this process have started.
 
     Warm servers and Python's own resource tracker are not among them: they stay from one test to the next.
     """
     mark = f"{MARK}={os.environ[MARK]}".encode()
-    staying = {server._process.pid for server in warm._servers().values()}
+    staying = {server._process.pid for server in warm.SERVERS.values()}
     staying.add(resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]  # no public name for it
     found = {}
     for process in psutil.process_iter():

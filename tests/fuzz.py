@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from conftest import save
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +59,7 @@ def is_a_job_or_a_job_error(content):
             event("refused")
         else:
             event("taken")
-            job.save(folder)
+            save(job)
             assert TrainingJob.load(folder) == job
 
 

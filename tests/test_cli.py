@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import save
 from typer.testing import CliRunner
 
 from workshop_utils import cli
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 def launch(job, *arguments):
-    job.save(job.folder)
+    save(job)
     return subprocess.run([*COMMAND, str(job.folder), *arguments], capture_output=True, text=True, timeout=60)
 
 
@@ -62,6 +63,6 @@ def test_an_interrupt_before_the_display_stops_the_run_as_well(make_job, monkeyp
 
     monkeypatch.setattr(terminal, "show", show)
     job = make_job("import time\ntime.sleep(600)")
-    job.save(job.folder)
+    save(job)
     assert CliRunner().invoke(cli.app, ["launch", str(job.folder)]).exit_code == 130
     assert [run.state for run in interrupted] == [RunState.STOPPED]

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from conftest import save
 
 from workshop_utils.jobs import JobError, TrainingJob
 
@@ -63,7 +64,7 @@ def test_a_job_survives_being_saved_and_loaded(folder):
         environment={"TEXT": "a: [#]\n'ü", "EMPTY": ""},
         resources={"cpu": 0.5, "gpu": 1, "memory": "1Gi"},
     )
-    job.save(folder)
+    save(job)
     loaded = TrainingJob.load(folder)
     assert loaded == job
     assert [type(value) for value in loaded.arguments.values()] == [int, float, bool, str, str]

@@ -24,7 +24,7 @@ def planned(job, nodes=NODES):
         ("mpi", {"mpirun": (0, 0), "worker-0": (0, 0), "worker-1": (0, 1), "worker-2": (1, 0)}),
         (
             "parameter_server",
-            {"chief-0": (0, 0), "ps-0": (0, 0), "worker-0": (0, 1), "worker-1": (0, 2), "worker-2": (1, 0)},
+            {"chief-0": (0, 0), "ps-0": (0, 1), "worker-0": (0, 2), "worker-1": (0, 3), "worker-2": (1, 0)},
         ),
         ("workshop_parameter_server", {"server-0": (0, 0), "worker-0": (0, 1), "worker-1": (0, 2), "worker-2": (1, 0)}),
     ],

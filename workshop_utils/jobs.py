@@ -198,7 +198,9 @@ class TrainingJob(Description):
         if not isinstance(values, dict):
             return values
         values = _without_old_names(values)
-        given = {name: values.get(name) for name in ("workers", "nodes", "processes_per_node")}
+        given: dict[str, Any] = {
+            name: values.get(name) for name in ("workers", "nodes", "processes_per_node")
+        }
         if not all(value is None or (type(value) is int and value > 0) for value in given.values()):
             return values  # the fields' own checks say what is wrong
         workers, nodes, per_node = given.values()
@@ -283,15 +285,6 @@ class TrainingJob(Description):
         if not file.is_file():
             raise JobError(f"there is no job at {file}: it must be a job.yaml, or a folder that holds one")
         return cls._read(file, "name: my-job", folder=file.parent)
-
-    def save(self, path: str | Path) -> None:
-        """Write the job to `path`, a folder or a `job.yaml`, with the fields that differ from the defaults."""
-        file = Path(path)
-        if file.suffix not in {".yaml", ".yml"}:
-            file.mkdir(parents=True, exist_ok=True)
-            file = file / "job.yaml"
-        values = self.model_dump(mode="json", exclude_defaults=True)
-        file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
 
 
 def _read_yaml(file: Path, example: str) -> dict[str, Any]:

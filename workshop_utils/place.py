@@ -358,8 +358,8 @@ def load(split: str = "train", folder: Path | None = None) -> Examples:
     prefix = {"train": "train", "test": "t10k"}.get(split)
     if prefix is None:
         raise ValueError(f"split is {split!r}; it must be 'train' or 'test'")
-    (count, height, width), images = _read(_find(folder, f"{prefix}-images-idx3-ubyte"), dimensions=3)
-    (labelled,), labels = _read(_find(folder, f"{prefix}-labels-idx1-ubyte"), dimensions=1)
+    (count, height, width), images = read_idx(_find(folder, f"{prefix}-images-idx3-ubyte"), 3)
+    (labelled,), labels = read_idx(_find(folder, f"{prefix}-labels-idx1-ubyte"), 1)
     if count != labelled:
         raise ValueError(f"{folder} holds {count} {split} images but {labelled} labels")
     return Examples(count, height, width, images, labels)
@@ -374,18 +374,13 @@ def _find(folder: Path, name: str) -> Path:
     )
 
 
-def _read(path: Path, dimensions: int) -> tuple[tuple[int, ...], bytes]:
-    shape, content = read_idx(path)
-    if len(shape) != dimensions:
-        raise ValueError(f"{path} has shape {shape}; it must have {dimensions} dimensions")
-    return shape, content
-
-
-def read_idx(path: Path) -> tuple[tuple[int, ...], bytes]:
+def read_idx(path: Path, expected: int | None = None) -> tuple[tuple[int, ...], bytes]:
     """Shape and contents of an idx file of unsigned bytes, the format of MNIST, plain or gzipped.
 
+    With `expected`, the shape has as many dimensions.
+
     Raises:
-        ValueError: if the file is not idx, holds another type than bytes, or is not as long as it claims.
+        ValueError: if the file is not idx, holds no bytes, has another shape, or is not as long as it claims.
     """
     opener = gzip.open if path.suffix == ".gz" else open
     try:
@@ -404,4 +399,6 @@ def read_idx(path: Path) -> tuple[tuple[int, ...], bytes]:
         raise ValueError(
             f"{path} claims {math.prod(shape)} bytes of shape {shape} but holds {len(content) - start}"
         )
+    if expected not in (None, dimensions):
+        raise ValueError(f"{path} has shape {shape}; it must have {expected} dimensions")
     return shape, content[start:]

@@ -75,7 +75,7 @@ class ProcessSpec:
     Attributes:
         role: such as `worker` or `ps`; with the index it is the name, `worker-1`.
         rank: its number among those that train; None if it does not train.
-        local_rank: its number among the ranks on its node.
+        local_rank: its number among the processes on its node that run the script.
         node: on which node it runs, from 0.
         argv: the command, with words in braces (`PYTHON`, `SCRIPT`, ...) for what only the machine knows.
         environment: the variables by which it learns its place and finds its peers; they may hold the same words.
@@ -125,6 +125,19 @@ class ProcessSpec:
         )
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The processes of a job on their nodes, and where each can be reached."""
+
+    job: TrainingJob
+    addresses: Addresses
+    specs: Sequence[ProcessSpec]
+
+    def ranks_on(self, node: int) -> int:
+        """How many of the processes on `node` train."""
+        return sum(spec.node == node and spec.rank is not None for spec in self.specs)
+
+
 def launched(specs: Iterable[ProcessSpec]) -> list[ProcessSpec]:
     """Those of `specs` that a launcher starts: the others are started by one of these."""
     specs = list(specs)
@@ -138,6 +151,7 @@ class Strategy:
     name: ClassVar[StrategyName]
     uses_comm: ClassVar[bool] = False  # its scripts import the workshop's own message passing
     has_servers: ClassVar[bool] = False
+    one_node: ClassVar[bool] = False  # its driver starts all workers, on its own node
     only_on: ClassVar[str | None] = None  # the one target that can run it
 
     def check(self, job: TrainingJob) -> None:
@@ -155,10 +169,9 @@ class Strategy:
         """
         addresses = addresses or Addresses()
         specs = _on_nodes(self._processes(job, addresses), len(addresses.nodes))
+        layout = Layout(job, addresses, specs)
         return [
-            replace(spec, environment={**spec.environment, **self._environment(job, spec, specs, addresses)})
-            if spec.runs_script
-            else spec
+            replace(spec, environment=self._environment(spec, layout)) if spec.runs_script else spec
             for spec in specs
         ]
 
@@ -166,9 +179,7 @@ class Strategy:
         """The processes, not yet laid out on nodes."""
         return _workers(job)
 
-    def _environment(
-        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
-    ) -> dict[str, str]:
+    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
         """The variables of a process that runs the script; none by default."""
         return {}
 
@@ -195,18 +206,8 @@ class Ring(Strategy):
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         return _workers(job, listening=1)
 
-    def _environment(
-        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
-    ) -> dict[str, str]:
-        host, port = addresses.split(specs[0].name)
-        return {
-            "MASTER_ADDR": host,
-            "MASTER_PORT": port,
-            "RANK": str(spec.rank),
-            "WORLD_SIZE": str(len(specs)),
-            "LOCAL_RANK": str(spec.local_rank),
-            "WORKSHOP_SECRET": addresses.secret,
-        }
+    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
+        return _ring_variables(spec, layout)
 
 
 class WorkshopParameterServer(Strategy):
@@ -217,21 +218,12 @@ class WorkshopParameterServer(Strategy):
     has_servers = True
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        count, command = job.parameter_servers, _script(job)
-        servers = [
-            ProcessSpec("server", rank, rank, argv=command, listens=rank == 0) for rank in range(count)
-        ]
-        return servers + [
-            ProcessSpec("worker", index, count + index, argv=command) for index in range(job.workers)
-        ]
+        count, server = job.parameter_servers, ProcessSpec("server", 0, argv=_script(job))
+        servers = [replace(server, index=rank, rank=rank, listens=rank == 0) for rank in range(count)]
+        return [*servers, *_workers(job, first_rank=count)]
 
-    def _environment(
-        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
-    ) -> dict[str, str]:
-        return {
-            **STRATEGIES["ring"]._environment(job, spec, specs, addresses),
-            "WORKSHOP_SERVERS": str(job.parameter_servers),
-        }
+    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
+        return {**_ring_variables(spec, layout), "WORKSHOP_SERVERS": str(layout.job.parameter_servers)}
 
 
 # torchrun's ranks share its store by default; restarted ranks may then find the addresses of dead ones there, and hang
@@ -250,18 +242,11 @@ class TorchDDP(Strategy):
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         return _workers(job, listening=1)
 
-    def _environment(
-        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
-    ) -> dict[str, str]:
-        host, port = addresses.split("worker-0")
+    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
         return {
-            "MASTER_ADDR": host,
-            "MASTER_PORT": port,
-            "RANK": str(spec.rank),
-            "WORLD_SIZE": str(job.workers),
-            "LOCAL_RANK": str(spec.local_rank),
-            "LOCAL_WORLD_SIZE": str(_ranks_on(spec.node, specs)),
-            "GLOO_SOCKET_IFNAME": addresses.interface,
+            **_torchrun_variables(spec, layout),
+            "LOCAL_WORLD_SIZE": str(layout.ranks_on(spec.node)),
+            "GLOO_SOCKET_IFNAME": layout.addresses.interface,
         }
 
 
@@ -279,15 +264,14 @@ class Horovod(Strategy):
         server = ProcessSpec("rendezvous", 0, argv=command, listens=True, awaited=False, leaves=False)
         return [server, *_workers(job)]
 
-    def _environment(
-        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
-    ) -> dict[str, str]:
+    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
+        addresses = layout.addresses
         host, port = addresses.split("rendezvous-0")
         return {
             "HOROVOD_RANK": str(spec.rank),
-            "HOROVOD_SIZE": str(job.workers),
+            "HOROVOD_SIZE": str(layout.job.workers),
             "HOROVOD_LOCAL_RANK": str(spec.local_rank),
-            "HOROVOD_LOCAL_SIZE": str(_ranks_on(spec.node, specs)),
+            "HOROVOD_LOCAL_SIZE": str(layout.ranks_on(spec.node)),
             "HOROVOD_CROSS_RANK": str(spec.node),
             "HOROVOD_CROSS_SIZE": str(len(addresses.nodes)),
             "HOROVOD_HOSTNAME": addresses.nodes[spec.node],
@@ -306,6 +290,14 @@ class HorovodElastic(Strategy):
     """
 
     name = "horovod_elastic"
+    one_node = True
+
+    def check(self, job: TrainingJob) -> None:
+        super().check(job)
+        if (job.nodes or 1) > 1:
+            raise JobError(
+                f"nodes is {job.nodes}; strategy 'horovod_elastic' starts all workers on one node: leave it out"
+            )
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         workers = _workers(job, awaited=False)
@@ -318,54 +310,6 @@ class HorovodElastic(Strategy):
 # Open MPI's settings for ranks that share a machine's cores: waiting ranks must let the others work. Looking for the
 # RDMA networks of libfabric would take every rank a second.
 MPI_ON_ONE_MACHINE = {"mpi_yield_when_idle": "1", "btl": "^ofi"}
-MPI_PORT = "2222"  # at which each host of an emulated network takes mpirun's command
-
-
-class MPI(Strategy):
-    """Ranks that mpirun starts and connects, as the MPI standard has it.
-
-    Where each worker has a host of its own, that host runs a small server in place of sshd (`mpi_host.py`), and
-    mpirun reaches it through an agent, in place of ssh.
-    """
-
-    name = "mpi"
-
-    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        # `-m mpi4py` makes an exception in one rank abort all; otherwise the others would wait in MPI_Finalize.
-        ranks = ("-n", str(job.workers), PYTHON, "-m", "mpi4py", *_script(job)[1:])
-        sharing = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--tag-output")
-        variables = dict.fromkeys(MPI_FOLDERS, SCRATCH)
-        workers = _workers(job, awaited=False)
-        if not addresses.apart:
-            command = (MPIRUN, *sharing, *mpi_options(MPI_ON_ONE_MACHINE), *ranks)
-            names = tuple(worker.name for worker in workers)
-            return [ProcessSpec("mpirun", 0, argv=command, environment=variables, starts=names), *workers]
-        secret = {"WORKSHOP_SECRET": addresses.secret}
-        host_program = (PYTHON, "-I", "-S", f"{PROGRAMS}/mpi_host.py")
-        hosts = [addresses.apart[worker.name] for worker in workers]
-        command = (MPIRUN, *sharing, *_mpi_apart(hosts, addresses.interface), *ranks)
-        agent = {
-            "PRTE_MCA_plm": "ssh",
-            "PRTE_MCA_plm_ssh_agent": f"sh {SCRATCH}/mpi_agent",  # a file, since mpirun splits it at each space
-            "PRTE_MCA_plm_ssh_no_tree_spawn": "1",  # mpirun alone knows the agent
-        }
-        text = " ".join(f"'{word}'" for word in (*host_program, "call", MPI_PORT))
-        mpirun = ProcessSpec(
-            "mpirun",
-            0,
-            argv=command,
-            environment={**variables, **agent, **secret},
-            files={"mpi_agent": f'exec {text} "$@"\n'},
-        )
-        return [
-            mpirun,
-            *(
-                replace(worker, argv=(*host_program, "serve", host, MPI_PORT), environment=secret)
-                for worker, host in zip(workers, hosts, strict=True)
-            ),
-        ]
-
-
 # Where Open MPI (5 and 4) keeps its own files, which it leaves behind when it is killed.
 MPI_FOLDERS = (
     "PRTE_MCA_prte_tmpdir_base",
@@ -373,6 +317,45 @@ MPI_FOLDERS = (
     "OMPI_MCA_btl_sm_backing_directory",
     "OMPI_MCA_btl_vader_backing_directory",
 )
+# mpirun runs this as `ssh HOST COMMAND...` to start a daemon on a host of an emulated network: it enters the namespaces
+# of the process that stands for the host and has written its process id to a file.
+MPI_AGENT = f"""\
+pid={SCRATCH}/$1; shift
+until test -s $pid; do sleep 0.05; done
+exec nsenter --target $(cat $pid) --net --uts sh -c "$*"
+"""
+
+
+class MPI(Strategy):
+    """Ranks that mpirun starts and connects, as the MPI standard has it.
+
+    In an emulated network each worker has a host of its own: a process that only waits there, for mpirun to start the
+    rank beside it.
+    """
+
+    name = "mpi"
+
+    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
+        workers = _workers(job, awaited=False)
+        starts = tuple(worker.name for worker in workers)
+        options, variables, files = mpi_options(MPI_ON_ONE_MACHINE), dict.fromkeys(MPI_FOLDERS, SCRATCH), {}
+        if addresses.apart:
+            hosts = [addresses.apart[worker.name] for worker in workers]
+            waits = "echo $$ > {}/{}; exec sleep infinity"
+            workers = [
+                replace(worker, argv=("sh", "-c", waits.format(SCRATCH, host)), leaves=False)
+                for worker, host in zip(workers, hosts, strict=True)
+            ]
+            starts, options = (), _mpi_apart(hosts, addresses.interface)
+            # The agent is a file, since mpirun splits the command at each space.
+            variables |= {"PRTE_MCA_plm": "ssh", "PRTE_MCA_plm_ssh_agent": f"sh {SCRATCH}/mpi_agent"}
+            files = {"mpi_agent": MPI_AGENT}
+        sharing = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--tag-output")
+        # `-m mpi4py` makes an exception in one rank abort all; otherwise the others would wait in MPI_Finalize.
+        ranks = ("-n", str(job.workers), PYTHON, "-m", "mpi4py", *_script(job)[1:])
+        command = (MPIRUN, *sharing, *options, *ranks)
+        mpirun = ProcessSpec("mpirun", 0, argv=command, environment=variables, files=files, starts=starts)
+        return [mpirun, *workers]
 
 
 def mpi_options(parameters: Mapping[str, str]) -> tuple[str, ...]:
@@ -386,8 +369,7 @@ def _mpi_apart(hosts: Sequence[str], interface: str) -> tuple[str, ...]:
     tcp = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": interface}
     # A rank whose peer has died aborts, and must not do so before the peer's death is known.
     patience = {"mpi_yield_when_idle": "1", "mpi_abort_delay": "1"}
-    # Otherwise the daemons would leave their hosts' sessions, and the supervisor would take the hosts for dead.
-    return ("--leave-session-attached", *one_each, *mpi_options(tcp | patience))
+    return (*one_each, *mpi_options(tcp | patience))
 
 
 class SparkProgram(Strategy):
@@ -420,10 +402,8 @@ class MultiWorkerMirrored(Strategy):
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         return _workers(job, listening=job.workers)
 
-    def _environment(
-        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
-    ) -> dict[str, str]:
-        return _tf_config(spec, specs, addresses)
+    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
+        return _tf_config(spec, layout)
 
 
 class ParameterServer(Strategy):
@@ -444,33 +424,27 @@ class ParameterServer(Strategy):
             )
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        command = _script(job)
-        chief = ProcessSpec("chief", 0, 0, argv=command, listens=True)
-        servers = [
-            ProcessSpec("ps", index, argv=command, listens=True, awaited=False)
-            for index in range(job.parameter_servers)
-        ]
-        workers = [
-            ProcessSpec("worker", index, index + 1, argv=command, listens=True, awaited=False)
-            for index in range(job.workers)
-        ]
-        return [chief, *servers, *workers]
+        chief = ProcessSpec("chief", 0, 0, argv=_script(job), listens=True)
+        server = replace(chief, role="ps", rank=None, awaited=False)
+        servers = [replace(server, index=index) for index in range(job.parameter_servers)]
+        return [chief, *servers, *_workers(job, job.workers, awaited=False, first_rank=1)]
 
-    def _environment(
-        self, job: TrainingJob, spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses
-    ) -> dict[str, str]:
-        return _tf_config(spec, specs, addresses)
+    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
+        return _tf_config(spec, layout)
 
 
 def _script(job: TrainingJob) -> tuple[str, ...]:
     return (PYTHON, SCRIPT, *job.command_line_arguments)
 
 
-def _workers(job: TrainingJob, listening: int = 0, awaited: bool = True) -> list[ProcessSpec]:
-    """The workers of `job`, of which the first `listening` need an address."""
+def _workers(
+    job: TrainingJob, listening: int = 0, awaited: bool = True, first_rank: int = 0
+) -> list[ProcessSpec]:
+    """The workers of `job`, ranked from `first_rank` on; the first `listening` need an address."""
+    worker = ProcessSpec("worker", 0, argv=_script(job), awaited=awaited)
     return [
-        ProcessSpec("worker", rank, rank, argv=_script(job), listens=rank < listening, awaited=awaited)
-        for rank in range(job.workers)
+        replace(worker, index=index, rank=first_rank + index, listens=index < listening)
+        for index in range(job.workers)
     ]
 
 
@@ -493,19 +467,31 @@ def _on_nodes(specs: Sequence[ProcessSpec], nodes: int) -> list[ProcessSpec]:
             node, served = served % nodes, served + 1
         elif spec.role == "worker" or (spec.role == "chief" and chief_apart):
             node, trained = trained // per_node, trained + 1
-        placed.append(replace(spec, node=node, local_rank=ranks[node] if spec.rank is not None else 0))
-        ranks[node] += spec.rank is not None
+        placed.append(replace(spec, node=node, local_rank=ranks[node] if spec.runs_script else 0))
+        ranks[node] += spec.runs_script
     return placed
 
 
-def _ranks_on(node: int, specs: Sequence[ProcessSpec]) -> int:
-    return sum(spec.node == node and spec.rank is not None for spec in specs)
+def _torchrun_variables(spec: ProcessSpec, layout: Layout) -> dict[str, str]:
+    """How ranks meet at the first one, in the variables that torchrun sets."""
+    host, port = layout.addresses.split(layout.specs[0].name)
+    return {
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+        "RANK": str(spec.rank),
+        "WORLD_SIZE": str(len(layout.specs)),
+        "LOCAL_RANK": str(spec.local_rank),
+    }
 
 
-def _tf_config(spec: ProcessSpec, specs: Sequence[ProcessSpec], addresses: Addresses) -> dict[str, str]:
+def _ring_variables(spec: ProcessSpec, layout: Layout) -> dict[str, str]:
+    return {**_torchrun_variables(spec, layout), "WORKSHOP_SECRET": layout.addresses.secret}
+
+
+def _tf_config(spec: ProcessSpec, layout: Layout) -> dict[str, str]:
     cluster: dict[str, list[str]] = {}
-    for other in specs:
-        cluster.setdefault(other.role, []).append(":".join(addresses.split(other.name)))
+    for other in layout.specs:
+        cluster.setdefault(other.role, []).append(":".join(layout.addresses.split(other.name)))
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": spec.role, "index": spec.index}})}
 
 
@@ -526,8 +512,10 @@ STRATEGIES: dict[StrategyName, Strategy] = {
 }
 
 
-def strategy_of(job: TrainingJob) -> Strategy:
-    """The strategy of `job`, once it has agreed to it. Raises JobError where it has not."""
+def strategy_of(job: TrainingJob, target: str = "") -> Strategy:
+    """The strategy of `job`. Raises JobError where it cannot run such a job, or runs on another target alone."""
     strategy = STRATEGIES[job.strategy]
     strategy.check(job)
+    if target and strategy.only_on not in (None, target):
+        raise JobError(f"strategy is {job.strategy!r}; launch it with --on {strategy.only_on}")
     return strategy

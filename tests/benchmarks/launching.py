@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -92,7 +93,9 @@ def with_workshop(strategy: StrategyName, folder: Path, moments: Path) -> None:
     """`workshop launch` of a job whose script notes its first step."""
     arguments = {"epochs": 1, "script": str(script_of(strategy)), "moments": str(moments)}
     script: dict[str, Any] = {"script": str(FIRST_STEP), "arguments": arguments}
-    TrainingJob(name="first-step", strategy=strategy, workers=WORKERS, **script).save(folder / strategy)
+    job = TrainingJob(name="first-step", strategy=strategy, workers=WORKERS, **script)
+    (folder / strategy).mkdir(parents=True, exist_ok=True)
+    (folder / strategy / "job.yaml").write_text(json.dumps(job.model_dump(mode="json")))  # JSON is YAML
     bare.run([bare.program("workshop"), "launch", str(folder / strategy)], bare.environment(folder))
 
 

@@ -24,9 +24,9 @@ def bert_is_imported():
     modules = (*warm.WARM_MODULES["torch"], "tokenizers", "transformers.models.bert.modeling_bert")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(warm.WARM_MODULES, "torch", modules)
-        patch.delitem(warm._servers(), "torch", raising=False)
+        patch.delitem(warm.SERVERS, "torch", raising=False)
         yield
-        warm._servers().pop("torch").close()
+        warm.SERVERS.pop("torch").close()
 
 
 def prepared(folder, **arguments):

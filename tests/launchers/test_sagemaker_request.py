@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import save
 from typer.testing import CliRunner
 
 from workshop_utils import cli
@@ -210,7 +211,7 @@ def test_the_command_line_launches_in_the_account_and_on_emulated_instances(
 ):
     monkeypatch.setenv("AWS_ENDPOINT_URL", str(aws.endpoint))
     job = make_job("from workshop_utils import place\nplace.report(step=1, loss=0.5)\n")
-    job.save(job.folder)
+    save(job)
     config = tmp_path / "place.yaml"
     config.write_text(yaml.safe_dump({"role": ROLE, "region": "ap-southeast-2"}))
     words = ["launch", str(job.folder), "--config", str(config), "--on"]

@@ -11,7 +11,6 @@ from conftest import eventually, failure_of
 from slurm_cluster import SlurmCluster
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.followed import Unreachable
 from workshop_utils.launchers.slurm import Slurm, SlurmJob
 from workshop_utils.runs import RunState
 from workshop_utils.strategies import STRATEGIES
@@ -251,7 +250,7 @@ def test_a_dry_run_asks_the_cluster_and_submits_nothing(make_job, target, cluste
 @needs_slurm
 def test_a_job_that_slurm_refuses_leaves_no_folder(make_job, target):
     with pytest.raises(JobError, match=r"Slurm refuses the job: .*invalid partition"):
-        target.model_copy(update={"partition": "gpu"}).launch(make_job(""))
+        target.model_copy(update={"options": ("--partition=gpu",)}).launch(make_job(""))
     assert not list(target.folder.iterdir())
 
 
@@ -265,8 +264,8 @@ def sbatch_options(script):
 
 
 def test_the_script_asks_for_what_the_job_needs(make_job):
-    settings = {"partition": "gpu", "account": "lab", "qos": "high", "options": ["--constraint=a100"]}
-    target = Slurm(folder="/shared/my runs", setup=["module load cuda"], **settings)
+    options = ["--partition=gpu", "--constraint=a100"]
+    target = Slurm(folder="/shared/my runs", setup=["module load cuda"], options=options)
     resources = {"cpu": 2.5, "memory": "3Gi", "gpu": 1}
     job = make_job(
         "", strategy="torch_ddp", nodes=2, processes_per_node=4, resources=resources, timeout="90min"
@@ -277,8 +276,6 @@ def test_the_script_asks_for_what_the_job_needs(make_job):
         options.items()
         >= {
             "--partition": "gpu",
-            "--account": "lab",
-            "--qos": "high",
             "--constraint": "a100",
             "--nodes": "2",
             "--ntasks-per-node": "4",
@@ -332,43 +329,23 @@ def test_secrets_are_neither_in_the_script_nor_readable_by_others(make_job, tmp_
 
 
 @needs_slurm
-def test_the_file_with_secrets_is_its_owner_s_alone(make_job, target):
+def test_secrets_are_in_a_file_of_a_folder_that_is_its_owner_s_alone(make_job, target):
     held = target.model_copy(update={"options": ("--hold",)})
     with held.launch(make_job("", environment={"HF_TOKEN": "hf_123"})):
         (file,) = target.folder.glob("*/files/secrets")
         assert file.read_text() == "export HF_TOKEN=hf_123"
-        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(file.parents[1].stat().st_mode) == 0o700
 
 
-def test_without_sbatch_a_launch_says_where_to_go(make_job, monkeypatch, tmp_path):
+def test_without_sbatch_the_message_says_where_to_go(make_job, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JobError, match="there is no sbatch here"):
-        Slurm(folder=tmp_path / "shared").launch(make_job(""))
-
-
-def test_each_job_has_the_same_number_of_ports_and_no_more(make_job):
-    scripts = [
-        Slurm().render(make_job("", strategy="multi_worker_mirrored", workers=count)).script
-        for count in (2, 64)
-    ]
-    lines = {line for script in scripts for line in script.splitlines() if line.startswith("port=")}
-    assert len(lines) == 1
-    with pytest.raises(
-        JobError, match="'multi_worker_mirrored' needs 65 ports for these workers; a job on Slurm has 64"
-    ):
-        Slurm().render(make_job("", strategy="multi_worker_mirrored", workers=65))
+        Slurm(folder=tmp_path / "shared").dry_run(make_job(""))
 
 
 def test_a_job_keeps_a_tmpdir_of_its_own(make_job):
     assert "TMPDIR" not in Slurm().render(make_job("")).script
     assert "export TMPDIR=/fast" in Slurm().render(make_job("", environment={"TMPDIR": "/fast"})).script
-
-
-def test_a_folder_of_runs_within_the_job_s_own_is_refused(make_job):
-    job = make_job("")
-    with pytest.raises(JobError, match="it lies in the job's folder"):
-        Slurm(folder=job.folder / "runs").launch(job)
-    assert [path.name for path in job.folder.iterdir()] == ["train.py"]
 
 
 # A submitted job, as Slurm's commands and the log show it; the commands are scripts that answer.
@@ -385,25 +362,25 @@ def submitted(tmp_path, monkeypatch):
             (tmp_path / name).chmod(0o700)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         (tmp_path / "log").write_text(log)
-        return SlurmJob("train", "7", tmp_path, ("worker-0", "worker-1"))
+        return SlurmJob("7", tmp_path, {0: "worker-0", 1: "worker-1"})
 
     return submitted
 
 
 def test_a_job_that_cannot_be_cancelled_is_said_to_run(submitted):
-    with pytest.raises(JobError, match=r"^train could not be cancelled and may still run: scancel 7\. no$"):
+    with pytest.raises(JobError, match=r"job 7 could not be cancelled and may still run: scancel 7\. no$"):
         submitted("JobState=RUNNING ExitCode=0:0", "").stop()
 
 
 def test_a_script_that_a_signal_ended_is_said_to_be_killed(submitted):
     state = submitted("JobState=FAILED ExitCode=0:9", "").look()
-    assert state == (RunState.FAILED, "train failed: the script was killed by SIGKILL")
+    assert state == (RunState.FAILED, "Slurm's job 7 failed: the script was killed by SIGKILL")
 
 
 def test_a_requeued_job_does_not_fail_for_what_its_first_life_printed(submitted):
     first = "job 7 starts on a\nsrun: error: a: task 1: Exited with exit code 3\n"
     job = submitted("JobState=FAILED ExitCode=2:0", f"{first}job 7 starts on b\nno data\n")
-    assert job.look()[1] == "train failed: the script ended with exit code 2"
+    assert job.look()[1] == "Slurm's job 7 failed: the script ended with exit code 2"
 
 
 def test_the_last_line_is_passed_on_without_a_line_end_once_the_job_has_ended(submitted):
@@ -424,7 +401,7 @@ def test_a_log_that_cannot_be_read_may_be_the_next_time(submitted, tmp_path):
     (tmp_path / "log").unlink()
     (tmp_path / "log").mkdir()  # opening it raises an OSError, as a stale file handle does
     for ask in (job.look, lambda: job.read(print)):
-        with pytest.raises(Unreachable):
+        with pytest.raises(OSError, match="directory"):
             ask()
 
 

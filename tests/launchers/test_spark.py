@@ -12,7 +12,7 @@ import pytest
 from conftest import eventually, failure_of, marked_processes
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.spark import Spark, SparkSettings, StandaloneCluster
+from workshop_utils.launchers.spark import Spark, StandaloneCluster
 from workshop_utils.launchers.spark.driver import LineServer, explained
 from workshop_utils.runs import RunState
 
@@ -53,7 +53,7 @@ def test_a_master_that_does_not_answer_is_named_before_anything_starts(make_job)
         port = taken.getsockname()[1]
     job = make_job("", strategy="torch_ddp", workers=2)
     with pytest.raises(JobError, match=f"master is 'spark://127.0.0.1:{port}'; nobody answers there"):
-        Spark(SparkSettings(master=f"spark://127.0.0.1:{port}")).launch(job)
+        Spark(master=f"spark://127.0.0.1:{port}").launch(job)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def cluster():
     """A cluster for the tests below; nothing is left of it afterwards, nor of what it ran."""
     before = set(marked_processes())
     with StandaloneCluster(workers=2) as started:
-        secret = started.settings().secret_file
+        secret = started.spark().secret_file
         yield started
     assert eventually(lambda: not set(marked_processes()) - before), marked_processes()
     assert not secret.parent.exists()
@@ -174,9 +174,9 @@ def cluster():
 
 def test_the_cluster_is_on_loopback_and_lets_nobody_in_without_its_secret(cluster, make_job):
     assert listening(set(cluster.process_ids.values())) == {"127.0.0.1"}
-    secret = cluster.settings().secret_file
+    secret = cluster.spark().secret_file
     assert stat.S_IMODE(secret.parent.stat().st_mode) == 0o700
-    request = Spark(cluster.settings()).render(make_job("", strategy="torch_ddp", workers=2))
+    request = cluster.spark().render(make_job("", strategy="torch_ddp", workers=2))
     assert f"spark.authenticate.secret {secret.read_text()}\n" in request.files["conf/spark-defaults.conf"]
     assert "spark.authenticate.secret ****\n" in str(request)
     assert secret.read_text() not in str(request)
@@ -198,7 +198,7 @@ def test_a_lost_executor_is_named_and_the_cluster_outlives_its_job(
         workers=2,
         timeout="4min",
     )
-    with Spark(cluster.settings()).launch(job) as run:
+    with cluster.spark().launch(job) as run:
         watch.eventually(
             lambda: {record["rank"] for record in run.records} == {0, 1} or run.state is not RunState.RUNNING,
             PATIENCE_SECONDS,

@@ -6,6 +6,7 @@ import textwrap
 import time
 
 import pytest
+from conftest import save
 
 from workshop_utils.network import ports
 from workshop_utils.network.ports import PortReservation
@@ -77,7 +78,7 @@ def test_twenty_launches_at_once_bind_their_ports_without_a_clash(make_job, tmp_
     bound.mkdir()
     script = BINDER.format(folder=str(bound))
     job = make_job(script, strategy="multi_worker_mirrored", workers=2, timeout="3min")
-    job.save(job.folder)
+    save(job)
     launcher = [sys.executable, "-c", textwrap.dedent(LAUNCHER), str(job.folder)]
     running = [
         subprocess.Popen(launcher, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

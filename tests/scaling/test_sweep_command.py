@@ -4,6 +4,7 @@ import re
 
 import pandas as pd
 import pytest
+from conftest import save
 from test_sweep_extrapolate import sweep
 from typer.testing import CliRunner
 
@@ -38,7 +39,7 @@ def table(tmp_path):
 def test_measure_writes_a_table_and_says_what_was_measured_before(make_job, monkeypatch, tmp_path):
     monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path / "cache"))
     job, output = make_job(SCRIPT), tmp_path / "t.parquet"
-    job.save(job.folder)
+    save(job)
     words = f"measure {job.folder} --workers 1 -a width=1,2 --repeats 2 --output {output}".split()
     planned = run(*words, "--dry-run")
     assert planned.startswith("4 runs, 0 of them measured before")

@@ -18,7 +18,7 @@ STOP_SECONDS = 300.0  # how long a target may take to end a job that it has agre
 
 
 class Unreachable(RuntimeError):
-    """The target did not answer; it may the next time."""
+    """The target did not answer; it may the next time. An OSError counts as one."""
 
 
 class Remote(Protocol):
@@ -92,7 +92,7 @@ class FollowedRun(Run):
             try:
                 state, reason = self._remote.look()
                 answered = time.monotonic()
-            except Unreachable as error:
+            except (Unreachable, OSError) as error:
                 state, reason = RunState.RUNNING, ""
                 if time.monotonic() - answered > BLIND_SECONDS:
                     lost = f"{self.name} does not answer, and may still be running. {error}"
@@ -111,7 +111,7 @@ class FollowedRun(Run):
         """Take in what is new in the log; a log that cannot be read does not change how the job ends."""
         try:
             self._remote.read(self._receive_line)
-        except Unreachable as error:
+        except (Unreachable, OSError) as error:
             warning = f"the log cannot be read: {error}"
             if all(line.text != warning for line in self.logs(worker=self.name)):
                 self._receive_line(self.name, warning, "stderr")

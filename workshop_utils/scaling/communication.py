@@ -70,15 +70,13 @@ def measure(job: TrainingJob, network: Network | None = None) -> pd.DataFrame:
     """
     strategy = strategy_of(job)
     try:
-        if network is not None:
-            network.emulation(strategy)
+        how = "full speed" if network is None else network.emulation(strategy)
     except JobError:
         if strategy.uses_comm:
             raise
         return pd.DataFrame(columns=COLUMNS)
     with Local(network=network, warm=True).launch(job) as run:
         rows = seconds_by_nbytes(job, run.wait())
-    how = run.emulation or "full speed"
     servers = job.parameter_servers if job.strategy == "workshop_parameter_server" else 0
     table = [(job.workers, servers, nbytes, seconds, how) for nbytes, seconds in rows.items()]
     return pd.DataFrame(table, columns=COLUMNS)
@@ -143,7 +141,7 @@ def measured_pushes(job: TrainingJob, network: Network | None = None) -> tuple[P
     logs = [log.sort_values("step") for _, log in table.dropna(subset=["pusher"]).groupby("worker")]
     columns = {"pusher": int, "push_seconds": float, "staleness": int}
     pushes = (np.array([log[name].to_numpy(kind) for log in logs]) for name, kind in columns.items())
-    return Pushes(*pushes), run.emulation or "full speed"
+    return Pushes(*pushes), "full speed" if network is None else network.emulation(strategy_of(job))
 
 
 def simulated_pushes(job: TrainingJob, link: Link) -> Pushes:

@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from conftest import failure_of
+from conftest import failure_of, save
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.local import Local
@@ -236,7 +236,7 @@ def owner(job, body, warm=False):
         for _ in run.workers:
             assert any(line.text == "ready" for line in lines)
     """
-    job.save(job.folder)
+    save(job)
     words = [sys.executable, "-c", textwrap.dedent(script) + textwrap.dedent(body)]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import textwrap
-import time
 
 import pytest
 from conftest import eventually
@@ -197,14 +196,6 @@ def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job):
 # The server
 
 
-LATE = """
-    import signal, threading, time
-    def start(*_):
-        threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
-    signal.signal(signal.SIGUSR2, start)
-"""
-
-
 @pytest.fixture
 def server_of(tmp_path, monkeypatch):
     """Makes the server that has imported a module with this source, and has jobs use it."""
@@ -221,16 +212,6 @@ def server_of(tmp_path, monkeypatch):
     yield make
     for server in made:
         server.close()
-
-
-def test_a_server_that_has_a_second_thread_forks_no_more_and_the_run_says_so(make_job, server_of):
-    server = server_of(LATE)
-    job = make_job(SAY, "print('ready')")
-    assert texts(job) == ["ready"]
-    os.kill(server._process.pid, signal.SIGUSR2)
-    time.sleep(0.2)
-    with pytest.raises(RunFailed, match="could not be started: the warm server has 2 threads"):
-        Local(warm=True).launch(job).wait(60)
 
 
 def test_where_a_library_starts_a_thread_when_it_is_imported_jobs_start_cold(make_job, server_of):

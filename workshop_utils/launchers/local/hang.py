@@ -45,7 +45,8 @@ def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
         else:
             state = process_states[pids[worker]]
             last = f"; its last report was of step {steps[worker]}" if worker in steps else ""
-            sentences.append(f"{worker} did not answer: its process is {_in_words(state)}{last}.")
+            kernels = state.partition("(")[2].rstrip(")") or state
+            sentences.append(f"{worker} did not answer: its process is {kernels}{last}.")
     for position, workers in sorted(standing.items(), key=lambda item: len(item[1])):
         verb = "waits" if len(workers) == 1 else "wait"
         reached = {steps[worker] for worker in workers if worker in steps}
@@ -81,11 +82,6 @@ def _short(file: str) -> str:
             return file.rpartition(folder)[2]
     library = re.search(r"/lib/python[\d.]+/(.+)", file)
     return library[1] if library else file.rpartition("/")[2]
-
-
-def _in_words(state: str) -> str:
-    match = re.search(r"\((.+)\)", state)
-    return match[1] if match else state
 
 
 def _last_stack(run: Run, worker: str) -> list[re.Match[str]]:

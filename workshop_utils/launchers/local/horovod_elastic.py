@@ -251,14 +251,9 @@ def work(script: str, *arguments: str) -> None:
         sys.exit(1)
 
 
-def main() -> None:
-    """Drive or work, as the command line says."""
+if __name__ == "__main__":
     if sys.argv[1] == "work":
         work(*sys.argv[2:])
     else:
         host, port, interface, count, *script = sys.argv[2:]
         sys.exit(drive(host, int(port), interface, int(count), script))
-
-
-if __name__ == "__main__":
-    main()

@@ -65,11 +65,6 @@ class RendezvousServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
-def main() -> None:
-    """Serve on the address in the command line until the process is ended."""
+if __name__ == "__main__":
     host, port = sys.argv[1:]
     RendezvousServer((host, int(port)), KeyValueHandler).serve_forever()
-
-
-if __name__ == "__main__":
-    main()

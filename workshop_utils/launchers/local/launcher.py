@@ -25,10 +25,10 @@ from workshop_utils.launchers.local.environment import (
 )
 from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.source import shipped
-from workshop_utils.network import INTERFACE, Emulation, Network, availability, wiring
+from workshop_utils.network import INTERFACE, Network, availability, wiring
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.network.wiring import Cable, Switch
-from workshop_utils.strategies import MPIRUN, Addresses, ProcessSpec, Strategy, launched, strategy_of
+from workshop_utils.strategies import MPIRUN, Addresses, ProcessSpec, launched, strategy_of
 
 # Of one run: many times what a machine has cores for, and known to be rendered in seconds.
 MOST_PROCESSES = 1000
@@ -44,7 +44,6 @@ class LocalRequest:
     files: Mapping[str, str] = field(default_factory=dict)  # of the run's folder, by path
     switch: Switch | None = None
     network: str | None = None  # what is emulated, and how
-    emulation: Emulation | None = None
 
     def __str__(self) -> str:
         network = f"# network: {self.network}\n\n" if self.network else ""
@@ -85,9 +84,11 @@ class Local:
         Raises:
             JobError: if the job asks for what its strategy, or this machine, does not have.
         """
-        job = self._with_outputs(job)
-        with PortReservation(_listeners(job)) as reservation:
-            return self._request(job, reservation.ports, Path(tempfile.gettempdir()) / "workshop-...")
+        job, planned = self._planned(job)
+        with PortReservation(sum(spec.listens for spec in planned)) as reservation:
+            return self._request(
+                job, planned, reservation.ports, Path(tempfile.gettempdir()) / "workshop-..."
+            )
 
     def launch(self, job: TrainingJob) -> ProcessRun:
         """Start the job.
@@ -95,98 +96,84 @@ class Local:
         Raises:
             JobError: as `render` does; nothing has been started then.
         """
-        job = self._with_outputs(job)
+        job, planned = self._planned(job)
         await_horovod(job)
-        with reserve(_listeners(job)) as reservation:
+        with reserve(sum(spec.listens for spec in planned)) as reservation:
             scratch = scratch_folder()
-            request = self._request(job, reservation.ports, scratch)
+            request = self._request(job, planned, reservation.ports, scratch)
             for folder in filter(None, (job.outputs, job.checkpoints)):
                 Path(folder).mkdir(parents=True, exist_ok=True)
             run = ProcessRun(job.name, request.workers, reservation)
-            run.network, run.emulation = request.network, request.emulation
+            run.network = request.network
             sources = {f"source/{name}": text for name, text in shipped(strategy_of(job)).items()}
             files = {"model/.keep": "", **sources, **request.files}
             start_warm = warm.starter(job) if self.warm else None
             run._start(request.processes, job.timeout_seconds, scratch, files, request.switch, start_warm)
             return run
 
-    def _with_outputs(self, job: TrainingJob) -> TrainingJob:
-        return job if self.output is None else job.replace(outputs=str(self.output))
+    def _planned(self, job: TrainingJob) -> tuple[TrainingJob, list[ProcessSpec]]:
+        """The job with this launcher's output, and its processes, which have no addresses yet."""
+        for name in ("workers", "parameter_servers"):
+            if (count := getattr(job, name)) > MOST_PROCESSES:
+                raise JobError(f"{name} is {count}; a local run may have at most {MOST_PROCESSES:,}")
+        job = job if self.output is None else job.replace(outputs=str(self.output))
+        return job, strategy_of(job, "local").plan(job)
 
-    def _request(self, job: TrainingJob, ports: list[int], scratch: Path) -> LocalRequest:
-        strategy = strategy_of(job)
-        if strategy.only_on is not None:
-            raise JobError(f"strategy is {job.strategy!r}; launch it with --on {strategy.only_on}")
-        planned = strategy.plan(job)
-        names = [spec.name for spec in planned]
-        emulation = self._emulation(strategy, names)
-        apart = emulation == "network namespaces"
-        specs = strategy.plan(job, self._addresses(job, planned, ports, apart))
-        if self.network and any(spec.starts for spec in specs):
-            raise JobError(
-                f"network: the workers of strategy {strategy.name!r} are started by its driver, inside one namespace; "
-                "leave the network out, or use another strategy"
-            )
-        switch, cables = self._wiring(names) if apart else (None, {})
-        shared = shared_variables(job, scratch) | self._link_variables(emulation, names)
-        starting = launched(_filled(specs, job, scratch))
+    def _request(
+        self, job: TrainingJob, planned: Sequence[ProcessSpec], ports: Sequence[int], scratch: Path
+    ) -> LocalRequest:
+        strategy, names = strategy_of(job), [spec.name for spec in planned]
+        hosts, shared = dict.fromkeys(names, "127.0.0.1"), shared_variables(job, scratch)
+        switch, cables, network = None, dict[str, Cable](), None
+        if self.network is not None:
+            self.network.check(names)
+            emulation = self.network.emulation(strategy)
+            network = self.network.describe(emulation)
+            if strategy.one_node:
+                raise JobError(
+                    f"network: the workers of strategy {strategy.name!r} are started by its driver, inside one "
+                    "namespace; leave the network out, or use another strategy"
+                )
+            if emulation == "network namespaces":
+                hosts = {name: self.network.address(index) for index, name in enumerate(names)}
+                switch, plugged = wiring.wire(self.network, names, as_user=availability() != "root")
+                cables = dict(zip(names, plugged, strict=True))
+            else:
+                # What `place` reads of links that the workshop's own message passing emulates itself.
+                bandwidths = [self.network.bandwidth_of(name) for name in names]
+                link = {"bandwidths": bandwidths, "latency_seconds": self.network.latency_seconds}
+                shared["WORKSHOP_LINK"] = json.dumps(link)
+        listening = [spec.name for spec in planned if spec.listens]
+        nodes = job.nodes or 1
+        addresses = Addresses(
+            of={name: f"{hosts[name]}:{port}" for name, port in zip(listening, ports, strict=True)},
+            nodes=("localhost",) if nodes == 1 else tuple(f"node-{node}" for node in range(nodes)),
+            apart=hosts if cables else {},
+            interface=INTERFACE if cables else "lo",
+            secret=secrets.token_hex(16),
+        )
+        starting = launched(_filled(strategy.plan(job, addresses), job, scratch))
         added = tuple({**shared, **spec.environment} for spec in starting)
         inherited, folder = inherited_variables(), str(job.folder.absolute())
         processes = tuple(
             Process(
                 spec.name,
                 spec.argv,
-                {**inherited, **variables},
+                inherited | own,
                 folder,
                 spec.awaited,
                 cables.get(spec.name),
                 spec.leaves,
             )
-            for spec, variables in zip(starting, added, strict=True)
+            for spec, own in zip(starting, added, strict=True)
         )
         return LocalRequest(
             processes,
             added,
-            workers=tuple(spec.name for spec in specs if spec.runs_script),
+            workers=tuple(spec.name for spec in planned if spec.runs_script),
             files={path: text for spec in starting for path, text in spec.files.items()},
             switch=switch,
-            network=self.network.describe(emulation) if self.network and emulation else None,
-            emulation=emulation,
-        )
-
-    def _emulation(self, strategy: Strategy, names: Sequence[str]) -> Emulation | None:
-        if self.network is None:
-            return None
-        self.network.check(names)
-        return self.network.emulation(strategy)
-
-    def _wiring(self, names: Sequence[str]) -> tuple[Switch, dict[str, Cable]]:
-        assert self.network is not None
-        switch, cables = wiring.wire(self.network, names, as_user=availability() != "root")
-        return switch, dict(zip(names, cables, strict=True))
-
-    def _link_variables(self, emulation: Emulation | None, names: Sequence[str]) -> dict[str, str]:
-        """What `place` reads of links that the workshop's own message passing emulates itself."""
-        if self.network is None or emulation != "stamped links":
-            return {}
-        bandwidths = [self.network.bandwidth_of(name) for name in names]
-        link = {"bandwidths": bandwidths, "latency_seconds": self.network.latency_seconds}
-        return {"WORKSHOP_LINK": json.dumps(link)}
-
-    def _addresses(
-        self, job: TrainingJob, specs: Sequence[ProcessSpec], ports: Sequence[int], apart: bool
-    ) -> Addresses:
-        hosts = {spec.name: "127.0.0.1" for spec in specs}
-        if self.network and apart:
-            hosts = {spec.name: self.network.address(index) for index, spec in enumerate(specs)}
-        listening = [spec.name for spec in specs if spec.listens]
-        nodes = job.nodes or 1
-        return Addresses(
-            of={name: f"{hosts[name]}:{port}" for name, port in zip(listening, ports, strict=True)},
-            nodes=("localhost",) if nodes == 1 else tuple(f"node-{node}" for node in range(nodes)),
-            apart=hosts if apart else {},
-            interface=INTERFACE if apart else "lo",
-            secret=secrets.token_hex(16),
+            network=network,
         )
 
 
@@ -201,10 +188,3 @@ def _filled(specs: Sequence[ProcessSpec], job: TrainingJob, scratch: Path) -> li
         "scratch": str(scratch),
     }
     return [spec.filled(**words) for spec in specs]
-
-
-def _listeners(job: TrainingJob) -> int:
-    for name in ("workers", "parameter_servers"):
-        if (count := getattr(job, name)) > MOST_PROCESSES:
-            raise JobError(f"{name} is {count}; a local run may have at most {MOST_PROCESSES:,}")
-    return sum(spec.listens for spec in strategy_of(job).plan(job))

@@ -150,10 +150,10 @@ class ProcessGroup:
         if self._scratch is None:
             return
         mark = os.fsencode(self._scratch)
-        while abandoned := [pid for pid in _process_ids() if mark in _environment_of(pid)]:
-            for pid in abandoned:
+        while abandoned := [each for each in Path("/proc").glob("[0-9]*") if mark in _environment_of(each)]:
+            for process in abandoned:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(int(process.name), signal.SIGKILL)
             time.sleep(0.02)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -164,12 +164,10 @@ class ProcessRun(Run):
     Attributes:
         process_ids: of its processes, by name.
         network: what network is emulated, and how; None where there is none.
-        emulation: only how.
         warm: whether its ranks were forked from a warm server.
     """
 
     network: str | None = None
-    emulation: str | None = None
 
     def __init__(self, name: str, workers: tuple[str, ...], reservation: PortReservation) -> None:
         super().__init__(name, workers)
@@ -191,13 +189,7 @@ class ProcessRun(Run):
         """Start everything; from now on `_on_event` is called, on a thread of its own."""
         self.warm, self._timeout_seconds = start_warm is not None, timeout_seconds
         self._group = ProcessGroup(
-            processes,
-            self._on_event,
-            timeout_seconds,
-            scratch=scratch,
-            files=files,
-            start_warm=start_warm,
-            network=network,
+            processes, self._on_event, timeout_seconds, scratch, files, start_warm, network
         )
 
     def _request_stop(self) -> None:
@@ -246,12 +238,8 @@ class ProcessRun(Run):
         return f"{self.name} failed: {who} {output.how(code)}{others}. {output.last_lines(texts)}"
 
 
-def _process_ids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
-
-
-def _environment_of(pid: int) -> bytes:
+def _environment_of(process: Path) -> bytes:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
+        return (process / "environ").read_bytes()
     except OSError:
         return b""  # it has ended, or belongs to another user

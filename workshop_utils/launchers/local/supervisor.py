@@ -422,16 +422,12 @@ def _write_files(folder: Path, files: dict[str, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def main() -> Script | None:
-    """Serve as the command line asks."""
-    if sys.argv[1:2] == ["--warm"]:
-        return warm_server.serve(
-            sys.argv[2:], lambda control, events: Supervisor(control, events, fork=True).run()
-        )
-    return Supervisor(control=0, events=1, fork=False).run()
-
-
 if __name__ == "__main__":
-    script = main()
+    if sys.argv[1:2] == ["--warm"]:
+        script = warm_server.serve(
+            sys.argv[2:], lambda control, events: Supervisor(control, events, True).run()
+        )
+    else:
+        script = Supervisor(control=0, events=1, fork=False).run()
     if script is not None:
         script()

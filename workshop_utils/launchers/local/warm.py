@@ -14,7 +14,6 @@ and Matplotlib, so that Keras does not know their objects: a script that imports
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import subprocess
@@ -105,11 +104,6 @@ class WarmServer:
                     f"{', '.join(modules)}:\n{text}"
                 )
 
-    @property
-    def alive(self) -> bool:
-        """Whether the server still runs."""
-        return self._process.poll() is None
-
     def start(self, control: int, events: int) -> None:
         """Fork a supervisor that reads its specification from `control` and writes its events to `events`."""
         with self._lock:
@@ -121,9 +115,7 @@ class WarmServer:
         self._process.wait()
 
 
-@functools.cache
-def _servers() -> dict[str, WarmServer]:
-    return {}
+SERVERS: dict[str, WarmServer] = {}  # this process's own
 
 
 def starter(job: TrainingJob) -> Callable[[int, int], None] | None:
@@ -138,8 +130,7 @@ def starter(job: TrainingJob) -> Callable[[int, int], None] | None:
 
 def server_for(framework: str) -> WarmServer:
     """This process's server for `framework`, started when it is first asked for."""
-    servers = _servers()
-    server = servers.get(framework)
-    if server is None or (server.may_fork and not server.alive):
-        server = servers[framework] = WarmServer(WARM_MODULES[framework])
+    server = SERVERS.get(framework)
+    if server is None or (server.may_fork and server._process.poll() is not None):
+        server = SERVERS[framework] = WarmServer(WARM_MODULES[framework])
     return server

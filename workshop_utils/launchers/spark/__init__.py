@@ -5,8 +5,7 @@
 
 | module | what it holds |
 | --- | --- |
-| `settings` | which cluster: master, restarts, memory |
-| `launcher` | `Spark`, which renders and launches, and its run |
+| `launcher` | `Spark`: its settings, how it renders and launches, and its run |
 | `driver` | a program: starts the ranks as tasks of a barrier stage |
 | `cluster` | a stand-alone cluster of real processes on this machine |
 
@@ -21,6 +20,5 @@ served without need. On a real cluster, name its secret in `secret_file`, and ke
 
 from workshop_utils.launchers.spark.cluster import StandaloneCluster
 from workshop_utils.launchers.spark.launcher import Spark, SparkRequest, SparkRun
-from workshop_utils.launchers.spark.settings import SparkSettings
 
-__all__ = ["Spark", "SparkRequest", "SparkRun", "SparkSettings", "StandaloneCluster"]
+__all__ = ["Spark", "SparkRequest", "SparkRun", "StandaloneCluster"]

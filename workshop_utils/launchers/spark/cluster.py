@@ -1,7 +1,7 @@
 """A stand-alone cluster of real processes on this machine: one master, and workers that start executors.
 
     with StandaloneCluster(workers=2) as cluster:
-        run = Spark(cluster.settings(restarts=1)).launch(job)
+        run = cluster.spark(restarts=1).launch(job)
 
 It is Spark's own cluster manager, started as `sbin/start-master.sh` starts it, but bound to loopback, with a secret of
 its own, and supervised: it ends with the process that started it. The pages that master and workers serve are on
@@ -23,8 +23,7 @@ import psutil
 
 from workshop_utils.launchers.local.environment import inherited_variables, scratch_folder
 from workshop_utils.launchers.local.run import Process, ProcessRun
-from workshop_utils.launchers.spark.launcher import JVM, LOGGING, OTHERS, spark_home, spark_variables
-from workshop_utils.launchers.spark.settings import LOOPBACK, SparkSettings
+from workshop_utils.launchers.spark import launcher
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.runs import RunFailed, RunState
 
@@ -47,19 +46,19 @@ class StandaloneCluster(ProcessRun):
         names = tuple(f"worker-{index}" for index in range(workers))
         super().__init__("the Spark cluster", names, PortReservation(1))
         port, scratch, secret = self._reservation.ports[0], scratch_folder(), secrets.token_hex(32)
-        self.master, self._secret_file = f"spark://{LOOPBACK}:{port}", scratch / "secret"
+        self.master, self._secret_file = f"spark://{launcher.LOOPBACK}:{port}", scratch / "secret"
         environment = {
-            **inherited_variables(OTHERS),
-            **spark_variables(scratch, LOOPBACK, sys.executable),
+            **inherited_variables(launcher.OTHERS),
+            **launcher.spark_variables(scratch, launcher.LOOPBACK, sys.executable),
             "SPARK_LOCAL_DIRS": f"{scratch}/tmp",
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": f"{JVM} -Djava.io.tmpdir={scratch}/tmp",
+            "SPARK_DAEMON_JAVA_OPTS": f"{launcher.JVM} -Djava.io.tmpdir={scratch}/tmp",
         }
         words: dict[str, tuple[str, ...]] = {"master": ("master.Master", "--port", str(port))}
         for name in names:
             words[name] = ("worker.Worker", self.master, *EXECUTORS, "--work-dir", str(scratch / name))
-        common = ("--host", LOOPBACK, "--webui-port", "0")
-        program, folder = str(spark_home() / "bin" / "spark-class"), tempfile.gettempdir()
+        common = ("--host", launcher.LOOPBACK, "--webui-port", "0")
+        program, folder = str(launcher.spark_home() / "bin" / "spark-class"), tempfile.gettempdir()
         processes = [
             Process(
                 name, (program, f"org.apache.spark.deploy.{kind}", *common, *options), environment, folder
@@ -70,15 +69,15 @@ class StandaloneCluster(ProcessRun):
             # An executor that is killed again and again must not end the application before its stage gives up.
             "conf/spark-defaults.conf": "spark.authenticate true\nspark.deploy.maxExecutorRetries 10\n"
             f"spark.authenticate.secret {secret}\n",
-            "conf/log4j2.properties": LOGGING,
+            "conf/log4j2.properties": launcher.LOGGING,
             "secret": secret,
             "tmp/.keep": "",
         }
         self._start(processes, LIFETIME_SECONDS, scratch, files)
 
-    def settings(self, **changes: Any) -> SparkSettings:
-        """What a launcher must know to run jobs here, with `changes`."""
-        return SparkSettings(master=self.master, secret_file=self._secret_file, **changes)
+    def spark(self, **settings: Any) -> launcher.Spark:
+        """A launcher of jobs on this cluster, with `settings`."""
+        return launcher.Spark(master=self.master, secret_file=self._secret_file, **settings)
 
     def executors(self, worker: str) -> list[int]:
         """The process ids of the executors that `worker` ("worker-0") runs now."""

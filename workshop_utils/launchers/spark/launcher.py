@@ -12,20 +12,26 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
-from workshop_utils.jobs import JobError, TrainingJob
+from pydantic import Field, model_validator
+
+from workshop_utils.jobs import JobError, Size, TrainingJob
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local.environment import inherited_variables, scratch_folder, shared_variables
 from workshop_utils.launchers.local.launcher import LocalRequest
 from workshop_utils.launchers.local.run import Process, ProcessRun
+from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import shipped
-from workshop_utils.launchers.spark.settings import LOOPBACK, SparkSettings
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.quantities import bytes_of
 from workshop_utils.setup.environments import Environment
 from workshop_utils.strategies import PYTHON, SCRIPT, Addresses, ProcessSpec, launched, strategy_of
 
+MASTER = re.compile(r"(local(\[(\d+|\*)\])?|spark://[^\s/:]+:\d+(,[^\s/:]+:\d+)*|k8s://\S+)$")
+LEAST_MEMORY = "450Mi"  # below it Spark's memory manager refuses to begin
+OWN_FIELDS = {"spark.master": "master", "spark.authenticate.secret": "secret_file"}
+LOOPBACK = "127.0.0.1"
 DRIVER = Path(__file__).with_name("driver.py")
 LOGGING = DRIVER.with_name("log4j2.properties").read_text(encoding="utf-8")
 # What the driver prints when it starts the ranks again, and when it gives up.
@@ -62,19 +68,61 @@ class SparkRequest(LocalRequest):
     __repr__ = __str__
 
 
-class Spark:
+class Spark(TargetSettings):
     """Launches jobs on Spark; by default on threads of this machine, as many as the job has workers.
 
     A job's `outputs` and `checkpoints` are folders, as for local runs.
+
+    Attributes:
+        master: `local[N]` (N threads of one JVM), `spark://HOST:PORT` (Spark's own cluster), or `k8s://URL`; by
+            default `local[N]` with as many threads as the job has workers.
+        restarts: how often all ranks are restarted when one fails, or its executor is lost.
+        memory: the memory of the driver's JVM, and of each executor's.
+        python: the executors' Python, if it is not this one.
+        driver_host: the address at which the executors find the driver.
+        secret_file: a file with the cluster's `spark.authenticate.secret`. Without it a `spark://` cluster asks nobody
+            who they are: whoever reaches its ports can run code there.
+        image: the image of the executors' pods, on Kubernetes; by default the job's.
+        data_folder, model_folder: where the executors find the data, and leave the model, on a file system that all
+            of them share; by default they are on this machine.
+        conf: further properties of Spark, by name.
     """
 
-    def __init__(self, settings: SparkSettings | None = None) -> None:
-        self.settings = settings or SparkSettings()
+    EXAMPLE: ClassVar[str] = "master: spark://HOST:7077"
 
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """A launcher for the cluster that a YAML file describes. Raises JobError where it is wrong."""
-        return cls(SparkSettings.load(path))
+    master: str | None = None
+    restarts: int = Field(default=0, ge=0, strict=True)
+    memory: Size = "512Mi"
+    python: str | None = Field(default=None, min_length=1)
+    driver_host: str = LOOPBACK
+    secret_file: Path | None = None
+    image: str | None = Field(default=None, min_length=1)
+    data_folder: str | None = None
+    model_folder: str | None = None
+    conf: dict[str, str] = Field(default={})
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        if self.master is not None and not MASTER.match(self.master):
+            raise ValueError(
+                f"master is {self.master!r}; it must be local[N], spark://HOST:PORT or k8s://https://HOST:PORT"
+            )
+        if bytes_of(self.memory) < bytes_of(LEAST_MEMORY):
+            raise ValueError(f"memory is {self.memory!r}; Spark needs at least {LEAST_MEMORY}")
+        for name in self.conf:
+            if not name.startswith("spark."):
+                raise ValueError(
+                    f"conf is {self.conf}; {name!r} is no property of Spark; theirs begin with 'spark.'"
+                )
+            if field := OWN_FIELDS.get(name):
+                raise ValueError(f"conf is {self.conf}; {name} has a field of its own: {field}")
+        if self.secret_file is not None and not self.secret_file.is_file():
+            raise ValueError(f"secret_file is {str(self.secret_file)!r}; there is no such file")
+        if self.on_kubernetes and self.driver_host == LOOPBACK:
+            raise ValueError(
+                "driver_host is missing; pods must reach the driver: name this machine's address in their network"
+            )
+        return self
 
     def render(self, job: TrainingJob) -> SparkRequest:
         """The driver that `launch` would start, and Spark's properties. Starts nothing.
@@ -111,13 +159,13 @@ class Spark:
         environment = environment_of(job)
         python = sys.executable if environment is None else str(environment.folder / "bin" / "python")
         elsewhere = {
-            "WORKSHOP_DATA": self.settings.data_folder,
-            "WORKSHOP_MODEL": self.settings.model_folder,
+            "WORKSHOP_DATA": self.data_folder,
+            "WORKSHOP_MODEL": self.model_folder,
         }
         shared = shared_variables(job, scratch) | {name: path for name, path in elsewhere.items() if path}
         variables = {
             **shared,
-            **spark_variables(scratch, self.settings.driver_host, self.settings.python or python),
+            **spark_variables(scratch, self.driver_host, self.python or python),
             "PYSPARK_DRIVER_PYTHON": python,
         }
         if environment is not None:  # it has no Spark of its own, so that both are of one version
@@ -132,14 +180,14 @@ class Spark:
             "model/.keep": "",
         }
         # Rank 0's task finds host and port. Each worker may run on a machine of its own.
-        nodes = ["node"] * (1 if self.settings.is_local else job.workers)
-        interface = "lo" if self.settings.driver_host == LOOPBACK else ""
+        nodes = ["node"] * (1 if self.is_local else job.workers)
+        interface = "lo" if self.driver_host == LOOPBACK else ""
         specs = strategy.plan(job, Addresses({"worker-0": "{host}:{port}"}, nodes, interface=interface))
         workers = tuple(spec.name for spec in specs if spec.runs_script)
         if job.strategy != "spark_program":  # our own driver starts what the strategy plans
             ranks = [shared | {n: v for n, v in spec.environment.items() if v} for spec in specs]
             files["ranks.json"] = json.dumps(ranks)
-            own = (f"{scratch}/ranks.json", str(self.settings.restarts), f"{scratch}/source")
+            own = (f"{scratch}/ranks.json", str(self.restarts), f"{scratch}/source")
             command = (PYTHON, "-P", str(DRIVER), *own, SCRIPT, *job.command_line_arguments)
             specs = [ProcessSpec("driver", 0, argv=command, starts=workers), *specs]
         (driver,) = launched(specs)
@@ -153,13 +201,12 @@ class Spark:
 
     def _properties(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
         """What Spark is told. Source: Spark 3.5, "Spark Configuration"."""
-        settings = self.settings
-        memory = f"{bytes_of(settings.memory) // 2**20}m"
+        memory = f"{bytes_of(self.memory) // 2**20}m"
         properties = {
-            "spark.master": settings.master_for(job),
+            "spark.master": self.master_for(job),
             "spark.app.name": job.name,
-            "spark.driver.host": settings.driver_host,
-            "spark.driver.bindAddress": settings.driver_host,
+            "spark.driver.host": self.driver_host,
+            "spark.driver.bindAddress": self.driver_host,
             "spark.authenticate": "true",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
@@ -174,10 +221,10 @@ class Spark:
             "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "2s",
             "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "30",
         }
-        if not settings.is_local:
+        if not self.is_local:
             properties |= {"spark.executor.cores": "1", "spark.cores.max": str(job.workers)}
-        if settings.on_kubernetes:
-            image = settings.image or job.image
+        if self.on_kubernetes:
+            image = self.image or job.image
             if image is None:
                 raise JobError(
                     "image is missing; pods need one that holds Spark, and what the script imports"
@@ -186,15 +233,15 @@ class Spark:
                 "spark.kubernetes.container.image": image,
                 "spark.executor.instances": str(job.workers),
             }
-        if settings.secret_file is not None:
-            secret = settings.secret_file.read_text(encoding="utf-8").strip()
+        if self.secret_file is not None:
+            secret = self.secret_file.read_text(encoding="utf-8").strip()
             properties["spark.authenticate.secret"] = secret
-        elif (settings.master or "").startswith("spark://"):
+        elif (self.master or "").startswith("spark://"):
             properties["spark.authenticate"] = "false"  # otherwise it asks for a secret that nobody has named
-        return properties | settings.conf
+        return properties | self.conf
 
     def _find_master(self) -> None:
-        master = self.settings.master or ""
+        master = self.master or ""
         if not master.startswith("spark://"):
             return
         for address in master.removeprefix("spark://").split(","):
@@ -203,6 +250,33 @@ class Spark:
                 socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
                 return
         raise JobError(f"master is {master!r}; nobody answers there: is the cluster running?")
+
+    @property
+    def on_kubernetes(self) -> bool:
+        """Whether executors are pods."""
+        return self.master is not None and self.master.startswith("k8s://")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether there is one JVM alone, which is driver and executor."""
+        return self.master is None or self.master.startswith("local")
+
+    def master_for(self, job: TrainingJob) -> str:
+        """The master's address as Spark is told it.
+
+        Raises:
+            JobError: if the ranks of `job` have no room in it.
+        """
+        master = self.master or f"local[{job.workers}]"
+        if not self.is_local:
+            return master
+        threads = master.removeprefix("local").strip("[]") or "1"
+        if threads != "*" and int(threads) < job.workers:
+            raise JobError(
+                f"master is {master!r}; {job.name} has {job.workers} workers, which a barrier stage starts all at "
+                f"once: make it local[{job.workers}], or leave it out"
+            )
+        return master
 
 
 def environment_of(job: TrainingJob) -> Environment | None:

@@ -1,0 +1,27 @@
+#!/bin/bash
+#SBATCH --job-name={job.name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node={per_node}
+#SBATCH --cpus-per-task={cpus}
+#SBATCH --mem={megabytes}M
+#SBATCH --gpus-per-node={gpus}
+#SBATCH --time={minutes}
+#SBATCH --distribution=block
+#SBATCH --chdir={folder}/files/source
+#SBATCH --output={folder}/log
+#SBATCH --open-mode=append
+#SBATCH --export=NONE
+{options}
+
+echo "job $SLURM_JOB_ID starts on $SLURM_JOB_NODELIST"  # once more for a job that is requeued
+set -e
+{setup}
+export PATH={path}:$PATH
+export SLURM_EXPORT_ENV=ALL  # --export=NONE is for this script, not for its srun
+source ../secrets
+trap 'jobs -p | xargs -r kill' EXIT
+node=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
+port=($(seq $((12000 + SLURM_JOB_ID % 312 * 64)) 32767))  # 64 are this job's own; from 32768 on they are the kernel's
+{exports}
+
+{processes}
