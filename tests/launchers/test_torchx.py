@@ -124,7 +124,7 @@ def test_two_nodes_meet_by_c10d_and_every_line_of_a_burst_arrives(make, nothing_
     with TorchX().launch(make(ALL_REDUCE, arguments={"reports": REPORTS})) as run:
         run.wait(240)
     assert run.state is RunState.SUCCEEDED
-    assert str(run.handle).startswith("local_cwd://")
+    assert run.handle.startswith(f"{run.name}-")
     assert set(run.metrics["loss"]) == {3}
     for rank in range(2):
         assert list(run.metrics[run.metrics["rank"] == rank]["step"]) == list(range(REPORTS))

@@ -59,6 +59,7 @@ def test_fit_and_predict_print_what_was_found(table):
 
 
 def test_the_report_has_figures_that_are_described_in_words(table, tmp_path):
+    pd.concat([sweep(), sweep()]).to_parquet(table)  # two repeats, which differ in nothing
     run("report", table, "--output", tmp_path / "page")
     page = (tmp_path / "page" / "scaling.html").read_text()
     assert "Noise" in page

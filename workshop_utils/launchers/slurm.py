@@ -139,14 +139,15 @@ class Slurm(TargetSettings):
                 lines.append(f"{number} env {own} {self.python.name} ../task.py")
             srun = f"srun --kill-on-bad-exit=1 --label --cpus-per-task={cpus} --multi-prog ../tasks"
             lines += ["* true", "END", " ".join([srun, *map(_word, ranks[0].argv)])]
-        options = ("--requeue" if job.checkpoints else "--no-requeue", *self.options)
+        gpus = per_node * job.resources.gpu
+        options = [f"--gpus-per-node={gpus}"] if gpus else []  # some clusters know no GPUs at all
+        options += ["--requeue" if job.checkpoints else "--no-requeue", *self.options]
         script = OUTLINE.format(
             job=job,
             nodes=1 + max(spec.node for spec in ranks),
             per_node=per_node,
             cpus=cpus,
             megabytes=math.ceil(per_node * job.resources.memory_nbytes / 2**20),
-            gpus=per_node * job.resources.gpu,
             minutes=math.ceil(job.timeout_seconds / 60),
             folder=quote(str(folder)),
             options="\n".join(f"#SBATCH {option}" for option in options),

@@ -4,7 +4,6 @@
 #SBATCH --ntasks-per-node={per_node}
 #SBATCH --cpus-per-task={cpus}
 #SBATCH --mem={megabytes}M
-#SBATCH --gpus-per-node={gpus}
 #SBATCH --time={minutes}
 #SBATCH --distribution=block
 #SBATCH --chdir={folder}/files/source

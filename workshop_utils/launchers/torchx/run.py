@@ -30,7 +30,7 @@ class TorchrunRun(Run):
     whole line with its worker; lines that torchrun printed itself are those of the node.
 
     Attributes:
-        handle: TorchX's name for the run.
+        handle: what TorchX calls the run; on a cluster, the handle that `torchx status` takes.
         nodes: node-0, node-1, ...
     """
 
