@@ -22,13 +22,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from workshop_utils.setup import horovod_build
-from workshop_utils.setup.logged_command import SetupError, announce, duration, exit_code, only_one_at_a_time
+from workshop_utils.setup.logged_command import SetupError, announce, exit_code, only_one_at_a_time
 from workshop_utils.setup.packages import pytorch_arguments, run_command, run_uv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,14 +122,13 @@ def set_up(root: Path, *, with_horovod: bool = True, quiet: bool = False) -> Non
         if not quiet:
             announce("The set-up is complete and current (.venv).")
         return
-    start = time.monotonic()
     # The lock is on pyproject.toml because that file always exists.
     waiting = "Another set-up of this folder is running: waiting for it."
     with only_one_at_a_time(root / "pyproject.toml", waiting):
         if is_current(root, wanted):
             return
-        announce("Setting up the workshop, once.")
         if not is_current(root, PACKAGES):
+            announce("Setting up the workshop, once.")
             check_machine(root)
             announce("[virtual environment .venv]")
             make_venv(root)
@@ -144,7 +142,7 @@ def set_up(root: Path, *, with_horovod: bool = True, quiet: bool = False) -> Non
             announce("[Horovod, some minutes if it has to be compiled]")
             horovod_build.install()
             (root / ".venv" / READY).write_text(_digest(root, READY))
-    announce(f"Set-up complete in {duration(time.monotonic() - start)}.\n")
+    announce("Set-up complete.\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
