@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from workshop_utils.jobs import JobError
 from workshop_utils.launchers import followed
 from workshop_utils.launchers.followed import FollowedRun, Unreachable
 from workshop_utils.runs import RunFailed, RunState
@@ -68,6 +69,22 @@ def test_a_job_whose_target_fell_silent_is_given_up_and_stopped_all_the_same(mon
     with follow(target) as run, pytest.raises(RunFailed, match=r"may still be running\. no route"):
         run.wait(10)
     assert target.stops == 1
+
+
+def test_a_job_whose_target_falls_silent_before_it_agrees_to_a_stop_may_still_be_running(monkeypatch):
+    monkeypatch.setattr(followed, "BLIND_SECONDS", 0.05)
+    run = follow(target := Target(RUNNING))
+
+    def stop():
+        target.answers = [Unreachable("no route")]
+        with pytest.raises(RunFailed, match=r"may still be running\. no route"):
+            run.wait(10)
+        raise JobError("it could not be cancelled")
+
+    target.stop = stop
+    with pytest.raises(JobError, match="it could not be cancelled"):
+        run.stop()
+    assert run.state is RunState.FAILED
 
 
 def test_a_stop_by_the_user_and_one_by_somebody_else_differ():

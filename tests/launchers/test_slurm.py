@@ -1,8 +1,13 @@
 """Jobs on a Slurm cluster of this machine, and the script that is rendered for one."""
 
+import json
+import os
+import resource
 import shlex
+import signal
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,7 +170,7 @@ FAILING_IN_MPI = """
     ("script", "strategy", "how"),
     [
         (FAILING, "torch_ddp", "worker-1 on 127.0.0.2: Exited with exit code 1"),
-        (FAILING_IN_MPI, "mpi", "worker-1 ended with exit code 1"),
+        (FAILING_IN_MPI, "mpi", "job-1 failed: worker-1 ended with exit code 1"),
     ],
 )
 def test_the_rank_that_failed_first_is_named_with_its_last_lines(script, strategy, how, make_job, target):
@@ -173,6 +178,26 @@ def test_the_rank_that_failed_first_is_named_with_its_last_lines(script, strateg
         said = failure_of(run, PATIENCE_SECONDS)
     assert how in said
     assert "no more batches" in said
+
+
+@needs_slurm
+def test_a_job_whose_mpirun_lost_a_node_has_failed(make_job, target, cluster):
+    script = """
+        from mpi4py import MPI
+        import os, time
+
+        parent = os.getppid()
+        MPI.COMM_WORLD.barrier()
+        print("ready", flush=True)
+        while os.getppid() == parent:  # this cluster has no cgroups, which would end an orphan
+            time.sleep(0.1)
+    """
+    with target.launch(make_job(script, strategy="mpi", workers=2)) as run:
+        assert eventually(lambda: lines_of(run, "worker-0") + lines_of(run, "worker-1") == ["ready"] * 2, 60)
+        for pid, command in cluster.processes().items():
+            if "prted" in command.split()[0]:
+                os.kill(pid, signal.SIGKILL)
+        assert "mpirun lost a node" in failure_of(run, PATIENCE_SECONDS)
 
 
 @needs_slurm
@@ -242,14 +267,14 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(make_job, target, cluster, t
 def test_a_dry_run_asks_the_cluster_and_submits_nothing(make_job, target, cluster):
     job = make_job("", strategy="torch_ddp", workers=2)
     assert "to start at" in target.dry_run(job)
-    with pytest.raises(JobError, match=r"Slurm refuses the job: .*Node count"):
+    with pytest.raises(JobError, match=r"the job cannot be submitted: .*Node count"):
         target.dry_run(job.replace(workers=3))
     assert not target.folder.exists()
 
 
 @needs_slurm
 def test_a_job_that_slurm_refuses_leaves_no_folder(make_job, target):
-    with pytest.raises(JobError, match=r"Slurm refuses the job: .*invalid partition"):
+    with pytest.raises(JobError, match=r"the job cannot be submitted: .*invalid partition"):
         target.model_copy(update={"options": ("--partition=gpu",)}).launch(make_job(""))
     assert not list(target.folder.iterdir())
 
@@ -311,6 +336,68 @@ def test_each_worker_has_a_node_unless_the_job_says_otherwise(fields, nodes, per
     assert (options["--nodes"], options["--ntasks-per-node"]) == (nodes, per_node)
 
 
+def test_each_of_64_tasks_gets_its_own_variables_and_ports_and_a_65th_does_nothing(make_job, tmp_path):
+    job = make_job("", strategy="multi_worker_mirrored", workers=64)
+    script = Slurm(python="/bin/python").render(job).script
+    for number, name in ((63, "files"), (64, "idle")):
+        (tmp_path / name / "source").mkdir(parents=True)
+        (tmp_path / name / "task.py").write_text('import os; print(os.environ["TF_CONFIG"])')
+        prologue = f"""
+            SLURM_JOB_ID=311
+            scontrol() {{ seq -f node%g 0 63; }}
+            srun() {{ while [ "$1" != bash ]; do shift; done; SLURM_PROCID={number} "$@"; }}
+            python() {{ {sys.executable} "$@"; }}
+        """
+        lines = [line for line in script.splitlines() if "../secrets" not in line]
+        done = subprocess.run(
+            ["bash"],
+            cwd=tmp_path / name / "source",
+            input="\n".join([prologue, *lines]),
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        printed = done.stdout.splitlines()[1:]
+        if number == 64:
+            assert printed == []
+        else:
+            config = json.loads(printed[0])
+            assert config["task"]["index"] == 63
+            assert config["cluster"]["worker"] == [f"node{n}:{31904 + n}" for n in range(64)]
+
+
+def test_a_job_in_which_more_processes_listen_than_it_has_ports_is_refused(make_job):
+    with pytest.raises(JobError, match="multi_worker_mirrored needs 65 ports; a job on Slurm has 64"):
+        Slurm().render(make_job("", strategy="multi_worker_mirrored", workers=65))
+
+
+def test_a_folder_of_runs_within_the_job_s_own_is_refused(make_job):
+    job = make_job("")
+    with pytest.raises(JobError, match="lies in the job's folder"):
+        Slurm(folder=job.folder / "runs").launch(job)
+    assert [path.name for path in job.folder.iterdir()] == ["train.py"]
+
+
+@needs_slurm
+def test_what_links_in_the_job_s_folder_point_to_travels_with_it(make_job, target, tmp_path):
+    job = make_job(
+        """
+        from common.util import ANSWER
+        from one import ANSWER
+
+        print(ANSWER)
+        """
+    )
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "util.py").write_text("ANSWER = 42")
+    (job.folder / "common").symlink_to(tmp_path / "elsewhere")
+    (job.folder / "one.py").symlink_to(os.path.relpath(tmp_path / "elsewhere" / "util.py", job.folder))
+    (job.folder / ".#train.py").symlink_to("me@here")  # an editor's, which leads nowhere
+    with target.launch(job) as run:
+        run.wait(PATIENCE_SECONDS)
+    assert lines_of(run, "worker-0") == ["42"]
+
+
 def test_words_of_a_job_reach_the_script_as_they_are(make_job):
     text = "it's $HOME, `date`, \"'' \\ and more"
     job = make_job("", arguments={"text": text}, environment={"TEXT": text})
@@ -353,34 +440,85 @@ def test_a_job_keeps_a_tmpdir_of_its_own(make_job):
 
 @pytest.fixture
 def submitted(tmp_path, monkeypatch):
-    """`submitted(state, log)` is job 7, of two ranks, in that state; `scancel` refuses."""
+    """`submitted(state, log)` is job 7, of two ranks that srun or mpirun starts, in that state; `scancel` refuses."""
 
-    def submitted(state, log):
+    def submitted(state, log, by_mpirun=False):
         scontrol = f"#!/bin/sh\necho 'JobId=7 Reason=None {state}'\n"
         for name, text in {"scontrol": scontrol, "scancel": "#!/bin/sh\necho no >&2; exit 1\n"}.items():
             (tmp_path / name).write_text(text)
             (tmp_path / name).chmod(0o700)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         (tmp_path / "log").write_text(log)
-        return SlurmJob("7", tmp_path, {0: "worker-0", 1: "worker-1"})
+        return SlurmJob("train", "7", tmp_path, {} if by_mpirun else {0: "worker-0", 1: "worker-1"})
 
     return submitted
 
 
-def test_a_job_that_cannot_be_cancelled_is_said_to_run(submitted):
-    with pytest.raises(JobError, match=r"job 7 could not be cancelled and may still run: scancel 7\. no$"):
-        submitted("JobState=RUNNING ExitCode=0:0", "").stop()
+def test_a_job_that_cannot_be_cancelled_is_said_to_run(submitted, monkeypatch):
+    still = r"^train could not be cancelled and may still run: scancel 7\. "
+    job = submitted("JobState=RUNNING ExitCode=0:0", "")
+    with pytest.raises(JobError, match=f"{still}no$"):
+        job.stop()
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(JobError, match=f"{still}there is no scancel here"):
+        job.stop()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # no file can be opened
+    try:
+        with pytest.raises(JobError, match=f"{still}.*Too many open files"):
+            job.stop()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_script_that_a_signal_ended_is_said_to_be_killed(submitted):
     state = submitted("JobState=FAILED ExitCode=0:9", "").look()
-    assert state == (RunState.FAILED, "Slurm's job 7 failed: the script was killed by SIGKILL")
+    assert state == (RunState.FAILED, "train failed: the script was killed by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("log", "by_mpirun", "reason"),
+    [
+        ("srun: error: b: task 3: Killed\n", False, "a task on b: Killed"),
+        (
+            "srun: error: b: task 0: Killed\n"
+            "mpirun noticed that process rank 1 with PID 12 on node b exited on signal 9 (Killed).\n",
+            True,
+            "worker-1 was killed by SIGKILL",
+        ),
+    ],
+)
+def test_a_failure_of_srun_is_a_rank_s_only_where_srun_started_it(log, by_mpirun, reason, submitted):
+    job = submitted("JobState=FAILED ExitCode=137:0", f"job 7 starts on a\n{log}", by_mpirun)
+    assert job.look() == (RunState.FAILED, f"train failed: {reason}")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun returned non-zero exit status (9) from launching\n",
+        "PRTE has lost communication with a remote daemon.\n",
+    ],
+)
+def test_a_job_that_slurm_calls_completed_has_failed_if_mpirun_lost_a_node(line, submitted):
+    failed = submitted("JobState=COMPLETED ExitCode=0:0", f"job 7 starts on a\n{line}", by_mpirun=True)
+    assert failed.look() == (RunState.FAILED, "train failed: mpirun lost a node")
+    requeued = f"job 7 starts on a\n{line}job 7 starts on b\n"
+    assert (
+        submitted("JobState=COMPLETED ExitCode=0:0", requeued, by_mpirun=True).look()[0] is RunState.SUCCEEDED
+    )
+
+
+def test_a_job_whose_log_was_deleted_has_failed_all_the_same(submitted, tmp_path):
+    job = submitted("JobState=FAILED ExitCode=2:0", "")
+    (tmp_path / "log").unlink()
+    assert job.look() == (RunState.FAILED, "train failed: the script ended with exit code 2")
 
 
 def test_a_requeued_job_does_not_fail_for_what_its_first_life_printed(submitted):
     first = "job 7 starts on a\nsrun: error: a: task 1: Exited with exit code 3\n"
     job = submitted("JobState=FAILED ExitCode=2:0", f"{first}job 7 starts on b\nno data\n")
-    assert job.look()[1] == "Slurm's job 7 failed: the script ended with exit code 2"
+    assert job.look()[1] == "train failed: the script ended with exit code 2"
 
 
 def test_the_last_line_is_passed_on_without_a_line_end_once_the_job_has_ended(submitted):

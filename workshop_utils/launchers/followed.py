@@ -54,7 +54,8 @@ class FollowedRun(Run):
         super().__init__(name, workers)
         self._remote, self._poll_seconds = remote, poll_seconds
         self._wake = threading.Event()
-        self._stopped_at: float | None = None  # when the target was asked to stop the job, unless it refused
+        self._is_stopping = False  # the target was asked to stop the job, and has not refused
+        self._stopped_at: float | None = None  # when it agreed
         self._has_ended = False  # the target said so
         threading.Thread(target=self._follow, name="workshop-run", daemon=True).start()
 
@@ -65,12 +66,13 @@ class FollowedRun(Run):
             self._request_stop()
 
     def _request_stop(self) -> None:
-        self._stopped_at = time.monotonic()  # before the target agrees: the job's end may be seen at once
+        self._is_stopping = True  # before the target agrees: the job's end may be seen at once
         try:
             self._remote.stop()
         except BaseException:
-            self._stopped_at = None
+            self._is_stopping = False
             raise
+        self._stopped_at = time.monotonic()
         self._wake.set()
 
     def _follow(self) -> None:
@@ -118,9 +120,9 @@ class FollowedRun(Run):
 
     def _outcome(self, state: RunState, reason: str) -> tuple[RunState, str]:
         """How the run ended, once the target has said how the job did."""
-        if self._stopped_at is not None and state is RunState.FAILED:
+        if self._is_stopping and state is RunState.FAILED:
             return RunState.STOPPED, ""
-        if self._stopped_at is None and state is RunState.STOPPED:
+        if not self._is_stopping and state is RunState.STOPPED:
             return RunState.FAILED, f"{self.name} was stopped, but not by this run"
         return state, self._explained(reason) if state is RunState.FAILED else reason
 

@@ -4,7 +4,7 @@
 
 The script (`slurm.sh` is its outline) starts the job's processes with one `srun`, a task each. Helpers, such as mpirun
 or Horovod's rendezvous server, run in the script itself, that is on the first node. The script exports the variables
-that all processes share; a table for `srun --multi-prog` holds those that differ. `slurm_task.py` runs each process.
+that all processes share, and writes `task.sh`, which adds those of each task. `slurm_task.py` runs each process.
 
 Each run has a folder of its own below the shared one. When it has ended, its log and its model are left there.
 
@@ -37,6 +37,8 @@ OUTLINE = Path(__file__).with_name("slurm.sh").read_text(encoding="utf-8")
 FAILURES = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED")
 FINAL = {"COMPLETED": RunState.SUCCEEDED, "CANCELLED": RunState.STOPPED}
 FINAL |= dict.fromkeys(FAILURES, RunState.FAILED)
+# After either line mpirun ends all ranks, and yet its exit code is 0 (Open MPI 4 and 5).
+LOST_NODE = re.compile(r"^srun returned non-zero|lost communication with a remote daemon", re.MULTILINE)
 # Open MPI keeps sockets in its scratch folder, which a shared file system may not take.
 WORDS = {"programs": "../programs", "mpirun": "mpirun", "scratch": "/tmp"}
 
@@ -47,12 +49,14 @@ class SlurmRequest(NamedTuple):
     Attributes:
         script: for sbatch.
         secrets: the variables that are kept out of the script, in a file that only their owner may read.
-        tasks: which of the processes that run the job's script each task of srun is, by the task's number. A driver
-            or mpirun starts them in place of srun where the strategy has one.
+        workers: the names of all processes that run the job's script.
+        tasks: the name of the process that each srun task runs, by task number; empty where mpirun or a driver
+            starts the processes.
     """
 
     script: str
     secrets: Mapping[str, str]
+    workers: tuple[str, ...]
     tasks: Mapping[int, str]
 
     def __repr__(self) -> str:
@@ -95,7 +99,7 @@ class Slurm(TargetSettings):
         Raises:
             JobError: as `render` does, or with Slurm's reason if the job could never start.
         """
-        return _ask("sbatch", "--test-only", text=self.render(job).script, refusal=REFUSAL)
+        return _ask("sbatch", "--test-only", text=self.render(job).script, refusal=UNSUBMITTED)
 
     def launch(self, job: TrainingJob) -> FollowedRun:
         """Submit the job.
@@ -107,13 +111,15 @@ class Slurm(TargetSettings):
         request = self._request(job, folder)
         try:
             _fill(folder, job, request.secrets)
-            number = _ask("sbatch", "--parsable", text=request.script, refusal=REFUSAL).partition(";")[0]
+            number = _ask("sbatch", "--parsable", text=request.script, refusal=UNSUBMITTED).partition(";")[0]
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        return FollowedRun(job.name, tuple(request.tasks.values()), SlurmJob(number, folder, request.tasks))
+        return FollowedRun(job.name, request.workers, SlurmJob(job.name, number, folder, request.tasks))
 
     def _request(self, job: TrainingJob, folder: Path) -> SlurmRequest:
+        if folder.resolve().is_relative_to(job.folder.resolve()):
+            raise JobError(f"folder {self.folder} lies in the job's folder, {job.folder}: take one outside")
         specs = self._specs(job)
         ranks = [spec for spec in specs if spec.runs_script]
         per_node, cpus = 1 + max(spec.local_rank for spec in ranks), math.ceil(job.resources.cpu)
@@ -131,14 +137,12 @@ class Slurm(TargetSettings):
 
         lines = [self._command(spec) for spec in launched(specs) if not spec.runs_script]
         if by_srun:
-            lines.append("cat > ../tasks <<END")
+            lines += ["cat > ../task.sh <<END", r"case \$SLURM_PROCID in"]
             for number, spec in sorted(tasks.items()):
-                own = " ".join(
-                    _word(f"{n}={value}") for n, value in sorted(spec.environment.items() - shared)
-                )
-                lines.append(f"{number} env {own} {self.python.name} ../task.py")
-            srun = f"srun --kill-on-bad-exit=1 --label --cpus-per-task={cpus} --multi-prog ../tasks"
-            lines += ["* true", "END", " ".join([srun, *map(_word, ranks[0].argv)])]
+                own = [_word(f"{n}={value}") for n, value in sorted(spec.environment.items() - shared)]
+                lines.append(rf'{number}) exec env {" ".join(own)} {self.python.name} ../task.py "\$@" ;;')
+            srun = f"srun --kill-on-bad-exit=1 --label --cpus-per-task={cpus} bash ../task.sh"
+            lines += ["esac", "END", " ".join([srun, *map(_word, ranks[0].argv)])]
         gpus = per_node * job.resources.gpu
         options = [f"--gpus-per-node={gpus}"] if gpus else []  # some clusters know no GPUs at all
         options += ["--requeue" if job.checkpoints else "--no-requeue", *self.options]
@@ -156,13 +160,16 @@ class Slurm(TargetSettings):
             exports=_exports(variables),
             processes="\n".join(lines),
         )
-        return SlurmRequest(script, secret, {number: spec.name for number, spec in tasks.items()})
+        names = {number: spec.name for number, spec in tasks.items()}
+        return SlurmRequest(script, secret, tuple(names.values()), names if by_srun else {})
 
     def _specs(self, job: TrainingJob) -> list[ProcessSpec]:
         """The job's processes, with words such as `{node0}` and `{port0}` for what only the started job knows."""
         strategy = strategy_of(job, "slurm")
         nodes = [f"{{node{node}}}" for node in range(1 if strategy.one_node else job.nodes or job.workers)]
         listening = [spec for spec in strategy.plan(job, Addresses(nodes=nodes)) if spec.listens]
+        if (count := len(listening)) > 64:  # see the outline
+            raise JobError(f"{job.strategy} needs {count} ports; a job on Slurm has 64: take fewer workers")
         at = {spec.name: f"{nodes[spec.node]}:{{port{index}}}" for index, spec in enumerate(listening)}
         addresses = Addresses(at, nodes, interface=self.interface, secret=secrets.token_hex(16))
         own = {"python": self.python.name, "script": job.script}
@@ -190,36 +197,39 @@ def _fill(folder: Path, job: TrainingJob, secret: Mapping[str, str]) -> None:
     (folder / "log").touch()
     for path in (job.outputs or folder / "model", job.checkpoints or folder):
         Path(path).mkdir(parents=True, exist_ok=True)
-    (files / "source").mkdir(parents=True)
-    subprocess.run(["tar", "-xz", "-C", str(files / "source")], input=packed(job), check=True)
     shutil.copytree(PROGRAMS, files / "programs", ignore=shutil.ignore_patterns("__pycache__"))
+    (files / "source.tgz").write_bytes(packed(job))
+    shutil.unpack_archive(files / "source.tgz", files / "source", "gztar", filter="data")
     shutil.copy(Path(__file__).with_name("slurm_task.py"), files / "task.py")
     (files / "secrets").write_text(_exports(secret), encoding="utf-8")
 
 
-REFUSAL = "Slurm refuses the job: "
+UNSUBMITTED = "the job cannot be submitted: "
 
 
 def _ask(*words: str, text: str = "", refusal: str = "") -> str:
     """What one of Slurm's commands prints; it gives up by itself if the cluster is silent.
 
     Raises:
-        Unreachable: if it fails, with what it says; JobError where there is a `refusal`, which comes before that.
+        Unreachable: if it fails or is missing, with the reason; JobError with a `refusal`, which comes first then.
     """
-    if shutil.which(words[0]) is None:
-        raise JobError(f"there is no {words[0]} here; launch from a login node of the cluster")
-    answer = subprocess.run(words, input=text, env=inherited_variables(), capture_output=True, text=True)
+    failure = JobError if refusal else Unreachable
+    try:
+        answer = subprocess.run(words, input=text, env=inherited_variables(), capture_output=True, text=True)
+    except FileNotFoundError:
+        raise failure(f"{refusal}there is no {words[0]} here; launch from a login node") from None
+    except OSError as error:  # such as too many open files
+        raise failure(f"{refusal}{error}") from None
     if answer.returncode:
-        message = " ".join(answer.stderr.split())
-        raise JobError(f"{refusal}{message}") if refusal else Unreachable(message)
+        raise failure(refusal + " ".join(answer.stderr.split()))
     return (answer.stdout or answer.stderr).strip()
 
 
 class SlurmJob:
     """A submitted job, as `scontrol` and its log show it; a `followed.Remote`."""
 
-    def __init__(self, number: str, folder: Path, tasks: Mapping[int, str]) -> None:
-        self._number, self._folder, self._tasks = number, folder, tasks
+    def __init__(self, name: str, number: str, folder: Path, tasks: Mapping[int, str]) -> None:
+        self._name, self._number, self._folder, self._tasks = name, number, folder, tasks
         self._state, self._position = "", 0
 
     def look(self) -> tuple[RunState, str]:
@@ -229,6 +239,8 @@ class SlurmJob:
         self._state = job["JobState"]
         if self._state == "PENDING":
             return RunState.RUNNING, f"Slurm to start job {self._number}, which is pending: {job['Reason']}"
+        if self._state == "COMPLETED" and not self._tasks and LOST_NODE.search(self._printed()):
+            return RunState.FAILED, f"{self._name} failed: mpirun lost a node"
         state = FINAL.get(self._state, RunState.RUNNING)
         code, killed = map(int, job["ExitCode"].split(":"))
         return state, self._blame(-killed or code) if state is RunState.FAILED else ""
@@ -242,9 +254,7 @@ class SlurmJob:
 
     def stop(self) -> None:
         """Cancel the job. Raises JobError if Slurm refuses, or does not answer."""
-        still = (
-            f"Slurm's job {self._number} could not be cancelled and may still run: scancel {self._number}. "
-        )
+        still = f"{self._name} could not be cancelled and may still run: scancel {self._number}. "
         _ask("scancel", self._number, refusal=still)
 
     def close(self) -> None:
@@ -254,7 +264,10 @@ class SlurmJob:
 
     def _log(self, start: int = 0) -> bytes:
         """What the job has printed from byte `start` on, without its last line while that is not whole."""
-        with (self._folder / "log").open("rb") as file:
+        log = self._folder / "log"
+        if not log.exists():  # deleted
+            return b""
+        with log.open("rb") as file:
             file.seek(start)
             content = file.read()
         return content if self._state in FINAL else content[: content.rfind(b"\n") + 1]
@@ -268,14 +281,19 @@ class SlurmJob:
             else:
                 yield from output.attributed("slurm", line, "stdout")
 
-    def _blame(self, code: int) -> str:
-        """Why the job failed: which process failed first, and how, since Slurm last started the script."""
-        if self._state != "FAILED":
-            return f"Slurm's job {self._number} failed: Slurm ended it ({self._state})"
+    def _printed(self) -> str:
+        """What the job has printed since Slurm last started the script, without labels and tags."""
         printed = "\n".join(text for _, text, _ in self._lines(self._log()))
-        printed = printed.rpartition(f"job {self._number} starts on ")[2]
+        return printed.rpartition(f"job {self._number} starts on ")[2]
+
+    def _blame(self, code: int) -> str:
+        """Why the job failed: which process failed first, and how."""
+        if self._state != "FAILED":
+            return f"{self._name} failed: Slurm ended it ({self._state})"
+        printed = self._printed()
         worker, killed = output.culprit([printed])
         how = f"{worker or 'the script'} {output.how(killed or code)}"
-        if error := re.search(r"^srun: error: (\S+): tasks? (\d+)[^:]*: (.+)", printed, re.MULTILINE):
-            how = f"{self._tasks[int(error[2])]} on {error[1]}: {error[3]}"
-        return f"Slurm's job {self._number} failed: {how}"
+        error = re.search(r"^srun: error: (\S+): tasks? (\d+)[^:]*: (.+)", printed, re.MULTILINE)
+        if error and self._tasks:  # without tasks, it is about mpirun's daemons
+            how = f"{self._tasks.get(int(error[2]), 'a task')} on {error[1]}: {error[3]}"
+        return f"{self._name} failed: {how}"

@@ -20,7 +20,8 @@ export SLURM_EXPORT_ENV=ALL  # --export=NONE is for this script, not for its sru
 source ../secrets
 trap 'jobs -p | xargs -r kill' EXIT
 node=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
-port=($(seq $((12000 + SLURM_JOB_ID % 312 * 64)) 32767))  # 64 are this job's own; from 32768 on they are the kernel's
+first=$((12000 + SLURM_JOB_ID % 312 * 64))
+port=($(seq $first $((first + 63))))  # this job's own, all below those that the kernel gives away, from 32768 on
 {exports}
 
 {processes}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -28,13 +29,17 @@ def shipped(strategy: Strategy) -> dict[str, str]:
 
 
 def packed(job: TrainingJob) -> bytes:
-    """A `.tar.gz` of the job's folder, with the modules that its script may import beside the script."""
+    """A `.tar.gz` of the job's folder, with the modules that its script may import beside the script.
+
+    It holds what a link points to in place of the link, which would lead nowhere on another machine.
+    """
     archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as file:
-        for path in sorted(path for path in job.folder.rglob("*") if path.is_file()):
-            relative = path.relative_to(job.folder)
-            if not LEFT_OUT & set(relative.parts):
-                file.add(path, relative.as_posix())
+    with tarfile.open(fileobj=archive, mode="w:gz", dereference=True) as file:
+        for folder, subfolders, names in os.walk(job.folder, followlinks=True):
+            subfolders[:] = sorted(set(subfolders) - LEFT_OUT)
+            for path in sorted(Path(folder, name) for name in set(names) - LEFT_OUT):
+                if path.is_file():  # not a link that leads nowhere
+                    file.add(path, path.relative_to(job.folder).as_posix())
         for name, text in shipped(strategy_of(job)).items():
             entry = tarfile.TarInfo(name)
             entry.size = len(text.encode())
