@@ -91,6 +91,10 @@ def test_the_report_shows_how_strategies_scaled_and_names_the_run_that_failed(tm
     assert pictures
     assert all(picture["alt"] and picture["src"].startswith("data:image/png;base64,") for picture in pictures)
     assert "mpi with 2: rank 1 was killed" in page
+    rows = BeautifulSoup(page, "html.parser").select(".scroll tbody tr")
+    columns = [*zip(*([cell.text for cell in row.select("td")] for row in rows), strict=True)]
+    assert columns[:2] == [("torch_ddp", "torch_ddp", "mpi"), ("1", "2", "2")]
+    assert all(any(column) for column in columns)
 
 
 def test_a_sweep_in_which_nothing_succeeded_has_its_failures(tmp_path):

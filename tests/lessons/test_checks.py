@@ -5,9 +5,11 @@ Wrong answers to each exercise, and what is said of them, are in guards/wrong_an
 
 import importlib
 import importlib.util
+import io
 import os
 import resource
 import shutil
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,7 @@ from workshop_utils.lessons.checks import (
     Wrong,
     failures,
     kubernetes,
+    model_parallel,
     one_worker,
     ring,
     sagemaker,
@@ -93,7 +96,15 @@ def test_a_slip_of_the_unit_is_told_and_an_unknown_number_gets_the_reason():
     assert gigabytes(77).text == "your answer gave 77; it must be 112; 16 bytes each."
     assert gigabytes(115).state == "right"
     assert "is no number" in gigabytes("many").text
+    assert "is no number" in gigabytes("112").text
     assert "has shape (2,)" in gigabytes([28, 28]).text
+
+
+def test_what_is_said_of_a_whole_number_is_not_said_of_its_neighbour():
+    parts = checks.number(120, "parts", "30 of each of 4", {119: "one is missing", 33.3: "a third of 100"})
+    assert parts(119).text == "119 parts: one is missing."
+    assert parts(118).text == "your answer gave 118; it must be 120; 30 of each of 4."
+    assert "a third of 100" in parts(100 / 3).text
 
 
 def test_questions_on_sagemaker_and_kubernetes_have_the_answers_of_contract_prices_and_manifests():
@@ -112,6 +123,11 @@ def test_a_tree_of_spark_sends_so_many_sums_to_the_driver(partitions, depth, sum
     assert spark.partial_sums(partitions, depth) == sums
 
 
+@pytest.mark.parametrize("answer", [7, (7,), (7, 1, 1), "7"])
+def test_whoever_gives_one_number_of_pods_is_asked_for_both(answer):
+    assert "give both numbers" in kubernetes.pods_made_and_awaited(answer).text
+
+
 # Right answers that are not the lesson's own
 
 
@@ -126,10 +142,20 @@ def through_a_part(path, content):
     shutil.move(part, path)
 
 
+def grouped_by_role(name, workers, index):
+    cluster = defaultdict(list)
+    for number in range(workers):
+        cluster["worker"].append(f"{name}-worker-{number}.default.svc:2222")
+    return {"cluster": cluster, "task": {"index": index, "type": "worker"}, "environment": "cloud"}
+
+
 @pytest.mark.parametrize(
     ("check", "answer"),
     [
         (welcome.my_images, blocks),
+        (kubernetes.tf_config, grouped_by_role),
+        (model_parallel.microbatches_for_five_percent, np.int64(133)),
+        (model_parallel.microbatches_for_five_percent, 7 * 0.95 / 0.05),
         (ring.ring_all_reduce, lambda communicator, array: ring_all_reduce(communicator, array, "mean")),
         (failures.atomic_save, checkpoints.write_atomically),
         (failures.atomic_save, through_a_part),
@@ -178,10 +204,21 @@ def test_the_first_exercise_wants_three_workers_that_ended_well(run, said):
     assert (verdict.state, said in verdict.text) == ("wrong", True), verdict
 
 
-def test_a_full_disk_and_watched_renames_end_with_the_check():
-    before = resource.getrlimit(resource.RLIMIT_FSIZE), os.rename, os.replace
+def test_a_full_disk_and_watched_files_end_with_the_check():
+    def state():
+        return (
+            resource.getrlimit(resource.RLIMIT_FSIZE),
+            os.rename,
+            os.replace,
+            os.link,
+            os.open,
+            io.open,
+            open,
+        )
+
+    before = state()
     failures.atomic_save(Path.write_bytes)
-    assert (resource.getrlimit(resource.RLIMIT_FSIZE), os.rename, os.replace) == before
+    assert state() == before
 
 
 # Lesson 06 asks for what TensorFlow does

@@ -269,6 +269,36 @@ def test_the_gains_of_threads_are_those_of_the_medians():
     assert list(line.get_ydata()) == pytest.approx([1.0, 1.8])
 
 
+@pytest.mark.parametrize(
+    ("narrow", "wide", "pays"),
+    [((0.9, 0.9), (0.7, 1.5), False), ((0.9, 0.9), (1.3, 1.5), True), ((1.2, 1.3), (1.05, 1.9), False)],
+)
+def test_threads_pay_only_where_every_measurement_of_wide_layers_gains(narrow, wide, pays):
+    rows = [
+        (step, width, threads, gain if threads == 2 else 1.0)
+        for width, gains in ((64, narrow), (1024, wide))
+        for step, gain in enumerate(gains)
+        for threads in (1, 2)
+    ]
+    title = words(sagemaker.threads(table("step width threads samples_per_second", *rows)))
+    assert any("pay" in text for text in title) == pays
+
+
+def test_sizes_have_three_digits():
+    title = " ".join(words(communication.fusion({1: [1.0], 2: [2.0]}, 4 << 20)))
+    assert "4.19 MB of gradients" in title
+
+
+def test_an_algorithm_that_was_not_measured_in_both_placements_has_no_ratio():
+    rows = [
+        ("ring", "one rack", 0.1, 0.1), ("ring", "two racks", math.nan, 0.2),
+        ("tree", "one rack", 0.1, 0.1), ("tree", "two racks", 0.3, 0.3),
+    ]  # fmt: skip
+    title = " ".join(words(sagemaker.racks(rows, "4 hosts")))
+    assert "tree × 3.0" in title
+    assert "ring ×" not in title
+
+
 @pytest.mark.parametrize("seconds", [0.12, math.nan])
 def test_racks_are_drawn_even_where_nothing_could_be_measured(seconds):
     rows = [("ring", "one rack", seconds, 0.125), ("ring", "two racks", seconds, 0.25)]

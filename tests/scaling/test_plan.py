@@ -107,6 +107,10 @@ def test_a_file_of_instances_replaces_prices_and_is_what_is_looked_at(tmp_path):
         "p5.48xlarge": 30,
         "g5.xlarge": 1.006,
     }
+    other = tmp_path / "other.yaml"
+    other.write_text("g5.xlarge: {dollars_an_hour: 2}\n")
+    mine = plan_run("gpt2", 1e9, instances=[file, other]).instances
+    assert [each.dollars_an_hour for each in mine.values()] == [30, 0.5, 2]
 
 
 # The command, and the planner in a notebook.

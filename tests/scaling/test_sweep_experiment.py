@@ -1,5 +1,6 @@
 """Sweeps: what is run, what is kept, and what makes a measurement another one."""
 
+import platform
 from itertools import product
 from pathlib import Path
 
@@ -122,6 +123,7 @@ def test_the_key_changes_with_all_that_a_result_depends_on_and_with_nothing_else
     job.script_path.write_text(SCRIPT + "\nprint('changed')\n", encoding="utf-8")
     keys.append(setting.key())
     assert len(set(keys)) == len(keys) == 9
+    assert platform.node() not in experiment.machine()  # a container made again has another
 
 
 def test_parts_add_up_to_the_slowest_worker_s_step():

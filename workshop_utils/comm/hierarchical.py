@@ -11,7 +11,8 @@ hierarchical all-reduce):
 | ring all-gather | the g ranks of a group | (g − 1)/g · K |
 
 Where g does not divide N, the ranks that are left over give their array to the ranks of the first group before, and
-take the result from them afterwards: K bytes more, each way. `scaling.cost` says how long it takes.
+take the result from them afterwards: K bytes more, each way. `scaling.cost.hierarchical_seconds` says how long it takes
+where every machine is full.
 """
 
 from __future__ import annotations

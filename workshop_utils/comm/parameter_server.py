@@ -213,7 +213,7 @@ def _work(
     parameters: Array,
     gradient_of: Callable[[Array, int], Array],
 ) -> None:
-    """Pull, compute and push; whom a worker has pushed to owes it an answer, and at the start all servers do."""
+    """Pull, compute and push; every server that it has pushed to owes it an answer, at the start all do."""
     synchronous, count = arrangement.consistency == "synchronous", arrangement.servers
     # Each worker starts with a different server, so that no server's link idles.
     servers = [(communicator.rank + place) % count for place in range(count)]

@@ -72,7 +72,10 @@ def _runs(runs: pd.DataFrame) -> dict[str, Any]:
             finding = f"{marked['outlier'].sum()} of {len(marked)} runs are outliers"
             noise = scaling.noise(marked, finding, "crosses: outliers")
             figures.append(_picture(noise, "Noise: every run over the median of its setting"))
+        # A failed run has a row too, which says what was tried.
+        rows = pd.concat([rows, runs[runs["state"] != "succeeded"]])
         rows = rows[[name for name in efficiency.SHOWN if name in rows]]
+        rows = rows.drop_duplicates().dropna(axis="columns", how="all")
     rows = rows.rename(columns=lambda name: name.replace("_", " "))
     table = rows.to_html(index=False, border=0, na_rep="", float_format=_number)
     return {"figures": figures, "table": Markup(table), "failures": efficiency.failures(runs)}

@@ -226,12 +226,16 @@ def fusion(seconds: Mapping[int, Sequence[float]], nbytes: int) -> Figure:
         style.measured(axes, list(seconds[count]), [row] * len(seconds[count]), colour="ring")
         times = f" {medians[row] / min(medians):.1f}×"
         style.note(axes, times, (max(seconds[count]), row), (6, 0), va="center")
-    size = EngFormatter("B")
-    style.rows(axes, [f"{count:,} × {size(float(f'{nbytes / count:.3g}'))}" for count in counts])
+    style.rows(axes, [f"{count:,} × {_shown_nbytes(nbytes / count)}" for count in counts])
     axes.set(xlabel="time", xlim=(0, 1.12 * max(map(max, seconds.values()))))
     style.unit_axis(axes.xaxis, "s")
     return style.finish(
         axes,
         "One large message beats many small ones",
-        f"{size(nbytes)} of gradients, cut into so many arrays; bars: medians, points: measurements",
+        f"{_shown_nbytes(nbytes)} of gradients, cut into so many arrays; bars: medians, points: measurements",
     )
+
+
+def _shown_nbytes(nbytes: float) -> str:
+    """With three digits: EngFormatter's `places` would write 4.00 MB."""
+    return EngFormatter("B")(float(f"{nbytes:.3g}"))

@@ -25,7 +25,7 @@ import os
 import time
 from collections.abc import Iterator
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -53,9 +53,17 @@ PARTS = {
     "communication_seconds": ("send and wait", "send"),
     "wait_seconds": ("wait", "wait"),
 }
-Strip = tuple[
-    str, str, float, float, float, float
-]  # name, colour, left, right, low and high (shares of a lane)
+
+
+class Strip(NamedTuple):
+    """A coloured rectangle of a lane: `left` and `right` in seconds, `low` and `high` as shares of its height."""
+
+    name: str
+    colour: str
+    left: float
+    right: float
+    low: float = 0.0
+    high: float = 1.0
 
 
 def draw(run: Run) -> Figure:
@@ -114,15 +122,16 @@ def _draw_lanes(axes: Axes, run: Run, metrics: pd.DataFrame, seconds: float) -> 
         started = [start["time"] - run.launched_at for start in run.starts if start["worker"] == worker]
         strips = [*_strips(rows)]
         if not strips and len(reports) > 1:
-            band = "train (a stroke: a report)", style.tint(worker, 0.35)
-            strips = [(*band, reports[0], reports[-1], 0.0, 1.0)]
+            colour = style.tint(worker, 0.35)
+            strips = [Strip("train (a stroke: a report)", colour, reports[0], reports[-1])]
             every = 1 + len(reports) // MOST_SPANS
             strokes += [[(at, row - 0.38), (at, row + 0.38)] for at in reports[::every]]
         first = min([*started, *reports[:1]], default=seconds)
-        for name, colour, left, right, low, high in [("start", "load", 0.0, first, 0.0, 1.0), *strips]:
-            bottom, top = (row + 0.38 - 0.76 * share for share in (low, high))
+        for strip in [Strip("start", "load", 0.0, first), *strips]:
+            left, right = strip.left, strip.right
+            bottom, top = (row + 0.38 - 0.76 * share for share in (strip.low, strip.high))
             corners.append(np.array([(left, bottom), (left, top), (right, top), (right, bottom)]))
-            colours.append(named.setdefault(name, style.colour_of(colour)))
+            colours.append(named.setdefault(strip.name, style.colour_of(strip.colour)))
     axes.add_collection(PolyCollection(corners, facecolor=colours, linewidth=0, antialiased=False))
     axes.add_collection(LineCollection(strokes, linewidth=0.8, color=style.INK))
     style.rows(axes, workers, (len(workers) - 0.45, -0.55))
@@ -143,7 +152,7 @@ def _strips(reports: pd.DataFrame) -> Iterator[Strip]:
         whole, low = sum(seconds.values()), 0.0
         for name, part in seconds.items():
             high = low + part / whole
-            yield *PARTS[str(name)], max(0.0, end - whole), end, low, high
+            yield Strip(*PARTS[str(name)], max(0.0, end - whole), end, low, high)
             low = high
 
 

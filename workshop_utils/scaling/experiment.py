@@ -149,12 +149,15 @@ def _state_of(data: Path) -> Any:
 
 @functools.cache
 def machine() -> tuple[str, ...]:
-    """What of this machine a measurement depends on: its name, system and cores, and the versions."""
-    versions = {
-        each.name.lower().replace("_", "-"): each.version for each in importlib.metadata.distributions()
-    }
-    frameworks = [f"{name} {versions.get(name)}" for name in FRAMEWORKS]
-    return (*platform.uname(), f"{cores()} cores", platform.python_version(), *frameworks)
+    """What of this machine a measurement depends on: system, processor, cores, versions."""
+    facts = Path("/proc/cpuinfo")  # only Linux has it; `platform.processor` seldom knows the model there
+    lines = facts.read_text(encoding="utf-8").splitlines() if facts.is_file() else []
+    processor = next((line for line in lines if line.startswith("model name")), platform.processor())
+    parts = [platform.platform(), processor, f"{cores()} cores", platform.python_version()]
+    for name in FRAMEWORKS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            parts.append(f"{name} {importlib.metadata.version(name)}")
+    return tuple(parts)
 
 
 def grid(

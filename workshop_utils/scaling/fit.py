@@ -47,6 +47,14 @@ class Term(NamedTuple):
     inverse: bool = False
 
 
+class Estimate(NamedTuple):
+    """A fitted number and its 95 % interval, in the unit of its term; without draws, the interval is NaN."""
+
+    value: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True)
 class Fit:
     """Fitted terms. `coefficients` has shape (terms,), `draws` (draws, terms): what repeated measurements would give.
@@ -72,20 +80,19 @@ class Fit:
         return plain(low), plain(high)
 
     @property
-    def estimates(self) -> dict[str, tuple[float, ...]]:
-        """By the terms' names what was fitted, in their units, and between what it lies in 95 of 100 cases, or NaN."""
-        low, high = np.quantile(self.draws, QUANTILES, axis=0, method="nearest")
+    def estimates(self) -> dict[str, Estimate]:
+        """Value and 95 % interval of each term, by name."""
+        lows, highs = np.quantile(self.draws, QUANTILES, axis=0, method="nearest")
         estimates = {}
-        for term, *numbers in zip(self.terms, self.coefficients, low, high, strict=True):
-            if term.inverse:
-                with np.errstate(divide="ignore"):
-                    numbers = [1 / numbers[index] for index in (0, 2, 1)]
-            estimates[term.name] = tuple(map(float, numbers))
+        for term, value, low, high in zip(self.terms, self.coefficients, lows, highs, strict=True):
+            with np.errstate(divide="ignore"):
+                numbers = (1 / value, 1 / high, 1 / low) if term.inverse else (value, low, high)
+            estimates[term.name] = Estimate(*map(float, numbers))
         return estimates
 
     def __getitem__(self, name: str) -> float:
         """The fitted number of that name. Raises KeyError if there is none."""
-        return self.estimates[name][0]
+        return self.estimates[name].value
 
     def __str__(self) -> str:
         lines = [f"{'':28} {'fitted':>12} {'95 % interval':>27}"]

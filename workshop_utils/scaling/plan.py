@@ -272,8 +272,11 @@ def _kinds(given: Iterable[str | Path | Instance] | None) -> tuple[dict[str, Ins
     files = [
         each for each in chosen if isinstance(each, str | Path) and Path(each).suffix in (".yaml", ".yml")
     ]
-    described = {name: kind for file in files for name, kind in catalogue.instances(file).items()}
-    described = {name: kind for name, kind in described.items() if known.get(name) != kind}
+    described: dict[str, Instance] = {}
+    # A file's own entries: `catalogue.instances` returns the catalogue's as well.
+    for file in files:
+        added = catalogue.instances(file).items()
+        described |= {name: kind for name, kind in added if known.get(name) != kind}
     # A file alone: what it describes.
     named = [each for each in chosen if each not in files] or described
     kinds = [catalogue.instance(each, known | described) for each in named]

@@ -150,10 +150,8 @@ Row = tuple[str, float, float, float, str, str]
 def _pipelines() -> Iterator[Row]:
     rows = published.published_table("pipeline_speedups")[["model", "stages", "microbatches", "speedup"]]
     for model, stages, microbatches, measured in rows.to_numpy().tolist():
-        speedup, what = (
-            stages * (1 - bubble_fraction(stages, microbatches)),
-            f"GPipe, {model}, {stages} stages",
-        )
+        speedup = stages * (1 - bubble_fraction(stages, microbatches))
+        what = f"GPipe, {model}, {stages} stages"
         yield what, measured, speedup, speedup, "times", reason(what)
 
 

@@ -115,14 +115,13 @@ def arrays(folder: Path) -> Arrays:
 
 
 def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
-    """The folder `name` of the cache; where it is missing, `make(source, folder)` fills it."""
+    """The folder `name` of the cache; where it is missing or damaged, `make(source, folder)` fills it."""
     folder = cache_folder() / name
-    if folder.is_dir():
-        try:
+    damaged = folder.is_dir()
+    if damaged:
+        with contextlib.suppress(DataError):
             _check_contents(source, folder)
-        except DataError as error:
-            raise DataError(source, f"{error.reason}; to have it made again, delete {folder}") from None
-        return folder
+            return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         scratch = TemporaryDirectory(prefix=f".{name}.", dir=folder.parent)
@@ -135,6 +134,8 @@ def _cached(source: str, name: str, make: Callable[[str, Path], None]) -> Path:
         make(source, unfinished)
         _check_contents(source, unfinished)
         with contextlib.suppress(OSError):  # another process has made it meanwhile
+            if damaged:
+                folder.rename(Path(scratch.name, "damaged"))
             unfinished.rename(folder)
     return folder
 

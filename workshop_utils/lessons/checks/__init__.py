@@ -99,6 +99,8 @@ def expect(got: Any, expected: ArrayLike, what: str, because: str = "", toleranc
         raise NotYet(f"{what} gave nothing: write the function, then run this again.")
     reason = f"; {because}" if because else ""
     try:
+        if np.asarray(got).dtype.kind in "bSU":  # NumPy would convert True and "7" to numbers
+            raise TypeError
         values = np.asarray(got, dtype=float)
     except (TypeError, ValueError):
         raise Wrong(f"{what} gave {got!r}, which is no number{reason}.") from None
@@ -173,10 +175,14 @@ def _questions() -> dict[str, Any]:
 
 
 def _explain(answer: float, right: float, unit: str, mistakes: Mapping[float, str], tolerance: float) -> None:
-    """Raise Wrong if a known mistake, or a wrong unit, explains `answer`."""
+    """Raise Wrong if a known mistake, or a wrong unit, explains `answer`.
+
+    Where things are counted, whole numbers match exactly: what is true of one may be false of its neighbour.
+    """
     given = f"{answer:{',.0f' if answer.is_integer() else ',.6g'}} {unit}".rstrip()
     for value, comes_from in mistakes.items():
-        if math.isclose(answer, value, rel_tol=0.02):
+        exact = isinstance(right, int) and isinstance(value, int)
+        if math.isclose(answer, value, rel_tol=1e-6 if exact else 0.02):
             raise Wrong(f"{given}: {comes_from}.")
     for factor in (1e3, 1e6, 1e9) if unit else ():
         if any(math.isclose(answer, right * off, rel_tol=tolerance) for off in (factor, 1 / factor)):

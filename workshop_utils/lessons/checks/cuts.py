@@ -42,7 +42,11 @@ def all_parts(answer: Cut, cases: Sequence[Case], mistakes: Mapping[str, Cut]) -
 
 def first_difference(parts: Parts, expected: Parts, name: str) -> str:
     """The first of `parts` that is not as `expected`, in words; `name` says what a part is called."""
-    pairs = enumerate(zip_longest(parts, expected, fillvalue="none"), 1)
-    return next(
-        f"{name} {number} is {part}, and must be {right}" for number, (part, right) in pairs if part != right
-    )
+    for number, (part, right) in enumerate(zip_longest(parts, expected), 1):
+        if part is None:
+            return f"{name} {number}, {right}, is missing"
+        if right is None:
+            return f"there must be no {name} {number}, and yours is {part}"
+        if part != right:
+            return f"{name} {number} is {part}, and must be {right}"
+    return ""

@@ -12,21 +12,36 @@ from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes, 
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import pods_of
 from workshop_utils.launchers.source import PACKAGE
-from workshop_utils.lessons.checks import Verdict, Wrong, exercise, questions, result_of
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, expect, explain, is_missing, result_of
 from workshop_utils.runs import RunFailed
 
 JOBS = PACKAGE.parent / "jobs"
 LAST_LINES = 3  # of a pod that failed
+MADE = {  # how one arrives at a wrong number of the TFJob's pods
+    "the TFJob: 4 pods are the 4 workers alone; servers are pods too, and so is a chief.": 4,
+    "the TFJob: 6 pods are the 2 servers and the 4 workers; who hands out the work? A chief, a third role.": 6,
+    "the TFJob: 8 is a pod too many; besides servers and workers there is one chief, and no launcher.": 8,
+}
+AWAITED = {
+    "the MPIJob: it isn't 0, since one of its pods runs a command that ends.": 0,
+    "the MPIJob: 4 would be the workers, but these run sshd, which serves whoever connects, and never ends.": 4,
+    "the MPIJob: 5 would be all of its pods, but an sshd serves whoever connects, and never ends by itself.": 5,
+}
 
-__getattr__ = questions(__name__)
 
-
-def pods_made_and_awaited(answer: tuple[int, int]) -> Verdict:
+@exercise
+def pods_made_and_awaited(answer: tuple[int, int]) -> str:
     """`answer` is how many pods a TFJob with 4 workers and 2 servers has, and how many end an MPIJob's run."""
-    asked = zip(("pods_made", "pods_awaited"), answer, strict=True)
-    verdicts = [__getattr__(name)(count) for name, count in asked]
-    right = Verdict("right", " ".join(each.text for each in verdicts))
-    return next((each for each in verdicts if each.state != "right"), right)
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        raise Wrong(f"the answer is {answer!r}; give both numbers, the TFJob's pods first.")
+    made, awaited = answer
+    if any(map(is_missing, answer)):
+        raise NotYet("put both numbers in place of the dots, then run this again.")
+    explain(made, MADE)
+    explain(awaited, AWAITED)
+    expect(made, 7, "the TFJob's pods", "a chief, 2 parameter servers and 4 workers: each is a pod")
+    expect(awaited, 1, "the MPIJob's pods that end by themselves", "an sshd has nothing to wait for")
+    return "7 pods: a chief, 2 servers, 4 workers; and 1 pod, the launcher, whose mpirun ends with the ranks."
 
 
 @exercise
@@ -36,30 +51,35 @@ def tf_config(answer: Callable[[str, int, int], dict[str, Any]]) -> str:
     for name, workers, index in (("digits", 2, 1), ("digits", 3, 0), ("other", 12, 10)):
         got = result_of(answer, name, workers, index)
         pod = pods_of(Kubernetes().render(mirrored.replace(name=name, workers=workers)))[index]
-        right = json.loads(pod.variables["TF_CONFIG"])
-        right = {name: right[name] for name in ("cluster", "task")}
-        if isinstance(got, dict):
-            got = {name: value for name, value in got.items() if name in right}  # the rest does not matter
-        _compare(got, right, f"TF_CONFIG of {pod.name}, one of {workers}")
+        _compare(got, json.loads(pod.variables["TF_CONFIG"]), f"TF_CONFIG of {pod.name}, one of {workers}")
     return "all workers are told the same cluster, in the same order, and each its own index in it."
 
 
-def _compare(got: Any, right: Any, what: str) -> None:
-    """Raise Wrong at the first difference."""
-    if type(got) is not type(right):
-        raise Wrong(f"{what} is {got!r}; it must be of type {type(right).__name__}.")
-    if isinstance(right, dict):
-        if got.keys() != right.keys():
-            raise Wrong(f"{what} has {', '.join(got) or 'nothing'}; it must have {', '.join(right)}.")
-        for name, value in right.items():
-            _compare(got[name], value, f"{what}: {name}")
-    elif isinstance(right, list):
-        if len(got) != len(right):
-            raise Wrong(f"{what} has {len(got)} addresses; there must be one per worker.")
-        for place, value in enumerate(right):
-            _compare(got[place], value, f"{what}[{place}]")
-    elif got != right:
-        raise Wrong(f"{what} is {got!r}; it must be {right!r}; indices begin with 0, as the pods' names do.")
+def _compare(got: Any, right: dict[str, Any], what: str) -> None:
+    """Raise Wrong at the first difference; only cluster and task matter."""
+    if isinstance(got, str):
+        raise Wrong(f"{what} is a string; return the dictionary, since the operator itself writes the JSON.")
+    if not isinstance(got, dict) or not {"cluster", "task"} <= got.keys():
+        raise Wrong(f"{what} is {got!r}; it must be a dictionary with cluster and task.")
+    task = got["task"]
+    if task != right["task"]:
+        because = ""
+        if isinstance(task, dict) and task.get("index") != right["task"]["index"]:
+            because = ": an index is a number, and indices begin with 0, as the pods' names do"
+        raise Wrong(f"{what}: task is {task!r}; it must be {right['task']!r}{because}.")
+    cluster, expected_addresses = got["cluster"], right["cluster"]["worker"]
+    if not isinstance(cluster, dict) or list(cluster) != ["worker"]:
+        raise Wrong(f"{what}: cluster is {cluster!r}; it has one role, worker, with a list of addresses.")
+    addresses = cluster["worker"]
+    if not isinstance(addresses, (list, tuple)):
+        raise Wrong(f"{what}: cluster.worker is {addresses!r}; it must be a list, one address per worker.")
+    if len(addresses) != len(expected_addresses):
+        raise Wrong(f"{what}: cluster.worker has {len(addresses)} addresses; there must be one per worker.")
+    for place, (address, expected) in enumerate(zip(addresses, expected_addresses, strict=True)):
+        if address != expected:
+            other = ": the numbers begin with 0, and a worker's place is its number"
+            because = other if address in expected_addresses else ""
+            raise Wrong(f"{what}: cluster.worker[{place}] is {address!r}; it must be {expected!r}{because}.")
 
 
 def broken_manifest() -> dict[str, Any]:
@@ -79,7 +99,9 @@ def _broken_job() -> TrainingJob:
 @exercise
 def mended(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
     """`answer(manifest)` is the broken manifest without its mistakes, as a run of its pods shows."""
-    got = result_of(answer, broken_manifest())
+    got = answer(broken_manifest())
+    if is_missing(got):
+        raise NotYet("your function gave nothing: let it return the manifest, then run this again.")
     if problems := check.problems_of(got):
         raise Wrong("a cluster would not take it yet: " + "; ".join(problems))
     pods = pods_of(Manifest(got))

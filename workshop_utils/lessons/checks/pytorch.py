@@ -19,11 +19,15 @@ def _filled(nbytes: Sequence[int], is_full: Callable[[int, int], bool]) -> Parts
 def _first_fit(nbytes: Sequence[int], limit: int) -> Parts:
     buckets: Parts = []
     for parameter in reversed(range(len(nbytes))):
-        fitting = (each for each in buckets if sum(nbytes[i] for i in [*each, parameter]) <= limit)
+        fitting = (bucket for bucket in buckets if _bytes(bucket, nbytes) + nbytes[parameter] <= limit)
         if (bucket := next(fitting, None)) is None:
             buckets.append(bucket := [])
         bucket.append(parameter)
     return buckets
+
+
+def _bytes(bucket: Sequence[int], nbytes: Sequence[int]) -> int:
+    return sum(nbytes[parameter] for parameter in bucket)
 
 
 def _right(nbytes: Sequence[int], limit: int) -> Parts:
@@ -75,6 +79,10 @@ def buckets(answer: Cut) -> str:
             raise Wrong(f"{of}; every parameter must be in one bucket, once, by its number from 0 on.")
         if len(order) > 1 and order == list(range(len(nbytes))):
             raise Wrong(f"{of}; the last parameter's gradient comes first, so begin with it.")
+        for number, bucket in enumerate(given, 1):
+            if len(bucket) > 1 and _bytes(bucket, nbytes) > limit:
+                because = "close it before it passes the limit; only a single parameter may be larger"
+                raise Wrong(f"{of}; bucket {number} has {_bytes(bucket, nbytes)} bytes: {because}.")
         raise Wrong(f"{of}; {first_difference(given, expected, 'bucket')}.")
     return "that is how `buckets_of` fills them."
 

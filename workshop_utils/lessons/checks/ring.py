@@ -74,7 +74,8 @@ class _RingTrial:
         if self.size > 1:
             self._judge_count()
             if untouched:
-                raise Wrong(f"{self.case}, no array has changed; `array = ...` names another: write into it.")
+                because = "`array = ...` only rebinds the name; change the array in place"
+                raise Wrong(f"{self.case}, `array` has not changed on any rank: {because}.")
         for rank, array in enumerate(self.arrays):
             self._judge_result(rank, array)
 
@@ -84,9 +85,11 @@ class _RingTrial:
             for number, sent in enumerate(messages, 1):
                 of = f"{self.case}, message {number} of rank {rank}"
                 if sent.to != right:
-                    raise Wrong(f"wrong neighbour: {of} goes to rank {sent.to}, not to rank {right}.")
+                    only = f"in a ring a rank sends to its right neighbour only, here rank {right}"
+                    raise Wrong(f"wrong neighbour: {of} goes to rank {sent.to}; {only}.")
                 if sent.nbytes >= self.arrays[rank].nbytes:
-                    raise Wrong(f"whole tensors sent: {of} holds all elements; send one chunk a step.")
+                    chunks = f"cut the array into {self.size} chunks and send one per step"
+                    raise Wrong(f"whole tensors sent: {of} holds all {self.elements} elements; {chunks}.")
 
     def _judge_chunks(self) -> None:
         """With one element per chunk, its place is the chunk's number; any first chunk is right, if all ranks agree."""
@@ -100,15 +103,18 @@ class _RingTrial:
                 if place is not None and place != expected:
                     passing_on, number = divmod(step, self.size - 1)
                     phase = f"{'all-gather' if passing_on else 'reduce-scatter'} step {number + 1}"
-                    because = "what arrived before" if step else "one further than its left neighbour"
+                    right = f"chunk {expected}, "
+                    right += "which arrived in the step before" if step else "one after its left neighbour's"
                     sends = f"in {phase} rank {rank} sends chunk {place}"
-                    raise Wrong(f"the wrong chunk: {self.case}, {sends}; it must send {expected}, {because}.")
+                    raise Wrong(f"the wrong chunk: {self.case}, {sends}; it must send {right}.")
 
     def _judge_count(self) -> None:
         steps = 2 * (self.size - 1)
         for rank, messages in enumerate(self.sent):
             if len(messages) != steps:
-                raise Wrong(f"{self.case}, rank {rank} sends {len(messages)} messages; it must send {steps}.")
+                phases = f"{self.size - 1} to add up and {self.size - 1} to pass on"
+                of = f"{self.case}, rank {rank} sends {len(messages)} messages"
+                raise Wrong(f"{of}; it must send {steps}: {phases}.")
 
     def _judge_result(self, rank: int, array: np.ndarray) -> None:
         mean = float(sum(16**other for other in range(self.size)))
@@ -117,7 +123,8 @@ class _RingTrial:
             if math.isclose(value, mean, rel_tol=1e-9):
                 continue
             if math.isclose(value, mean * self.size, rel_tol=1e-9):
-                raise Wrong(f"never divided: {case} is the sum: divide by {self.size}, with `array /= ...`.")
+                mean_of = f"for the mean, divide by {self.size} in place, with `array /= ...`"
+                raise Wrong(f"never divided: {case} is the sum; {mean_of}.")
             if math.isclose(value, mean / self.size, rel_tol=1e-9):
                 raise Wrong(f"divided twice: {case} is the sum / {self.size}²; divide each chunk once.")
             raise Wrong(f"{case} is wrong: {self._contributions(value)}.")

@@ -12,6 +12,7 @@ __getattr__ = questions(__name__)
 
 _NOT_A_ROLE_OF_THE_SCRIPT = {
     "ps": "a server runs beside every script, but what is asked for is the script's own role",
+    "server": "a server runs beside every script, but what is asked for is the script's own role",
     "chief": "that is the name that TensorFlow 2 gave it; the classic mode still says master",
 }
 
@@ -23,11 +24,17 @@ def tf_config_roles(answer: Callable[[list[str]], dict[str, str]]) -> str:
         hosts = list(host_names(count))
         got = result_of(answer, list(hosts))
         right = {host: "master" if host == hosts[0] else "worker" for host in hosts}
-        if not isinstance(got, dict) or set(got) != set(hosts):
+        if not isinstance(got, dict):
             raise Wrong(f"with {hosts} it gave {got!r}; it must be a dict with a role for each host.")
-        for host, role in right.items():
+        if set(got) != set(hosts):
+            raise Wrong(
+                f"with {hosts} it gave roles for {list(got)}; it must have each host, and nothing else."
+            )
+        for rank, (host, role) in enumerate(right.items()):
             if got[host] != role:
                 other = "the first in the list is the master, and all others are workers"
                 because = _NOT_A_ROLE_OF_THE_SCRIPT.get(str(got[host]), other)
-                raise Wrong(f"with {hosts}, {host} is a {role}, not {got[host]!r}: {because}.")
+                raise Wrong(
+                    f"with {hosts}, {host}, at place {rank}, is a {role}, not {got[host]!r}: {because}."
+                )
     return "the first host in the list is the master, all others are workers, and a server runs beside each."

@@ -36,9 +36,11 @@ def limits_of_a_pod(answer: Mapping[str, Any]) -> str:
     if not isinstance(answer, Mapping):
         raise Wrong(f"you gave {answer!r}; it must hold an amount for each resource, such as {{'cpu': 1}}.")
     if OLD_NEURON in answer:
-        raise Wrong(f"{OLD_NEURON} is a name that Neuron dropped in 2.20: the pod stays Pending for ever.")
+        pending = "no node offers it, so the pod stays Pending, and only `kubectl describe pod` says why"
+        raise Wrong(f"{OLD_NEURON} is a name that Neuron dropped in 2.20: {pending}.")
     if CORES in answer and NEURON not in answer:
-        raise Wrong(f"{CORES} is for several pods that share a machine; for a whole one ask for {NEURON}.")
+        chips = f"a pod that takes the whole machine asks for its chips, {NEURON}"
+        raise Wrong(f"{CORES} is for several pods that share a machine's cores; {chips}.")
     for name, because in (
         (NEURON, "it counts chips; a chip's two cores come with it"),
         (EFA, "a trn1n has twice the eight interfaces of a trn1, and one that is not asked for is not there"),

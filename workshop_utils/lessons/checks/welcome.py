@@ -20,7 +20,8 @@ def three_workers(run: Run) -> str:
     if run.state is not RunState.SUCCEEDED:
         raise Wrong(f"the run has {run.state}. {run.reason}".strip())
     if len(run.workers) != 3:
-        raise Wrong(f"it has {len(run.workers)} workers; `job.replace(workers=...)` gives another number.")
+        replaced = "`job.replace(workers=...)` returns a job with another number, and leaves `job` as it is"
+        raise Wrong(f"it has {len(run.workers)} workers, {', '.join(run.workers)}; {replaced}.")
     return f"{', '.join(run.workers)} trained one model in {run.seconds:.1f} s."
 
 
