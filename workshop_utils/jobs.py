@@ -131,7 +131,7 @@ class Description(BaseModel):
         """The description in a YAML file such as `example`, with fields of its `own`. Raises JobError."""
         values = _read_yaml(file, example)
         for name in own.keys() & values.keys():
-            raise JobError(f"{file}: {name}: unknown field; it is the file's own {name}")
+            raise JobError(f"{file}: {name}: unknown field; a job.yaml's {name} is the one it lies in")
         try:
             return cls(**own, **values)
         except JobError as error:

@@ -377,10 +377,11 @@ def _find(folder: Path, name: str) -> Path:
 def read_idx(path: Path, expected: int | None = None) -> tuple[tuple[int, ...], bytes]:
     """Shape and contents of an idx file of unsigned bytes, the format of MNIST, plain or gzipped.
 
-    With `expected`, the shape has as many dimensions.
+    `expected` is the number of dimensions it must have.
 
     Raises:
-        ValueError: if the file is not idx, holds no bytes, has another shape, or is not as long as it claims.
+        ValueError: if the file is not idx, holds values other than bytes, has another shape, or is not as long as it
+            claims.
     """
     opener = gzip.open if path.suffix == ".gz" else open
     try:

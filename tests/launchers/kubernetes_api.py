@@ -61,7 +61,7 @@ class ApiServer:
     """Keeps what is created, and answers as a cluster would, but for what its script says.
 
     `script` holds answers that come first, by method and the last part of the path. `job_status`, `pods`, `logs` and
-    `warnings` are what it says of the job.
+    `warnings` are what it says of the job; `unfinished` are a pod's lines that have no end yet.
     """
 
     def __init__(self) -> None:
@@ -71,6 +71,7 @@ class ApiServer:
         self.job_status: dict[str, Any] = {}
         self.pods: list[dict[str, Any]] = []
         self.logs: dict[str, list[str]] = {}
+        self.unfinished: dict[str, str] = {}
         self.warnings: list[dict[str, Any]] = []
         server = self
 
@@ -117,19 +118,20 @@ class ApiServer:
 
     def answer(self, request: Any) -> None:
         path = urlparse(request.path).path
+        query = parse_qs(urlparse(request.path).query)
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         self.requests.append((request.command, request.path))
         last = path.rpartition("/")[2]
         if answers := self.script.get((request.command, last)):
             self.send(request, *answers.pop(0))
         elif last == "log":
-            lines = self.logs.get(path.split("/")[-2], [])
-            self.send(request, 200, "".join(f"{line}\n" for line in lines).encode())
+            pod, since = path.split("/")[-2], query.get("sinceTime", [""])[0]
+            lines = [*(f"{line}\n" for line in self.logs.get(pod, [])), self.unfinished.get(pod, "")]
+            self.send(request, 200, "".join(line for line in lines if line >= since).encode())
         elif request.command == "GET":
             self.send(request, *self.get(path, last))
         else:
-            dry_run = "dryRun" in parse_qs(urlparse(request.path).query)
-            self.send(request, *self.change(request.command, path, body, dry_run))
+            self.send(request, *self.change(request.command, path, body, "dryRun" in query))
 
     def get(self, path: str, last: str) -> tuple[int, Any]:
         if last in ("pods", "events"):

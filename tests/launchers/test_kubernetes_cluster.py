@@ -82,6 +82,34 @@ def test_a_failed_job_says_why_and_no_line_of_its_log_comes_twice(server, job):
     assert server.made() == []
 
 
+def test_a_line_is_passed_on_once_it_has_ended_or_the_pod_has(server, job):
+    one, two, three = stamped("one", "two", "three")
+    server.pods = [pod("master")]
+    server.logs["ddp-master-0"], server.unfinished["ddp-master-0"] = [one], two[:-1]
+    with Kubernetes().launch(job) as started:
+        assert eventually(lambda: sum("sinceTime" in path for _, path in server.requests) > 2)
+        assert [line.text for line in started.logs()] == ["one"]
+        server.logs["ddp-master-0"], server.unfinished["ddp-master-0"] = [one, two], three
+        server.pods = [pod("master", "Succeeded")]
+        server.job_status = condition("Succeeded")
+        started.wait(timeout_seconds=20)
+    assert [line.text for line in started.logs()] == ["one", "two", "three"]
+    since = [parse_qs(urlparse(path).query).get("sinceTime") for _, path in server.requests if "/log" in path]
+    assert since[0] is None
+    assert since[-1] == [one.split()[0]]
+
+
+def test_a_log_that_cannot_be_read_does_not_delay_the_others_or_the_end(server, job, monkeypatch):
+    monkeypatch.setattr("workshop_utils.launchers.kubernetes.cluster.FIRST_PAUSE_SECONDS", 10)
+    server.pods = [pod("master"), pod("worker")]
+    server.logs["ddp-worker-0"] = stamped("hello")
+    server.script["GET", "log"] = [refused(500, "the node does not answer")] * 2
+    with Kubernetes().launch(job) as started:
+        assert eventually(lambda: [str(line) for line in started.logs()] == ["[worker-1] hello"])
+        server.job_status = condition("Succeeded")
+        started.wait(timeout_seconds=5)
+
+
 def test_a_pod_that_cannot_be_scheduled_says_so_once(server, job):
     server.pods = [pod("master", "Pending")]
     server.warnings = [{"reason": "FailedScheduling", "message": "2 Insufficient cpu."}]
@@ -235,6 +263,11 @@ def test_a_dry_run_asks_for_every_object_and_makes_none(server, job):
     assert answered.resource["metadata"]["uid"] == "none-yet"  # it is the server's answer, not ours
     assert answered.resource["spec"] == Kubernetes().render(job).resource["spec"]
     assert "managedFields" not in str(answered)
+
+
+def test_a_dry_run_waits_for_a_cluster_that_is_busy(server, job):
+    server.script["POST", "pytorchjobs"] = [refused(429, "slow down"), refused(503, "busy")]
+    assert "# PyTorchJob ddp: would be made" in str(Kubernetes().dry_run(job))
 
 
 def test_a_dry_run_passes_on_all_that_the_server_complains_of(server, job):

@@ -51,7 +51,7 @@ def test_a_job_goes_on_with_what_it_had_saved(make_job):
 
 def test_a_job_that_fails_every_time_is_given_up_and_leaves_the_folder_that_was_named(make_job, tmp_path):
     job, folder = make_job(COUNT, "sys.exit('no')"), tmp_path / "kept"
-    message = rf"exit code 1(?s:.*)\nThis was start 2 of {job.name}\.$"
+    message = rf"exit code 1(?s:.*)\n{job.name} had been restarted once before\.$"
     run = Restarting(Local(), restarts=1, checkpoints=folder).launch(job)
     with run, pytest.raises(RunFailed, match=message):
         run.wait(60)

@@ -46,6 +46,7 @@ def body_of(job, **settings):
         (PS | {"parameter_servers": 2}, {}, "one on each of the 5 hosts: leave it out, or set mode: drivers"),
         ({"arguments": {"text": "a" * 2499}}, {}, "HyperParameters.text has a length of 2501; at most 2500"),
         ({}, {"tags": {f"t{n}": "x" for n in range(60)}}, "CreateTrainingJob.Tags has a length of 61"),
+        ({}, {"max_runtime": "121h"}, r"MaxRuntimeInSeconds is 435600; at most 432000 \(5 days\)"),
         ({}, {"tags": {"a*": "b"}}, r"Tags\[1\].Key is 'a\*'; it must match "),
     ],
 )
@@ -125,6 +126,8 @@ def test_nothing_of_the_user_s_own_configuration_gets_into_a_request(make_job, m
         ("import torch", "us-east-1", "ml.c5.xlarge", "763104351884", "pytorch:2.8-cpu-py312"),
         ("import torch", "eu-south-1", "ml.g5.xlarge", "692866216735", "pytorch:2.8-gpu-py312"),
         ("import keras", "cn-north-1", "ml.m5.large", "727897471807", "tensorflow:2.19-cpu-py312"),
+        ("import horovod.tensorflow", "eu-west-1", "ml.c5.large", "763104351884", "tensorflow:2.12-cpu-py310"),
+        ("from horovod import tensorflow", "eu-west-1", "ml.c5.large", "763104351884", "tensorflow:2.12-cpu-py310"),
     ],
 )  # fmt: skip
 def test_the_image_follows_from_what_the_script_imports(make_job, script, region, kind, registry, image):
@@ -133,11 +136,37 @@ def test_the_image_follows_from_what_the_script_imports(make_job, script, region
     assert chosen.endswith("/" + image.replace(":", "-training:"))
 
 
-def test_what_no_image_of_aws_holds_takes_an_image_of_one_s_own(make_job):
-    job = make_job("import tensorflow", strategy="mpi", workers=2)
-    with pytest.raises(JobError, match="image is missing: no image of AWS has both TensorFlow and mpirun"):
+@pytest.mark.parametrize("script", ["import horovod.torch", "import horovod.tensorflow\nimport keras"])
+def test_horovod_that_aws_does_not_have_needs_an_image_of_one_s_own(make_job, script):
+    job = make_job(script, strategy="horovod", workers=2)
+    with pytest.raises(JobError, match="image is missing: no image of AWS has the Horovod that this script"):
         body_of(job)
     assert body_of(job.replace(image="mine:1"))["AlgorithmSpecification"]["TrainingImage"] == "mine:1"
+    with pytest.raises(JobError, match="has no Horovod in it"):
+        body_of(job.replace(image=request.aws_image(request.PYTORCH, "eu-west-1", "ml.c5.xlarge")))
+
+
+def test_mpi_with_tensorflow_needs_an_image_that_has_mpirun(make_job):
+    job = make_job("import tensorflow", strategy="mpi", workers=2)
+    for chosen in (None, request.aws_image(request.TENSORFLOW, "eu-west-1", "ml.c5.xlarge")):
+        with pytest.raises(JobError, match="has neither Horovod nor mpirun in it: use TensorFlow"):
+            body_of(job.replace(image=chosen))
+    older = request.aws_image(request.TENSORFLOW_WITH_HOROVOD, "eu-west-1", "ml.c5.xlarge")
+    for chosen in ("mine:1", older):
+        assert body_of(job.replace(image=chosen))["AlgorithmSpecification"]["TrainingImage"] == chosen
+
+
+def test_emulated_instances_choose_a_region_only_without_a_role(make_job, monkeypatch):
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    assert EmulatedSageMaker().region_name == "us-east-1"
+    with pytest.raises(JobError, match="region is missing"):
+        EmulatedSageMaker(role=ROLE).launch(make_job(TORCH))
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    image = (
+        EmulatedSageMaker(role=ROLE).render(make_job(TORCH)).body["AlgorithmSpecification"]["TrainingImage"]
+    )
+    assert ".eu-west-1." in image
 
 
 # What is sent to moto

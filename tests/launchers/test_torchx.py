@@ -38,6 +38,7 @@ PLAIN = """
     rank, what = sys.argv[2].split(":")
     first = place.restart_count() == 0
     print("ready", os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"], flush=True)
+    print("path", os.environ["PATH"], flush=True)
     if what != "nothing" and here.rank == int(rank) and first:
         print("disk full", file=sys.stderr, flush=True)
         if what == "fail":
@@ -165,12 +166,18 @@ def test_a_worker_that_fails_is_named_with_its_last_lines_though_its_peer_would_
 
 def test_a_killed_worker_is_restarted_with_all_others_and_stopping_leaves_nothing(make, watch, tmp_path):
     output = str(tmp_path / "out")
-    job = make(what="1:kill", processes_per_node=2, outputs=output, environment={"HF_TOKEN": "hf_123"})
+    job = make(
+        what="1:kill",
+        processes_per_node=2,
+        outputs=output,
+        environment={"HF_TOKEN": "hf_123", "PATH": "/mine"},
+    )
     with TorchX(max_restarts=1).launch(job) as run:
         watch.eventually(lambda: len(run.records) == 2 or run.state is not RunState.RUNNING, 240)
         commands = list(watch.marked_processes().values())
     assert any("torchrun" in command for command in commands)
     assert not any("hf_123" in command for command in commands)
+    assert all("/mine:" in line.text for line in run.logs() if line.text.startswith("path "))
     assert run.state is RunState.STOPPED, run.reason
     assert sorted(run.metrics["loss"]) == [0.5, 1.5]
     assert len(run.starts) >= 3  # worker-0 of the first start may have been ended before it could say so

@@ -68,10 +68,19 @@ def test_lines_that_torchrun_has_torn_are_whole_again(server, job):
     ]
 
 
-def test_a_job_that_fails_names_the_rank_that_failed_first(server, job):
-    def summary(rank, code):
-        return ["  time      : 2026-11-01_10:00:00", f"  rank      : {rank} (0)", f"  exitcode  : {code} (7)"]
+def summary(rank, code):
+    return ["  time      : 2026-11-01_10:00:00", f"  rank      : {rank} (0)", f"  exitcode  : {code} (7)"]
 
+
+def test_of_ranks_that_fail_in_the_same_second_the_lowest_is_named(server, job):
+    run = TEAM.launch(job.replace(workers=11))
+    see_pods(server, [summary(10, 1), summary(2, 1)])
+    server.job_status = {"state": {"phase": "Terminated"}}
+    with run, pytest.raises(RunFailed, match=r"worker-2 \(rank 2\) ended with exit code 1"):
+        run.wait(60)
+
+
+def test_a_job_that_fails_names_the_rank_that_failed_first(server, job):
     run = TEAM.launch(job)
     lost = ["[worker-0]: RuntimeError: Connection closed by peer", *summary(0, 1)]
     see_pods(server, [lost, ["[worker-1]: loading", *summary(1, -9)]])

@@ -122,8 +122,10 @@ def run(
 
 
 @app.command()
-def refresh(notebooks: Notebooks = None) -> None:
-    """Execute notebooks in place, by default the stale ones, so that their outputs belong to their code."""
+def refresh(
+    notebooks: Annotated[list[Path] | None, typer.Argument(help="By default those that are stale.")] = None,
+) -> None:
+    """Execute notebooks in place, so that their outputs belong to their code."""
     from workshop_utils.lessons import freshness, selection
 
     named = selection.notebook_paths(notebooks or ())
@@ -205,7 +207,7 @@ def plan(
     budget: Annotated[float | None, typer.Option(help="What it may cost, in dollars.")] = None,
     instances: Annotated[str | None, typer.Option(help=INSTANCES)] = None,
     batch: Annotated[float | None, typer.Option(help="Tokens in a step; by default as published.")] = None,
-    fastest: Annotated[bool, typer.Option("--fastest", help="Save hours, not dollars.")] = False,
+    fastest: Annotated[bool, typer.Option("--fastest", help="Minimize time instead of cost.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for another program.")] = False,
 ) -> None:
     """Plan a training run: the layout, how many of which machines, how long and how much; starts nothing.

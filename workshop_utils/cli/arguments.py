@@ -20,12 +20,13 @@ def named_values(pairs: Sequence[str] | None, example: str) -> dict[str, str]:
 
     values = {}
     for pair in pairs or ():
-        name, equals, values[name] = pair.partition("=")
+        name, equals, value = pair.partition("=")
         if not (name and equals):
             raise JobError(f"--argument is {pair!r}; it must be NAME=VALUE, such as {example}")
+        values[name] = value
     return values
 
 
 def listed(text: str) -> list[str]:
-    """The words of `text`, which has commas between."""
+    """The comma-separated words of `text`."""
     return [word.strip() for word in text.split(",") if word.strip()]

@@ -147,7 +147,7 @@ def _of_each(path: Path, calculate: Callable[[pd.DataFrame], Any]) -> list[tuple
         except JobError as error:
             typer.echo(f"left out: {error}", err=True)
     if not results:
-        raise JobError(f"{path} has no strategy and network with enough runs")
+        raise JobError(f"no strategy and network in {path} can be used, for the reasons above")
     return results
 
 
@@ -183,6 +183,8 @@ def _swept(pairs: list[str] | None) -> dict[str, list[Any]]:
 
     swept = {}
     for name, text in named_values(pairs, "width=256,512").items():
+        if not all(text.split(",")):
+            raise JobError(f"--argument is '{name}={text}'; it must be NAME=VALUE, such as width=256,512")
         if name in GRID_OPTIONS:
             raise JobError(f"--argument is '{name}={text}'; {name} has an option of its own: --{name}")
         try:

@@ -141,8 +141,9 @@ class RestartedRun(Run):
                 if self._stopping:
                     return RunState.STOPPED, ""
                 if (count := len(self.attempts)) > self._launcher.restarts:
-                    last = f"\nThis was start {count} of {self.name}." if count > 1 else ""
-                    return RunState.FAILED, run.reason + last
+                    times = "once" if count == 2 else f"{count - 1} times"
+                    before = f"\n{self.name} had been restarted {times} before." if count > 1 else ""
+                    return RunState.FAILED, run.reason + before
                 self._start()
 
     def _clean_up(self) -> None:

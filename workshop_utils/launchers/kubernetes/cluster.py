@@ -5,6 +5,7 @@ Where it is busy, or was not reached, it is asked again; where it says no, the e
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import time
@@ -33,6 +34,7 @@ TRIES = 5
 FIRST_PAUSE_SECONDS = 0.5  # doubled at each further try
 LONGEST_PAUSE_SECONDS = 30
 TIMEOUT_SECONDS = (10, 60)  # to connect, and for each part of an answer
+LOG_TIMEOUT_SECONDS = (5, 10)  # shorter: a dead node must not delay the others' logs, nor the job's state
 BUSY = {429, 500, 502, 503, 504}
 BUSY_BEFORE = {429, 503}  # a creation with this answer has not happened
 GONE_SECONDS = 60.0
@@ -96,6 +98,12 @@ class JobObjects:
         self.namespace: str = self.resource["metadata"]["namespace"]
         self.deleted = False
         self._api, self._before, self._config_maps = api, manifest.before, config_maps
+        once_more = api.configuration.retries.new(
+            total=1, connect=0, read=0, respect_retry_after_header=False
+        )
+        for_logs = copy.deepcopy(api.configuration)
+        for_logs.retries = once_more  # without a pause: what cannot be read now is read at the next look
+        self._log_api = client.ApiClient(for_logs)
 
     def create(self) -> None:
         """Make everything; where something cannot be made, what was made before is deleted again.
@@ -138,7 +146,7 @@ class JobObjects:
         for described in (*self._before, self.resource, *self._config_maps):
             answer, verdict = dict(described), "would be made"
             try:
-                answer |= self._ask("POST", described, body=described, dryRun="All", fieldValidation="Strict")
+                answer |= self._create(described, dryRun="All")
                 answer["metadata"].pop("managedFields", None)  # who set which field; longer than the object
             except KubernetesError as error:
                 if error.status not in REFUSALS:
@@ -192,20 +200,20 @@ class JobObjects:
     def log(self, pod: str, container: str, since: str) -> str:
         """The container's log, each line with its time, from the time `since` on if one is given."""
         query = {"sinceTime": since} if since else {}
-        answer = self._send(
-            "GET", _kind("Pod", pod), f"{pod}/log", container=container, timestamps="true", **query
-        )
+        query |= {"container": container, "timestamps": "true"}
+        answer = self._send("GET", _kind("Pod", pod), f"{pod}/log", of_log=True, **query)
         return answer.decode(errors="replace")
 
-    def _create(self, described: Mapping[str, Any], tries: int = TRIES) -> Any:
+    def _create(self, described: Mapping[str, Any], tries: int = TRIES, **query: str) -> Any:
         """Make one object; where the cluster is busy, or the trainer does not know the runtime yet, try again."""
         try:
-            return self._ask("POST", described, body=described, fieldValidation="Strict")
+            return self._ask("POST", described, body=described, fieldValidation="Strict", **query)
         except KubernetesError as error:
-            if tries == 1 or not (error.status in BUSY_BEFORE or RUNTIME_UNKNOWN in str(error)):
+            awaits_runtime = RUNTIME_UNKNOWN in str(error) and "dryRun" not in query  # which makes none
+            if tries == 1 or not (error.status in BUSY_BEFORE or awaits_runtime):
                 raise
         time.sleep(FIRST_PAUSE_SECONDS * 2 ** (TRIES - tries))
-        return self._create(described, tries - 1)
+        return self._create(described, tries - 1, **query)
 
     def _delete(self, described: Mapping[str, Any]) -> None:
         try:
@@ -219,7 +227,13 @@ class JobObjects:
         return json.loads(self._send(method, described, name, **request))
 
     def _send(
-        self, method: str, described: Mapping[str, Any], name: str, body: Any = None, **query: str
+        self,
+        method: str,
+        described: Mapping[str, Any],
+        name: str,
+        body: Any = None,
+        of_log: bool = False,
+        **query: str,
     ) -> bytes:
         version, plural = described["apiVersion"], f"{described['kind'].lower()}s"
         path = f"/{'apis' if '/' in version else 'api'}/{version}/namespaces/{self.namespace}/{plural}/{name}"
@@ -228,7 +242,7 @@ class JobObjects:
         )
         asked = f"{doing} {_name(described)}"
         try:
-            answer = self._api.call_api(
+            answer = (self._log_api if of_log else self._api).call_api(
                 path.removesuffix("/"),
                 method,
                 query_params=list(query.items()),
@@ -237,7 +251,7 @@ class JobObjects:
                 auth_settings=["BearerToken"],
                 _return_http_data_only=True,
                 _preload_content=False,
-                _request_timeout=TIMEOUT_SECONDS,
+                _request_timeout=LOG_TIMEOUT_SECONDS if of_log else TIMEOUT_SECONDS,
             )
             data: bytes = answer.data
             return data

@@ -73,9 +73,10 @@ def outcome(job: Mapping[str, Any]) -> tuple[RunState, str]:
     reasons = {phase: f"Volcano says {phase}"}
     for each in filter(_holds, status.get("conditions", [])):
         reasons[each.get("type")] = each.get("message") or each.get("reason") or "Kubernetes gave no reason"
-    for name in reasons.keys() & FINAL.keys():
-        failed = FINAL[name] is RunState.FAILED
-        return FINAL[name], f"{job['metadata']['name']} failed: {reasons[name]}" if failed else ""
+    for name, state in FINAL.items():
+        if name in reasons:
+            failed = state is RunState.FAILED
+            return state, f"{job['metadata']['name']} failed: {reasons[name]}" if failed else ""
     return RunState.RUNNING, ""
 
 

@@ -159,6 +159,6 @@ def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:
 
 
 def yaml_of(objects: Iterable[dict[str, Any]]) -> str:
-    """`objects` as YAML, each a document of its own; what holds no further lists or maps is on one line."""
+    """`objects` as YAML, each a document of its own, in block style."""
     copies = json.loads(json.dumps(list(objects)))  # what occurs twice is written twice, not by reference
-    return yaml.safe_dump_all(copies, default_flow_style=None, sort_keys=False, width=100)
+    return yaml.safe_dump_all(copies, sort_keys=False, width=100)

@@ -6,9 +6,9 @@ KubernetesSettings.load("place.yaml")
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from workshop_utils.jobs import Description, Duration, JobError, StrategyName, TrainingJob
 from workshop_utils.launchers.settings import TargetSettings
@@ -48,6 +48,14 @@ class Elastic(Description):
     min_workers: Count = 1
     max_workers: Count = 4
     max_restarts: int = Field(default=3, ge=0, strict=True)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.min_workers > self.max_workers:
+            raise ValueError(
+                f"min_workers is {self.min_workers}; it may be at most max_workers, {self.max_workers}"
+            )
+        return self
 
     @property
     def policy(self) -> dict[str, Any]:

@@ -45,8 +45,9 @@ def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
         else:
             state = process_states[pids[worker]]
             last = f"; its last report was of step {steps[worker]}" if worker in steps else ""
-            kernels = state.partition("(")[2].rstrip(")") or state
-            sentences.append(f"{worker} did not answer: its process is {kernels}{last}.")
+            description = re.search(r"\((.+)\)", state)  # such as "stopped" in "T (stopped)"
+            word = description[1] if description else state
+            sentences.append(f"{worker} did not answer: its process is {word}{last}.")
     for position, workers in sorted(standing.items(), key=lambda item: len(item[1])):
         verb = "waits" if len(workers) == 1 else "wait"
         reached = {steps[worker] for worker in workers if worker in steps}

@@ -18,8 +18,10 @@ from botocore.model import ServiceModel
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.sagemaker import toolkit
+from workshop_utils.launchers.sagemaker.request import lacks_horovod
 
 OPERATION = "CreateTrainingJob"
+LONGEST_JOB_SECONDS = 5 * 86_400  # unless the account's quota was raised
 
 
 @functools.cache
@@ -41,7 +43,7 @@ def body(request: Mapping[str, Any]) -> None:
 
 
 def rules(request: Mapping[str, Any]) -> None:
-    """Raise JobError if SageMaker would accept `request` and do something else."""
+    """Raise JobError if SageMaker would accept `request` and do something else, or fail later."""
     parameters = request["HyperParameters"]
     known = dict.fromkeys(filter(None, toolkit.SWITCHES.values()))
     switches = [name for name in known if parameters.get(name) == "true"]
@@ -50,8 +52,16 @@ def rules(request: Mapping[str, Any]) -> None:
             f"{' and '.join(switches)} are both set; the toolkit obeys one of them and says nothing of the other: a "
             "job has one strategy"
         )
+    image = request["AlgorithmSpecification"]["TrainingImage"]
+    if toolkit.MPI in switches and "tensorflow" in image and lacks_horovod(image):
+        raise JobError(
+            f"TrainingImage is {image}, which has neither Horovod nor mpirun in it: use TensorFlow 2.12, or an image "
+            "of your own (jobs/images/)"
+        )
     stopping = request["StoppingCondition"]
     limit, wait = stopping["MaxRuntimeInSeconds"], stopping.get("MaxWaitTimeInSeconds")
+    if limit > LONGEST_JOB_SECONDS:
+        raise JobError(f"MaxRuntimeInSeconds is {limit}; at most {LONGEST_JOB_SECONDS} (5 days) is allowed")
     if wait is not None and wait < limit:
         raise JobError(
             f"MaxWaitTimeInSeconds is {wait}; with spot instances it must be at least MaxRuntimeInSeconds, {limit}"

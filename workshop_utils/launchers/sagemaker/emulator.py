@@ -53,8 +53,12 @@ class EmulatedSageMaker(SageMakerSettings):
     """
 
     role: str = "arn:aws:iam::000000000000:role/nobody"
-    region: str | None = "us-east-1"
     network: Network | None = None
+
+    @property
+    def region_name(self) -> str:
+        """The region of the request; without a role there is no account, and any region will do."""
+        return super().region_name if "role" in self.model_fields_set else self.region or "us-east-1"
 
     def render(self, job: TrainingJob) -> Request:
         """The request that SageMaker would get. Raises JobError as `SageMaker.render` does.

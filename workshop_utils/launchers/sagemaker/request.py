@@ -24,9 +24,12 @@ STORED_DATA = ("digits", "mnist")  # every job finds the same there
 HERE = Path(__file__).parent
 DRIVERS = (HERE / "driver.py", HERE.parent / "local" / "horovod_rendezvous.py")  # the first starts the other
 
-# AWS's images. The last one with Horovod in it is for TensorFlow 2.12, which has Keras 2.
+# AWS's images. Horovod was in those for TensorFlow up to 2.12, which has Keras 2, and is in none for PyTorch that is
+# still built.
 TENSORFLOW = {"framework": "tensorflow", "version": "2.19", "py_version": "py312"}
+TENSORFLOW_WITH_HOROVOD = {"framework": "tensorflow", "version": "2.12", "py_version": "py310"}
 PYTORCH = {"framework": "pytorch", "version": "2.8", "py_version": "py312"}
+_OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(\w+)-training[a-z-]*:(\d+)\.(\d+)")
 
 Members = Mapping[str, list[dict[str, Any]]]  # the processes that each host starts, by host
 
@@ -213,29 +216,50 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     """The job's own image, or else AWS's for what its script imports and the processor of `instance_type`.
 
     Raises:
-        JobError: if AWS has no such image.
+        JobError: if AWS has no such image, or the job's own is one of AWS's and lacks Horovod.
     """
+    imported = imports.imported(job.script_path)
+    # What is imported from a module may itself be one: `from horovod import tensorflow`.
+    modules = {*imported, *(f"{module}.{name}" for module, names in imported.items() for name in names)}
+    packages = imports.packages(imported)
+    needs_horovod = "horovod" in packages or job.strategy == "horovod"
     if job.image is not None:
+        if needs_horovod and lacks_horovod(job.image):
+            raise JobError(
+                f"image is {job.image!r}, which has no Horovod in it: AWS's last one is TensorFlow 2.12. "
+                "Use that, or build jobs/images/ and name your own image"
+            )
         return job.image
-    packages = imports.packages(imports.imported(job.script_path))
+    region = settings.region_name
     # PyTorch's image has mpi4py and NumPy in it, too.
     image = TENSORFLOW if {"tensorflow", "keras"} & packages else PYTORCH
-    lacking = None
-    if "horovod" in packages or job.strategy == "horovod":
-        lacking = "the Horovod that this script imports"
-    elif image is TENSORFLOW and job.strategy == "mpi":
-        lacking = "both TensorFlow and mpirun"
-    region = settings.region_name
-    if lacking is not None:
-        raise JobError(
-            f"image is missing: no image of AWS has {lacking}. Build jobs/images/ and name yours, such as "
-            f"123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
-        )
+    if needs_horovod:
+        image = TENSORFLOW_WITH_HOROVOD
+        # A script that imports Keras itself is written for Keras 3.
+        if "horovod.tensorflow" not in modules or "keras" in modules:
+            raise JobError(
+                "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and "
+                f"name yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
+            )
+    return aws_image(image, region, settings.instance_type)
+
+
+def aws_image(image: dict[str, str], region: str, instance_type: str) -> str:
+    """AWS's training image for the processor of `instance_type`. Raises JobError if there is none."""
     from sagemaker.core import image_uris  # here, since the SDK takes seconds to import
 
-    kind = settings.instance_type
+    options = {**image, "region": region, "instance_type": instance_type, "image_scope": "training"}
     try:
-        return str(image_uris.retrieve(**image, region=region, instance_type=kind, image_scope="training"))
+        return str(image_uris.retrieve(**options))
     except ValueError as error:
-        message = f"image is missing, and AWS has none for {kind} in region {region}: {error}"
+        message = f"image is missing, and AWS has none for {instance_type} in region {region}: {error}"
         raise JobError(message) from None
+
+
+def lacks_horovod(image: str) -> bool:
+    """Whether `image` is one of AWS's without Horovod; what other people's images hold is not known."""
+    match = _OF_AWS.match(image)
+    if match is None or not aws_image(PYTORCH, match[2], "ml.c5.xlarge").startswith(match[1]):
+        return False
+    framework, major, minor = match.groups()[2:]
+    return framework != "tensorflow" or (int(major), int(minor)) > (2, 12)

@@ -72,7 +72,9 @@ class SageMakerSettings(TargetSettings):
         if self.region is not None and not _REGION.fullmatch(self.region):
             raise ValueError(f"region is {self.region!r}; it must be a region's code, such as us-east-1")
         if bool(self.subnets) != bool(self.security_groups):
-            given, missing = ("subnets", "security_groups")[:: 1 if self.subnets else -1]
+            given, missing = "subnets", "security_groups"
+            if self.security_groups:
+                given, missing = missing, given
             raise ValueError(f"{given} is given without {missing}; instances in a VPC need both")
         if self.max_wait is not None and not self.spot:
             raise ValueError("max_wait is for spot instances; set spot too, or leave it out")

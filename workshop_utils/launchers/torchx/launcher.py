@@ -232,16 +232,16 @@ class TorchX(TargetSettings):
             return volcano.launch(job, self)
         scratch, (nodes, _) = scratch_folder(), self.layout(job)
         workers = tuple(f"worker-{rank}" for rank in range(job.workers))
-        # torchrun is in the folder of this environment's programs.
-        path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
         with reserve(1) as reservation:
             request = self._rendered(job, scratch, reservation.ports[0]).request
             inherited = inherited_variables(FOREIGN_TO_TORCHX)
+            # torchrun is in the folder of this environment's programs. A node's own PATH holds the job's.
+            programs, here = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
             processes = [
                 Process(
                     f"node-{number}",
                     ("bash", "-c", LINGER, "bash", *node["args"]),
-                    {**inherited, **node["env"], "PATH": path},
+                    {**inherited, **node["env"], "PATH": f"{programs}:{node['env']['PATH']}:{here}"},
                     str(job.folder.absolute()),
                 )
                 for number, node in enumerate(request["role_params"]["worker"])

@@ -61,7 +61,8 @@ class TorchrunRun(Run):
         for time, rank, code in (failure for report in reports for failure in FAILURE.findall(report)):
             texts = [line.text for line in self.logs(worker=f"worker-{rank}")]
             # Times are in whole seconds; of those that are equal, one that lost its peer was not the first.
-            failures.append((time, any(map(VICTIM.search, texts[-output.LAST_LINES :])), rank, code, texts))
+            is_victim = any(map(VICTIM.search, texts[-output.LAST_LINES :]))
+            failures.append((time, is_victim, int(rank), code, texts))
         if not failures:
             return ""
         _, _, rank, code, texts = min(failures)
