@@ -9,14 +9,7 @@ from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.comm.hierarchical import hierarchical_all_reduce
 from workshop_utils.comm.recurrence import ring_finish_seconds
 from workshop_utils.comm.ring import ring_all_reduce
-from workshop_utils.comm.simulated import (
-    Deadlock,
-    Link,
-    Shape,
-    SimulatedCommunicator,
-    Topology,
-    simulate,
-)
+from workshop_utils.comm.simulated import Deadlock, Link, Shape, SimulatedCommunicator, Topology, simulate
 from workshop_utils.comm.tree import tree_all_reduce
 
 ALL_REDUCES = [

@@ -57,8 +57,7 @@ def assert_like_one_process(run, parameters, optimizer):
 
 
 @pytest.mark.parametrize(
-    ("by", "workers", "accumulate"),
-    [("naive", 3, 1), ("bucketed", 2, 3), ("overlapped", 3, 4)],
+    ("by", "workers", "accumulate"), [("naive", 3, 1), ("bucketed", 2, 3), ("overlapped", 3, 4)]
 )
 def test_the_workshops_own_data_parallelism(by, workers, accumulate, tmp_path):
     run, parameters = trained(

@@ -8,13 +8,7 @@ from torch import nn
 from workshop_utils.comm import threads
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import mesh
-from workshop_utils.parallel.gpt import (
-    GPT,
-    GPTSizes,
-    batch_of,
-    gradient_error,
-    manual,
-)
+from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, gradient_error, manual
 
 SIZES = GPTSizes(layers=3, width=12, heads=3, sequence=8)
 

@@ -8,12 +8,7 @@ from torch.nn.functional import mse_loss
 
 from workshop_utils.comm import threads
 from workshop_utils.parallel.data import BucketedDataParallel, UnusedParameters
-from workshop_utils.parallel.sharded import (
-    FullySharded,
-    ShardedGradients,
-    ShardedOptimizer,
-    zero_bytes_sent,
-)
+from workshop_utils.parallel.sharded import FullySharded, ShardedGradients, ShardedOptimizer, zero_bytes_sent
 
 SMALL = 400  # bytes of a bucket
 STAGES = (1, 2, 3)

@@ -38,8 +38,7 @@ def test_the_catalogue_counts_the_published_numbers_of_parameters():
 
 
 @pytest.mark.parametrize(
-    ("config", "name", "sequence"),
-    [(LLAMA, "llama-3.1-8b", 8192), (BERT, "bert-base", 512)],
+    ("config", "name", "sequence"), [(LLAMA, "llama-3.1-8b", 8192), (BERT, "bert-base", 512)]
 )
 def test_a_configuration_of_hugging_face_is_read(tmp_path, config, name, sequence):
     file = tmp_path / "config.json"

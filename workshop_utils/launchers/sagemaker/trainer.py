@@ -37,10 +37,7 @@ from workshop_utils.launchers.sagemaker.account import TAG
 from workshop_utils.launchers.sagemaker.request import Members, Request, Submission
 from workshop_utils.quantities import seconds_of
 
-NO_TELEMETRY = {
-    "SchemaVersion": "1.0",
-    "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}},
-}
+NO_TELEMETRY = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
 # A learner may not be allowed to look at roles; AWS says what is wrong with one when the job is created.
 os.environ["SAGEMAKER_VALIDATE_ROLE"] = "false"
 logging.getLogger("sagemaker").setLevel(logging.CRITICAL)  # what goes wrong is raised, too

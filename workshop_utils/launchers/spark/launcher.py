@@ -158,10 +158,7 @@ class Spark(TargetSettings):
             raise JobError(f"nodes is {job.nodes}; Spark decides where its executors run: leave it out")
         environment = environment_of(job)
         python = sys.executable if environment is None else str(environment.folder / "bin" / "python")
-        elsewhere = {
-            "WORKSHOP_DATA": self.data_folder,
-            "WORKSHOP_MODEL": self.model_folder,
-        }
+        elsewhere = {"WORKSHOP_DATA": self.data_folder, "WORKSHOP_MODEL": self.model_folder}
         shared = shared_variables(job, scratch) | {name: path for name, path in elsewhere.items() if path}
         variables = {
             **shared,
