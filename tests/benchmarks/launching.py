@@ -102,16 +102,8 @@ def with_workshop(strategy: StrategyName, folder: Path, moments: Path) -> None:
 def with_tool(strategy: StrategyName, folder: Path, moments: Path) -> None:
     """The tool itself with the same script."""
     tool, *words = TOOLS[strategy]
-    words += [
-        str(FIRST_STEP),
-        "--epochs",
-        "1",
-        "--script",
-        str(script_of(strategy)),
-        "--moments",
-        str(moments),
-    ]
-    bare.run([bare.program(tool), *words], bare.environment(folder))
+    own = (FIRST_STEP, "--epochs", 1, "--script", script_of(strategy), "--moments", moments)
+    bare.run([bare.program(tool), *words, *map(str, own)], bare.environment(folder))
 
 
 def script_of(strategy: StrategyName) -> Path:

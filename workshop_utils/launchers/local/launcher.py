@@ -154,16 +154,10 @@ class Local:
         )
         starting = launched(_filled(strategy.plan(job, addresses), job, scratch))
         added = tuple({**shared, **spec.environment} for spec in starting)
-        inherited, folder = inherited_variables(), str(job.folder.absolute())
+        common, folder = inherited_variables(), str(job.folder.absolute())
         processes = tuple(
             Process(
-                spec.name,
-                spec.argv,
-                inherited | own,
-                folder,
-                spec.awaited,
-                cables.get(spec.name),
-                spec.leaves,
+                spec.name, spec.argv, common | own, folder, spec.awaited, cables.get(spec.name), spec.leaves
             )
             for spec, own in zip(starting, added, strict=True)
         )
