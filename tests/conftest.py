@@ -26,7 +26,7 @@ from real_ranks import MOST_RANKS, Ranks
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import warm
-from workshop_utils.runs import Run, RunFailed
+from workshop_utils.runs import Run, RunFailed, RunState
 
 # Every process that a test starts inherits this variable, so even a daemon that has left its session is found.
 MARK = "WORKSHOP_TESTS"
@@ -131,6 +131,21 @@ def eventually(condition: Callable[[], object], seconds: float = PATIENCE_SECOND
             return False
         time.sleep(0.02)
     return True
+
+
+class RunByHand(Run):
+    """A run whose lines and end come from the test."""
+
+    print = Run._receive_line
+    end = Run._finish
+
+    def __init__(self, *workers: str) -> None:
+        super().__init__("job", workers or ("worker-0", "worker-1"))
+        self.stops = 0
+
+    def _request_stop(self) -> None:
+        self.stops += 1
+        self._finish(RunState.STOPPED)
 
 
 def failure_of(run: Run, seconds: float = 60) -> str:

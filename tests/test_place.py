@@ -62,12 +62,8 @@ def no_platform(monkeypatch):
         (WORKER_OF_TENSORFLOW, 1, 2, 0),
         (SAGEMAKER_HOSTS, 2, 3, 0),
         (SLURM_TASK, 3, 4, 1),
-        (
-            {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"},
-            0,
-            1,
-            0,
-        ),  # the batch script is no rank
+        # The batch script is no rank.
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, 0, 1, 0),
         ({"RANK": "1", "WORLD_SIZE": "2"}, 1, 2, 0),
     ],
 )

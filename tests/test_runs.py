@@ -4,25 +4,11 @@ import threading
 import time
 
 import pytest
+from conftest import RunByHand
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workshop_utils.runs import METRIC_COLUMNS, Run, RunFailed, RunState
-
-
-class RunByHand(Run):
-    """A run in which the test plays the place."""
-
-    def __init__(self):
-        super().__init__("job", ("worker-0", "worker-1"))
-        self.stops = 0
-
-    def _request_stop(self):
-        self.stops += 1
-        self._finish(RunState.STOPPED)
-
-    print = Run._receive_line
-    end = Run._finish
 
 
 def metric(worker, step, **values):

@@ -133,12 +133,6 @@ class Notebook:
             item = self.page.locator(".lm-Menu-itemLabel").filter(has_text=pattern)
             item.locator("visible=true").last.click()
 
-    def run_all(self) -> None:
-        self.menu("Run", "Run All Cells")
-
-    def interrupt(self) -> None:
-        self.menu("Kernel", "Interrupt Kernel")
-
     def run_cell(self, index: int) -> None:
         """Run one code cell, by a click into it and Shift+Enter, and wait until it has begun."""
         before = self.prompts()[index]
@@ -160,10 +154,6 @@ class Notebook:
     def kernel_is_idle(self) -> bool:
         return bool(self.page.locator(".jp-Notebook-ExecutionIndicator[data-status='idle']").count())
 
-    def wait_until_started(self, seconds: float = 60) -> None:
-        """Wait until a cell runs or waits, or the first one has run anew."""
-        self.until(lambda: "[*]:" in self.prompts() or "[1]:" in self.prompts(), seconds, "a cell to start")
-
     def wait_until_done(self, seconds: float) -> None:
         """Wait until no cell runs or waits any more; a folded one shows no prompt, so the kernel must be idle, too."""
 
@@ -181,9 +171,6 @@ class Notebook:
         """Close the list of files at the left, as whoever reads in a narrow window does."""
         self.page.keyboard.press("Control+b")
         self.page.wait_for_selector(".jp-FileBrowser", state="hidden")
-
-    def clear(self) -> None:
-        self.menu("Edit", "Clear Outputs of All Cells")
 
     def errors(self) -> list[str]:
         """The text of every output that is an error or was written to standard error."""

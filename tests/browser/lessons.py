@@ -71,7 +71,7 @@ def test_an_interrupted_cell_leaves_no_process_and_the_next_one_runs(lab, bench)
         notebook.until(lambda: "started" in notebook.output(2), 60, "the run to start")
         workers = [process for process in lab.processes() if process.pid not in before]
         assert len(workers) >= 3, "nothing was there to be interrupted"
-        notebook.interrupt()
+        notebook.menu("Kernel", "Interrupt Kernel")
         notebook.wait_until_done(60)
         assert "KeyboardInterrupt" in notebook.output(2)
         ended = eventually(lambda: {process.pid for process in lab.processes()} <= before, 30)
@@ -87,9 +87,9 @@ def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab, 
     lab.use_theme("JupyterLab Light")
     pictures = PICTURES / Path(name).stem
     with lab.notebook(f"notebooks/{name}", WIDE) as notebook:
-        notebook.clear()
-        notebook.run_all()
-        notebook.wait_until_started()
+        notebook.menu("Edit", "Clear Outputs of All Cells")
+        notebook.menu("Run", "Run All Cells")
+        notebook.until(lambda: {"[*]:", "[1]:"} & set(notebook.prompts()), 60, "a cell to start")
         notebook.wait_until_done(LESSON_SECONDS)
         notebook.photograph(pictures, "wide")
         assert not notebook.errors()

@@ -25,7 +25,7 @@ def one_comes_late(communicator):
 
 
 def test_who_is_early_waits_for_who_is_late_and_the_parts_are_the_whole(ranks):
-    (early, whole), (late, _) = ranks.run("tcp", 2, one_comes_late)
+    (early, whole), (late, _) = ranks.run(2, one_comes_late)
     assert early["wait_seconds"] > 0.5 * LATE_SECONDS
     assert early["send_seconds"] < early["wait_seconds"]
     assert late["compute_seconds"] >= LATE_SECONDS
@@ -45,4 +45,4 @@ def first_message(communicator):
 
 
 def test_a_server_waits_for_whoever_comes_first(ranks):
-    assert ranks.run("tcp", 2, first_message)[0] > 0.5 * LATE_SECONDS
+    assert ranks.run(2, first_message)[0] > 0.5 * LATE_SECONDS

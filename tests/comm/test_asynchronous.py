@@ -61,21 +61,3 @@ def test_equals_are_as_stale_as_there_are_others():
     times = compute_times(200, 30, 0.1, jitter=0.1)
     pushes = simulate_pushes(Arrangement(1, 200, 30, "asynchronous"), 4000, times, FAST)
     assert pushes.steady().staleness.mean() == pytest.approx(199, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("arrangement", "times", "message"),
-    [
-        (Arrangement(1, 2, 3), np.ones((2, 3)), "consistency is 'synchronous'"),
-        (
-            Arrangement(2, 2, 3, "asynchronous"),
-            np.ones((2, 3)),
-            "with servers 2; it must be .asynchronous. with one server",
-        ),
-        (Arrangement(1, 2, 3, "asynchronous"), np.ones((3, 2)), r"shape \(3, 2\).*2 workers × 3 steps"),
-        (Arrangement(1, 2, 3, "asynchronous"), -np.ones((2, 3)), "times of at least 0"),
-    ],
-)
-def test_numbers_that_do_not_go_together_are_named(arrangement, times, message):
-    with pytest.raises(ValueError, match=message):
-        simulate_pushes(arrangement, 8, times)

@@ -133,7 +133,7 @@ def in_a_circle(communicator):
     ],
 )
 def test_ranks_that_disagree_are_told_about_what(ranks, program, named):
-    for kind, text in ranks.run("tcp", 3, what_it_raises, program):
+    for kind, text in ranks.run(3, what_it_raises, program):
         assert kind is Mismatch, text
         assert "rank 1" in text
         assert all(name in text for name in named), text
@@ -155,7 +155,7 @@ def to_one_that_takes_nothing(communicator):
     ],
 )
 def test_every_rank_that_waits_says_for_whom(ranks, program, size, named):
-    outcomes = ranks.run("tcp", size, what_it_raises, program, 1.0)
+    outcomes = ranks.run(size, what_it_raises, program, 1.0)
     for kind, text in outcomes if program is in_a_circle else [*outcomes[:1], *outcomes[2:]]:
         assert kind is PeerSilent
         assert re.search(named, text), text

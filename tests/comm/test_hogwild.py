@@ -32,7 +32,7 @@ def add_ones(communicator, arrangement, locking):
 @pytest.mark.parametrize("locking", ["lock", "none"])
 def test_with_a_lock_every_update_counts_and_without_one_no_more_than_was_added(ranks, locking, servers):
     arrangement = Arrangement(servers, 3, 1000, "asynchronous")
-    results = ranks.run("tcp", arrangement.size, add_ones, arrangement, locking)
+    results = ranks.run(arrangement.size, add_ones, arrangement, locking)
     least = 3000 if locking == "lock" else 1
     for server, (parameters, log, _) in enumerate(results[:servers]):
         part = arrangement.part(parameters, server)
@@ -43,14 +43,13 @@ def test_with_a_lock_every_update_counts_and_without_one_no_more_than_was_added(
         assert 0 <= min(log.staleness) <= max(log.staleness) <= 2000
         assert locking == "none" or not any(log.overlapped)
     for parameters, _, _ in results[servers:]:
-        assert (
-            least <= parameters.min() <= parameters.max() <= 3000
-        )  # on workers too, whoever was ready first
+        # On workers too, whoever was ready first.
+        assert least <= parameters.min() <= parameters.max() <= 3000
 
 
 def test_nothing_stays_open_and_no_memory_has_a_name(ranks):
     blocks = set(os.listdir("/dev/shm"))  # noqa: PTH208 - names are all that is asked
-    for _, _, left_open in ranks.run("tcp", 3, add_ones, Arrangement(1, 2, 5, "asynchronous"), "none"):
+    for _, _, left_open in ranks.run(3, add_ones, Arrangement(1, 2, 5, "asynchronous"), "none"):
         assert left_open == 0
     assert not {name for name in set(os.listdir("/dev/shm")) - blocks if "workshop" in name}  # noqa: PTH208
 

@@ -55,20 +55,6 @@ def test_backup_workers_let_the_others_go_on_and_drop_what_comes_late():
     np.testing.assert_allclose(parameters, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"servers": 0}, "servers"),
-        ({"workers": 0}, "workers"),
-        ({"backup_workers": 2}, "backup_workers"),
-        ({"bound": -1}, "bound"),
-    ],
-)
-def test_numbers_that_do_not_go_together_are_named(fields, named):
-    with pytest.raises(ValueError, match=named):
-        Arrangement(**{"servers": 1, "workers": 2, "steps": 1, **fields})
-
-
 def test_a_communicator_of_another_size_is_refused():
     with pytest.raises(ValueError, match="3 ranks"):
         threads.run(

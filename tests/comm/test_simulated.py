@@ -203,21 +203,6 @@ def test_a_peer_that_is_not_there_is_refused(peer):
         simulate(3, program)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Link(-1), "latency_seconds is -1"),
-        (lambda: Link(0, 0), "bandwidth_bytes_per_second is 0"),
-        (lambda: Link.of("1GB"), "a rate in bits"),
-        (lambda: Topology(Link(), ranks_per_machine=0), "ranks_per_machine is 0"),
-        (lambda: simulate(0, print), "size is 0"),
-    ],
-)
-def test_numbers_that_cannot_be_are_refused_by_name(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 # Against what else is known.
 
 

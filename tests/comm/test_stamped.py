@@ -91,7 +91,7 @@ def all_reduce_a_large_array(communicator, bandwidth):
 
 
 def test_it_wraps_the_transport_between_processes(ranks):
-    assert ranks.run("tcp", 3, all_reduce_a_large_array, 100e6) == [(1.0, 1.0)] * 3
+    assert ranks.run(3, all_reduce_a_large_array, 100e6) == [(1.0, 1.0)] * 3
 
 
 def fail_on_rank_1(communicator):
@@ -105,5 +105,5 @@ def fail_on_rank_1(communicator):
 
 
 def test_the_failure_of_a_rank_reaches_the_others_through_the_link(ranks):
-    told = ranks.run("tcp", 3, fail_on_rank_1)
+    told = ranks.run(3, fail_on_rank_1)
     assert told[0] == told[2] == (PeerDied, 1)

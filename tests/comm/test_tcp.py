@@ -33,7 +33,7 @@ def random_exchanges(communicator):
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_random_messages_arrive_whole_and_in_order(ranks, size):
-    assert ranks.run("tcp", size, random_exchanges) == [0] * size
+    assert ranks.run(size, random_exchanges) == [0] * size
 
 
 def three_each(communicator):
@@ -56,7 +56,7 @@ def three_each(communicator):
 
 
 def test_no_high_rank_starves_behind_low_ones_that_send_again_and_again(ranks):
-    heard = ranks.run("tcp", 5, three_each)[0]
+    heard = ranks.run(5, three_each)[0]
     assert [sorted(heard[turn : turn + 3]) for turn in (0, 3, 6)] == [[1, 2, 3]] * 3
 
 
@@ -88,7 +88,7 @@ def one_waits_while_another_sends(communicator):
 
 
 def test_of_several_ranks_the_one_that_has_waited_longest_is_received_first(ranks):
-    assert ranks.run("tcp", 4, one_waits_while_another_sends)[0] == [1, 3]
+    assert ranks.run(4, one_waits_while_another_sends)[0] == [1, 3]
 
 
 def send_to_one_that_leaves(communicator):
@@ -101,7 +101,7 @@ def send_to_one_that_leaves(communicator):
 
 
 def test_a_large_message_to_a_rank_that_leaves_ends_with_its_name(ranks):
-    assert "rank 1 has died" in ranks.run("tcp", 2, send_to_one_that_leaves)[0]
+    assert "rank 1 has died" in ranks.run(2, send_to_one_that_leaves)[0]
 
 
 def close_while_a_thread_receives(communicator):
@@ -118,7 +118,7 @@ def close_while_a_thread_receives(communicator):
 
 
 def test_who_closes_keeps_no_thread_waiting(ranks):
-    assert ranks.run("tcp", 2, close_while_a_thread_receives)[0] == "rank 0 has closed its communicator"
+    assert ranks.run(2, close_while_a_thread_receives)[0] == "rank 0 has closed its communicator"
 
 
 def use_after_close(communicator):
@@ -129,7 +129,7 @@ def use_after_close(communicator):
 
 
 def test_a_closed_communicator_says_so(ranks):
-    ranks.run("tcp", 2, use_after_close)
+    ranks.run(2, use_after_close)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,8 @@ def test_a_wrong_job_is_answered_with_its_field(entry, tmp_path, monkeypatch, no
 @pytest.mark.parametrize("entry", named(CORPUS["places"], "where", "job", "text"))
 def test_a_wrong_place_is_answered_with_its_field(entry, tmp_path, monkeypatch, nothing_may_start):
     monkeypatch.chdir(ROOT)
-    job = job_folder(tmp_path / "job", f"name: job\n{JOBS[entry.get('job', 'DDP')]}\n")
+    described = entry.get("job", "DDP")
+    job = job_folder(tmp_path / "job", f"name: job\n{JOBS.get(described, described)}\n")
     place = tmp_path / "place.yaml"
     place.write_text(entry["text"].replace("ROLE", ROLE))
     assert_refused(

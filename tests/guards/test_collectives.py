@@ -39,9 +39,8 @@ OVER_TCP = (
     "tree broadcast",
 )
 
-Counts = dict[
-    str, dict[str, dict[str, list[list[int]]]]
-]  # name → ranks → elements → messages, bytes of each rank
+# Name → ranks → elements → messages, bytes of each rank.
+Counts = dict[str, dict[str, dict[str, list[list[int]]]]]
 
 
 def contribution(rank, elements):
@@ -164,6 +163,6 @@ def test_the_counts_are_kept_for_every_collective_there_is(kept):
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_real_processes_send_over_tcp_what_threads_send(size, ranks, kept):
     for name in OVER_TCP:
-        results = ranks.run("tcp", size, play, name)
+        results = ranks.run(size, play, name)
         assert_results(name, size, results)
         assert_counts(kept, name, size, results)

@@ -26,10 +26,8 @@ def in_one_process():
     return ends(metrics("digits_large_batch", 1, batch_size=48, learning_rates=0.3, epochs=3), "loss")
 
 
-@pytest.mark.parametrize(
-    ("reduction", "rate"),
-    [("mean", 0.3), ("sum", 0.1)],  # a sum is a mean with as many times the learning rate
-)
+# A sum is a mean with as many times the learning rate.
+@pytest.mark.parametrize(("reduction", "rate"), [("mean", 0.3), ("sum", 0.1)])
 def test_a_batch_trains_the_same_with_any_number_of_workers(reduction, rate, in_one_process):
     arguments = {"batch_size": 48, "learning_rates": rate, "epochs": 3, "reduction": reduction}
     table = metrics("digits_large_batch", 3, **arguments)

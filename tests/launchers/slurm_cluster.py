@@ -91,9 +91,8 @@ class SlurmCluster:
     """The daemons, and their folder. Leaving the block ends them, and whatever a job has left."""
 
     def __init__(self) -> None:
-        self.root = Path(
-            tempfile.mkdtemp(prefix="slurm-")
-        )  # not pytest's, since munged wants all to pass through
+        # Not pytest's, since munged wants all to pass through.
+        self.root = Path(tempfile.mkdtemp(prefix="slurm-"))
         self.conf = self.root / "slurm.conf"
         self._daemons: list[subprocess.Popen[bytes]] = []
 

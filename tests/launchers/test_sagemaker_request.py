@@ -27,7 +27,6 @@ from workshop_utils.runs import RunState
 ROOT = Path(__file__).parents[2]
 ROLE = "arn:aws:iam::123456789012:role/workshop"
 TORCH = "import torch\n"
-PS = {"strategy": "parameter_server", "workers": 4}
 
 
 def place(**settings):
@@ -41,13 +40,8 @@ def body_of(job, **settings):
 @pytest.mark.parametrize(
     ("fields", "settings", "message"),
     [
-        ({"strategy": "horovod_elastic", "workers": 2}, {"mode": "drivers"}, "run it locally"),
-        (PS | {"processes_per_node": 2}, {"mode": "drivers"}, "is 2; .* the driver starts one on each host"),
-        (PS | {"parameter_servers": 2}, {}, "one on each of the 5 hosts: leave it out, or set mode: drivers"),
         ({"arguments": {"text": "a" * 2499}}, {}, "HyperParameters.text has a length of 2501; at most 2500"),
         ({}, {"tags": {f"t{n}": "x" for n in range(60)}}, "CreateTrainingJob.Tags has a length of 61"),
-        ({}, {"max_runtime": "121h"}, r"MaxRuntimeInSeconds is 435600; at most 432000 \(5 days\)"),
-        ({}, {"tags": {"a*": "b"}}, r"Tags\[1\].Key is 'a\*'; it must match "),
     ],
 )
 def test_what_sagemaker_would_not_do_is_refused_with_a_way_out(make_job, fields, settings, message):

@@ -54,9 +54,8 @@ def test_the_policies_are_those_of_the_roles_once_they_are_deployed(monkeypatch)
     for name, document in documents.items():
         # Some come as Python writes them, which YAML reads, too.
         text = str(document).replace("123456789012", "ACCOUNT").replace("us-east-1", "REGION")
-        text = re.sub(
-            r"'(ml\.[^']*,[^']*)'", r"[\1]", text
-        )  # a parameter that is a list stays a text in moto
+        # A parameter that is a list stays a text in moto.
+        text = re.sub(r"'(ml\.[^']*,[^']*)'", r"[\1]", text)
         assert json.loads((FOLDER / "policies" / f"{name}.json").read_text()) == yaml.safe_load(text), name
 
 

@@ -182,22 +182,16 @@ def test_the_cluster_is_on_loopback_and_lets_nobody_in_without_its_secret(cluste
     assert secret.read_text() not in str(request)
 
 
-def test_a_lost_executor_is_named_and_the_cluster_outlives_its_job(
-    cluster, make_job, watch
-):  # lesson 14 restarts
-    job = make_job(
-        """
+# Lesson 14 restarts an executor.
+def test_a_lost_executor_is_named_and_the_cluster_outlives_its_job(cluster, make_job, watch):
+    job = make_job("""
         import time
         from workshop_utils import place
         place.here()
         for step in range(1, 2000):
             place.report(step=step, loss=0.0)
             time.sleep(0.05)
-        """,
-        strategy="torch_ddp",
-        workers=2,
-        timeout="4min",
-    )
+        """, strategy="torch_ddp", workers=2, timeout="4min")  # fmt: skip
     with cluster.spark().launch(job) as run:
         watch.eventually(
             lambda: {record["rank"] for record in run.records} == {0, 1} or run.state is not RunState.RUNNING,

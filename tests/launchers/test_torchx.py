@@ -89,9 +89,8 @@ def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_
     # With EFA, a claim and etcd it is the job of lesson 13, which the guards keep as it is.
     pod = {"service_account": "reader", "priority_class": "high", "node_selector": {"zone": "a"}}
     place = TorchX(scheduler="kubernetes", queue="training", instance_type="trn1.2xlarge", **pod)
-    described = place.render(
-        make(name="b" * 37, image="me/mine:1", outputs="claim:models")
-    ).request  # the longest name that there may be
+    # The longest name that there may be.
+    described = place.render(make(name="b" * 37, image="me/mine:1", outputs="claim:models")).request
     name, spec = described["metadata"]["name"], described["spec"]
     assert name.startswith("b" * 37 + "-")
     assert (spec["queue"], spec["minAvailable"], spec["priorityClassName"]) == ("training", 2, "high")

@@ -97,9 +97,8 @@ def test_every_formula_of_the_lessons_is_drawn():
     assert [formula for formula in formulas if "\\" in formula] == []
     for code in body.select("pre, code"):
         code.extract()
-    assert (
-        "\\" not in body.text
-    )  # neither a formula that was not found, nor one that the library does not know
+    # Neither a formula that was not found, nor one that the library does not know.
+    assert "\\" not in body.text
     assert "$$" not in body.text
 
 

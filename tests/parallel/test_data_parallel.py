@@ -63,9 +63,8 @@ def one_step(communicator, form, module):
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_sends_what_a_ring_sends_and_buckets_make_fewer_messages(form, size):
     def program(communicator):
-        module = nn.Sequential(
-            nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 4)
-        ).double()  # all divisible by 4
+        # All divisible by 4.
+        module = nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 8), nn.Linear(8, 4)).double()
         model = one_step(communicator, form, module)
         buckets = len(getattr(model, "buckets", range(6)))
         traffic = communicator.traffic

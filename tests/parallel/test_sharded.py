@@ -138,9 +138,8 @@ def test_between_steps_each_stage_holds_its_share_of_parameters_gradients_and_st
             gradients = [p.grad for p in module.parameters() if p.grad is not None]
             if stage == 1:
                 assert sum(gradient.numel() for gradient in gradients) == whole
-                assert (
-                    abs(held_numbers(own) - 2 * whole / size) <= 2 * 72
-                )  # the largest parameter, and a bias
+                # The largest parameter, and a bias.
+                assert abs(held_numbers(own) - 2 * whole / size) <= 2 * 72
                 continue
             assert gradients == []
             shards = [flat.shard for flat in model.flats]

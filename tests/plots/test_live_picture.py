@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from conftest import RunByHand
 from IPython.testing.globalipapp import start_ipython
 from IPython.utils.capture import capture_output
 from PIL import Image
@@ -15,24 +16,16 @@ from workshop_utils.plots import live
 from workshop_utils.runs import Run, RunFailed, RunState
 
 
-class RunByHand(Run):
-    """A run in which the test plays the place."""
-
-    def _request_stop(self):
-        self._finish(RunState.STOPPED)
-
-    end = Run._finish
-
-    def tell(self, worker, step, at, kind="metric", **values):
-        record = {"workshop": kind, "worker": f"worker-{worker}", "rank": worker}
-        record |= {"pid": 1} if kind == "start" else {"step": step}
-        record["time"] = self.launched_at + at
-        self._receive_line(f"worker-{worker}", json.dumps(record | values))
+def tell(run, worker, step, at, kind="metric", **values):
+    record = {"workshop": kind, "worker": f"worker-{worker}", "rank": worker}
+    record |= {"pid": 1} if kind == "start" else {"step": step}
+    record["time"] = run.launched_at + at
+    run.print(f"worker-{worker}", json.dumps(record | values))
 
 
 @pytest.fixture
 def run():
-    return RunByHand("job", ("worker-0", "worker-1"))
+    return RunByHand()
 
 
 @pytest.fixture
@@ -57,8 +50,8 @@ def lanes(picture):
 
 
 def test_between_two_reports_a_colour_is_as_high_as_its_share_of_the_time(run):
-    run.tell(0, 10, 4.0, loss=1.0, compute_seconds=1.0, send_seconds=0.5, wait_seconds=0.5)
-    run.tell(1, 10, 4.0, loss=3.0, samples_per_second=30)
+    tell(run, 0, 10, 4.0, loss=1.0, compute_seconds=1.0, send_seconds=0.5, wait_seconds=0.5)
+    tell(run, 1, 10, 4.0, loss=3.0, samples_per_second=30)
     picture = live.draw(run)
     assert lanes(picture)[:4] == [(0, 4, 1), (2, 4, 0.5), (2, 4, 0.25), (2, 4, 0.25)]
     assert words(picture) == (
@@ -67,18 +60,18 @@ def test_between_two_reports_a_colour_is_as_high_as_its_share_of_the_time(run):
 
 
 def test_a_framework_that_reports_no_times_has_a_band_with_a_stroke_for_each_report(run):
-    run.tell(0, 0, 1.5, kind="start")
+    tell(run, 0, 0, 1.5, kind="start")
     for step in (1, 2, 3):
-        run.tell(0, step, 1.0 + step, loss=1 / step)
+        tell(run, 0, step, 1.0 + step, loss=1 / step)
     picture = live.draw(run)
     assert lanes(picture)[:2] == [(0, 1.5, 1), (2, 4, 1)]
     assert len(picture.axes[0].collections[1].get_segments()) == 3
 
 
 def test_a_long_run_is_drawn_in_a_bounded_number_of_strips_that_hold_all_its_seconds():
-    run = RunByHand("job", ("worker-0",))
+    run = RunByHand("worker-0")
     for step in range(1, 2001):
-        run.tell(0, step, float(step), compute_seconds=0.6, wait_seconds=0.4)
+        tell(run, 0, step, float(step), compute_seconds=0.6, wait_seconds=0.4)
     picture = live.draw(run)
     computed = [right - left for left, right, height in lanes(picture) if height == 0.6]
     assert len(computed) <= live.MOST_SPANS
@@ -92,9 +85,9 @@ def test_a_thousand_reports_in_a_moment_are_a_few_pictures_and_the_last_has_them
 
     def report():
         for step in range(1000):
-            run.tell(0, step, 0.001 * step, loss=1.0)
+            tell(run, 0, step, 0.001 * step, loss=1.0)
         time.sleep(1.2)
-        run.tell(0, 1000, 2.0, loss=0.125)
+        tell(run, 0, 1000, 2.0, loss=0.125)
         run.end(RunState.SUCCEEDED)
 
     thread = threading.Thread(target=report)
@@ -118,7 +111,7 @@ def test_in_batch_the_first_and_the_last_stand_in_one_place_and_the_last_is_a_pn
 
 def test_an_interrupt_stops_the_run_and_leaves_its_last_picture(run, screen, monkeypatch):
     def wait(self, seconds=None):
-        run.tell(0, 1, 0.5, loss=2.0)
+        tell(run, 0, 1, 0.5, loss=2.0)
         monkeypatch.undo()
         raise KeyboardInterrupt
 

@@ -11,7 +11,6 @@ from workshop_utils.scaling.convergence import (
     fastest,
     largest_stable,
     stable_learning_rate,
-    staleness_at_most,
     steps_to,
 )
 
@@ -72,17 +71,3 @@ def test_the_stable_rate_is_where_the_delayed_recurrence_stops_shrinking(delay):
 def test_the_largest_stable_rate_lies_below_the_first_that_fails(losses, rate):
     table = pd.DataFrame({"learning_rate": np.repeat([0.1, 0.2, 0.4, 0.8], 2), "loss": losses})
     assert largest_stable(table) == rate
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: steps_to(metrics((0.1, 0, [1.0])), target=0), "target is 0; a loss must be more than 0"),
-        (lambda: CriticalBatch.fit([1, 2, 4], [10, 20, 40]), "do not fall towards a minimum"),
-        (lambda: staleness_at_most(0, 1), "workers is 0"),
-        (lambda: stable_learning_rate(-1), "delay is -1"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_words(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

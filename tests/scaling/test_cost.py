@@ -72,23 +72,3 @@ def test_overlap_is_what_a_network_that_takes_bucket_after_bucket_gives(buckets,
 def test_a_pipeline_s_step_is_that_of_its_timetable(name, message):
     end = max(timed.end for timed in predict(schedule_of(name, 4, 8), 0.1, 0.2, message))
     assert cost.pipeline_step_seconds(4, 8, 0.3, message) == pytest.approx(end)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: Link(0.0, 0.0), "bandwidth_bytes_per_second is 0.0; it must be more than 0"),
-        (lambda: Link(float("nan")), "latency_seconds is nan"),
-        (
-            lambda: cost.all_reduce_seconds("rings", 2, 1, LINK),
-            "algorithm is 'rings'; it must be one of ring",
-        ),
-        (
-            lambda: cost.hierarchical_seconds(12, 1, Topology(LINK, 8, LINK)),
-            "size is 12; it must be a multiple",
-        ),
-    ],
-)
-def test_numbers_that_cannot_be_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

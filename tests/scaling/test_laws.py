@@ -28,18 +28,3 @@ def test_the_laws_are_one_law_seen_from_two_sides_and_the_fit_finds_its_fraction
 def test_a_fit_stays_between_nothing_and_everything():
     assert fit_serial_fraction([2], [2.5]) == 0
     assert fit_serial_fraction([2], [0.5]) == 1
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: amdahl_speedup(1.5, 4), r"serial_fraction is 1\.5; it must lie between 0 and 1"),
-        (lambda: gustafson_speedup(0.1, 0), "workers is 0; there must be at least 1"),
-        (lambda: fit_serial_fraction([2, 4], [1.5]), "2 numbers of workers have 1 speed-ups"),
-        (lambda: fit_serial_fraction([1], [1.0]), "a second size is needed"),
-        (lambda: fit_serial_fraction([2], [0.0]), "each has to be above zero"),
-    ],
-)
-def test_what_cannot_be_is_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -12,10 +12,8 @@ from workshop_utils.scaling.fit import PIPELINE_NBYTES, path_terms, size_terms
 
 @pytest.mark.parametrize(
     ("values", "three"),
-    [
-        ([1, 8, 16, 32, 64], [1, 8, 64]),
-        ([2.0**power for power in range(16, 32)], [2**16, 2**23, 2**31]),  # of two in the middle the smaller
-    ],
+    # Of two values in the middle, the smaller one counts.
+    [([1, 8, 16, 32, 64], [1, 8, 64]), ([2.0**power for power in range(16, 32)], [2**16, 2**23, 2**31])],
 )
 def test_the_three_points_are_the_ends_and_the_middle_of_the_logarithms(values, three):
     assert [values[index] for index in validation.fitted_points(values)] == three

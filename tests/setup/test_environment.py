@@ -41,9 +41,8 @@ def test_the_dev_container_has_a_supported_python_and_sets_up():
     version = re.fullmatch(r"python:3\.(\d+)-\w+", container["image"])
     assert int(version[1]) in bootstrap.supported_python(ROOT)[1]
     assert container["postCreateCommand"].endswith("make setup")
-    assert (
-        int(container["hostRequirements"]["memory"].removesuffix("gb")) >= 6
-    )  # as `workshop doctor` asks for
+    # As `workshop doctor` asks for.
+    assert int(container["hostRequirements"]["memory"].removesuffix("gb")) >= 6
 
 
 # make

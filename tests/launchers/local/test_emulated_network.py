@@ -113,18 +113,14 @@ def test_between_racks_the_spine_decides_and_within_a_rack_it_does_not(make_job)
 
 
 def test_every_process_has_a_network_and_a_host_of_its_own_and_nothing_of_them_is_left(make_job, watch):
-    job = make_job(
-        """
+    job = make_job("""
     import os, socket, time
     from workshop_utils import place
     place.here()
     print(os.readlink("/proc/self/ns/net"), sorted(name for _, name in socket.if_nameindex()),
           socket.gethostbyname(socket.gethostname()), flush=True)
     time.sleep(1000)
-    """,
-        strategy="torch_ddp",
-        workers=3,
-    )
+    """, strategy="torch_ddp", workers=3)  # fmt: skip
     interfaces, before = network_interfaces(), networks()
     with Local(network=Network(bandwidth="100Mbit", racks=2, spine="50Mbit")).launch(job) as run:
         lines = []
@@ -144,11 +140,8 @@ def test_every_process_has_a_network_and_a_host_of_its_own_and_nothing_of_them_i
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="there is no one else to be")
 def test_a_user_without_privileges_can_make_one_too(nothing_is_left, data_folder):
     nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    nobody += [
-        "sh",
-        "-c",
-        'exec "$0" "$@"',
-    ]  # which has none of root's rights left when it looks for a program
+    # The shell has none of root's rights left when it looks for a program.
+    nobody += ["sh", "-c", 'exec "$0" "$@"']
     environment = {**os.environ, "HOME": "/nonexistent", "PYTHONPATH": ":".join(filter(None, sys.path))}
     probe = (
         "from workshop_utils import network; raise SystemExit(network.availability() != 'user namespaces')"
@@ -215,9 +208,7 @@ MPI = """
 
 def test_each_rank_of_mpi_has_a_host_of_its_own_and_its_bytes_pass_the_network(make_job):
     pytest.importorskip("mpi4py")
-    job = make_job(
-        MPI,
-        f"""
+    job = make_job(MPI, f"""
     assert (here.rank, here.world_size) == (world.rank, world.size)
     print("host", socket.gethostbyname(socket.gethostname()))
     array = np.zeros({NBYTES}, np.uint8)
@@ -236,10 +227,7 @@ def test_each_rank_of_mpi_has_a_host_of_its_own_and_its_bytes_pass_the_network(m
             place.report(step=rank, transfer_seconds=seconds, came=came() - before)
         elif world.rank == rank:
             world.Send(array, dest=0)
-    """,
-        strategy="mpi",
-        workers=3,
-    )
+    """, strategy="mpi", workers=3)  # fmt: skip
     interfaces, before = network_interfaces(), networks()
     run = Local(network=Network.parse("20Mbit,worker-2=5Mbit")).launch(job)
     seconds = transfer_seconds(run)

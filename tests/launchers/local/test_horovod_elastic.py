@@ -128,18 +128,13 @@ def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
 def test_when_every_worker_fails_the_run_does_and_shows_the_scripts_own_mistake(make_job):
-    job = make_job(
-        """
+    job = make_job("""
         from workshop_utils import place
         place.here()
         import horovod.torch as hvd
         hvd.init()
         raise RuntimeError("the learner's mistake")
-        """,
-        strategy="horovod_elastic",
-        workers=2,
-        timeout="2min",
-    )
+        """, strategy="horovod_elastic", workers=2, timeout="2min")  # fmt: skip
     said = failure_of(Local().launch(job), PATIENCE_SECONDS)
     assert "no worker is left" in said
     assert "RuntimeError: the learner's mistake" in said

@@ -45,17 +45,12 @@ def until_ready(run, workers=1):
 
 
 def test_a_job_succeeds_and_its_lines_and_metrics_come_back(make_job, watch):
-    job = make_job(
-        SAY,
-        """
+    job = make_job(SAY, """
     print("hello from", here.name, "of", here.world_size)
     print("a warning", file=sys.stderr)
     place.report(step=1, loss=0.5 + here.rank, accuracy=0.1)
     place.report(step=2, loss=0.25 + here.rank, samples_per_second=100)
-    """,
-        strategy="torch_ddp",
-        workers=3,
-    )
+    """, strategy="torch_ddp", workers=3)  # fmt: skip
     run = Local().launch(job)
     assert run.wait(60) is run
     assert run.state is RunState.SUCCEEDED
@@ -81,8 +76,7 @@ def test_a_worker_finds_arguments_variables_data_model_folder_and_its_own_folder
     monkeypatch.setenv("RANK", "7")  # as if launched from inside another job
     monkeypatch.setenv("TF_CONFIG", "not for the job")
     monkeypatch.setenv("FROM_OUTSIDE", "kept")
-    job = make_job(
-        """
+    job = make_job("""
     import json, os, sys
     from pathlib import Path
     from workshop_utils import place
@@ -94,10 +88,7 @@ def test_a_worker_finds_arguments_variables_data_model_folder_and_its_own_folder
         "variables": {name: os.environ.get(name) for name in names},
         "package": sorted(file.name for file in Path(place.__file__).parent.rglob("*.py")),
     }))
-    """,
-        arguments={"epochs": 3, "batch-size": 32},
-        environment={"COLOUR": "red"},
-    )
+    """, arguments={"epochs": 3, "batch-size": 32}, environment={"COLOUR": "red"})  # fmt: skip
     run = Local().launch(job).wait(60)
     (line,) = run.logs()
     assert json.loads(line.text) == {
@@ -135,17 +126,12 @@ def test_long_lines_odd_bytes_and_a_last_line_without_its_end_come_whole(make_jo
 
 
 def test_a_run_fails_when_a_worker_does_and_says_who_how_and_its_last_lines(make_job, watch):
-    job = make_job(
-        SAY,
-        """
+    job = make_job(SAY, """
     print("ready", flush=True)
     if here.rank == 1:
         raise RuntimeError("the gradient is gone")
     time.sleep(1000)
-    """,
-        strategy="torch_ddp",
-        workers=3,
-    )
+    """, strategy="torch_ddp", workers=3)  # fmt: skip
     run = Local().launch(job)
     message = failure_of(run)
     assert message.startswith(
@@ -160,10 +146,8 @@ def test_a_run_fails_when_a_worker_does_and_says_who_how_and_its_last_lines(make
 
 @pytest.mark.parametrize(
     ("ending", "how"),
-    [
-        ("os._exit(255)", "ended with exit code 255"),
-        ("os.kill(os.getpid(), 40)", "was killed by signal 40"),  # a real-time signal, which has no name
-    ],
+    # The second is a real-time signal, which has no name.
+    [("os._exit(255)", "ended with exit code 255"), ("os.kill(os.getpid(), 40)", "was killed by signal 40")],
 )
 def test_every_bad_end_has_its_words(ending, how, make_job):
     run = Local().launch(make_job(f"import os, signal, sys\n{ending}"))
@@ -202,14 +186,11 @@ ORPHANS = {
     ],
 )
 def test_what_a_worker_started_ends_with_the_run(orphan, ending, state, make_job, watch):
-    job = make_job(
-        SAY,
-        f"""
+    job = make_job(SAY, f"""
     {orphan}
     print("ready", flush=True)
     {ending}
-    """,
-    )
+    """)  # fmt: skip
     with Local().launch(job) as run:
         until_ready(run)
         if state is not RunState.STOPPED:

@@ -120,9 +120,8 @@ def test_a_supervisor_that_is_told_to_end_ends_the_group(number):
 
 
 def test_what_a_killed_supervisor_has_started_ends_although_nobody_looks_for_it():
-    group = Group(
-        python("one", "time.sleep(1000)")
-    )  # without a scratch folder, by which its owner would find it
+    # Without a scratch folder, by which its owner would find it.
+    group = Group(python("one", "time.sleep(1000)"))
     pid = group.pid("one")
     os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
     assert group.end() == {"event": "ended", "outcome": "failed", "name": "supervisor", "code": None}

@@ -102,16 +102,11 @@ def test_forked_workers_hold_no_descriptor_of_another(make_job):
 
 
 def test_random_numbers_differ_between_ranks_and_between_runs_and_a_seed_is_kept(make_job):
-    job = make_job(
-        SAY,
-        """
+    job = make_job(SAY, """
     print(random.random(), numpy.random.rand(), numpy.random.default_rng().random())
     numpy.random.seed(7)
     print("seeded", numpy.random.rand())
-    """,
-        strategy="torch_ddp",
-        workers=3,
-    )
+    """, strategy="torch_ddp", workers=3)  # fmt: skip
     printed = texts(job) + texts(job)
     drawn = [number for text in printed if "seeded" not in text for number in text.split()]
     assert len(drawn) == len(set(drawn)) == 18
@@ -166,9 +161,7 @@ def test_a_traceback_shows_the_learners_frames_and_nothing_of_the_server(script,
 
 
 def test_what_is_to_run_at_exit_runs_and_threads_are_waited_for(make_job):
-    job = make_job(
-        SAY,
-        """
+    job = make_job(SAY, """
     atexit.register(print, "at exit")
     def late():
         time.sleep(0.2)
@@ -176,8 +169,7 @@ def test_what_is_to_run_at_exit_runs_and_threads_are_waited_for(make_job):
     threading.Thread(target=late).start()
     threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
     print("the script is done", end="")
-    """,
-    )
+    """)  # fmt: skip
     assert "".join(texts(job)) == "the script is donethe thread is doneat exit"
 
 
