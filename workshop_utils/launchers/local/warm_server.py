@@ -19,7 +19,7 @@ from pathlib import Path
 
 Script = Callable[[], None]
 
-# What Keras imports where it finds it, for programs that use it: most of the time that TensorFlow would take.
+# What Keras imports where it finds it, for programs that use it: more than a third of what `import tensorflow` costs.
 OPTIONAL = ("matplotlib", "pandas", "sklearn")
 # What the server says when all is imported: it may fork; or a library has started threads, so it may not.
 READY, HAS_THREADS = b"!", b"?"

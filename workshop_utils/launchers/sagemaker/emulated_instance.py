@@ -52,7 +52,7 @@ def server(tf_config: str) -> None:
     # Started first: the master cannot end before this server serves, so the thread sees it while it is there.
     watch = threading.Thread(target=place.serve_until_chief_leaves)
     watch.start()
-    # Keras would import them, which takes as long as TensorFlow itself, and this server does not use Keras.
+    # Keras would import them, which is a third of the time of this import, and this server does not use Keras.
     sys.modules.update(dict.fromkeys(("matplotlib", "pandas", "sklearn")))  # type: ignore[arg-type]
     import tensorflow as tf
 
