@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workshop_utils.quantities import bytes_of, bytes_per_second_of, seconds_of
+from workshop_utils.jobs.quantities import bytes_of, bytes_per_second_of, seconds_of
 
 
 def test_units_are_read_powers_of_1000_of_1024_with_an_i_and_rates_in_bits():

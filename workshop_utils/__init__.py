@@ -1,4 +1,25 @@
 """The helper package of the workshop: describe a training job once, launch it anywhere, measure it.
 
 Start reading at `jobs` (what to run), `strategies` (how workers co-operate) and `launchers.local` (a place).
+
+    from workshop_utils import on_ranks     # a function on real processes; it also brings the cell magic %%ranks
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workshop_utils.ranks import on_ranks as on_ranks
+    from workshop_utils.training.tcp_bytes import count_bytes as count_bytes
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when they are asked for: a training script that imports `place` is to start in a moment.
+    if name == "on_ranks":
+        from workshop_utils.ranks import on_ranks
+
+        return on_ranks
+    if name == "count_bytes":
+        from workshop_utils.training.tcp_bytes import count_bytes
+
+        return count_bytes
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from workshop_utils import place
+from workshop_utils.training.tcp_bytes import count_bytes
 
 
 def load(split: str) -> tuple[Tensor, Tensor]:
@@ -55,31 +56,26 @@ def main() -> None:
     # long: the linear scaling rule (Goyal et al. 2017, section 2.1).
     optimizer = torch.optim.SGD(model.parameters(), options.learning_rate * world_size, options.momentum)
 
-    # A ring all-reduce sends 2 (N - 1) / N of the gradients' bytes, which gloo does (Patarasuk and Yuan 2009).
-    gradient_nbytes = sum(parameter.nbytes for parameter in model.parameters())
-    bytes_per_step = 2 * (world_size - 1) / world_size * gradient_nbytes
-
-    step, samples, since = 0, 0, time.perf_counter()
+    step, samples, since, sent = 0, 0, time.perf_counter(), 0.0
     for epoch in range(1, options.epochs + 1):
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(options.seed + epoch))
-        for batch in order[mine][: steps * options.batch_size].split(options.batch_size):
-            loss = cross_entropy(parallel(images[batch]), labels[batch])
-            optimizer.zero_grad()
-            loss.backward()  # returns with the average of all ranks' gradients
-            optimizer.step()
-            step, samples = step + 1, samples + len(batch)
-            if step == 1:  # its time is that of starting up, so the clock starts after it
-                place.report(step=step, loss=loss.item(), epoch=epoch)
-                samples, since = 0, time.perf_counter()
-            elif step % max(1, steps * options.epochs // 20) == 0:
-                speed = samples / (time.perf_counter() - since)
-                sent = step * bytes_per_step
-                place.report(
-                    step=step, loss=loss.item(), samples_per_second=speed, bytes_sent=sent, epoch=epoch
-                )
-                samples, since = 0, time.perf_counter()
+        with count_bytes() as counted:  # by the kernel; only the gradients' all-reduces are in flight here
+            for batch in order[mine][: steps * options.batch_size].split(options.batch_size):
+                loss = cross_entropy(parallel(images[batch]), labels[batch])
+                optimizer.zero_grad()
+                loss.backward()  # returns with the average of all ranks' gradients
+                optimizer.step()
+                step, samples = step + 1, samples + len(batch)
+                if step == 1:  # its time is that of starting up, so the clock starts after it
+                    place.report(step=step, loss=loss.item(), epoch=epoch)
+                    samples, since = 0, time.perf_counter()
+                elif step % max(1, steps * options.epochs // 20) == 0:
+                    values = {"samples_per_second": samples / (time.perf_counter() - since), "epoch": epoch}
+                    place.report(step=step, loss=loss.item(), bytes_sent=sent + counted.sent, **values)
+                    samples, since = 0, time.perf_counter()
 
         paused = time.perf_counter()
+        sent += counted.sent
         with torch.no_grad():
             correct = (model(test_images[mine]).argmax(dim=1) == test_labels[mine]).sum()
         dist.all_reduce(correct)

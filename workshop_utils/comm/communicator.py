@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import numpy as np
@@ -139,12 +140,14 @@ class Communicator(ABC):
         timeout_seconds: how long one message may take before PeerSilent is raised.
         traffic: what this rank has sent and received.
         trace: set to [] to record events.
+        watch: called before each message with the rank to which it goes and its array; None, None to receive only.
     """
 
     def __init__(self, rank: int, size: int, timeout_seconds: float = 60.0) -> None:
         self.rank, self.size, self.timeout_seconds = rank, size, timeout_seconds
         self.traffic = Traffic(size)
         self.trace: list[Event] | None = None
+        self.watch: Callable[[int | None, Array], None] | None = None
         self._collective = ""  # the outermost collective that is running: see `inside`
         self._scratch: dict[str, Any] = {}
 
@@ -183,6 +186,11 @@ class Communicator(ABC):
                 to, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
                 self.send_recv(to, token, source, answer)
                 distance *= 2
+
+    @property
+    def waits_for(self) -> int | None:
+        """The rank for which this one waits at this moment, as a signal handler or another thread may ask."""
+        return None
 
     def now(self) -> float:
         """Seconds on this communicator's clock, as in its trace; virtual seconds where time is simulated."""
@@ -229,6 +237,8 @@ class Communicator(ABC):
                 )
         if to is None and source is None:
             return
+        if self.watch is not None:
+            self.watch(to, outgoing)
         start = self.now()
         self._exchange(to, outgoing, source, incoming)
         if to is not None:
@@ -247,6 +257,8 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Algorithm = Callable[Concatenate[Communicator, Arguments], Result]
 
+COLLECTIVES: set[CodeType] = set()  # of the functions that `collective` marks
+
 
 def collective(function: Algorithm[Arguments, Result]) -> Algorithm[Arguments, Result]:
     """Mark a function of (communicator, ...) as a collective: its messages carry its name.
@@ -255,6 +267,7 @@ def collective(function: Algorithm[Arguments, Result]) -> Algorithm[Arguments, R
     of one dimension that shares its memory.
     """
     call_with: Callable[..., Result] = function
+    COLLECTIVES.add(function.__code__)
 
     @functools.wraps(function)
     def call(communicator: Communicator, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

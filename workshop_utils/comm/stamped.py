@@ -56,6 +56,10 @@ class StampedCommunicator(Communicator):
         self._inner.__exit__(*raised)  # which tells the other ranks about a failure
         super().close()
 
+    @property
+    def waits_for(self) -> int | None:
+        return self._inner.waits_for
+
     def now(self) -> float:
         return self._inner.now()
 

@@ -74,10 +74,15 @@ class TcpCommunicator(Communicator):
         self._sent, self._received = [0] * size, [0] * size  # messages, by peer
         # Ranks whose messages `_first_of` has seen but not yet returned, in the order of arrival.
         self._came: dict[int, None] = {}
+        self._is_waiting = False
         for link in data.values():
             link.setblocking(False)
             if link.family == socket.AF_INET and link.getsockname()[0].startswith("127."):
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+    @property
+    def waits_for(self) -> int | None:
+        return self._control.waiting_for if self._is_waiting else None
 
     def _first_of(self, sources: Sequence[int]) -> int:
         """The rank among `sources` whose message was the first to be there; receive it next.
@@ -151,7 +156,9 @@ class TcpCommunicator(Communicator):
             events = (select.POLLIN if peer in sources else 0) | (select.POLLOUT if peer == to else 0)
             poll.register(self._data[peer], events)
         began = time.monotonic()
+        self._is_waiting = True
         ready = {number for number, _ in poll.poll(max(0.0, deadline - began) * 1000)}
+        self._is_waiting = False
         if is_idle:
             self.traffic.waited_seconds += time.monotonic() - began
         self._control.raise_failure()  # closed meanwhile, by another thread

@@ -59,7 +59,7 @@ class Link:
     def of(cls, bandwidth: str, latency: str = "0s") -> Self:
         """A link as people write it: `Link.of("100Mbit", "1ms")`. Raises ValueError for other forms."""
         # Imported here, since it does not travel with jobs.
-        from workshop_utils.quantities import bytes_per_second_of, seconds_of
+        from workshop_utils.jobs.quantities import bytes_per_second_of, seconds_of
 
         return cls(seconds_of(latency), bytes_per_second_of(bandwidth))
 

@@ -8,23 +8,26 @@ import tarfile
 from pathlib import Path
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.strategies import Strategy, strategy_of
+from workshop_utils.jobs.function import TRAVELS, TRAVELS_IF_USED
+from workshop_utils.launchers.local.imports import imported
+from workshop_utils.strategies import strategy_of
 
 PACKAGE = Path(__file__).parents[1]
 LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git", ".venv"}
 
 
-def shipped(strategy: Strategy) -> dict[str, str]:
-    """The modules of this package that a script of `strategy` may import: text by path below `workshop_utils/`.
+def shipped(job: TrainingJob) -> dict[str, str]:
+    """The modules of this package that the job's script may import: text by path below `workshop_utils/`.
 
-    For every script `place`, which needs the standard library alone, and `checkpoints`, which needs NumPy; for the
-    workshop's own strategies also its message passing, which needs NumPy, and what splits a model with it, which
-    needs PyTorch.
+    For every script `place` and `tcp_bytes`, which need the standard library alone, and `checkpoints`, which needs
+    NumPy; where they are used also the message passing, and what splits a model with it, which needs PyTorch.
     """
-    files = [PACKAGE / "place.py", PACKAGE / "training" / "checkpoints.py"]
-    if strategy.uses_comm:
-        files += sorted(path for folder in ("comm", "parallel") for path in (PACKAGE / folder).glob("*.py"))
-    text = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in files}
+    files = {PACKAGE / f"{name.replace('.', '/')}.py" for name in TRAVELS}
+    used = {".".join(name.split(".")[:2]) for name in imported(job.script_path)}
+    for folder in TRAVELS_IF_USED:
+        if strategy_of(job).uses_comm or f"workshop_utils.{folder}" in used:
+            files |= set((PACKAGE / folder).glob("*.py"))
+    text = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(files)}
     return {f"workshop_utils/{name}": content for name, content in {"__init__.py": "", **text}.items()}
 
 
@@ -40,7 +43,7 @@ def packed(job: TrainingJob) -> bytes:
             for path in sorted(Path(folder, name) for name in set(names) - LEFT_OUT):
                 if path.is_file():  # not a link that leads nowhere
                     file.add(path, path.relative_to(job.folder).as_posix())
-        for name, text in shipped(strategy_of(job)).items():
+        for name, text in shipped(job).items():
             entry = tarfile.TarInfo(name)
             entry.size = len(text.encode())
             file.addfile(entry, io.BytesIO(text.encode()))

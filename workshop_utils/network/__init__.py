@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from workshop_utils.jobs import Description, Duration, JobError, readable
-from workshop_utils.quantities import bytes_per_second_of, seconds_of
+from workshop_utils.jobs.quantities import bytes_per_second_of, seconds_of
 from workshop_utils.strategies import Strategy
 
 Rate = Annotated[str, AfterValidator(readable(bytes_per_second_of))]

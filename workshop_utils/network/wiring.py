@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from workshop_utils.jobs.quantities import bytes_per_second_of
 from workshop_utils.network import BURST, INTERFACE, QUEUE, Network
-from workshop_utils.quantities import bytes_per_second_of
 
 Command = tuple[str, ...]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from matplotlib.ticker import EngFormatter
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator, Event
 from workshop_utils.plots import style
+from workshop_utils.ranks.results import Results
 
 AllReduce = Callable[[Communicator, Any], None]
 
@@ -113,6 +115,38 @@ def message_timelines(columns: Mapping[str, Traces], detail: str) -> Figure:
     for axes in grid[:, 0]:
         axes.set_ylabel("rank")
     return style.finish(figure, "A ring keeps all links busy; a central rank makes the others wait", detail)
+
+
+def timeline(results: Results) -> Figure:
+    """Who sent what when in `on_ranks`: a row for each rank, from when the first rank began.
+
+    The bars are as in `message_timelines`. The ranks' clocks are one, that of their machine.
+
+    Raises:
+        ValueError: if no rank sent a message through the workshop's communicator.
+    """
+    events = [event for each in results for event in each.trace if event.kind in {"send", "recv"}]
+    if not events:
+        raise ValueError("no rank sent a message through its communicator, so there is nothing to draw")
+    begin = min(event.start for event in events)
+    ranks = [
+        [replace(event, start=event.start - begin, end=event.end - begin) for event in each.trace]
+        for each in results
+    ]
+    longest = max(event.end for each in ranks for event in each)
+    figure, axes = style.figure(9.6, 1.5 + 0.25 * len(ranks))
+    name = ", ".join(dict.fromkeys(event.collective or "send and recv" for event in events))
+    _timeline(axes, ranks, name, longest)
+    axes.set_xlim(0, longest * 1.02)
+    axes.set_xlabel("time since the first message")
+    axes.set_ylabel("rank")
+    style.unit_axis(axes.xaxis, "s")
+    sent = sum(event.nbytes for event in events if event.kind == "send")
+    count = sum(event.kind == "send" for event in events)
+    detail = "a bar: a message, in the colour of its receiver; pale: on its way"
+    if results.network:
+        detail = f"{results.network.partition(';')[0]}; {detail}"
+    return style.finish(figure, f"Who sent what when: {count} messages, {sent / 1e6:.3g} MB in all", detail)
 
 
 def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: float) -> None:

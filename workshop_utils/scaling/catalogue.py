@@ -19,7 +19,7 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from workshop_utils.jobs import Description, JobError
-from workshop_utils.quantities import bytes_of, bytes_per_second_of, seconds_of
+from workshop_utils.jobs.quantities import bytes_of, bytes_per_second_of, seconds_of
 
 DATA = Path(__file__).parent / "data"
 AS_OF = "2026-07"  # the month of the price list that data/instances.yaml was copied from, by way of others' copies

@@ -30,13 +30,13 @@ import pandas as pd
 from tqdm import tqdm
 
 from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs.cache import cache_folder
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
 from workshop_utils.runs import Run, RunFailed, RunState
 from workshop_utils.scaling.communication import seconds_by_nbytes
 from workshop_utils.setup.machine import cores
 from workshop_utils.strategies import strategy_of
-from workshop_utils.training.data import cache_folder
 
 Scaling = Literal["weak", "strong"]
 

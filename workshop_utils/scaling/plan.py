@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from workshop_utils.quantities import seconds_of
+from workshop_utils.jobs.quantities import seconds_of
 from workshop_utils.scaling import catalogue
 from workshop_utils.scaling.catalogue import AS_OF, Instance, Transformer
 from workshop_utils.scaling.memory import Layout

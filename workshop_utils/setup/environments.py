@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from workshop_utils.jobs.cache import cache_folder
 from workshop_utils.setup.logged_command import SetupError, announce
 from workshop_utils.setup.packages import run_command, run_uv
-from workshop_utils.training import data
 
 REQUIREMENTS = Path(__file__).with_name("requirements")
 # These would make the environment's Python import modules from elsewhere.
@@ -53,7 +53,7 @@ class Environment:
         python = [sys.base_prefix, sys.version, sys.platform, platform.machine()]
         seed = "\n".join([self.lock.read_text(encoding="utf-8"), *python])
         key = hashlib.sha256(seed.encode()).hexdigest()[:12]
-        return data.cache_folder() / "environments" / f"{self.name}-{key}"
+        return cache_folder() / "environments" / f"{self.name}-{key}"
 
     def build(self) -> Path:
         """Create it if it does not exist yet, and return its folder.

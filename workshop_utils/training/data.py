@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import platformdirs
-
 from workshop_utils import place
+from workshop_utils.jobs.cache import cache_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,12 +58,6 @@ class DataError(ValueError):
 
 class _Missing(DataError):
     """The server answers, and has no such file."""
-
-
-def cache_folder() -> Path:
-    """Where made and downloaded data is kept: WORKSHOP_CACHE, or the user's cache folder of this system."""
-    named = os.environ.get("WORKSHOP_CACHE") or platformdirs.user_cache_dir("workshop-utils")
-    return Path(named).expanduser().absolute()
 
 
 def prepare(source: str) -> Path:

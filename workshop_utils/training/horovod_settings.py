@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator
 
 from workshop_utils.jobs import Description
-from workshop_utils.quantities import bytes_of, seconds_of
+from workshop_utils.jobs.quantities import bytes_of, seconds_of
 
 LONGEST_CYCLE_SECONDS = 1.0
 

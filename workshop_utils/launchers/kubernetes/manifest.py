@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 
 from workshop_utils.jobs import Resources, TrainingJob
+from workshop_utils.jobs.quantities import seconds_of
 from workshop_utils.launchers.kubernetes import check, pods
 from workshop_utils.launchers.kubernetes.settings import Kind, KubernetesSettings, nodes_of
 from workshop_utils.launchers.source import PACKAGE
 from workshop_utils.launchers.template import filled
-from workshop_utils.quantities import seconds_of
 from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of
 
 # The names of containers. Each operator looks for its own, and sets its variables in that one alone; of MPI's and a

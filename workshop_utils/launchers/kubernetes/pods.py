@@ -145,7 +145,7 @@ def sources(job: TrainingJob) -> dict[str, str]:
         and path.suffix in {".py", ".yaml", ".json", ".txt"}
     }
     # A package may do without __init__.py, and a ConfigMap's empty value says nothing to a reader.
-    modules = {name: text for name, text in shipped(strategy_of(job)).items() if text}
+    modules = {name: text for name, text in shipped(job).items() if text}
     return {job.script: job.script_path.read_text(encoding="utf-8"), **own, **modules}
 
 

@@ -93,16 +93,19 @@ def _last_stack(run: Run, worker: str) -> list[re.Match[str]]:
             frames = []
         elif match := FRAME.match(line.text):
             frames.append(match)
-    # What lies below the script is how it was started: from a warm server, by runpy.
+    # What lies below the script is how it was started: from a warm server, by runpy; below a function, by `rank.py`.
     script = [place for place, frame in enumerate(frames) if frame["function"] == "<module>"]
-    return frames[: script[0] + 1] if script else frames
+    called = [
+        place for place, frame in enumerate(frames) if frame["file"].endswith("workshop_utils/ranks/rank.py")
+    ]
+    return frames[: min([len(frames), *(place + 1 for place in script), *called])]
 
 
 def _position(run: Run, worker: str) -> str | None:
-    """The innermost line outside installed packages in the last stack that `worker` printed."""
+    """The innermost line outside installed packages, and this one, in the last stack that `worker` printed."""
     frames = _last_stack(run, worker)
     for frame in frames:
-        if "site-packages" not in frame["file"] and "/lib/python" not in frame["file"]:
+        if not re.search("site-packages|/lib/python|/workshop_utils/", frame["file"]):
             called = frames[0]["function"] if frames[0] is not frame else frame["function"]
             return f"{frame['file'].rpartition('/')[2]}, line {frame['line']} (in {called})"
     return None

@@ -7,9 +7,10 @@ import secrets
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers import output
@@ -32,6 +33,9 @@ from workshop_utils.strategies import MPIRUN, Addresses, ProcessSpec, launched, 
 
 # Of one run: many times what a machine has cores for, and known to be rendered in seconds.
 MOST_PROCESSES = 1000
+
+
+RunType = TypeVar("RunType", bound=ProcessRun)
 
 
 @dataclass(frozen=True)
@@ -96,18 +100,31 @@ class Local:
         Raises:
             JobError: as `render` does; nothing has been started then.
         """
+        sources = {f"source/{name}": text for name, text in shipped(job).items()}
+        framework = warm.framework_for(job) if self.warm else None
+        return self.start(job, ProcessRun, scratch_folder(), sources, framework)
+
+    def start(
+        self,
+        job: TrainingJob,
+        make_run: Callable[[str, tuple[str, ...], PortReservation], RunType],
+        scratch: Path,
+        sources: Mapping[str, str],
+        framework: str | None,
+    ) -> RunType:
+        """Start the job as `make_run` wants it, in the folder `scratch` with the files `sources`.
+
+        Ranks are forked from the warm server for `framework`; for None they start cold. Raises as `render` does.
+        """
         job, planned = self._planned(job)
         await_horovod(job)
         with reserve(sum(spec.listens for spec in planned)) as reservation:
-            scratch = scratch_folder()
             request = self._request(job, planned, reservation.ports, scratch)
             for folder in filter(None, (job.outputs, job.checkpoints)):
                 Path(folder).mkdir(parents=True, exist_ok=True)
-            run = ProcessRun(job.name, request.workers, reservation)
+            run = make_run(job.name, request.workers, reservation)
             run.network = request.network
-            sources = {f"source/{name}": text for name, text in shipped(strategy_of(job)).items()}
-            files = {"model/.keep": "", **sources, **request.files}
-            start_warm = warm.starter(job) if self.warm else None
+            files, start_warm = {"model/.keep": "", **sources, **request.files}, warm.starter(framework)
             run._start(request.processes, job.timeout_seconds, scratch, files, request.switch, start_warm)
             return run
 

@@ -415,7 +415,7 @@ def _descendants() -> list[int]:
 
 
 def _write_files(folder: Path, files: dict[str, str]) -> None:
-    folder.mkdir(mode=0o700, parents=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,6 +33,15 @@ WARM_MODULES = {
     "tensorflow": ("tensorflow",),
     "torch": ("torch", "torch.distributed", "torch._dynamo", "numpy"),
     "numpy": ("numpy", "numpy.random"),  # which NumPy itself imports when it is first used
+    # Not for scripts: a function's ranks (`workshop_utils.ranks`), which use this package itself.
+    "workshop_utils.ranks": (
+        *("numpy", "numpy.random", "cloudpickle"),
+        *(
+            "workshop_utils.comm.tcp",
+            "workshop_utils.comm.process_group",
+            "workshop_utils.training.tcp_bytes",
+        ),
+    ),
 }
 COLD_MODULES = {"horovod", "mpi4py", "pyspark"}
 # Loaded in the fork, in a moment, once its framework is there; until its `init` it starts no thread.
@@ -118,11 +127,16 @@ class WarmServer:
 SERVERS: dict[str, WarmServer] = {}  # this process's own
 
 
-def starter(job: TrainingJob) -> Callable[[int, int], None] | None:
-    """What starts the processes of `job` as forks of a warm server; None if they must start cold."""
+def framework_for(job: TrainingJob) -> str | None:
+    """The key in WARM_MODULES of the server from which `job` can fork; None if it must start cold."""
     framework = framework_of(job.script_path)
     # With two cores or more a rank uses several threads, and the server's libraries use one.
-    if framework is None or not can_be_forked(job.environment) or job.resources.cpu >= 2:
+    return framework if can_be_forked(job.environment) and job.resources.cpu < 2 else None
+
+
+def starter(framework: str | None) -> Callable[[int, int], None] | None:
+    """What starts processes as forks of the server for `framework`; None where they must start cold."""
+    if framework is None:
         return None
     server = server_for(framework)
     return server.start if server.may_fork else None

@@ -27,7 +27,6 @@ from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network import INTERFACE, Network, availability, wiring
 from workshop_utils.network.wiring import Cable, Switch
-from workshop_utils.strategies import strategy_of
 from workshop_utils.training import data
 
 # How emulated instances differ from real ones.
@@ -120,7 +119,7 @@ def _start(submission: Submission, data_folder: Path, network: Network | None) -
             at = {name: f"127.0.0.1:{port}" for name, port in zip(at, reservation.ports, strict=True)}
         files = {f"drivers/{program.name}": program.read_text(encoding="utf-8") for program in PROGRAMS}
         files["drivers/members.json"] = json.dumps(request.members(submission, at, **words))
-        files |= {f"source/{name}": text for name, text in shipped(strategy_of(job)).items()}
+        files |= {f"source/{name}": text for name, text in shipped(job).items()}
         program = [sys.executable, str(scratch / "drivers" / "emulated_instance.py"), "container"]
         switch: Switch | None = None
         cables: Sequence[Cable | None] = [None] * len(hosts)

@@ -32,10 +32,10 @@ from sagemaker.train import ModelTrainer
 from sagemaker.train.distributed import DistributedConfig
 
 from workshop_utils.jobs import JobError
+from workshop_utils.jobs.quantities import seconds_of
 from workshop_utils.launchers.sagemaker import check, request, toolkit
 from workshop_utils.launchers.sagemaker.account import TAG
 from workshop_utils.launchers.sagemaker.request import Members, Request, Submission
-from workshop_utils.quantities import seconds_of
 
 NO_TELEMETRY = {"SchemaVersion": "1.0", "SageMaker": {"PythonSDK": {"Modules": {"TelemetryOptOut": True}}}}
 # A learner may not be allowed to look at roles; AWS says what is wrong with one when the job is created.

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import JobError, Size, TrainingJob
+from workshop_utils.jobs.quantities import bytes_of
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local.environment import inherited_variables, scratch_folder, shared_variables
 from workshop_utils.launchers.local.launcher import LocalRequest
@@ -24,7 +25,6 @@ from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network.ports import PortReservation
-from workshop_utils.quantities import bytes_of
 from workshop_utils.setup.environments import Environment
 from workshop_utils.strategies import PYTHON, SCRIPT, Addresses, ProcessSpec, launched, strategy_of
 
@@ -173,7 +173,7 @@ class Spark(TargetSettings):
             "conf/spark-defaults.conf": "".join(f"{name} {value}\n" for name, value in properties.items()),
             "conf/log4j2.properties": LOGGING,
             "tmp/.keep": "",
-            **{f"source/{name}": text for name, text in shipped(strategy).items()},
+            **{f"source/{name}": text for name, text in shipped(job).items()},
             "model/.keep": "",
         }
         # Rank 0's task finds host and port. Each worker may run on a machine of its own.

@@ -248,7 +248,7 @@ class TorchX(TargetSettings):
             ]
             for folder in filter(None, (job.outputs, job.checkpoints)):
                 Path(folder).mkdir(parents=True, exist_ok=True)
-            files = {f"source/{name}": text for name, text in shipped(strategy_of(job)).items()}
+            files = {f"source/{name}": text for name, text in shipped(job).items()}
             run = TorchXRun(request["app_id"], nodes, job.name, workers, reservation)
             run._start(processes, job.timeout_seconds, scratch, {**files, "model/.keep": ""})
             return run

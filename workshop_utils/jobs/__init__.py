@@ -29,7 +29,7 @@ from pydantic import (
     model_validator,
 )
 
-from workshop_utils.quantities import bytes_of, seconds_of
+from workshop_utils.jobs.quantities import bytes_of, seconds_of
 
 StrategyName = Literal[
     "single",
@@ -271,6 +271,41 @@ class TrainingJob(Description):
             if isinstance(changes.get(name), Mapping):
                 changes[name] = {**values.get(name, {}), **changes[name]}
         return type(self)(**{**values, **changes})
+
+    @classmethod
+    def from_function(
+        cls,
+        program: Callable[..., Any],
+        arguments: Mapping[str, Any] | None = None,
+        framework: str | None = None,
+        **fields: Any,
+    ) -> Self:
+        """A job whose workers each call `program(group, **arguments)`, as `on_ranks` does, on any target.
+
+        Its script holds the source of the function, and of the names that it uses (`jobs.function`). It stays in the
+        cache folder, as `job.folder`.
+
+        Args:
+            program: a function that `def` made, in a cell or a file.
+            arguments: its parameters after the first, by name: what JSON has. They are the job's `arguments`.
+            framework: as in `on_ranks`. It decides the strategy; without one the Communicator's messages go through
+                PyTorch's process group, which every target can start.
+            fields: other fields of the job, such as `workers=4`.
+
+        Raises:
+            JobError: if something cannot travel; the message names it.
+        """
+        from workshop_utils.jobs import function  # which needs this module
+
+        arguments = {} if arguments is None else arguments
+        function.check_call(program, arguments, framework)
+        own = {
+            "name": re.sub("[^a-z0-9]+", "-", program.__name__.lower()).strip("-"),
+            "folder": function.write(program, framework),
+            "strategy": function.FRAMEWORKS[framework][0],
+            "arguments": function.encoded(arguments),
+        }
+        return cls(**{**own, **fields})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -1,0 +1,93 @@
+"""What a rank speaks through, initialised as its framework wants it, and left when its work is done.
+
+    with process_group("torch") as dist:
+        dist.all_reduce(gradient)
+
+It travels with every job, so that a function from a notebook finds the same on each target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from workshop_utils import place
+
+# By framework, as people name it: what to import.
+MODULES = {"torch": "torch.distributed", "horovod": "horovod.torch", "tensorflow": "tensorflow"}
+
+
+@contextlib.contextmanager
+def process_group(framework: str | None = None) -> Iterator[Any]:
+    """This process as a rank of the run that launched it.
+
+    Yields:
+        For `framework` None a Communicator: over the workshop's own links, or, where the run was launched for PyTorch,
+        over its process group; for "torch" the module `torch.distributed` with a process
+        group of gloo; for "horovod" the module `horovod.torch` (or `horovod.tensorflow`, where TensorFlow is imported
+        already) after `init()`; for "tensorflow" a `MultiWorkerMirroredStrategy`.
+
+    Raises:
+        ValueError: if the process was not launched by such a strategy.
+    """
+    if framework is None and "WORKSHOP_SECRET" in os.environ:
+        from workshop_utils.comm import tcp
+
+        with tcp.connect(*place.rendezvous()) as communicator:
+            yield communicator
+    elif framework is None:
+        from workshop_utils.comm.over_torch import TorchCommunicator
+
+        with process_group("torch"), TorchCommunicator() as communicator:
+            yield communicator
+    elif framework == "torch":
+        dist = importlib.import_module(MODULES[framework])
+        # Functions of this module keep the group that they find when it is imported, and with it the group's threads.
+        importlib.import_module("torch.distributed.nn")
+        dist.init_process_group("gloo")
+        yield dist
+        # Once all have met again, gloo's threads hold no tensor any more; otherwise a rank may abort as it leaves.
+        dist.barrier()
+        dist.destroy_process_group()
+    elif framework == "tensorflow":
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+        tf = importlib.import_module(MODULES[framework])
+        tf.get_logger().setLevel("ERROR")
+        place.tf_config()
+        experimental = tf.distribute.experimental
+        ring = experimental.CommunicationOptions(implementation=experimental.CommunicationImplementation.RING)
+        yield tf.distribute.MultiWorkerMirroredStrategy(communication_options=ring)
+        place.leave_last()
+    else:
+        in_tensorflow = framework == "horovod" and "tensorflow" in sys.modules
+        hvd = importlib.import_module("horovod.tensorflow" if in_tensorflow else MODULES[framework])
+        hvd.init()
+        yield hvd
+        hvd.shutdown()
+
+
+def run(program: Callable[..., Any], framework: str | None, parameters: Sequence[str]) -> None:
+    """The main function of a script that `TrainingJob.from_function` has written: each argument is JSON, or text."""
+    here = place.here()
+    parser = argparse.ArgumentParser(description=program.__doc__, allow_abbrev=False)
+    for name in parameters:
+        parser.add_argument(f"--{name}", dest=name, type=_decoded, default=argparse.SUPPRESS)
+    arguments = vars(parser.parse_args())
+    with process_group(framework) as group:
+        value = program(group, **arguments)
+        if value is not None:
+            print(f"rank {here.rank} returned {value!r}", flush=True)
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
