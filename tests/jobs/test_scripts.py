@@ -10,7 +10,7 @@ import pytest
 
 import workshop_utils
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import imports
+from workshop_utils.launchers import imports
 from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE, mpi_options, strategy_of
 from workshop_utils.training import data
 
