@@ -82,4 +82,5 @@ def run(program: Callable[..., Any], framework: str | None) -> None:
     with process_group(framework) as group:
         value = program(group, **arguments)
         if value is not None:
-            print(f"rank {here.rank} returned {value!r}", flush=True)
+            # In one piece: where ranks share an output, another's line may follow at any time.
+            print(f"rank {here.rank} returned {value!r}\n", end="", flush=True)
