@@ -156,12 +156,16 @@ TRAVELS = {
         plus3 = make(3)
         def program(group): return plus3(1)
     """,
-    "a definition below an if": """
+    "definitions below an if": """
+        from dataclasses import dataclass
         if True:
+            @dataclass
+            class Low:
+                x: int = 7
             def f():
                 return '''
         as it was'''
-        def program(group): return f()
+        def program(group): return f(), Low().x
     """,
     "local names that globals have, too": """
         import threading
@@ -240,7 +244,7 @@ REFUSED = {
     "def make(max):\n    def g(): return max\n    return g\none = make(1)\n"
     "def program(group): return one(), max(1, 2)": "`max` means two things",
     "def make():\n    n = 0\n    def count():\n        nonlocal n\n        n += 1\n    return count\ncount = make()\n"
-    "def program(group): count()": "the source of `count` cannot stand alone",
+    "def program(group): count()": "the source of `count` does not make it what it is here",
     "one, two = lambda: 1, lambda: 2\ndef program(group): return two()": "the source of `two` does not make it",
     "exec('def f(): pass')\ndef program(group): f()": "the source of `f` is not known",
     "program = lambda group: 1": "it must be a function that `def` has given a name",

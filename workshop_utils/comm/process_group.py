@@ -17,6 +17,11 @@ from typing import Any
 
 from workshop_utils import place
 
+# Read by TensorFlow when it is imported, so import this module first: no notices, and no oneDNN, which sums in another
+# order.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
 # By framework, as people name it: what to import.
 MODULES = {"torch": "torch.distributed", "horovod": "horovod.torch", "tensorflow": "tensorflow"}
 
@@ -54,8 +59,6 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
         dist.barrier()
         dist.destroy_process_group()
     elif framework == "tensorflow":
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
         tf = importlib.import_module(MODULES[framework])
         tf.get_logger().setLevel("ERROR")
         place.tf_config()

@@ -46,11 +46,12 @@ NOTEBOOK = ("IPython", "ipykernel")  # the packages whose objects no rank has
 TWINS = ("open", "exit", "quit")  # of Python's own; a notebook has others in their place
 ADVICE = "Functions travel that `def` makes, with decorators above it that use functools.wraps"
 
+FUTURE = "from __future__ import annotations"
+GROUP = "import workshop_utils.comm.process_group"  # first, since it sets what TensorFlow reads when it is imported
 MAIN = """
 
 if __name__ == "__main__":
     import {module}  # joins the ranks
-    import workshop_utils.comm.process_group
 
     workshop_utils.comm.process_group.run({name}, {framework!r})
 """
@@ -137,13 +138,13 @@ def script(program: Any, framework: str | None) -> str:
         raise JobError(f"program is {program!r}; it must be a function that `def` has given a name")
     source = _Source()
     source.add(program.__name__, program)
-    imports = "\n".join(sorted(source.imports, key=lambda line: ("__future__" not in line, line)))
+    imports = "\n".join(sorted(source.imports, key=lambda line: (line not in (FUTURE, GROUP), line)))
     module = FRAMEWORKS[framework][1]
     if framework == "horovod" and re.search(r"^(import|from) tensorflow\b", imports, re.MULTILINE):
         module = "horovod.tensorflow"
     title = f'"""`{program.__name__}`, a function from a notebook, as a training script."""'
     main = MAIN.format(module=module, name=program.__name__, framework=framework)
-    text = "\n\n".join([title, *filter(None, [imports]), *source.definitions]) + "\n" + main
+    text = "\n\n".join([title, imports, *source.definitions]) + "\n" + main
     _check_imports(text)
     return text
 
@@ -152,7 +153,7 @@ class _Source:
     """The parts of a script, each name once, what is needed before what needs it."""
 
     def __init__(self) -> None:
-        self.imports: set[str] = set()
+        self.imports = {GROUP}
         self.definitions: list[str] = []
         self._values: dict[str, Any] = {}
 
@@ -163,7 +164,7 @@ class _Source:
                 raise JobError(f"`{name}` means two things in what the function uses: rename one. {ADVICE}")
             return
         self._values[name] = value
-        own = getattr(value, "__name__", name)
+        own, home = getattr(value, "__name__", name), str(getattr(value, "__module__", ""))
         alias = f" as {name}" if own != name else ""
         if vars(builtins).get(name, self) is value:
             return
@@ -173,9 +174,7 @@ class _Source:
             self.definitions.append(f"{name} = {literal}")
         elif module := _home(own, value):
             self.imports.add(f"from {module} import {own}{alias}")
-        elif not isinstance(inspect.unwrap(value), FunctionType | type) or is_installed(
-            str(value.__module__)
-        ):
+        elif not isinstance(inspect.unwrap(value), FunctionType | type) or is_installed(home):
             raise JobError(
                 f"`{name}` ({type(value).__qualname__}) cannot be written as source: make it in the function, or pass "
                 "what it is made of in arguments"
@@ -191,16 +190,16 @@ class _Source:
         members = [value, *(vars(value).values() if isinstance(value, type) else ())]
         functions = [each for each in map(inspect.unwrap, members) if isinstance(each, FunctionType)]
         text = _source_of(name, value, functions)
+        text = f"if True:  # as deep as it was\n{text}" if text[0].isspace() else text
         around = {**vars(builtins), **getattr(sys.modules.get(value.__module__), "__dict__", {})}
         for each in functions:
             around |= {**each.__globals__, **inspect.getclosurevars(each).nonlocals}
             if each.__code__.co_flags & __future__.annotations.compiler_flag:
-                self.imports.add("from __future__ import annotations")
-        try:
-            names = names_used(text)
-        except SyntaxError as error:
-            raise JobError(f"the source of `{name}` cannot stand alone: {error.msg}. {ADVICE}") from None
-        if not _defines(text, name, value, around):
+                self.imports.add(FUTURE)
+        names = None
+        with contextlib.suppress(SyntaxError):  # such as a `nonlocal` without the function around it
+            names = names_used(text) if _defines(text, name, value, around) else None
+        if names is None:
             raise JobError(f"the source of `{name}` does not make it what it is here. {ADVICE}")
         for used in sorted(names & around.keys()):
             meaning = around[used]
@@ -220,9 +219,8 @@ def _home(own: str, value: Any) -> str | None:
     """The installed module from which `value` can be imported under its own name."""
     module = getattr(value, "__module__", None)
     if module is None or is_installed(module):
-        for each in map(
-            str, (module, *sys.modules)
-        ):  # much that is written in C does not say where it belongs
+        # In any module: what is written in C often does not say where it belongs.
+        for each in map(str, (module, *sys.modules)):
             if getattr(sys.modules.get(each), "__dict__", {}).get(own) is value and is_installed(each):
                 return each
     return None
@@ -255,8 +253,7 @@ def _spec(root: str) -> Any:
 def _source_of(name: str, value: Any, functions: list[FunctionType]) -> str:
     """The definition of a function or class. Raises JobError where nobody has kept it."""
     with contextlib.suppress(OSError, TypeError):
-        text = inspect.getsource(value)
-        return f"if True:  # as deep as it was\n{text}" if text[0].isspace() else text
+        return inspect.getsource(value)
     # Python looks for a class in its module's file. A notebook has cells: those of its methods, or those run last.
     files = ["".join(linecache.getlines(each.__code__.co_filename)) for each in functions]
     for whole in (*files, *reversed(getattr(sys.modules["__main__"], "In", ()))):
