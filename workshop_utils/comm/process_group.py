@@ -56,8 +56,9 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
         dist.init_process_group("gloo")
         yield dist
         # Once all have met again, gloo's threads hold no tensor any more; otherwise a rank may abort as it leaves.
-        dist.barrier()
-        dist.destroy_process_group()
+        if dist.is_initialized():  # a program may have left by itself, as scripts do
+            dist.barrier()
+            dist.destroy_process_group()
     elif framework == "tensorflow":
         tf = importlib.import_module(MODULES[framework])
         tf.get_logger().setLevel("ERROR")
