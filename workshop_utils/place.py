@@ -301,6 +301,14 @@ def report(step: int, **values: float) -> None:
     _print_record(record)
 
 
+def argument(text: str) -> Any:
+    """The value of a command-line argument in a script that `TrainingJob.from_function` has written: JSON, or text."""
+    try:
+        return {"True": True, "False": False}[text] if text in ("True", "False") else json.loads(text)
+    except ValueError:
+        return text
+
+
 @functools.cache  # once a process, however often a script asks for its place
 def _announce(name: str, rank: int | None) -> None:
     # A notebook's standard error has no file descriptor; there is no launcher to ask for the stack either.

@@ -46,7 +46,7 @@ NOT_ASKED = -100  # the label of a token that does not count in the loss
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--device", choices=["cpu", "cuda", "neuron"], default="cpu")
     parser.add_argument(

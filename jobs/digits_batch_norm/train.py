@@ -37,7 +37,7 @@ def loss_and_gradients(
 
 def main() -> None:
     here = place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--statistics", choices=["local", "synchronised", "none"], default="local")
     parser.add_argument("--batch-size", type=int, default=8, help="images of all workers together in a step")
     parser.add_argument("--cut", choices=["shuffled", "sorted"], default="shuffled")

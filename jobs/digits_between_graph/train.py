@@ -53,7 +53,7 @@ def mean_loss(labels: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32, help="images a worker takes in one step")
     parser.add_argument("--learning-rate", type=float, default=0.05)

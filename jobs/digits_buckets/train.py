@@ -39,7 +39,7 @@ FORMS: dict[str, Form] = {
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--by", choices=[*FORMS], default="overlapped")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=64, help="of all workers together")

@@ -39,7 +39,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--by", choices=["ddp", "zero", "fsdp", "fsdp-keep"], default="fsdp",
                         help="fsdp-keep keeps parameters from the forward to the backward pass")  # fmt: skip
     parser.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adam")

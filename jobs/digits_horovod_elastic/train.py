@@ -24,7 +24,7 @@ REPORT_STEPS = 2
 
 def main() -> None:
     here = place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch-size", type=int, default=16, help="images a worker takes in one step")
     parser.add_argument("--learning-rate", type=float, default=0.1, help="of one worker; N take N times it")

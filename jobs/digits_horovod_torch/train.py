@@ -21,7 +21,7 @@ from workshop_utils import place
 
 
 def read_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=16, help="images a worker takes in one step")
     parser.add_argument("--learning-rate", type=float, default=0.2, help="of one worker; N take N times it")

@@ -116,7 +116,7 @@ def train(session: Any, model: Model, epochs: list[list[dict[Any, np.ndarray]]])
 
 def main() -> None:
     here = place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32, help="images a worker takes in one step")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="of one worker; N take N times it")

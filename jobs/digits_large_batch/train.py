@@ -20,7 +20,7 @@ BETWEEN_EVALUATIONS = 1.1  # the next evaluation comes after so many times the s
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--batch-size", type=int, default=32, help="images of all workers together in a step")
     parser.add_argument("--learning-rates", default="0.1", help="one or several, with commas between")
     parser.add_argument(

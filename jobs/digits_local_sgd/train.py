@@ -44,7 +44,7 @@ class Inner:
 
 def main() -> None:
     here = place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "--local-steps", type=int, default=16, help="steps between two meetings; 1: always meet"
     )

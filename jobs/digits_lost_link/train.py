@@ -83,7 +83,9 @@ def train(communicator: Communicator, options: argparse.Namespace) -> None:
 
 def main() -> None:
     place.here()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--failure", choices=["none", "kill", "link"], default="link")
     parser.add_argument("--patience", type=float, default=2.0, help="seconds that a message may take")

@@ -37,7 +37,9 @@ def average(gradient: Tensor) -> None:
 
 def main() -> None:
     place.here()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32, help="images a worker takes in one step")
     parser.add_argument("--learning-rate", type=float, default=0.5)

@@ -49,7 +49,7 @@ def loss_and_gradient(weights: Floats, x: Floats, y: NDArray[np.uint8], hidden: 
 
 def main() -> None:
     here = place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32, help="images a worker takes in one step")
     parser.add_argument("--learning-rate", type=float, default=0.05)

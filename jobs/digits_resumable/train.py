@@ -30,7 +30,7 @@ FORGETTABLE = ("nothing", "velocity", "step")
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=96, help="of all workers together")
     parser.add_argument("--learning-rate", type=float, default=0.1)

@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--stage", type=int, choices=[0, 1, 2, 3], default=3)
     parser.add_argument("--optimizer", choices=list(OPTIMIZERS), default="adam")
     parser.add_argument("--steps", type=int, default=20)

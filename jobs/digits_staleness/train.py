@@ -19,7 +19,7 @@ from workshop_utils.parallel.ensemble import Ensemble, Floats
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     consistencies = ["synchronous", "stale_synchronous", "asynchronous"]
     parser.add_argument("--consistency", choices=consistencies, default="asynchronous")
     parser.add_argument(

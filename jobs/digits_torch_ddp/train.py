@@ -33,7 +33,7 @@ MEBIBYTE = 1024 * 1024
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=64, help="of all workers together")
     parser.add_argument("--accumulate", type=int, default=1, help="parts into which a worker cuts its share")

@@ -40,7 +40,9 @@ def rows_of(rank: int, size: int, count: int, remedy: str) -> Tensor:
 
 def main() -> None:
     here = place.here()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=16, help="images a worker takes in one step")
     parser.add_argument("--learning-rate", type=float, default=0.2)

@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--mode", choices=["synchronous", "asynchronous", "hogwild"], default="synchronous")
     # Its other server, by plain sockets, leaves threads that spin, and now and then never ends.
     parser.add_argument(

@@ -30,7 +30,7 @@ from workshop_utils.parallel.tensor import (
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     for direction in ("data", "tensor", "pipeline"):
         parser.add_argument(f"--{direction}", type=int, default=1, help="ranks in this direction")
     parser.add_argument("--sequence-parallel", type=int, choices=(0, 1), default=0)

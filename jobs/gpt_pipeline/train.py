@@ -27,7 +27,7 @@ from workshop_utils.parallel.schedule import SCHEDULES, Schedule, Timed, schedul
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--schedule", choices=list(SCHEDULES), default="one_f_one_b")
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument(

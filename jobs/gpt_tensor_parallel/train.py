@@ -21,7 +21,7 @@ from workshop_utils.parallel.tensor import (
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=8, help="sequences in a step")
     parser.add_argument("--learning-rate", type=float, default=0.003)

@@ -16,7 +16,7 @@ from workshop_utils import place
 
 def main() -> None:
     place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--angles", default="0,45,90,135,180", help="in degrees, separated by commas")
     options = parser.parse_args()
     try:

@@ -19,7 +19,7 @@ SETTLING_REPEATS = 3  # in the first, ranks also agree on names and sizes, which
 
 def main() -> None:
     here = place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--tensors", type=int, default=100, help="how many gradients there are")
     parser.add_argument("--nbytes", type=int, default=10_000, help="size of each")
     parser.add_argument("--compression", choices=["none", "fp16"], default="none")

@@ -15,7 +15,7 @@ SETTINGS: dict[str, dict[str, str]] = {"cpu": {}, "gpu": {"HOROVOD_GPU_OPERATION
 
 def main() -> int:
     """Build and install; the exit code of the build."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--variant", choices=SETTINGS, default="cpu")
     options = parser.parse_args()
     # They are part of the wheel's identity, so that no wheel for processors is taken for one for GPUs.

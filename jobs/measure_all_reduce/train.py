@@ -37,7 +37,7 @@ def report_message(step: int, event: Event) -> None:
 
 def main() -> None:
     place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--algorithm", choices=list(ALGORITHMS), default="ring")
     parser.add_argument("--nbytes", default="1000000", help="size of an array; several, separated by commas")
     parser.add_argument("--calls", type=int, default=1, help="all-reduces in a row, timed together")

@@ -29,7 +29,7 @@ def collectives(graph: tf.Graph) -> int:
 
 def main() -> None:
     here = place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--tensors", type=int, default=64, help="how many there are")
     parser.add_argument("--nbytes", type=int, default=4000, help="size of each")
     parser.add_argument("--bytes-per-pack", default="1,0", help="several, separated by commas; 0: all in one")

@@ -20,7 +20,7 @@ MOST_EXACT = 1 << 24  # up to here float32 counts in ones
 
 def main() -> None:
     here = place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--elements", type=int, default=10_000, help="parameters, float32")
     parser.add_argument("--stride", type=int, default=1, help="an update changes every so-manieth of them")
     parser.add_argument("--steps", type=int, default=2_000, help="updates of each worker")

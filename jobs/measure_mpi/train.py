@@ -21,7 +21,7 @@ from workshop_utils import place
 
 def main() -> None:
     place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--nbytes", default="1000000", help="size of an array; several, separated by commas")
     parser.add_argument("--calls", type=int, default=1, help="all-reduces in a row, timed together")
     parser.add_argument("--repeats", type=int, default=5, help="how often each size is measured")

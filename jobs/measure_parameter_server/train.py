@@ -19,7 +19,7 @@ from workshop_utils.comm.subset import Subset
 
 def main() -> None:
     here = place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--nbytes", type=int, default=1_000_000, help="size of the parameters")
     parser.add_argument("--steps", type=int, default=4)
     consistencies = ["synchronous", "stale_synchronous", "asynchronous"]

@@ -19,7 +19,7 @@ from workshop_utils.parallel.schedule import SCHEDULES, schedule_of
 
 def main() -> None:
     here = place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--schedule", choices=list(SCHEDULES), default="one_f_one_b")
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--chunks", type=int, default=1)

@@ -34,7 +34,7 @@ Backward = Callable[[int], float]  # step to loss; leaves the gradients of this 
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--width", type=int, default=256, help="units of each hidden layer")
     parser.add_argument("--layers", type=int, default=3, help="hidden layers")
     parser.add_argument("--batch-size", type=int, default=64, help="images a worker takes in one step")

@@ -42,7 +42,7 @@ def numbers(name: str, text: str) -> list[int]:
 
 def main() -> None:
     place.here()
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--widths", default="64,1024", help="units in a layer; several, separated by commas")
     parser.add_argument(
         "--threads", default="1,2", help="threads of the worker; several, separated by commas"

@@ -71,7 +71,7 @@ def batch_of(rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument(
         "--parquet", type=Path, required=True, help="the folder that spark_prepare has written"
     )

@@ -16,7 +16,7 @@ from workshop_utils import place
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--files", type=int, default=4, help="of equal size, in one of which each row lies")
     parser.add_argument("--repeated", type=int, default=100, help="rows that are in the raw data twice")
     parser.add_argument("--blank", type=int, default=20, help="rows without ink in the raw data")

@@ -37,7 +37,7 @@ def loss_and_gradient(weights: Floats, images: Floats, labels: NDArray[np.uint8]
 
 
 def options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=64, help="of all workers together")
     parser.add_argument("--learning-rate", type=float, default=0.5)

@@ -1,5 +1,6 @@
-"""Each training script runs where there is nothing but `place` and the script's framework, as in a platform's image."""
+"""Each training script runs where there is nothing but what travels and its framework, as in a platform's image."""
 
+import ast
 import json
 import os
 import subprocess
@@ -7,10 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import failure_of
 
-import workshop_utils
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import imports
+from workshop_utils.launchers import imports
+from workshop_utils.launchers.local import Local
+from workshop_utils.launchers.source import shipped
 from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE, mpi_options, strategy_of
 from workshop_utils.training import data
 
@@ -34,17 +37,17 @@ ELSEWHERE = {"torch", "tensorflow", "horovod", "mpi4py", "matplotlib", "pandas",
 
 @pytest.fixture
 def variables(job, tmp_path):
-    """The environment of a process that finds only `place` of this package, and only the framework of `job`."""
-    package = tmp_path / "source" / "workshop_utils"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "place.py").symlink_to(Path(workshop_utils.__file__).with_name("place.py"))
+    """The environment of a process that finds only what travels with `job`, and only its framework."""
+    source = tmp_path / "source"
+    for name, text in shipped(TrainingJob.load(JOBS / job)).items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
     missing = dict.fromkeys(ELSEWHERE - FRAMEWORKS[job])  # None in sys.modules is a module that is not there
-    (package.parent / "sitecustomize.py").write_text(f"import sys\nsys.modules.update({missing})\n")
+    (source / "sitecustomize.py").write_text(f"import sys\nsys.modules.update({missing})\n")
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     return {
         **kept,
-        "PYTHONPATH": str(package.parent),
+        "PYTHONPATH": str(source),
         "WORKSHOP_DATA": str(data.prepare("digits")),
         "WORKSHOP_MODEL": str(tmp_path / "model"),
         "OMP_NUM_THREADS": "1",
@@ -122,3 +125,17 @@ def test_a_script_runs_alone_where_no_launcher_has_set_anything(job, variables):
 def test_a_script_runs_under_its_framework_s_own_launcher(job, program, options, variables):
     found = ended(job, [variables], str(PROGRAMS / program), *options)
     assert_trained(found, variables, ranks={0, 1})
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.parent.name)
+def test_a_script_takes_no_argument_for_the_beginning_of_a_longer_one(script):
+    calls = [
+        ast.unparse(node) for node in ast.walk(ast.parse(script.read_text())) if isinstance(node, ast.Call)
+    ]
+    parsers = [call for call in calls if call.startswith("argparse.ArgumentParser(")]
+    assert all("allow_abbrev=False" in parser for parser in parsers)
+
+
+def test_a_mistyped_argument_ends_the_run_and_is_named():
+    run = Local().launch(TrainingJob.load(JOBS / "mnist_single").replace(arguments={"epoch": 1}))
+    assert "unrecognized arguments: --epoch 1" in failure_of(run)

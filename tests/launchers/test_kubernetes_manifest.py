@@ -106,7 +106,7 @@ def test_a_pod_with_several_processes_is_one_node_and_has_the_resources_of_all(n
     if kind != "MPIJob":
         assert [pod.worker for pod in made] == ["node-0", "node-1"]
         assert {pod.variables["PET_NPROC_PER_NODE"] for pod in made} == {"3"}
-        assert re.search(r"- torchrun\n +- /workshop/job/train\.py\n", text)
+        assert re.search(r"- torchrun\n +- --\n +- /workshop/job/train\.py\n", text)
         assert "LOCAL_RANK" not in text  # torchrun sets it
 
 

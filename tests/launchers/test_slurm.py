@@ -10,12 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import slurm_cluster
 from conftest import eventually, failure_of
 from slurm_cluster import SlurmCluster
 
-from workshop_utils.jobs import JobError
+from workshop_utils.comm.ring import ring_all_reduce
+from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.slurm import Slurm, SlurmJob
 from workshop_utils.runs import RunState
 from workshop_utils.strategies import STRATEGIES
@@ -142,6 +144,24 @@ def test_every_strategy_runs(strategy, make_job, target):
     count = sum(name.startswith(("chief", "worker", "server")) for name in run.workers)
     assert set(run.metrics["total"]) == {count * (count + 1) / 2}
     assert set(run.metrics["worker"]) <= set(run.workers)
+
+
+def program(communicator, n, text):
+    array = np.full(n, communicator.rank + 0.5)
+    ring_all_reduce(communicator, array)
+    return array.tolist(), text
+
+
+@needs_slurm
+@pytest.mark.slow
+def test_a_notebook_s_function_runs_on_every_rank(data_folder, target):
+    arguments = {"n": 3, "text": 'it\'s "$HOME"\n`x`'}
+    job = TrainingJob.from_function(program, arguments, workers=2, data=str(data_folder), timeout="5min")
+    with target.launch(job) as run:
+        run.wait(PATIENCE_SECONDS)
+    assert sorted(line.text for line in run.logs() if "returned" in line.text) == [
+        f"rank {rank} returned {([2.0] * 3, arguments['text'])!r}" for rank in range(2)
+    ]
 
 
 def lines_of(run, worker):

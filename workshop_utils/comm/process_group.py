@@ -8,16 +8,19 @@ It travels with every job, so that a function from a notebook finds the same on 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
-import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from workshop_utils import place
+
+# Read by TensorFlow when it is imported, so import this module first: no notices, and no oneDNN, which sums in another
+# order.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
 # By framework, as people name it: what to import.
 MODULES = {"torch": "torch.distributed", "horovod": "horovod.torch", "tensorflow": "tensorflow"}
@@ -57,8 +60,6 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
             dist.barrier()
             dist.destroy_process_group()
     elif framework == "tensorflow":
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
         tf = importlib.import_module(MODULES[framework])
         tf.get_logger().setLevel("ERROR")
         place.tf_config()
@@ -74,21 +75,16 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
         hvd.shutdown()
 
 
-def run(program: Callable[..., Any], framework: str | None, parameters: Sequence[str]) -> None:
-    """The main function of a script that `TrainingJob.from_function` has written: each argument is JSON, or text."""
+def run(program: Callable[..., Any], framework: str | None) -> None:
+    """The main function of a script that `TrainingJob.from_function` has written: `program(group, **arguments)`."""
     here = place.here()
-    parser = argparse.ArgumentParser(description=program.__doc__, allow_abbrev=False)
-    for name in parameters:
-        parser.add_argument(f"--{name}", dest=name, type=_decoded, default=argparse.SUPPRESS)
-    arguments = vars(parser.parse_args())
+    words = sys.argv[
+        1:
+    ]  # -k value, --key value; not argparse's, for which a value such as -1e-05 is an option
+    names = [word.lstrip("-") for word in words[::2]]
+    arguments = dict(zip(names, map(place.argument, words[1::2]), strict=True))
     with process_group(framework) as group:
         value = program(group, **arguments)
         if value is not None:
-            print(f"rank {here.rank} returned {value!r}", flush=True)
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+            # In one piece: where ranks share an output, another's line may follow at any time.
+            print(f"rank {here.rank} returned {value!r}\n", end="", flush=True)

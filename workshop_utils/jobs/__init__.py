@@ -308,8 +308,8 @@ class TrainingJob(Description):
         arguments = {} if arguments is None else arguments
         function.check_call(program, arguments, framework)
         own = {
-            "name": re.sub("[^a-z0-9]+", "-", program.__name__.lower()).strip("-"),
             "folder": function.write(program, framework),
+            "name": re.sub("[^a-z0-9]+", "-", program.__name__.lower()).strip("-"),
             "strategy": function.FRAMEWORKS[framework][0],
             "arguments": function.encoded(arguments),
         }

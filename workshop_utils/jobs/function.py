@@ -1,28 +1,30 @@
 """A function from a notebook as a training script: its source, and that of every name that it uses.
 
-The names are followed through the notebook: functions and classes travel as their source, modules and what comes from
-them as imports, numbers, text and containers of them as they are. What cannot travel is refused by name.
+The names are followed through the notebook: functions and classes travel as their source, what an installed package has
+as an import, numbers, text and containers of them as they are. What cannot travel is refused by name.
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
+import builtins
+import contextlib
 import hashlib
 import importlib.util
 import inspect
 import json
 import linecache
-import os
 import re
+import secrets
 import symtable
 import sys
-import sysconfig
-import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from workshop_utils import place
 from workshop_utils.jobs import JobError, StrategyName
 from workshop_utils.jobs.cache import cache_folder
 
@@ -35,18 +37,23 @@ FRAMEWORKS: dict[str | None, tuple[StrategyName, str]] = {
     "tensorflow": ("multi_worker_mirrored", "tensorflow"),
 }
 
-# Of this package: what travels with every job, and what does where a script imports something of it.
+# Of this package: what travels with every job, and what does if a script imports something of it. The latter need
+# those before them.
 TRAVELS = ("place", "training.checkpoints", "training.tcp_bytes")
 TRAVELS_IF_USED = ("comm", "parallel")
 
+NOTEBOOK = ("IPython", "ipykernel")  # the packages whose objects no rank has
+TWINS = ("open", "exit", "quit")  # of Python's own; a notebook has others in their place
+ADVICE = "Functions travel that `def` makes, with decorators above it that use functools.wraps"
+
+FUTURE = "from __future__ import annotations"
+GROUP = "import workshop_utils.comm.process_group"  # first, since it sets what TensorFlow reads when it is imported
 MAIN = """
 
 if __name__ == "__main__":
     import {module}  # joins the ranks
 
-    from workshop_utils.comm.process_group import run
-
-    run({name}, {framework!r}, {parameters})
+    workshop_utils.comm.process_group.run({name}, {framework!r})
 """
 
 
@@ -59,14 +66,41 @@ def check_call(program: Any, arguments: Any, framework: str | None) -> None:
         )
     if not callable(program):
         raise JobError(f"program is {program!r}; it must be a function")
+    if inspect.iscoroutinefunction(program) or inspect.isgeneratorfunction(program):
+        raise JobError(
+            f"program is {program!r}; calling it would not run it: it must have no async and no yield"
+        )
     if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
         raise JobError(f"arguments is {arguments!r}; it must hold values by the names of parameters")
     try:
         inspect.signature(program).bind(None, **arguments)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         name = getattr(program, "__name__", "program")
         given = "".join(f", {each}=…" for each in arguments)
         raise JobError(f"a rank would call {name}(group{given}): {error}") from None
+
+
+def encoded(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """`arguments` for a command line: numbers, and text that `place.argument` leaves alone, as they are; else JSON.
+
+    Raises:
+        JobError: for a value that would not come back from JSON as it was; the message names the argument.
+    """
+    values: dict[str, Any] = {}
+    for name, value in arguments.items():
+        text, plain = "", None
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            text = json.dumps(value, allow_nan=False)
+            plain = json.loads(text)
+        if not text or plain != value:  # a tuple would be a list, a key that is a number would be text
+            raise JobError(
+                f"arguments.{name} ({type(value).__qualname__}) cannot travel: a job's arguments are JSON, that is "
+                "numbers, text, true, false, null, lists, and objects with text for keys. Make it in the function, "
+                "of what JSON has"
+            )
+        is_plain = type(plain) in (int, float) or (isinstance(plain, str) and place.argument(plain) == plain)
+        values[name] = plain if is_plain else text
+    return values
 
 
 def names_used(source: str) -> set[str]:
@@ -85,13 +119,12 @@ def names_used(source: str) -> set[str]:
 def write(program: Any, framework: str | None) -> Path:
     """A folder of the cache with the script `train.py`, which calls `program` on a rank. Raises JobError."""
     text = script(program, framework)
-    folder = (
-        cache_folder() / "functions" / f"{program.__name__}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    )
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    folder = cache_folder() / "functions" / f"{program.__name__}-{digest}"
     folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f".{os.getpid()}"
+    unfinished = folder.with_name(f".{secrets.token_hex(8)}")
     unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(folder / "train.py")  # whole or not at all, for whoever makes the same one now
+    unfinished.replace(folder / "train.py")  # whole or not at all, for whoever writes the same one now
     return folder
 
 
@@ -104,167 +137,157 @@ def script(program: Any, framework: str | None) -> str:
     if not isinstance(program, FunctionType) or program.__name__ == "<lambda>":
         raise JobError(f"program is {program!r}; it must be a function that `def` has given a name")
     source = _Source()
-    source.add_definition(program.__name__, program)
-    imports = "\n".join(sorted(source.imports))
+    source.add(program.__name__, program)
+    imports = "\n".join(sorted(source.imports, key=lambda line: (line not in (FUTURE, GROUP), line)))
     module = FRAMEWORKS[framework][1]
     if framework == "horovod" and re.search(r"^(import|from) tensorflow\b", imports, re.MULTILINE):
         module = "horovod.tensorflow"
-    parameters = list(inspect.signature(program).parameters)[1:]
-    main = MAIN.format(module=module, name=program.__name__, framework=framework, parameters=parameters)
     title = f'"""`{program.__name__}`, a function from a notebook, as a training script."""'
-    text = "\n\n".join([title, *filter(None, [imports]), *source.definitions]) + "\n" + main
-    _check_own_modules(text)
+    main = MAIN.format(module=module, name=program.__name__, framework=framework)
+    text = "\n\n".join([title, imports, *source.definitions]) + "\n" + main
+    _check_imports(text)
     return text
-
-
-def encoded(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments` for a command line: numbers, and text that is not JSON, as they are; all else as JSON.
-
-    Raises:
-        JobError: for a value that JSON does not have; the message names the argument.
-    """
-    values: dict[str, Any] = {}
-    for name, value in arguments.items():
-        try:
-            text = json.dumps(value)
-        except (TypeError, ValueError):
-            raise JobError(
-                f"arguments.{name} ({type(value).__qualname__}) cannot travel: a job's arguments are JSON, that is "
-                "numbers, text, true, false, null, lists and objects. Make it in the function, of what JSON has"
-            ) from None
-        as_it_is = isinstance(value, int | float) and not isinstance(value, bool)
-        as_it_is = as_it_is or (isinstance(value, str) and value == decoded(value))
-        values[name] = value if as_it_is else text
-    return values
-
-
-def decoded(text: str) -> Any:
-    """The value of an argument that `encoded` has made text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 class _Source:
     """The parts of a script, each name once, what is needed before what needs it."""
 
     def __init__(self) -> None:
-        self.imports: list[str] = []
+        self.imports = {GROUP}
         self.definitions: list[str] = []
         self._values: dict[str, Any] = {}
 
-    def add_definition(self, name: str, value: Any) -> None:
-        """Add the source of a function or class, after that of all it uses. Raises JobError."""
-        self._values[name] = value
-        text, around = _source_of(value), _surroundings(value)
-        for used in sorted(names_used(text) & around.keys()):
-            self._add(used, around[used])
-        self.definitions.append("\n" + text.rstrip())
-
-    def _add(self, name: str, value: Any) -> None:
-        """Add what makes `name` mean `value`."""
+    def add(self, name: str, value: Any) -> None:
+        """Add what makes `name` mean `value`, after all that this uses. Raises JobError."""
         if name in self._values:
             if self._values[name] is not value:
-                raise JobError(f"`{name}` means two things in what the function uses: rename one of them")
+                raise JobError(f"`{name}` means two things in what the function uses: rename one. {ADVICE}")
             return
         self._values[name] = value
-        own = getattr(value, "__name__", None)
+        own, home = getattr(value, "__name__", name), str(getattr(value, "__module__", ""))
+        alias = f" as {name}" if own != name else ""
+        if vars(builtins).get(name, self) is value:
+            return
         if isinstance(value, ModuleType):
-            self.imports.append(_import(name, value))
-        elif module := _home(value):
-            self.imports.append(f"from {module} import {own}" + (f" as {name}" if own != name else ""))
-        elif isinstance(value, FunctionType | type) and not is_installed(value.__module__):
-            if own != name:
-                self._add(value.__name__, value)
-                self.definitions.append(f"{name} = {own}")
-            else:
-                self.add_definition(name, value)
+            self.imports.add(f"import {own}{alias}")
+        elif literal := _literal(value):
+            self.definitions.append(f"{name} = {literal}")
+        elif module := _home(own, value):
+            self.imports.add(f"from {module} import {own}{alias}")
+        elif not isinstance(inspect.unwrap(value), FunctionType | type) or is_installed(home):
+            raise JobError(
+                f"`{name}` ({type(value).__qualname__}) cannot be written as source: make it in the function, or pass "
+                "what it is made of in arguments"
+            )
+        elif own not in (name, "<lambda>"):
+            self.add(own, value)
+            self.definitions.append(f"{name} = {own}")
         else:
-            self.definitions.append(f"{name} = {_literal(name, value)}")
+            self._add_definition(name, value)
+
+    def _add_definition(self, name: str, value: Any) -> None:
+        """Add the source of a function or class. Raises JobError."""
+        members = [value, *(vars(value).values() if isinstance(value, type) else ())]
+        functions = [each for each in map(inspect.unwrap, members) if isinstance(each, FunctionType)]
+        text = _source_of(name, value, functions)
+        text = f"if True:  # as deep as it was\n{text}" if text[0].isspace() else text
+        around = {**vars(builtins), **getattr(sys.modules.get(value.__module__), "__dict__", {})}
+        for each in functions:
+            around |= {**each.__globals__, **inspect.getclosurevars(each).nonlocals}
+            if each.__code__.co_flags & __future__.annotations.compiler_flag:
+                self.imports.add(FUTURE)
+        names = None
+        with contextlib.suppress(SyntaxError):  # such as a `nonlocal` without the function around it
+            names = names_used(text) if _defines(text, name, value, around) else None
+        if names is None:
+            raise JobError(f"the source of `{name}` does not make it what it is here. {ADVICE}")
+        for used in sorted(names & around.keys()):
+            meaning = around[used]
+            home = getattr(meaning, "__globals__", {}).get("__name__") or getattr(meaning, "__module__", "")
+            if str(home).partition(".")[0] not in NOTEBOOK:
+                if not used.startswith("__"):  # a module's own, as __name__
+                    self.add(used, meaning)
+            elif used not in TWINS:
+                raise JobError(f"`{used}` belongs to the notebook, as do % and ! commands; a rank has none")
+            if isinstance(meaning, ModuleType):  # the name `xml` does not say that `xml.etree` was imported
+                parts = (each for each in sys.modules if each.startswith(f"{used}.") and each in text)
+                self.imports.update(f"import {each}" for each in parts)
+        self.definitions.append("\n" + text.rstrip())
 
 
-def _import(name: str, module: ModuleType) -> str:
-    full = module.__name__
-    if not is_installed(full):
-        raise JobError(f"`{name}` is the module {full}, a file of yours, which does not travel")
-    package, _, last = full.rpartition(".")
-    if name == full:
-        return f"import {full}"
-    return f"from {package} import {last}" if package and name == last else f"import {full} as {name}"
-
-
-def _home(value: Any) -> str | None:
+def _home(own: str, value: Any) -> str | None:
     """The installed module from which `value` can be imported under its own name."""
-    name, module = getattr(value, "__name__", None), getattr(value, "__module__", None)
-    if not isinstance(name, str) or not isinstance(module, str) or not is_installed(module):
-        return None
-    return module if getattr(sys.modules.get(module), name, None) is value else None
+    module = getattr(value, "__module__", None)
+    if module is None or is_installed(module):
+        # In any module: what is written in C often does not say where it belongs.
+        for each in map(str, (module, *sys.modules)):
+            if getattr(sys.modules.get(each), "__dict__", {}).get(own) is value and is_installed(each):
+                return each
+    return None
 
 
-def _literal(name: str, value: Any) -> str:
-    try:
-        if ast.literal_eval(repr(value)) == value:
+def _literal(value: Any) -> str | None:
+    """`value` as source, if that gives the same."""
+    with contextlib.suppress(Exception):  # of the value's own __repr__ and __eq__
+        same = ast.literal_eval(repr(value))
+        if type(same) is type(value) and same == value:
             return repr(value)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        pass  # as below
-    raise JobError(
-        f"`{name}` ({type(value).__qualname__}) cannot be written as source: make it in the function, or pass what it "
-        "is made of in arguments"
-    )
+    return None
 
 
 def is_installed(module: str) -> bool:
     """Whether `module` comes with Python or with a package, so that other machines have it too."""
     root = module.partition(".")[0]
     if root in {*sys.stdlib_module_names, __name__.partition(".")[0]}:
-        return root != "__main__"
+        return True
+    spec = _spec(root)
+    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+    return any(re.search(r"[/\\](site|dist)-packages\b", str(each)) for each in places)
+
+
+def _spec(root: str) -> Any:
     loaded = sys.modules.get(root)
-    spec = importlib.util.find_spec(root) if loaded is None else getattr(loaded, "__spec__", None)
-    folders = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
-    return any(Path(str(spec and spec.origin)).is_relative_to(folder) for folder in folders)
+    return importlib.util.find_spec(root) if loaded is None else getattr(loaded, "__spec__", None)
 
 
-def _surroundings(value: Any) -> dict[str, Any]:
-    """What names mean in the source of a function or class; not those of IPython's own that have a built-in twin."""
-    around = dict(vars(sys.modules[value.__module__])) if value.__module__ in sys.modules else {}
-    for function in [value] if isinstance(value, FunctionType) else _functions_of(value):
-        around |= {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    return {name: each for name, each in around.items() if name not in {"open", "display"}}
-
-
-def _functions_of(value: type) -> list[FunctionType]:
-    return [each for each in vars(value).values() if isinstance(each, FunctionType)]
-
-
-def _source_of(value: Any) -> str:
-    """The definition of a function or class, not indented. Raises JobError where nobody has kept it."""
-    try:
-        return textwrap.dedent(inspect.getsource(value))
-    except (OSError, TypeError):
-        if isinstance(value, FunctionType):
-            raise JobError(
-                f"the source of `{value.__name__}` is not known: define it in a cell or a file"
-            ) from None
-    # Python looks for a class in its module's file; a notebook has cells, which only `linecache` keeps.
-    for file in (*(each.__code__.co_filename for each in _functions_of(value)), *reversed(linecache.cache)):
-        lines = linecache.getlines(file)
-        if any(f"class {value.__name__}" in line for line in lines):
-            for node in ast.walk(ast.parse("".join(lines))):
+def _source_of(name: str, value: Any, functions: list[FunctionType]) -> str:
+    """The definition of a function or class. Raises JobError where nobody has kept it."""
+    with contextlib.suppress(OSError, TypeError):
+        return inspect.getsource(value)
+    # Python looks for a class in its module's file. A notebook has cells: those of its methods, or those run last.
+    files = ["".join(linecache.getlines(each.__code__.co_filename)) for each in functions]
+    for whole in (*files, *reversed(getattr(sys.modules["__main__"], "In", ()))):
+        with contextlib.suppress(SyntaxError):
+            for node in ast.walk(ast.parse(whole)):
                 if isinstance(node, ast.ClassDef) and node.name == value.__name__:
                     first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-                    return textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
-    raise JobError(f"the source of `{value.__name__}` is not known: define it in a cell or a file")
+                    return "".join(whole.splitlines(keepends=True)[first - 1 : node.end_lineno])
+    raise JobError(f"the source of `{name}` is not known: define it in a file, or in a cell without %%")
 
 
-def _check_own_modules(text: str) -> None:
-    """Raise JobError if the script imports what this package does not send with its jobs."""
+def _defines(text: str, name: str, value: Any, around: Mapping[str, Any]) -> bool:
+    """Whether `text` is a statement that makes `name` what `value` is."""
+    node: Any = ast.parse(text).body[0]
+    node = node.body[0] if isinstance(node, ast.If) else node
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+        return [ast.unparse(each) for each in node.targets] == [name]
+    is_decorated = bool(getattr(node, "decorator_list", ()))
+    is_same = is_decorated == hasattr(value, "__wrapped__") or (is_decorated and around.get(name) is value)
+    return getattr(node, "name", None) == name and (is_same or isinstance(value, type))
+
+
+def _check_imports(text: str) -> None:
+    """Raise JobError if the script imports what does not travel."""
     travels = [f"workshop_utils.{each}" for each in (*TRAVELS, *TRAVELS_IF_USED)]
     for node in ast.walk(ast.parse(text)):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        for name in names:
-            full = f"{node.module}.{name}" if isinstance(node, ast.ImportFrom) else name
-            if full.startswith("workshop_utils") and not f"{full}.".startswith(
-                tuple(f"{each}." for each in travels)
-            ):
+        package = f"{'.' * node.level}{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
+        for alias in node.names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            full = package + alias.name
+            root = full.partition(".")[0]  # none of what is relative
+            if root == "workshop_utils" and not f"{full}.".startswith(tuple(f"{each}." for each in travels)):
                 raise JobError(f"{full} does not travel with a job; these do: {', '.join(travels)}")
+            if not root or (_spec(root) and not is_installed(root)):
+                raise JobError(
+                    f"{full} is a file of yours, which does not travel as a module: in a cell of its own, import from "
+                    "it by name what the function uses"
+                )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.jobs.function import TRAVELS, TRAVELS_IF_USED
-from workshop_utils.launchers.local.imports import imported
+from workshop_utils.launchers.imports import imported
 from workshop_utils.strategies import strategy_of
 
 PACKAGE = Path(__file__).parents[1]
@@ -23,9 +23,12 @@ def shipped(job: TrainingJob) -> dict[str, str]:
     NumPy; where they are used also the message passing, and what splits a model with it, which needs PyTorch.
     """
     files = {PACKAGE / f"{name.replace('.', '/')}.py" for name in TRAVELS}
-    used = {".".join(name.split(".")[:2]) for name in imported(job.script_path)}
-    for folder in TRAVELS_IF_USED:
-        if strategy_of(job).uses_comm or f"workshop_utils.{folder}" in used:
+    imports = {
+        f"{module}.{name}" for module, names in imported(job.script_path).items() for name in ("", *names)
+    }
+    used = {full.split(".")[1] for full in imports if full.startswith("workshop_utils.")}
+    for place, folder in enumerate(TRAVELS_IF_USED):
+        if strategy_of(job).uses_comm or used & {*TRAVELS_IF_USED[place:]}:
             files |= set((PACKAGE / folder).glob("*.py"))
     text = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(files)}
     return {f"workshop_utils/{name}": content for name, content in {"__init__.py": "", **text}.items()}

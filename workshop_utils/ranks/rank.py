@@ -58,10 +58,13 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
     from workshop_utils.training.tcp_bytes import count_bytes
 
     communicator = group if request["framework"] is None else None
-    if communicator is not None:
-        communicator.trace = collections.deque(maxlen=MOST_EVENTS)
     own = sys.modules["__main__"] = types.ModuleType("__main__")  # in place of this program
     program, arguments = pickle.loads(request["call"])
+    if hasattr(group, "barrier"):  # all begin together; a strategy of TensorFlow has none
+        group.barrier()
+    if communicator is not None:
+        communicator.traffic.reset()
+        communicator.trace = collections.deque(maxlen=MOST_EVENTS)
     with contextlib.nullcontext() if communicator else count_bytes() as counted:
         started = time.perf_counter()
         try:

@@ -105,7 +105,7 @@ def test_a_worker_finds_arguments_variables_data_model_folder_and_its_own_folder
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         },
-        "package": ["__init__.py", "checkpoints.py", "place.py"],
+        "package": ["__init__.py", "checkpoints.py", "place.py", "tcp_bytes.py"],
     }
 
 

@@ -70,7 +70,8 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         "selector": settings.node_selector or None,
         "container": CONTAINERS[kind],
         "image": settings.image_for(job),
-        "command": ["torchrun" if torchrun else "python", pods.script(job)],
+        # After "--" torchrun takes no argument of the script, such as `--n`, for an option of its own.
+        "command": [*(["torchrun", "--"] if torchrun else ["python"]), pods.script(job)],
         "args": job.command_line_arguments or None if kind != "TrainJob" else None,
         "env": [{"name": name, "value": value} for name, value in variables.items()],
         "resources": pods.resources(job.resources, processes),

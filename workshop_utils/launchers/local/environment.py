@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.local.imports import imported, packages
+from workshop_utils.launchers.imports import imported, packages
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.training import data
 

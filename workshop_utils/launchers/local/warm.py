@@ -24,7 +24,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import imports, warm_server
+from workshop_utils.launchers import imports
+from workshop_utils.launchers.local import warm_server
 from workshop_utils.launchers.local.run import SUPERVISOR
 
 # What to import for a script that imports the framework named. `torch._dynamo` is what torch.optim imports when

@@ -13,7 +13,7 @@ from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.jobs.quantities import seconds_of
-from workshop_utils.launchers.local import imports
+from workshop_utils.launchers import imports
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.strategies import Addresses, strategy_of

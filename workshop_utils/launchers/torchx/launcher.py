@@ -286,7 +286,8 @@ class TorchX(TargetSettings):
                 }
                 variables |= {**ON_TRAINIUM, **(OVER_EFA if interfaces else {})}
             variables |= pods.variables(job)
-        program = map(shlex.quote, [*address, script, *job.command_line_arguments])
+        # After "--" torchrun takes no argument of the script, such as `--n`, for an option of its own.
+        program = map(shlex.quote, [*address, "--", script, *job.command_line_arguments])
         command = " ".join([*self._torchrun(job, port), *program])
         return {
             "name": "worker",

@@ -1,0 +1,433 @@
+"""`TrainingJob.from_function`: a notebook's function as a script, what travels with it, and that it runs on targets."""
+
+import importlib.util
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from workshop_utils import on_ranks
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes
+from workshop_utils.launchers.local import Local
+from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker
+from workshop_utils.launchers.slurm import Slurm
+from workshop_utils.launchers.spark import Spark
+from workshop_utils.launchers.torchx import TorchX
+
+ROLE = "arn:aws:iam::123456789012:role/workshop"
+
+
+class Notebook:
+    """An IPython shell of this process, as a kernel has one."""
+
+    def __init__(self, shell):
+        self.shell = shell
+
+    def __getitem__(self, name):
+        return self.shell.user_ns[name]
+
+    def cell(self, text):
+        self.shell.run_cell(textwrap.dedent(text), store_history=True).raise_error()
+
+    def job(self, arguments=None, framework=None, **fields):
+        return TrainingJob.from_function(self["program"], arguments, framework, **fields)
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    before = sys.modules["__main__"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        started = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
+        yield started
+    InteractiveShell.clear_instance()
+    sys.modules["__main__"] = before
+
+
+@pytest.fixture
+def notebook(shell, tmp_path, monkeypatch):
+    """An empty notebook, whose functions' scripts go to `tmp_path`, and which finds modules there."""
+    monkeypatch.setattr("workshop_utils.jobs.function.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.syspath_prepend(tmp_path)
+    shell.reset(new_session=False)
+    return Notebook(shell)
+
+
+def text_of(job):
+    return job.script_path.read_text()
+
+
+def called(job, *arguments):
+    """What the job's function returns here, where only its script has defined it."""
+    names = {"__name__": "train"}
+    exec(compile(text_of(job), "train.py", "exec"), names)
+    return names["program"](None, *arguments)
+
+
+# What travels: the script's function returns what the notebook's does.
+
+TRAVELS = {
+    "helpers, each after what it needs": """
+        def total(values): return halved(sum(values))
+        def halved(value): return value / 2
+        def program(group): return total([1, 2, 3])
+    """,
+    "functions that call each other": """
+        def even(n): return True if n == 0 else odd(n - 1)
+        def odd(n): return False if n == 0 else even(n - 1)
+        def program(group): return even(10)
+    """,
+    "constants of every literal kind": """
+        from math import inf
+        A, B, C, D, E = 1, -2.5, "x\\n'\\"", b"y", None
+        F, G, H, I = [1, (2, {3})], {"a": {"b": True}}, 1 + 2j, set()
+        def program(group): return A, B, C, D, E, F, G, H, I, inf
+    """,
+    "aliases and parts of packages": """
+        import numpy as np
+        import numpy.linalg as la
+        import os.path
+        import xml.etree.ElementTree
+        from random import seed
+        from torch import float32, relu, nn
+        add = np.add
+        def program(group):
+            seed(1)
+            tree = xml.etree.ElementTree.Element("a")
+            linear = nn.Linear.__name__
+            return int(add(1, 2)), float(la.norm([3, 4])), tree.tag, os.path.sep, str(float32), relu.__name__, linear
+    """,
+    "aliases of own functions, and a lambda": """
+        def step(x): return x + 1
+        update = step
+        square = lambda x: x * x
+        def program(group): return update(1), step(1), square(3)
+    """,
+    "default values, annotations and decorators": """
+        from functools import cache, wraps
+        START = 3
+        class Kind: pass
+        def twice(function):
+            @wraps(function)
+            def call(*arguments): return 2 * function(*arguments)
+            return call
+        @cache
+        def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
+        @twice
+        def program(group, start: int = START, kind: Kind = None) -> "Kind": return fib(start)
+    """,
+    "what a decorator of a package hides": """
+        import torch
+        import torch.nn.functional as F
+        @torch.no_grad()
+        def evaluate(x): return F.relu(x * ONE).requires_grad
+        ONE = torch.ones.__name__ and 1.0
+        def program(group): return evaluate(torch.zeros(2, requires_grad=True))
+    """,
+    "classes with decorators, bases and methods": '''
+        from dataclasses import dataclass
+        from enum import Enum
+        SIZE = 4
+        class Colour(Enum):
+            RED = SIZE
+        class Base:
+            def name(self): return type(self).__name__ + str(SIZE)
+        @dataclass(frozen=True)
+        class Point(Base):
+            x: float
+            text: str = """
+        left of all
+        """
+            def name(self): return super().name() + self.text
+            @staticmethod
+            def helped(): return helper()
+        def helper(): return Colour.RED.value
+        def program(group): return Point(1.0).name(), Point.helped(), repr(Point(2.0))
+    ''',
+    "what a function has closed over": """
+        def make(n):
+            def g(x):
+                return x + n
+            return g
+        plus3 = make(3)
+        def program(group): return plus3(1)
+    """,
+    "definitions below an if": """
+        from dataclasses import dataclass
+        if True:
+            @dataclass
+            class Low:
+                x: int = 7
+            def f():
+                return '''
+        as it was'''
+        def program(group): return f(), Low().x
+    """,
+    "local names that globals have, too": """
+        import threading
+        lock = model = value = threading.Lock()
+        def program(group, model=1):
+            value = 2
+            def inner(lock): return lock + model
+            return [value for value in (inner(5), value)]
+    """,
+    "Python's own names, which the notebook may have": """
+        def sum(values): return 42
+        def program(group):
+            with open("/dev/null") as file:
+                return sum([1, 2]), max(3, 4), file.read(), __name__ == "x"
+    """,
+}
+
+
+@pytest.mark.parametrize("text", TRAVELS.values(), ids=TRAVELS)
+def test_what_a_function_uses_travels(notebook, text):
+    notebook.cell(text)
+    assert called(notebook.job()) == notebook["program"](None)
+
+
+def test_a_class_travels_as_it_was_last_defined(notebook):
+    first = "from dataclasses import dataclass\n@dataclass\nclass Point:\n    x: int = 1"
+    for text in (first, first.replace("1", "2"), first):
+        notebook.cell(text)
+    notebook.cell("def program(group): return Point().x")
+    assert called(notebook.job()) == 1
+
+
+def test_functions_of_a_file_beside_the_notebook_travel_as_their_source(notebook, tmp_path):
+    (tmp_path / "own_steps.py").write_text(
+        "from __future__ import annotations\nRATE = 0.5\ndef step(x: Unknown) -> Unknown: return x * RATE\n"
+    )
+    notebook.cell("from own_steps import step\ndef program(group): return step(4)")
+    assert called(notebook.job()) == 2.0
+    assert "own_steps" not in text_of(notebook.job())
+
+
+def test_nothing_travels_that_the_function_does_not_use(notebook):
+    notebook.cell("import pandas\nSECRET = 'pass'\ndef other(): return SECRET\ndef program(group): pass")
+    assert not {"pandas", "SECRET", "other"} & set(text_of(notebook.job()).replace("(", " ").split())
+
+
+# What does not: refused, by name.
+
+REFUSED = {
+    "import threading\nlock = threading.Lock()\ndef program(group): lock.acquire()": "`lock` (lock) cannot be written",
+    "import numpy as np\nx = np.zeros(3)\ndef program(group): return x": "`x` (ndarray) cannot be written as source",
+    "import pandas\ntable = pandas.DataFrame()\ndef program(group): return table": "`table` (DataFrame)",
+    "import functools\nhalf = functools.partial(max, 1)\ndef program(group): half()": "`half` (partial)",
+    "import torch\nmodel = torch.nn.Linear(1, 1)\ndef program(group): model": "`model` (Linear)",
+    "class Bag(dict): pass\nbag = Bag(a=1)\ndef program(group): return bag": "`bag` (Bag)",
+    "from workshop_utils.lessons.checks import Wrong\ndef program(group): raise Wrong": (
+        "workshop_utils.lessons.checks.Wrong does not travel with a job; these do: workshop_utils.place"
+    ),
+    "def program(group):\n    from workshop_utils import on_ranks": "workshop_utils.on_ranks does not travel",
+    "import own_helper\ndef program(group): own_helper.f()": "own_helper is a file of yours, which does not travel",
+    "def program(group):\n    import own_helper": "own_helper is a file of yours",
+    "def program(group):\n    from . import own_helper": "is a file of yours",
+    "def program(group): display(1)": "`display` belongs to the notebook",
+    "def program(group): get_ipython()": "`get_ipython` belongs to the notebook",
+    "def program(group):\n    !ls": "`get_ipython` belongs to the notebook, as do % and ! commands",
+    "def bare(f):\n    def inner(*a): return f(*a)\n    return inner\n@bare\ndef program(group): pass": (
+        "functools.wraps"
+    ),
+    "def bare(f):\n    def inner(*a): return f(*a)\n    return inner\n@bare\ndef f(): pass\n"
+    "def program(group): f()": "`f` means two things",
+    "import functools\ndef plain(): return 1\nkept = functools.cache(plain)\ndef program(group): kept()": (
+        "the source of `plain` does not make it what it is here"
+    ),
+    "def make(n):\n    def g(): return n\n    return g\none, two = make(1), make(2)\n"
+    "def program(group): return one(), two()": "`g` means two things",
+    "def make(max):\n    def g(): return max\n    return g\none = make(1)\n"
+    "def program(group): return one(), max(1, 2)": "`max` means two things",
+    "def make():\n    n = 0\n    def count():\n        nonlocal n\n        n += 1\n    return count\ncount = make()\n"
+    "def program(group): count()": "the source of `count` does not make it what it is here",
+    "one, two = lambda: 1, lambda: 2\ndef program(group): return two()": "the source of `two` does not make it",
+    "exec('def f(): pass')\ndef program(group): f()": "the source of `f` is not known",
+    "program = lambda group: 1": "it must be a function that `def` has given a name",
+    "class A:\n    def go(self, group): pass\nprogram = A().go": "it must be a function that `def` has given a name",
+    "import functools\nprogram = functools.partial(print, 1)": "it must be a function that `def` has given a name",
+    "program = 3": "program is 3; it must be a function",
+    "async def program(group): pass": "it must have no async and no yield",
+    "def program(group): yield 1": "it must have no async and no yield",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.items(), ids=range(len(REFUSED)))
+def test_what_cannot_travel_is_refused_by_name(notebook, tmp_path, text, message):
+    (tmp_path / "own_helper.py").write_text("def f(): return 1\n")
+    notebook.cell(text)
+    with pytest.raises(JobError) as refusal:
+        notebook.job()
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"x": 1, "y": {1, 2}}, "arguments.y (set) cannot travel: a job's arguments are JSON"),
+        ({"x": (1, 2)}, "arguments.x (tuple) cannot travel"),
+        ({"x": {1: 2}}, "arguments.x (dict) cannot travel"),
+        ({"x": float("nan")}, "arguments.x (float) cannot travel"),
+        ({"x": [float("inf")]}, "arguments.x (list) cannot travel"),
+        ({"z": 1}, "a rank would call program(group, z=…): missing a required argument: 'x'"),
+        ({"x": 1, "z": 1}, "got an unexpected keyword argument 'z'"),
+        ({"x": 1, "group": 1}, "multiple values for argument 'group'"),
+        ([1], "arguments is [1]; it must hold values by the names of parameters"),
+    ],
+)
+def test_arguments_that_cannot_travel_are_refused_by_name(notebook, arguments, message):
+    notebook.cell("def program(group, x, y=1): pass")
+    with pytest.raises(JobError) as refusal:
+        notebook.job(arguments)
+    assert message in str(refusal.value)
+
+
+def test_an_unknown_framework_is_refused(notebook):
+    notebook.cell("def program(group): pass")
+    with pytest.raises(
+        JobError, match="framework is 'jax'; it must be 'torch', 'horovod', 'tensorflow', or None"
+    ):
+        notebook.job(framework="jax")
+
+
+# The job
+
+
+def test_the_same_function_is_the_same_folder_also_when_threads_write_it_at_once(notebook, tmp_path):
+    notebook.cell("def program(group): return 1")
+    with ThreadPoolExecutor(8) as pool:
+        folders = {job.folder for job in pool.map(lambda _: notebook.job(), range(32))}
+    (folder,) = folders
+    assert [path.name for path in folder.parent.rglob("*")] == [folder.name, "train.py"]
+    notebook.cell("def program(group): return 2")
+    assert notebook.job().folder != folder
+
+
+def test_fields_of_the_job_can_be_given_and_replaced(notebook):
+    notebook.cell("def my_Program_2(group, n, flag=False): pass\nprogram = my_Program_2")
+    job = notebook.job({"n": 1}, workers=3, timeout="5min")
+    assert (job.name, job.strategy, job.workers, job.timeout_seconds) == ("my-program-2", "torch_ddp", 3, 300)
+    changed = job.replace(arguments={"flag": True})
+    assert changed.command_line_arguments == ["--flag", "True", "--n", "1"]
+    assert TrainingJob(folder=job.folder, **changed.model_dump()) == changed
+
+
+def test_each_target_renders_the_job(notebook):
+    notebook.cell(
+        "import numpy as np\nfrom workshop_utils.comm.ring import ring_all_reduce\n"
+        "def program(communicator): ring_all_reduce(communicator, np.zeros(3))"
+    )
+    job = notebook.job(workers=2)
+    manifest = Kubernetes().render(job)
+    assert manifest.resource["kind"] == "PyTorchJob"
+    assert "comm/ring.py" in str(manifest)  # what the script imports travels
+    request = SageMaker(role=ROLE, region="eu-west-1").render(job).body
+    assert request["HyperParameters"]["sagemaker_program"] == '"train.py"'
+    assert Slurm().render(job).script.startswith("#!/bin/bash\n#SBATCH")
+    assert "train.py" in str(Spark().render(job))
+    assert "train.py" in str(TorchX().render(job))
+
+
+@pytest.mark.parametrize(
+    ("framework", "imports", "kind"),
+    [
+        ("horovod", "import horovod.torch", "MPIJob"),
+        ("tensorflow", "import tensorflow", "TFJob"),
+        ("torch", "import torch.distributed", "PyTorchJob"),
+    ],
+)
+def test_a_framework_decides_the_strategy_and_what_the_script_imports(notebook, framework, imports, kind):
+    notebook.cell("def program(group): pass")
+    job = notebook.job(framework=framework, workers=2)
+    assert f"    {imports}  #" in text_of(job)
+    assert Kubernetes().render(job).resource["kind"] == kind
+
+
+def test_horovod_joins_ranks_through_the_framework_that_the_function_uses(notebook, monkeypatch):
+    # A module that nothing has executed, since TensorFlow's own takes seconds.
+    tensorflow = importlib.util.module_from_spec(importlib.util.find_spec("tensorflow"))
+    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
+    notebook.cell("import tensorflow as tf\ndef program(hvd): return hvd.allreduce(tf.constant(1.0))")
+    assert "    import horovod.tensorflow  #" in text_of(notebook.job(framework="horovod"))
+
+
+# On targets: one function whose ranks speak through the Communicator, with what is awkward on a command line.
+
+PROGRAM = """
+    import numpy as np
+    from workshop_utils.comm.ring import ring_all_reduce
+
+    def program(communicator, n, **others):
+        array = np.full(n, communicator.rank + 0.5)
+        ring_all_reduce(communicator, array, "mean")
+        return array.tolist(), sorted(others.items())
+"""
+ARGUMENTS = {
+    "n": 3,
+    "d": {"a": [None, {"b": 1}]},
+    "help": "--help",
+    "dash": "-x",
+    "small": -1e-05,
+    "large": 2**70,
+    "yes": True,
+    "off": False,
+    "nothing": None,
+    "numbers": [1, -2.5],
+    "one": "1",
+    "true": "true",
+    "title": "True",
+    "null": "null",
+    "nan": "NaN",
+    "list": "[1]",
+    "empty": "",
+    "spaces": " a  b ",
+    "lines": "a\nb",
+    "quotes": 'it\'s "$HOME" `x` \\n',
+    "umlaut": "ö",
+}
+
+
+@pytest.fixture
+def expected(notebook, data_folder):
+    """`expected(run)` compares what a run's ranks have returned with what `on_ranks` gives."""
+    notebook.cell(PROGRAM)
+    values = on_ranks(2, notebook["program"], ARGUMENTS).values
+    lines = [f"rank {rank} returned {value!r}" for rank, value in enumerate(values)]
+    assert values[0] == ([1.0] * 3, sorted((name, value) for name, value in ARGUMENTS.items() if name != "n"))
+
+    def check(target, seconds=120):
+        with target.launch(notebook.job(ARGUMENTS, workers=2, data=str(data_folder))) as run:
+            run.wait(seconds)
+            assert sorted(line.text for line in run.logs() if " returned " in line.text) == lines
+
+    return check
+
+
+def test_a_function_s_job_gives_on_processes_of_this_machine_what_on_ranks_gives(expected):
+    expected(Local())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [EmulatedSageMaker, EmulatedKubernetes, TorchX, Spark])
+def test_a_function_s_job_gives_on_every_target_what_on_ranks_gives(expected, target):
+    expected(target())
+
+
+def test_a_function_of_pytorch_gets_its_process_group_and_arguments_as_they_were_replaced(
+    notebook, data_folder
+):
+    notebook.cell("""
+        import torch
+        def program(dist, start: float, flag):
+            total = torch.tensor([start + dist.get_rank()])
+            dist.all_reduce(total)
+            return total.item(), flag
+    """)
+    job = notebook.job({"start": 1.0, "flag": None}, "torch", workers=3, data=str(data_folder))
+    run = Local().launch(job.replace(arguments={"flag": False, "start": 2.5})).wait(60)
+    assert {line.text for line in run.logs()} == {f"rank {rank} returned (10.5, False)" for rank in range(3)}
