@@ -190,11 +190,14 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
         if pid == 0:
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != supervisor:  # it died before the line above, so the kernel will not tell us
+                os._exit(1)
             if process["network"]:
                 self._connect(process, pipes["stderr"][1], left[1], plugged[0])
             for descriptor in (*left, *plugged):
                 os.close(descriptor)
-            return self._become(process, pipes, supervisor)
+            return self._become(process, pipes)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._running[pid] = process["name"]
         if process["awaited"]:
@@ -231,12 +234,9 @@ class Supervisor:
             os.write(stderr, f"{process['name']} has no network: {error}\n".encode())
             os._exit(1)
 
-    def _become(self, process: dict[str, Any], pipes: dict[str, tuple[int, int]], supervisor: int) -> Script:
+    def _become(self, process: dict[str, Any], pipes: dict[str, tuple[int, int]]) -> Script:
         """Turn the forked child into the process asked for: by exec, or, when warm, into the script to run."""
         os.setsid()
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:  # it died before the line above, so the kernel will not tell us
-            os._exit(1)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
