@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from conftest import eventually, marked_processes
 
@@ -569,3 +570,22 @@ def test_calls_from_several_threads_do_not_disturb_each_other():
     for thread in threads:
         thread.join()
     assert values == {number: [(number, 0), (number, 1)] for number in range(4)}
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.04, 0.08])
+def test_a_killed_supervisor_takes_its_ranks_along_while_they_get_their_networks(seconds):
+    from workshop_utils.launchers.local import warm
+
+    on_ranks(1, rank_of)
+    server = psutil.Process(warm.SERVERS["workshop_utils.ranks"]._process.pid)
+
+    def kill_the_supervisor():
+        assert eventually(server.children)
+        time.sleep(seconds)
+        server.children()[0].kill()
+
+    killer = threading.Thread(target=kill_the_supervisor)
+    killer.start()
+    text = failure_of(4, lambda communicator: time.sleep(60), network="100Mbit")
+    killer.join()
+    assert "the process that watches over it was killed" in text

@@ -19,7 +19,6 @@ import json
 import pickle
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +29,7 @@ from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.jobs.function import FRAMEWORKS, check_call
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import Local, hang, warm
-from workshop_utils.launchers.local.environment import scratch_folder
+from workshop_utils.launchers.local.environment import await_horovod, scratch_folder
 from workshop_utils.launchers.local.launcher import MOST_PROCESSES
 from workshop_utils.launchers.local.run import Event, ProcessRun
 from workshop_utils.network import Network
@@ -109,6 +108,8 @@ def launch(
     launcher.render(job)  # refuses what cannot be, before anything starts
     call = packing.packed(program, arguments)
     server, files = packing.server_for(call, framework), {"request": packing.request(call, framework, cell)}
+    if framework == "horovod":
+        await_horovod(job)
     warm.starter(server)
     with contextlib.ExitStack() as cleanup:
         with _interrupts_deferred():
@@ -120,7 +121,7 @@ def launch(
     for rank, worker in enumerate(run.workers):
         result: tuple[Any, ...] = (None, None, 0, 0.0, ())
         try:
-            result = pickle.loads(run.left(worker, "value") or pickle.dumps(result))
+            result = pickle.loads(run.files.get(f"{worker}.value") or pickle.dumps(result))
         except Exception as error:
             reason = (
                 reason or f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
@@ -139,7 +140,7 @@ class _RanksRun(ProcessRun):
     """A run of `rank.py`, whose failures speak of ranks and of the notebook's cells.
 
     Attributes:
-        files: what the ranks have left in the run's folder, by name.
+        files: what the ranks have left in the run's folder: `worker-0.value` and the like.
     """
 
     is_read = True
@@ -153,11 +154,7 @@ class _RanksRun(ProcessRun):
         if event["event"] == "exited":
             self._codes[event["name"]] = event["code"]
         elif event["event"] == "read":
-            kinds = ("value", "error", "waits")
-            paths = [
-                Path(event["folder"], f"{rank}.{kind}") for rank in range(len(self.workers)) for kind in kinds
-            ]
-            self.files = {path.name: path.read_bytes() for path in paths if path.exists()}
+            self.files = {path.name: path.read_bytes() for path in Path(event["folder"]).glob("worker-*.*")}
         super()._on_event(event)
 
     def _take_line(self, name: str, text: str, stream: str) -> None:
@@ -174,12 +171,13 @@ class _RanksRun(ProcessRun):
         # One that has left no word is at fault, or the first to raise: others may have raised because it had gone.
         silent = [name] if code < 0 else self._silent()
         errors = [] if silent else list(self._errors())
-        error, name = (
-            min(errors, key=lambda each: each[0]["time"]) if errors else ({}, silent[0] if silent else name)
-        )
+        if errors:
+            error, name = min(errors, key=lambda each: each[0]["time"])
+        elif silent:
+            name = silent[0]
         who = f"rank {self.workers.index(name)} of {len(self.workers)}" if name in self.workers else name
         others = "; the others were stopped" if len(self.workers) > 1 else ""
-        if error:
+        if errors:
             trace = packing.with_cells(error["traceback"])
             return f"{who} raised {error['summary']}{others}.\n{trace}".rstrip()
         code = self._codes.get(name, code)
@@ -190,24 +188,19 @@ class _RanksRun(ProcessRun):
         """The ranks that ended by themselves and left neither a value nor an error, in the order of their ends."""
         stopped = (-signal.SIGTERM, -signal.SIGKILL)
         ended = [each for each, code in self._codes.items() if each in self.workers and code not in stopped]
-        return [each for each in ended if not (self.left(each, "value") or self.left(each, "error"))]
+        return [each for each in ended if not {f"{each}.value", f"{each}.error"} & self.files.keys()]
 
     def _errors(self) -> Iterator[tuple[dict[str, Any], str]]:
         for worker in self.workers:
             with contextlib.suppress(ValueError):  # there is none, or it was ended in the middle of it
-                yield json.loads(self.left(worker, "error")), worker
-
-    def left(self, worker: str, kind: str) -> bytes:
-        """What a rank has left in the run's folder; nothing where it has not."""
-        return self.files.get(f"{self.workers.index(worker)}.{kind}", b"")
+                yield json.loads(self.files.get(f"{worker}.error", b"")), worker
 
     def _timed_out(self) -> str:
         text = hang.diagnosis(self, self._process_states) + hang.shown_stacks(self)
-        waits = [self.left(worker, "waits").decode() for worker in self.workers]
+        waits = [self.files.get(f"{worker}.waits", b"").decode() for worker in self.workers]
+        text = "\n".join([text, *filter(None, waits)])
         text = re.sub(r"\bworker-(\d+)", r"rank \1", text)
-        return "\n".join(
-            [f"the program did not end within {self._timeout_seconds:g} s. {text}", *filter(None, waits)]
-        )
+        return f"the program did not end within {self._timeout_seconds:g} s. {text}"
 
 
 @contextlib.contextmanager
@@ -228,8 +221,7 @@ def _interrupts_deferred() -> Iterator[None]:
 
 def _register_magic() -> None:
     """In a notebook: bring %%ranks."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None:
+    if (shell := packing.notebook()) is not None:
         from workshop_utils.ranks import cell  # which needs this module
 
         cell.register(shell)

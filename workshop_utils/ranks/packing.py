@@ -12,7 +12,7 @@ import pickle
 import pickletools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -150,8 +150,14 @@ def _globals_of(code: CodeType) -> set[str]:
     return names.union(*(_globals_of(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
+def notebook() -> Any:
+    """IPython's shell, or None outside a notebook."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+
 def with_cells(text: str) -> str:
     """`text` with "Cell In[3], line 2" in place of the file names by which the notebook knows its cells."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    label: Callable[[str], Any] = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)
-    return re.sub(r'File "([^"\n]+)"', lambda file: " ".join(label(file[1]) or [file[0]]), text)
+    if (shell := notebook()) is None:
+        return text
+    names = shell.compile.format_code_name
+    return re.sub(r'File "([^"\n]+)"', lambda file: " ".join(names(file[1]) or [file[0]]), text)

@@ -1,7 +1,7 @@
 """One rank of `on_ranks`: a program that a warm server forks, or that starts cold.
 
-It reads `request` in the run's own folder, calls the program there, and leaves `RANK.value`, a pickle, or `RANK.error`,
-JSON. It imports little, since each rank imports it again.
+It reads `request` in the run's own folder, calls the program there, and leaves `worker-0.value`, a pickle, or
+`worker-0.error`, JSON. It imports little, since each rank imports it again.
 """
 
 import base64
@@ -38,16 +38,16 @@ def main() -> int:
 
     builtins.input = _no_input
     here = place.here()
-    error = folder / f"{here.rank}.error"
+    error = folder / f"{here.name}.error"
     try:
         # The first to write is the inner one, before the others learn of the error and fail as well.
         with _written_to(error), process_group(request["framework"]) as group, _written_to(error):
             if request["framework"] is None:
-                _answer_whom_it_waits_for(group, folder / f"{here.rank}.waits")
+                _answer_whom_it_waits_for(group, folder / f"{here.name}.waits")
             result = _result_of(request, group, here)
     except BaseException:
         return 1
-    (folder / f"{here.rank}.value").write_bytes(result)
+    (folder / f"{here.name}.value").write_bytes(result)
     return 0
 
 

@@ -87,8 +87,8 @@ def mpirun_program(reason: str) -> str:
 
 
 def await_horovod(job: TrainingJob) -> None:
-    """If the job's script imports Horovod, wait while that still compiles. Raises JobError if it is missing."""
-    if "horovod" in packages(imported(job.script_path)):
+    """If the job needs Horovod, wait while that still compiles. Raises JobError if it is missing."""
+    if job.strategy.startswith("horovod") or "horovod" in packages(imported(job.script_path)):
         from workshop_utils.setup import lab  # here, since few jobs need it
 
         lab.wait_for_horovod(job)

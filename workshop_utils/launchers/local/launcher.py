@@ -102,6 +102,7 @@ class Local:
         """
         sources = {f"source/{name}": text for name, text in shipped(job).items()}
         framework = warm.framework_for(job) if self.warm else None
+        await_horovod(job)
         return self.start(job, ProcessRun, scratch_folder(), sources, framework)
 
     def start(
@@ -117,7 +118,6 @@ class Local:
         Ranks are forked from the warm server for `framework`; for None they start cold. Raises as `render` does.
         """
         job, planned = self._planned(job)
-        await_horovod(job)
         with reserve(sum(spec.listens for spec in planned)) as reservation:
             request = self._request(job, planned, reservation.ports, scratch)
             for folder in filter(None, (job.outputs, job.checkpoints)):
