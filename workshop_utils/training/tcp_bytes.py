@@ -55,7 +55,7 @@ class CountedBytes:
 
     @property
     def received(self) -> float:
-        """Arrived here. Ranks do not leave a barrier at one moment, so a few bytes may be of what others do next to it."""
+        """Arrived here; also a few bytes from before or after the block, since ranks do not leave a barrier at once."""
         return sum(received for *_, received in self._differences())
 
     def finish(self) -> None:
