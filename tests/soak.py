@@ -1,11 +1,11 @@
-"""A thousand launches over all strategies, most of which do not end by themselves; then a look at what is left.
+"""A thousand launches over all strategies, and 500 calls of `on_ranks`, most of which do not end by themselves.
 
-    python tests/soak.py --launches 1000 --seed 0
+    python tests/soak.py --launches 1000 --calls 500 --seed 0
 
-Each launch has a fate: it runs to its end, is stopped, loses a worker or its supervisor to SIGKILL, or its owner (a
-`workshop launch` in a process of its own) is interrupted or killed. After each, nothing of it may be left: no process,
-no port, no network namespace, no shared memory, no folder; and none may take longer than its time-out. Ends with 1
-where something was.
+Each has a fate: it runs to its end, is stopped, meets its time limit, loses a process to SIGKILL, or its owner (for a
+launch a `workshop launch` in a process of its own) is interrupted or killed. After each, nothing of it may be left: no
+process, no port, no network namespace, no shared memory, no folder; and none may take longer than its time-out. Ends
+with 1 where something was.
 """
 
 from __future__ import annotations
@@ -18,17 +18,23 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 from conftest import eventually, marked_processes, reserved_ports
 
+from workshop_utils import on_ranks
+from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local
+from workshop_utils.launchers.local import Local, warm
 from workshop_utils.network import Network
+from workshop_utils.ranks import RanksFailed
 from workshop_utils.runs import Run, RunState
 
 JOBS = Path(__file__).parents[1] / "jobs"
@@ -64,6 +70,16 @@ KINDS = (
 # Fates of a run that this process owns, and of one whose owner is another process.
 HERE = {"end": 40, "stop": 15, "worker killed": 20, "supervisor killed": 10}
 ELSEWHERE = {"owner interrupted": 8, "owner killed": 7}
+# Fates of a call of `on_ranks`; the last two are those of a process that does nothing but call.
+CALLS = {
+    **{"end": 20, "error": 10, "time limit": 10, "process killed": 20, "interrupted": 20},
+    **{"owner interrupted": 10, "owner killed": 10},
+}
+OWNER = """
+import sys
+from soak import call
+call(3, "for ever", network=sys.argv[1] or None, framework=sys.argv[2] or None)
+"""
 
 
 class Left(Exception):
@@ -73,6 +89,7 @@ class Left(Exception):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--launches", type=int, default=1000)
+    parser.add_argument("--calls", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     chance = random.Random(given.seed)
@@ -83,26 +100,104 @@ def main() -> int:
         tempfile.tempdir = os.environ["TMPDIR"] = folder
         root = Path(folder)
         before = what_is_there(root)
-        for number in range(given.launches):
-            (kind,) = chance.choices(KINDS, [kind.weight for kind in KINDS])
-            fates = HERE | ELSEWHERE
-            (fate,) = chance.choices(list(fates), list(fates.values()))
+        for number in range(given.launches + given.calls):
+            subject, fate, act = drawn(chance, is_launch=number < given.launches)
             try:
-                (launch_elsewhere if fate in ELSEWHERE else launch_here)(kind, fate, chance)
-                counted[kind.job, fate] += 1
+                act()
+                counted[subject, fate] += 1
                 print(".", end="", flush=True)
                 look(root, before)
             except Left as left:
-                misses.append(f"launch {number}, {kind.job}, {fate}: {left}")
+                misses.append(f"number {number}, {subject}, {fate}: {left}")
                 print(f"\n{misses[-1]}", flush=True)
                 clear(before)
     print()
-    for (job, fate), count in sorted(counted.items()):
-        print(f"{job:<30} {fate:<20} {count:4}")
+    for (subject, fate), count in sorted(counted.items()):
+        print(f"{subject:<30} {fate:<20} {count:4}")
+    seconds = time.monotonic() - began
     print(
-        f"{given.launches} launches in {time.monotonic() - began:.0f} s; {len(misses)} left something or hung"
+        f"{given.launches} launches, {given.calls} calls, {seconds:.0f} s; {len(misses)} left something or hung"
     )
     return 1 if misses or not counted else 0
+
+
+def drawn(chance: random.Random, is_launch: bool) -> tuple[str, str, Callable[[], None]]:
+    """What is done next, its fate, and how."""
+    fates = HERE | ELSEWHERE if is_launch else CALLS
+    (fate,) = chance.choices(list(fates), list(fates.values()))
+    if is_launch:
+        (kind,) = chance.choices(KINDS, [kind.weight for kind in KINDS])
+        launch = launch_elsewhere if fate in ELSEWHERE else launch_here
+        return kind.job, fate, lambda: launch(kind, fate, chance)
+    framework = "torch" if chance.random() < 0.2 else None
+    network = "1Gbit" if chance.random() < 0.3 else None
+    make = call_elsewhere if fate in ELSEWHERE else call_here
+    return f"on_ranks, {framework}", fate, lambda: make(fate, framework, network, chance)
+
+
+def call_here(fate: str, framework: str | None, network: str | None, chance: random.Random) -> None:
+    """A call of `on_ranks` of this process, which a thread disturbs at some moment."""
+    ranks, disturbance = chance.randint(1, 4), None
+    if fate == "process killed":
+        disturbance = threading.Timer(chance.uniform(0, 0.4), kill_a_rank, (chance,))
+    elif fate == "interrupted":
+        disturbance = threading.Timer(chance.uniform(0, 0.4), os.kill, (os.getpid(), signal.SIGINT))
+    reason = ""
+    try:
+        if disturbance is not None:
+            disturbance.start()
+        try:
+            call(ranks, fate if disturbance is None else "a second", network=network, framework=framework)
+        finally:
+            if disturbance is not None:
+                disturbance.join()
+    except KeyboardInterrupt:
+        if fate != "interrupted":
+            raise
+    except RanksFailed as error:
+        reason = str(error)
+    expected = {
+        "end": not reason,
+        "error": reason.startswith("rank 0 of"),
+        "time limit": reason.startswith("the program did not end"),
+        "interrupted": not reason,
+    }
+    if not expected.get(fate, True):
+        raise Left(f"its end was not as its fate: {reason or 'nothing was raised'}")
+
+
+def call(ranks: int, what: str, network: str | None, framework: str | None) -> None:
+    """Ranks that reduce arrays until `what` is to happen to them."""
+
+    def program(group):  # type: ignore[no-untyped-def]
+        rank = group.get_rank() if framework else group.rank
+        for step in range({"end": 3, "a second": 100}.get(what, 10**9)):
+            if what == "error" and rank == 0 and step == 3:
+                raise ValueError("as it is to be")
+            if framework:
+                import torch
+
+                group.all_reduce(torch.ones(1000))
+            else:
+                ring_all_reduce(group, np.ones(1000))
+            time.sleep(0.01)
+
+    timeout = "200ms" if what == "time limit" else f"{TIMEOUT_SECONDS}s"
+    on_ranks(ranks, program, network=network, framework=framework, timeout=timeout)
+
+
+def kill_a_rank(chance: random.Random) -> None:
+    """End a rank, its supervisor, or the warm server that both were forked from."""
+    with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # there is none yet
+        servers = [psutil.Process(server._process.pid) for server in [*warm.SERVERS.values()]]
+        processes = [each for server in servers for each in (server, *server.children(recursive=True))]
+        chance.choice(processes).kill()
+
+
+def call_elsewhere(fate: str, framework: str | None, network: str | None, chance: random.Random) -> None:
+    command = [sys.executable, "-c", OWNER, network or "", framework or ""]
+    folder = Path(__file__).parent
+    end(subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL), fate, chance.uniform(0.5, 3.0))
 
 
 def launch_here(kind: Kind, fate: str, chance: random.Random) -> None:
@@ -143,7 +238,12 @@ def launch_elsewhere(kind: Kind, fate: str, chance: random.Random) -> None:
     command = [str(WORKSHOP), "launch", str(JOBS / kind.job), "--workers", str(workers), "--timeout", "1min"]
     command += [part for name, value in kind.arguments for part in ("-a", f"{name}={value}")]
     owner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    time.sleep(chance.uniform(0.2, 1.5 + kind.seconds))
+    end(owner, fate, chance.uniform(0.2, 1.5 + kind.seconds))
+
+
+def end(owner: subprocess.Popen[bytes], fate: str, seconds: float) -> None:
+    """Interrupt or kill `owner` after `seconds`."""
+    time.sleep(seconds)
     owner.send_signal(signal.SIGINT if fate == "owner interrupted" else signal.SIGKILL)
     try:
         owner.wait(TIMEOUT_SECONDS)

@@ -2,7 +2,9 @@
 
 Start reading at `jobs` (what to run), `strategies` (how workers co-operate) and `launchers.local` (a place).
 
-    from workshop_utils import on_ranks     # a function on real processes; it also brings the cell magic %%ranks
+    from workshop_utils import on_ranks     # a function on real processes
+
+In a notebook, `%load_ext workshop_utils` brings the cell magic %%ranks; so does importing `on_ranks`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,3 +25,10 @@ def __getattr__(name: str) -> Any:
 
         return count_bytes
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext workshop_utils` does."""
+    from workshop_utils.ranks import cell
+
+    cell.register(shell)

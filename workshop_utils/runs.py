@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
+from workshop_utils.jobs import PlainError
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -38,14 +40,6 @@ class RunState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     STOPPED = "stopped"
-
-
-class PlainError(Exception):
-    """An error whose message is for people; a notebook shows that alone."""
-
-    def _render_traceback_(self) -> list[str]:
-        # IPython asks an exception how it wants to be shown: the message is for people, the frames are not.
-        return [f"{type(self).__name__}: {self}"]
 
 
 class RunFailed(PlainError, RuntimeError):

@@ -24,6 +24,7 @@ from workshop_utils.setup.machine import cores
 BENCHMARKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "launch": launching.cold,
     "warm": launching.warm,
+    "ranks": launching.ranks,
     "network": running.network,
     "all_reduce": communication.all_reduce,
     "steps": communication.steps,

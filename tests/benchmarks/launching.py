@@ -1,4 +1,4 @@
-"""How long until the first step: `workshop launch` beside the launchers that it starts."""
+"""How long until the first step: `workshop launch` beside the launchers that it starts; how long `on_ranks` takes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import bare
+import numpy as np
 from comparison import Bar, BenchmarkError, Row, rounds
 
+from workshop_utils import on_ranks
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.jobs import StrategyName, TrainingJob
 from workshop_utils.launchers.local import Local
 
@@ -29,6 +33,13 @@ TOOLS: dict[StrategyName, tuple[str, ...]] = {
     "horovod": ("horovodrun", "--gloo", "-np", str(WORKERS), sys.executable),
     "mpi": ("mpirun", *AS_ROOT, "--oversubscribe", "-n", str(WORKERS), sys.executable),
 }
+
+# What a notebook's first cells do, the import of the package included.
+FIRST_CALL = f"""
+from workshop_utils import on_ranks
+results = on_ranks({WORKERS}, lambda communicator: communicator.rank)
+assert results.values == list(range({WORKERS}))
+"""
 
 
 def cold(quick: bool) -> Iterator[Row]:
@@ -72,6 +83,37 @@ def warm(quick: bool) -> Iterator[Row]:
         ]
     subject = f"warm launch of {WORKERS} ranks, beside torchrun"
     yield Row(subject, pairs, "s", Bar(low=30), times_faster=True)
+
+
+def ranks(quick: bool) -> Iterator[Row]:
+    """From a call of `on_ranks` to its result, beside the seconds that it may take."""
+
+    def warm_call() -> None:
+        values = on_ranks(WORKERS, all_reduce_of_1_mb).values
+        if values != [float(sum(range(WORKERS)))] * WORKERS:
+            raise BenchmarkError(f"the ranks returned {values}")
+
+    def first_call() -> None:
+        bare.run([sys.executable, "-c", FIRST_CALL], {**os.environ})
+
+    warm_call()  # starts the server
+    for subject, call, limit in (
+        (f"on_ranks: all-reduce of 1 MB on {WORKERS} warm ranks, of", warm_call, 0.2),
+        ("on_ranks: a new process's first call, of", first_call, 4.0),
+    ):
+        pairs = []
+        for _ in rounds(1 if quick else 9, seconds=30):
+            started = time.perf_counter()
+            call()
+            pairs.append((time.perf_counter() - started, limit))
+        yield Row(subject, pairs, "s", Bar(high=1))
+
+
+def all_reduce_of_1_mb(communicator: Communicator) -> float:
+    """The sum of all ranks' numbers, with 125,000 elements of 8 bytes."""
+    array = np.full(125_000, float(communicator.rank))
+    ring_all_reduce(communicator, array)
+    return float(array[0])
 
 
 def seconds_until_all_are_there(start: Callable[[Path], None], folder: Path) -> float:

@@ -46,7 +46,15 @@ StrategyName = Literal[
 StorageKind = Literal["folder", "s3", "claim"]
 
 
-class JobError(ValueError):
+class PlainError(Exception):
+    """An error whose message is for people; a notebook shows that alone."""
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython asks an exception how it wants to be shown: the message is for people, the frames are not.
+        return [f"{type(self).__name__}: {self}"]
+
+
+class JobError(PlainError, ValueError):
     """A job description that cannot be run; the message has one line for each field that is wrong."""
 
 

@@ -20,8 +20,11 @@ _TAG = re.compile(
     r"\[(?:[^\],]*,(?:mpirank:)?(?P<rank>\d+)(?:,algo-\d+)?|(?P<name>worker-\d+))\]"
     r"<(?P<stream>stdout|stderr)>: ?(?P<text>.*)"
 )
-# mpirun and its child both put the child into a process group; the second one is refused, and prints this.
-_RACE = re.compile(r"\[\S+\] plm:ssh: Warning: setpgid\(")
+# mpirun and its child both put the child into a process group; the second one is refused, and prints this. And PyTorch
+# looks for names of the addresses in a network namespace, where nobody has one.
+_NOISE = re.compile(
+    r"\[\S+\] plm:ssh: Warning: setpgid\(|.*\[c10d\] The hostname of the client socket cannot be retrieved"
+)
 # A rank that fails announces that it aborts, and that it is about to.
 _ABORT_NOTICE = re.compile(
     r"-{70,}\nMPI_ABORT was .*?\n-{70,}\n|^\[\S+:\d+\] Delaying for \d+ seconds before aborting\n",
@@ -42,7 +45,7 @@ def attributed(name: str, text: str, stream: str) -> Iterator[tuple[str, str, st
         if tagged:
             name = tagged["name"] or f"worker-{tagged['rank']}"
             part, stream = tagged["text"], tagged["stream"]
-        if (part or not ended) and not _RACE.match(part):
+        if (part or not ended) and not _NOISE.match(part):
             yield name, part, stream
 
 

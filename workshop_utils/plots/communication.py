@@ -93,7 +93,11 @@ def _cell(axes: Axes, corner: tuple[float, float], counts: np.ndarray) -> None:
 Traces = Mapping[str, Sequence[Sequence[Event]]]  # by algorithm, of each rank
 
 
-def message_timelines(columns: Mapping[str, Traces], detail: str) -> Figure:
+def message_timelines(
+    columns: Mapping[str, Traces],
+    detail: str,
+    finding: str = "A ring keeps all links busy; a central rank makes the others wait",
+) -> Figure:
     """Who sent what when: a row an algorithm, a column for each way in which they ran, all on one time axis.
 
     The bars are the sends of each rank (from `communicator.trace`), pale from when the sender was done with it until it
@@ -114,39 +118,29 @@ def message_timelines(columns: Mapping[str, Traces], detail: str) -> Figure:
         style.unit_axis(grid[-1, column].xaxis, "s")
     for axes in grid[:, 0]:
         axes.set_ylabel("rank")
-    return style.finish(figure, "A ring keeps all links busy; a central rank makes the others wait", detail)
+    return style.finish(figure, finding, detail)
 
 
 def timeline(results: Results) -> Figure:
-    """Who sent what when in `on_ranks`: a row for each rank, from when the first rank began.
-
-    The bars are as in `message_timelines`. The ranks' clocks are one, that of their machine.
-
-    Raises:
-        ValueError: if no rank sent a message through the workshop's communicator.
-    """
-    events = [event for each in results for event in each.trace if event.kind in {"send", "recv"}]
-    if not events:
-        raise ValueError("no rank sent a message through its communicator, so there is nothing to draw")
+    """Who sent what when in `on_ranks`: a row for each rank, from when the first one began to send or receive."""
+    events = [event for each in results for event in each.trace]
+    if not any(event.kind == "send" for event in events):
+        figure, axes = style.figure(9.6, 1.2)
+        axes.axis("off")
+        return style.finish(figure, "No rank has sent a message", "through the workshop's communicator")
     begin = min(event.start for event in events)
-    ranks = [
+    traces = [
         [replace(event, start=event.start - begin, end=event.end - begin) for event in each.trace]
         for each in results
     ]
-    longest = max(event.end for each in ranks for event in each)
-    figure, axes = style.figure(9.6, 1.5 + 0.25 * len(ranks))
-    name = ", ".join(dict.fromkeys(event.collective or "send and recv" for event in events))
-    _timeline(axes, ranks, name, longest)
-    axes.set_xlim(0, longest * 1.02)
-    axes.set_xlabel("time since the first message")
-    axes.set_ylabel("rank")
-    style.unit_axis(axes.xaxis, "s")
-    sent = sum(event.nbytes for event in events if event.kind == "send")
-    count = sum(event.kind == "send" for event in events)
+    sent = [event.nbytes for event in events if event.kind == "send"]
+    name = ", ".join(dict.fromkeys(event.collective or "send and receive" for event in events))
+    way = results.network.partition(";")[0] if results.network else "full speed"
+    finding = (
+        f"Who sent what when: {len(sent)} message{'s' * (len(sent) > 1)}, {sum(sent) / 1e6:.3g} MB in all"
+    )
     detail = "a bar: a message, in the colour of its receiver; pale: on its way"
-    if results.network:
-        detail = f"{results.network.partition(';')[0]}; {detail}"
-    return style.finish(figure, f"Who sent what when: {count} messages, {sent / 1e6:.3g} MB in all", detail)
+    return message_timelines({way: {name: traces}}, detail, finding)
 
 
 def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: float) -> None:

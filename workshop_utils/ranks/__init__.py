@@ -18,14 +18,13 @@ import contextlib
 import json
 import pickle
 import re
-import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.jobs.function import FRAMEWORKS, check_call
@@ -33,16 +32,14 @@ from workshop_utils.launchers import output
 from workshop_utils.launchers.local import Local, hang, warm
 from workshop_utils.launchers.local.environment import scratch_folder
 from workshop_utils.launchers.local.launcher import MOST_PROCESSES
-from workshop_utils.launchers.local.run import ProcessRun
+from workshop_utils.launchers.local.run import Event, ProcessRun
 from workshop_utils.network import Network
 from workshop_utils.ranks import packing
 from workshop_utils.ranks.results import RankResult, Results
 from workshop_utils.runs import RunFailed, RunState
 
 PROGRAM = Path(__file__).with_name("rank.py")
-_WAITS = re.compile(r"rank \d+ waits for rank \d+, in .+")
-# By framework: what a cell calls that through which its ranks speak.
-GROUPS = {None: "communicator", "torch": "dist", "horovod": "hvd", "tensorflow": "strategy"}
+_STACK = "stack"  # the stream of what ranks print when they are asked for their stacks
 
 
 class RanksFailed(RunFailed):
@@ -81,21 +78,25 @@ def on_ranks(
     """
     arguments = {} if arguments is None else arguments
     check_call(program, arguments, framework)
-    return launch(ranks, packing.packed(program, arguments), network, framework, timeout)
+    return launch(program, arguments, ranks, network, framework, timeout)
 
 
 def launch(
+    program: Callable[..., Any] | None,
+    arguments: Mapping[str, Any],
     ranks: int,
-    packed: packing.Packed,
     network: str | Network | None,
     framework: str | None,
     timeout: str,
-    on_line: Callable[[int, str], None] | None = None,
+    cell: packing.Cell | None = None,
 ) -> Results:
-    """Start ranks with what was packed, and wait; `on_line` is called with the rank and text of each line at once."""
+    """Call a program, or execute a cell whose variables are `arguments`, and whose lines are shown as they come."""
+    began = time.perf_counter()
     if not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_PROCESSES:
         raise JobError(f"ranks is {ranks!r}; it must be a whole number from 1 to {MOST_PROCESSES:,}")
     link = Network.parse(network) if isinstance(network, str) else network
+    if not isinstance(link, Network | None):
+        raise JobError(f"network is {network!r}; it must be a rate such as '100Mbit', a Network, or None")
     job = TrainingJob(
         name="ranks",
         folder=PROGRAM.parent,
@@ -106,56 +107,27 @@ def launch(
     )
     launcher = Local(network=link)
     launcher.render(job)  # refuses what cannot be, before anything starts
-    server = packed.server(framework)
-    if server is not None:
-        warm.starter(server)
-    began = time.perf_counter()
+    call = packing.packed(program, arguments)
+    server, files = packing.server_for(call, framework), {"request": packing.request(call, framework, cell)}
+    warm.starter(server)
     with contextlib.ExitStack() as cleanup:
         with _interrupts_deferred():
-            scratch = scratch_folder()
-            scratch.mkdir(mode=0o700)
-            try:
-                packed.write(scratch / "request", framework, GROUPS[framework])
-                # Open from now on, so that they can be read when the supervisor has removed the folder.
-                outcomes = [
-                    cleanup.enter_context((scratch / f"outcome-{rank}").open("x+b")) for rank in range(ranks)
-                ]
-                run = launcher.start(job, _RanksRun, scratch, {}, server)
-            except BaseException:
-                shutil.rmtree(scratch, ignore_errors=True)
-                raise
-            run.outcomes = outcomes
-            cleanup.callback(run.stop)
-        number = {name: rank for rank, name in enumerate(run.workers)}
+            run = cleanup.enter_context(launcher.start(job, _RanksRun, scratch_folder(), files, server))
         for line in run.logs(follow=True):
-            if on_line is not None:
-                on_line(number[line.worker], line.text)
-        return _results(run, began, is_shown=on_line is not None)
-
-
-def _results(run: _RanksRun, began: float, is_shown: bool) -> Results:
-    """What the ranks of an ended run have returned. Raises RanksFailed."""
-    run.stop()
-    seconds = time.perf_counter() - began
-    results = []
-    reason = run.reason
-    for rank, (worker, file) in enumerate(zip(run.workers, run.outcomes, strict=True)):
-        lines = tuple(line.text for line in run.logs(worker=worker))
-        value: Any = None
-        messages, sent, own_seconds, trace = None, 0, 0.0, []
-        content = _content(file)
-        if content[:1] == b"V":
-            try:
-                value, messages, sent, own_seconds, trace = pickle.loads(content[1:])
-            except Exception as error:
-                reason = (
-                    reason
-                    or f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
-                )
-        elif run.state is RunState.SUCCEEDED:
-            reason = reason or f"rank {rank} ended without returning from the program, as os._exit does"
-        results.append(RankResult(rank, value, lines, messages, sent, own_seconds, tuple(trace)))
-    whole = Results(tuple(results), run.network, run.warm, seconds, is_shown)
+            if cell and line.worker in run.workers and line.stream != _STACK:
+                print(f"[{run.workers.index(line.worker)}] {line.text}")
+    results, reason = [], run.reason
+    for rank, worker in enumerate(run.workers):
+        result: tuple[Any, ...] = (None, None, 0, 0.0, ())
+        try:
+            result = pickle.loads(run.left(worker, "value") or pickle.dumps(result))
+        except Exception as error:
+            reason = (
+                reason or f"what rank {rank} returned cannot be read here: {type(error).__name__}: {error}"
+            )
+        lines = tuple(line.text for line in run.logs(worker=worker) if line.stream != _STACK)
+        results.append(RankResult(rank, lines, *result))
+    whole = Results(tuple(results), run.network, run.warm, time.perf_counter() - began, cell is not None)
     if reason:
         failure = RanksFailed(reason)
         failure.results = whole
@@ -163,45 +135,79 @@ def _results(run: _RanksRun, began: float, is_shown: bool) -> Results:
     return whole
 
 
-def _content(file: BinaryIO) -> bytes:
-    file.seek(0)
-    return file.read()
-
-
 class _RanksRun(ProcessRun):
-    """A run of `rank.py`, whose failures speak of ranks and of the notebook's cells."""
+    """A run of `rank.py`, whose failures speak of ranks and of the notebook's cells.
 
-    outcomes: Sequence[BinaryIO] = ()
+    Attributes:
+        files: what the ranks have left in the run's folder, by name.
+    """
+
+    is_read = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.files: dict[str, bytes] = {}
+        self._codes: dict[str, int] = {}  # of those that have ended, in this order
+
+    def _on_event(self, event: Event) -> None:
+        if event["event"] == "exited":
+            self._codes[event["name"]] = event["code"]
+        elif event["event"] == "read":
+            kinds = ("value", "error", "waits")
+            paths = [
+                Path(event["folder"], f"{rank}.{kind}") for rank in range(len(self.workers)) for kind in kinds
+            ]
+            self.files = {path.name: path.read_bytes() for path in paths if path.exists()}
+        super()._on_event(event)
+
+    def _take_line(self, name: str, text: str, stream: str) -> None:
+        if self._process_states:  # they have been asked for their stacks
+            text, stream = packing.with_cells(text), _STACK
+        super()._take_line(name, text, stream)
+
+    def _verdict(self, event: Event) -> tuple[RunState, str]:
+        state, reason = super()._verdict(event)
+        silent = state is RunState.SUCCEEDED and self._silent()
+        return (RunState.FAILED, self._blame(silent[0], 0)) if silent else (state, reason)
 
     def _blame(self, name: str, code: int) -> str:
-        errors = [] if code < 0 else list(self._errors())
-        others = "; the others were stopped" if len(self.workers) > 1 else ""
-        if not errors:
-            lines = output.last_lines([line.text for line in self.logs(worker=name)])
-            return f"{self._named(name)} {output.how(code)}{others}. {lines}"
-        # The first to raise is at fault; the others may have raised because it had.
-        error, rank = min(errors, key=lambda each: each[0]["time"])
-        trace = packing.with_cells(error["traceback"]).rstrip()
-        return f"{self._named(self.workers[rank])} raised {error['summary']}{others}.\n{trace}"
-
-    def _named(self, worker: str) -> str:
-        return (
-            f"rank {self.workers.index(worker)} of {len(self.workers)}" if worker in self.workers else worker
+        # One that has left no word is at fault, or the first to raise: others may have raised because it had gone.
+        silent = [name] if code < 0 else self._silent()
+        errors = [] if silent else list(self._errors())
+        error, name = (
+            min(errors, key=lambda each: each[0]["time"]) if errors else ({}, silent[0] if silent else name)
         )
+        who = f"rank {self.workers.index(name)} of {len(self.workers)}" if name in self.workers else name
+        others = "; the others were stopped" if len(self.workers) > 1 else ""
+        if error:
+            trace = packing.with_cells(error["traceback"])
+            return f"{who} raised {error['summary']}{others}.\n{trace}".rstrip()
+        code = self._codes.get(name, code)
+        ended = output.how(code) if code else "ended without returning from the program, as os._exit does"
+        return f"{who} {ended}{others}. {output.last_lines([line.text for line in self.logs(worker=name)])}"
 
-    def _errors(self) -> Iterator[tuple[dict[str, Any], int]]:
-        for rank, file in enumerate(self.outcomes):
-            content = _content(file)
-            if content[:1] == b"E":
-                with contextlib.suppress(ValueError):  # it was ended in the middle of it
-                    yield json.loads(content[1:]), rank
+    def _silent(self) -> list[str]:
+        """The ranks that ended by themselves and left neither a value nor an error, in the order of their ends."""
+        stopped = (-signal.SIGTERM, -signal.SIGKILL)
+        ended = [each for each, code in self._codes.items() if each in self.workers and code not in stopped]
+        return [each for each in ended if not (self.left(each, "value") or self.left(each, "error"))]
+
+    def _errors(self) -> Iterator[tuple[dict[str, Any], str]]:
+        for worker in self.workers:
+            with contextlib.suppress(ValueError):  # there is none, or it was ended in the middle of it
+                yield json.loads(self.left(worker, "error")), worker
+
+    def left(self, worker: str, kind: str) -> bytes:
+        """What a rank has left in the run's folder; nothing where it has not."""
+        return self.files.get(f"{self.workers.index(worker)}.{kind}", b"")
 
     def _timed_out(self) -> str:
-        waits = sorted(line.text for line in self.logs() if _WAITS.fullmatch(line.text))
         text = hang.diagnosis(self, self._process_states) + hang.shown_stacks(self)
+        waits = [self.left(worker, "waits").decode() for worker in self.workers]
         text = re.sub(r"\bworker-(\d+)", r"rank \1", text)
-        text = f"the program did not end within {self._timeout_seconds:g} s. {text}"
-        return packing.with_cells("\n".join([text, *waits]))
+        return "\n".join(
+            [f"the program did not end within {self._timeout_seconds:g} s. {text}", *filter(None, waits)]
+        )
 
 
 @contextlib.contextmanager

@@ -7,58 +7,58 @@
 
 A rank sees `rank`, `size` and `communicator` (`dist` with `--framework torch`, `hvd` with horovod, `strategy` with
 tensorflow), and copies of the notebook's variables that the cell names. Lines appear as ranks print them; at the end
-comes the value of each rank's last expression.
+comes the value of each rank's last expression, unless a semicolon ends it.
 """
 
 from __future__ import annotations
 
-import argparse
-import shlex
-from typing import Any, NoReturn
+import traceback
+from typing import Any
 
 from workshop_utils.jobs import JobError
 from workshop_utils.jobs.function import names_used
-from workshop_utils.ranks import GROUPS, launch, packing
+from workshop_utils.ranks import launch, packing
 from workshop_utils.ranks.results import Results
 
-
-class _Options(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise JobError(
-            f"%%ranks: {message}; it is written such as %%ranks 4 --network 100Mbit --framework torch"
-        )
-
-
-def _options(line: str) -> argparse.Namespace:
-    parser = _Options(prog="%%ranks", add_help=False, allow_abbrev=False)
-    parser.add_argument("ranks", type=int)
-    parser.add_argument("--network")
-    parser.add_argument("--framework", choices=[name for name in GROUPS if name])
-    parser.add_argument("--timeout", default="60s")
-    return parser.parse_args(shlex.split(line))
+# By framework: what a cell calls that through which its rank speaks.
+GROUPS = {None: "communicator", "torch": "dist", "horovod": "hvd", "tensorflow": "strategy"}
 
 
 def register(shell: Any) -> None:
     """Add %%ranks to a notebook."""
+    from IPython.core.error import UsageError
+    from IPython.core.magic import output_can_be_silenced
+    from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
+    @magic_arguments()
+    @argument("ranks", type=int, help="how many processes")
+    @argument("--network", help="of the links between them, such as 100Mbit or 100Mbit,latency=1ms")
+    @argument(
+        "--framework", choices=[name for name in GROUPS if name], help="whose process group the cell uses"
+    )
+    @argument("--timeout", default="60s", help="after which they are ended")
+    @output_can_be_silenced
     def ranks(line: str, cell: str) -> Results:
-        options = _options(line)
-        # Its first line is the magic's own: line numbers are to be those that the notebook shows.
-        source = "\n" + shell.transform_cell(cell)
-        name = shell.compile.cache(source, shell.execution_count)
-        compile(source, name, "exec")  # a mistake is shown here, once, and not by every rank
-        used = names_used(source)
+        """Execute the cell on several processes, and show what each has printed and returned."""
+        try:
+            options = parse_argstring(ranks, line)
+        except ValueError as error:  # a quotation mark that is not closed
+            raise UsageError(str(error)) from None
+        # Below the magic's own line, and empty ones: line numbers are to be those that the notebook shows.
+        above = cell[: len(cell) - len(cell.lstrip())].count("\n") + 1
+        source = "\n" * above + shell.transform_cell(cell)
+        name = shell.compile.cache(source, len(shell.history_manager.input_hist_parsed) - 1)
+        try:
+            compile(source, name, "exec")
+        except SyntaxError as error:  # shown once, and not by every rank
+            text = "".join(traceback.format_exception_only(error)).strip()
+            raise JobError(f"%%ranks: {packing.with_cells(text)}") from None
+        used, group = names_used(source), GROUPS[options.framework]
         if "get_ipython" in used:
             raise JobError("%%ranks: a rank has no notebook, so its cell cannot hold % or ! commands")
-        variables = {each: shell.user_ns[each] for each in used & shell.user_ns.keys()}
-        packed = packing.packed(None, variables, (source, name))
-        return launch(
-            options.ranks,
-            packed,
-            options.network,
-            options.framework,
-            options.timeout,
-            on_line=lambda rank, text: print(f"[{rank}] {text}"),
-        )
+        # The first are IPython's own, and Python's on a rank; the others are the rank's.
+        names = used & shell.user_ns.keys() - {"open", "exit", "quit", group, "rank", "size"}
+        variables = {each: shell.user_ns[each] for each in names}
+        return launch(None, variables, **vars(options), cell=(source, name, group))
 
     shell.register_magic_function(ranks, "cell", "ranks")

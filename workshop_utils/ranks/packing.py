@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import dis
 import inspect
 import io
 import linecache
@@ -9,10 +12,9 @@ import pickle
 import pickletools
 import re
 import sys
-import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -23,50 +25,15 @@ from workshop_utils.launchers.local import warm_server
 
 MOST_BYTES = 16 * 1024**2
 
+Cell = tuple[str, str, str]  # its source, its file name, and what it calls that through which its rank speaks
+
 
 class _TooLarge(Exception):
     """More than MOST_BYTES were to be pickled."""
 
 
-@dataclass(frozen=True)
-class Packed:
-    """A pickle, and the texts that it holds: names of modules and of files among them."""
-
-    program: bytes
-    cell: tuple[str, str] | None = None  # source and file name
-
-    def server(self, framework: str | None) -> str | None:
-        """The warm server whose forks need the fewest imports; None where a fork would miss some of Keras's."""
-        roots = {text.partition(".")[0] for text in self._texts()} | {framework}
-        for name in ("tensorflow", "torch"):
-            if name in roots:
-                return name if name == "torch" or not roots & set(warm_server.OPTIONAL) else None
-        return "torch" if framework == "horovod" else "workshop_utils.ranks"
-
-    def write(self, file: Path, framework: str | None, group: str) -> None:
-        """Write what `rank.py` reads."""
-        # A cell is in no file, so its lines travel with it, for tracebacks.
-        names = {text for text in self._texts() if text in linecache.cache and not Path(text).exists()}
-        names |= {self.cell[1]} if self.cell else set()
-        request = {
-            "path": sys.path,
-            "folder": str(Path.cwd()),
-            "sources": {name: "".join(linecache.getlines(name)) for name in names},
-            "framework": framework,
-            "group": group,
-            "program": self.program,
-            "cell": self.cell,
-        }
-        file.write_bytes(pickle.dumps(request))
-
-    def _texts(self) -> Iterator[str]:
-        for _, value, _ in pickletools.genops(self.program):
-            if isinstance(value, str):
-                yield value
-
-
-def packed(program: Any, arguments: Mapping[str, Any], cell: tuple[str, str] | None = None) -> Packed:
-    """Pickle a call, or for a cell the variables that it uses, its `arguments`.
+def packed(program: Any, arguments: Mapping[str, Any]) -> bytes:
+    """A call, or with `program` None the variables of a cell, as a pickle.
 
     Raises:
         JobError: if something cannot be pickled, or is too large; the message names the variable.
@@ -77,14 +44,41 @@ def packed(program: Any, arguments: Mapping[str, Any], cell: tuple[str, str] | N
     try:
         for each in own:
             cloudpickle.register_pickle_by_value(each)
-        return Packed(_pickled((program, dict(arguments))), cell)
+        return _pickled((program, dict(arguments)))
     except Exception as error:
-        for name, value in _variables(program, arguments):
-            _check(name, value)
-        raise JobError(f"the program cannot be sent to the ranks: {error}") from error
+        raise JobError(_refusal(program, arguments, error)) from None
     finally:
         for each in own:
             cloudpickle.unregister_pickle_by_value(each)
+
+
+def server_for(call: bytes, framework: str | None) -> str | None:
+    """The warm server whose forks need the fewest imports; None where a fork would miss some of Keras's."""
+    roots = {text.partition(".")[0] for text in _texts(call)} | {framework}
+    if "tensorflow" in roots:
+        return None if roots & set(warm_server.OPTIONAL) else "tensorflow"
+    return "torch" if roots & {"torch", "horovod"} else "workshop_utils.ranks"
+
+
+def request(call: bytes, framework: str | None, cell: Cell | None) -> str:
+    """The file that `rank.py` reads."""
+    # A cell is in no file, so its lines travel with it, for tracebacks.
+    names = {text for text in _texts(call) if text in linecache.cache and not Path(text).exists()}
+    names |= {cell[1]} if cell else set()
+    request = {
+        "path": sys.path,
+        "folder": str(Path.cwd()),
+        "sources": {name: "".join(linecache.getlines(name)) for name in names},
+        "framework": framework,
+        "call": call,
+        "cell": cell,
+    }
+    return base64.b64encode(pickle.dumps(request)).decode()
+
+
+def _texts(call: bytes) -> set[str]:
+    """The texts in a pickle: names of modules and of files among them."""
+    return {value for _, value, _ in pickletools.genops(call) if isinstance(value, str)}
 
 
 def _pickled(value: Any) -> bytes:
@@ -96,61 +90,68 @@ def _pickled(value: Any) -> bytes:
 class _Limited(io.BytesIO):
     def write(self, data: Any) -> int:
         if self.tell() + memoryview(data).nbytes > MOST_BYTES:
-            raise _TooLarge(f"it has more than {MOST_BYTES >> 20} MiB")
+            raise _TooLarge(f"more than {MOST_BYTES >> 20} MiB")
         return super().write(data)
 
 
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        if getattr(value, "__name__", "") == "_modified_open":  # IPython's, whose import would take a second
+        # IPython's own `open`, whose import would take a second.
+        if isinstance(value, FunctionType) and value.__name__ == "_modified_open":
             return getattr, (sys.modules["builtins"], "open")
         if isinstance(value, io.IOBase):  # cloudpickle would send what is in it
             raise TypeError("it is an open file")
-        if getattr(value, "is_cuda", False) is True:
-            raise TypeError("it is on a GPU")
+        if type(value).__module__ == "torch" and getattr(value, "is_cuda", False):
+            raise TypeError("it is on a GPU, where ranks may not find it; send it as `.cpu()`")
         return super().reducer_override(value)
 
 
+def _refusal(program: Any, arguments: Mapping[str, Any], error: Exception) -> str:
+    """Why a call cannot be sent, with the name of the variable."""
+    sizes: dict[str, int] = {}
+    for name, value in _variables(program, arguments):
+        subject = f"`{name}` ({type(value).__qualname__})"
+        try:
+            sizes[name] = len(_pickled(value))
+        except _TooLarge as size:
+            return f"{subject} is too large to be sent to the ranks: {size}. Make or load it in the program"
+        except Exception as reason:
+            return f"{subject} cannot be sent to the ranks: {reason}. Make it in the program"
+    if isinstance(error, _TooLarge):
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+        names = ", ".join(f"`{name}` ({sizes[name] / 2**20:.1f} MiB)" for name in largest)
+        return f"together, {names} are too large to be sent to the ranks: {error}. Make or load them in the program"
+    return f"the program cannot be sent to the ranks: {error}"
+
+
 def _variables(program: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What the pickle is made of: arguments, and what functions of the notebook use, each with its name."""
-    yield from arguments.items()
-    waiting, seen = [program], set()
-    while waiting:
-        function = waiting.pop()
-        if not isinstance(function, types.FunctionType) or function in seen:
-            continue
-        seen.add(function)
-        used = inspect.getclosurevars(function)
-        for name, value in {**used.globals, **used.nonlocals}.items():
-            waiting.append(value)
-            if not isinstance(value, types.FunctionType | types.ModuleType):
-                yield name, value
+    """What the pickle is made of: arguments, and what the notebook's functions use, each with its name."""
+    waiting, seen = [("program", getattr(program, "__func__", program)), *arguments.items()], set()
+    for name, value in waiting:  # which grows
+        if not isinstance(value, FunctionType | ModuleType):
+            yield name, value
+        elif (
+            isinstance(value, FunctionType) and value not in seen and not is_installed(str(value.__module__))
+        ):
+            seen.add(value)
+            used = _globals_of(value.__code__) & value.__globals__.keys()
+            waiting += [(each, value.__globals__[each]) for each in used]
+            with contextlib.suppress(
+                ValueError
+            ):  # a variable of the function around it that has no value yet
+                waiting += inspect.getclosurevars(value).nonlocals.items()
 
 
-def _check(name: str, value: Any) -> None:
-    """Raise JobError if `value` by itself cannot be sent."""
-    kind = type(value).__qualname__
-    try:
-        _pickled(value)
-    except _TooLarge as error:
-        raise JobError(
-            f"`{name}` ({kind}) is too large to be sent to the ranks: {error}. Make or load it in the program"
-        ) from None
-    except Exception as error:
-        raise JobError(
-            f"`{name}` ({kind}) cannot be sent to the ranks: {error}. Make it in the program"
-        ) from None
+def _globals_of(code: CodeType) -> set[str]:
+    """The global names that a function uses, in functions inside it as well."""
+    names = {
+        each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+    return names.union(*(_globals_of(each) for each in code.co_consts if isinstance(each, CodeType)))
 
 
 def with_cells(text: str) -> str:
     """`text` with "Cell In[3], line 2" in place of the file names by which the notebook knows its cells."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    number_of: Callable[[str], Any] = getattr(
-        getattr(shell, "compile", None), "format_code_name", lambda _: None
-    )
-
-    def cell(match: re.Match[str]) -> str:
-        named = number_of(match["file"])
-        return f"{' '.join(named)}, line {match['line']}" if named else match[0]
-
-    return re.sub(r'File "(?P<file>[^"]+)", line (?P<line>\d+)', cell, text)
+    label: Callable[[str], Any] = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)
+    return re.sub(r'File "([^"\n]+)"', lambda file: " ".join(label(file[1]) or [file[0]]), text)

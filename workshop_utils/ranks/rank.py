@@ -1,12 +1,13 @@
 """One rank of `on_ranks`: a program that a warm server forks, or that starts cold.
 
-It reads `request` in the run's own folder, calls the program there, and writes what came of it to `outcome-RANK`: `V`
-and a pickle, or `E` and JSON. It imports little, since each rank imports it again.
+It reads `request` in the run's own folder, calls the program there, and leaves `RANK.value`, a pickle, or `RANK.error`,
+JSON. It imports little, since each rank imports it again.
 """
 
+import base64
 import builtins
 import collections
-import io
+import contextlib
 import json
 import linecache
 import os
@@ -15,17 +16,17 @@ import signal
 import sys
 import time
 import traceback
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 MOST_EVENTS = 10_000  # of the trace, the last ones
 
-Outcome = dict[str, Any]
-
 
 def main() -> int:
     folder = Path(os.environ["TMPDIR"])
-    request = pickle.loads((folder / "request").read_bytes())
+    request = pickle.loads(base64.b64decode((folder / "request").read_text()))
     sys.path[:] = request["path"]
     os.chdir(request["folder"])
     for name, text in request["sources"].items():
@@ -35,57 +36,55 @@ def main() -> int:
     from workshop_utils import place
     from workshop_utils.comm.process_group import process_group
 
+    builtins.input = _no_input
     here = place.here()
-    outcome = folder / f"outcome-{here.rank}"
+    error = folder / f"{here.rank}.error"
     try:
-        with process_group(request["framework"]) as group:
-            try:
-                value = _called(request, group, here)
-            except BaseException as error:
-                _report(outcome, error)  # before the others learn of it, and fail as well
-                raise
-    except BaseException as error:
-        _report(outcome, error)
+        # The first to write is the inner one, before the others learn of the error and fail as well.
+        with _written_to(error), process_group(request["framework"]) as group, _written_to(error):
+            if request["framework"] is None:
+                _answer_whom_it_waits_for(group, folder / f"{here.rank}.waits")
+            result = _result_of(request, group, here)
+    except BaseException:
         return 1
-    with outcome.open("r+b") as file:
-        file.write(b"V" + value)
+    (folder / f"{here.rank}.value").write_bytes(result)
     return 0
 
 
-def _called(request: Outcome, group: Any, here: Any) -> bytes:
-    """What the program did on this rank, pickled."""
+def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
+    """What the program returned and sent on this rank, pickled."""
     import cloudpickle
 
     from workshop_utils.training.tcp_bytes import count_bytes
 
     communicator = group if request["framework"] is None else None
+    own = sys.modules["__main__"] = types.ModuleType("__main__")  # in place of this program
+    program, arguments = pickle.loads(request["call"])
+    if hasattr(group, "barrier"):  # all begin together; a strategy of TensorFlow has none
+        group.barrier()
     if communicator is not None:
+        communicator.traffic.reset()
         communicator.trace = collections.deque(maxlen=MOST_EVENTS)
-        _answer_whom_it_waits_for(communicator)
-    builtins.input = _no_input
-    program, arguments = pickle.loads(request["program"])
-    with count_bytes() as counted:
+    with contextlib.nullcontext() if communicator else count_bytes() as counted:
         started = time.perf_counter()
         try:
             if request["cell"] is None:
                 value = program(group, **arguments)
             else:
-                names = {request["group"]: group, "rank": here.rank, "size": here.world_size}
-                value = _run_cell(request["cell"], {"__name__": "__main__", **arguments, **names})
+                source, name, group_name = request["cell"]
+                vars(own).update(arguments, rank=here.rank, size=here.world_size, **{group_name: group})
+                value = _run_cell(source, name, vars(own))
         except SystemExit as leaving:
             if leaving.code:
                 raise
             value = None
         seconds = time.perf_counter() - started
+    messages, trace = None, ()
     if communicator is None:
-        sent, messages, trace = counted.sent, None, []
+        sent = counted.sent if counted else 0
     else:
-        traffic = communicator.traffic
-        sent, messages, trace = (
-            int(traffic.bytes_sent.sum()),
-            int(traffic.messages_sent.sum()),
-            [*communicator.trace],
-        )
+        messages = int(communicator.traffic.messages_sent.sum())
+        sent, trace = int(communicator.traffic.bytes_sent.sum()), tuple(communicator.trace)
     try:
         return cloudpickle.dumps((value, messages, sent, seconds, trace))
     except Exception as error:
@@ -93,28 +92,26 @@ def _called(request: Outcome, group: Any, here: Any) -> bytes:
         raise TypeError(f"it returned a {kind}, which cannot be sent back: {error}") from None
 
 
-def _run_cell(cell: tuple[str, str], namespace: dict[str, Any]) -> Any:
-    """Execute a cell, (source, file name); the value of its last expression."""
+def _run_cell(source: str, name: str, namespace: dict[str, Any]) -> Any:
+    """Execute a cell; the value of its last expression."""
     import ast
 
-    source, name = cell
     *body, last = ast.parse(source, name).body or [ast.Pass()]
     if not isinstance(last, ast.Expr):
-        body.append(last)
+        exec(compile(ast.Module([*body, last], []), name, "exec"), namespace)
+        return None
     exec(compile(ast.Module(body, []), name, "exec"), namespace)
-    if isinstance(last, ast.Expr):
-        return eval(compile(ast.Expression(last.value), name, "eval"), namespace)
-    return None
+    return eval(compile(ast.Expression(last.value), name, "eval"), namespace)
 
 
-def _answer_whom_it_waits_for(communicator: Any) -> None:
-    """At SIGUSR1, which asks for this rank's stack, also say for whom it waits."""
+def _answer_whom_it_waits_for(communicator: Any, file: Path) -> None:
+    """At SIGUSR1, which asks for this rank's stack, also write for whom it waits."""
     import faulthandler
 
     def answer(*_: object) -> None:
         if (peer := communicator.waits_for) is not None:
             where = communicator._collective or "send or recv"
-            print(f"rank {communicator.rank} waits for rank {peer}, in {where}", flush=True)
+            file.write_text(f"rank {communicator.rank} waits for rank {peer}, in {where}")
 
     faulthandler.unregister(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, answer)
@@ -127,23 +124,32 @@ def _no_input(prompt: object = "") -> str:
     )
 
 
-def _report(outcome: Path, error: BaseException) -> None:
-    """Write the first error of this rank, with its traceback from the program on."""
-    with outcome.open("r+b", buffering=0) as file:
-        if file.read(1):
-            return
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next
-        text = io.StringIO()
-        traceback.print_exception(type(error), error, trace, file=text)
-        summary = traceback.format_exception_only(error)[-1].strip()
-        if "re-initialize CUDA in forked subprocess" in summary:
-            summary += ". CUDA was in use before the ranks were forked; restart the kernel"
-        record = {"time": time.monotonic(), "summary": summary, "traceback": text.getvalue()}
-        file.seek(0)
-        file.write(b"E" + json.dumps(record).encode())
+@contextlib.contextmanager
+def _written_to(file: Path) -> Iterator[None]:
+    """Write an error that leaves the block to `file`, unless an earlier one is there, without this program's frames."""
+    try:
+        yield
+    except BaseException as error:
+        whole = traceback.TracebackException.from_exception(error)
+        shown: traceback.TracebackException | None = whole
+        while shown is not None:
+            shown.stack[:] = [frame for frame in shown.stack if frame.filename != __file__]
+            shown = shown.__cause__ or shown.__context__
+        summary = [*whole.format_exception_only()][-1].strip()
+        if "re-initialize CUDA" in summary:
+            summary += " It was in use in the process from which this one was forked."
+        record = {
+            "time": time.monotonic(),
+            "summary": summary,
+            "traceback": "".join(whole.format()) if whole.stack else "",
+        }
+        if not file.exists():
+            file.write_text(json.dumps(record))
+        raise
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # a thread of the program that goes on is not waited for

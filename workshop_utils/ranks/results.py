@@ -6,11 +6,20 @@ import html
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from reprlib import Repr
 from typing import Any, overload
+
+import numpy as np
 
 from workshop_utils.comm.communicator import Event
 
-MOST_TEXT = 400  # characters of a value that are shown
+MOST_TEXT = 400  # characters of a value, or of a line, that are shown
+MOST_LINES = 10  # of the first, and of the last, that are shown
+
+# It looks at no more than it shows, and survives a value that cannot be shown.
+_REPR = Repr()
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxdict = _REPR.maxarray = 40
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = MOST_TEXT
 
 
 @dataclass(frozen=True)
@@ -18,8 +27,8 @@ class RankResult:
     """What came of one rank.
 
     Attributes:
-        value: what the program returned.
         lines: what it printed.
+        value: what it returned.
         messages: how many it sent through the workshop's communicator; None with another framework.
         bytes_sent: the payload of these messages; with another framework, what the kernel counted on the rank's TCP
             connections (`training.tcp_bytes`).
@@ -28,8 +37,8 @@ class RankResult:
     """
 
     rank: int
-    value: Any
     lines: tuple[str, ...]
+    value: Any
     messages: int | None
     bytes_sent: float
     seconds: float
@@ -75,29 +84,29 @@ class Results(Sequence[RankResult]):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>rank {rank}</th>" for rank in range(len(self.ranks)))
-        rows = [f"<tr><th></th>{head}</tr>"]
+        head = "".join(f'<th style="text-align: center">rank {rank}</th>' for rank in range(len(self)))
+        rows, last = [f"<tr><th></th>{head}</tr>"], ""
         for label, texts in self._rows():
-            cells = "".join(
-                f'<td colspan="{len(ranks)}" style="text-align: center"><pre>{html.escape(text)}</pre></td>'
-                for ranks, text in _folded(texts)
-            )
-            rows.append(f"<tr><th>{label}</th>{cells}</tr>")
+            cells = "".join(_cell(text, len(ranks)) for ranks, text in _folded(texts))
+            rows.append(f"<tr><th>{label if label != last else ''}</th>{cells}</tr>")
+            last = label
         return f"<table><caption>{html.escape(self._summary())}</caption>{''.join(rows)}</table>"
 
     def _summary(self) -> str:
+        ranks = f"{len(self.ranks)} rank{'s' * (len(self.ranks) > 1)}"
         start = "" if self.warm else ", started cold"
-        return f"{len(self.ranks)} ranks, {self.seconds:.2f} s{start}" + (
-            f"; {self.network}" if self.network else ""
-        )
+        return f"{ranks}, {self.seconds:.2f} s{start}" + (f"; {self.network}" if self.network else "")
 
     def _rows(self) -> Iterator[tuple[str, list[str]]]:
         """What is shown: a label, and a text of each rank."""
         if any(each.value is not None for each in self.ranks):
-            yield "returned", [_short(repr(each.value)) for each in self.ranks]
+            yield "returned", [_short(_text(each.value)) for each in self.ranks]
         if not self.lines_are_shown:
-            for texts in itertools.zip_longest(*(each.lines for each in self.ranks), fillvalue=""):
-                yield "printed", list(texts)
+            printed = list(itertools.zip_longest(*(each.lines for each in self.ranks), fillvalue=""))
+            if (more := len(printed) - 2 * MOST_LINES) > 0:
+                gap = f"... {more:,} lines more, in `results[rank].lines` ..."
+                printed[MOST_LINES:-MOST_LINES] = [(gap,) * len(self)]
+            yield from (("printed", [_short(text) for text in texts]) for texts in printed)
         yield "sent", [_sent(each) for each in self.ranks]
         yield "took", [f"{each.seconds:.3f} s" for each in self.ranks]
 
@@ -108,8 +117,21 @@ def _folded(texts: Sequence[str]) -> Iterator[tuple[list[int], str]]:
         yield [rank for rank, _ in group], text
 
 
+def _cell(text: str, columns: int) -> str:
+    """A cell of the table; only the lines of an array, which have their own places, are not broken."""
+    wrap = "pre" if "\n" in text else "pre-wrap; overflow-wrap: anywhere; min-width: 8ch"
+    style = f"display: inline-block; text-align: left; margin: 0; white-space: {wrap}"
+    pre = f'<pre style="{style}">{html.escape(text)}</pre>'
+    return f'<td colspan="{columns}" style="text-align: center">{pre}</td>'
+
+
 def _named(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+
+
+def _text(value: Any) -> str:
+    """A number of NumPy as a number; other values as Python shows them, less of those that are long."""
+    return str(value) if isinstance(value, np.generic) else _REPR.repr(value)
 
 
 def _short(text: str) -> str:

@@ -16,8 +16,8 @@ import urllib3
 import yaml
 from kubernetes import client, config
 
+from workshop_utils.jobs import PlainError
 from workshop_utils.launchers.kubernetes.manifest import Manifest
-from workshop_utils.runs import PlainError
 
 # By which label the pods of a job are found, by the group of its kind; the others have the training operators'.
 POD_LABELS = {

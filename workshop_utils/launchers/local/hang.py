@@ -10,7 +10,7 @@ from workshop_utils.runs import Run
 
 # A stack as Python's faulthandler prints it: a heading, then the frames, the innermost first.
 HEADING = re.compile(r"(Current thread .+|Thread .+|Stack) \(most recent call first\):")
-FRAME = re.compile(r'  File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)')
+FRAME = re.compile(r'  (?:File ")?(?P<file>[^"]+)"?, line (?P<line>\d+) in (?P<function>.+)')
 
 
 def timed_out(run: Run, timeout_seconds: float, process_states: Mapping[int, str]) -> str:
@@ -102,10 +102,16 @@ def _last_stack(run: Run, worker: str) -> list[re.Match[str]]:
 
 
 def _position(run: Run, worker: str) -> str | None:
-    """The innermost line outside installed packages, and this one, in the last stack that `worker` printed."""
+    """The innermost line outside installed packages, and this one, in the last stack that `worker` printed.
+
+    Where there is none, since a function has returned and its rank has yet to leave, it is the innermost line of all.
+    """
     frames = _last_stack(run, worker)
-    for frame in frames:
-        if not re.search("site-packages|/lib/python|/workshop_utils/", frame["file"]):
-            called = frames[0]["function"] if frames[0] is not frame else frame["function"]
-            return f"{frame['file'].rpartition('/')[2]}, line {frame['line']} (in {called})"
+    own = (
+        each for each in frames if not re.search("site-packages|/lib/python|/workshop_utils/", each["file"])
+    )
+    for frame in (*own, *frames[:1]):
+        inner = [each["function"] for each in frames[: frames.index(frame) + 1]]
+        called = next((name for name in inner if not name.startswith("_")), inner[0])
+        return f"{frame['file'].rpartition('/')[2]}, line {frame['line']} (in {called})"
     return None

@@ -58,7 +58,8 @@ class ProcessGroup:
 
     `scratch` is a folder that the supervisor makes, fills with `files` (text by relative path) and removes at
     the end. The events are those of `supervisor`; the last is always `ended`, and once it has come no process,
-    and no folder, is left. With `start_warm`, a warm server's `start`, ranks are forked instead of executed.
+    and no folder, is left. With `is_read` the folder stays until `on_event` has returned from `read`. With
+    `start_warm`, a warm server's `start`, ranks are forked instead of executed.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class ProcessGroup:
         files: dict[str, str] | None = None,
         start_warm: Callable[[int, int], None] | None = None,
         network: Switch | None = None,
+        is_read: bool = False,
     ) -> None:
         self._on_event = on_event
         self._scratch = scratch
@@ -98,6 +100,7 @@ class ProcessGroup:
             "scratch": str(scratch) if scratch else None,
             "files": files or {},
             "network": asdict(network) if network else None,
+            "is_read": is_read,
         }
         self._listener = threading.Thread(
             target=self._listen, args=(os.fdopen(events_reader, "rb"),), name="workshop-run", daemon=True
@@ -130,6 +133,8 @@ class ProcessGroup:
                         self._on_event(last)
                     except Exception as error:  # the run must still learn of its end
                         raised = raised or error
+                    if last["event"] == "read":
+                        self.stop()
         with self._sending:
             self._control.close()
         if self._supervisor is not None:
@@ -168,6 +173,7 @@ class ProcessRun(Run):
     """
 
     network: str | None = None
+    is_read = False  # whether a subclass reads the run's folder, at the event `read`
 
     def __init__(self, name: str, workers: tuple[str, ...], reservation: PortReservation) -> None:
         super().__init__(name, workers)
@@ -189,7 +195,7 @@ class ProcessRun(Run):
         """Start everything; from now on `_on_event` is called, on a thread of its own."""
         self.warm, self._timeout_seconds = start_warm is not None, timeout_seconds
         self._group = ProcessGroup(
-            processes, self._on_event, timeout_seconds, scratch, files, start_warm, network
+            processes, self._on_event, timeout_seconds, scratch, files, start_warm, network, self.is_read
         )
 
     def _request_stop(self) -> None:

@@ -9,6 +9,7 @@ It reads one JSON line (the specification, see `run.ProcessGroup`) and writes ev
     {"event": "line", "name": ..., "stream": "stdout" | "stderr", "text": ...}
     {"event": "exited", "name": ..., "code": ...}           a negative code is a signal, as in subprocess
     {"event": "silent", "processes": {pid: state, ...}}     at the timeout; who can is asked for its stack
+    {"event": "read", "folder": ...}    where asked for: all have ended, and the folder stays until the owner answers
     {"event": "ended", "outcome": "succeeded" | "failed" | "stopped" | "timeout", "name": ..., "code": ...}
 
 Three things make sure that nothing is left behind. The owner's end of the specification's pipe closes when the
@@ -121,6 +122,10 @@ class Supervisor:
         else:
             ended = self._watch(time.monotonic() + specification["timeout_seconds"])
         self._end_everything()
+        if specification.get("is_read"):
+            self._tell({"event": "read", "folder": scratch})
+            while not self._told_to_stop:
+                self._pump(60)
         if scratch:
             shutil.rmtree(scratch, ignore_errors=True)
         self._tell({"event": "ended", **ended})
@@ -141,13 +146,12 @@ class Supervisor:
             self._selector.register(self._owner, selectors.EVENT_READ)
 
     def _read_specification(self) -> dict[str, Any] | None:
-        text = b""
-        while b"\n" not in text:
-            chunk = os.read(self._control, 1 << 16)
-            if not chunk:
+        chunks = [b""]
+        while b"\n" not in chunks[-1]:
+            chunks.append(os.read(self._control, 1 << 16))
+            if not chunks[-1]:
                 return None
-            text += chunk
-        line, _, word = text.partition(b"\n")
+        line, _, word = b"".join(chunks).partition(b"\n")
         if word:  # it was asked to stop before it had started
             self._told_to_stop = True
         specification: dict[str, Any] = json.loads(line)
@@ -186,11 +190,14 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
         if pid == 0:
+            _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != supervisor:  # it died before the line above, so the kernel will not tell us
+                os._exit(1)
             if process["network"]:
                 self._connect(process, pipes["stderr"][1], left[1], plugged[0])
             for descriptor in (*left, *plugged):
                 os.close(descriptor)
-            return self._become(process, pipes, supervisor)
+            return self._become(process, pipes)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._running[pid] = process["name"]
         if process["awaited"]:
@@ -227,12 +234,9 @@ class Supervisor:
             os.write(stderr, f"{process['name']} has no network: {error}\n".encode())
             os._exit(1)
 
-    def _become(self, process: dict[str, Any], pipes: dict[str, tuple[int, int]], supervisor: int) -> Script:
+    def _become(self, process: dict[str, Any], pipes: dict[str, tuple[int, int]]) -> Script:
         """Turn the forked child into the process asked for: by exec, or, when warm, into the script to run."""
         os.setsid()
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != supervisor:  # it died before the line above, so the kernel will not tell us
-            os._exit(1)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)

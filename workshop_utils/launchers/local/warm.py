@@ -98,7 +98,12 @@ class WarmServer:
                     start_new_session=True,
                     stderr=stderr,  # libraries print notices when they are imported
                 )
-            answer = self._connection.recv(1)
+            try:
+                answer = self._connection.recv(1)
+            except BaseException:  # an interrupt: nobody would know of a server that goes on importing
+                self._process.kill()
+                self.close()
+                raise
             try:
                 socket.send_fds(self._connection, [b"!"], [2])
             except OSError:

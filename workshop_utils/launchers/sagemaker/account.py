@@ -26,7 +26,7 @@ import boto3
 import botocore.exceptions as errors
 from botocore.config import Config
 
-from workshop_utils.runs import PlainError
+from workshop_utils.jobs import PlainError
 
 TAG = {"Key": "made-by", "Value": "distributed-training-workshop"}  # by which the clean-up finds what we made
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import yaml
 
+from workshop_utils.jobs import PlainError
 from workshop_utils.launchers.sagemaker.request import Submission
-from workshop_utils.runs import PlainError
 
 AS_OF = "2025"
 DOLLARS_AN_HOUR: dict[str, float] = yaml.safe_load(Path(__file__).with_name("prices.yaml").read_text("utf-8"))

@@ -1,0 +1,223 @@
+"""The cell magic %%ranks, in IPython's shell and in a notebook's kernel."""
+
+import atexit
+import re
+from textwrap import dedent
+
+import nbformat
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from nbclient import NotebookClient
+from traitlets.config import Config
+
+from workshop_utils.ranks.results import Results
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    settings = {
+        "InteractiveShell": {"ipython_dir": str(tmp_path_factory.mktemp("ipython")), "colors": "nocolor"},
+        "HistoryManager": {"hist_file": ":memory:"},
+    }
+    shell = InteractiveShell.instance(config=Config(settings))
+    shell.run_cell("%load_ext workshop_utils", store_history=True)
+    yield shell
+    atexit.unregister(shell.atexit_operations)
+    shell.atexit_operations()
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture
+def run(shell):
+    """`run(cell)` is the cell's value, and what it has printed."""
+
+    def run(text):
+        with capture_output() as captured:
+            result = shell.run_cell(dedent(text).lstrip("\n"), store_history=True)
+        return result.result, captured.stdout + captured.stderr
+
+    return run
+
+
+def values(result):
+    assert isinstance(result[0], Results), result[1]
+    return result[0].values
+
+
+def test_each_rank_executes_the_cell_and_the_value_of_its_last_expression_is_shown(run):
+    results, printed = run("""
+        %%ranks 3
+        import numpy as np
+        from workshop_utils.comm.ring import ring_all_reduce
+        array = np.full(9, float(rank))
+        ring_all_reduce(communicator, array)
+        print("of", size)
+        array[0]
+    """)
+    assert results.values == [3.0] * 3
+    assert {each.bytes_sent for each in results} == {96}
+    assert sorted(printed.splitlines()[:3]) == ["[0] of 3", "[1] of 3", "[2] of 3"]
+    assert "ranks 0 to 2 returned: 3.0" in printed
+    assert printed.count("of 3") == 3, "lines that were shown are not shown again"
+
+
+def test_the_notebooks_variables_travel_and_what_the_cell_assigns_stays_on_the_ranks(run, shell):
+    run("numbers = [1, 2]\nrank = 'mine'\ndef add(x):\n    return x + len(numbers)")
+    cell = "%%ranks 2\nnumbers.append(rank)\nown = 1\nadd(rank), numbers, own"
+    assert values(run(cell)) == [(3, [1, 2, 0], 1), (4, [1, 2, 1], 1)]
+    assert shell.user_ns["numbers"] == [1, 2]
+    assert shell.user_ns["rank"] == "mine"
+    assert "own" not in shell.user_ns
+
+
+def test_variables_that_the_cell_does_not_name_stay_where_they_are(run):
+    run("import threading\nlock = threading.Lock()")
+    assert values(run("%%ranks 2\nrank")) == [0, 1]
+    _, printed = run("%%ranks 2\nlock")
+    assert "`lock` (lock) cannot be sent to the ranks" in printed
+    assert "Traceback" not in printed
+
+
+def test_functions_and_classes_of_the_cell_may_call_each_other_and_be_pickled(run):
+    results = run("""
+        %%ranks 2
+        import dataclasses, pickle
+        def first(x):
+            return second(x) + 1
+        def second(x):
+            return 10 * x
+        @dataclasses.dataclass
+        class Thing:
+            x: int
+            def value(self):
+                return first(self.x)
+        [pickle.loads(pickle.dumps(Thing(rank))).value() for _ in range(size) if rank >= 0]
+    """)
+    assert values(results) == [[1, 1], [11, 11]]
+
+
+def test_the_line_in_the_magic_may_name_variables_and_all_options(run):
+    run("count = 2")
+    results, _ = run("%%ranks {count} --network 100Mbit --timeout 20s\nsize")
+    assert results.values == [2, 2]
+    assert results.network.startswith("100Mbit")
+
+
+@pytest.mark.slow
+def test_a_cell_finds_the_frameworks_own_group(run):
+    cell = (
+        "%%ranks 2 --framework torch\nimport torch\nx = torch.ones(2) * rank\ndist.all_reduce(x)\nx.tolist()"
+    )
+    assert values(run(cell)) == [[1.0, 1.0]] * 2
+
+
+def test_a_cell_without_a_value_or_with_a_semicolon_shows_none(run):
+    results, printed = run("%%ranks 2\nx = rank")
+    assert results.values == [None, None]
+    assert "returned" not in printed
+    assert run("%%ranks 2\nrank;") == (None, "")
+
+
+def test_open_and_exit_are_pythons_own(run, shell, tmp_path):
+    (tmp_path / "file").write_text("42")
+    assert "open" in shell.user_ns
+    assert values(run(f"%%ranks 2\nopen({str(tmp_path / 'file')!r}).read()")) == ["42", "42"]
+    run("def read(name):\n    return open(name).read()")
+    assert values(run(f"%%ranks 2\nread({str(tmp_path / 'file')!r})")) == ["42", "42"]
+    assert values(run("%%ranks 2\nexit()")) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        (
+            "%%ranks 2\nx = 1\nfor",
+            r"JobError: .*Cell In\[N\], line 3\n    for\n +\^\nSyntaxError: invalid syntax",
+        ),
+        (
+            "%%ranks 2\n\n\nreturn 1",
+            r"JobError: .*Cell In\[N\], line 4\n[^T]*SyntaxError: 'return' outside function",
+        ),
+        ("%%ranks 2\n!ls", "JobError: .*cannot hold % or ! commands"),
+        ("%%ranks 2\n%time 1", "JobError: .*cannot hold % or ! commands"),
+        ("%%ranks 2\n%%time\n1", "JobError: .*cannot hold % or ! commands"),
+        ("%%ranks\n1", "UsageError: the following arguments are required: ranks"),
+        ("%%ranks two\n1", "UsageError: argument ranks: invalid int value: 'two'"),
+        ("%%ranks 2 --speed 1\n1", "UsageError: unrecognized arguments: --speed 1"),
+        ("%%ranks 2 --framework jax\n1", "UsageError: argument --framework: invalid choice: 'jax' .*torch.*"),
+        ("%%ranks 2 --network '100\n1", "UsageError: No closing quotation"),
+        ("%%ranks 2 --network fast\n1", "JobError: bandwidth is 'fast'; .*"),
+        ("%%ranks 2 --timeout soon\n1", "JobError: timeout is 'soon'; .*"),
+        ("%%ranks 0\n1", "JobError: ranks is 0; .*"),
+    ],
+)
+def test_a_mistake_is_shown_once_and_in_one_sentence(cell, message, run, shell):
+    number = shell.execution_count
+    _, printed = run(cell)
+    assert re.fullmatch(message.replace("[N", rf"[{number}"), printed.strip()), printed
+
+
+def test_an_error_shows_the_cells_own_lines(run, shell):
+    run("def fails(rank):\n    if rank == 1:\n        raise ValueError('bad luck')")
+    number = shell.execution_count
+    _, printed = run("%%ranks 2\n\n# comment\nfails(rank)\ncommunicator.barrier()")
+    assert printed.startswith(
+        "RanksFailed: rank 1 of 2 raised ValueError: bad luck; the others were stopped.\n"
+    )
+    assert f"  Cell In[{number}], line 4, in <module>\n    fails(rank)\n" in printed
+    assert f"  Cell In[{number - 1}], line 3, in fails\n    raise ValueError('bad luck')\n" in printed
+    assert "workshop_utils" not in printed
+
+
+def test_at_the_time_limit_the_cells_own_line_is_named_and_stacks_are_not_among_the_lines(run, shell):
+    number = shell.execution_count
+    _, printed = run("""
+        %%ranks 2 --timeout 1s
+        import time
+        print("begins")
+        if rank == 0:
+            time.sleep(60)
+        communicator.barrier()
+    """)
+    live, failure = printed.split("RanksFailed: ")
+    assert sorted(live.splitlines()) == ["[0] begins", "[1] begins"]
+    assert f"rank 0 waits at Cell In[{number}], line 5 (in <module>)." in failure
+    assert f"rank 1 waits at Cell In[{number}], line 6 (in send_recv)." in failure
+    assert failure.rstrip().endswith("rank 1 waits for rank 0, in barrier")
+
+
+NOTEBOOK = [
+    "import os, signal\nfrom workshop_utils import on_ranks\nnumber = 20",
+    "%%ranks 2\nprint('rank', rank)\nnumber + rank",
+    "def program(communicator):\n    if communicator.rank == 1:\n        1 / 0\n    communicator.barrier()",
+    "on_ranks(2, program)",
+    "%%ranks 2 --timeout 1s\nif rank == 1:\n    signal.pause()\ncommunicator.barrier()",
+    "%%ranks 2\nwhile True:\n    communicator.barrier()",
+    "on_ranks(2, lambda communicator: communicator.rank).values",
+]
+
+
+def test_a_notebook_shows_lines_a_table_and_its_own_cells_in_errors_and_may_be_interrupted(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in NOTEBOOK])
+    client = NotebookClient(notebook, kernel_name="python3", allow_errors=True, timeout=60)
+    client.interrupt_on_timeout = True
+    with client.setup_kernel(cwd=str(tmp_path)):
+        for index, cell in enumerate(notebook.cells):
+            client.timeout = 2 if "while True" in cell.source else 60
+            client.execute_cell(cell, index)
+    outputs = [cell.outputs for cell in notebook.cells]
+    assert outputs[0] == outputs[2] == []
+    assert sorted(outputs[1][0].text.splitlines()) == ["[0] rank 0", "[1] rank 1"]
+    assert "<pre" in outputs[1][1].data["text/html"]
+    assert "rank 0 returned: 20" in outputs[1][1].data["text/plain"]
+    (error,) = outputs[3]
+    assert error.traceback[0].startswith(
+        "RanksFailed: rank 1 of 2 raised ZeroDivisionError: division by zero"
+    )
+    assert "  Cell In[3], line 3, in program\n    1 / 0\n" in error.traceback[0]
+    assert "rank 1 waits at Cell In[5], line 3 (in <module>)." in outputs[4][0].traceback[0]
+    assert outputs[5][-1].ename == "KeyboardInterrupt"
+    assert outputs[6][0].data["text/plain"] == "[0, 1]"

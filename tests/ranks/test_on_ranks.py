@@ -1,0 +1,571 @@
+"""A function on real processes: what comes back, what is refused, and who is blamed when something goes wrong."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import eventually, marked_processes
+
+from workshop_utils import on_ranks
+from workshop_utils.comm.ring import ring_all_reduce, ring_bytes_sent
+from workshop_utils.jobs import JobError
+from workshop_utils.network import Network
+from workshop_utils.ranks import RanksFailed
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+def ring(communicator, elements):
+    array = np.full(elements, float(communicator.rank))
+    ring_all_reduce(communicator, array)
+    print("rank", communicator.rank)
+    return array[0], os.getpid()
+
+
+def rank_of(communicator):
+    return communicator.rank
+
+
+def failure_of(ranks, program, *arguments, **options):
+    """What is said of ranks that fail; that nothing of them is left is for the fixture."""
+    with pytest.raises(RanksFailed) as failure:
+        on_ranks(ranks, program, *arguments, **options)
+    return str(failure.value)
+
+
+# What comes back
+
+
+def test_each_rank_gives_its_value_its_lines_and_what_it_sent():
+    results = on_ranks(4, ring, {"elements": 1000})
+    assert [value for value, _ in results.values] == [6.0] * 4
+    assert [each.rank for each in results] == [0, 1, 2, 3]
+    assert [each.lines for each in results] == [(f"rank {rank}",) for rank in range(4)]
+    assert {each.messages for each in results} == {6}
+    assert {each.bytes_sent for each in results} == {ring_bytes_sent(4, 8000)}
+    assert all(0 < each.seconds < results.seconds for each in results)
+    sends = [event for event in results[2].trace if event.kind == "send"]
+    assert len(sends) == 6
+    assert {event.peer for event in sends} == {3}
+
+
+def test_each_call_has_processes_of_its_own_without_what_the_last_one_changed():
+    def program(communicator):
+        before = os.environ.get("LEFT"), hasattr(np, "left")
+        os.environ["LEFT"] = np.left = "yes"
+        return os.getpid(), before
+
+    first, second = (dict(on_ranks(2, program).values) for _ in range(2))
+    assert len({os.getpid(), *first, *second}) == 5
+    assert {*first.values(), *second.values()} == {(None, False)}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_any_number_of_ranks_will_do(ranks):
+    results = on_ranks(ranks, lambda communicator: (communicator.rank, communicator.size))
+    assert results.values == [(rank, ranks) for rank in range(ranks)]
+    assert len(results) == ranks
+
+
+def test_a_slow_network_is_slow_and_named():
+    slow = on_ranks(2, ring, {"elements": 125_000}, network="100Mbit")  # 1 MB takes 80 ms
+    assert 0.07 < min(each.seconds for each in slow) < 5
+    assert "100Mbit" in slow.network
+    assert on_ranks(2, rank_of, network=Network(bandwidth="1Gbit")).network.startswith("1Gbit")
+    assert on_ranks(2, rank_of).network is None
+
+
+def sum_in_torch(dist):
+    import torch
+
+    tensor = torch.ones(1000) * dist.get_rank()
+    dist.all_reduce(tensor)
+    return tensor[0].item()
+
+
+def sum_in_horovod(hvd):
+    import torch
+
+    return hvd.allreduce(torch.ones(1000) * hvd.rank(), op=hvd.Sum)[0].item()
+
+
+def sum_in_tensorflow(strategy):
+    import tensorflow as tf
+
+    def replica():
+        context = tf.distribute.get_replica_context()
+        own = tf.ones(1000) * tf.cast(context.replica_id_in_sync_group, tf.float32)
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+
+    return float(tf.function(lambda: strategy.run(replica))()[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "program"),
+    [("torch", sum_in_torch), ("horovod", sum_in_horovod), ("tensorflow", sum_in_tensorflow)],
+)
+def test_a_framework_has_its_process_group_and_the_kernel_counts_its_bytes(framework, program):
+    results = on_ranks(2, program, framework=framework)
+    assert results.values == [1.0, 1.0]
+    assert results.warm
+    for each in results:
+        assert each.messages is None
+        assert each.bytes_sent >= (4000 if framework == "horovod" or framework == "torch" else 0)
+
+
+@pytest.mark.slow
+def test_pytorch_on_a_slow_network_prints_no_notices_and_may_leave_its_group_itself():
+    def program(dist):
+        dist.barrier()
+        dist.destroy_process_group()
+
+    results = on_ranks(2, program, framework="torch", network="100Mbit")
+    assert [each.lines for each in results] == [(), ()]
+
+
+# What travels
+
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+
+def test_arguments_of_all_kinds_arrive_as_copies():
+    values = {
+        "number": 3,
+        "array": np.arange(5),
+        "nested": {"list": [1, (2, {3})], "text": "ä"},
+        "function": lambda x: 2 * x,
+        "point": Point(7),
+        "path": Path("here"),
+    }
+
+    def program(communicator, **received):
+        received["array"] += communicator.rank
+        return {**received, "function": received["function"](21)}
+
+    for rank, value in enumerate(on_ranks(2, program, values).values):
+        assert value["array"].tolist() == [rank, 1 + rank, 2 + rank, 3 + rank, 4 + rank]
+        assert (value["number"], value["nested"]) == (3, values["nested"])
+        assert (value["function"], value["path"]) == (42, Path("here"))
+        assert (type(value["point"]), value["point"].x) == (Point, 7)
+    assert values["array"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_tensor_travels_without_a_warning(recwarn):
+    import torch
+
+    tensor = torch.arange(3)
+    assert on_ranks(1, lambda communicator: int(tensor.sum())).values == [3]
+    assert not [str(each.message) for each in recwarn if "storage" in str(each.message).lower()]
+
+
+SCALE = 10
+
+
+def scaled(x):
+    return SCALE * x
+
+
+def test_the_variables_and_functions_that_a_function_uses_travel_along():
+    offset = 1
+
+    def program(communicator):
+        def inner(x):
+            return scaled(x) + offset
+
+        return inner(communicator.rank)
+
+    assert on_ranks(2, program).values == [1, 11]
+
+
+def test_a_module_beside_the_notebook_travels_as_it_is_now(tmp_path, monkeypatch):
+    (tmp_path / "beside.py").write_text(
+        "FACTOR = 2\ndef twice(communicator):\n    return FACTOR * communicator.rank\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import beside
+
+    beside.FACTOR = 5
+    (tmp_path / "beside.py").unlink()
+    assert on_ranks(2, beside.twice).values == [0, 5]
+
+
+def test_ranks_work_in_the_notebooks_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data.txt").write_text("42")
+    assert on_ranks(2, lambda communicator: Path("data.txt").read_text()).values == ["42", "42"]
+
+
+def test_a_large_value_comes_back():
+    value = on_ranks(1, lambda communicator: np.arange(6_250_000.0)).values[0]
+    assert value.nbytes == 50_000_000
+    assert value[-1] == 6_249_999
+
+
+def test_sys_exit_without_an_error_ends_a_rank_well():
+    assert on_ranks(2, lambda communicator: sys.exit(0)).values == [None, None]
+
+
+# What is refused
+
+LOCK = threading.Lock()
+LARGE = np.zeros(17 * 2**17)
+HALVES = [np.zeros(9 * 2**17), np.zeros(9 * 2**17)]
+FIRST, SECOND = HALVES
+
+
+OPEN = Path(os.devnull).open()  # noqa: SIM115
+
+
+class OnGPU:
+    __module__, is_cuda = "torch", True
+
+
+TENSOR = OnGPU()
+
+
+def uses_lock(communicator):
+    return [LOCK for _ in range(3)]
+
+
+def uses_large(communicator=None):
+    return LARGE.sum()
+
+
+def uses_helper(communicator):
+    return (lambda: uses_large())()
+
+
+def uses_halves(communicator):
+    return FIRST.sum() + SECOND.sum()
+
+
+def uses_tensor(communicator):
+    return TENSOR
+
+
+def takes(communicator, value):
+    return value
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "words"),
+    [
+        (uses_lock, {}, "`LOCK` (lock) cannot be sent"),
+        (uses_large, {}, "`LARGE` (ndarray) is too large"),
+        (uses_helper, {}, "`LARGE` (ndarray) is too large"),
+        (uses_halves, {}, "`FIRST` (9.0 MiB)"),
+        (uses_halves, {}, "`SECOND` (9.0 MiB)"),
+        (uses_tensor, {}, "`TENSOR` (OnGPU) cannot be sent to the ranks: it is on a GPU"),
+        (takes, {"value": LARGE}, "`value` (ndarray) is too large"),
+        (takes, {"value": (each for each in [])}, "`value` (generator) cannot be sent"),
+        (
+            takes,
+            {"value": OPEN},
+            "`value` (TextIOWrapper) cannot be sent to the ranks: it is an open file",
+        ),
+        (takes, {"value": uses_lock}, "`LOCK` (lock) cannot be sent"),
+        (takes, {}, "a rank would call takes(group): missing a required argument: 'value'"),
+        (takes, {"other": 1}, "a rank would call takes(group, other=…)"),
+        (takes, [1], "arguments is [1]; it must hold values by the names of parameters"),
+        (None, {}, "program is None; it must be a function"),
+    ],
+)
+def test_what_cannot_travel_is_refused_by_name_before_anything_starts(program, arguments, words):
+    before = marked_processes()
+    with pytest.raises(JobError) as refused:
+        on_ranks(2, program, arguments)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert marked_processes() == before
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "words"),
+    [
+        *(
+            (ranks, {}, f"ranks is {ranks!r}; it must be a whole number")
+            for ranks in (0, -1, "4", True, 2.0, 1001)
+        ),
+        (2, {"framework": "jax"}, "framework is 'jax'; it must be 'torch', 'horovod', 'tensorflow', or None"),
+        (2, {"network": "fast"}, "bandwidth is 'fast'"),
+        (2, {"network": 100}, "network is 100; it must be"),
+        (2, {"timeout": "soon"}, "timeout is 'soon'"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_would_be_right(ranks, options, words):
+    with pytest.raises(JobError) as refused:
+        on_ranks(ranks, rank_of, **options)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (lambda communicator: (each for each in []), "it returned a generator, which cannot be sent back"),
+        (lambda communicator: threading.Lock(), "it returned a lock, which cannot be sent back"),
+        (lambda communicator: input("Your name? "), "input('Your name? ') has nobody to ask on a rank"),
+    ],
+)
+def test_what_a_rank_cannot_do_is_named(program, words):
+    assert words in failure_of(1, program)
+
+
+def test_cuda_after_a_fork_is_explained():
+    def program(communicator):
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.")
+
+    assert "was in use in the process from which this one was forked" in failure_of(1, program)
+
+
+# Who is to blame
+
+
+def test_the_rank_that_raised_is_named_with_its_traceback_and_not_those_that_failed_in_consequence():
+    def fails():
+        raise ValueError("bad luck")
+
+    def program(communicator):
+        print("rank", communicator.rank, "begins")
+        if communicator.rank == 1:
+            fails()
+        communicator.barrier()
+
+    with pytest.raises(RanksFailed) as failure:
+        on_ranks(4, program)
+    text = str(failure.value)
+    assert text.startswith("rank 1 of 4 raised ValueError: bad luck; the others were stopped.\nTraceback")
+    assert 'raise ValueError("bad luck")' in text
+    assert "in program" in text
+    assert "rank.py" not in text
+    assert [each.lines for each in failure.value.results] == [(f"rank {rank} begins",) for rank in range(4)]
+    assert failure.value.results.values == [None] * 4
+
+
+def test_the_cause_of_an_error_is_shown_with_it():
+    def program(communicator):
+        try:
+            {}["missing"]
+        except KeyError as error:
+            raise ValueError("no such thing") from error
+
+    text = failure_of(1, program)
+    assert text.startswith("rank 0 of 1 raised ValueError: no such thing.\n")
+    assert text.index("KeyError: 'missing'") < text.index("direct cause") < text.rindex("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("leave", "words"),
+    [
+        (lambda: sys.exit("no data"), "rank 1 of 3 raised SystemExit: no data"),
+        (lambda: sys.exit(3), "rank 1 of 3 raised SystemExit: 3"),
+        (lambda: os._exit(3), "rank 1 of 3 ended with exit code 3"),
+        (lambda: os._exit(0), "rank 1 of 3 ended without returning from the program"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 of 3 was killed by SIGKILL"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "rank 1 of 3 was killed by SIGTERM"),
+    ],
+)
+@pytest.mark.parametrize("others_wait", [True, False])
+def test_a_rank_that_leaves_is_named(leave, words, others_wait):
+    def program(communicator):
+        for step in range(1000):
+            if communicator.rank == 1 and step == 10:
+                leave()
+            if others_wait or communicator.rank == 1:
+                time.sleep(0)
+            if others_wait:
+                communicator.barrier()
+
+    assert failure_of(3, program).startswith(words)
+
+
+def test_a_rank_that_leaves_after_an_error_elsewhere_is_not_blamed():
+    def program(communicator):
+        if communicator.rank == 1:
+            raise ValueError("the cause")
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so it is killed in the end
+        time.sleep(60)
+
+    assert failure_of(2, program).startswith("rank 1 of 2 raised ValueError: the cause")
+
+
+@pytest.mark.slow
+def test_a_rank_killed_in_a_collective_of_pytorch_is_named():
+    def program(dist):
+        import torch
+
+        for step in range(1000):
+            if dist.get_rank() == 1 and step == 10:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.all_reduce(torch.ones(1000))
+
+    assert failure_of(4, program, framework="torch").startswith("rank 1 of 4 was killed by SIGKILL")
+
+
+def test_at_the_time_limit_stacks_are_grouped_and_say_who_waits_for_whom():
+    def program(communicator):
+        if communicator.rank == 2:
+            time.sleep(60)
+        ring_all_reduce(communicator, np.zeros(100))
+
+    with pytest.raises(RanksFailed) as failure:
+        on_ranks(4, program, timeout="1s")
+    text = str(failure.value)
+    assert text.startswith("the program did not end within 1 s. rank 2 waits at test_on_ranks.py, line ")
+    assert "rank 0, rank 1, rank 3 wait at test_on_ranks.py, line " in text
+    assert text.count("innermost call first") == 2
+    for rank, peer in ((0, 3), (1, 0), (3, 2)):
+        assert f"\nrank {rank} waits for rank {peer}, in ring_all_reduce" in text
+    assert not any(each.lines for each in failure.value.results)
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_returned_is_not_said_to_be_deaf():
+    def program(dist):
+        if dist.get_rank() == 1:
+            time.sleep(60)
+
+    text = failure_of(2, program, framework="torch", timeout="1s")
+    assert "did not answer" not in text
+    assert "(in barrier)" in text
+
+
+# What programs do beside
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: print("line"),
+        lambda: sys.stdout.write("no end"),
+        lambda: os.write(1, bytes(range(256))),
+        lambda: print("x" * 3_000_000),
+    ],
+)
+def test_whatever_a_rank_prints_comes_back_as_lines(write):
+    results = on_ranks(2, lambda communicator: write())
+    assert all(each.lines for each in results)
+    assert results[0].lines == results[1].lines
+    assert len(repr(results)) < 5000
+
+
+def test_a_hundred_thousand_lines_come_back_whole():
+    def program(communicator):
+        for number in range(100_000):
+            print(number)
+
+    assert on_ranks(1, program)[0].lines == tuple(map(str, range(100_000)))
+
+
+def start_thread():
+    threading.Thread(target=time.sleep, args=(600,)).start()
+
+
+def start_process():
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+
+
+def fork():
+    if os.fork() == 0:
+        time.sleep(600)
+
+
+def fork_and_return():
+    os.fork()
+
+
+@pytest.mark.parametrize("start", [start_thread, start_process, fork, fork_and_return])
+def test_what_a_program_leaves_running_ends_with_it(start):
+    began = time.monotonic()
+    assert on_ranks(2, lambda communicator: start() or communicator.rank).values == [0, 1]
+    assert time.monotonic() - began < 20
+
+
+# Interrupts and kills of the process that calls
+
+OWNER = """
+import sys, time
+from workshop_utils import on_ranks
+
+def program(communicator):
+    while True:
+        communicator.barrier()
+
+def rank_of(communicator):
+    return communicator.rank
+
+print("ready", flush=True)
+try:
+    on_ranks(3, program, network=sys.argv[1] or None)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+print(on_ranks(2, rank_of).values, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def owner(tmp_path, network):
+    """A process that calls `on_ranks`, and its first ranks do not end."""
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    process = subprocess.Popen([sys.executable, str(script), network], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "network"), [(0.0, ""), (0.1, "100Mbit"), (0.2, ""), (0.3, "100Mbit"), (1.0, "")]
+)
+def test_an_interrupt_leaves_nothing_and_the_next_call_works(seconds, network, tmp_path):
+    with owner(tmp_path, network) as process:
+        time.sleep(seconds)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[0] == "interrupted\n[0, 1]\n"
+
+
+@pytest.mark.parametrize(("seconds", "network"), [(0.05, ""), (0.15, "100Mbit"), (0.2, ""), (1.0, "100Mbit")])
+def test_a_killed_kernel_leaves_nothing(seconds, network, tmp_path):
+    with owner(tmp_path, network) as process:
+        time.sleep(seconds)
+        process.kill()
+        process.wait()
+    assert eventually(lambda: not marked_processes(), 15) or marked_processes()
+
+
+def test_an_interrupt_while_the_framework_is_imported_leaves_no_server():
+    from workshop_utils.launchers.local import warm
+
+    before = marked_processes()
+    alarm = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    alarm.start()
+    with pytest.raises(KeyboardInterrupt):
+        warm.WarmServer(("time", "tensorflow"))
+    assert eventually(lambda: marked_processes().keys() <= before.keys())
+
+
+def test_calls_from_several_threads_do_not_disturb_each_other():
+    values = {}
+
+    def call(number):
+        values[number] = on_ranks(2, lambda communicator: (number, communicator.rank)).values
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert values == {number: [(number, 0), (number, 1)] for number in range(4)}

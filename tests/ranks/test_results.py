@@ -1,0 +1,106 @@
+"""What a notebook and a terminal show of a call's results."""
+
+import numpy as np
+import pytest
+from bs4 import BeautifulSoup
+
+from workshop_utils.ranks.results import RankResult, Results
+
+
+def results(*values, lines=(), messages=1, nbytes=8, **options):
+    lines = lines or ((),) * len(values)
+    ranks = [
+        RankResult(rank, tuple(lines[rank]), value, messages, nbytes, 0.25)
+        for rank, value in enumerate(values)
+    ]
+    return Results(tuple(ranks), **{"network": None, "warm": True, "seconds": 0.5, **options})
+
+
+def rows(shown):
+    """The table's rows: their first cells, and each other cell with the number of columns that it takes."""
+    table = BeautifulSoup(shown._repr_html_(), "html.parser")
+    return [
+        (row.th.text, [(cell.text, int(cell["colspan"])) for cell in row.find_all("td")])
+        for row in table.find_all("tr")[1:]
+    ]
+
+
+def test_equal_neighbours_are_folded_into_one():
+    shown = results(1, 1, 2, 1, lines=(["a", "b"], ["a", "c"], ["a"], ["a", "b"]))
+    assert rows(shown) == [
+        ("returned", [("1", 2), ("2", 1), ("1", 1)]),
+        ("printed", [("a", 4)]),
+        ("", [("b", 1), ("c", 1), ("", 1), ("b", 1)]),
+        ("sent", [("1 message, 8 bytes", 4)]),
+        ("took", [("0.250 s", 4)]),
+    ]
+    assert str(shown).splitlines() == [
+        "4 ranks, 0.50 s",
+        "ranks 0 to 1 returned: 1",
+        "rank 2 returned: 2",
+        "rank 3 returned: 1",
+        "ranks 0 to 3 printed: a",
+        "rank 0 printed: b",
+        "rank 1 printed: c",
+        "rank 3 printed: b",
+        "ranks 0 to 3 sent: 1 message, 8 bytes",
+        "ranks 0 to 3 took: 0.250 s",
+    ]
+
+
+def test_what_there_is_not_is_not_shown():
+    assert [label for label, _ in rows(results(None, None))] == ["sent", "took"]
+    assert rows(results(None, 0))[0] == ("returned", [("None", 1), ("0", 1)])
+    assert "message" not in str(results(1, messages=None))
+    shown = results(1, lines=(["said"],), lines_are_shown=True)
+    assert "said" not in str(shown) + shown._repr_html_()
+
+
+def test_the_head_names_the_network_and_a_cold_start():
+    assert str(results(1, network="100Mbit")).startswith("1 rank, 0.50 s; 100Mbit\n")
+    assert str(results(1, 2, warm=False)).startswith("2 ranks, 0.50 s, started cold\n")
+
+
+class Broken:
+    def __repr__(self):
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.float64(6), "6.0"),
+        (np.float32(0.1), "0.1"),
+        ([0.5] * 12, str([0.5] * 12)),
+        ("<b>", "'<b>'"),
+        (np.zeros((2, 2)), "array([[0., 0.],\n       [0., 0.]])"),
+        (Broken(), "Broken instance"),
+    ],
+)
+def test_a_value_looks_as_in_a_notebook(value, words):
+    assert words in rows(results(value))[0][1][0][0]
+
+
+@pytest.mark.parametrize(
+    "value", ["x" * 10**6, list(range(10**6)), np.zeros(10**6), {n: n for n in range(10**5)}]
+)
+def test_long_values_and_lines_are_cut(value):
+    shown = results(value, lines=(["y" * 10**6],))
+    assert len(str(shown)) + len(shown._repr_html_()) < 5000
+
+
+def test_of_many_lines_the_first_and_last_are_shown():
+    lines = [str(number) for number in range(1000)]
+    shown = results(None, None, lines=(lines, lines))
+    texts = [cells[0][0] for label, cells in rows(shown) if label in ("printed", "")]
+    assert texts[:10] == lines[:10]
+    assert "980 lines more" in texts[10]
+    assert texts[11:] == lines[-10:]
+
+
+def test_results_are_a_sequence_of_ranks():
+    shown = results("a", "b", "c")
+    assert len(shown) == 3
+    assert shown[1].value == "b"
+    assert [each.value for each in shown[1:]] == ["b", "c"]
+    assert shown.values == ["a", "b", "c"]
