@@ -1,16 +1,20 @@
 """Message passing over PyTorch's process group: for targets that start its ranks, and no others.
 
-The messages are those of gloo. They carry no header, so ranks that disagree about a message fail as gloo does, or wait
-for each other, where `tcp` says what was sent and what was expected.
+A message of gloo holds the header that `tcp` sends, and the array, so that ranks that disagree are told how. Only what
+is longer than its receiver expects is refused by gloo itself, which aborts that process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
+from workshop_utils.comm import frames
 from workshop_utils.comm.communicator import Array, CommunicationError, Communicator
 
 
@@ -21,14 +25,29 @@ class TorchCommunicator(Communicator):
         super().__init__(dist.get_rank(), dist.get_world_size(), timeout_seconds)
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
-        pending = []
-        if to is not None and outgoing.nbytes:
-            pending.append(dist.isend(_tensor(outgoing), to))
-        if source is not None and incoming.nbytes:
-            pending.append(dist.irecv(_tensor(incoming), source))
-        for work in pending:
-            if work is not None:
-                work.wait()
+        pending: list[Any] = []
+        try:
+            if to is not None:
+                parts = self._header(outgoing), outgoing.reshape(-1).view(np.uint8)
+                pending.append(dist.isend(torch.from_numpy(np.concatenate(parts)), to))
+            if source is not None:
+                expected = self._header(incoming)
+                message = np.empty(expected.size + incoming.nbytes, np.uint8)
+                pending.append(dist.irecv(torch.from_numpy(message), source))
+            for work in pending:
+                work.wait(timedelta(seconds=self.timeout_seconds))
+        except RuntimeError as error:
+            peers = " and ".join(str(peer) for peer in (to, source) if peer is not None)
+            raise CommunicationError(f"rank {self.rank} cannot go on with rank {peers}: {error}") from None
+        if source is not None:
+            header, content = np.split(message, [expected.size])
+            if not np.array_equal(header, expected):
+                raise frames.difference(header.tobytes(), source, expected.tobytes(), self.rank)
+            np.copyto(incoming, content.view(incoming.dtype).reshape(incoming.shape))
+
+    def _header(self, array: Array) -> np.ndarray:
+        # No message is counted, since gloo keeps their order.
+        return np.frombuffer(frames.message(self._collective, 0, array), np.uint8)
 
     def _first_of(self, sources: Sequence[int]) -> int:
         if len(sources) == 1:
@@ -36,7 +55,3 @@ class TorchCommunicator(Communicator):
         raise CommunicationError(
             f"gloo cannot wait for the first of the ranks {list(sources)}: receive from one of them"
         )
-
-
-def _tensor(array: Array) -> torch.Tensor:
-    return torch.from_numpy(array.view("uint8"))

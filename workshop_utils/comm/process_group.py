@@ -22,9 +22,6 @@ from workshop_utils import place
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 
-# By framework, as people name it: what to import.
-MODULES = {"torch": "torch.distributed", "horovod": "horovod.torch", "tensorflow": "tensorflow"}
-
 
 @contextlib.contextmanager
 def process_group(framework: str | None = None) -> Iterator[Any]:
@@ -32,9 +29,9 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
 
     Yields:
         For `framework` None a Communicator: over the workshop's own links, or, where the run was launched for PyTorch,
-        over its process group; for "torch" the module `torch.distributed` with a process
-        group of gloo; for "horovod" the module `horovod.torch` (or `horovod.tensorflow`, where TensorFlow is imported
-        already) after `init()`; for "tensorflow" a `MultiWorkerMirroredStrategy`.
+        over its process group; for "torch" the module `torch.distributed` with a process group of gloo; for "horovod"
+        the module `horovod.torch` (or `horovod.tensorflow`, where TensorFlow is imported already) after `init()`; for
+        "tensorflow" a `MultiWorkerMirroredStrategy`.
 
     Raises:
         ValueError: if the process was not launched by such a strategy.
@@ -50,17 +47,19 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
         with process_group("torch"), TorchCommunicator() as communicator:
             yield communicator
     elif framework == "torch":
-        dist = importlib.import_module(MODULES[framework])
-        # Functions of this module keep the group that they find when it is imported, and with it the group's threads.
-        importlib.import_module("torch.distributed.nn")
-        dist.init_process_group("gloo")
-        yield dist
+        # Functions of `nn` keep the group that they find when it is imported, and with it the group's threads.
+        from torch import distributed
+        from torch.distributed import nn as nn
+
+        distributed.init_process_group("gloo")
+        yield distributed
         # Once all have met again, gloo's threads hold no tensor any more; otherwise a rank may abort as it leaves.
-        if dist.is_initialized():  # a program may have left by itself, as scripts do
-            dist.barrier()
-            dist.destroy_process_group()
+        if distributed.is_initialized():  # a program may have left by itself, as scripts do
+            distributed.barrier()
+            distributed.destroy_process_group()
     elif framework == "tensorflow":
-        tf = importlib.import_module(MODULES[framework])
+        import tensorflow as tf
+
         tf.get_logger().setLevel("ERROR")
         place.tf_config()
         experimental = tf.distribute.experimental
@@ -68,8 +67,7 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
         yield tf.distribute.MultiWorkerMirroredStrategy(communication_options=ring)
         place.leave_last()
     else:
-        in_tensorflow = framework == "horovod" and "tensorflow" in sys.modules
-        hvd = importlib.import_module("horovod.tensorflow" if in_tensorflow else MODULES[framework])
+        hvd = importlib.import_module(f"horovod.{'tensorflow' if 'tensorflow' in sys.modules else 'torch'}")
         hvd.init()
         yield hvd
         hvd.shutdown()
@@ -78,11 +76,9 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
 def run(program: Callable[..., Any], framework: str | None) -> None:
     """The main function of a script that `TrainingJob.from_function` has written: `program(group, **arguments)`."""
     here = place.here()
-    words = sys.argv[
-        1:
-    ]  # -k value, --key value; not argparse's, for which a value such as -1e-05 is an option
-    names = [word.lstrip("-") for word in words[::2]]
-    arguments = dict(zip(names, map(place.argument, words[1::2]), strict=True))
+    # -k value, --key value: argparse would take a value such as -1e-05 for an option.
+    names = [word.lstrip("-") for word in sys.argv[1::2]]
+    arguments = dict(zip(names, map(place.argument, sys.argv[2::2]), strict=True))
     with process_group(framework) as group:
         value = program(group, **arguments)
         if value is not None:

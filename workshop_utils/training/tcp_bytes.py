@@ -5,10 +5,10 @@
     counted.sent        # bytes that the other ranks' kernels have acknowledged
 
 Nothing here is computed from the size of a tensor. For each TCP connection Linux counts the bytes that its peer has
-acknowledged, and those that have arrived (tcp(7), TCP_INFO: tcpi_bytes_acked and tcpi_bytes_received). This module adds
-up the connections of this process, whoever uses them: a framework's headers, negotiation and heartbeats count as well.
-So put into the block the collective that is to be counted, and nothing else: what flows while none is in flight belongs
-to none. Shared memory, by which MPI joins ranks of one machine, is no TCP.
+acknowledged, and those that have arrived in order (tcp(7), TCP_INFO), each once, however often it was sent. This module
+adds up the connections of this process, whoever uses them: a framework's headers, negotiation and heartbeats count as
+well. So put into the block the collective that is to be counted, and nothing else: what flows while none is in flight
+belongs to none. Shared memory, by which MPI joins ranks of one machine, is no TCP.
 """
 
 from __future__ import annotations
@@ -23,105 +23,91 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-# Of struct tcp_info (linux/tcp.h): unacknowledged segments; bytes acknowledged, received; sent, of those again.
-_UNACKED, _TOTALS, _SENT = (24, struct.Struct("<I")), (120, struct.Struct("<QQ")), (200, struct.Struct("<QQ"))
-_NOT_SENT = (144, struct.Struct("<I"))
-_LISTENING = 10
+# Of struct tcp_info (linux/tcp.h, since Linux 4.19): state; segments in flight; bytes acknowledged, received, not yet
+# sent; bytes sent, and sent again.
+_INFO = struct.Struct("=B 23x I 92x QQ 8x I 52x QQ")
+# States (net/tcp_states.h). In the latter the peer has ended the connection: CLOSE, CLOSE_WAIT, LAST_ACK, CLOSING.
+_LISTEN, _ENDED = 10, (7, 8, 9, 11)
+_UNKNOWN = math.nan, math.nan, math.nan
 _QUIET_SECONDS = 1.0  # for acknowledgements to come in; a receiver delays them by 40 ms at most
 
-Totals = dict[str, tuple[int, int]]  # (sent, received) by connection
+# By connection: acknowledged; sent for the first time; received. The first two are equal once all has arrived, but for
+# a connection's opening and end, which are acknowledged as a byte each, and for what this machine itself has dropped,
+# which the second has too often.
+Totals = dict[str, tuple[float, float, float]]
 
 
 class CountedBytes:
     """Bytes of payload that went over this process's TCP connections while a block ran, up to now or to its end.
 
-    Where the system has no such counters, as macOS, they are NaN.
-
-    Attributes:
-        sent: acknowledged by the peers.
-        received: arrived here. What a peer sent before this process had begun to count is missing.
-        is_complete: whether every connection was there to the end; the bytes of one that was closed are missing.
+    They are NaN where they are not known: on a system without these counters, such as macOS, and once a connection is
+    closed that was there at the start. One that comes and goes within the block is not seen.
     """
 
     def __init__(self) -> None:
-        self._before = _totals(wait=True)
+        self._before = _totals(_QUIET_SECONDS)
         self._after: Totals | None = None
 
     @property
     def sent(self) -> float:
-        return self._difference(0)
+        """Acknowledged by the peers."""
+        return sum(min(acknowledged, first) for acknowledged, first, _ in self._differences())
 
     @property
     def received(self) -> float:
-        return self._difference(1)
-
-    @property
-    def is_complete(self) -> bool:
-        return self._before.keys() <= self._now().keys()
+        """Arrived here; also a few bytes from before or after the block, since ranks do not leave a barrier at once."""
+        return sum(received for *_, received in self._differences())
 
     def finish(self) -> None:
         """Count no further."""
-        self._after = _totals(wait=True)
+        self._after = _totals(_QUIET_SECONDS)
 
-    def _now(self) -> Totals:
-        return _totals(wait=False) if self._after is None else self._after
-
-    def _difference(self, which: int) -> float:
-        if sys.platform != "linux":
-            return math.nan
-        nothing = (0, 0)
-        return sum(
-            total[which] - self._before.get(name, nothing)[which] for name, total in self._now().items()
-        )
+    def _differences(self) -> Iterator[tuple[float, float, float]]:
+        after = _totals(0) if self._after is None else self._after
+        for name in self._before.keys() | after.keys():
+            now, before = after.get(name, _UNKNOWN), self._before.get(name, (0, 0, 0))
+            yield now[0] - before[0], now[1] - before[1], now[2] - before[2]
 
 
 @contextlib.contextmanager
-def count_bytes(barrier: Callable[[], object] | None = None) -> Iterator[CountedBytes]:
+def count_bytes(barrier: Callable[[], object] = lambda: None) -> Iterator[CountedBytes]:
     """Count the bytes on this process's TCP connections while the block runs.
 
     With `barrier`, such as `dist.barrier`, all ranks begin together and end together; its own bytes do not count.
     """
-    if barrier is not None:
-        barrier()
+    barrier()
     counted = CountedBytes()
     try:
         yield counted
     finally:
         counted.finish()
-    if barrier is not None:
-        barrier()
+    barrier()
 
 
-def _totals(wait: bool) -> Totals:
-    """What each connection of this process has carried; with `wait`, once all that was sent is acknowledged."""
-    totals: Totals = {}
+def _totals(quiet_seconds: float) -> Totals:
+    """What each connection of this process has carried, once all that was sent is acknowledged, if it is in time."""
     if sys.platform != "linux":
-        return totals
-    deadline = time.monotonic() + _QUIET_SECONDS * wait
+        return {"": _UNKNOWN}
+    totals, deadline = {}, time.monotonic() + quiet_seconds
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile, or no socket
+        with contextlib.suppress(OSError):  # closed meanwhile, or no TCP
             name = str(entry.readlink())
             if name.startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(entry.name))) as connection:
-                    if connection.type == socket.SOCK_STREAM and connection.family in (
-                        socket.AF_INET,
-                        socket.AF_INET6,
-                    ):
-                        totals[name] = _total(connection, deadline)
+                    if total := _total(connection, deadline):
+                        totals[name] = total
     return totals
 
 
-def _total(connection: socket.socket, deadline: float) -> tuple[int, int]:
-    def field(place: tuple[int, struct.Struct]) -> tuple[int, ...]:
-        return place[1].unpack_from(information, place[0])
-
+def _total(connection: socket.socket, deadline: float) -> tuple[float, float, float] | None:
     while True:
-        information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)
-        if information[0] == _LISTENING:
-            return 0, 0
-        if time.monotonic() >= deadline or not (field(_UNACKED)[0] or field(_NOT_SENT)[0]):
-            break
+        information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+        if len(information) < _INFO.size:
+            return _UNKNOWN
+        state, in_flight, acknowledged, received, unsent, sent, again = _INFO.unpack(information)
+        if state == _LISTEN:
+            return None
+        if not (in_flight or unsent) or time.monotonic() >= deadline:
+            # The end of a connection is received as a byte.
+            return acknowledged, sent - again, max(0, received - (state in _ENDED))
         time.sleep(0.001)
-    acknowledged, received = field(_TOTALS)
-    sent, again = field(_SENT)
-    return min(acknowledged, sent - again), received  # opening a connection is acknowledged as a byte, too

@@ -1,0 +1,123 @@
+"""The Communicator over PyTorch's process group, on real processes, compared with the one on threads."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from workshop_utils import on_ranks
+from workshop_utils.comm import threads
+from workshop_utils.comm.central import central_all_reduce
+from workshop_utils.comm.double_tree import double_tree_all_reduce
+from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
+from workshop_utils.comm.hierarchical import hierarchical_all_reduce
+from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from workshop_utils.comm.tree import tree_all_reduce, tree_broadcast
+from workshop_utils.ranks import RanksFailed
+
+pytestmark = pytest.mark.slow
+
+COLLECTIVES = {
+    "ring": ring_all_reduce,
+    "central": central_all_reduce,
+    "tree": tree_all_reduce,
+    "double_tree": double_tree_all_reduce,
+    "halving_doubling": halving_doubling_all_reduce,
+    "hierarchical": functools.partial(hierarchical_all_reduce, group_size=2),
+    "reduce_scatter": ring_reduce_scatter,
+    "all_gather": lambda communicator, array, _: ring_all_gather(communicator, array),
+    "broadcast": lambda communicator, array, _: tree_broadcast(communicator, array, communicator.size - 1),
+}
+CASES = [(0, np.float64, "sum"), (1, np.float16, "max"), (7, np.float32, "mean"), (7, np.bool_, "max"),
+         (10_001, np.complex64, "sum")]  # fmt: skip
+
+
+def work(communicator):
+    """Every collective on every case: results as bytes, messages and bytes sent."""
+    outcomes = {}
+    for name, collective in COLLECTIVES.items():
+        for size, dtype, operation in CASES:
+            array = np.random.default_rng(communicator.rank).integers(0, 2, size).astype(dtype)
+            communicator.traffic.reset()
+            collective(communicator, array, operation)
+            sent = communicator.traffic.messages_sent.tolist(), communicator.traffic.bytes_sent.tolist()
+            outcomes[name, size, str(dtype)] = (array.tobytes(), *sent)
+    communicator.barrier()
+    return outcomes
+
+
+def over_torch(dist, program, *options):
+    from workshop_utils.comm.over_torch import TorchCommunicator
+
+    with TorchCommunicator(*options) as communicator:
+        return program(communicator)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_collective_gives_what_it_gives_on_threads(size):
+    results = on_ranks(size, over_torch, {"program": work}, framework="torch")
+    assert results.values == threads.run(size, work)
+    assert not any(each.lines for each in results)  # such as PyTorch's warnings
+
+
+def test_an_array_of_two_dimensions_goes_and_a_read_only_one_is_sent_but_not_received_into():
+    def program(communicator):
+        array = np.arange(6.0).reshape(2, 3)
+        array.flags.writeable = False
+        if communicator.rank == 0:
+            communicator.send(1, array)
+            communicator.send(1, array)
+            return array.tolist()
+        incoming = np.empty((2, 3))
+        assert communicator.recv([0], incoming) == 0
+        with pytest.raises(ValueError, match="read-only"):
+            communicator.recv(0, array)
+        return incoming.tolist()
+
+    values = on_ranks(2, over_torch, {"program": program}, framework="torch").values
+    assert values == [[[0, 1, 2], [3, 4, 5]]] * 2
+
+
+def failing(dist, case):
+    def program(communicator):
+        if communicator.rank == 1:
+            if case == "dead":
+                raise SystemExit(3)
+            if case == "silent":
+                time.sleep(60)
+            elif case == "short":
+                communicator.send(0, np.zeros(3, np.float32))
+            elif case == "dtype":
+                communicator.send(0, np.zeros(2, np.int64))
+            elif case == "long":
+                communicator.send(0, np.zeros(5))
+                time.sleep(60)
+        elif case == "any":
+            communicator.recv([1, 2], np.zeros(2))
+        elif case == "collective":
+            ring_all_reduce(communicator, np.zeros(4), "sum")  # in messages of two
+        else:
+            communicator.recv(1, np.zeros(2))
+        if case == "collective":
+            tree_all_reduce(communicator, np.zeros(2), "sum")
+
+    import time
+
+    over_torch(dist, program, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("case", "size", "message"),
+    [
+        ("short", 2, "rank 1 sent 3 × float32 where rank 0 expects 2 × float64, in send or recv"),
+        ("dtype", 2, "rank 1 sent 2 × int64 where rank 0 expects 2 × float64"),
+        ("collective", 2, r"rank \d is in \w+_all_reduce while rank \d is in \w+_all_reduce"),
+        ("long", 2, "rank 0 of 2 was killed by SIGABRT"),
+        ("silent", 2, "rank 0 cannot go on with rank 1: .*Timed out"),
+        ("dead", 2, "rank 1 of 2 raised SystemExit: 3"),
+        ("any", 3, r"gloo cannot wait for the first of the ranks \[1, 2\]"),
+    ],
+)
+def test_ranks_that_disagree_or_fail_end_the_run_with_the_reason(case, size, message):
+    with pytest.raises(RanksFailed, match=message):
+        on_ranks(size, failing, {"case": case}, framework="torch", timeout="30s")
