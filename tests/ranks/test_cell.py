@@ -228,7 +228,7 @@ def test_a_notebook_shows_lines_a_table_and_its_own_cells_in_errors_and_may_be_i
 
 
 def test_a_name_that_the_cell_assigns_itself_need_not_travel(shell, run):
-    shell.user_ns["handle"] = Path(__file__).open()  # as a learner leaves it open
+    shell.user_ns["handle"] = Path(__file__).open()  # noqa: SIM115  # as a learner leaves it open
     value, _ = run("""
         %%ranks 2
         handle = rank + 1
