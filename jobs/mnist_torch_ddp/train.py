@@ -59,7 +59,7 @@ def main() -> None:
     step, samples, since, sent = 0, 0, time.perf_counter(), 0.0
     for epoch in range(1, options.epochs + 1):
         order = torch.randperm(len(images), generator=torch.Generator().manual_seed(options.seed + epoch))
-        with count_bytes() as counted:  # by the kernel; only the gradients' all-reduces are in flight here
+        with count_bytes() as counted:  # by the kernel: gradients, and what gloo adds to them
             for batch in order[mine][: steps * options.batch_size].split(options.batch_size):
                 loss = cross_entropy(parallel(images[batch]), labels[batch])
                 optimizer.zero_grad()

@@ -101,7 +101,21 @@ def send_to_one_that_leaves(communicator):
 
 
 def test_a_large_message_to_a_rank_that_leaves_ends_with_its_name(ranks):
-    assert "rank 1 has died" in ranks.run(2, send_to_one_that_leaves)[0]
+    assert "rank 1 has left" in ranks.run(2, send_to_one_that_leaves)[0]
+
+
+def send_once_and_leave(communicator):
+    """Rank 0 receives from whoever comes first, as often as there are others; rank 2 sends when rank 1 has left."""
+    number = np.zeros(1)
+    if communicator.rank:
+        time.sleep(0.3 * (communicator.rank - 1))
+        communicator.send(0, number)
+        return None
+    return [communicator.recv([1, 2], number) for _ in range(2)]
+
+
+def test_a_rank_that_has_sent_its_last_message_and_left_is_no_reason_not_to_wait_for_the_others(ranks):
+    assert ranks.run(3, send_once_and_leave)[0] == [1, 2]
 
 
 def close_while_a_thread_receives(communicator):

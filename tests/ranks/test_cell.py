@@ -2,6 +2,8 @@
 
 import atexit
 import re
+import sys
+from pathlib import Path
 from textwrap import dedent
 
 import nbformat
@@ -22,12 +24,14 @@ def shell(tmp_path_factory):
         "InteractiveShell": {"ipython_dir": str(tmp_path_factory.mktemp("ipython")), "colors": "nocolor"},
         "HistoryManager": {"hist_file": ":memory:"},
     }
+    before = sys.modules["__main__"]  # a shell puts its own in its place
     shell = InteractiveShell.instance(config=Config(settings))
     shell.run_cell("%load_ext workshop_utils", store_history=True)
     yield shell
     atexit.unregister(shell.atexit_operations)
     shell.atexit_operations()
     InteractiveShell.clear_instance()
+    sys.modules["__main__"] = before
 
 
 @pytest.fixture
@@ -221,3 +225,14 @@ def test_a_notebook_shows_lines_a_table_and_its_own_cells_in_errors_and_may_be_i
     assert "rank 1 waits at Cell In[5], line 3 (in <module>)." in outputs[4][0].traceback[0]
     assert outputs[5][-1].ename == "KeyboardInterrupt"
     assert outputs[6][0].data["text/plain"] == "[0, 1]"
+
+
+def test_a_name_that_the_cell_assigns_itself_need_not_travel(shell, run):
+    shell.user_ns["handle"] = Path(__file__).open()  # noqa: SIM115  # as a learner leaves it open
+    value, _ = run("""
+        %%ranks 2
+        handle = rank + 1
+        handle
+    """)
+    shell.user_ns.pop("handle").close()
+    assert value.values == [1, 2]

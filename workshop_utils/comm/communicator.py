@@ -56,6 +56,15 @@ class PeerDied(CommunicationError):
         return type(self), (self.rank, self.where)
 
 
+class PeerLeft(PeerDied):
+    """A rank was done, and closed its communicator, while others still needed it. `rank` is that one."""
+
+    def __init__(self, rank: int, where: str = "") -> None:
+        super().__init__(rank, where)
+        during = f" while others still need it in {where}" if where else ""
+        self.args = (f"rank {rank} has left{during}: it sends and receives no more",)
+
+
 class Mismatch(CommunicationError):
     """Two ranks disagree about the collective, the size or the dtype."""
 

@@ -22,13 +22,14 @@ from workshop_utils.comm.communicator import (
     FrameError,
     Mismatch,
     PeerDied,
+    PeerLeft,
     PeerSilent,
 )
 from workshop_utils.comm.rendezvous import Sockets
 
-_ERRORS: list[type[CommunicationError]] = [PeerDied, Mismatch, PeerSilent, FrameError]
+_ERRORS: list[type[CommunicationError]] = [PeerDied, Mismatch, PeerSilent, FrameError, PeerLeft]
 _FRAME = struct.Struct("<4sIBH")  # kind, number, code, bytes of text that follow
-_ASK, _WAITS, _ABORT = b"ask?", b"wait", b"fail"
+_ASK, _WAITS, _ABORT, _LEAVE = b"ask?", b"wait", b"fail", b"done"
 
 
 class ControlLinks:
@@ -46,6 +47,7 @@ class ControlLinks:
         self.waiting_for = self._rank
         self._answers: dict[int, int] = {}  # rank → the rank that it says it waits for
         self._ended: set[int] = set()  # ranks whose link has ended
+        self._left: set[int] = set()  # those of them that were done
         self._watch = selectors.DefaultSelector()
         for peer, link in links.items():
             self._watch.register(link, selectors.EVENT_READ, peer)
@@ -63,11 +65,25 @@ class ControlLinks:
 
     def abort(self, error: BaseException) -> None:
         """Tell every other rank that this one has failed, and why."""
-        kind = next((kind for kind in _ERRORS if isinstance(error, kind)), PeerDied)
+        kind = next((kind for kind in _ERRORS if type(error) is kind), PeerDied)
         dead = error.rank if isinstance(error, PeerDied) else self._rank
         text = str(error).encode()[:1000]
         for peer in self._links:
             self._tell(peer, _ABORT, dead, _ERRORS.index(kind), text)
+
+    def leave(self) -> None:
+        """Tell every other rank that this one is done."""
+        for peer in self._links:
+            self._tell(peer, _LEAVE)
+
+    def has_left(self, peer: int) -> bool:
+        """Whether `peer`, whose link has ended, was done. Raises the error that it has reported before."""
+        self.raise_failure()
+        link = self._links[peer]
+        while peer not in self._ended and select.select([link], [], [], 1.0)[0]:
+            self._read(peer)
+        self.heed()
+        return peer in self._left
 
     def fail(self, error: CommunicationError) -> NoReturn:
         """Raise `error` here and on every other rank; this communicator cannot be used any more."""
@@ -89,12 +105,8 @@ class ControlLinks:
 
     def lost(self, peer: int) -> NoReturn:
         """The link to `peer` has ended: it has died, or it has failed and reported why before."""
-        self.raise_failure()
-        link = self._links[peer]
-        while peer not in self._ended and select.select([link], [], [], 1.0)[0]:
-            self._read(peer)
-        self.heed()
-        self.fail(PeerDied(peer, self._communicator._collective))
+        kind = PeerLeft if self.has_left(peer) else PeerDied
+        self.fail(kind(peer, self._communicator._collective))
 
     def silent(self, peers: Sequence[int]) -> NoReturn:
         """`peers` have sent nothing in time: find out which rank holds everyone up, and raise PeerSilent."""
@@ -136,8 +148,12 @@ class ControlLinks:
         elif kind == _ABORT and code < len(_ERRORS):
             text = self._receive(peer, nbytes).decode("utf-8", "replace")
             # Passed on, so that a rank that sees this one leave already knows why.
-            died = PeerDied(number, self._communicator._collective)
-            self.fail(died if code == 0 else _ERRORS[code](text))
+            where, kind_of_error = self._communicator._collective, _ERRORS[code]
+            if issubclass(kind_of_error, PeerDied):
+                self.fail(kind_of_error(number, where))
+            self.fail(kind_of_error(text))
+        elif kind == _LEAVE:
+            self._left.add(peer)
         else:
             self.fail(FrameError(f"what rank {self._rank} received from rank {peer} is no control message"))
 

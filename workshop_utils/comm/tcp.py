@@ -90,14 +90,24 @@ class TcpCommunicator(Communicator):
         Of those that arrived between two calls, the lowest goes first; but a rank that has been seen goes before all
         that arrive later, so no rank starves behind a busy low one.
         """
-        deadline = time.monotonic() + self.timeout_seconds
+        deadline, awaited = time.monotonic() + self.timeout_seconds, list(sources)
         while True:
-            ready = sorted(self._wait(sources, None, deadline, is_idle=True))
+            ready = sorted(self._wait(awaited, None, deadline, is_idle=True))
             self._came.update(dict.fromkeys(ready))
-            for source in [source for source in self._came if source in sources]:
+            for source in [source for source in self._came if source in awaited]:
                 del self._came[source]
-                if source in ready:  # and not received meanwhile, without asking
+                if source not in ready:  # received meanwhile, without asking
+                    continue
+                if len(awaited) > 1 and self._has_ended(source) and self._control.has_left(source):
+                    awaited.remove(source)  # it sends no more; the others may
+                else:
                     return source
+
+    def _has_ended(self, source: int) -> bool:
+        """Whether the link of a rank from which `_wait` has heard holds its end, and no message."""
+        with contextlib.suppress(OSError):
+            return self._data[source].recv(1, socket.MSG_PEEK) == b""
+        return True
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         self._control.raise_failure()
@@ -185,6 +195,8 @@ class TcpCommunicator(Communicator):
         error = raised[1]
         if isinstance(error, BaseException) and self._control.failure is None:
             self._control.abort(error)  # so that every other rank raises the like
+        elif error is None:
+            self._control.leave()
         self.close()
 
 

@@ -27,23 +27,45 @@ class ThreadCommunicator(Communicator):
     """
 
     def __init__(
-        self, rank: int, mailboxes: Sequence[list[_Message]], arrived: threading.Condition, **options: Any
+        self,
+        rank: int,
+        mailboxes: Sequence[list[_Message]],
+        arrived: threading.Condition,
+        is_buffered: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__(rank, len(mailboxes), **options)
-        self._mailboxes, self._arrived = mailboxes, arrived
+        self._mailboxes, self._arrived, self._is_buffered = mailboxes, arrived, is_buffered
 
     def _first_of(self, sources: Sequence[int]) -> int:
         return self._first(sources, take=False).source
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
+        sent = _Message(self.rank, self._collective, np.array(outgoing, copy=True))
         if to is not None:
-            self._put(to, _Message(self.rank, self._collective, np.array(outgoing, copy=True)))
+            self._put(to, sent)
         if source is not None:
             message = self._first([source], take=True)
             if message.array is None:
                 raise PeerDied(message.dead, self._collective or "recv")
             check_message(self, source, message.collective, message.array, incoming)
             incoming[:] = message.array
+        if to is not None and not self._is_buffered:
+            self._await_receipt(to, sent)
+
+    def _await_receipt(self, to: int, sent: _Message) -> None:
+        """Return once rank `to` has received the message `sent`, or has given up."""
+
+        def is_received() -> bool:
+            own, theirs = self._mailboxes[self.rank], self._mailboxes[to]
+            gone = any(message.source == to and message.array is None for message in own)
+            return gone or not any(message is sent for message in theirs)
+
+        with self._arrived:
+            if not self._arrived.wait_for(is_received, timeout=self.timeout_seconds):
+                raise PeerSilent(
+                    f"rank {self.rank} waited {self.timeout_seconds:g} s for rank {to} to receive what it sent"
+                )
 
     def _put(self, to: int, message: _Message) -> None:
         with self._arrived:
@@ -64,12 +86,21 @@ class ThreadCommunicator(Communicator):
                     f"rank {self.rank} waited {self.timeout_seconds:g} s for {silent} in {self._collective or 'recv'}"
                 )
             if take:
-                mailbox.remove(message)
+                mailbox[:] = [other for other in mailbox if other is not message]
+                self._arrived.notify_all()  # for a sender that waits until it is received
             return message
 
 
-def run(size: int, program: Callable[[Communicator], Result], timeout_seconds: float = 30.0) -> list[Result]:
+def run(
+    size: int,
+    program: Callable[[Communicator], Result],
+    timeout_seconds: float = 30.0,
+    is_buffered: bool = True,
+) -> list[Result]:
     """Run `program(communicator)` on `size` threads at once and return what each rank returned.
+
+    Unless `is_buffered`, a send returns only once its message is received. Between processes it may, too, where the
+    message is larger than the buffers on its way.
 
     Raises:
         Exception: the first failure of any rank, as raised there, once all ranks have ended.
@@ -80,7 +111,9 @@ def run(size: int, program: Callable[[Communicator], Result], timeout_seconds: f
     failures: list[BaseException] = []
 
     def rank_main(rank: int) -> None:
-        communicator = ThreadCommunicator(rank, mailboxes, arrived, timeout_seconds=timeout_seconds)
+        communicator = ThreadCommunicator(
+            rank, mailboxes, arrived, is_buffered, timeout_seconds=timeout_seconds
+        )
         try:
             results[rank] = program(communicator)
         except BaseException as failure:

@@ -307,6 +307,8 @@ class TrainingJob(Description):
 
         arguments = {} if arguments is None else arguments
         function.check_call(program, arguments, framework)
+        if "strategy" in fields:
+            raise JobError(f"strategy is {fields['strategy']!r}; it follows from the framework: leave it out")
         own = {
             "folder": function.write(program, framework),
             "name": re.sub("[^a-z0-9]+", "-", program.__name__.lower()).strip("-"),

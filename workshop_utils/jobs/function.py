@@ -46,6 +46,7 @@ NOTEBOOK = ("IPython", "ipykernel")  # the packages whose objects no rank has
 TWINS = ("open", "exit", "quit")  # of Python's own; a notebook has others in their place
 ADVICE = "Functions travel that `def` makes, with decorators above it that use functools.wraps"
 
+MOST_CHARACTERS = 64 * 1024  # of one value, in a script
 FUTURE = "from __future__ import annotations"
 GROUP = "import workshop_utils.comm.process_group"  # first, since it sets what TensorFlow reads when it is imported
 MAIN = """
@@ -116,12 +117,18 @@ def names_used(source: str) -> set[str]:
     return set(of(symtable.symtable(source, "<source>", "exec")))
 
 
+def names_bound(source: str) -> set[str]:
+    """The names that `source` itself gives a value, outside of its functions and classes."""
+    table = symtable.symtable(source, "<source>", "exec")
+    return {each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()}
+
+
 def write(program: Any, framework: str | None) -> Path:
     """A folder of the cache with the script `train.py`, which calls `program` on a rank. Raises JobError."""
     text = script(program, framework)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     folder = cache_folder() / "functions" / f"{program.__name__}-{digest}"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(0o700, parents=True, exist_ok=True)  # a constant may be a secret
     unfinished = folder.with_name(f".{secrets.token_hex(8)}")
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(folder / "train.py")  # whole or not at all, for whoever writes the same one now
@@ -176,8 +183,8 @@ class _Source:
             self.imports.add(f"from {module} import {own}{alias}")
         elif not isinstance(inspect.unwrap(value), FunctionType | type) or is_installed(home):
             raise JobError(
-                f"`{name}` ({type(value).__qualname__}) cannot be written as source: make it in the function, or pass "
-                "what it is made of in arguments"
+                f"`{name}` ({type(value).__qualname__}) cannot be written as source, or not in {MOST_CHARACTERS >> 10} "
+                "thousand characters: make it in the function, or pass what it is made of in arguments"
             )
         elif own not in (name, "<lambda>"):
             self.add(own, value)
@@ -229,9 +236,10 @@ def _home(own: str, value: Any) -> str | None:
 def _literal(value: Any) -> str | None:
     """`value` as source, if that gives the same."""
     with contextlib.suppress(Exception):  # of the value's own __repr__ and __eq__
-        same = ast.literal_eval(repr(value))
+        text = repr(value)
+        same = ast.literal_eval(text) if len(text) <= MOST_CHARACTERS else None
         if type(same) is type(value) and same == value:
-            return repr(value)
+            return text
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,9 @@ from matplotlib.ticker import EngFormatter
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator, Event
 from workshop_utils.plots import style
-from workshop_utils.ranks.results import Results
+
+if TYPE_CHECKING:
+    from workshop_utils.ranks.results import Results
 
 AllReduce = Callable[[Communicator, Any], None]
 
@@ -127,19 +129,20 @@ def timeline(results: Results) -> Figure:
     if not any(event.kind == "send" for event in events):
         figure, axes = style.figure(9.6, 1.2)
         axes.axis("off")
-        return style.finish(figure, "No rank has sent a message", "through the workshop's communicator")
+        return style.finish(figure, "No message went through the workshop's communicator", "nothing to draw")
     begin = min(event.start for event in events)
     traces = [
         [replace(event, start=event.start - begin, end=event.end - begin) for event in each.trace]
         for each in results
     ]
-    sent = [event.nbytes for event in events if event.kind == "send"]
     name = ", ".join(dict.fromkeys(event.collective or "send and receive" for event in events))
     way = results.network.partition(";")[0] if results.network else "full speed"
-    finding = (
-        f"Who sent what when: {len(sent)} message{'s' * (len(sent) > 1)}, {sum(sent) / 1e6:.3g} MB in all"
-    )
-    detail = "a bar: a message, in the colour of its receiver; pale: on its way"
+    count, nbytes = (sum(getattr(each, what) for each in results) for what in ("messages", "bytes_sent"))
+    size = EngFormatter(unit="B", places=1 if nbytes >= 1000 else 0)(nbytes)
+    finding = f"Who sent what when: {count:,} message{'s' * (count > 1)}, {size} in all"
+    detail = "a bar: a call that sends, in the colour of the receiver, until it returns; pale: until it is received"
+    if count > sum(event.kind == "send" for event in events):
+        detail = f"the first events of each rank; {detail}"
     return message_timelines({way: {name: traces}}, detail, finding)
 
 

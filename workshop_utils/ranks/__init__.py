@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import pickle
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,13 @@ def on_ranks(
 
     The processes are new. They are forked from one that has imported NumPy, or the framework, already (see
     `launchers.local.warm`): a notebook's first call waits for that import. The function travels with the variables that
-    it uses, as copies.
+    it uses, as copies: a random generator of the notebook's gives every rank the same numbers, one that a rank makes
+    without a seed its own. A rank ends when its program returns, with the threads that it has started.
 
     Args:
         ranks: how many processes.
-        program: its first parameter is what a rank speaks through: the workshop's `Communicator`; for another
-            `framework` what `comm.process_group` yields.
+        program: its first parameter is the object through which a rank communicates: the workshop's `Communicator`, or
+            for another `framework` what `comm.process_group` yields.
         arguments: its other parameters, by name; anything that can be pickled.
         network: of the links between the ranks, such as "100Mbit" or "100Mbit,latency=1ms" (`network.Network.parse`).
         framework: None, "torch", "horovod" or "tensorflow".
@@ -105,7 +107,7 @@ def launch(
         timeout=timeout,
     )
     launcher = Local(network=link)
-    launcher.render(job)  # refuses what cannot be, before anything starts
+    launcher.render(job)  # rejects an impossible request before starting anything
     call = packing.packed(program, arguments)
     server, files = packing.server_for(call, framework), {"request": packing.request(call, framework, cell)}
     if framework == "horovod":
@@ -114,12 +116,13 @@ def launch(
     with contextlib.ExitStack() as cleanup:
         with _interrupts_deferred():
             run = cleanup.enter_context(launcher.start(job, _RanksRun, scratch_folder(), files, server))
+            run.lines_are_shown = cell is not None
         for line in run.logs(follow=True):
             if cell and line.worker in run.workers and line.stream != _STACK:
                 print(f"[{run.workers.index(line.worker)}] {line.text}")
     results, reason = [], run.reason
     for rank, worker in enumerate(run.workers):
-        result: tuple[Any, ...] = (None, None, 0, 0.0, ())
+        result: tuple[Any, ...] = (None, None, math.nan, math.nan, ())
         try:
             result = pickle.loads(run.files.get(f"{worker}.value") or pickle.dumps(result))
         except Exception as error:
@@ -144,14 +147,15 @@ class _RanksRun(ProcessRun):
     """
 
     is_read = True
+    lines_are_shown = False  # they are printed while they come
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.files: dict[str, bytes] = {}
-        self._codes: dict[str, int] = {}  # of those that have ended, in this order
+        self._codes: dict[str, int] = {}  # of those that have ended by themselves, in this order
 
     def _on_event(self, event: Event) -> None:
-        if event["event"] == "exited":
+        if event["event"] == "exited" and not event["ours"]:
             self._codes[event["name"]] = event["code"]
         elif event["event"] == "read":
             self.files = {path.name: path.read_bytes() for path in Path(event["folder"]).glob("worker-*.*")}
@@ -168,26 +172,40 @@ class _RanksRun(ProcessRun):
         return (RunState.FAILED, self._blame(silent[0], 0)) if silent else (state, reason)
 
     def _blame(self, name: str, code: int) -> str:
-        # One that has left no word is at fault, or the first to raise: others may have raised because it had gone.
+        # A rank that left neither a value nor an error is to blame, or the first to raise: others may have raised
+        # because it had gone.
         silent = [name] if code < 0 else self._silent()
-        errors = [] if silent else list(self._errors())
-        if errors:
-            error, name = min(errors, key=lambda each: each[0]["time"])
-        elif silent:
-            name = silent[0]
-        who = f"rank {self.workers.index(name)} of {len(self.workers)}" if name in self.workers else name
+        errors = [] if silent else sorted(self._errors(), key=lambda each: float(each[0]["time"]))
+        if errors or silent:
+            name = errors[0][1] if errors else silent[0]
+        lines = [] if self.lines_are_shown else self.logs(worker=name)
+        printed = [line.text for line in lines if line.stream != _STACK]
         others = "; the others were stopped" if len(self.workers) > 1 else ""
         if errors:
-            trace = packing.with_cells(error["traceback"])
-            return f"{who} raised {error['summary']}{others}.\n{trace}".rstrip()
+            error = errors[0][0]
+            alike = [each for other, each in errors if other["summary"] == error["summary"]]
+            others = others if len(alike) < len(self.workers) else ""
+            text = f"{self._named(alike)} raised {error['summary']}{others}.\n{packing.with_cells(error['traceback'])}"
+            if printed:
+                shown = "\n  ".join(printed[-output.LAST_LINES :])
+                text += f"Before, {self._named([name])} had printed:\n  {shown}"
+            return text.rstrip()
         code = self._codes.get(name, code)
         ended = output.how(code) if code else "ended without returning from the program, as os._exit does"
-        return f"{who} {ended}{others}. {output.last_lines([line.text for line in self.logs(worker=name)])}"
+        return (
+            f"{self._named([name])} {ended}{others}. {output.last_lines(printed) if printed else ''}".rstrip()
+        )
+
+    def _named(self, workers: Sequence[str]) -> str:
+        ranks = sorted(self.workers.index(each) for each in workers if each in self.workers)
+        if len(ranks) == len(self.workers) > 1:
+            return f"all {len(ranks)} ranks"
+        named = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {len(self.workers)}"
+        return named if ranks else workers[0]
 
     def _silent(self) -> list[str]:
         """The ranks that ended by themselves and left neither a value nor an error, in the order of their ends."""
-        stopped = (-signal.SIGTERM, -signal.SIGKILL)
-        ended = [each for each, code in self._codes.items() if each in self.workers and code not in stopped]
+        ended = [each for each in self._codes if each in self.workers]
         return [each for each in ended if not {f"{each}.value", f"{each}.error"} & self.files.keys()]
 
     def _errors(self) -> Iterator[tuple[dict[str, Any], str]]:
@@ -197,6 +215,9 @@ class _RanksRun(ProcessRun):
 
     def _timed_out(self) -> str:
         text = hang.diagnosis(self, self._process_states) + hang.shown_stacks(self)
+        returned = [worker for worker in self.workers if f"{worker}.value" in self.files]
+        if returned:
+            text = f"{self._named(returned)} had returned from the program. {text}"
         waits = [self.files.get(f"{worker}.waits", b"").decode() for worker in self.workers]
         text = "\n".join([text, *filter(None, waits)])
         text = re.sub(r"\bworker-(\d+)", r"rank \1", text)

@@ -16,7 +16,7 @@ import traceback
 from typing import Any
 
 from workshop_utils.jobs import JobError
-from workshop_utils.jobs.function import names_used
+from workshop_utils.jobs.function import names_bound, names_used
 from workshop_utils.ranks import launch, packing
 from workshop_utils.ranks.results import Results
 
@@ -58,7 +58,12 @@ def register(shell: Any) -> None:
             raise JobError("%%ranks: a rank has no notebook, so its cell cannot hold % or ! commands")
         # The first are IPython's own, and Python's on a rank; the others are the rank's.
         names = used & shell.user_ns.keys() - {"open", "exit", "quit", group, "rank", "size"}
-        variables = {each: shell.user_ns[each] for each in names}
+        # What the cell assigns, it seldom reads before; if it cannot travel, the rank says that it is not there.
+        variables = {
+            each: shell.user_ns[each]
+            for each in names
+            if each not in names_bound(source) or packing.travels(shell.user_ns[each])
+        }
         return launch(None, variables, **vars(options), cell=(source, name, group))
 
     shell.register_magic_function(ranks, "cell", "ranks")

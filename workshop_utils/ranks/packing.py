@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -50,6 +50,14 @@ def packed(program: Any, arguments: Mapping[str, Any]) -> bytes:
     finally:
         for each in own:
             cloudpickle.unregister_pickle_by_value(each)
+
+
+def travels(value: Any) -> bool:
+    """Whether a rank can have a copy of `value`."""
+    try:
+        return bool(_pickled(value))
+    except Exception:  # whatever its own __reduce__ raises
+        return False
 
 
 def server_for(call: bytes, framework: str | None) -> str | None:
@@ -99,6 +107,8 @@ class _Pickler(cloudpickle.Pickler):
         # IPython's own `open`, whose import would take a second.
         if isinstance(value, FunctionType) and value.__name__ == "_modified_open":
             return getattr, (sys.modules["builtins"], "open")
+        if type(value).__name__ in ("ExitAutocall", "ZMQExitAutocall"):
+            return getattr, (sys.modules["builtins"], "exit")
         if isinstance(value, io.IOBase):  # cloudpickle would send what is in it
             raise TypeError("it is an open file")
         if type(value).__module__ == "torch" and getattr(value, "is_cuda", False):
@@ -126,20 +136,25 @@ def _refusal(program: Any, arguments: Mapping[str, Any], error: Exception) -> st
 
 def _variables(program: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """What the pickle is made of: arguments, and what the notebook's functions use, each with its name."""
-    waiting, seen = [("program", getattr(program, "__func__", program)), *arguments.items()], set()
+    waiting, seen = [("program", program), *arguments.items()], set()
+    classes = []
     for name, value in waiting:  # which grows
-        if not isinstance(value, FunctionType | ModuleType):
+        if isinstance(value, MethodType):
+            waiting += [(name, value.__func__), (f"{name}.__self__", value.__self__)]
+        elif isinstance(value, type):
+            classes.append((name, value))
+            waiting += [(name, each) for each in vars(value).values() if isinstance(each, FunctionType)]
+        elif not isinstance(value, FunctionType | ModuleType):
             yield name, value
-        elif (
-            isinstance(value, FunctionType) and value not in seen and not is_installed(str(value.__module__))
-        ):
+        elif isinstance(value, FunctionType) and value not in seen and not is_installed(value.__module__):
             seen.add(value)
             used = _globals_of(value.__code__) & value.__globals__.keys()
             waiting += [(each, value.__globals__[each]) for each in used]
-            with contextlib.suppress(
-                ValueError
-            ):  # a variable of the function around it that has no value yet
+            parameters = inspect.signature(value).parameters.values()
+            waiting += [(each.name, each.default) for each in parameters if each.default is not each.empty]
+            with contextlib.suppress(ValueError):  # a variable of the function around it has no value yet
                 waiting += inspect.getclosurevars(value).nonlocals.items()
+    yield from classes
 
 
 def _globals_of(code: CodeType) -> set[str]:

@@ -6,12 +6,12 @@ It reads `request` in the run's own folder, calls the program there, and leaves 
 
 import base64
 import builtins
-import collections
 import contextlib
 import json
 import linecache
 import os
 import pickle
+import re
 import signal
 import sys
 import time
@@ -21,7 +21,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MOST_EVENTS = 10_000  # of the trace, the last ones
+MOST_EVENTS = 2_000  # of the trace, the first ones
+MOST_SECONDS = 1e6  # for a message: the time-out of the call decides, and shows every rank's stack
+
+
+# This program, and a check that runs a learner's function: no lines of the learner's.
+_OWN = re.compile(r"workshop_utils[/\\](ranks[/\\]rank\.py|lessons[/\\])")
+
+
+class _FirstEvents(list[Any]):
+    def append(self, event: Any) -> None:
+        if len(self) < MOST_EVENTS:
+            super().append(event)
 
 
 def main() -> int:
@@ -43,11 +54,12 @@ def main() -> int:
         # The first to write is the inner one, before the others learn of the error and fail as well.
         with _written_to(error), process_group(request["framework"]) as group, _written_to(error):
             if request["framework"] is None:
+                group.timeout_seconds = MOST_SECONDS
                 _answer_whom_it_waits_for(group, folder / f"{here.name}.waits")
-            result = _result_of(request, group, here)
+            # Written before this rank leaves the others, who may still wait for it.
+            (folder / f"{here.name}.value").write_bytes(_result_of(request, group, here))
     except BaseException:
         return 1
-    (folder / f"{here.name}.value").write_bytes(result)
     return 0
 
 
@@ -64,7 +76,7 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
         group.barrier()
     if communicator is not None:
         communicator.traffic.reset()
-        communicator.trace = collections.deque(maxlen=MOST_EVENTS)
+        communicator.trace = _FirstEvents()
     with contextlib.nullcontext() if communicator else count_bytes() as counted:
         started = time.perf_counter()
         try:
@@ -120,7 +132,7 @@ def _answer_whom_it_waits_for(communicator: Any, file: Path) -> None:
 
 def _no_input(prompt: object = "") -> str:
     raise EOFError(
-        f"input({str(prompt)!r}) has nobody to ask on a rank; ask before, and pass the answer along"
+        f"input({str(prompt)!r}) cannot be answered on a rank; call it first, and pass the answer as an argument"
     )
 
 
@@ -133,9 +145,9 @@ def _written_to(file: Path) -> Iterator[None]:
         whole = traceback.TracebackException.from_exception(error)
         shown: traceback.TracebackException | None = whole
         while shown is not None:
-            shown.stack[:] = [frame for frame in shown.stack if frame.filename != __file__]
+            shown.stack[:] = [frame for frame in shown.stack if not _OWN.search(frame.filename)]
             shown = shown.__cause__ or shown.__context__
-        summary = [*whole.format_exception_only()][-1].strip()
+        summary = re.sub(r"^(\w+\.)+", "", [*whole.format_exception_only()][-1].strip())
         if "re-initialize CUDA" in summary:
             summary += " It was in use in the process from which this one was forked."
         record = {

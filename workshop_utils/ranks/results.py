@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from reprlib import Repr
@@ -16,7 +17,7 @@ from workshop_utils.comm.communicator import Event
 MOST_TEXT = 400  # characters of a value, or of a line, that are shown
 MOST_LINES = 10  # of the first, and of the last, that are shown
 
-# It looks at no more than it shows, and survives a value that cannot be shown.
+# It reads only what it shows, and tolerates a `__repr__` that fails.
 _REPR = Repr()
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = _REPR.maxdict = _REPR.maxarray = 40
 _REPR.maxstring = _REPR.maxlong = _REPR.maxother = MOST_TEXT
@@ -24,7 +25,7 @@ _REPR.maxstring = _REPR.maxlong = _REPR.maxother = MOST_TEXT
 
 @dataclass(frozen=True)
 class RankResult:
-    """What came of one rank.
+    """One rank's result.
 
     Attributes:
         lines: what it printed.
@@ -32,8 +33,8 @@ class RankResult:
         messages: how many it sent through the workshop's communicator; None with another framework.
         bytes_sent: the payload of these messages; with another framework, what the kernel counted on the rank's TCP
             connections (`training.tcp_bytes`).
-        seconds: from the program's start on this rank to its end.
-        trace: the last 10,000 events of the communicator.
+        seconds: from the program's start on this rank to its end; NaN, as `bytes_sent`, if the rank has failed.
+        trace: the first 2,000 events of the communicator.
     """
 
     rank: int
@@ -47,7 +48,7 @@ class RankResult:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Results(Sequence[RankResult]):
-    """Of all ranks, in their order.
+    """The results of all ranks, by rank.
 
     Attributes:
         network: the links between them, and how they were emulated; None at full speed.
@@ -107,8 +108,11 @@ class Results(Sequence[RankResult]):
                 gap = f"... {more:,} lines more, in `results[rank].lines` ..."
                 printed[MOST_LINES:-MOST_LINES] = [(gap,) * len(self)]
             yield from (("printed", [_short(text) for text in texts]) for texts in printed)
-        yield "sent", [_sent(each) for each in self.ranks]
-        yield "took", [f"{each.seconds:.3f} s" for each in self.ranks]
+        failed = [math.isnan(each.seconds) for each in self.ranks]
+        if not all(failed):
+            pairs = list(zip(self.ranks, failed, strict=True))
+            yield "sent", ["?" if has_failed else _sent(each) for each, has_failed in pairs]
+            yield "took", ["?" if has_failed else f"{each.seconds:.3f} s" for each, has_failed in pairs]
 
 
 def _folded(texts: Sequence[str]) -> Iterator[tuple[list[int], str]]:
@@ -139,7 +143,6 @@ def _short(text: str) -> str:
 
 
 def _sent(result: RankResult) -> str:
-    count = (
-        f"{result.messages} message{'s' * (result.messages != 1)}, " if result.messages is not None else ""
-    )
-    return f"{count}{result.bytes_sent:,.0f} bytes"
+    if result.messages is None:
+        return f"{result.bytes_sent:,.0f} bytes on TCP connections"
+    return f"{result.messages:,} message{'s' * (result.messages != 1)}, {result.bytes_sent:,.0f} bytes"

@@ -6,9 +6,10 @@
 
 Nothing here is computed from the size of a tensor. For each TCP connection Linux counts the bytes that its peer has
 acknowledged, and those that have arrived in order (tcp(7), TCP_INFO), each once, however often it was sent. This module
-adds up the connections of this process, whoever uses them: a framework's headers, negotiation and heartbeats count as
-well. So put into the block the collective that is to be counted, and nothing else: what flows while none is in flight
-belongs to none. Shared memory, by which MPI joins ranks of one machine, is no TCP.
+adds up the connections of this process, whoever uses them. A framework's headers count, and so does what its ranks tell
+each other between two collectives: Horovod's send some hundred bytes in every cycle. So put into the block the
+collective that is to be counted, and nothing else; a block that only sleeps as long shows what is not the collective's.
+What does not go over TCP is not counted: ranks of MPI on one machine share memory.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class CountedBytes:
 def count_bytes(barrier: Callable[[], object] = lambda: None) -> Iterator[CountedBytes]:
     """Count the bytes on this process's TCP connections while the block runs.
 
-    With `barrier`, such as `dist.barrier`, all ranks begin together and end together; its own bytes do not count.
+    With `barrier`, such as `dist.barrier`, all ranks begin together and end together. What it sends itself is not in
+    `sent`, though some of it may be in `received`: ranks do not leave a barrier at the same moment.
     """
     barrier()
     counted = CountedBytes()

@@ -58,7 +58,7 @@ def test_the_events_of_a_group_come_in_their_order():
         ("stdout", "out"),
         ("stderr", "err"),
     }
-    assert group.events[3] == {"event": "exited", "name": "one", "code": 0}
+    assert group.events[3] == {"event": "exited", "name": "one", "code": 0, "ours": False}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_group_succeeds_when_the_awaited_have_ended_and_its_services_leave_or_
     assert group.end()["outcome"] == "succeeded"
     assert time.monotonic() - started_at < 10
     assert group.said("service") == said
-    assert {"event": "exited", "name": "service", "code": code} in group.events
+    assert {"event": "exited", "name": "service", "code": code, "ours": code < 0} in group.events
 
 
 def test_a_service_that_fails_fails_the_group():

@@ -7,7 +7,8 @@ It reads one JSON line (the specification, see `run.ProcessGroup`) and writes ev
 
     {"event": "started", "name": ..., "pid": ...}
     {"event": "line", "name": ..., "stream": "stdout" | "stderr", "text": ...}
-    {"event": "exited", "name": ..., "code": ...}           a negative code is a signal, as in subprocess
+    {"event": "exited", "name": ..., "code": ..., "ours": ...}  a negative code is a signal, as in subprocess; ours:
+                                                                whether that was sent here
     {"event": "silent", "processes": {pid: state, ...}}     at the timeout; who can is asked for its stack
     {"event": "read", "folder": ...}    where asked for: all have ended, and the folder stays until the owner answers
     {"event": "ended", "outcome": "succeeded" | "failed" | "stopped" | "timeout", "name": ..., "code": ...}
@@ -87,6 +88,7 @@ class Supervisor:
         self._leaving: set[str] = set()  # these end by themselves
         self._owner: int | None = None  # a descriptor that is readable once the owner has died
         self._told_to_stop = False
+        self._sent: set[int] = set()  # the signals sent to all
         self._unheard = False  # the owner reads no more
         self._held: list[int] = []  # descriptors that keep the processes' networks
 
@@ -321,7 +323,7 @@ class Supervisor:
                 code = os.waitstatus_to_exitcode(status)
                 ended.append((name, code))
                 self._drain(name)
-                self._tell({"event": "exited", "name": name, "code": code})
+                self._tell({"event": "exited", "name": name, "code": code, "ours": -code in self._sent})
 
     def _drain(self, name: str) -> None:
         """Report what `name` had printed before it ended, so that its last lines are not missed."""
@@ -362,6 +364,7 @@ class Supervisor:
         return self._leaving.isdisjoint(self._running.values())
 
     def _signal_groups(self, number: int) -> None:
+        self._sent.add(number)
         for pid in self._running:
             if not _kill(-pid, number):  # it has been forked just now, and leads no group yet
                 _kill(pid, number)

@@ -130,6 +130,7 @@ class WarmServer:
         self._process.wait()
 
 
+_STARTING = threading.Lock()
 SERVERS: dict[str, WarmServer] = {}  # this process's own
 
 
@@ -150,7 +151,8 @@ def starter(framework: str | None) -> Callable[[int, int], None] | None:
 
 def server_for(framework: str) -> WarmServer:
     """This process's server for `framework`, started when it is first asked for."""
-    server = SERVERS.get(framework)
-    if server is None or (server.may_fork and server._process.poll() is not None):
-        server = SERVERS[framework] = WarmServer(WARM_MODULES[framework])
-    return server
+    with _STARTING:
+        server = SERVERS.get(framework)
+        if server is None or (server.may_fork and server._process.poll() is not None):
+            server = SERVERS[framework] = WarmServer(WARM_MODULES[framework])
+        return server

@@ -21,13 +21,16 @@ class _Outcome(NamedTuple):
     nbytes: int
 
 
-def refuse_collectives() -> None:
-    """Raise Wrong if the caller is at work for a collective of this package, however that was called."""
-    frame = inspect.currentframe()
+def refuse_collectives(communicator: Communicator) -> None:
+    """Raise Wrong if a message is sent by a collective of this package, however that was called."""
+    if communicator._collective == "barrier":
+        raise Wrong("`barrier` sends messages of its own: leave it out; a rank that receives waits anyway.")
+    frame, names = inspect.currentframe(), []
     while frame is not None:
-        if frame.f_code in COLLECTIVES:
-            raise Wrong(f"`{frame.f_code.co_name}` is the workshop's own: write yours from `send_recv`.")
+        names += [frame.f_code.co_name] if frame.f_code in COLLECTIVES else []
         frame = frame.f_back
+    if names:
+        raise Wrong(f"`{names[-1]}` is the workshop's own: write yours from `send_recv`.")
 
 
 def compare_on_processes(answer: Collective, reference: Collective, size: int, elements: int) -> None:
@@ -36,7 +39,7 @@ def compare_on_processes(answer: Collective, reference: Collective, size: int, e
     That is the same values on each of `size` ranks, to a relative 1e-9, by as many messages and bytes; `size` divides
     `elements`.
     """
-    from workshop_utils.ranks import (  # here: ranks import this module, and need not that one
+    from workshop_utils.ranks import (  # here: ranks import this module but do not need that one
         RanksFailed,
         on_ranks,
     )
@@ -47,10 +50,13 @@ def compare_on_processes(answer: Collective, reference: Collective, size: int, e
         results = on_ranks(size, _both, arguments, network=NETWORK, timeout="30s")
     except RanksFailed as error:
         raise Wrong(f"{where}: {error}") from None
-    for rank, (mine, right) in enumerate(results.values):
+    for rank, both in enumerate(results.values):
+        if both is None:
+            raise Wrong(f"{where}, rank {rank} ended with SystemExit.")
+        mine, right = both
         if not np.allclose(mine.array, right.array, rtol=1e-9, atol=0):
             place = int(np.argmax(~np.isclose(mine.array, right.array, rtol=1e-9, atol=0)))
-            values = f"{mine.array[place]:.6g}; it must be {right.array[place]:.6g}"
+            values = f"{mine.array[place]:.10g}; it must be {right.array[place]:.10g}"
             raise Wrong(f"{where}, element {place} of rank {rank} is {values}.")
         for count, what in ((1, "messages"), (2, "bytes")):
             if mine[count] != right[count]:
@@ -62,8 +68,14 @@ def _both(
     communicator: Communicator, answer: Collective, reference: Collective, elements: int
 ) -> tuple[_Outcome, _Outcome]:
     """What a rank gets of each, and what it sends."""
-    communicator.watch = lambda *_: refuse_collectives()
+
+    def watch(*_: object) -> None:
+        refuse_collectives(communicator)
+
+    communicator.watch = watch
     mine = _outcome(communicator, answer, elements)
+    if communicator.watch is not watch:
+        raise Wrong("`communicator.watch` is the check's: leave it as it is.")
     communicator.watch = None
     return mine, _outcome(communicator, reference, elements, "mean")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,6 +16,11 @@ from workshop_utils.lessons.checks import NotYet, Wrong, exercise, questions
 from workshop_utils.lessons.checks.processes import compare_on_processes, refuse_collectives
 
 __getattr__ = questions(__name__)
+
+BLOCKED = (
+    ": if all ranks send first, all may wait for each other to receive. A send returns at once only as long as its "
+    "message fits into the buffers on its way; `send_recv` sends and receives at once"
+)
 
 Answer = Callable[[Communicator, np.ndarray], None]
 
@@ -48,7 +54,7 @@ class _RingTrial:
         self.sent: list[list[_Sent]] = [[] for _ in range(size)]
         self.failure: CommunicationError | None = None
         try:
-            threads.run(size, lambda communicator: self._watched(answer, communicator), timeout_seconds=5.0)
+            threads.run(size, functools.partial(self._watched, answer), 5.0, is_buffered=False)
         except CommunicationError as failure:
             self.failure = failure
 
@@ -57,7 +63,7 @@ class _RingTrial:
         array = self.arrays[rank]
 
         def watch(to: int | None, outgoing: Any) -> None:
-            refuse_collectives()
+            refuse_collectives(communicator)
             if to is not None:
                 offset = (outgoing.ctypes.data - array.ctypes.data) // array.itemsize
                 inside = 0 <= offset < array.size and outgoing.size
@@ -76,7 +82,8 @@ class _RingTrial:
             if self.elements == self.size:
                 self._judge_chunks()
         if self.failure is not None:
-            raise Wrong(f"{self.case}: {self.failure}.")
+            blocked = "" if "to receive what it sent" not in str(self.failure) else BLOCKED
+            raise Wrong(f"{self.case}: {self.failure}{blocked}.")
         if self.size > 1:
             self._judge_count()
             if untouched:
