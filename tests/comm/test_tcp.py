@@ -101,7 +101,7 @@ def send_to_one_that_leaves(communicator):
 
 
 def test_a_large_message_to_a_rank_that_leaves_ends_with_its_name(ranks):
-    assert "rank 1 has left" in ranks.run(2, send_to_one_that_leaves)[0]
+    assert "rank 1 has already left" in ranks.run(2, send_to_one_that_leaves)[0]
 
 
 def send_once_and_leave(communicator):
@@ -116,6 +116,23 @@ def send_once_and_leave(communicator):
 
 def test_a_rank_that_has_sent_its_last_message_and_left_is_no_reason_not_to_wait_for_the_others(ranks):
     assert ranks.run(3, send_once_and_leave)[0] == [1, 2]
+
+
+def leave_with_an_unread_message(communicator):
+    """Rank 1 leaves right after it has sent, without having read what rank 0 sent."""
+    numbers = np.zeros(20_000)
+    if communicator.rank == 1:
+        time.sleep(0.2)
+        communicator.send(0, numbers + 1)
+        return None
+    communicator.send(1, np.zeros(10))
+    time.sleep(0.5)
+    communicator.recv(1, numbers)
+    return float(numbers.sum())
+
+
+def test_what_a_rank_has_sent_arrives_though_it_left_something_unread(ranks):
+    assert ranks.run(2, leave_with_an_unread_message)[0] == 20_000
 
 
 def close_while_a_thread_receives(communicator):

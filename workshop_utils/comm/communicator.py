@@ -57,12 +57,13 @@ class PeerDied(CommunicationError):
 
 
 class PeerLeft(PeerDied):
-    """A rank was done, and closed its communicator, while others still needed it. `rank` is that one."""
+    """A rank has left the `with` block of its communicator while others still waited for it. `rank` is that one."""
 
     def __init__(self, rank: int, where: str = "") -> None:
         super().__init__(rank, where)
-        during = f" while others still need it in {where}" if where else ""
-        self.args = (f"rank {rank} has left{during}: it sends and receives no more",)
+        self.args = (
+            f"rank {rank} has already left; others still waited for it{f' in {where}' if where else ''}",
+        )
 
 
 class Mismatch(CommunicationError):

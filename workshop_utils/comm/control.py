@@ -67,7 +67,7 @@ class ControlLinks:
         """Tell every other rank that this one has failed, and why."""
         kind = next((kind for kind in _ERRORS if type(error) is kind), PeerDied)
         dead = error.rank if isinstance(error, PeerDied) else self._rank
-        text = str(error).encode()[:1000]
+        text = (error.where if isinstance(error, PeerLeft) else str(error)).encode()[:1000]
         for peer in self._links:
             self._tell(peer, _ABORT, dead, _ERRORS.index(kind), text)
 
@@ -150,7 +150,7 @@ class ControlLinks:
             # Passed on, so that a rank that sees this one leave already knows why.
             where, kind_of_error = self._communicator._collective, _ERRORS[code]
             if issubclass(kind_of_error, PeerDied):
-                self.fail(kind_of_error(number, where))
+                self.fail(kind_of_error(number, text if kind_of_error is PeerLeft else where))
             self.fail(kind_of_error(text))
         elif kind == _LEAVE:
             self._left.add(peer)

@@ -105,9 +105,12 @@ class TcpCommunicator(Communicator):
 
     def _has_ended(self, source: int) -> bool:
         """Whether the link of a rank from which `_wait` has heard holds its end, and no message."""
-        with contextlib.suppress(OSError):
+        try:
             return self._data[source].recv(1, socket.MSG_PEEK) == b""
-        return True
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         self._control.raise_failure()
@@ -191,12 +194,20 @@ class TcpCommunicator(Communicator):
             link.close()
         super().close()
 
+    def _leave(self) -> None:
+        """Say that this rank is done. A link that is closed with unread messages would drop those not yet delivered."""
+        self._control.leave()
+        for link in self._data.values():
+            with contextlib.suppress(OSError):
+                while link.recv(1 << 16):
+                    pass
+
     def __exit__(self, *raised: object) -> None:
         error = raised[1]
         if isinstance(error, BaseException) and self._control.failure is None:
             self._control.abort(error)  # so that every other rank raises the like
         elif error is None:
-            self._control.leave()
+            self._leave()
         self.close()
 
 

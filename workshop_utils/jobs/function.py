@@ -78,7 +78,10 @@ def check_call(program: Any, arguments: Any, framework: str | None) -> None:
     except (TypeError, ValueError) as error:
         name = getattr(program, "__name__", "program")
         given = "".join(f", {each}=…" for each in arguments)
-        raise JobError(f"a rank would call {name}(group{given}): {error}") from None
+        group = {"torch": "dist", "horovod": "hvd", "tensorflow": "strategy"}.get(
+            framework or "", "communicator"
+        )
+        raise JobError(f"a rank would call {name}({group}{given}): {error}") from None
 
 
 def encoded(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,12 +118,6 @@ def names_used(source: str) -> set[str]:
             yield from of(child)
 
     return set(of(symtable.symtable(source, "<source>", "exec")))
-
-
-def names_bound(source: str) -> set[str]:
-    """The names that `source` itself gives a value, outside of its functions and classes."""
-    table = symtable.symtable(source, "<source>", "exec")
-    return {each.get_name() for each in table.get_symbols() if each.is_assigned() or each.is_imported()}
 
 
 def write(program: Any, framework: str | None) -> Path:
@@ -183,7 +180,7 @@ class _Source:
             self.imports.add(f"from {module} import {own}{alias}")
         elif not isinstance(inspect.unwrap(value), FunctionType | type) or is_installed(home):
             raise JobError(
-                f"`{name}` ({type(value).__qualname__}) cannot be written as source, or not in {MOST_CHARACTERS >> 10} "
+                f"`{name}` ({type(value).__qualname__}) cannot be written as source of at most {MOST_CHARACTERS >> 10} "
                 "thousand characters: make it in the function, or pass what it is made of in arguments"
             )
         elif own not in (name, "<lambda>"):

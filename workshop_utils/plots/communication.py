@@ -136,7 +136,7 @@ def timeline(results: Results) -> Figure:
         for each in results
     ]
     name = ", ".join(dict.fromkeys(event.collective or "send and receive" for event in events))
-    way = results.network.partition(";")[0] if results.network else "full speed"
+    way = f"{results.network.split()[0]}/s" if results.network else "full speed"
     count, nbytes = (sum(getattr(each, what) for each in results) for what in ("messages", "bytes_sent"))
     size = EngFormatter(unit="B", places=1 if nbytes >= 1000 else 0)(nbytes)
     finding = f"Who sent what when: {count:,} message{'s' * (count > 1)}, {size} in all"

@@ -152,13 +152,17 @@ class _RanksRun(ProcessRun):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.files: dict[str, bytes] = {}
-        self._codes: dict[str, int] = {}  # of those that have ended by themselves, in this order
+        self._codes: dict[str, int] = {}
+        self._ended: list[str] = []  # those that have ended by themselves, in this order
 
     def _on_event(self, event: Event) -> None:
-        if event["event"] == "exited" and not event["ours"]:
+        if event["event"] == "exited":
+            self._ended += [event["name"]] if not event["ours"] else []
             self._codes[event["name"]] = event["code"]
         elif event["event"] == "read":
-            self.files = {path.name: path.read_bytes() for path in Path(event["folder"]).glob("worker-*.*")}
+            names = [f"{worker}.{kind}" for worker in self.workers for kind in ("value", "error", "waits")]
+            paths = [Path(event["folder"], name) for name in names]
+            self.files = {path.name: path.read_bytes() for path in paths if path.is_file()}
         super()._on_event(event)
 
     def _take_line(self, name: str, text: str, stream: str) -> None:
@@ -176,6 +180,9 @@ class _RanksRun(ProcessRun):
         # because it had gone.
         silent = [name] if code < 0 else self._silent()
         errors = [] if silent else sorted(self._errors(), key=lambda each: float(each[0]["time"]))
+        died = re.match(r"PeerDied: rank (\d+) has died", errors[0][0]["summary"]) if errors else None
+        if died and not self._has_left(self.workers[int(died[1])], "value", "error"):
+            silent, errors = [self.workers[int(died[1])]], []
         if errors or silent:
             name = errors[0][1] if errors else silent[0]
         lines = [] if self.lines_are_shown else self.logs(worker=name)
@@ -185,7 +192,16 @@ class _RanksRun(ProcessRun):
             error = errors[0][0]
             alike = [each for other, each in errors if other["summary"] == error["summary"]]
             others = others if len(alike) < len(self.workers) else ""
-            text = f"{self._named(alike)} raised {error['summary']}{others}.\n{packing.with_cells(error['traceback'])}"
+            whose = (
+                f"{self._named([name])}, and {len(alike) - 1} more,"
+                if len(alike) > 1
+                else self._named([name])
+            )
+            whose = whose if others or len(alike) == 1 else f"all {len(alike)} ranks"
+            what = f"{whose} raised {error['summary']}"
+            if error["summary"].startswith("PeerLeft: "):  # the one that has left comes first
+                what = f"{error['summary'].removeprefix('PeerLeft: ')}: {whose} raised PeerLeft"
+            text = f"{what}{others}.\n{packing.with_cells(error['traceback'])}"
             if printed:
                 shown = "\n  ".join(printed[-output.LAST_LINES :])
                 text += f"Before, {self._named([name])} had printed:\n  {shown}"
@@ -198,15 +214,16 @@ class _RanksRun(ProcessRun):
 
     def _named(self, workers: Sequence[str]) -> str:
         ranks = sorted(self.workers.index(each) for each in workers if each in self.workers)
-        if len(ranks) == len(self.workers) > 1:
-            return f"all {len(ranks)} ranks"
-        named = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {len(self.workers)}"
-        return named if ranks else workers[0]
+        numbers = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {len(self.workers)}"
+        return numbers if ranks else workers[0]
 
     def _silent(self) -> list[str]:
         """The ranks that ended by themselves and left neither a value nor an error, in the order of their ends."""
-        ended = [each for each in self._codes if each in self.workers]
-        return [each for each in ended if not {f"{each}.value", f"{each}.error"} & self.files.keys()]
+        ended = [each for each in self._ended if each in self.workers]
+        return [each for each in ended if not self._has_left(each, "value", "error")]
+
+    def _has_left(self, worker: str, *kinds: str) -> bool:
+        return any(f"{worker}.{kind}" in self.files for kind in kinds)
 
     def _errors(self) -> Iterator[tuple[dict[str, Any], str]]:
         for worker in self.workers:
@@ -215,7 +232,7 @@ class _RanksRun(ProcessRun):
 
     def _timed_out(self) -> str:
         text = hang.diagnosis(self, self._process_states) + hang.shown_stacks(self)
-        returned = [worker for worker in self.workers if f"{worker}.value" in self.files]
+        returned = [worker for worker in self.workers if self._has_left(worker, "value")]
         if returned:
             text = f"{self._named(returned)} had returned from the program. {text}"
         waits = [self.files.get(f"{worker}.waits", b"").decode() for worker in self.workers]

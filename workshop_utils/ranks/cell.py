@@ -12,16 +12,27 @@ comes the value of each rank's last expression, unless a semicolon ends it.
 
 from __future__ import annotations
 
+import dis
 import traceback
+from types import CodeType
 from typing import Any
 
 from workshop_utils.jobs import JobError
-from workshop_utils.jobs.function import names_bound, names_used
+from workshop_utils.jobs.function import names_used
 from workshop_utils.ranks import launch, packing
 from workshop_utils.ranks.results import Results
 
-# By framework: what a cell calls that through which its rank speaks.
+# By framework: the name of the object through which a cell communicates.
 GROUPS = {None: "communicator", "torch": "dist", "horovod": "hvd", "tensorflow": "strategy"}
+
+
+def _assigned_first(code: CodeType) -> set[str]:
+    """The names that a cell assigns before it reads them, in the order in which it is written."""
+    first: dict[str, str] = {}
+    for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_NAME", "STORE_NAME"):
+            first.setdefault(each.argval, each.opname)
+    return {name for name, operation in first.items() if operation == "STORE_NAME"}
 
 
 def register(shell: Any) -> None:
@@ -49,7 +60,7 @@ def register(shell: Any) -> None:
         source = "\n" * above + shell.transform_cell(cell)
         name = shell.compile.cache(source, len(shell.history_manager.input_hist_parsed) - 1)
         try:
-            compile(source, name, "exec")
+            code = compile(source, name, "exec")
         except SyntaxError as error:  # shown once, and not by every rank
             text = "".join(traceback.format_exception_only(error)).strip()
             raise JobError(f"%%ranks: {packing.with_cells(text)}") from None
@@ -58,11 +69,11 @@ def register(shell: Any) -> None:
             raise JobError("%%ranks: a rank has no notebook, so its cell cannot hold % or ! commands")
         # The first are IPython's own, and Python's on a rank; the others are the rank's.
         names = used & shell.user_ns.keys() - {"open", "exit", "quit", group, "rank", "size"}
-        # What the cell assigns, it seldom reads before; if it cannot travel, the rank says that it is not there.
+        own = _assigned_first(code)
+        variables = {each: shell.user_ns[each] for each in names}
+        # A cell seldom reads a variable that it assigns first, so such a one is no reason to refuse.
         variables = {
-            each: shell.user_ns[each]
-            for each in names
-            if each not in names_bound(source) or packing.travels(shell.user_ns[each])
+            name: value for name, value in variables.items() if name not in own or packing.travels(value)
         }
         return launch(None, variables, **vars(options), cell=(source, name, group))
 

@@ -146,7 +146,9 @@ def _variables(program: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str
             waiting += [(name, each) for each in vars(value).values() if isinstance(each, FunctionType)]
         elif not isinstance(value, FunctionType | ModuleType):
             yield name, value
-        elif isinstance(value, FunctionType) and value not in seen and not is_installed(value.__module__):
+        elif (
+            isinstance(value, FunctionType) and value not in seen and not is_installed(str(value.__module__))
+        ):
             seen.add(value)
             used = _globals_of(value.__code__) & value.__globals__.keys()
             waiting += [(each, value.__globals__[each]) for each in used]

@@ -11,7 +11,6 @@ import json
 import linecache
 import os
 import pickle
-import re
 import signal
 import sys
 import time
@@ -25,8 +24,7 @@ MOST_EVENTS = 2_000  # of the trace, the first ones
 MOST_SECONDS = 1e6  # for a message: the time-out of the call decides, and shows every rank's stack
 
 
-# This program, and a check that runs a learner's function: no lines of the learner's.
-_OWN = re.compile(r"workshop_utils[/\\](ranks[/\\]rank\.py|lessons[/\\])")
+PACKAGE = str(Path(__file__).parents[1])
 
 
 class _FirstEvents(list[Any]):
@@ -138,16 +136,16 @@ def _no_input(prompt: object = "") -> str:
 
 @contextlib.contextmanager
 def _written_to(file: Path) -> Iterator[None]:
-    """Write an error that leaves the block to `file`, unless an earlier one is there, without this program's frames."""
+    """Write an error that leaves the block to `file`, unless an earlier one is there, without this package's frames."""
     try:
         yield
     except BaseException as error:
         whole = traceback.TracebackException.from_exception(error)
         shown: traceback.TracebackException | None = whole
         while shown is not None:
-            shown.stack[:] = [frame for frame in shown.stack if not _OWN.search(frame.filename)]
+            shown.stack[:] = [frame for frame in shown.stack if not frame.filename.startswith(PACKAGE)]
             shown = shown.__cause__ or shown.__context__
-        summary = re.sub(r"^(\w+\.)+", "", [*whole.format_exception_only()][-1].strip())
+        summary = f"{type(error).__name__}: {error}".removesuffix(": ")
         if "re-initialize CUDA" in summary:
             summary += " It was in use in the process from which this one was forked."
         record = {
