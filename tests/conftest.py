@@ -13,7 +13,7 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -162,6 +162,18 @@ def reserved_ports() -> list[int]:
         for connection in psutil.Process().net_connections("udp4")
         if connection.laddr and connection.laddr.ip == "127.0.0.1"
     ]
+
+
+def mapped_shared_memory() -> Iterator[str]:
+    """The names in /dev/shm that a living process has mapped."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            text = maps.read_text(errors="replace")
+        except OSError:
+            continue
+        for line in text.splitlines():
+            if "/dev/shm/" in line:
+                yield line.split("/dev/shm/", 1)[1].split(" ")[0].split("/")[0]
 
 
 @pytest.fixture

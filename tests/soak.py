@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from conftest import eventually, marked_processes, reserved_ports
+from conftest import eventually, mapped_shared_memory, marked_processes, reserved_ports
 
 from workshop_utils import on_ranks
 from workshop_utils.comm.ring import ring_all_reduce
@@ -266,7 +266,8 @@ def what_is_there(root: Path) -> dict[str, set[object]]:
     return {
         "processes": set(processes),
         "ports": set(reserved_ports()),
-        "shared memory": {path.name for path in Path("/dev/shm").iterdir()},
+        # Less what other runs on this machine have mapped.
+        "shared memory": {path.name for path in Path("/dev/shm").iterdir()} - set(mapped_shared_memory()),
         "network namespaces": {space for pid in processes if (space := network_namespace(pid))}
         | {path.name for path in Path("/run/netns").glob("*")},
         # PyTorch keeps one cache a user in the temporary folder, empty here, and no run of ours ends it.

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from adapter import LAUNCH_IN_A_CELL, ROOT
-from conftest import eventually
+from conftest import eventually, mapped_shared_memory
 from jupyter_client.manager import KernelManager
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by /proc")
@@ -118,18 +118,6 @@ class Trace:
 
 def shared_memory():
     return [path.name for path in Path("/dev/shm").iterdir()]
-
-
-def mapped_shared_memory():
-    """The names in /dev/shm that a living process has mapped."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            text = maps.read_text(errors="replace")
-        except OSError:
-            continue
-        for line in text.splitlines():
-            if "/dev/shm/" in line:
-                yield line.split("/dev/shm/", 1)[1].split(" ")[0].split("/")[0]
 
 
 def network_namespaces():
