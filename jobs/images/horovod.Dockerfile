@@ -22,8 +22,8 @@ ENV PATH=/opt/workshop/bin:$PATH
 WORKDIR /build
 COPY jobs/images/requirements.txt jobs/images/requirements-${VARIANT}.txt ./
 RUN pip install --no-cache-dir -r requirements.txt -r requirements-${VARIANT}.txt
-COPY workshop_utils/__init__.py workshop_utils/place.py workshop_utils/
-COPY workshop_utils/training/data.py workshop_utils/training/
+COPY workshop_utils/__init__.py workshop_utils/
+COPY workshop_utils/jobs/cache.py workshop_utils/jobs/
 COPY workshop_utils/setup/horovod_build.py workshop_utils/setup/logged_command.py workshop_utils/setup/machine.py \
     workshop_utils/setup/
 COPY jobs/images/build_horovod.py ./
