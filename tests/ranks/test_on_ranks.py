@@ -1,6 +1,7 @@
 """A function on real processes: what comes back, what is refused, and who is blamed when something goes wrong."""
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -131,7 +132,10 @@ def test_a_framework_has_its_process_group_and_the_kernel_counts_its_bytes(frame
     assert results.warm
     for each in results:
         assert each.messages is None
-        assert each.bytes_sent >= (4000 if framework == "horovod" or framework == "torch" else 0)
+        # Horovod may close its link to the rendezvous meanwhile; the bytes are then not known.
+        assert each.bytes_sent >= (0 if framework == "tensorflow" else 4000) or (
+            framework == "horovod" and math.isnan(each.bytes_sent)
+        )
 
 
 @pytest.mark.slow

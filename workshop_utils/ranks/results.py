@@ -144,5 +144,7 @@ def _short(text: str) -> str:
 
 def _sent(result: RankResult) -> str:
     if result.messages is None:
+        if math.isnan(result.bytes_sent):  # such as where a connection was closed meanwhile
+            return "not known"
         return f"{result.bytes_sent:,.0f} bytes on TCP connections"
     return f"{result.messages:,} message{'s' * (result.messages != 1)}, {result.bytes_sent:,.0f} bytes"
