@@ -41,8 +41,8 @@ class ThreadCommunicator(Communicator):
         return self._first(sources, take=False).source
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
-        sent = _Message(self.rank, self._collective, np.array(outgoing, copy=True))
         if to is not None:
+            sent = _Message(self.rank, self._collective, np.array(outgoing, copy=True))
             self._put(to, sent)
         if source is not None:
             message = self._first([source], take=True)

@@ -36,6 +36,8 @@ FRAMEWORKS: dict[str | None, tuple[StrategyName, str]] = {
     "horovod": ("horovod", "horovod.torch"),
     "tensorflow": ("multi_worker_mirrored", "tensorflow"),
 }
+# By framework: what the object through which a rank communicates is called.
+GROUPS = {None: "communicator", "torch": "dist", "horovod": "hvd", "tensorflow": "strategy"}
 
 # Of this package: what travels with every job, and what does if a script imports something of it. The latter need
 # those before them.
@@ -78,10 +80,7 @@ def check_call(program: Any, arguments: Any, framework: str | None) -> None:
     except (TypeError, ValueError) as error:
         name = getattr(program, "__name__", "program")
         given = "".join(f", {each}=…" for each in arguments)
-        group = {"torch": "dist", "horovod": "hvd", "tensorflow": "strategy"}.get(
-            framework or "", "communicator"
-        )
-        raise JobError(f"a rank would call {name}({group}{given}): {error}") from None
+        raise JobError(f"a rank would call {name}({GROUPS[framework]}{given}): {error}") from None
 
 
 def encoded(arguments: Mapping[str, Any]) -> dict[str, Any]:

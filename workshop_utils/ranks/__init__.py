@@ -191,13 +191,11 @@ class _RanksRun(ProcessRun):
         if errors:
             error = errors[0][0]
             alike = [each for other, each in errors if other["summary"] == error["summary"]]
-            others = others if len(alike) < len(self.workers) else ""
-            whose = (
-                f"{self._named([name])}, and {len(alike) - 1} more,"
-                if len(alike) > 1
-                else self._named([name])
-            )
-            whose = whose if others or len(alike) == 1 else f"all {len(alike)} ranks"
+            whose = self._named([name])
+            if len(alike) == len(self.workers) > 1:
+                whose, others = f"all {len(alike)} ranks", ""
+            elif len(alike) > 1:
+                whose += f", and {len(alike) - 1} more,"
             what = f"{whose} raised {error['summary']}"
             if error["summary"].startswith("PeerLeft: "):  # the one that has left comes first
                 what = f"{error['summary'].removeprefix('PeerLeft: ')}: {whose} raised PeerLeft"

@@ -18,12 +18,9 @@ from types import CodeType
 from typing import Any
 
 from workshop_utils.jobs import JobError
-from workshop_utils.jobs.function import names_used
+from workshop_utils.jobs.function import GROUPS, TWINS, names_used
 from workshop_utils.ranks import launch, packing
 from workshop_utils.ranks.results import Results
-
-# By framework: the name of the object through which a cell communicates.
-GROUPS = {None: "communicator", "torch": "dist", "horovod": "hvd", "tensorflow": "strategy"}
 
 
 def _assigned_first(code: CodeType) -> set[str]:
@@ -68,12 +65,12 @@ def register(shell: Any) -> None:
         if "get_ipython" in used:
             raise JobError("%%ranks: a rank has no notebook, so its cell cannot hold % or ! commands")
         # The first are IPython's own, and Python's on a rank; the others are the rank's.
-        names = used & shell.user_ns.keys() - {"open", "exit", "quit", group, "rank", "size"}
-        own = _assigned_first(code)
-        variables = {each: shell.user_ns[each] for each in names}
+        names, own = used & shell.user_ns.keys() - {*TWINS, group, "rank", "size"}, _assigned_first(code)
         # A cell seldom reads a variable that it assigns first, so such a one is no reason to refuse.
         variables = {
-            name: value for name, value in variables.items() if name not in own or packing.travels(value)
+            each: shell.user_ns[each]
+            for each in names
+            if each not in own or packing.travels(shell.user_ns[each])
         }
         return launch(None, variables, **vars(options), cell=(source, name, group))
 

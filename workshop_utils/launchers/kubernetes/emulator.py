@@ -92,10 +92,10 @@ class EmulatedPodsRun(ProcessRun):
             spec = manifest.resource["spec"]
             deadline = spec.get("runPolicy", spec).get("activeDeadlineSeconds", job.timeout_seconds)
             by_python = any(not process.argv[1].startswith("-") for process in processes)
-            start_warm = (
-                warm.starter(warm.framework_for(job)) if by_python else None
-            )  # not torchrun's ranks, nor mpirun's
-            self._start(processes, float(deadline), scratch, contents, start_warm=start_warm)
+            framework = (
+                warm.framework_for(job) if by_python else None
+            )  # not for torchrun's ranks, nor mpirun's
+            self._start(processes, float(deadline), scratch, contents, start_warm=warm.starter(framework))
 
     def pods(self) -> pd.DataFrame:
         """The pods as they are now: pod, worker, phase."""
