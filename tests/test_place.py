@@ -30,50 +30,145 @@ def tf_config(cluster, role, index=0):
 
 
 SAGEMAKER_TF_CONFIG = tf_config(SAGEMAKER_CLUSTER, "master")
-TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
-HOROVOD = {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "0"}
-OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-MPICH = {"PMI_RANK": "5", "PMI_SIZE": "6", "MPI_LOCALRANKID": "2"}
+# What the real launchers set, each for one rank of several on the second of two machines.
+TORCHRUN = {
+    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2", "ROLE_RANK": "5", "ROLE_WORLD_SIZE": "8", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500",
+}  # fmt: skip
+# A pod of PyTorchJob with a process of its own: the operator counts pods, and knows no ranks inside them.
+PYTORCHJOB = {
+    "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456",
+    "PET_NNODES": "2", "PET_NODE_RANK": "1",
+}  # fmt: skip
+# With torchrun in each pod, as nprocPerNode and TrainJob have it, torchrun's variables take the operator's place.
+TRAINJOB = {**PYTORCHJOB, "PET_NPROC_PER_NODE": "4", "PET_MASTER_ADDR": "job-node-0-0", **TORCHRUN}
+HOROVODRUN = {
+    "HOROVOD_RANK": "6", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "2", "HOROVOD_LOCAL_SIZE": "4",
+    "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "node-1",
+}  # fmt: skip
+# Open MPI's NODE_RANK counts the processes of a node, those of other jobs too.
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_NODE_RANK": "3", "OMPI_UNIVERSE_SIZE": "8",
+}  # fmt: skip
+MPICH = {"PMI_RANK": "5", "PMI_SIZE": "6", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "3"}
 SAGEMAKER_HOSTS = {"SM_HOSTS": '["algo-1", "algo-10", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+# The toolkit sets the host's variables around mpirun, and hands those of the first host to all ranks.
+SAGEMAKER_MPI = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1", **OPEN_MPI}
+SAGEMAKER_TORCHRUN = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2", **TORCHRUN}
 SLURM_TASK = {
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "3",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_LOCALID": "1",
+    "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2),3",
     "SLURM_NTASKS": "8",  # of the job, which may have several steps
-}
-WORKER_OF_TENSORFLOW = {"TF_CONFIG": tf_config({"worker": ["a:1", "b:1"]}, "worker", "1")}
+}  # fmt: skip
+TWO_HOSTS = {"worker": ["a:1", "a:2", "b:1", "b:2"]}
+WORKER_OF_TENSORFLOW = {"TF_CONFIG": tf_config(TWO_HOSTS, "worker", "3")}
+CHIEF_AND_SERVER = {"chief": ["a:1"], "ps": ["a:2"], "worker": ["a:3", "a:4"]}
 
 
 @pytest.fixture
 def no_platform(monkeypatch):
-    for name in [*sum(place.RANK_VARIABLES, ()), "TF_CONFIG", "SM_HOSTS", "SM_CURRENT_HOST", "SLURM_STEP_ID"]:
+    for name in [
+        *filter(None, sum(place.RANK_VARIABLES, ())),
+        "TF_CONFIG",
+        "SM_HOSTS",
+        "SM_CURRENT_HOST",
+        "SLURM_STEP_ID",
+    ]:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize(
-    ("environment", "rank", "world_size", "local_rank"),
+    ("environment", "rank", "world_size", "local_rank", "local_world_size", "node_rank"),
     [
-        ({}, 0, 1, 0),
-        (TORCHRUN, 3, 8, 1),
-        (HOROVOD, 2, 4, 0),
-        (OPEN_MPI, 1, 2, 1),
-        (MPICH, 5, 6, 2),
-        (WORKER_OF_TENSORFLOW, 1, 2, 0),
-        (SAGEMAKER_HOSTS, 2, 3, 0),
-        (SLURM_TASK, 3, 4, 1),
+        ({}, 0, 1, 0, 1, 0),
+        (TORCHRUN, 5, 8, 1, 4, 1),
+        (PYTORCHJOB, 1, 2, 0, 1, 1),
+        (TRAINJOB, 5, 8, 1, 4, 1),
+        (HOROVODRUN, 6, 8, 2, 4, 1),
+        (OPEN_MPI, 7, 8, 3, 4, 1),
+        (MPICH, 5, 6, 2, 3, 1),
+        (SAGEMAKER_MPI, 7, 8, 3, 4, 1),
+        (SAGEMAKER_TORCHRUN, 5, 8, 1, 4, 1),
+        (SAGEMAKER_HOSTS, 2, 3, 0, 1, 2),
+        (WORKER_OF_TENSORFLOW, 3, 4, 1, 2, 1),
+        (SLURM_TASK, 3, 7, 1, 2, 1),
+        ({**SLURM_TASK, "SLURM_NODEID": "2", "SLURM_PROCID": "6", "SLURM_LOCALID": "2"}, 6, 7, 2, 3, 2),
         # The batch script is no rank.
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, 0, 1, 0),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, 1, 2, 0),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, 0, 1, 0, 1, 0),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, 1, 2, 1, 2, 0),  # as if all shared a machine
     ],
 )
-def test_each_platform_says_who_a_worker_is(environment, rank, world_size, local_rank):
+def test_each_platform_says_who_a_worker_is_and_where(
+    environment, rank, world_size, local_rank, local_world_size, node_rank
+):
     found = place.from_environment(environment)
     assert (found.role, found.name) == ("worker", f"worker-{rank}")
-    assert (found.rank, found.world_size, found.local_rank) == (rank, world_size, local_rank)
+    assert (found.rank, found.world_size) == (rank, world_size)
+    assert (found.local_rank, found.local_world_size, found.node_rank) == (
+        local_rank,
+        local_world_size,
+        node_rank,
+    )
 
 
-RANKS = (TORCHRUN, HOROVOD, MPICH, OPEN_MPI)
+@pytest.mark.parametrize(
+    ("role", "index", "local_rank"), [("chief", 0, 0), ("ps", 0, 0), ("worker", 0, 0), ("worker", 1, 1)]
+)
+def test_beside_parameter_servers_only_workers_share_the_devices_of_a_machine(role, index, local_rank):
+    found = place.from_environment({"TF_CONFIG": tf_config(CHIEF_AND_SERVER, role, index)})
+    assert found.local_rank == local_rank
+    assert found.local_world_size == (1 if role == "ps" else 2)
+
+
+# Devices
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Lets this process's PyTorch see so many GPUs; there are none where tests run."""
+    monkeypatch.delenv("WORKSHOP_DEVICE", raising=False)
+
+    def see(count):
+        monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+
+    return see
+
+
+@pytest.mark.parametrize(
+    ("count", "environment", "device", "backend"),
+    [
+        (0, TORCHRUN, "cpu", "gloo"),
+        (4, TORCHRUN, "cuda:1", "nccl"),
+        (8, OPEN_MPI, "cuda:3", "nccl"),
+        (1, {}, "cuda:0", "nccl"),
+        (1, {**SLURM_TASK, "SLURM_GPUS_PER_TASK": "1"}, "cuda:0", "nccl"),  # each task sees its own alone
+        (1, {**TORCHRUN, "WORKSHOP_DEVICE": "cuda:0"}, "cuda:0", "nccl"),
+        (4, {**TORCHRUN, "WORKSHOP_DEVICE": "cpu"}, "cpu", "gloo"),
+        (4, {"TF_CONFIG": tf_config(CHIEF_AND_SERVER, "ps")}, "cpu", "gloo"),
+    ],
+)
+def test_each_process_of_a_machine_has_the_gpu_of_its_local_rank(
+    count, environment, device, backend, gpus, monkeypatch
+):
+    gpus(count)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    found = place.from_environment(environment)
+    assert (found.device, found.backend) == (device, backend)
+
+
+def test_more_processes_than_gpus_on_a_machine_are_refused_on_each_of_them(gpus):
+    gpus(2)
+    for rank in ("0", "2"):
+        ranks = {"RANK": rank, "WORLD_SIZE": "3", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "3"}
+        with pytest.raises(
+            ValueError, match=r"3 processes train on this machine, which has 2 GPU\(s\) for them"
+        ):
+            _ = place.from_environment(ranks).device
+
+
+RANKS = (TORCHRUN, HOROVODRUN, MPICH, OPEN_MPI)
 SAGEMAKER = {**SAGEMAKER_HOSTS, "TF_CONFIG": SAGEMAKER_TF_CONFIG}
 
 
@@ -116,6 +211,11 @@ def test_chief_and_workers_have_ranks_and_the_others_have_none(kind, index, rank
         ({"TF_CONFIG": '{"cluster": {}}'}, 'TF_CONFIG is \'{"cluster"'),
         ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "SM_HOSTS is 'algo-1'"),
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST is 'algo-2'"),
+        ({**SLURM_TASK, "SLURM_STEP_TASKS_PER_NODE": "many"}, "SLURM_STEP_TASKS_PER_NODE is 'many'"),
+        (
+            {**SLURM_TASK, "SLURM_NODEID": "3"},
+            "SLURM_NODEID is 3; SLURM_STEP_TASKS_PER_NODE, '2(x2),3', lists 3",
+        ),
     ],
 )
 def test_a_place_that_cannot_be_read_is_answered_with_the_variable(environment, named):
@@ -278,7 +378,7 @@ def test_a_job_learns_how_often_it_was_restarted(monkeypatch):
 def test_checkpoints_are_where_the_platform_keeps_them(monkeypatch):
     monkeypatch.delenv("WORKSHOP_CHECKPOINTS", raising=False)
     monkeypatch.setenv("WORKSHOP_MODEL", "/somewhere/model")
-    assert place.checkpoint_folder() == Path("/somewhere/model/checkpoints")
+    assert place.checkpoint_folder() is None
     monkeypatch.setenv("SM_MODEL_DIR", "/opt/ml/model")
     assert place.checkpoint_folder() == Path("/opt/ml/checkpoints")
     monkeypatch.setenv("WORKSHOP_CHECKPOINTS", "/kept")

@@ -21,6 +21,7 @@ import gzip
 import json
 import math
 import os
+import re
 import signal
 import socket
 import struct
@@ -32,18 +33,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# (rank, world size, local rank) as each launcher names them; the first pair found wins. mpirun comes first:
-# on SageMaker its ranks share one SM_CURRENT_HOST, so only the MPI variables tell them apart.
+# What each launcher calls rank, world size, local rank, local world size and node rank; the first rank found wins.
+# mpirun comes first: on SageMaker its ranks share one SM_CURRENT_HOST, so only the MPI variables tell them apart. MPI
+# does not number the nodes.
 RANK_VARIABLES = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        None,
+    ),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", None),
+    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"),
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
 )
 
-# The same of a task of Slurm's `srun`. They are read last, since other launchers run inside Slurm's jobs, and only
-# where SLURM_STEP_ID says that this is a task: Slurm sets some of them in a batch script as well.
-SLURM_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
+# Of a task of Slurm's `srun`: rank, world size, local rank, node rank. They are read last, since other launchers run
+# inside Slurm's jobs, and only where SLURM_STEP_ID says that this is a task: Slurm sets some of them in a batch script
+# as well.
+SLURM_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
 
 # The order in which the roles of a TF_CONFIG cluster are numbered into ranks. Parameter servers, which hold
 # variables and do not train, have no rank.
@@ -55,8 +64,8 @@ class Place:
     """One process's place in the cluster.
 
     `rank` counts the processes that take part in training, from 0 to `world_size - 1`; it is None for a
-    parameter server. `local_rank` counts those on the same machine. `servers` is how many of the first ranks
-    serve parameters, under the workshop's own parameter server.
+    parameter server. `local_rank` counts those on the same machine, from 0 to `local_world_size - 1`, and `node_rank`
+    the machines. `servers` is how many of the first ranks serve parameters, under the workshop's own parameter server.
     """
 
     role: str
@@ -64,6 +73,8 @@ class Place:
     rank: int | None
     world_size: int
     local_rank: int
+    local_world_size: int
+    node_rank: int
     data_folder: Path
     model_folder: Path
     servers: int = 0
@@ -72,6 +83,36 @@ class Place:
     def name(self) -> str:
         """How this process is called in tables and logs, for example `worker-1`."""
         return f"{self.role}-{self.index}"
+
+    @property
+    def device(self) -> str:
+        """What this process trains on: a GPU of its own, such as "cuda:1", or "cpu" where there are none.
+
+        It asks the framework that the script has imported, so import that first. Each process of a machine takes the
+        GPU of its local rank. WORKSHOP_DEVICE, such as "cpu", takes precedence; a launcher that has given each process
+        its own GPU sets it to "cuda:0". What holds parameters but does not train is on the CPU.
+
+        Raises:
+            ValueError: if there are fewer GPUs than processes that train on this machine.
+        """
+        if os.environ.get("WORKSHOP_DEVICE"):
+            return os.environ["WORKSHOP_DEVICE"]
+        count = _gpu_count()
+        if not count or self.rank is None:
+            return "cpu"
+        if count == 1 and "SLURM_GPUS_PER_TASK" in os.environ:
+            return "cuda:0"
+        if count < self.local_world_size:
+            raise ValueError(
+                f"{self.local_world_size} processes train on this machine, which has {count} GPU(s) for them; start at "
+                f"most {count} here, or set WORKSHOP_DEVICE=cpu to train without GPUs"
+            )
+        return f"cuda:{self.local_rank}"
+
+    @property
+    def backend(self) -> str:
+        """The library of collectives for `device`: "nccl" between GPUs, "gloo" between CPUs."""
+        return "nccl" if self.device.startswith("cuda") else "gloo"
 
 
 def here() -> Place:
@@ -90,12 +131,12 @@ def here() -> Place:
 
 def from_environment(environment: Mapping[str, str]) -> Place:
     """The place that `environment` describes, without touching this process. Raises as `here` does."""
-    role, index, rank, world_size, local_rank = "worker", 0, 0, 1, 0
+    role, index, rank, world_size, local, local_size, node = "worker", 0, 0, 1, 0, 1, 0
     config = tf_config(environment)
     for names in RANK_VARIABLES:
         if names[0] in environment:
             rank, world_size = (_integer(environment, name) for name in names[:2])
-            local_rank = _integer(environment, names[2]) if names[2] in environment else 0
+            local, local_size, node = _on_its_node(environment, rank, world_size, *names[2:])
             # Where ranks change hands, as in an elastic job, a worker keeps the index that it was given.
             index = _integer(environment, "WORKSHOP_INDEX") if "WORKSHOP_INDEX" in environment else rank
             break
@@ -104,13 +145,49 @@ def from_environment(environment: Mapping[str, str]) -> Place:
             return _from_tf_config(config, environment)
         if environment.get("SM_HOSTS"):
             rank, world_size = _from_hosts(environment)
+            node = rank
         elif "SLURM_STEP_ID" in environment:
-            rank, world_size, local_rank = (_integer(environment, name) for name in SLURM_VARIABLES)
+            rank, world_size, local, node = (_integer(environment, name) for name in SLURM_VARIABLES)
+            local_size = _slurm_tasks(environment, node)
         index = rank
     servers = _integer(environment, "WORKSHOP_SERVERS") if "WORKSHOP_SERVERS" in environment else 0
     if servers:
         role, index = ("server", rank) if rank < servers else ("worker", rank - servers)
-    return Place(role, index, rank, world_size, local_rank, *_folders(environment), servers)
+    return Place(role, index, rank, world_size, local, local_size, node, *_folders(environment), servers)
+
+
+def _on_its_node(
+    environment: Mapping[str, str], rank: int, world_size: int, local: str, local_size: str, node: str | None
+) -> tuple[int, int, int]:
+    """Local rank, local world size and node rank, from the variables of these names.
+
+    With a local rank alone, as some launchers set it, all ranks are taken to share a machine. With none of the three
+    there is one process on each, as in a pod of PyTorchJob. Without a node rank, ranks are taken to fill one machine
+    after the other.
+    """
+    if local not in environment:
+        return 0, 1, rank
+    local_rank = _integer(environment, local)
+    size = _integer(environment, local_size) if local_size in environment else world_size
+    is_numbered = node is not None and node in environment
+    return local_rank, size, _integer(environment, str(node)) if is_numbered else rank // size
+
+
+def _slurm_tasks(environment: Mapping[str, str], node: int) -> int:
+    """How many tasks of this step Slurm has put on `node`, from a list such as `4(x2),3`."""
+    text = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    if not re.fullmatch(r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*", text):
+        raise ValueError(
+            f"SLURM_STEP_TASKS_PER_NODE is {text!r}; it must be a list such as 4(x2),3, as Slurm sets it"
+        )
+    tasks = [
+        count for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))
+    ]
+    if node >= len(tasks):
+        raise ValueError(
+            f"SLURM_NODEID is {node}; SLURM_STEP_TASKS_PER_NODE, {text!r}, lists {len(tasks)} node(s)"
+        )
+    return int(tasks[node])
 
 
 def rendezvous() -> tuple[int, int, str, bytes, dict[str, Any] | None, str | None]:
@@ -144,27 +221,35 @@ def restart_count() -> int:
     return next((_integer(os.environ, name) for name in names if name in os.environ), 0)
 
 
-def checkpoint_folder() -> Path:
-    """Where to keep what is to outlive a failure of the job.
+def checkpoint_folder() -> Path | None:
+    """Where to keep what is to outlive a failure of the job; None where the launch has named no such place.
 
-    On SageMaker the folder that it copies to the bucket while the job runs (`/opt/ml/checkpoints`); elsewhere
-    WORKSHOP_CHECKPOINTS, or `checkpoints` beside the model.
+    It is the job's `checkpoints`, in WORKSHOP_CHECKPOINTS; on SageMaker the folder that it copies to the bucket while
+    the job runs (`/opt/ml/checkpoints`).
     """
     if os.environ.get("WORKSHOP_CHECKPOINTS"):
         return Path(os.environ["WORKSHOP_CHECKPOINTS"])
-    if os.environ.get("SM_MODEL_DIR"):
-        return Path("/opt/ml/checkpoints")
-    return _folders(os.environ)[1] / "checkpoints"
+    return Path("/opt/ml/checkpoints") if os.environ.get("SM_MODEL_DIR") else None
 
 
 def _from_tf_config(config: dict[str, Any], environment: Mapping[str, str]) -> Place:
     cluster, task = config["cluster"], config["task"]
     role, index = task["type"], int(task["index"])
-    sizes = {name: len(cluster.get(name, [])) for name in TRAINING_ROLES}
-    rank = None
+    # Beside parameter servers the chief hands out steps and computes none, so it needs no device.
+    computing = ("worker",) if "ps" in cluster else TRAINING_ROLES
+    tasks = [(kind, number) for kind in TRAINING_ROLES for number in range(len(cluster.get(kind, [])))]
+    hosts = [cluster[kind][number].rpartition(":")[0] for kind, number in tasks]
+    rank, local, local_size, node = None, 0, 1, 0
     if role in TRAINING_ROLES:
-        rank = index + (sizes["chief"] if role == "worker" else 0)
-    return Place(role, index, rank, sum(sizes.values()), 0, *_folders(environment))
+        rank = tasks.index((role, index)) if (role, index) in tasks else index
+        # Tasks with the same host in their addresses share a machine.
+        host = hosts[rank] if rank < len(hosts) else ""
+        beside = [
+            each for each, other in zip(tasks, hosts, strict=True) if other == host and each[0] in computing
+        ]
+        local = beside.index((role, index)) if (role, index) in beside else 0
+        local_size, node = max(1, len(beside)), list(dict.fromkeys(hosts)).index(host) if host else 0
+    return Place(role, index, rank, len(tasks), local, local_size, node, *_folders(environment))
 
 
 def _from_hosts(environment: Mapping[str, str]) -> tuple[int, int]:
@@ -281,11 +366,12 @@ def _answers(address: str) -> bool:
     return True
 
 
-def report(step: int, **values: float) -> None:
+def report(step: int, **values: float | str) -> None:
     """Print one metric record as a JSON line, which any platform carries home with the log.
 
-    The well-known names are `loss`, `accuracy`, `samples_per_second`, `bytes_sent` and `epoch`; others are
-    carried as they are. A value that is not finite becomes null, since JSON has no NaN.
+    The well-known names are `loss`, `accuracy`, `samples_per_second`, `bytes_sent`, `epoch`, and `device`: where the
+    parameters are that this process trains, such as "cuda:0". Others are carried as they are. A value that is not
+    finite becomes null, since JSON has no NaN.
     """
     place = from_environment(os.environ)
     record: dict[str, Any] = {
@@ -296,9 +382,19 @@ def report(step: int, **values: float) -> None:
         "step": int(step),
     }
     for name, value in values.items():
-        number = float(value)
-        record[name] = number if math.isfinite(number) else None
+        number = value if isinstance(value, str) else float(value)
+        record[name] = number if isinstance(number, str) or math.isfinite(number) else None
     _print_record(record)
+
+
+def _gpu_count() -> int:
+    """How many GPUs the framework that this process has imported can use; it does not take hold of any."""
+    if "torch" in sys.modules:
+        count: int = sys.modules["torch"].cuda.device_count()
+        return count
+    if "tensorflow" in sys.modules:
+        return len(sys.modules["tensorflow"].config.list_physical_devices("GPU"))
+    return 0
 
 
 def argument(text: str) -> Any:

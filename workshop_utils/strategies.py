@@ -243,11 +243,7 @@ class TorchDDP(Strategy):
         return _workers(job, listening=1)
 
     def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
-        return {
-            **_torchrun_variables(spec, layout),
-            "LOCAL_WORLD_SIZE": str(layout.ranks_on(spec.node)),
-            "GLOO_SOCKET_IFNAME": layout.addresses.interface,
-        }
+        return {**_torchrun_variables(spec, layout), "GLOO_SOCKET_IFNAME": layout.addresses.interface}
 
 
 class Horovod(Strategy):
@@ -481,6 +477,8 @@ def _torchrun_variables(spec: ProcessSpec, layout: Layout) -> dict[str, str]:
         "RANK": str(spec.rank),
         "WORLD_SIZE": str(len(layout.specs)),
         "LOCAL_RANK": str(spec.local_rank),
+        "LOCAL_WORLD_SIZE": str(layout.ranks_on(spec.node)),
+        "GROUP_RANK": str(spec.node),
     }
 
 

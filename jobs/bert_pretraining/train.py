@@ -48,7 +48,12 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--device", choices=["cpu", "cuda", "neuron"], default="cpu")
+    parser.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda", "neuron"],
+        default="auto",
+        help="auto: a GPU if there is one",
+    )
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16"], default="float32", help="of matrix products"
     )
@@ -69,6 +74,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--warmup-steps", type=int, default=10)
+    parser.add_argument(
+        "--clip-norm", type=float, default=1.0, help="of all gradients together; 0: do not clip"
+    )
     parser.add_argument("--checkpoint-steps", type=int, default=0, help="0: no checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--corpus", type=Path, help="a folder that --prepare has written")
@@ -79,7 +87,8 @@ def options() -> argparse.Namespace:
     )
     given = parser.parse_args()
     least = {"steps": 1, "steps_this_run": 0, "batch_size": 1, "grad_accumulation": 1, "sequence": 8, "layers": 1,
-             "hidden": 1, "heads": 1, "warmup_steps": 0, "checkpoint_steps": 0, "vocabulary": 300}  # fmt: skip
+             "hidden": 1, "heads": 1, "warmup_steps": 0, "clip_norm": 0, "checkpoint_steps": 0,
+             "vocabulary": 300}  # fmt: skip
     for name, smallest in least.items():
         if getattr(given, name) < smallest:
             parser.error(
@@ -90,30 +99,32 @@ def options() -> argparse.Namespace:
     return given
 
 
-def missing_device(name: str, local_rank: int) -> str | None:
-    """What stands against training on this device, in a sentence; None if nothing does."""
-    if name == "cuda" and torch.cuda.device_count() <= local_rank:
-        return (
-            f"device is 'cuda', and this is worker {local_rank} of its machine, where PyTorch finds "
-            f"{torch.cuda.device_count()} GPU(s): one worker needs one. Use fewer workers, or --device cpu"
-        )
+def chosen_device(name: str, here: place.Place) -> str:
+    """What this process trains on; ends the run, with a sentence, where it does not have it."""
     if name == "neuron" and not importlib.util.find_spec("torch_neuronx"):
-        return (
+        sys.exit(
             "device is 'neuron', and torch_neuronx is not installed: it is in the image of "
             "jobs/images/neuron.Dockerfile, for machines with Trainium. Use --device cpu here"
         )
-    return None
+    if name in ("cpu", "neuron"):
+        return name
+    device = here.device
+    if name == "cuda" and device == "cpu":
+        sys.exit(
+            "device is 'cuda', and PyTorch finds no GPU here: use --device cpu, or a job with resources.gpu: 1"
+        )
+    return device
 
 
-def join(name: str, local_rank: int) -> tuple[torch.device, Callable[[], None]]:
+def join(name: str) -> tuple[torch.device, Callable[[], None]]:
     """Meet the other ranks; the device of this one, and what to call when all of a step has been written down."""
-    if name == "cuda":
-        torch.cuda.set_device(local_rank)
-        dist.init_process_group("nccl")
-        return torch.device("cuda", local_rank), lambda: None
-    if name == "neuron" and importlib.util.find_spec(
-        "torch_xla"
-    ):  # Trainium 1: PyTorch/XLA, up to PyTorch 2.9
+    if name.startswith("cuda"):
+        device = torch.device(name)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+        return device, lambda: None
+    # Trainium 1: PyTorch/XLA, up to PyTorch 2.9
+    if name == "neuron" and importlib.util.find_spec("torch_xla"):
         import torch_xla.core.xla_model as xla
         import torch_xla.distributed.xla_backend  # noqa: F401  registers the backend
 
@@ -231,8 +242,11 @@ class Training:
         )
         self.vocabulary, self.device, self.step = vocabulary, device, 0
         # What makes another run of it: a checkpoint with other ones is not this run's.
-        names = ("seed", "steps", "batch_size", "grad_accumulation", "sequence", "layers", "hidden", "heads")
-        self.settings = np.array([*(getattr(given, name) for name in names), vocabulary])
+        # Any number of ranks may go on, as long as a step has as many sequences.
+        names = ("seed", "steps", "sequence", "layers", "hidden", "heads")
+        batch = given.batch_size * given.grad_accumulation * dist.get_world_size()
+        own = {name: getattr(given, name) for name in names}
+        self.settings = {**own, "vocabulary": vocabulary, "sequences of a step": batch}
 
     def set_learning_rate(self, given: argparse.Namespace) -> None:
         """Up in a straight line while warming up, then down to 0 at the last step (Devlin et al. 2019, A.2)."""
@@ -241,23 +255,18 @@ class Training:
         self.learning_rate.fill_(given.learning_rate * min(up, down, 1.0))
 
     def save(self, folder: Path) -> None:
-        arrays = {"settings": self.settings}
+        arrays = {}
         for name, parameter in self.named.items():
             state = self.optimizer.state[parameter]
             for part in ("exp_avg", "exp_avg_sq"):
                 arrays[f"{part}/{name}"] = state[part].cpu().numpy()
             arrays[f"weight/{name}"] = parameter.detach().cpu().numpy()
-        checkpoints.save(folder, self.step, arrays)
+        checkpoints.save(folder, self.step, arrays, self.settings)
 
     def resume(self, folder: Path) -> None:
         """Go on from the newest whole checkpoint, if there is one: rank 0 reads it, and tells the others."""
-        found = checkpoints.newest(folder) if dist.get_rank() == 0 else None
-        if found and not np.array_equal(found.arrays["settings"], self.settings):
-            sys.exit(
-                f"the checkpoints in {folder} are of another run: seed, steps, batch-size, grad-accumulation, "
-                f"sequence, layers, hidden, heads and vocabulary are {self.settings.tolist()}, and were "
-                f"{found.arrays['settings'].tolist()}; give another folder"
-            )
+        found = checkpoints.newest(folder, self.settings) if dist.get_rank() == 0 else None
+        arrays = found.arrays if found else {}
         step = torch.tensor(found.step if found else 0, device=self.device)
         dist.broadcast(step, src=0)
         self.step = int(step)
@@ -267,7 +276,7 @@ class Training:
             moments = {part: torch.zeros_like(parameter) for part in ("exp_avg", "exp_avg_sq")}
             for part, tensor in (("weight", parameter.data), *moments.items()):
                 if found:
-                    tensor.copy_(torch.from_numpy(found.arrays[f"{part}/{name}"]))
+                    tensor.copy_(torch.from_numpy(arrays[f"{part}/{name}"]))
                 dist.broadcast(tensor, src=0)
             counted = torch.tensor(float(self.step), device=self.device if self.graph else "cpu")
             self.optimizer.state[parameter] = {"step": counted, **moments}
@@ -276,12 +285,16 @@ class Training:
 
 
 def train(
-    training: Training, rows: np.ndarray, mark: Callable[[], None], given: argparse.Namespace, folder: Path
+    training: Training,
+    rows: np.ndarray,
+    mark: Callable[[], None],
+    given: argparse.Namespace,
+    folder: Path | None,
 ) -> None:
-    """Take the steps and report them."""
+    """Take the steps and report them; the rate of samples is that of all steps after the first, which compiles."""
     parallel = DistributedDataParallel(training.model, gradient_as_bucket_view=True)
     last = given.steps if not given.steps_this_run else min(given.steps, training.step + given.steps_this_run)
-    size = dist.get_world_size()
+    size, begun, samples, seconds = dist.get_world_size(), training.step, 0, 0.0
     while training.step < last:
         started = time.perf_counter()
         training.set_learning_rate(given)
@@ -297,14 +310,22 @@ def train(
                 loss = found.loss / len(batches)
                 loss.backward()
             total += loss.detach()
+        if given.clip_norm:
+            nn.utils.clip_grad_norm_(training.model.parameters(), given.clip_norm)
         training.optimizer.step()
         mark()
         training.step += 1
-        seconds = time.perf_counter() - started
-        speed = given.batch_size * len(batches) / seconds
-        place.report(step=training.step, loss=total.item(), samples_per_second=speed)
+        values = {"loss": total.item()}  # waits for the device
+        if training.step == begun + 1:
+            place.report(step=training.step, device=str(training.learning_rate.device), **values)
+        else:
+            samples, seconds = (
+                samples + given.batch_size * len(batches),
+                seconds + time.perf_counter() - started,
+            )
+            place.report(step=training.step, samples_per_second=samples / seconds, **values)
         ends = training.step == last and training.step < given.steps
-        if given.checkpoint_steps and (ends or training.step % given.checkpoint_steps == 0):
+        if folder and given.checkpoint_steps and (ends or training.step % given.checkpoint_steps == 0):
             if dist.get_rank() == 0:
                 training.save(folder)
             dist.barrier()  # nobody leaves before it is written
@@ -316,10 +337,7 @@ def main() -> None:
         prepare(given.prepare, given.text, given.vocabulary)
         return
     here = place.here()
-    missing = missing_device(given.device, here.local_rank)
-    if missing:
-        sys.exit(missing)
-    device, mark = join(given.device, here.local_rank)
+    device, mark = join(chosen_device(given.device, here))
     if dist.get_world_size() != here.world_size:
         sys.exit(
             f"{here.world_size} workers were started, but the group of {given.device} has {dist.get_world_size()}"
@@ -327,7 +345,7 @@ def main() -> None:
     rows, vocabulary = load(given)
     training = Training(vocabulary, device, given)
     folder = place.checkpoint_folder()
-    if given.checkpoint_steps:
+    if folder and given.checkpoint_steps:
         training.resume(folder)
     train(training, rows, mark, given, folder)
     if dist.get_rank() == 0 and training.step == given.steps:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -63,7 +64,8 @@ class Training:
     def __init__(self, pixels: int, given: argparse.Namespace) -> None:
         torch.manual_seed(given.seed)
         # What makes another run of it: a checkpoint with other ones is not this run's.
-        self.settings = np.array([given.seed, given.batch_size, given.hidden, given.learning_rate])
+        names = ("seed", "batch_size", "hidden", "learning_rate")
+        self.settings = {name.replace("_", "-"): getattr(given, name) for name in names}
         self.model = nn.Sequential(nn.Linear(pixels, given.hidden), nn.ReLU(), nn.Linear(given.hidden, 10))
         self.weights = nn.utils.parameters_to_vector(self.model.parameters()).detach()
         nn.utils.vector_to_parameters(self.weights, self.model.parameters())  # views from now on
@@ -76,27 +78,17 @@ class Training:
         self.weights.sub_(learning_rate * self.velocity)
         self.step += 1
 
-    def save(self) -> None:
-        arrays = {
-            "weights": self.weights.numpy(),
-            "velocity": self.velocity.numpy(),
-            "settings": self.settings,
-        }
-        checkpoints.save(place.checkpoint_folder(), self.step, arrays)
+    def save(self, folder: Path) -> None:
+        arrays = {"weights": self.weights.numpy(), "velocity": self.velocity.numpy()}
+        checkpoints.save(folder, self.step, arrays, self.settings)
 
-    def resume(self, forget: str) -> None:
+    def resume(self, folder: Path, forget: str) -> None:
         """Go on from the newest whole checkpoint, if there is one. Rank 0 decides which, and tells the others:
 
         each rank for itself could find another one, if a file came or went in between.
         """
-        found = checkpoints.newest(place.checkpoint_folder()) if dist.get_rank() == 0 else None
+        found = checkpoints.newest(folder, self.settings) if dist.get_rank() == 0 else None
         if found is not None:
-            theirs = found.arrays["settings"]
-            if not np.array_equal(theirs, self.settings):
-                sys.exit(
-                    f"the checkpoints in {place.checkpoint_folder()} are of another run: seed, batch-size, hidden and "
-                    f"learning-rate are {self.settings.tolist()}, and were {theirs.tolist()}; give another folder"
-                )
             self.step = found.step
             self.weights.copy_(torch.from_numpy(found.arrays["weights"]))
             self.velocity.copy_(torch.from_numpy(found.arrays["velocity"]))
@@ -118,7 +110,7 @@ def batch_of(step: int, count: int, given: argparse.Namespace) -> np.ndarray:
     return np.array_split(rows, dist.get_world_size())[dist.get_rank()]
 
 
-def train(training: Training, given: argparse.Namespace) -> None:
+def train(training: Training, folder: Path | None, given: argparse.Namespace) -> None:
     rank, first_life = dist.get_rank(), place.restart_count() == 0
     images, labels = load("train")
     gradient = torch.empty_like(training.weights)
@@ -135,8 +127,8 @@ def train(training: Training, given: argparse.Namespace) -> None:
         training.update(gradient, given.learning_rate)
         times = {"compute_seconds": computed - started, "all_reduce_seconds": waited - computed}
         place.report(step=training.step, loss=loss.item() * dist.get_world_size(), **times)
-        if rank == 0 and given.checkpoint_steps and training.step % given.checkpoint_steps == 0:
-            training.save()
+        if folder and rank == 0 and given.checkpoint_steps and training.step % given.checkpoint_steps == 0:
+            training.save(folder)
         if first_life and rank == given.kill_rank and training.step == given.kill_step:
             sys.stdout.flush()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -149,8 +141,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     images, labels = load("test")
     training = Training(images.shape[1], given)
-    training.resume(given.forget)
-    train(training, given)
+    folder = place.checkpoint_folder()
+    if folder:
+        training.resume(folder, given.forget)
+    train(training, folder, given)
     if dist.get_rank() == 0:
         with torch.no_grad():
             correct = training.model(images).argmax(dim=1) == labels

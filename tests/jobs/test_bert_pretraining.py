@@ -129,7 +129,7 @@ NO_NEURON = "torch_neuronx is not installed: it is in the image of jobs/images/n
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"device": "cuda"}, "one worker needs one. Use fewer workers, or --device cpu"),
+        ({"device": "cuda"}, "device is 'cuda', and PyTorch finds no GPU here: use --device cpu"),
         ({"hidden": 30, "heads": 4}, "hidden is 30; heads, 4, must divide it"),
         ({"sequence": 4}, "sequence is 4; it must be at least 8"),
         ({"corpus": "/nowhere"}, "corpus is /nowhere; there is no tokens.npy in it: write it with --prepare"),

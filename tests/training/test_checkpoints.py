@@ -55,10 +55,26 @@ def test_a_damaged_one_is_named_and_the_one_before_is_taken(damage, told, tmp_pa
     with pytest.raises(CheckpointDamaged, match=told):
         checkpoints.read(newest)
     messages = []
-    found = checkpoints.newest(tmp_path, messages.append)
+    found = checkpoints.newest(tmp_path, say=messages.append)
     assert found.step == 10
+    checkpoints.save(tmp_path, 15, ARRAYS)  # the damaged one must not pass for newer than those that follow
+    assert checkpoints.newest(tmp_path).step == 15
+    assert newest.with_name(f"{newest.name}.damaged").exists()
     (message,) = messages
     assert re.search(r"step-00000020\.checkpoint.*going back to the one before", message)
+
+
+def test_a_checkpoint_of_another_run_is_refused_with_the_settings_that_differ(tmp_path):
+    checkpoints.save(tmp_path, 10, ARRAYS, {"seed": 0, "hidden": 64, "workers": 2})
+    checkpoints.write(tmp_path, 20, b"anything", {"seed": 0, "hidden": 64, "workers": 2})
+    found = checkpoints.newest(tmp_path, {"seed": 0, "hidden": 64, "workers": 2})
+    assert (found.step, found.content) == (20, b"anything")
+    with pytest.raises(CheckpointDamaged, match=r"step-00000020\.checkpoint holds no arrays"):
+        _ = found.arrays
+    with pytest.raises(
+        checkpoints.OtherRun, match=r"another run: hidden is 32 and was 64, workers is 4 and was 2; "
+    ):
+        checkpoints.newest(tmp_path, {"seed": 0, "hidden": 32, "workers": 4})
 
 
 def test_objects_are_refused_since_reading_them_back_would_run_code(tmp_path):

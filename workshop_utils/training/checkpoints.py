@@ -1,14 +1,16 @@
 """Checkpoints: all of a step's state in one file, written so that a crash at any moment costs one checkpoint at most.
 
     newest = checkpoints.newest(folder)            # the last that is whole, or None
-    checkpoints.save(folder, step, {"weights": weights, "velocity": velocity})
+    checkpoints.save(folder, step, {"weights": weights, "velocity": velocity})   # arrays of NumPy
+    checkpoints.write(folder, step, content)       # any bytes, such as what torch.save has written
 
-Two things can go wrong with a file, and each has its remedy:
+Three things can go wrong with a file, and each has its remedy:
 
 | what goes wrong | remedy |
 | --- | --- |
 | the writer dies half-way, or the disk is full | write under another name, then rename (rename(2)) |
 | bytes change or get lost on the disk | a SHA-256 of the content in its first line, compared when it is read |
+| it is of another run, with another model or batch | the run's settings in its first line, compared likewise |
 
 Needs NumPy, and travels with every job's script. Nothing in a checkpoint is ever unpickled.
 """
@@ -31,37 +33,68 @@ KEPT = 2  # checkpoints in a folder
 NAME = re.compile(r"step-(\d{8})\.checkpoint")
 
 
+Settings = Mapping[str, str | int | float]
+
+
 class CheckpointDamaged(ValueError):
     """A checkpoint that is not what was written; the message names the file and what is wrong with it."""
 
 
+class OtherRun(ValueError):
+    """A checkpoint of a run with other settings; the message names those that differ."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved: the number of steps that had been made, and arrays by name."""
+    """What was saved: the number of steps that had been made, and the content, by a run with these settings."""
 
     step: int
-    arrays: dict[str, np.ndarray]
+    content: bytes
+    settings: Settings
+    path: Path
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What `save` was given: arrays by name.
+
+        Raises:
+            CheckpointDamaged: if the content is something else.
+        """
+        try:
+            with np.load(io.BytesIO(self.content), allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+        except (ValueError, OSError, zipfile.BadZipFile, AttributeError) as error:
+            raise CheckpointDamaged(f"{self.path.name} holds no arrays: {error}") from None
 
 
-def save(folder: Path, step: int, arrays: Mapping[str, np.ndarray]) -> Path:
-    """Write a checkpoint into `folder`, remove all but the newest KEPT, and return its path.
-
-    When this returns, the checkpoint survives the loss of this process, and of the machine's power. One process
-    alone may save into a folder.
+def save(folder: Path, step: int, arrays: Mapping[str, np.ndarray], settings: Settings | None = None) -> Path:
+    """Write arrays by name as a checkpoint, as `write` does.
 
     Raises:
         ValueError: if an array holds Python objects.
-        OSError: if it cannot be written; the checkpoints from before are then as they were.
+        OSError: as `write` does.
     """
     for name, array in arrays.items():
         if array.dtype.hasobject:
             raise ValueError(f"array {name!r} holds Python objects; it must hold numbers")
     packed = io.BytesIO()
     np.savez(packed, **arrays)  # type: ignore[arg-type]  # it takes any names but allow_pickle
-    content = packed.getvalue()
+    return write(folder, step, packed.getvalue(), settings)
+
+
+def write(folder: Path, step: int, content: bytes, settings: Settings | None = None) -> Path:
+    """Write a checkpoint into `folder`, remove all but the newest KEPT, and return its path.
+
+    When this returns, the checkpoint survives the loss of this process, and of the machine's power. One process
+    alone may write into a folder. `settings` are those without which the next step would be another one.
+
+    Raises:
+        OSError: if it cannot be written; the checkpoints from before are then as they were.
+    """
     header = {"step": step, "nbytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    header["settings"] = dict(settings or {})
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{step:08d}.checkpoint"
+    path = path_of(folder, step)
     write_atomically(path, json.dumps(header).encode() + b"\n" + content)
     for old in paths(folder)[:-KEPT]:
         old.unlink()
@@ -91,6 +124,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
+def path_of(folder: Path, step: int) -> Path:
+    """Where the checkpoint of `step` is, or would be."""
+    return folder / f"step-{step:08d}.checkpoint"
+
+
 def paths(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, damaged or not, the oldest first. Half-written ones have no such name."""
     return sorted(path for path in folder.glob("step-*") if NAME.fullmatch(path.name))
@@ -100,31 +138,52 @@ def read(path: Path) -> Checkpoint:
     """The checkpoint in `path`.
 
     Raises:
-        CheckpointDamaged: if it is not, byte by byte, what `save` wrote.
-        FileNotFoundError: if there is none.
+        CheckpointDamaged: if it is not, byte by byte, what was written.
+        OSError: if there is none, or it cannot be read.
     """
     line, _, content = path.read_bytes().partition(b"\n")
     try:
         header = json.loads(line)
         step, nbytes, sha256 = int(header["step"]), int(header["nbytes"]), str(header["sha256"])
+        settings = dict(header.get("settings", {}))
     except (ValueError, KeyError, TypeError):
         raise CheckpointDamaged(f"{path.name} does not begin as a checkpoint does") from None
     if len(content) != nbytes:
         raise CheckpointDamaged(f"{path.name} holds {len(content)} bytes; {nbytes} were written")
     if hashlib.sha256(content).hexdigest() != sha256:
         raise CheckpointDamaged(f"{path.name} has another content than was written (SHA-256 differs)")
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return Checkpoint(step, {name: arrays[name] for name in arrays.files})
-    except (ValueError, OSError, zipfile.BadZipFile) as error:  # a right sum of something that is no archive
-        raise CheckpointDamaged(f"{path.name} holds no arrays: {error}") from None
+    return Checkpoint(step, content, settings, path)
 
 
-def newest(folder: Path, say: Callable[[str], None] = print) -> Checkpoint | None:
-    """The newest checkpoint in `folder` that is whole; None if there is none. `say` is told of damaged ones."""
+def newest(
+    folder: Path, settings: Settings | None = None, say: Callable[[str], None] = print
+) -> Checkpoint | None:
+    """The newest checkpoint in `folder` that is whole; None if there is none.
+
+    `say` is told of damaged ones. They are kept, as `*.damaged`, out of the way of those that follow.
+
+    Raises:
+        OtherRun: if `settings` are given, and the checkpoint was written with other ones.
+        OSError: if a file cannot be read, which says nothing about its content.
+    """
     for path in reversed(paths(folder)):
         try:
-            return read(path)
+            checkpoint = read(path)
         except CheckpointDamaged as damage:
             say(f"{damage}; going back to the one before")
+            path.rename(path.with_name(path.name + ".damaged"))
+            continue
+        if settings is not None:
+            refuse_other_run(folder, checkpoint.settings, settings)
+        return checkpoint
     return None
+
+
+def refuse_other_run(folder: Path, written: Settings, settings: Settings) -> None:
+    """Raise OtherRun if a checkpoint in `folder` was written with other settings than these."""
+    names = [name for name in {**settings, **written} if written.get(name) != settings.get(name)]
+    if names:
+        differences = ", ".join(
+            f"{name} is {settings.get(name)} and was {written.get(name)}" for name in names
+        )
+        raise OtherRun(f"the checkpoints in {folder} are of another run: {differences}; give another folder")
