@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob
+from workshop_utils.jobs.imports import why_no_gpu
 
 SCRIPT_ROLES = ("chief", "worker", "ps", "server")  # the others help these and do not run the job's script
 
@@ -342,6 +343,11 @@ class MPI(Strategy):
                 replace(worker, argv=("sh", "-c", waits.format(SCRATCH, host)), leaves=False)
                 for worker, host in zip(workers, hosts, strict=True)
             ]
+            if job.resources.gpu:
+                raise JobError(
+                    f"resources.gpu is {job.resources.gpu}; in an emulated network mpirun's ranks would all take the "
+                    "same GPU: leave the network out, or use strategy 'torch_ddp'"
+                )
             starts, options = (), _mpi_apart(hosts, addresses.interface)
             # The agent is a file, since mpirun splits the command at each space.
             variables |= {"PRTE_MCA_plm": "ssh", "PRTE_MCA_plm_ssh_agent": f"sh {SCRATCH}/mpi_agent"}
@@ -511,9 +517,19 @@ STRATEGIES: dict[StrategyName, Strategy] = {
 
 
 def strategy_of(job: TrainingJob, target: str = "") -> Strategy:
-    """The strategy of `job`. Raises JobError where it cannot run such a job, or runs on another target alone."""
+    """The strategy of `job`.
+
+    Raises:
+        JobError: if it cannot run such a job, or runs on another target alone; or if the job's script would leave the
+            GPUs idle that the job asks for.
+    """
     strategy = STRATEGIES[job.strategy]
     strategy.check(job)
+    if job.resources.gpu and (reason := why_no_gpu(job)):
+        raise JobError(
+            f"resources.gpu is {job.resources.gpu}, and script {job.script!r} cannot use a GPU: {reason}; leave "
+            "resources.gpu out, or set it to 0 (--gpus 0)"
+        )
     if target and strategy.only_on not in (None, target):
         raise JobError(f"strategy is {job.strategy!r}; launch it with --on {strategy.only_on}")
     return strategy

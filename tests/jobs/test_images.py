@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from workshop_utils.launchers import imports
+from workshop_utils.jobs import imports
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "jobs" / "images"

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import failure_of
 
-from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers import imports
+from workshop_utils.jobs import TrainingJob, imports
 from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.source import shipped
 from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE, mpi_options, strategy_of

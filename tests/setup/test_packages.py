@@ -77,7 +77,7 @@ def test_pytorch_comes_in_its_cpu_build_where_no_gpu_is_and_its_index_can_be_rea
     chosen, has_gpu, uv, arguments, report, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(packages.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(packages, "NVIDIA_DRIVERS", ["/" if has_gpu else "/no/such/driver"])
+    monkeypatch.setattr(packages, "nvidia_gpus", lambda: int(has_gpu))
     monkeypatch.setenv("UV_TORCH_BACKEND", chosen)
     program(tmp_path / "uv", uv)
     assert packages.pytorch_arguments(program(tmp_path / "python", "exit 0")) == arguments

@@ -43,6 +43,7 @@ def launch(
     workers: Annotated[int | None, typer.Option(help="How many workers, in place of the job's own.")] = None,
     nodes: Annotated[int | None, typer.Option(help="On how many nodes.")] = None,
     processes_per_node: Annotated[int | None, typer.Option(help="How many workers share a node.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="How many GPUs each worker gets; 0: the CPU.")] = None,
     argument: Annotated[
         list[str] | None, typer.Option("--argument", "-a", help=PAIRS.format("the script"))
     ] = None,
@@ -74,6 +75,8 @@ def launch(
     }
     given = {name: value for name, value in changes.items() if value is not None}
     described = TrainingJob.load(job).replace(**given)
+    if gpus is not None:
+        described = described.replace(resources={**dict(described.resources), "gpu": gpus})
     launcher = launcher_for(on, config, Network.parse(network) if network is not None else None)
     if dry_run == "server":
         if not isinstance(launcher, ServerSideCheck):

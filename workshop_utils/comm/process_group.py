@@ -29,7 +29,8 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
 
     Yields:
         For `framework` None a Communicator: over the workshop's own links, or, where the run was launched for PyTorch,
-        over its process group; for "torch" the module `torch.distributed` with a process group of gloo; for "horovod"
+        over its process group; for "torch" the module `torch.distributed` with a process group of gloo, or on a
+        GPU of NCCL (gloo for tensors of the CPU), with that GPU as the current device; for "horovod"
         the module `horovod.torch` (or `horovod.tensorflow`, where TensorFlow is imported already) after `init()`; for
         "tensorflow" a `MultiWorkerMirroredStrategy`.
 
@@ -44,19 +45,17 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
     elif framework is None:
         from workshop_utils.comm.over_torch import TorchCommunicator
 
-        with process_group("torch"), TorchCommunicator() as communicator:
+        with _torch_group("gloo"), TorchCommunicator() as communicator:  # its arrays are NumPy's
             yield communicator
     elif framework == "torch":
-        # Functions of `nn` keep the group that they find when it is imported, and with it the group's threads.
-        from torch import distributed
-        from torch.distributed import nn as nn
+        import torch  # before `place` looks for GPUs
 
-        distributed.init_process_group("gloo")
-        yield distributed
-        # Once all have met again, gloo's threads hold no tensor any more; otherwise a rank may abort as it leaves.
-        if distributed.is_initialized():  # a program may have left by itself, as scripts do
-            distributed.barrier()
-            distributed.destroy_process_group()
+        here = place.here()
+        if here.backend == "nccl":
+            torch.cuda.set_device(here.device)
+        # A program may send tensors of the CPU as well, which NCCL does not take.
+        with _torch_group("cpu:gloo,cuda:nccl" if here.backend == "nccl" else "gloo") as distributed:
+            yield distributed
     elif framework == "tensorflow":
         import tensorflow as tf
 
@@ -71,6 +70,21 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
         hvd.init()
         yield hvd
         hvd.shutdown()
+
+
+@contextlib.contextmanager
+def _torch_group(backend: str) -> Iterator[Any]:
+    """`torch.distributed` with a process group of this `backend`."""
+    # Functions of `nn` keep the group that they find when it is imported, and with it the group's threads.
+    from torch import distributed
+    from torch.distributed import nn as nn
+
+    distributed.init_process_group(backend)
+    yield distributed
+    # Once all have met again, gloo's threads hold no tensor any more; otherwise a rank may abort as it leaves.
+    if distributed.is_initialized():  # a program may have left by itself, as scripts do
+        distributed.barrier()
+        distributed.destroy_process_group()
 
 
 def run(program: Callable[..., Any], framework: str | None) -> None:

@@ -147,7 +147,13 @@ class Description(BaseModel):
 
 
 class Resources(Description):
-    """What one worker, that is one process, needs; `gpu` counts GPUs."""
+    """What one worker, that is one process, needs.
+
+    Attributes:
+        cpu: processor cores.
+        memory: such as `"2Gi"`.
+        gpu: NVIDIA GPUs, of its own. Without any it trains on the CPU, on a machine that has GPUs too.
+    """
 
     cpu: float = Field(default=1, gt=0, allow_inf_nan=False)
     memory: Size = "2Gi"

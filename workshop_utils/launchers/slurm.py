@@ -27,7 +27,12 @@ from typing import ClassVar, NamedTuple
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers import output
 from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
-from workshop_utils.launchers.local.environment import PROGRAMS, inherited_variables, shared_variables
+from workshop_utils.launchers.local.environment import (
+    NO_GPU,
+    PROGRAMS,
+    inherited_variables,
+    shared_variables,
+)
 from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import packed
 from workshop_utils.runs import RunState
@@ -131,8 +136,11 @@ class Slurm(TargetSettings):
         shared = set.intersection(*(set(spec.environment.items()) for spec in told))
         variables = shared_variables(job.replace(outputs=job.outputs or f"{folder}/model"), folder / "files")
         variables |= {name: value for name, value in sorted(shared) if value}
-        if "TMPDIR" not in job.environment:
-            del variables["TMPDIR"]  # each node has its own
+        # Each node has a folder of its own, and GPUs that the job does not count if an option asks for some.
+        asks_for_gpus = any(re.match("--(gpus|gres|tres)", option) for option in self.options)
+        for name in ("TMPDIR", *(NO_GPU if asks_for_gpus else ())):
+            if name not in job.environment:
+                variables.pop(name, None)
         secret = {name: variables.pop(name) for name in list(variables) if output.SECRET.search(name)}
 
         lines = [self._command(spec) for spec in launched(specs) if not spec.runs_script]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.jobs.function import TRAVELS, TRAVELS_IF_USED
-from workshop_utils.launchers.imports import imported
+from workshop_utils.jobs.imports import imported
 from workshop_utils.strategies import strategy_of
 
 PACKAGE = Path(__file__).parents[1]

@@ -19,7 +19,7 @@ import psutil
 
 from workshop_utils import network
 from workshop_utils.setup import horovod_build
-from workshop_utils.setup.machine import cores
+from workshop_utils.setup.machine import cores, visible_gpus
 
 State = Literal["good", "limited", "missing"]
 MARKS: dict[State, str] = {"good": "✓", "limited": "–", "missing": "✗"}
@@ -47,7 +47,7 @@ def examine() -> list[Finding]:
     memory = psutil.virtual_memory().total
     recipe = horovod_build.installed_recipe() or {}
     lacking = horovod_build.missing_build_tools()
-    namespaces = network.availability()
+    namespaces, gpus = network.availability(), len(visible_gpus())
     no_latency = "; no netem: only the workshop's own ring and parameter server feel latency"
     return [
         _check("system", platform.system() == "Linux", f"Linux {platform.machine()}",
@@ -56,6 +56,8 @@ def examine() -> list[Finding]:
         _check("cores", cores() >= 2, f"{cores()}", "1: workers take turns, so more of them are no faster"),
         _check("memory", memory >= ENOUGH_MEMORY_NBYTES, f"{memory / GIB:.0f} GiB",
                f"{memory / GIB:.0f} GiB; four TensorFlow workers want 6", "run with `-p workers=2`"),
+        Finding("GPUs", "good", f"{gpus} of NVIDIA: `--gpus 1` gives one to each worker" if gpus else
+                "none of NVIDIA, and no lesson needs one: jobs train on the CPU"),
         _check("build tools", not lacking, "a C++ compiler, make and Python's headers, to build Horovod with",
                f"no {', no '.join(lacking)}", horovod_build.install_command(lacking), "missing"),
         _package("PyTorch", "torch"),

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+from pathlib import Path
+
+NVIDIA_TOOL = "/usr/lib/wsl/lib/nvidia-smi"  # below WSL2, where it is not on the PATH
+NVIDIA_SECONDS = 20.0  # at most, for its answer
 
 
 def cores() -> int:
@@ -10,3 +16,35 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def nvidia_gpus() -> int:
+    """How many NVIDIA GPUs this machine, or this container, has.
+
+    Their device files are counted. Where there are none, NVIDIA's own tool is asked, if there is one: WSL2 has no such
+    files, and some servers make them when a GPU is first used.
+    """
+    if count := sum(1 for _ in Path("/dev").glob("nvidia[0-9]*")):
+        return count
+    tool = shutil.which("nvidia-smi") or NVIDIA_TOOL
+    try:
+        answer = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=NVIDIA_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
+
+
+def visible_gpus() -> list[str]:
+    """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: by number, or by identifier.
+
+    All of the machine's, or those that the variable lists. As in CUDA, one that does not exist ends its list.
+    """
+    count, listed = nvidia_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return [str(number) for number in range(count)]
+    visible = []
+    for name in map(str.strip, listed.split(",")) if count else ():
+        if not (name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < count)):
+            break
+        visible.append(name)
+    return visible

@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workshop_utils.setup.logged_command import LAST_LINES, SetupError, announce
+from workshop_utils.setup.machine import nvidia_gpus
 
 UV = "uv>=0.9,<1"
 INDEX_TIMEOUT_SECONDS = "5"
-# On Linux, and on Windows below WSL2.
-NVIDIA_DRIVERS = ("/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1")
 
 # pip's options, uv's variables of the same meaning, and what separates several values.
 # Sources: pip's "Configuration" and "pip install", uv's "Environment variables", in their documentation.
@@ -109,7 +108,7 @@ def pytorch_arguments(python: Path) -> list[str]:
     """
     if platform.system() != "Linux" or os.environ.get("UV_TORCH_BACKEND"):
         return []
-    if any(Path(driver).exists() for driver in NVIDIA_DRIVERS):
+    if nvidia_gpus():
         announce("Found an NVIDIA GPU: PyTorch comes with CUDA, several GB; UV_TORCH_BACKEND=cpu avoids it.")
         return []
     backend = ["--torch-backend=cpu"]

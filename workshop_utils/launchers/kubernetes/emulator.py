@@ -14,6 +14,7 @@ that the operator would add, so that a mistake in the manifest shows as a run th
 | a service's name and port | the loopback address and a free port |
 | mpirun starts ranks on the workers through ssh | it starts them on this machine |
 | limits of processor and memory | none |
+| GPUs | none |
 | a script imports PyTorch or TensorFlow | it forks from a process that has imported it (see `local.warm`) |
 """
 
@@ -63,6 +64,7 @@ class EmulatedKubernetes(KubernetesSettings):
         Raises:
             JobError: as `render` does, or if the manifest names a volume or a program that cannot be emulated.
         """
+        environment.refuse_gpus(job, "emulated pods")
         manifest = manifest or self.render(job)
         environment.await_horovod(job)
         return EmulatedPodsRun(job, manifest)
@@ -198,7 +200,7 @@ def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
     return Process(
         pod.worker,
         tuple(command),
-        {**environment.inherited_variables(TORCHRUN), **variables},
+        {**environment.inherited_variables(TORCHRUN), **environment.NO_GPU, **variables},
         tempfile.gettempdir(),
         awaited=pod.awaited,
         leaves=pod.awaited or not pod.worker.startswith("ps"),

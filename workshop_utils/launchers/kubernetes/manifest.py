@@ -113,7 +113,10 @@ def _roles(job: TrainingJob, kind: Kind, nodes: int, elastic: bool) -> dict[str,
     """How many pods each role has, and what is its own in their templates."""
     if kind == "TFJob":
         counts = Counter(TF_ROLES[spec.role] for spec in strategy_of(job).plan(job))
-        return {role: (count, {}) for role, count in counts.items()}
+        # A chief beside servers hands out steps, and computes none.
+        idle = ("Chief", "PS") if "PS" in counts else ()
+        without = {"resources": pods.resources(job.resources.model_copy(update={"gpu": 0}))}
+        return {role: (count, without if role in idle else {}) for role, count in counts.items()}
     if kind == "PyTorchJob":
         return {"Worker": (nodes, {})} if elastic else {"Master": (1, {}), "Worker": (nodes - 1, {})}
     if kind != "MPIJob":

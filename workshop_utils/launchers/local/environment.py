@@ -9,12 +9,13 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.imports import imported, packages
+from workshop_utils.jobs.imports import imported, packages
 from workshop_utils.network.ports import PortReservation
+from workshop_utils.setup import machine
 from workshop_utils.training import data
 
 PROGRAMS = Path(__file__).parent  # what `strategies.PROGRAMS` stands for on this machine
@@ -22,9 +23,12 @@ PROGRAMS = Path(__file__).parent  # what `strategies.PROGRAMS` stands for on thi
 # A job must not believe that it is part of the run from which it was launched, nor plot into a notebook.
 FOREIGN_VARIABLES = re.compile(
     r"(OMPI_|PMIX_|PMI_|PRTE_|HOROVOD_|SM_|TORCHELASTIC_|SLURM_(?!CONF$)"
-    r"|WORKSHOP_(DATA|MODEL|CHECKPOINTS|SERVERS|SECRET|LINK|INDEX|SUBNET|EMULATED)$"
+    r"|WORKSHOP_(DATA|MODEL|CHECKPOINTS|SERVERS|SECRET|LINK|INDEX|SUBNET|EMULATED|DEVICE)$"
     r"|(TF_CONFIG|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_ADDR|MASTER_PORT|MPLBACKEND)$)"
 )
+
+# With it no framework sees a GPU, and `place.here().device` is "cpu".
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @contextlib.contextmanager
@@ -66,11 +70,55 @@ def shared_variables(job: TrainingJob, scratch: Path) -> dict[str, str]:
         "TMPDIR": str(scratch),  # what a killed framework leaves there goes with the run
         "OMP_NUM_THREADS": threads,
         "TF_NUM_INTRAOP_THREADS": threads,  # not INTEROP: with one, a parameter server's steps deadlock
+        **({} if job.resources.gpu else NO_GPU),
         "WORKSHOP_DATA": str(data.prepare(job.data)),
         "WORKSHOP_MODEL": str(Path(outputs).absolute() if outputs else scratch / "model"),
         **({"WORKSHOP_CHECKPOINTS": str(Path(checkpoints).absolute())} if checkpoints else {}),
         **job.environment,
     }
+
+
+def deal_gpus(job: TrainingJob, trainers: Mapping[str, int]) -> dict[str, dict[str, str]]:
+    """The variables by which each process sees the GPUs that are its own; none for a job that asks for no GPU.
+
+    Args:
+        job: its `resources.gpu` counts the GPUs of one worker.
+        trainers: how many workers each process is, or starts, by the name of the process.
+
+    Raises:
+        JobError: if there are fewer GPUs than the job asks for; only those count that this process may use.
+    """
+    each, workers = job.resources.gpu, sum(trainers.values())
+    if not each:
+        return {}
+    if each > 1 and max(trainers.values()) > 1:
+        raise JobError(
+            f"resources.gpu is {each}; here the workers of strategy {job.strategy!r} are started by one process, and "
+            "each takes one of its GPUs: set it to 1"
+        )
+    free = machine.visible_gpus()
+    if each * workers > len(free):
+        fewer = f"take at most {len(free) // each} worker(s), or " if len(free) >= each else ""
+        raise JobError(
+            f"resources.gpu is {each}; {workers} worker(s) here need {each * workers} GPU(s), and there are "
+            f"{len(free)}: {fewer}set it to 0 (--gpus 0) to train on the CPU"
+        )
+    dealt = {}
+    for name, count in trainers.items():
+        own, free = free[: each * count], free[each * count :]
+        # Workers that share the process's GPUs take one each, by their local ranks.
+        device = {"WORKSHOP_DEVICE": "cuda:0"} if count == 1 else {}
+        dealt[name] = {"CUDA_VISIBLE_DEVICES": ",".join(own), **device} if own else NO_GPU
+    return dealt
+
+
+def refuse_gpus(job: TrainingJob, processes: str) -> None:
+    """Raise JobError if `job` asks for GPUs where its `processes`, such as "emulated pods", get none."""
+    if job.resources.gpu:
+        raise JobError(
+            f"resources.gpu is {job.resources.gpu}; {processes} get no GPU: set it to 0 (--gpus 0), or launch the job "
+            "with --on local"
+        )
 
 
 def mpirun_program(reason: str) -> str:

@@ -134,10 +134,14 @@ class Workers:
     def run(self, slot: SlotInfo, ending: Sequence[threading.Event]) -> tuple[int, float]:
         """Run one worker until it ends or an event of `ending` is set; its exit code, and when that was."""
         name = slot.hostname
-        index = {"WORKSHOP_INDEX": name.rpartition("-")[2]}
+        index = name.rpartition("-")[2]
+        own = {"WORKSHOP_INDEX": index}
+        # To Horovod each worker is alone on a host, and all would take the first GPU of those that they see.
+        if gpus := os.environ.get("CUDA_VISIBLE_DEVICES"):
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.split(",")[int(index) :][:1])
         process = subprocess.Popen(
             self._command,
-            env={**os.environ, **self._variables, **create_slot_env_vars(slot), **index},
+            env={**os.environ, **self._variables, **create_slot_env_vars(slot), **own},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -18,6 +18,7 @@ from workshop_utils.launchers.local import warm
 from workshop_utils.launchers.local.environment import (
     PROGRAMS,
     await_horovod,
+    deal_gpus,
     inherited_variables,
     mpirun_program,
     reserve,
@@ -73,6 +74,10 @@ class Local:
     scripts start cold all the same. A forked script cannot change variables that its framework reads on import;
     TensorFlow was imported without oneDNN. `output` is the folder in which a job's model stays, in place of the job's
     own `outputs`; without either, models are gone when the run ends.
+
+    GPUs are dealt out: each worker sees its own `resources.gpu` of them, and other processes see none. If
+    CUDA_VISIBLE_DEVICES limits this process, only the GPUs that it lists are dealt out. Two runs at the same time do
+    not know of each other and get the same GPUs, unless they are launched with different CUDA_VISIBLE_DEVICES.
     """
 
     def __init__(
@@ -140,6 +145,9 @@ class Local:
         self, job: TrainingJob, planned: Sequence[ProcessSpec], ports: Sequence[int], scratch: Path
     ) -> LocalRequest:
         strategy, names = strategy_of(job), [spec.name for spec in planned]
+        # A process that starts others, such as mpirun, starts workers alone.
+        trainers = {spec.name: len(spec.starts) or int(spec.role == "worker") for spec in launched(planned)}
+        gpus = deal_gpus(job, trainers)
         hosts, shared = dict.fromkeys(names, "127.0.0.1"), shared_variables(job, scratch)
         switch, cables, network = None, dict[str, Cable](), None
         if self.network is not None:
@@ -170,7 +178,7 @@ class Local:
             secret=secrets.token_hex(16),
         )
         starting = launched(_filled(strategy.plan(job, addresses), job, scratch))
-        added = tuple({**shared, **spec.environment} for spec in starting)
+        added = tuple({**gpus.get(spec.name, {}), **shared, **spec.environment} for spec in starting)
         common, folder = inherited_variables(), str(job.folder.absolute())
         processes = tuple(
             Process(

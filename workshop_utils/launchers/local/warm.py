@@ -23,8 +23,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers import imports
+from workshop_utils.jobs import TrainingJob, imports
 from workshop_utils.launchers.local import warm_server
 from workshop_utils.launchers.local.run import SUPERVISOR
 
@@ -138,7 +137,9 @@ def framework_for(job: TrainingJob) -> str | None:
     """The key in WARM_MODULES of the server from which `job` can fork; None if it must start cold."""
     framework = framework_of(job.script_path)
     # With two cores or more a rank uses several threads, and the server's libraries use one.
-    return framework if can_be_forked(job.environment) and job.resources.cpu < 2 else None
+    # And whether its imports have touched CUDA is the framework's affair; a fork could not use it then.
+    is_like_it = job.resources.cpu < 2 and not job.resources.gpu
+    return framework if can_be_forked(job.environment) and is_like_it else None
 
 
 def starter(framework: str | None) -> Callable[[int, int], None] | None:

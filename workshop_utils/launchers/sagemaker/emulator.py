@@ -35,6 +35,7 @@ EXCEPTIONS = {
     "addresses": "outside network namespaces, each host:port is a loopback port of its own",
     "interface": "outside network namespaces the interface is lo",
     "processors": "the processors are this machine's, and all hosts share them",
+    "accelerators": "there are none, whatever the instance type",
     "mpi": "all MPI ranks are started by the first host's mpirun, without sshd",
     "threads": "one for each process, unless the job says more",
     "python": "Python and its packages are this environment's",
@@ -80,6 +81,7 @@ class EmulatedSageMaker(SageMakerSettings):
         if "role" in self.model_fields_set:
             self.render(job)
         check.instance_type(self.instance_type)
+        environment.refuse_gpus(job, "emulated instances")
         submission = submission_of(job, self)
         if self.network is not None:
             self.network.check(submission.hosts)
@@ -146,6 +148,7 @@ def _start(submission: Submission, data_folder: Path, network: Network | None) -
             }
             own_variables = {
                 **environment.inherited_variables(),
+                **environment.NO_GPU,
                 "OMP_NUM_THREADS": "1",  # the hosts share this machine's cores
                 "TF_NUM_INTRAOP_THREADS": "1",
                 "WORKSHOP_CHECKPOINTS": f"{root}/checkpoints",  # in the place of /opt/ml/checkpoints

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.jobs import JobError, TrainingJob, imports
 from workshop_utils.jobs.quantities import seconds_of
-from workshop_utils.launchers import imports
 from workshop_utils.launchers.sagemaker import toolkit
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.strategies import Addresses, strategy_of
@@ -30,6 +29,14 @@ TENSORFLOW = {"framework": "tensorflow", "version": "2.19", "py_version": "py312
 TENSORFLOW_WITH_HOROVOD = {"framework": "tensorflow", "version": "2.12", "py_version": "py310"}
 PYTORCH = {"framework": "pytorch", "version": "2.8", "py_version": "py312"}
 _OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(\w+)-training[a-z-]*:(\d+)\.(\d+)")
+
+# How many GPUs an instance of these families has, by its size. Source: AWS, "Amazon EC2 accelerated computing".
+FAMILIES_WITH_GPUS = re.compile(r"ml\.(p[3-6]|g[4-6])[\w-]*\.(\w+)")
+GPUS = {
+    "p": {"2xlarge": 1, "4xlarge": 1, "8xlarge": 4, "16xlarge": 8, "24xlarge": 8, "48xlarge": 8},
+    "g": {"xlarge": 1, "2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "16xlarge": 1}
+    | {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8},
+}
 
 Members = Mapping[str, list[dict[str, Any]]]  # the processes that each host starts, by host
 
@@ -121,17 +128,37 @@ def submission_of(job: TrainingJob, settings: SageMakerSettings) -> Submission:
     Raises:
         JobError: if SageMaker's instances cannot run it so; the message says what would be right.
     """
-    if job.resources.gpu and not re.match(r"ml\.(p|g)\d", settings.instance_type):
-        raise JobError(
-            f"resources.gpu is {job.resources.gpu}, and instance_type {settings.instance_type} has no NVIDIA GPU; take "
-            "one such as ml.g5.xlarge"
-        )
+    _check_gpus(job, settings.instance_type)
     _check_strategy(job, settings.mode == "toolkit")
     count = job.nodes or job.workers
     if job.strategy == "parameter_server":
         count += 1  # the chief, which does not train, has a host of its own
     name = f"{job.name[:42].rstrip('-')}-{time.strftime('%Y%m%d%H%M%S')}-{secrets.token_hex(2)}"
     return Submission(job, settings, toolkit.host_names(count), name)
+
+
+def _check_gpus(job: TrainingJob, instance_type: str) -> None:
+    """Raise JobError if the instances have too few GPUs for the job, or GPUs that its script would leave idle."""
+    each, per_host = job.resources.gpu, job.processes_per_node or 1
+    if not re.match(r"ml\.[pg]\d", instance_type):
+        if each:
+            raise JobError(
+                f"resources.gpu is {each}, and instance_type {instance_type} has no NVIDIA GPU; take one such as "
+                "ml.g5.xlarge"
+            )
+        return
+    if reason := imports.why_no_gpu(job):
+        raise JobError(
+            f"instance_type is {instance_type}, whose GPUs you would pay for, and script {job.script!r} cannot use "
+            f"one: {reason}; take one such as ml.c5.xlarge"
+        )
+    family = FAMILIES_WITH_GPUS.fullmatch(instance_type)
+    count = GPUS[family[1][0]].get(family[2]) if family else None
+    if count is not None and each * per_host > count:
+        raise JobError(
+            f"resources.gpu is {each}, and {per_host} process(es) a node need {each * per_host} GPU(s); instance_type "
+            f"{instance_type} has {count}: take fewer processes_per_node, or a larger instance"
+        )
 
 
 def _check_strategy(job: TrainingJob, by_toolkit: bool) -> None:

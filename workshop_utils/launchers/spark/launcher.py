@@ -19,7 +19,12 @@ from pydantic import Field, model_validator
 from workshop_utils.jobs import JobError, Size, TrainingJob
 from workshop_utils.jobs.quantities import bytes_of
 from workshop_utils.launchers import output
-from workshop_utils.launchers.local.environment import inherited_variables, scratch_folder, shared_variables
+from workshop_utils.launchers.local.environment import (
+    inherited_variables,
+    refuse_gpus,
+    scratch_folder,
+    shared_variables,
+)
 from workshop_utils.launchers.local.launcher import LocalRequest
 from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.settings import TargetSettings
@@ -156,6 +161,7 @@ class Spark(TargetSettings):
             raise JobError(f"strategy is {job.strategy!r}; Spark starts PyTorch's ranks: use 'torch_ddp'")
         if (job.nodes or 1) > 1:
             raise JobError(f"nodes is {job.nodes}; Spark decides where its executors run: leave it out")
+        refuse_gpus(job, "Spark's tasks")
         environment = environment_of(job)
         python = sys.executable if environment is None else str(environment.folder / "bin" / "python")
         elsewhere = {"WORKSHOP_DATA": self.data_folder, "WORKSHOP_MODEL": self.model_folder}
