@@ -14,6 +14,7 @@ from workshop_utils.launchers.kubernetes import Kubernetes, check, pods
 from workshop_utils.launchers.kubernetes.operators import pods_of, workers_in
 
 JOBS = Path(__file__).parents[2] / "jobs"
+ON_GPU = "import torch\ntorch.cuda.init()"
 
 
 def load(name):
@@ -44,12 +45,27 @@ def test_the_comment_names_every_file_that_the_pods_mount(make_job):
     assert f"# kubectl create configmap {job.name} " in made.comment
 
 
-def test_resources_are_written_as_kubernetes_reads_them_and_the_job_s_image_comes_first():
+def test_resources_are_written_as_kubernetes_reads_them_and_the_job_s_image_comes_first(make_job):
     resources = {"cpu": 0.5, "memory": "1GB", "gpu": 2}
-    job = load("mnist_single").replace(resources=resources, image="jobs:2")
+    job = make_job(ON_GPU, resources=resources, image="jobs:2")
     made = container_of(job, image="mine:1")
     assert made["resources"] == {"limits": {"cpu": "500m", "memory": "1000000000", "nvidia.com/gpu": 2}}
     assert made["image"] == "jobs:2"
+
+
+def test_pods_that_hold_parameters_or_hand_out_steps_get_no_gpu(make_job):
+    script = "import tensorflow"
+    made = Kubernetes().render(make_job(script, strategy="parameter_server", workers=2, resources={"gpu": 1}))
+    on_gpu = {
+        role
+        for role, replica in made.resource["spec"]["tfReplicaSpecs"].items()
+        if "nvidia.com/gpu" in replica["template"]["spec"]["containers"][0]["resources"]["limits"]
+    }
+    assert on_gpu == {"Worker"}
+
+
+def test_the_pods_of_a_pytorchjob_are_not_told_that_all_are_the_first_node(make_job):
+    assert "GROUP_RANK" not in str(Kubernetes().render(make_job("", strategy="torch_ddp", workers=2)))
 
 
 def test_small_data_travels_in_a_config_map_and_large_data_is_refused(make_job, tmp_path):
@@ -83,15 +99,18 @@ def test_a_tfjob_ends_with_its_chief_or_else_with_all_of_its_workers():
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "count"),
+    ("strategy", "kind", "count"),
     [
-        ("mnist_torch_ddp", "PyTorchJob", "spec.nprocPerNode"),
-        ("mnist_torch_ddp", "TrainJob", "spec.trainer.numProcPerNode"),
-        ("mnist_horovod", "MPIJob", "spec.slotsPerWorker"),
+        ("torch_ddp", "PyTorchJob", "spec.nprocPerNode"),
+        ("torch_ddp", "TrainJob", "spec.trainer.numProcPerNode"),
+        ("horovod", "MPIJob", "spec.slotsPerWorker"),
     ],
 )
-def test_a_pod_with_several_processes_is_one_node_and_has_the_resources_of_all(name, kind, count):
-    job = load(name).replace(nodes=2, processes_per_node=3, resources={"cpu": 2, "memory": "1Gi", "gpu": 1})
+def test_a_pod_with_several_processes_is_one_node_and_has_the_resources_of_all(
+    strategy, kind, count, make_job
+):
+    resources = {"cpu": 2, "memory": "1Gi", "gpu": 1}
+    job = make_job(ON_GPU, strategy=strategy, nodes=2, processes_per_node=3, resources=resources)
     manifest = Kubernetes(kind=kind).render(job)
     value = manifest.resource
     for field in count.split("."):
@@ -102,7 +121,9 @@ def test_a_pod_with_several_processes_is_one_node_and_has_the_resources_of_all(n
     text = str(manifest)
     assert "cpu: 6\n" in text
     assert f"memory: '{3 << 30}'" in text
-    assert "nvidia.com/gpu: 3" in text
+    assert text.count("nvidia.com/gpu: 3") == (
+        2 if kind == "PyTorchJob" else 1
+    )  # mpirun's own pod needs none
     if kind != "MPIJob":
         assert [pod.worker for pod in made] == ["node-0", "node-1"]
         assert {pod.variables["PET_NPROC_PER_NODE"] for pod in made} == {"3"}

@@ -313,7 +313,12 @@ def test_the_script_asks_for_what_the_job_needs(make_job):
     target = Slurm(folder="/shared/my runs", setup=["module load cuda"], options=options)
     resources = {"cpu": 2.5, "memory": "3Gi", "gpu": 1}
     job = make_job(
-        "", strategy="torch_ddp", nodes=2, processes_per_node=4, resources=resources, timeout="90min"
+        "import torch\ntorch.cuda.init()",
+        strategy="torch_ddp",
+        nodes=2,
+        processes_per_node=4,
+        resources=resources,
+        timeout="90min",
     )
     script = str(target.render(job))
     options = sbatch_options(script)

@@ -85,8 +85,8 @@ def why_no_gpu(job: TrainingJob) -> str | None:
 
 def _hides_gpus(text: str) -> bool:
     """Whether a statement that always runs hides all GPUs from TensorFlow."""
-    statements = map(ast.unparse, _always_run(ast.parse(text)))
-    return any(each.endswith("config.set_visible_devices([], 'GPU')") for each in statements)
+    calls = (ast.unparse(each) for each in _always_run(ast.parse(text)) if isinstance(each, ast.Expr))
+    return any(call.endswith("config.set_visible_devices([], 'GPU')") for call in calls)
 
 
 def _always_run(module: ast.Module) -> Iterator[ast.stmt]:

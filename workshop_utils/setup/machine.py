@@ -26,7 +26,9 @@ def nvidia_gpus() -> int:
     """
     if count := sum(1 for _ in Path("/dev").glob("nvidia[0-9]*")):
         return count
-    tool = shutil.which("nvidia-smi") or NVIDIA_TOOL
+    tool = shutil.which("nvidia-smi") or shutil.which(NVIDIA_TOOL)
+    if tool is None:
+        return 0
     try:
         answer = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=NVIDIA_SECONDS)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,0 +1,56 @@
+"""What is read from a script's text: whether it is certain that GPUs would be idle."""
+
+import pytest
+
+from workshop_utils.jobs.imports import why_no_gpu
+
+HIDES = "    import tensorflow as tf\n    tf.config.set_visible_devices([], 'GPU')\n"
+TRAINS = "import torch\nfrom workshop_utils import place\ntorch.nn.Linear(2, 2)\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("import mpi4py.MPI, numpy, json\nfrom workshop_utils.comm.ring import ring_all_reduce", "nothing that it"),
+        (TRAINS, "puts no tensor on a GPU"),
+        (TRAINS + "import horovod.torch as hvd\nx = torch.ones(2).to(torch.int64)", "puts no tensor on a GPU"),
+        (f"def main():\n{HIDES}\nif __name__ == '__main__':\n    main()", "hides all GPUs from TensorFlow"),
+        ('import tensorflow\ntensorflow.config.set_visible_devices([], "GPU")', "hides all GPUs from TensorFlow"),
+    ],
+)  # fmt: skip
+def test_a_script_that_cannot_use_a_gpu_is_known_by_its_text(script, reason, make_job):
+    assert reason in (why_no_gpu(make_job(script)) or "")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        TRAINS + "model.to(place.here().device)",
+        TRAINS + "model.to(rank)",
+        TRAINS + "model.cuda()",
+        TRAINS + "from torch.distributed.fsdp import fully_shard",
+        TRAINS + "import lightning",
+        TRAINS + "from workshop_utils.parallel.data import Overlapped",  # which may place them by itself
+        TRAINS + "import tensorflow",
+        "import cupy",
+        "import numpy, importlib\nimportlib.import_module('torch')",
+        "import numpy, os\nos.execv('other', [])",
+        "import numpy\n__import__('cupy')",
+        "import tensorflow",
+        f"import sys\ndef hide():\n{HIDES}\nif '--cpu' in sys.argv:\n    hide()",
+        f"def main():\n{HIDES}\n    tf.config.set_visible_devices(gpus, 'GPU')\nmain()",
+        f"def main():\n  if cpu:\n{HIDES}\nmain()",
+        "import numpy\nthis is no Python",
+    ],
+)
+def test_a_script_that_may_use_a_gpu_is_not_suspected(script, make_job):
+    assert why_no_gpu(make_job(script)) is None
+
+
+def test_the_modules_beside_a_script_and_its_arguments_count_too(make_job):
+    job = make_job("import torch, model")
+    (job.folder / "model.py").write_text("import numpy\n")
+    assert why_no_gpu(job) is not None
+    assert why_no_gpu(job.replace(arguments={"where": "cuda:0"})) is None
+    (job.folder / "model.py").write_text("import train\nDEVICE = 'cuda'\n")
+    assert why_no_gpu(job) is None
