@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from itertools import takewhile
 from pathlib import Path
 
 NVIDIA_TOOL = "/usr/lib/wsl/lib/nvidia-smi"  # below WSL2, where it is not on the PATH
@@ -44,9 +45,8 @@ def visible_gpus() -> list[str]:
     count, listed = nvidia_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return [str(number) for number in range(count)]
-    visible = []
-    for name in map(str.strip, listed.split(",")) if count else ():
-        if not (name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < count)):
-            break
-        visible.append(name)
-    return visible
+
+    def exists(name: str) -> bool:
+        return name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < count)
+
+    return list(takewhile(exists, map(str.strip, listed.split(",")))) if count else []

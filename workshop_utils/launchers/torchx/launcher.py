@@ -165,7 +165,6 @@ class TorchX(TargetSettings):
                 f"{' and '.join(map(repr, STRATEGIES))} alone: use another target, such as local"
             )
         if self.scheduler == "local_cwd":
-            self._gpus(job)
             return
         last = f"-worker-{self.layout(job)[0] - 1}-0"
         room = LONGEST_NAME - RANDOM_LETTERS - 1 - len(last)
@@ -179,11 +178,6 @@ class TorchX(TargetSettings):
         """How many nodes `job` has, each with a torchrun, and how many workers each starts; by default one."""
         per_node = job.processes_per_node or 1
         return job.workers // per_node, per_node
-
-    def _gpus(self, job: TrainingJob) -> dict[str, dict[str, str]]:
-        """The variables by which each node of this machine sees its own GPUs. Raises JobError if there are too few."""
-        nodes, per_node = self.layout(job)
-        return deal_gpus(job, {f"node-{number}": per_node for number in range(nodes)})
 
     def render(self, job: TrainingJob) -> Rendered:
         """What would be submitted. Sends nothing, and needs no cluster.
@@ -237,10 +231,11 @@ class TorchX(TargetSettings):
             from workshop_utils.launchers.torchx import volcano
 
             return volcano.launch(job, self)
-        scratch, (nodes, _) = scratch_folder(), self.layout(job)
+        scratch, (nodes, per_node) = scratch_folder(), self.layout(job)
+        gpus = deal_gpus(job, {f"node-{number}": per_node for number in range(nodes)})
         workers = tuple(f"worker-{rank}" for rank in range(job.workers))
         with reserve(1) as reservation:
-            request, gpus = self._rendered(job, scratch, reservation.ports[0]).request, self._gpus(job)
+            request = self._rendered(job, scratch, reservation.ports[0]).request
             inherited = inherited_variables(FOREIGN_TO_TORCHX)
             # torchrun is in the folder of this environment's programs. A node's own PATH holds the job's.
             programs, here = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
