@@ -29,8 +29,8 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
 
     Yields:
         For `framework` None a Communicator: over the workshop's own links, or, where the run was launched for PyTorch,
-        over its process group; for "torch" the module `torch.distributed` with a process group of gloo, or on a
-        GPU of NCCL (gloo for tensors of the CPU), with that GPU as the current device; for "horovod"
+        over its process group; for "torch" the module `torch.distributed` with a process group: over gloo, or
+        over NCCL for tensors on this process's GPU, which is then PyTorch's current device; for "horovod"
         the module `horovod.torch` (or `horovod.tensorflow`, where TensorFlow is imported already) after `init()`; for
         "tensorflow" a `MultiWorkerMirroredStrategy`.
 
@@ -53,7 +53,7 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
         here = place.here()
         if here.backend == "nccl":
             torch.cuda.set_device(here.device)
-        # A program may send tensors of the CPU as well, which NCCL does not take.
+        # A program may also send tensors on the CPU, which NCCL does not take.
         with _torch_group("cpu:gloo,cuda:nccl" if here.backend == "nccl" else "gloo") as distributed:
             yield distributed
     elif framework == "tensorflow":
