@@ -100,8 +100,8 @@ def deal_gpus(job: TrainingJob, trainers: Mapping[str, int]) -> dict[str, dict[s
     if each * workers > len(free):
         fewer = f"take at most {len(free) // each} worker(s), or " if len(free) >= each else ""
         raise JobError(
-            f"resources.gpu is {each}; {workers} worker(s) here need {each * workers} GPU(s), and there are "
-            f"{len(free)}: {fewer}set it to 0 (--gpus 0) to train on the CPU"
+            f"resources.gpu is {each}; {workers} worker(s) need {each * workers} GPU(s), and {len(free)} can be used "
+            f"here: {fewer}set it to 0 (--gpus 0) to train on the CPU"
         )
     dealt = {}
     for name, count in trainers.items():
