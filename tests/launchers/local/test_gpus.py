@@ -142,9 +142,9 @@ def test_the_nodes_of_torchx_share_out_the_gpus_of_this_machine(make_job, gpus):
     gpus(4)
     job = make_job(LOOK, strategy="torch_ddp", nodes=2, processes_per_node=2, resources={"gpu": 1})
     found = seen(TorchX().launch(job))
-    assert found == dict.fromkeys(("worker-0", "worker-1"), ("0,1", None)) | dict.fromkeys(
-        ("worker-2", "worker-3"), ("2,3", None)
-    )
+    assert found["worker-0"] == found["worker-1"]
+    assert found["worker-2"] == found["worker-3"]
+    assert set(found.values()) == {("0,1", None), ("2,3", None)}  # torchrun numbers the nodes as they come
 
 
 def test_mpi_in_an_emulated_network_has_no_gpus(make_job, gpus):
