@@ -383,3 +383,93 @@ def test_checkpoints_are_where_the_platform_keeps_them(monkeypatch):
     assert place.checkpoint_folder() == Path("/opt/ml/checkpoints")
     monkeypatch.setenv("WORKSHOP_CHECKPOINTS", "/kept")
     assert place.checkpoint_folder() == Path("/kept")
+
+
+@pytest.fixture
+def rank_1_of_4(no_platform, monkeypatch, tmp_path):
+    """The folder in which this process, which takes itself for a rank, leaves its trace."""
+    for name, value in {
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "WORKSHOP_MODEL": tmp_path,
+        "KINETO_LOG_LEVEL": "6",
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("WORKSHOP_TRACE", raising=False)
+    return tmp_path / "traces"
+
+
+def recorded_steps(folder):
+    """The names of the complete steps in this rank's trace."""
+    assert [path.name for path in folder.iterdir()] == ["trace-rank-0001.json.gz"]
+    trace = json.loads(gzip.decompress((folder / "trace-rank-0001.json.gz").read_bytes()))
+    assert trace["workshop"] == {"rank": 1, "world_size": 4}
+    assert any(event["name"] == "aten::ones" for event in trace["traceEvents"])
+    names = [event["name"] for event in trace["traceEvents"] if event["name"].startswith("ProfilerStep")]
+    return sorted(names)[: trace.get("complete_steps")]
+
+
+def take_steps(profiler, count):
+    import torch
+
+    for _ in range(count):
+        torch.ones(2)
+        profiler.step()
+
+
+@pytest.mark.slow
+def test_a_profile_records_steps_after_the_warm_up_and_is_written_once_they_are_over(rank_1_of_4):
+    with place.profile(steps=2) as profiler:
+        take_steps(profiler, place.WARM_UP_STEPS + 1)
+        assert not rank_1_of_4.exists()
+        take_steps(profiler, 1)
+        assert recorded_steps(rank_1_of_4) == ["ProfilerStep#3", "ProfilerStep#4"]
+        take_steps(profiler, 5)
+    assert recorded_steps(rank_1_of_4) == ["ProfilerStep#3", "ProfilerStep#4"]
+
+
+@pytest.mark.slow
+def test_a_profile_that_an_error_ends_has_the_steps_before_it(rank_1_of_4):
+    def fail():
+        with place.profile(steps=100) as profiler:
+            take_steps(profiler, place.WARM_UP_STEPS + 2)
+            raise RuntimeError("the loss is not finite")
+
+    with pytest.raises(RuntimeError, match="the loss is not finite"):
+        fail()
+    assert recorded_steps(rank_1_of_4) == ["ProfilerStep#3", "ProfilerStep#4"]
+
+
+@pytest.mark.slow
+def test_a_profile_that_ends_within_its_warm_up_says_so(rank_1_of_4, capsys):
+    with place.profile(steps=2) as profiler:
+        take_steps(profiler, place.WARM_UP_STEPS)
+    assert "no trace: the first 3 steps are warm-up" in capsys.readouterr().err
+    assert not rank_1_of_4.exists()
+
+
+@pytest.mark.slow
+def test_a_profile_goes_to_the_folder_that_workshop_trace_names(rank_1_of_4, monkeypatch, tmp_path):
+    monkeypatch.setenv("WORKSHOP_TRACE", str(tmp_path / "elsewhere"))
+    with place.profile(steps=1) as profiler:
+        take_steps(profiler, 10)
+    assert recorded_steps(tmp_path / "elsewhere") == ["ProfilerStep#3"]
+    assert not rank_1_of_4.exists()
+
+
+def test_without_steps_a_profile_costs_nothing(tmp_path):
+    program = (
+        "import sys; from workshop_utils import place\n"
+        "with place.profile() as profiler: profiler.step()\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, timeout=60)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_negative_number_of_steps_to_profile_is_refused():
+    with (
+        pytest.raises(ValueError, match="steps is -1; it must be 0, to record nothing, or more"),
+        place.profile(-1),
+    ):
+        pass

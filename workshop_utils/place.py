@@ -10,6 +10,7 @@ launcher ships it beside the script.
     here = place.here()                     # rank 1 of 4
     images, labels = place.load("train").tensors()  # of PyTorch; .arrays() are NumPy's
     place.report(step=10, loss=0.31)        # one JSON line on standard output
+    with place.profile(steps=5) as profiler:  # a trace of this rank; profiler.step() ends each step
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ import struct
 import sys
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 # What each launcher calls rank, world size, local rank, local world size and node rank; the first rank found wins.
@@ -57,6 +59,9 @@ SLURM_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLU
 # The order in which the roles of a TF_CONFIG cluster are numbered into ranks. Parameter servers, which hold
 # variables and do not train, have no rank.
 TRAINING_ROLES = ("chief", "worker")
+
+# Steps before `profile` records: in the first ones DDP rebuilds its buckets and memory is allocated.
+WARM_UP_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -395,6 +400,68 @@ def _gpu_count() -> int:
     if "tensorflow" in sys.modules:
         return len(sys.modules["tensorflow"].config.list_physical_devices("GPU"))
     return 0
+
+
+@contextlib.contextmanager
+def profile(steps: int = 0) -> Iterator[Any]:
+    """Record `steps` steps of this rank with PyTorch's profiler. Yields an object whose `step()` ends a step.
+
+        with place.profile(steps=options.profile_steps) as profiler:
+            for images, labels in batches:
+                ...
+                profiler.step()
+
+    By default, with 0 steps, nothing is recorded and PyTorch is not imported. Otherwise, after WARM_UP_STEPS steps,
+    CPU activity is recorded, and CUDA's where there is a GPU. It goes to `trace-rank-0000.json.gz`, in the folder
+    WORKSHOP_TRACE or else in `traces` below the model folder (which a local run keeps only if the job has `outputs`),
+    once the steps are over or the block ends, even by an error. The file appears complete or not at all.
+    `workshop trace` merges the ranks' files.
+
+    Raises:
+        ValueError: if `steps` is below zero.
+        OSError: if the file cannot be written.
+    """
+    if steps < 0:
+        raise ValueError(f"steps is {steps}; it must be 0, to record nothing, or more")
+    if steps == 0:
+        yield SimpleNamespace(step=lambda: None)
+        return
+    import torch
+
+    here = from_environment(os.environ)
+    folder = Path(os.environ.get("WORKSHOP_TRACE") or here.model_folder / "traces")
+    path = folder / f"trace-rank-{here.rank or 0:04d}.json.gz"
+
+    def write(profiler: Any) -> None:
+        if profiler.step_num > WARM_UP_STEPS:
+            folder.mkdir(parents=True, exist_ok=True)
+            partial = folder / f".{path.name}"  # beside it, since a rename cannot cross file systems
+            profiler.export_chrome_trace(str(partial))
+            partial.replace(path)
+
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    else:  # PyTorch 2.13 logs its own calls; with a GPU, what CUPTI logs is worth reading
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    profiler = torch.profiler.profile(
+        activities=activities,
+        schedule=torch.profiler.schedule(wait=WARM_UP_STEPS - 1, warmup=1, active=steps, repeat=1),
+        on_trace_ready=write,
+        record_shapes=True,  # they give the bytes of a collective
+    )
+    profiler.preset_metadata_json("workshop", json.dumps({"rank": here.rank, "world_size": here.world_size}))
+    with profiler:
+        try:
+            yield profiler
+        finally:
+            complete = profiler.step_num - WARM_UP_STEPS
+            if 0 < complete < steps:  # the trace ends with a step that is not complete
+                profiler.add_metadata_json("complete_steps", str(complete))
+    if complete <= 0:
+        print(
+            f"no trace: the first {WARM_UP_STEPS} steps are warm-up, and no others followed", file=sys.stderr
+        )
 
 
 def argument(text: str) -> Any:

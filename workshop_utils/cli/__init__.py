@@ -235,6 +235,30 @@ app.add_typer(scaling_app, name="scaling")
 
 
 @app.command()
+def trace(
+    folder: Annotated[Path, typer.Argument(help="Where the ranks have left theirs: OUTPUTS/traces.")],
+    output: Annotated[Path | None, typer.Option(help="By default merged.json.gz in FOLDER.")] = None,
+) -> None:
+    """Merge the ranks' traces into one file, and print how much communication each step did not hide."""
+    from workshop_utils.scaling import traces
+
+    ranks = traces.read_traces(folder)
+    output = output or folder / "merged.json.gz"
+    traces.write_merged(ranks, output)
+    times = traces.step_times(ranks)
+    rows = times.astype({"step": object, "rank": object})
+    rows.loc[len(rows)] = ["median", "", *times.iloc[:, 2:].median()]
+    typer.echo(rows.round(1).to_string(index=False))
+    if not times["communication_ms"].any():
+        typer.echo(
+            "no communication is in these traces: PyTorch records only what goes through torch.distributed"
+        )
+    typer.echo(
+        f"{output} has {len(ranks)} of {ranks[0].world_size} ranks; open it in https://ui.perfetto.dev or chrome://tracing"
+    )
+
+
+@app.command()
 def clean_up(
     region: Annotated[
         str | None, typer.Option(help="By default AWS_REGION, AWS_DEFAULT_REGION, us-east-1.")

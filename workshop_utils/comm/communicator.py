@@ -16,6 +16,7 @@ Names are those of the MPI standard, or of Hockney (1994) where it has none.
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -361,7 +362,8 @@ def flat(tensor: Any) -> Array:
 def as_array(tensor: Any) -> np.ndarray:
     """`tensor`, also a parameter or a gradient, as an array that shares its memory; an array is returned as it is.
 
-    PyTorch is not imported unless one of its tensors is given.
+    PyTorch is not imported unless one of its tensors is given. NumPy has bfloat16 from the package ml_dtypes, which
+    TensorFlow and JAX bring along; its sums of two numbers are rounded to the nearest bfloat16.
 
     Raises:
         TypeError: if NumPy cannot see that memory, or has no such dtype; the message says what would do.
@@ -376,8 +378,17 @@ def as_array(tensor: Any) -> np.ndarray:
     if tensor.device.type != "cpu":
         raise TypeError(f"the tensor is on {tensor.device}; move it to the CPU first: tensor.cpu()")
     try:
+        if str(tensor.dtype) == "torch.bfloat16":
+            import ml_dtypes
+
+            bits: np.ndarray = tensor.detach().view(sys.modules["torch"].uint16).numpy()
+            return bits.view(ml_dtypes.bfloat16)
         array: np.ndarray = tensor.detach().numpy()
-    except (TypeError, RuntimeError) as failure:  # such as bfloat16, or a sparse tensor
+    except ImportError as failure:
+        raise TypeError(
+            "NumPy has no bfloat16 without the package ml_dtypes; install it, or use torch.float16"
+        ) from failure
+    except (TypeError, RuntimeError) as failure:  # such as a float8 or a sparse tensor
         raise TypeError(
             f"NumPy has no array like a {tensor.layout} tensor of {tensor.dtype}; convert it first, "
             "for example with tensor.float()"
@@ -386,9 +397,9 @@ def as_array(tensor: Any) -> np.ndarray:
 
 
 def chunk(array: Array, index: int, count: int) -> Array:
-    """Part `index` of a one-dimensional `array` cut into `count` parts that differ by one element at most.
+    """Part `index` of a one-dimensional `array`, or tensor, cut into `count` parts that differ by one element at most.
 
     The ends are at floor(index · size / count): every rank computes the same ones, whatever the size.
     """
     index %= count
-    return array[index * array.size // count : (index + 1) * array.size // count]
+    return array[index * len(array) // count : (index + 1) * len(array) // count]

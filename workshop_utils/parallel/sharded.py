@@ -13,13 +13,15 @@ a step, on the mean of the ranks:
 
 Stage 1 all-reduces gradients and then broadcasts what each owner has updated. Stage 2 needs only a reduce-scatter of
 gradients and an all-gather of parameters, which together are what an all-reduce is. Stage 3 gathers parameters twice,
-for the forward and for the backward pass, and keeps neither.
+for the forward and for the backward pass, and keeps neither. With `compute_dtype=torch.bfloat16` it sends half of that:
+K stays the bytes of the float32 weights, which each rank keeps an N-th of.
 
     model = FullySharded(module, communicator)
     optimizer = model.optimizer(torch.optim.AdamW, lr=1e-3)
 
 Source: Rajbhandari et al. (2020), "ZeRO: memory optimizations toward training trillion parameter models", sections 5
-and 7; for stage 3 also Zhao et al. (2023), "PyTorch FSDP: experiences on scaling fully sharded data parallel".
+and 7; for stage 3 also Zhao et al. (2023), "PyTorch FSDP: experiences on scaling fully sharded data parallel". Mixed
+precision: Micikevicius et al. (2018), "Mixed precision training".
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn, optim
 from torch.autograd.graph import saved_tensors_hooks
@@ -52,6 +53,8 @@ from workshop_utils.parallel.data import (
 # PyTorch's optimizers treat every number by itself, but for those that look at whole parameters, and the rest.
 BY_PARAMETER = {optim.Adafactor, optim.Muon}
 OTHERS = {optim.LBFGS, optim.SparseAdam}
+
+COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def by_number(optimizer: type[Optimizer]) -> bool:
@@ -147,10 +150,19 @@ class Flat:
     `shard` is a parameter of its own, which the optimizer takes in their place, and `shard.grad` its gradient. Which
     chunk that is, is what a ring's reduce-scatter leaves here. With `keep`, the whole vector stays, and the shard is
     a view of it. Otherwise it exists only between `gather` and `free`; outside, the parameters keep their shapes,
-    without memory, and are NaN.
+    without memory, and are NaN (integers are 0).
+
+    With a `compute_dtype`, the vector and its gradient have that type, and the shard and its gradient keep the
+    parameters' own.
     """
 
-    def __init__(self, communicator: Communicator, named: dict[str, nn.Parameter], keep: bool) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        named: dict[str, nn.Parameter],
+        keep: bool,
+        compute_dtype: torch.dtype | None = None,
+    ) -> None:
         self.names, self.parameters = list(named), list(named.values())
         self._communicator, self._keep = communicator, keep
         self._gradient: Tensor | None = None  # of the whole vector, while it comes in
@@ -158,15 +170,16 @@ class Flat:
         self.is_reduced = False  # in this step
         whole = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         self.whole: Tensor | None = whole
-        self._dtype, self._length = whole.dtype, len(whole)
-        mine = torch.from_numpy(self._mine(as_array(whole)))
+        self._dtype = compute_dtype if compute_dtype and whole.is_floating_point() else whole.dtype
+        self._length = len(whole)
+        mine = self._mine(whole)
         self.shard = nn.Parameter(mine if keep else mine.clone(), self.parameters[0].requires_grad)
         self._place_parameters()
         if not keep:
             self.free()
 
-    def _mine(self, vector: np.ndarray) -> np.ndarray:
-        part: np.ndarray = chunk(vector, self._communicator.rank + 1, self._communicator.size)
+    def _mine(self, vector: Tensor) -> Tensor:
+        part: Tensor = chunk(vector, self._communicator.rank + 1, self._communicator.size)
         return part
 
     def _place_parameters(self) -> None:
@@ -174,11 +187,11 @@ class Flat:
         for parameter, view in views(self.whole, self.parameters).items():
             parameter.data = view
 
-    def gather(self) -> None:
-        """Put the whole vector together from all ranks' shards, as an all-gather."""
+    def gather(self, dtype: torch.dtype | None = None) -> None:
+        """Put the whole vector together from all ranks' shards, as an all-gather, in `dtype` or to compute with."""
         if self.whole is None:
-            self.whole = torch.empty(self._length, dtype=self._dtype)
-            self._mine(as_array(self.whole))[:] = as_array(self.shard)
+            self.whole = torch.empty(self._length, dtype=dtype or self._dtype)
+            self._mine(self.whole).copy_(self.shard.detach())
             self._place_parameters()
         elif not self._keep:
             return  # it is whole already
@@ -186,8 +199,9 @@ class Flat:
 
     def free(self) -> None:
         """Let go of the whole vector."""
+        nothing = torch.nan if self._dtype.is_floating_point else 0
         for parameter in self.parameters:
-            parameter.data = torch.full((), torch.nan, dtype=self._dtype).expand(parameter.shape)
+            parameter.data = torch.full((), nothing, dtype=self._dtype).expand(parameter.shape)
         self.whole = None
 
     def take(self, parameter: nn.Parameter) -> bool:
@@ -207,9 +221,11 @@ class Flat:
 
     def _reduce(self, gradient: Tensor) -> None:
         """Leave in `shard.grad` this rank's chunk of the mean gradient, on top of what was there."""
-        chunk_of_mean = torch.from_numpy(ring_reduce_scatter(self._communicator, as_array(gradient), "mean"))
+        ring_reduce_scatter(self._communicator, gradient, "mean")
+        chunk_of_mean = self._mine(gradient)
         if self.shard.grad is None:
-            self.shard.grad = chunk_of_mean.clone()  # a copy, so that the whole gradient can go
+            # A copy, so that the whole gradient can go.
+            self.shard.grad = chunk_of_mean.to(self.shard.dtype, copy=True)
         else:
             self.shard.grad += chunk_of_mean
 
@@ -330,16 +346,36 @@ class FullySharded(_Sharded):
     A parameter without a gradient is refused, and all ranks must go through the same layers, for that is the order in
     which they send.
 
+    With a `compute_dtype`, precision is mixed. Shards, their gradients and the optimizer's state stay as they are
+    (float32). Each unit's parameters are cast before they are gathered, and so are the floating-point inputs of the
+    model and of each unit. Everything between is computed in `compute_dtype`, and so is the loss, unless you cast the
+    outputs; buffers keep their type. The reduce-scatter adds gradients in `compute_dtype` and rounds at each of its
+    N − 1 steps; several backward passes add up in float32. PyTorch's FSDP2 does the same with
+    `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`; its `reduce_dtype=torch.float32` would send gradients of twice
+    the bytes, and not round their sums. In float16, gradients below 6e-8 vanish: multiply the loss by a constant, such
+    as 1024, and divide the shards' gradients by it before the step.
+
     Args:
         module: on the CPU or on "meta"; of the same structure on all ranks.
         communicator: of these ranks. While a step is under way, nobody else may use it.
+        compute_dtype: of communication and computation: `torch.bfloat16` or `torch.float16`. None is the module's.
 
     Raises:
-        ValueError: if a layer on "meta" has no `reset_parameters`, or shares a parameter with another layer.
+        ValueError: if a layer on "meta" has no `reset_parameters`, or shares a parameter with another layer; if
+            `compute_dtype` is none of COMPUTE_DTYPES.
+        TypeError: if it is bfloat16, and the package ml_dtypes is missing.
     """
 
-    def __init__(self, module: nn.Module, communicator: Communicator) -> None:
+    def __init__(
+        self, module: nn.Module, communicator: Communicator, compute_dtype: torch.dtype | None = None
+    ) -> None:
+        if compute_dtype is not None:
+            if compute_dtype not in COMPUTE_DTYPES:
+                allowed = ", ".join(map(str, COMPUTE_DTYPES))
+                raise ValueError(f"compute_dtype is {compute_dtype}; it must be one of {allowed}, or None")
+            as_array(torch.empty(0, dtype=compute_dtype))  # before anything is sent
         super().__init__(module, communicator)
+        self._compute_dtype = compute_dtype
         self._unit_of: dict[Flat, list[Flat]] = {}  # the flats of a unit, by each of them
         for unit, names in units_of(module).items():
             materialise(module, names)
@@ -349,15 +385,18 @@ class FullySharded(_Sharded):
             groups: dict[Any, dict[str, nn.Parameter]] = {}  # of one dtype, all trainable or all frozen
             for name, parameter in parameters.items():
                 groups.setdefault((parameter.dtype, parameter.requires_grad), {})[name] = parameter
-            flats = [Flat(communicator, group, keep=False) for group in groups.values()]
+            flats = [Flat(communicator, group, False, compute_dtype) for group in groups.values()]
             for flat in flats:
                 self._watch(flat)
                 self._unit_of[flat] = flats
             unit.register_forward_pre_hook(partial(_gather, flats))
+            if compute_dtype is not None:
+                unit.register_forward_pre_hook(partial(_cast_inputs, flats), with_kwargs=True)
             unit.register_forward_hook(partial(_free, flats), always_call=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward pass."""
+        """The module's own forward pass, with inputs cast to `compute_dtype`."""
+        args, kwargs = _cast(self._compute_dtype, args, kwargs)
         with saved_tensors_hooks(self._note, self._look_up):
             return self.module(*args, **kwargs)
 
@@ -386,8 +425,13 @@ class FullySharded(_Sharded):
 
     @contextmanager
     def gathered(self) -> Iterator[nn.Module]:
-        """The module with all its parameters, to be looked at or saved; all ranks enter the block together."""
-        _gather(self.flats)
+        """The module with all its parameters, to be looked at or saved; all ranks enter the block together.
+
+        They are the shards' own numbers (float32), whatever the `compute_dtype`.
+        """
+        _free(self.flats)  # those of frozen units may be whole, in another type
+        for flat in self.flats:
+            flat.gather(flat.shard.dtype)
         try:
             yield self.module
         finally:
@@ -446,3 +490,23 @@ def _gather(flats: Iterable[Flat], *_: object) -> None:  # may be a hook, as `_f
 def _free(flats: Iterable[Flat], *_: object) -> None:
     for flat in flats:
         flat.free()
+
+
+def _cast_inputs(
+    flats: list[Flat], _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A hook: cast a unit's inputs to the type that its parameters have at this moment."""
+    parameters = itertools.chain.from_iterable(flat.parameters for flat in flats)
+    return _cast(next((p.dtype for p in parameters if p.is_floating_point()), None), args, kwargs)
+
+
+def _cast(
+    dtype: torch.dtype | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a forward pass, with floating-point tensors among them in `dtype`, unless that is None."""
+
+    def cast(value: Any) -> Any:
+        is_cast = dtype is not None and isinstance(value, Tensor) and value.is_floating_point()
+        return value.to(dtype) if is_cast else value
+
+    return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}

@@ -319,10 +319,12 @@ def parts_of(steps: pd.DataFrame) -> dict[str, pd.Series[float]]:
 
 
 def mnist_jobs(folder: str | Path, workers: Sequence[int], **arguments: Any) -> list[TrainingJob]:
-    """Each `mnist_*` job of `folder` with each number of workers that its strategy can have, and these `arguments`."""
+    """The job `mnist_STRATEGY` of each strategy in `folder`, with these `arguments`, for each number of workers."""
     jobs = []
     for path in sorted(Path(folder).glob("mnist_*/job.yaml")):
         job = TrainingJob.load(path)
+        if path.parent.name != f"mnist_{job.strategy}":  # mnist_fsdp cuts another batch
+            continue
         for count in workers:
             candidate = job.replace(workers=count, arguments=arguments)
             with contextlib.suppress(JobError):  # such as two workers of `single`

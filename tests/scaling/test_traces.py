@@ -1,0 +1,359 @@
+"""What `workshop trace` makes of the ranks' traces: one picture on one clock, and how much communication is exposed."""
+
+import gzip
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from workshop_utils.cli import app
+from workshop_utils.jobs import TrainingJob
+from workshop_utils.launchers.local import Local
+from workshop_utils.network import Network, availability
+from workshop_utils.scaling.traces import TraceError, covered, merge, read_traces, step_times, write_merged
+
+BASE = 1790857026000000000  # nanoseconds, as PyTorch 2.13 writes it
+PARAMETERS = 784 * 128 + 128 + 128 * 10 + 10
+
+TRAINING = """
+import argparse
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn  # before the group is made, whose threads its functions would keep alive
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from workshop_utils import place
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--profile-steps", type=int, default=0)
+given = parser.parse_args()
+dist.init_process_group("gloo")
+model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+parallel = DistributedDataParallel(model)
+with place.profile(steps=given.profile_steps) as profiler:
+    for _ in range(8):
+        parallel(torch.ones(16, 784)).sum().backward()
+        dist.barrier()
+        profiler.step()
+dist.barrier()
+del parallel
+dist.destroy_process_group()
+"""
+
+
+def event(category, name, start, duration, pid=100, tid=100, **args):
+    """A complete event, with times in microseconds."""
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": pid,
+        "tid": tid,
+        "ts": start,
+        "dur": duration,
+        "args": args,
+    }
+
+
+def kernel(name, start, duration, stream=7, **args):
+    return event("kernel", name, start, duration, pid=0, tid=stream, stream=stream, device=0, **args)
+
+
+def nccl(
+    start, duration, name="ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", **args
+):
+    known = {"Collective name": "allreduce", "In msg nelems": 250_000, "dtype": "Float", "Group size": 2}
+    return kernel(name, start, duration, stream=20, **{**known, **args})
+
+
+def step(number, start, duration):
+    return event("user_annotation", f"ProfilerStep#{number}", start, duration)
+
+
+# A GPU computes from 100 to 400 and from 450 to 500; NCCL has 300 of its 500 microseconds under it.
+ON_A_GPU = [
+    step(3, 0, 1000),
+    event("cpu_op", "aten::mm", 0, 900),  # the CPU only launches kernels
+    event("cpu_op", "record_param_comms", 200, 5),
+    event("user_annotation", "nccl:all_reduce", 190, 20),
+    event("gpu_user_annotation", "ProfilerStep#3", 100, 800, pid=0, tid=7),
+    event("gpu_memcpy", "Memcpy HtoD", 20, 50, pid=0, tid=7),
+    kernel("ampere_sgemm_128x64_nn", 100, 200),
+    kernel("void at::native::vectorized_elementwise_kernel<4>()", 250, 150),
+    kernel("ampere_sgemm_128x64_tn", 450, 50),
+    nccl(200, 300),
+    nccl(600, 200),
+]
+
+
+def write(folder, rank=0, size=1, events=(), base=BASE, name=None, **more):
+    folder.mkdir(parents=True, exist_ok=True)
+    place = {"rank": rank, "world_size": size}
+    document = {
+        "baseTimeNanoseconds": base,
+        "workshop": place,
+        "traceEvents": list(events) or ON_A_GPU,
+        **more,
+    }
+    path = folder / (name or f"trace-rank-{rank:04d}.json.gz")
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    return path
+
+
+def only_row(folder, events):
+    write(folder, events=events)
+    table = step_times(read_traces(folder))
+    assert len(table) == 1
+    return table.iloc[0]
+
+
+def test_exposed_communication_on_a_gpu_is_what_no_other_kernel_runs_beside(tmp_path):
+    row = only_row(tmp_path, ON_A_GPU)
+    assert (row.step, row["rank"], row.step_ms) == (3, 0, 1.0)
+    assert row.communication_ms == pytest.approx(0.5)
+    assert row.exposed_ms == pytest.approx(0.05 + 0.2)  # from 400 to 450, and from 600 to 800
+
+
+def test_without_kernels_operators_of_any_thread_are_the_computation(tmp_path):
+    row = only_row(
+        tmp_path,
+        [
+            step(3, 0, 1000),
+            event("cpu_op", "aten::mm", 0, 300),
+            event("cpu_op", "aten::mm", 400, 100, tid=101),
+            event("cpu_op", "c10d::allreduce_", 550, 100),  # hands the work over
+            event("user_annotation", "DistributedDataParallel.forward", 0, 1000),
+            event("user_annotation", "gloo:all_reduce", 200, 500, tid=102),
+        ],
+    )
+    assert row.communication_ms == pytest.approx(0.5)
+    assert row.exposed_ms == pytest.approx(0.5 - 0.1 - 0.1)
+
+
+def test_what_begins_before_a_step_or_ends_after_it_is_cut(tmp_path):
+    row = only_row(tmp_path, [step(3, 1000, 100), nccl(900, 150), nccl(1090, 500)])
+    assert (row.communication_ms, row.exposed_ms) == (pytest.approx(0.06), pytest.approx(0.06))
+
+
+def test_a_step_that_was_not_completed_is_left_out(tmp_path):
+    write(tmp_path, events=[step(4, 10, 1), step(3, 0, 10)], complete_steps=1)
+    assert step_times(read_traces(tmp_path))["step"].tolist() == [3]
+
+
+def test_a_step_without_communication_exposes_none(tmp_path):
+    row = only_row(tmp_path, [step(3, 0, 10)])
+    assert (row.communication_ms, row.exposed_ms) == (0, 0)
+
+
+def test_the_length_of_a_union_of_intervals_agrees_with_counting():
+    generator = np.random.default_rng(0)
+    for count in (0, 1, 2, 30):
+        starts = generator.integers(0, 100, count)
+        intervals = np.stack([starts, starts + generator.integers(0, 20, count)], axis=1).astype(float)
+        points = {
+            point for start, end in intervals.astype(int) for point in range(start, end) if 20 <= point < 90
+        }
+        assert covered(intervals, 20, 90) == len(points)
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        (nccl(0, 1), "all_reduce 1 MB"),
+        (nccl(0, 1, dtype="BFloat16"), "all_reduce 500 kB"),
+        (nccl(0, 1, "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"), "all_reduce 1 MB"),
+        (nccl(0, 1, "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(...)"), "reduce_scatter 1 MB"),
+        (nccl(0, 1, "ncclDevKernel_AllGather_RING_LL(...)", **{"In msg nelems": 3}), "all_gather 12 B"),
+        (nccl(0, 1, "ncclDevKernel_SendRecv(...)", dtype="unheard of"), "send_recv"),
+        (nccl(0, 1, "ncclDevKernel_Generic(...)"), "allreduce 1 MB"),
+        (kernel("ncclDevKernel_Broadcast_RING_LL(...)", 0, 1), "broadcast"),
+        (event("user_annotation", "gloo:barrier", 0, 1), "barrier"),
+        (
+            event(
+                "user_annotation",
+                "gloo:all_reduce",
+                0,
+                1,
+                **{"Input Dims": [[10, 30]], "Input type": ["c10::Half"]},
+            ),
+            "all_reduce 600 B",
+        ),
+        (
+            event(
+                "user_annotation",
+                "gloo:gather",
+                0,
+                1,
+                **{"Input Dims": [[[2], [3]]], "Input type": ["TensorList"]},
+            ),
+            "gather",
+        ),
+    ],
+)
+def test_a_collective_has_its_name_and_its_bytes_and_a_category_of_its_own(tmp_path, message, name):
+    write(tmp_path, events=[message])
+    (event,) = [each for each in merge(read_traces(tmp_path))["traceEvents"] if each["ph"] == "X"]
+    assert (event["name"], event["cat"], event["args"]["event"]) == (name, "communication", message["name"])
+
+
+def test_merged_ranks_are_processes_with_one_clock_and_arrows_of_their_own(tmp_path):
+    def of_rank(moment):
+        return [
+            step(3, moment, 10.001),
+            {"ph": "s", "id": 5, "cat": "fwdbwd", "name": "fwdbwd", "pid": 100, "tid": 100, "ts": moment},
+            {
+                "ph": "M",
+                "name": "process_name",
+                "pid": 100,
+                "tid": 0,
+                "ts": moment,
+                "args": {"name": "python"},
+            },
+            {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": moment},
+        ]
+
+    # Rank 1 counts from one second later, and begins half a millisecond after rank 0.
+    write(tmp_path, 0, 2, of_rank(4_568_476_018_147.402))
+    write(tmp_path, 1, 2, of_rank(4_568_475_018_647.402), BASE + 10**9)
+    write_merged(read_traces(tmp_path), tmp_path / "merged.json")
+    events = json.loads((tmp_path / "merged.json").read_text())["traceEvents"]
+    assert [each["args"]["name"] for each in events if each["name"] == "process_name"] == [
+        "rank 0 of 2",
+        "rank 1 of 2",
+    ]
+    steps = [each for each in events if each["ph"] == "X"]
+    assert [(each["pid"], each["ts"], each["dur"]) for each in steps] == [(0, 0, 10.001), (1, 500, 10.001)]
+    assert len({each["id"] for each in events if each["ph"] == "s"}) == 2
+    assert not [each for each in events if each["name"] == "Record Window End"]
+
+
+def test_a_hundred_thousand_events_take_seconds(tmp_path):
+    many = [event("cpu_op", "aten::mm", 10 * moment, 5) for moment in range(50_000)]
+    for rank in range(2):
+        write(tmp_path, rank, 2, [*many, *(step(number, 50_000 * number, 50_000) for number in range(10))])
+    start = time.perf_counter()
+    traces = read_traces(tmp_path)
+    write_merged(traces, tmp_path / "merged.json.gz")
+    assert len(step_times(traces)) == 20
+    assert time.perf_counter() - start < 30  # 3 on an idle machine
+
+
+def cut_short(folder):
+    path = write(folder)
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def plain(folder):
+    folder.joinpath("trace-rank-0000.json.gz").write_text("{}")
+
+
+def other_json(content):
+    return lambda folder: folder.joinpath("trace-rank-0000.json.gz").write_bytes(gzip.compress(content))
+
+
+def of_two_runs(folder):
+    write(folder, 0, 2)
+    write(folder, 1, 4)
+
+
+def twice_one_rank(folder):
+    write(folder, 1, 2)
+    write(folder, 1, 2, name="trace-rank-1.json.gz")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda folder: folder.rmdir(), r"there is no folder .*traces; .* profile-steps"),
+        (lambda folder: None, r"traces has no trace-rank-\*\.json\.gz; .* profile-steps"),
+        (cut_short, r"trace-rank-0000\.json\.gz is cut short"),
+        (plain, r"trace-rank-0000\.json\.gz is cut short, or"),
+        (other_json(b"[1, 2]"), r"trace-rank-0000\.json\.gz is cut short, or is not a trace"),
+        (
+            other_json(b'{"traceEvents": []}'),
+            r"trace-rank-0000\.json\.gz is cut short, or is not a trace that place\.profile",
+        ),
+        (
+            of_two_runs,
+            r"trace-rank-0001\.json\.gz is of a run of 4 ranks, trace-rank-0000\.json\.gz of one of 2",
+        ),
+        (twice_one_rank, r"trace-rank-1\.json\.gz and trace-rank-0001\.json\.gz are both of rank 1"),
+    ],
+)
+def test_a_mistake_is_answered_in_a_sentence_that_names_the_file(tmp_path, make, message):
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    make(folder)
+    with pytest.raises(TraceError, match=message):
+        read_traces(folder)
+
+
+def test_the_merged_file_is_replaced_and_never_taken_for_a_rank(tmp_path):
+    write(tmp_path)
+    for _ in range(2):
+        result = CliRunner().invoke(app, ["trace", str(tmp_path)])
+        assert result.exit_code == 0, result.output
+        assert "merged.json.gz has 1 of 1 ranks" in result.output
+        assert result.output.splitlines()[-2].split() == ["median", "1.0", "0.5", "0.2"]
+    with pytest.raises(
+        TraceError, match=r"output is .*trace-rank-0001\.json\.gz, the name of a rank's trace"
+    ):
+        write_merged(read_traces(tmp_path), tmp_path / "trace-rank-0001.json.gz")
+
+
+def test_traces_without_communication_say_why(tmp_path):
+    write(tmp_path, events=[step(3, 0, 10)])
+    assert "no communication is in these traces" in CliRunner().invoke(app, ["trace", str(tmp_path)]).output
+
+
+def run_ddp(folder, network):
+    """Launch TRAINING on two ranks with five recorded steps, and return what they have left."""
+    (folder / "train.py").write_text(TRAINING)
+    job = TrainingJob(
+        name="traced",
+        script=str(folder / "train.py"),
+        strategy="torch_ddp",
+        workers=2,
+        arguments={"profile-steps": 5},
+        outputs=str(folder / "outputs"),
+        timeout="2min",
+    )
+    with Local(network).launch(job) as run:
+        run.wait()
+    return read_traces(folder / "outputs" / "traces")
+
+
+@pytest.mark.slow
+def test_two_ranks_of_ddp_leave_traces_that_agree_about_the_clock_and_the_bytes(tmp_path):
+    traces = run_ddp(tmp_path, None)
+    assert [trace.rank for trace in traces] == [0, 1]
+    table = step_times(traces)
+    assert table["step"].tolist() == [3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
+    assert (table["exposed_ms"] > 0).all()
+    assert (table["exposed_ms"] <= table["communication_ms"]).all()
+    assert (table["communication_ms"] < table["step_ms"]).all()
+    merged = [each for each in merge(traces)["traceEvents"] if each.get("cat") == "communication"]
+    reduced = [each for each in merged if each["name"] == "all_reduce 407 kB"]
+    assert len(reduced) == 5 * 2
+    assert {math.prod(each["args"]["Input Dims"][0]) for each in reduced} == {PARAMETERS}
+    # A collective ends nowhere before it has begun everywhere: with clocks that differ by more than it lasts, it would.
+    spans = [sorted((e["ts"], e["ts"] + e["dur"]) for e in merged if e["pid"] == rank) for rank in (0, 1)]
+    assert len(spans[0]) == 5 * 2  # an all-reduce and a barrier a step
+    for (first_start, first_end), (second_start, second_end) in zip(*spans, strict=True):
+        assert first_start < second_end + 500
+        assert second_start < first_end + 500
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(availability() == "none", reason="this machine makes no network namespaces")
+def test_communication_lasts_as_long_as_its_bytes_need_on_a_slow_link(tmp_path):
+    table = step_times(run_ddp(tmp_path, Network.parse("50Mbit")))
+    # Of two ranks each sends 2 · (2 − 1)/2 of the array: 407 kB, in 65 ms.
+    assert table["communication_ms"].median() == pytest.approx(4 * PARAMETERS * 8 / 50e6 * 1000, rel=0.25)
+    assert Path(tmp_path / "outputs" / "traces" / "trace-rank-0001.json.gz").is_file()
