@@ -227,7 +227,7 @@ class Training:
 
 def whole(folder: Path) -> list[Path]:
     """The checkpoints in `folder` that were written to their end, the oldest first."""
-    return sorted(path.parent for path in folder.glob("step-*/.metadata"))
+    return sorted(path for path in folder.glob("step-*") if (path / ".metadata").exists())
 
 
 def main() -> None:
