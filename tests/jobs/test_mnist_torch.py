@@ -41,11 +41,22 @@ def killed(name, saved, after, rank, **changes):
         (
             "mnist_single",
             1,
-            {"accumulate": 2, "clip_norm": 0.5, "batch_size": 4, "epochs": 3, "checkpoint_steps": 40},
+            {
+                "accumulate": 2,
+                "clip_norm": 0.5,
+                "dropout": 0.2,
+                "batch_size": 4,
+                "epochs": 3,
+                "checkpoint_steps": 40,
+            },
         ),
-        ("mnist_torch_ddp", 2, {"accumulate": 2, "clip_norm": 0.5}),
-        ("mnist_torch_ddp", 4, {"epochs": 10}),
-        ("mnist_fsdp", 2, {"accumulate": 2, "clip_norm": 0.5, "epochs": 1, "checkpoint_steps": 11}),
+        ("mnist_torch_ddp", 2, {"accumulate": 2, "clip_norm": 0.5, "dropout": 0.2}),
+        ("mnist_torch_ddp", 4, {"epochs": 10, "dropout": 0.2}),
+        (
+            "mnist_fsdp",
+            2,
+            {"accumulate": 2, "clip_norm": 0.5, "dropout": 0.2, "epochs": 1, "checkpoint_steps": 11},
+        ),
     ],
 )
 def test_a_killed_run_goes_on_and_ends_with_the_same_bits_as_an_uninterrupted_one(
@@ -73,7 +84,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bits_as_an_uninterrupted_on
 
 
 def test_a_run_that_is_over_has_nothing_to_train_and_writes_its_model_again(tmp_path):
-    changes = {"checkpoints": str(tmp_path / "saved"), "arguments": {**SIZES, "epochs": 1, "batch_size": 107}}
+    changes = {"checkpoints": str(tmp_path / "saved"), "arguments": {**SIZES, "epochs": 1, "batch_size": 100}}
     for folder in ("first", "second"):
         run = launched("mnist_single", tmp_path / folder, **changes)
     assert run.metrics.empty
@@ -96,12 +107,39 @@ def test_sharded_weights_and_moments_are_taken_over_by_another_number_of_workers
 def test_what_does_not_belong_together_is_refused_in_a_sentence(name, workers, tmp_path):
     arguments = {**SIZES, "epochs": 1, "batch_size": 100}
     launched(name, workers=workers, checkpoints=str(tmp_path), arguments=arguments)
-    with pytest.raises(RunFailed, match=r"are of another run: hidden is 8 and was 16; give another folder"):
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    refused = r"cannot resume: the checkpoints in .* are of another run: hidden is 8 and was 16; give another folder"
+    with pytest.raises(RunFailed, match=refused):
         launched(name, workers=workers, checkpoints=str(tmp_path), arguments={**arguments, "hidden": 8})
+    if name == "mnist_torch_ddp":
+        with pytest.raises(RunFailed, match="of another run: steps is 5 and was 7, workers is 3 and was 2; "):
+            launched(name, workers=3, checkpoints=str(tmp_path), arguments=arguments)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     for wrong, message in (
         ({"batch_size": 10, "accumulate": 4}, r"batch-size is 10; it must be a multiple of .*accumulate, 4"),
         ({"batch_size": 5000}, "batch-size is 5000; "),
-        ({"accumulate": 0}, "accumulate is 0; it must be at least 1"),
+        ({"dropout": 1}, "dropout is 1.0; it must be at least 0 and less than 1"),
     ):
         with pytest.raises(RunFailed, match=message):
             launched(name, workers=workers, arguments={**arguments, **wrong})
+
+
+def test_a_checkpoint_that_was_not_finished_or_is_cut_short_costs_the_steps_since_the_one_before(tmp_path):
+    changes = {
+        "workers": 2,
+        "checkpoints": str(tmp_path),
+        "arguments": {**SIZES, "epochs": 1, "batch_size": 100},
+    }
+    launched("mnist_fsdp", **changes)
+    (tmp_path / "step-00000015" / ".metadata").unlink()
+    lines = [line.text for line in launched("mnist_fsdp", **changes).logs(worker="worker-0")]
+    assert lines == [
+        "step-00000015 was not written to its end; going back to the one before",
+        "resumed after step 14",
+    ]
+    part = tmp_path / "step-00000015" / "__1_0.distcp"
+    part.write_bytes(part.read_bytes()[:1000])
+    with pytest.raises(
+        RunFailed, match=r"step-00000015 cannot be read; remove it to go on from the one before"
+    ):
+        launched("mnist_fsdp", **changes)
