@@ -37,30 +37,18 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32, help="images a worker takes in one step")
-    parser.add_argument(
-        "--accumulate", type=int, default=1, help="forward passes a step; they share its batch"
-    )
+    parser.add_argument("--accumulate", type=int, default=1, help="forward passes that share a batch")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="of one worker; N take N times it")
-    parser.add_argument(
-        "--warmup", type=float, default=0.05, help="part of all steps in which the rate rises to that"
-    )
+    parser.add_argument("--warmup", type=float, default=0.05, help="part of all steps in which it rises")
     parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument(
-        "--clip-norm", type=float, default=0.0, help="of all gradients together; 0: do not clip"
-    )
+    parser.add_argument("--clip-norm", type=float, default=0.0, help="limit of the gradient's norm; 0: none")
     parser.add_argument("--hidden", type=int, default=128, help="units in the hidden layer")
-    parser.add_argument("--dropout", type=float, default=0.0, help="part of these that a step leaves out")
+    parser.add_argument("--dropout", type=float, default=0.0, help="part of these that a step drops")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
                         help="of matrix products; auto: bfloat16 on a GPU that has it")  # fmt: skip
-    parser.add_argument(
-        "--checkpoint-steps", type=int, default=100, help="if there is a folder for checkpoints"
-    )
-    parser.add_argument(
-        "--profile-steps", type=int, default=0, help="so many in a trace for Perfetto; 0: none"
-    )
-    parser.add_argument(
-        "--loader-workers", type=int, default=0, help="processes that load images; 0: this one"
-    )
+    parser.add_argument("--checkpoint-steps", type=int, default=100, help="between two checkpoints")
+    parser.add_argument("--profile-steps", type=int, default=0, help="steps in a trace; 0: no trace")
+    parser.add_argument("--loader-workers", type=int, default=0, help="processes that load images")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     for name in ("epochs", "batch_size", "accumulate", "hidden", "checkpoint_steps"):
