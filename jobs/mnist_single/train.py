@@ -27,28 +27,25 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32, help="images in one step")
-    parser.add_argument(
-        "--accumulate", type=int, default=1, help="forward passes a step; they share its batch"
-    )
+    parser.add_argument("--accumulate", type=int, default=1, help="forward passes that share a batch")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="at first; it falls to 0")
     parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument(
-        "--clip-norm", type=float, default=0.0, help="of all gradients together; 0: do not clip"
-    )
+    parser.add_argument("--clip-norm", type=float, default=0.0, help="limit of the gradient's norm; 0: none")
     parser.add_argument("--hidden", type=int, default=128, help="units in the hidden layer")
+    parser.add_argument("--dropout", type=float, default=0.0, help="part of these that a step drops")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
                         help="of matrix products; auto: bfloat16 on a GPU that has it")  # fmt: skip
-    parser.add_argument(
-        "--checkpoint-steps", type=int, default=100, help="if there is a folder for checkpoints"
-    )
-    parser.add_argument(
-        "--profile-steps", type=int, default=0, help="so many in a trace for Perfetto; 0: none"
-    )
+    parser.add_argument("--checkpoint-steps", type=int, default=100, help="between two checkpoints")
+    parser.add_argument("--profile-steps", type=int, default=0, help="steps in a trace; 0: no trace")
+    parser.add_argument("--loader-workers", type=int, default=0, help="processes that load images")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     for name in ("epochs", "batch_size", "accumulate", "hidden", "checkpoint_steps"):
         if getattr(given, name) < 1:
             parser.error(f"{name.replace('_', '-')} is {getattr(given, name)}; it must be at least 1")
+    for name in ("momentum", "dropout"):
+        if not 0 <= getattr(given, name) < 1:
+            parser.error(f"{name} is {getattr(given, name)}; it must be at least 0 and less than 1")
     if given.batch_size % given.accumulate:
         parser.error(
             f"batch-size is {given.batch_size}; it must be a multiple of accumulate, {given.accumulate}"
@@ -72,7 +69,8 @@ class Training:
 
     def __init__(self, pixels: int, total: int, device: torch.device, given: argparse.Namespace) -> None:
         torch.manual_seed(given.seed)
-        layers = (nn.Linear(pixels, given.hidden), nn.ReLU(), nn.Linear(given.hidden, 10))
+        hidden, dropout = given.hidden, nn.Dropout(given.dropout)
+        layers = (nn.Linear(pixels, hidden), nn.ReLU(), dropout, nn.Linear(hidden, 10))
         self.model = nn.Sequential(*layers).to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), given.learning_rate, given.momentum)
         # From the whole rate down to 0, as half a cosine (Loshchilov and Hutter 2017, equation 5).
@@ -82,7 +80,16 @@ class Training:
         has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
         self.is_low = given.dtype == "bfloat16" or (given.dtype == "auto" and has_bfloat16)
         # Of another run are checkpoints whose next step would be another one.
-        names = ("seed", "epochs", "batch_size", "learning_rate", "momentum", "clip_norm", "hidden")
+        names = (
+            "seed",
+            "epochs",
+            "batch_size",
+            "learning_rate",
+            "momentum",
+            "clip_norm",
+            "hidden",
+            "dropout",
+        )
         self.settings = {name.replace("_", "-"): getattr(given, name) for name in names}
         self.settings |= {"pixels": pixels, "steps": total}
 
@@ -116,7 +123,10 @@ class Training:
 
     def resume(self, folder: Path) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
-        found = checkpoints.newest(folder, self.settings)
+        try:
+            found = checkpoints.newest(folder, self.settings)
+        except (OSError, checkpoints.OtherRun) as error:
+            sys.exit(f"cannot resume: {error}")
         if found is None:
             return
         state = torch.load(io.BytesIO(found.content), map_location="cpu", weights_only=True)
@@ -147,6 +157,7 @@ def main() -> None:
         train,
         given.batch_size // given.accumulate,
         sampler=sampler,
+        num_workers=given.loader_workers,
         pin_memory=device.type == "cuda",  # so that copies to the GPU need not wait
         generator=torch.Generator(),  # of its own: otherwise each epoch would draw from the one that is saved
     )
@@ -156,6 +167,7 @@ def main() -> None:
         for epoch in range(training.step // steps, given.epochs):
             sampler.epoch, sampler.start = epoch, training.step % steps * given.batch_size
             batches = iter(loader)
+            training.model.train()
             while training.step < (epoch + 1) * steps:
                 loss = training.take_step(itertools.islice(batches, given.accumulate))
                 profiler.step()
@@ -170,13 +182,16 @@ def main() -> None:
                     value = loss.item()  # waits for the device, so it comes before the clock is read
                     speed = samples / (time.perf_counter() - since)
                     place.report(training.step, loss=value, samples_per_second=speed, epoch=epoch + 1)
-                if folder and training.step % given.checkpoint_steps == 0:
+                if folder and (
+                    training.step % given.checkpoint_steps == 0 or training.step == steps * given.epochs
+                ):
                     paused = time.perf_counter()
                     training.save(folder)
                     since += time.perf_counter() - paused  # saving is not training, nor is testing
 
             loss.item()
             paused = time.perf_counter()
+            training.model.eval()
             with torch.no_grad():
                 correct = (training.model(test_images).argmax(dim=1) == test_labels).sum().item()
             place.report(training.step, accuracy=correct / len(test), epoch=epoch + 1)

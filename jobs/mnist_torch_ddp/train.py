@@ -37,31 +37,26 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32, help="images a worker takes in one step")
-    parser.add_argument(
-        "--accumulate", type=int, default=1, help="forward passes a step; they share its batch"
-    )
+    parser.add_argument("--accumulate", type=int, default=1, help="forward passes that share a batch")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="of one worker; N take N times it")
-    parser.add_argument(
-        "--warmup", type=float, default=0.05, help="part of all steps in which the rate rises to that"
-    )
+    parser.add_argument("--warmup", type=float, default=0.05, help="part of all steps in which it rises")
     parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument(
-        "--clip-norm", type=float, default=0.0, help="of all gradients together; 0: do not clip"
-    )
+    parser.add_argument("--clip-norm", type=float, default=0.0, help="limit of the gradient's norm; 0: none")
     parser.add_argument("--hidden", type=int, default=128, help="units in the hidden layer")
+    parser.add_argument("--dropout", type=float, default=0.0, help="part of these that a step drops")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
                         help="of matrix products; auto: bfloat16 on a GPU that has it")  # fmt: skip
-    parser.add_argument(
-        "--checkpoint-steps", type=int, default=100, help="if there is a folder for checkpoints"
-    )
-    parser.add_argument(
-        "--profile-steps", type=int, default=0, help="so many in a trace for Perfetto; 0: none"
-    )
+    parser.add_argument("--checkpoint-steps", type=int, default=100, help="between two checkpoints")
+    parser.add_argument("--profile-steps", type=int, default=0, help="steps in a trace; 0: no trace")
+    parser.add_argument("--loader-workers", type=int, default=0, help="processes that load images")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     for name in ("epochs", "batch_size", "accumulate", "hidden", "checkpoint_steps"):
         if getattr(given, name) < 1:
             parser.error(f"{name.replace('_', '-')} is {getattr(given, name)}; it must be at least 1")
+    for name in ("warmup", "momentum", "dropout"):
+        if not 0 <= getattr(given, name) < 1:
+            parser.error(f"{name} is {getattr(given, name)}; it must be at least 0 and less than 1")
     if given.batch_size % given.accumulate:
         parser.error(
             f"batch-size is {given.batch_size}; it must be a multiple of accumulate, {given.accumulate}"
@@ -84,8 +79,12 @@ class Training:
     def __init__(self, pixels: int, total: int, device: torch.device, given: argparse.Namespace) -> None:
         size = dist.get_world_size()
         torch.manual_seed(given.seed)
-        layers = (nn.Linear(pixels, given.hidden), nn.ReLU(), nn.Linear(given.hidden, 10))
+        hidden, dropout = given.hidden, nn.Dropout(given.dropout)
+        layers = (nn.Linear(pixels, hidden), nn.ReLU(), dropout, nn.Linear(hidden, 10))
         self.model = nn.Sequential(*layers).to(device)
+        torch.manual_seed(
+            given.seed + dist.get_rank()
+        )  # from here on workers draw differently: other units to drop
         self.parallel = DistributedDataParallel(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), given.learning_rate, given.momentum)
 
@@ -93,7 +92,7 @@ class Training:
             # N workers make the batch N times as large and the steps N times fewer, so each may be N times as long,
             # once it has risen to that step by step (Goyal et al. 2017, sections 2.1 and 2.2). From there it falls to
             # 0, as half a cosine (Loshchilov and Hutter 2017, equation 5).
-            rises = min(1.0, step / max(1.0, given.warmup * total))
+            rises = min(1.0, step / (given.warmup * total)) if given.warmup else 1.0
             return (1 + (size - 1) * rises) * 0.5 * (1 + math.cos(math.pi * step / total))
 
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rate)
@@ -101,7 +100,17 @@ class Training:
         has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
         self.is_low = given.dtype == "bfloat16" or (given.dtype == "auto" and has_bfloat16)
         # Of another run are checkpoints whose next step would be another one.
-        names = ("seed", "epochs", "batch_size", "learning_rate", "warmup", "momentum", "clip_norm", "hidden")
+        names = (
+            "seed",
+            "epochs",
+            "batch_size",
+            "learning_rate",
+            "warmup",
+            "momentum",
+            "clip_norm",
+            "hidden",
+            "dropout",
+        )
         self.settings = {name.replace("_", "-"): getattr(given, name) for name in names}
         self.settings |= {"pixels": pixels, "steps": total, "workers": size}
 
@@ -137,13 +146,21 @@ class Training:
 
     def resume(self, folder: Path) -> None:
         """Go on from the newest whole checkpoint, if there is one: the first worker finds it, and all read it."""
-        found = checkpoints.newest(folder, self.settings) if dist.get_rank() == 0 else None
+        try:
+            found = checkpoints.newest(folder, self.settings) if dist.get_rank() == 0 else None
+        except (OSError, checkpoints.OtherRun) as error:
+            sys.exit(f"cannot resume: {error}")
         step = torch.tensor(found.step if found else 0, device=self.device)
         dist.broadcast(step, src=0)
         self.step = int(step)
         if not self.step:
             return
-        found = found or checkpoints.read(checkpoints.path_of(folder, self.step))
+        try:
+            found = found or checkpoints.read(checkpoints.path_of(folder, self.step))
+        except (OSError, checkpoints.CheckpointDamaged) as error:
+            sys.exit(
+                f"cannot resume: {error}; every machine needs the folder that the first worker writes to"
+            )
         # After its first backward pass DDP lays out its buckets in the order in which gradients came, and so adds them
         # up in another order. The run that goes on has that behind it.
         pixels = next(self.model.parameters()).shape[1]
@@ -190,6 +207,7 @@ def main() -> None:
         train,
         given.batch_size // given.accumulate,
         sampler=sampler,
+        num_workers=given.loader_workers,
         pin_memory=device.type == "cuda",  # so that copies to the GPU need not wait
         generator=torch.Generator(),  # of its own: otherwise each epoch would draw from the one that is saved
     )
@@ -200,6 +218,7 @@ def main() -> None:
             sampler.set_epoch(epoch)  # or every epoch would have the order of the first
             sampler.start = training.step % steps * given.batch_size
             batches = iter(loader)
+            training.model.train()
             with count_bytes() as counted:  # by the kernel: gradients, and what gloo adds to them
                 while training.step < (epoch + 1) * steps:
                     loss = training.take_step(batches)
@@ -217,7 +236,9 @@ def main() -> None:
                         if device.type == "cpu":  # what NCCL sends inside a machine passes through no socket
                             measured["bytes_sent"] = sent + counted.sent
                         place.report(training.step, loss=value, epoch=epoch + 1, **measured)
-                    if folder and training.step % given.checkpoint_steps == 0:
+                    if folder and (
+                        training.step % given.checkpoint_steps == 0 or training.step == steps * given.epochs
+                    ):
                         paused = time.perf_counter()
                         training.save(folder)
                         since += time.perf_counter() - paused  # saving is not training, nor is testing
@@ -225,6 +246,7 @@ def main() -> None:
 
             paused = time.perf_counter()
             sent += counted.sent
+            training.model.eval()
             with torch.no_grad():
                 correct = (training.model(test_images).argmax(dim=1) == test_labels).sum()
             dist.all_reduce(correct)
