@@ -27,12 +27,7 @@ from typing import ClassVar, NamedTuple
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers import output
 from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
-from workshop_utils.launchers.local.environment import (
-    NO_GPU,
-    PROGRAMS,
-    inherited_variables,
-    shared_variables,
-)
+from workshop_utils.launchers.local.environment import NO_GPU, PROGRAMS, inherited_variables, shared_variables
 from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import packed
 from workshop_utils.runs import RunState
