@@ -4,7 +4,6 @@ import pytest
 
 from workshop_utils.jobs.imports import why_no_gpu
 
-HIDES = "    import tensorflow as tf\n    tf.config.set_visible_devices([], 'GPU')\n"
 TRAINS = "import torch\nfrom workshop_utils import place\ntorch.nn.Linear(2, 2)\n"
 
 
@@ -14,8 +13,6 @@ TRAINS = "import torch\nfrom workshop_utils import place\ntorch.nn.Linear(2, 2)\
         ("import mpi4py.MPI, numpy, json\nfrom workshop_utils.comm.ring import ring_all_reduce", "nothing that it"),
         (TRAINS, "puts no tensor on a GPU"),
         (TRAINS + "import horovod.torch as hvd\nx = torch.ones(2).to(torch.int64)", "puts no tensor on a GPU"),
-        (f"def main():\n{HIDES}\nif __name__ == '__main__':\n    main()", "hides all GPUs from TensorFlow"),
-        ('import tensorflow\ntensorflow.config.set_visible_devices([], "GPU")', "hides all GPUs from TensorFlow"),
     ],
 )  # fmt: skip
 def test_a_script_that_cannot_use_a_gpu_is_known_by_its_text(script, reason, make_job):
@@ -37,9 +34,6 @@ def test_a_script_that_cannot_use_a_gpu_is_known_by_its_text(script, reason, mak
         "import numpy, os\nos.execv('other', [])",
         "import numpy\n__import__('cupy')",
         "import tensorflow",
-        f"import sys\ndef hide():\n{HIDES}\nif '--cpu' in sys.argv:\n    hide()",
-        f"def main():\n{HIDES}\n    tf.config.set_visible_devices(gpus, 'GPU')\nmain()",
-        f"def main():\n  if cpu:\n{HIDES}\nmain()",
         "import numpy\nthis is no Python",
     ],
 )

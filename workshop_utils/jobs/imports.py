@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # Packages that compute on CPUs, or on the tensors that they are given.
 PASSIVE = {"horovod", "matplotlib", "mpi4py", "numpy", "pandas", "psutil", "scipy", "sklearn", "yaml"}
+PYTORCH = {"torch", "torchvision"}
 # Modules of this package that leave it to the script where tensors are.
 OURS = re.compile(r"workshop_utils(\.(place|comm|training)(\..+)?)?")
 # Of the standard library, what brings in code that this module does not read.
@@ -69,33 +70,10 @@ def why_no_gpu(job: TrainingJob) -> str | None:
             else:
                 modules |= {f"{module}.{name}" for name in names} if module == "workshop_utils" else {module}
     text = "\n".join([*texts.values(), *job.command_line_arguments, str(job.environment)])
-    frameworks = {"torch", "torchvision", "tensorflow", "keras"} & packages(modules)
     ours = {module for module in modules if module.startswith("workshop_utils")}
-    known = (sys.stdlib_module_names - OPEN_ENDED) | PASSIVE | frameworks
+    known = (sys.stdlib_module_names - OPEN_ENDED) | PASSIVE | PYTORCH
     if STARTS.search(text) or packages(modules - ours) - known or not all(map(OURS.fullmatch, ours)):
         return None
-    if not frameworks:
+    if not PYTORCH & packages(modules):
         return "nothing that it imports can use one"
-    if not frameworks & {"torch", "torchvision"}:
-        only_once = text.count("set_visible_devices") == 1 and "KERAS_BACKEND" not in text
-        return "it hides all GPUs from TensorFlow" if only_once and _hides_gpus(texts[script]) else None
-    is_told = frameworks & {"tensorflow", "keras"} or PLACES_TENSORS.search(text)
-    return None if is_told else "it puts no tensor on a GPU"
-
-
-def _hides_gpus(text: str) -> bool:
-    """Whether a statement that always runs hides all GPUs from TensorFlow."""
-    calls = (ast.unparse(each) for each in _always_run(ast.parse(text)) if isinstance(each, ast.Expr))
-    return any(call.endswith("config.set_visible_devices([], 'GPU')") for call in calls)
-
-
-def _always_run(module: ast.Module) -> Iterator[ast.stmt]:
-    """The statements of a script that nothing branches around, and of the functions that those call by themselves."""
-    functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
-    pending = list[ast.stmt](module.body)
-    for statement in pending:
-        yield statement
-        if isinstance(statement, ast.If) and ast.unparse(statement.test) == "__name__ == '__main__'":
-            pending += statement.body
-        elif called := re.fullmatch(r"(?:sys\.exit\()?(\w+)\(\)\)?", ast.unparse(statement)):
-            pending += functions.pop(called[1]).body if called[1] in functions else []
+    return None if PLACES_TENSORS.search(text) else "it puts no tensor on a GPU"

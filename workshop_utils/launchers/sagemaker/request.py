@@ -154,10 +154,11 @@ def _check_gpus(job: TrainingJob, instance_type: str) -> None:
         )
     family = FAMILIES_WITH_GPUS.fullmatch(instance_type)
     count = GPUS[family[1][0]].get(family[2]) if family else None
-    if count is not None and each * per_host > count:
+    # A script that can use a GPU takes one, whether the job asks for it or not.
+    if count is not None and max(1, each) * per_host > count:
         raise JobError(
-            f"resources.gpu is {each}, and {per_host} process(es) a node need {each * per_host} GPU(s); instance_type "
-            f"{instance_type} has {count}: take fewer processes_per_node, or a larger instance"
+            f"resources.gpu is {each}; {per_host} process(es) a node need {max(1, each) * per_host} GPU(s), and "
+            f"instance_type {instance_type} has {count}: take fewer processes_per_node, or a larger instance"
         )
 
 
