@@ -80,9 +80,12 @@ def batches_of(
     batches = rows.map(lambda batch: (tf.gather(images, batch), tf.gather(labels, batch)))
     # AutoShard decides which examples of a dataset each worker reads. Here is one worker, so there is nothing to
     # divide. Several workers that make the same dataset would need DATA, which gives each of them every N-th element.
-    sharding = tf.data.Options()
-    sharding.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return batches.with_options(sharding)
+    settings = tf.data.Options()
+    settings.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # A batch is quickly made, and the replicas need the cores: one thread, and nothing that tunes how many there are.
+    settings.threading.private_threadpool_size = 1
+    settings.autotune.enabled = False
+    return batches.with_options(settings)
 
 
 class Reports(keras.callbacks.Callback):
