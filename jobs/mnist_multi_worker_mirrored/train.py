@@ -99,9 +99,9 @@ def main() -> None:
     if steps == 0:
         sys.exit(f"batch-size is {options.batch_size}; each of {world_size} workers has only {share} images")
 
-    # Where the launch names a place for checkpoints, go on from the newest one of a run with these settings: with any
-    # other, the next step would be another one. tf.train.CheckpointManager is what a user of Keras would take; these
-    # are on the disk before training goes on (fsync), and compared with their SHA-256 when they are read.
+    # Where the launch names a place for checkpoints, go on from the newest one of a run with these settings. With
+    # others the next step would be another one; only epochs may be added. tf.train.CheckpointManager is what a user
+    # of Keras would take; these are on the disk before training goes on (fsync), and their SHA-256 is compared.
     folder = place.checkpoint_folder()
     names = ("seed", "batch_size", "hidden", "learning_rate", "momentum")
     settings = {name.replace("_", "-"): getattr(options, name) for name in names}
@@ -171,14 +171,16 @@ def main() -> None:
                 place.report(step=step, loss=loss, epoch=epoch + 1, device=device)
                 since = time.perf_counter()
             elif step % max(1, last // 20) == 0:
-                loss = loss.numpy()  # waits for the step, which a GPU may still be computing
+                value = loss.numpy()  # waits for the step, which a GPU may still be computing
                 speed = (step - begin - 1) * options.batch_size / (time.perf_counter() - since)
-                place.report(step=step, loss=loss, samples_per_second=speed, epoch=epoch + 1)
+                place.report(step=step, loss=value, samples_per_second=speed, epoch=epoch + 1)
             if folder and rank == 0 and (step % options.checkpoint_steps == 0 or step == last):
+                arrays = {name: variable.numpy() for name, variable in state.items()}
                 paused = time.perf_counter()
-                checkpoints.save(folder, step, {name: state[name].numpy() for name in state}, settings)
+                checkpoints.save(folder, step, arrays, settings)
                 since += time.perf_counter() - paused  # neither saving nor testing is training
 
+        loss.numpy()  # the last step has ended now, on a GPU too
         paused = time.perf_counter()
         test_loss, accuracy = test_step().numpy()
         if rank == 0:

@@ -100,9 +100,9 @@ def coordinate(here: place.Place, workers: int, options: argparse.Namespace) -> 
     if steps == 0:
         sys.exit(f"batch-size is {options.batch_size}; each of {workers} workers has only {share} images")
 
-    # Where the launch names a place for checkpoints, go on from the newest one of a run with these settings: with any
-    # other, the next step would be another one. tf.train.CheckpointManager is what a user of Keras would take; these
-    # are on the disk before training goes on (fsync), and compared with their SHA-256 when they are read.
+    # Where the launch names a place for checkpoints, go on from the newest one of a run with these settings. With
+    # others it would be another run; only epochs may be added. A user of Keras would take tf.train.CheckpointManager;
+    # these checkpoints are on the disk before training goes on (fsync), and their SHA-256 is compared on reading.
     folder = place.checkpoint_folder()
     names = ("seed", "batch_size", "hidden", "learning_rate", "momentum")
     settings = {name.replace("_", "-"): getattr(options, name) for name in names}

@@ -88,7 +88,8 @@ def test_losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
     return style.finish(
         figure,
         f"{len(curves)} forms make {len(together)} different curves against steps, and {len(curves)} against seconds",
-        f"the same network, batches, rate and first weights; rings in one place: {len(largest)} forms with equal losses",
+        "the same network, batches, rate and first weights; "
+        f"rings in one place: {len(largest)} forms with equal losses",
     )
 
 
