@@ -50,33 +50,26 @@ KEPT = 2  # checkpoints in the folder, beside the one that is being written
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument(
-        "--batch-size", type=int, default=64, help="images in one step, of all workers together"
-    )
-    parser.add_argument(
-        "--accumulate", type=int, default=1, help="forward passes a step; they share its batch"
-    )
+    parser.add_argument("--batch-size", type=int, default=64, help="of all workers together")
+    parser.add_argument("--accumulate", type=int, default=1, help="forward passes that share a batch")
     parser.add_argument("--learning-rate", type=float, default=0.005, help="of AdamW")
-    parser.add_argument(
-        "--warmup", type=float, default=0.05, help="part of all steps in which the rate rises to that"
-    )
-    parser.add_argument(
-        "--clip-norm", type=float, default=0.0, help="of all gradients together; 0: do not clip"
-    )
+    parser.add_argument("--warmup", type=float, default=0.05, help="part of all steps in which it rises")
+    parser.add_argument("--clip-norm", type=float, default=0.0, help="limit of the gradient's norm; 0: none")
     parser.add_argument("--hidden", type=int, default=128, help="units in the hidden layer")
+    parser.add_argument("--dropout", type=float, default=0.0, help="part of these that a step drops")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
                         help="of messages and computation; auto: bfloat16 on a GPU that has it")  # fmt: skip
-    parser.add_argument(
-        "--checkpoint-steps", type=int, default=100, help="if there is a folder for checkpoints"
-    )
-    parser.add_argument(
-        "--profile-steps", type=int, default=0, help="so many in a trace for Perfetto; 0: none"
-    )
+    parser.add_argument("--checkpoint-steps", type=int, default=100, help="between two checkpoints")
+    parser.add_argument("--profile-steps", type=int, default=0, help="steps in a trace; 0: no trace")
+    parser.add_argument("--loader-workers", type=int, default=0, help="processes that load images")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     for name in ("epochs", "batch_size", "accumulate", "hidden", "checkpoint_steps"):
         if getattr(given, name) < 1:
             parser.error(f"{name.replace('_', '-')} is {getattr(given, name)}; it must be at least 1")
+    for name in ("warmup", "dropout"):
+        if not 0 <= getattr(given, name) < 1:
+            parser.error(f"{name} is {getattr(given, name)}; it must be at least 0 and less than 1")
     return given
 
 
@@ -104,11 +97,15 @@ class Training:
             "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
             "mp_policy": policy,
         }
-        layers = (nn.Linear(pixels, given.hidden), nn.ReLU(), nn.Linear(given.hidden, 10))
+        hidden, dropout = given.hidden, nn.Dropout(given.dropout)
+        layers = (nn.Linear(pixels, hidden), nn.ReLU(), dropout, nn.Linear(hidden, 10))
         self.model: Any = nn.Sequential(*layers).to(device)
-        for layer in (layers[0], layers[2]):  # gathered, and let go of, one by one
+        for layer in (layers[0], layers[3]):  # gathered, and let go of, one by one
             fully_shard(layer, **sharding)
         fully_shard(self.model, **sharding)
+        torch.manual_seed(
+            given.seed + dist.get_rank()
+        )  # from here on workers draw differently: other units to drop
         self.optimizer = torch.optim.AdamW(self.model.parameters(), given.learning_rate)
 
         def rate(step: int) -> float:
@@ -118,7 +115,7 @@ class Training:
 
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rate)
         self.device, self.given, self.step = device, given, 0
-        names = ("seed", "epochs", "batch_size", "learning_rate", "warmup", "clip_norm", "hidden")
+        names = ("seed", "epochs", "batch_size", "learning_rate", "warmup", "clip_norm", "hidden", "dropout")
         self.settings = {name.replace("_", "-"): getattr(given, name) for name in names}
         self.settings |= {"pixels": pixels, "steps": total}
         # Checkpoints are agreed upon in a thread of their own, so in a group of their own.
@@ -176,12 +173,18 @@ class Training:
         """Go on from the newest whole checkpoint, if there is one: the first worker finds it, and all read it."""
         steps = [int(path.name[-8:]) for path in whole(folder)] if dist.get_rank() == 0 else []
         step = torch.tensor(max(steps, default=0), device=self.device)
+        for path in sorted(folder.glob("step-*")) if dist.get_rank() == 0 else ():
+            if int(path.name[-8:]) > step:
+                print(f"{path.name} was not written to its end; going back to the one before")
         dist.broadcast(step, src=0)
         if not step:
             return
         path = folder / f"step-{int(step):08d}"
-        written = json.loads((path / "settings.json").read_text(encoding="utf-8"))
-        checkpoints.refuse_other_run(folder, written, self.settings)
+        try:
+            written = json.loads((path / "settings.json").read_text(encoding="utf-8"))
+            checkpoints.refuse_other_run(folder, written, self.settings)
+        except (OSError, ValueError) as error:
+            sys.exit(f"cannot resume: {error}")
         state = self.state()
         names = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
         own = [name for name in state if name.startswith("random")]
@@ -191,7 +194,8 @@ class Training:
         try:
             dcp.load(state, checkpoint_id=path, process_group=self.group)
         except dcp.api.CheckpointException as error:
-            sys.exit(f"{path} cannot be read; remove it to go on from the one before: {error}")
+            reasons = ", ".join(f"worker {rank}: {reason!r}" for rank, (reason, _) in error.failures.items())
+            sys.exit(f"{path} cannot be read; remove it to go on from the one before ({reasons})")
         set_state_dict(
             self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
@@ -209,7 +213,7 @@ class Training:
 
 def whole(folder: Path) -> list[Path]:
     """The checkpoints in `folder` that were written to their end, the oldest first."""
-    return sorted(path.parent for path in folder.glob("step-*/.metadata"))
+    return sorted(path for path in folder.glob("step-*") if (path / ".metadata").exists())
 
 
 def main() -> None:
@@ -240,6 +244,7 @@ def main() -> None:
         train,
         part,
         sampler=sampler,
+        num_workers=given.loader_workers,
         pin_memory=device.type == "cuda",  # so that copies to the GPU need not wait
         generator=torch.Generator(),  # of its own: otherwise each epoch would draw from the one that is saved
     )
@@ -250,6 +255,7 @@ def main() -> None:
             sampler.set_epoch(epoch)  # or every epoch would have the order of the first
             sampler.start = training.step % steps * (given.batch_size // size)
             batches = iter(loader)
+            training.model.train()
             while training.step < (epoch + 1) * steps:
                 loss = training.take_step(batches)
                 profiler.step()
@@ -264,11 +270,14 @@ def main() -> None:
                     value = loss.item()  # waits for the device, so it comes before the clock is read
                     speed = samples / (time.perf_counter() - since)
                     place.report(training.step, loss=value, samples_per_second=speed, epoch=epoch + 1)
-                if folder and training.step % given.checkpoint_steps == 0:
+                if folder and (
+                    training.step % given.checkpoint_steps == 0 or training.step == steps * given.epochs
+                ):
                     training.save(folder)  # counts as training, since that goes on meanwhile
 
             loss.item()
             paused = time.perf_counter()
+            training.model.eval()
             with torch.no_grad():
                 correct = (training.model(test_images).argmax(dim=1) == test_labels).sum()
             dist.all_reduce(correct)

@@ -1,8 +1,20 @@
-"""Train a small network on handwritten digits with DistributedDataParallel: gradients are averaged as they appear."""
+"""Train a small network on handwritten digits with DistributedDataParallel: gradients are averaged as they appear.
+
+Each worker has a GPU, and NCCL joins them; where there are none, they are on CPUs, and gloo joins them. The images are
+scikit-learn's digits, which need no download; `data: mnist` is the real thing. With a folder for checkpoints that all
+machines share, a run that was killed goes on where its last checkpoint was, and ends with the weights of a run that was
+not: on CPUs bit by bit. It needs as many workers as before, since they share out the batch.
+"""
 
 import argparse
+import io
+import itertools
+import math
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -13,83 +25,242 @@ import torch.distributed.nn
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from workshop_utils import place
+from workshop_utils.training import checkpoints
 from workshop_utils.training.tcp_bytes import count_bytes
 
 
-def load(split: str) -> tuple[Tensor, Tensor]:
-    """Images in [0, 1], shape (count, pixels), and labels, shape (count,)."""
-    examples = place.load(split)
-    images = torch.frombuffer(bytearray(examples.images), dtype=torch.uint8).view(examples.count, -1) / 255
-    return images, torch.frombuffer(bytearray(examples.labels), dtype=torch.uint8).long()
-
-
-def main() -> None:
-    here = place.here()
+def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32, help="images a worker takes in one step")
+    parser.add_argument("--accumulate", type=int, default=1, help="forward passes that share a batch")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="of one worker; N take N times it")
+    parser.add_argument("--warmup", type=float, default=0.05, help="part of all steps in which it rises")
     parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--clip-norm", type=float, default=0.0, help="limit of the gradient's norm; 0: none")
     parser.add_argument("--hidden", type=int, default=128, help="units in the hidden layer")
+    parser.add_argument("--dropout", type=float, default=0.0, help="part of these that a step drops")
+    parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
+                        help="of matrix products; auto: bfloat16 on a GPU that has it")  # fmt: skip
+    parser.add_argument("--checkpoint-steps", type=int, default=100, help="between two checkpoints")
+    parser.add_argument("--profile-steps", type=int, default=0, help="steps in a trace; 0: no trace")
+    parser.add_argument("--loader-workers", type=int, default=0, help="processes that load images")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    given = parser.parse_args()
+    for name in ("epochs", "batch_size", "accumulate", "hidden", "checkpoint_steps"):
+        if getattr(given, name) < 1:
+            parser.error(f"{name.replace('_', '-')} is {getattr(given, name)}; it must be at least 1")
+    for name in ("warmup", "momentum", "dropout"):
+        if not 0 <= getattr(given, name) < 1:
+            parser.error(f"{name} is {getattr(given, name)}; it must be at least 0 and less than 1")
+    if given.batch_size % given.accumulate:
+        parser.error(
+            f"batch-size is {given.batch_size}; it must be a multiple of accumulate, {given.accumulate}"
+        )
+    return given
 
-    dist.init_process_group("gloo")
-    rank, world_size = dist.get_rank(), dist.get_world_size()
 
-    images, labels = load("train")
-    test_images, test_labels = load("test")
-    mine = slice(rank, None, world_size)  # every world_size-th example, to train as to test
-    share = len(images) // world_size  # equal shares, since every step needs every rank
-    steps = share // options.batch_size  # an epoch; the shuffled remainder waits for the next one
+class Share(DistributedSampler):
+    """A worker's share of each epoch, which may begin at `start`: what came before a restart is not loaded again."""
+
+    start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.islice(super().__iter__(), self.start, None)
+
+
+class Training:
+    """All that a step changes, and so all that a checkpoint holds. Where an epoch stands follows from `step`."""
+
+    def __init__(self, pixels: int, total: int, device: torch.device, given: argparse.Namespace) -> None:
+        size = dist.get_world_size()
+        torch.manual_seed(given.seed)
+        hidden, dropout = given.hidden, nn.Dropout(given.dropout)
+        layers = (nn.Linear(pixels, hidden), nn.ReLU(), dropout, nn.Linear(hidden, 10))
+        self.model = nn.Sequential(*layers).to(device)
+        torch.manual_seed(
+            given.seed + dist.get_rank()
+        )  # from here on workers draw differently: other units to drop
+        self.parallel = DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), given.learning_rate, given.momentum)
+
+        def rate(step: int) -> float:
+            # N workers make the batch N times as large and the steps N times fewer, so each may be N times as long,
+            # once it has risen to that step by step (Goyal et al. 2017, sections 2.1 and 2.2). From there it falls to
+            # 0, as half a cosine (Loshchilov and Hutter 2017, equation 5).
+            rises = min(1.0, step / max(1.0, given.warmup * total))
+            return (1 + (size - 1) * rises) * 0.5 * (1 + math.cos(math.pi * step / total))
+
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rate)
+        self.device, self.given, self.step = device, given, 0
+        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        self.is_low = given.dtype == "bfloat16" or (given.dtype == "auto" and has_bfloat16)
+        # Of another run are checkpoints whose next step would be another one.
+        names = (
+            "seed",
+            "epochs",
+            "batch_size",
+            "learning_rate",
+            "warmup",
+            "momentum",
+            "clip_norm",
+            "hidden",
+            "dropout",
+        )
+        self.settings = {name.replace("_", "-"): getattr(given, name) for name in names}
+        self.settings |= {"pixels": pixels, "steps": total, "workers": size}
+
+    def take_step(self, parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
+        """Update the model with the mean gradient of a batch in equal parts; returns the loss, not waiting for it."""
+        total = torch.zeros((), device=self.device)
+        for part in range(1, self.given.accumulate + 1):
+            images, labels = (tensor.to(self.device, non_blocking=True) for tensor in next(parts))
+            # Gradients add up on their worker; those of the last part set off, and come back as the workers' mean.
+            with nullcontext() if part == self.given.accumulate else self.parallel.no_sync():
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_low):
+                    loss = cross_entropy(self.parallel(images), labels) / self.given.accumulate
+                loss.backward()
+            total += loss.detach()
+        if self.given.clip_norm:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.given.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        self.step += 1
+        return total
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; all workers call this, and the first one writes."""
+        state = {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "scheduler")}
+        state["random"] = gathered(torch.get_rng_state(), self.device)
+        if self.device.type == "cuda":
+            state["random-cuda"] = gathered(torch.cuda.get_rng_state(self.device), self.device)
+        if dist.get_rank() == 0:
+            buffer = io.BytesIO()
+            torch.save(state, buffer)
+            checkpoints.write(folder, self.step, buffer.getvalue(), self.settings)
+
+    def resume(self, folder: Path) -> None:
+        """Go on from the newest whole checkpoint, if there is one: the first worker finds it, and all read it."""
+        try:
+            found = checkpoints.newest(folder, self.settings) if dist.get_rank() == 0 else None
+        except (OSError, checkpoints.OtherRun) as error:
+            sys.exit(f"cannot resume: {error}")
+        step = torch.tensor(found.step if found else 0, device=self.device)
+        dist.broadcast(step, src=0)
+        self.step = int(step)
+        if not self.step:
+            return
+        try:
+            found = found or checkpoints.read(checkpoints.path_of(folder, self.step))
+        except (OSError, checkpoints.CheckpointDamaged) as error:
+            sys.exit(
+                f"cannot resume: {error}; every machine needs the folder that the first worker writes to"
+            )
+        # After its first backward pass DDP lays out its buckets in the order in which gradients came, and so adds them
+        # up in another order. The run that goes on has that behind it.
+        pixels = next(self.model.parameters()).shape[1]
+        self.parallel(torch.zeros(1, pixels, device=self.device)).sum().backward()
+        self.optimizer.zero_grad()
+        state = torch.load(io.BytesIO(found.content), map_location="cpu", weights_only=True)
+        for name in ("model", "optimizer", "scheduler"):
+            getattr(self, name).load_state_dict(state[name])
+        # A copy of the row: PyTorch 2.13 crashes on a state that begins inside another tensor.
+        torch.set_rng_state(state["random"][dist.get_rank()].clone())
+        if self.device.type == "cuda" and "random-cuda" in state:
+            torch.cuda.set_rng_state(state["random-cuda"][dist.get_rank()].clone(), self.device)
+        if dist.get_rank() == 0:
+            print(f"resumed after step {self.step}")
+
+
+def gathered(state: Tensor, device: torch.device) -> Tensor:
+    """The random states of all workers, one a row, where the process that writes them has them."""
+    rows = [torch.empty_like(state, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, state.to(device))
+    return torch.stack(rows).cpu()
+
+
+def main() -> None:
+    given = options()
+    here = place.here()
+    device = torch.device(here.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(here.backend, device_id=device if device.type == "cuda" else None)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    train, test = (TensorDataset(*place.load(split).tensors()) for split in ("train", "test"))
+    share = len(train) // size  # equal shares, since every step needs every worker
+    steps = share // given.batch_size  # an epoch; the shuffled remainder waits for the next one
     if steps == 0:
-        sys.exit(f"batch-size is {options.batch_size}; each of {world_size} workers has only {share} images")
+        sys.exit(f"batch-size is {given.batch_size}; each of {size} workers has only {share} images")
+    training = Training(train.tensors[0].shape[1], steps * given.epochs, device, given)
+    folder = place.checkpoint_folder()
+    if folder:
+        training.resume(folder)
 
-    torch.manual_seed(options.seed)
-    model = nn.Sequential(
-        nn.Linear(images.shape[1], options.hidden), nn.ReLU(), nn.Linear(options.hidden, 10)
+    sampler = Share(train, size, rank, seed=given.seed, drop_last=True)
+    loader = DataLoader(
+        train,
+        given.batch_size // given.accumulate,
+        sampler=sampler,
+        num_workers=given.loader_workers,
+        pin_memory=device.type == "cuda",  # so that copies to the GPU need not wait
+        generator=torch.Generator(),  # of its own: otherwise each epoch would draw from the one that is saved
     )
-    parallel = DistributedDataParallel(model)
-    # N workers make the batch N times as large and the steps N times fewer, so each step may be N times as
-    # long: the linear scaling rule (Goyal et al. 2017, section 2.1).
-    optimizer = torch.optim.SGD(model.parameters(), options.learning_rate * world_size, options.momentum)
+    test_images, test_labels = (tensor[rank::size].to(device) for tensor in test.tensors)
+    begun, samples, since, sent = training.step, 0, time.perf_counter(), 0.0
+    with place.profile(given.profile_steps) as profiler:
+        for epoch in range(training.step // steps, given.epochs):
+            sampler.set_epoch(epoch)  # or every epoch would have the order of the first
+            sampler.start = training.step % steps * given.batch_size
+            batches = iter(loader)
+            training.model.train()
+            with count_bytes() as counted:  # by the kernel: gradients, and what gloo adds to them
+                while training.step < (epoch + 1) * steps:
+                    loss = training.take_step(batches)
+                    profiler.step()
+                    samples += given.batch_size
+                    if (
+                        training.step == begun + 1
+                    ):  # its time is that of starting up, so the clock starts after it
+                        is_on = str(next(training.model.parameters()).device)
+                        place.report(training.step, loss=loss.item(), epoch=epoch + 1, device=is_on)
+                        samples, since = 0, time.perf_counter()
+                    elif training.step % max(1, steps * given.epochs // 20) == 0:
+                        value = loss.item()  # waits for the device, so it comes before the clock is read
+                        measured = {"samples_per_second": samples / (time.perf_counter() - since)}
+                        if device.type == "cpu":  # what NCCL sends inside a machine passes through no socket
+                            measured["bytes_sent"] = sent + counted.sent
+                        place.report(training.step, loss=value, epoch=epoch + 1, **measured)
+                    if folder and (
+                        training.step % given.checkpoint_steps == 0 or training.step == steps * given.epochs
+                    ):
+                        paused = time.perf_counter()
+                        training.save(folder)
+                        since += time.perf_counter() - paused  # saving is not training, nor is testing
+                loss.item()
 
-    step, samples, since, sent = 0, 0, time.perf_counter(), 0.0
-    for epoch in range(1, options.epochs + 1):
-        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(options.seed + epoch))
-        with count_bytes() as counted:  # by the kernel: gradients, and what gloo adds to them
-            for batch in order[mine][: steps * options.batch_size].split(options.batch_size):
-                loss = cross_entropy(parallel(images[batch]), labels[batch])
-                optimizer.zero_grad()
-                loss.backward()  # returns with the average of all ranks' gradients
-                optimizer.step()
-                step, samples = step + 1, samples + len(batch)
-                if step == 1:  # its time is that of starting up, so the clock starts after it
-                    place.report(step=step, loss=loss.item(), epoch=epoch)
-                    samples, since = 0, time.perf_counter()
-                elif step % max(1, steps * options.epochs // 20) == 0:
-                    values = {"samples_per_second": samples / (time.perf_counter() - since), "epoch": epoch}
-                    place.report(step=step, loss=loss.item(), bytes_sent=sent + counted.sent, **values)
-                    samples, since = 0, time.perf_counter()
-
-        paused = time.perf_counter()
-        sent += counted.sent
-        with torch.no_grad():
-            correct = (model(test_images[mine]).argmax(dim=1) == test_labels[mine]).sum()
-        dist.all_reduce(correct)
-        if rank == 0:
-            place.report(step=step, accuracy=correct.item() / len(test_labels), epoch=epoch)
-        since += time.perf_counter() - paused  # testing is not training
+            paused = time.perf_counter()
+            sent += counted.sent
+            training.model.eval()
+            with torch.no_grad():
+                correct = (training.model(test_images).argmax(dim=1) == test_labels).sum()
+            dist.all_reduce(correct)
+            if rank == 0:
+                place.report(training.step, accuracy=correct.item() / len(test), epoch=epoch + 1)
+            since += time.perf_counter() - paused
 
     if rank == 0:
         here.model_folder.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), here.model_folder / "model.pt")
+        torch.save(training.model.state_dict(), here.model_folder / "model.pt")
     # Gloo's threads may still hold `correct`, and need Python's lock to let go of it. Once all have met again they
     # are done; otherwise a rank now and then aborts as it leaves, or hangs where DDP is the group's last holder.
     dist.barrier()
-    del parallel
+    del training
     dist.destroy_process_group()
 
 

@@ -26,6 +26,7 @@ MPI = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *mpi_optio
 FRAMEWORKS = {
     "mnist_single": {"torch"},
     "mnist_torch_ddp": {"torch"},
+    "mnist_fsdp": {"torch"},
     "mnist_horovod": {"horovod", "torch"},
     "mnist_mpi": {"mpi4py", "numpy"},
     "mnist_multi_worker_mirrored": {"tensorflow", "numpy"},

@@ -250,9 +250,7 @@ def trace(
     rows.loc[len(rows)] = ["median", "", *times.iloc[:, 2:].median()]
     typer.echo(rows.round(1).to_string(index=False))
     if not times["communication_ms"].any():
-        typer.echo(
-            "no communication is in these traces: PyTorch records only what goes through torch.distributed"
-        )
+        typer.echo("no communication is in these traces: on CPUs, PyTorch records only torch.distributed's")
     typer.echo(
         f"{output} has {len(ranks)} of {ranks[0].world_size} ranks; open it in https://ui.perfetto.dev or chrome://tracing"
     )

@@ -349,11 +349,13 @@ class FullySharded(_Sharded):
     With a `compute_dtype`, precision is mixed. Shards, their gradients and the optimizer's state stay as they are
     (float32). Each unit's parameters are cast before they are gathered, and so are the floating-point inputs of the
     model and of each unit. Everything between is computed in `compute_dtype`, and so is the loss, unless you cast the
-    outputs; buffers keep their type. The reduce-scatter adds gradients in `compute_dtype` and rounds at each of its
-    N − 1 steps; several backward passes add up in float32. PyTorch's FSDP2 does the same with
-    `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`; its `reduce_dtype=torch.float32` would send gradients of twice
-    the bytes, and not round their sums. In float16, gradients below 6e-8 vanish: multiply the loss by a constant, such
-    as 1024, and divide the shards' gradients by it before the step.
+    outputs. Buffers keep their type, so a BatchNorm, which wants one type for all, fails. The reduce-scatter adds
+    gradients in `compute_dtype` and rounds at each of its N − 1 steps; several backward passes add up in float32.
+
+    PyTorch's FSDP2 does the same with `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`; its
+    `reduce_dtype=torch.float32` would send gradients of twice the bytes, and not round their sums. In float16,
+    gradients below 6e-8 vanish: multiply the loss by a constant, such as 1024, and divide the shards' gradients by it
+    before the step.
 
     Args:
         module: on the CPU or on "meta"; of the same structure on all ranks.

@@ -16,7 +16,13 @@ from rich.table import Table
 
 from workshop_utils.runs import Run, RunFailed, RunState
 
-COLUMNS = {"step": "{:.0f}", "loss": "{:.4f}", "accuracy": "{:.3f}", "samples_per_second": "{:,.0f}"}
+COLUMNS = {
+    "device": "{}",
+    "step": "{:.0f}",
+    "loss": "{:.4f}",
+    "accuracy": "{:.3f}",
+    "samples_per_second": "{:,.0f}",
+}
 REFRESH_SECONDS = 0.25
 
 
@@ -44,7 +50,7 @@ def _table(run: Run) -> Table:
     table.add_column("state")
     for name in COLUMNS:
         table.add_column(name.replace("samples_per_second", "samples/s"), justify="right")
-    latest = run.metrics.groupby("worker")[list(COLUMNS)].last().to_dict("index")
+    latest = run.metrics.reindex(columns=["worker", *COLUMNS]).groupby("worker").last().to_dict("index")
     started = {start["worker"] for start in run.starts}
     for worker in run.workers:
         state = "training" if worker in latest else "started" if worker in started else "starting"

@@ -261,7 +261,7 @@ def rows_of(job: TrainingJob, run: Run) -> Iterator[dict[str, Any]]:
       worker and the busiest server send and receive in a step; `samples_per_second` of all workers. The first step, in
       which connections open up, is left out.
     - Of all-reduces: `nbytes` and `seconds`, the median of repeats.
-    - Of any other job: `samples_per_second`, the sum of the workers' medians; `first_step_seconds`, from the launch to
+    - Of any other job: `samples_per_second`, of all workers; `first_step_seconds`, from the launch to
       the first report; and the last `loss` and `accuracy`, means of the workers. NaN where nothing was reported.
     """
     metrics = run.metrics
@@ -273,9 +273,9 @@ def rows_of(job: TrainingJob, run: Run) -> Iterator[dict[str, Any]]:
             yield {"nbytes": nbytes, "seconds": seconds / calls}
     else:
         by_worker = metrics.groupby("worker")
-        last = by_worker[["loss", "accuracy"]].last()  # the last that is not NaN
+        last = by_worker[["loss", "accuracy", "samples_per_second"]].last()  # the last that is not NaN
         yield {
-            "samples_per_second": float(by_worker["samples_per_second"].median().sum(min_count=1)),
+            "samples_per_second": float(last["samples_per_second"].sum(min_count=1)),
             "first_step_seconds": float(metrics["seconds"].min()),
             "loss": float(last["loss"].mean()),
             "accuracy": float(last["accuracy"].mean()),
@@ -319,10 +319,12 @@ def parts_of(steps: pd.DataFrame) -> dict[str, pd.Series[float]]:
 
 
 def mnist_jobs(folder: str | Path, workers: Sequence[int], **arguments: Any) -> list[TrainingJob]:
-    """Each `mnist_*` job of `folder` with each number of workers that its strategy can have, and these `arguments`."""
+    """The job `mnist_STRATEGY` of each strategy in `folder`, with these `arguments`, for each number of workers."""
     jobs = []
     for path in sorted(Path(folder).glob("mnist_*/job.yaml")):
         job = TrainingJob.load(path)
+        if path.parent.name != f"mnist_{job.strategy}":  # mnist_fsdp cuts another batch
+            continue
         for count in workers:
             candidate = job.replace(workers=count, arguments=arguments)
             with contextlib.suppress(JobError):  # such as two workers of `single`

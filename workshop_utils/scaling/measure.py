@@ -18,8 +18,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
-import numpy.typing as npt
 import psutil
 
 from workshop_utils.runs import Run
@@ -67,16 +65,13 @@ class MemoryMeter:
         return self.nbytes[stage]
 
 
-def samples_per_second(run: Run) -> npt.NDArray[np.float64]:
-    """What all workers of `run` trained together in a second, one value a report, in order of steps.
-
-    Workers report at the same steps; a report that some worker lacks is left out.
+def samples_per_second(run: Run) -> float:
+    """What all workers of `run` trained together in a second, by the last report of each, which is of the whole run.
 
     Raises:
-        ValueError: if no step was reported with samples_per_second by every worker that reported any.
+        ValueError: if no step was reported with samples_per_second.
     """
-    table = run.metrics.dropna(subset=["samples_per_second"])
-    by_step = table.pivot_table(index="step", columns="worker", values="samples_per_second").dropna()
-    if by_step.empty:
+    reports = run.metrics.dropna(subset=["samples_per_second"])
+    if reports.empty:
         raise ValueError(f"{run.name} has reported no samples_per_second yet")
-    return by_step.sum(axis="columns").to_numpy(dtype=float)
+    return float(reports.groupby("worker")["samples_per_second"].last().sum())

@@ -8,8 +8,8 @@ communication, and how much of that was exposed: communication during which the 
 | communication | NCCL's kernels | what PyTorch names `gloo:...`, `mpi:...` or `ucc:...`, on threads of their own |
 | computation | all other kernels | operators, `aten::...`, on any thread |
 
-Communication lasts until the other ranks have done their part, so it includes waiting for them. Horovod's and the
-workshop's own message passing do not go through PyTorch, and are not in its traces.
+Communication lasts until the other ranks have done their part, so it includes waiting for them. On CPUs, Horovod's and
+the workshop's own message passing do not go through PyTorch, and are not in its traces.
 
 Clocks: a rank's times are those of its host's clock. The ranks of one host agree to about 0.1 ms; those of different
 hosts only as well as the hosts' clocks do, which NTP keeps within a few milliseconds of each other.
@@ -176,7 +176,7 @@ def _as_process(trace: Trace, shift: float) -> list[Event]:
         thread = threads.setdefault((event["pid"], event["tid"]), len(threads) + 1)
         event = {**event, "pid": trace.rank, "tid": thread, "ts": round(event["ts"] + shift, 3)}
         if (name := collective_of(event)) is not None:
-            args = {**event["args"], "event": event["name"]}
+            args = {**event.get("args", {}), "event": event["name"]}
             event |= {"name": name, "cat": "communication", "cname": "thread_state_iowait", "args": args}
             communicating.add(thread)
         if "id" in event:  # of an arrow, which must not lead to another rank
@@ -213,8 +213,8 @@ def step_times(traces: Sequence[Trace]) -> pd.DataFrame:
 
     A step is what lies between two calls of `profiler.step()`. With C the union of the rank's communication intervals
     and K that of its computation intervals (see the module), and both cut to the step, communication is the length of
-    C, and exposed communication that of C without K. With a GPU, kernels run after the calls that launch them: what a
-    step leaves behind is counted to the next.
+    C, and exposed communication that of C without K. A GPU runs kernels after the calls that launch them, so kernels
+    that are left over from one step count towards the next.
     """
     rows = []
     for trace in traces:

@@ -130,8 +130,14 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def paths(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, damaged or not, the oldest first. Half-written ones have no such name."""
-    return sorted(path for path in folder.glob("step-*") if NAME.fullmatch(path.name))
+    """The checkpoints in `folder`, damaged or not, the oldest first. Half-written ones have no such name.
+
+    Raises:
+        OSError: if the folder cannot be read; one that does not exist holds none.
+    """
+    if not folder.exists():
+        return []
+    return sorted(path for path in folder.iterdir() if NAME.fullmatch(path.name))
 
 
 def read(path: Path) -> Checkpoint:

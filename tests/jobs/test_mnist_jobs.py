@@ -1,0 +1,233 @@
+"""The mnist jobs of PyTorch, Horovod and MPI train as one process, survive a kill, and refuse what they cannot do."""
+
+import math
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+from launching import job_of, launched
+from torch.nn.functional import cross_entropy
+
+from workshop_utils import place
+from workshop_utils.launchers.local import Local
+from workshop_utils.runs import RunFailed
+from workshop_utils.training import checkpoints, data
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
+
+EVERYTHING = {"dropout": 0.1, "accumulate": 3, "clip_norm": 1}
+UNFUSED = {"HOROVOD_FUSION_THRESHOLD": "0"}
+
+
+def weights(folder):
+    """The parameters that a run has saved in `folder`, as one array."""
+    (file,) = folder.iterdir()
+    if file.suffix == ".pt":
+        arrays = [tensor.numpy() for tensor in torch.load(file, weights_only=True).values()]
+    else:
+        with np.load(file) as model:
+            arrays = list(model.values())
+    return np.concatenate([array.reshape(-1) for array in arrays])
+
+
+def killed(job, step):
+    """Launch `job`, and kill its last worker once it has reported `step`."""
+    with Local(warm=True).launch(job) as run:
+        deadline = time.monotonic() + 100
+        while not any(record["step"] >= step for record in run.records):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        (process,) = [start["pid"] for start in run.starts if start["rank"] == job.workers - 1]
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(RunFailed, match="was killed by SIGKILL"):
+            run.wait(100)
+
+
+def printed(run):
+    return [line.text for line in run.logs(worker="worker-0")]
+
+
+def steps_of_rank_0(run):
+    table = run.metrics
+    return table[(table["rank"] == 0) & table["loss"].notna()]["step"].tolist() if len(table) else []
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "arguments", "environment"),
+    [
+        # Small parts of the batch, so that it takes its time.
+        pytest.param("mnist_single", 1, {"dropout": 0.1, "accumulate": 60}, {}, id="one process"),
+        pytest.param("mnist_torch_ddp", 2, EVERYTHING, {}, id="DDP"),
+        pytest.param("mnist_torch_ddp", 4, {"dropout": 0.1}, {}, id="DDP, four workers"),
+        pytest.param("mnist_fsdp", 2, {**EVERYTHING, "batch_size": 60, "epochs": 2}, {}, id="FSDP"),
+        pytest.param("mnist_horovod", 2, EVERYTHING, {}, id="Horovod"),
+        pytest.param("mnist_horovod", 4, EVERYTHING, UNFUSED, id="Horovod, four workers without fusion"),
+        pytest.param("mnist_mpi", 4, {"hidden": 2048}, {}, id="MPI"),
+    ],
+)
+def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(
+    name, workers, arguments, environment, tmp_path
+):
+    # 25 steps an epoch, whatever the number of workers.
+    arguments = {"batch_size": 60 // workers, "epochs": 4, "checkpoint_steps": 7, **arguments}
+    fields = {"workers": workers, "arguments": arguments, "environment": environment}
+    run = launched(name, tmp_path / "whole", **fields)
+    assert run.metrics["device"].dropna().tolist() == ["cpu"] * workers
+    whole = weights(tmp_path / "whole")
+
+    saved = tmp_path / "saved"
+    job = job_of(name, checkpoints=str(saved), **fields)
+    killed(job, step=20)
+    resumed = launched(name, tmp_path / "resumed", checkpoints=str(saved), **fields)
+    (step,) = [int(text.split()[-1]) for text in printed(resumed) if text.startswith("resumed after step ")]
+    assert step % 7 == 0
+    # FSDP writes while it trains: what it had not finished is lost as well.
+    assert (7 if name == "mnist_fsdp" else 14) <= step < 25 * arguments["epochs"]
+    assert steps_of_rank_0(resumed)[0] == step + 1
+    assert weights(tmp_path / "resumed").tobytes() == whole.tobytes()
+
+
+def test_any_number_of_workers_goes_on_with_what_fsdp_has_sharded(tmp_path):
+    arguments = {"batch_size": 60, "epochs": 2, "checkpoint_steps": 7}
+    launched("mnist_fsdp", tmp_path / "whole", workers=1, arguments=arguments)
+    saved = str(tmp_path / "saved")
+    killed(job_of("mnist_fsdp", workers=2, arguments=arguments, checkpoints=saved), step=14)
+    launched("mnist_fsdp", tmp_path / "four", workers=4, arguments=arguments, checkpoints=saved)
+    # float32, added up in another order
+    np.testing.assert_allclose(weights(tmp_path / "four"), weights(tmp_path / "whole"), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["mnist_torch_ddp", "mnist_horovod", "mnist_mpi"])
+def test_a_run_with_checkpoints_goes_back_ends_again_and_refuses_another_run(name, tmp_path):
+    saved = tmp_path / "saved"
+    arguments = {"batch_size": 30, "epochs": 1, "checkpoint_steps": 10, "learning_rate": 0.1}
+    fields = {"workers": 2, "arguments": arguments, "checkpoints": str(saved)}
+    launched(name, tmp_path / "whole", **fields)
+    whole = weights(tmp_path / "whole")
+    assert [path.name for path in checkpoints.paths(saved)] == [
+        "step-00000020.checkpoint",
+        "step-00000025.checkpoint",
+    ]
+
+    ended = launched(name, tmp_path / "ended", **fields)
+    assert "resumed after step 25" in printed(ended)
+    assert steps_of_rank_0(ended) == []
+    assert weights(tmp_path / "ended").tobytes() == whole.tobytes()
+
+    newest = checkpoints.paths(saved)[-1]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    back = launched(name, tmp_path / "back", **fields)
+    assert any(text.startswith("step-00000025.checkpoint holds ") for text in printed(back))
+    assert "resumed after step 20" in printed(back)
+    assert weights(tmp_path / "back").tobytes() == whole.tobytes()
+
+    with pytest.raises(RunFailed) as other:
+        launched(name, **{**fields, "workers": 3})
+    assert "cannot resume: the checkpoints in " in str(other.value)
+    assert "are of another run: " in str(other.value)
+    assert "workers is 3 and was 2; give another folder" in str(other.value)
+
+    checkpoints.path_of(saved, 30).mkdir()  # a name that is there and cannot be read
+    with pytest.raises(RunFailed) as unreadable:
+        launched(name, **fields)
+    assert "cannot resume: [Errno 21] Is a directory" in str(unreadable.value)
+
+
+def test_an_unfinished_checkpoint_of_fsdp_is_passed_over_and_a_damaged_one_is_named(tmp_path):
+    arguments = {"batch_size": 60, "epochs": 1, "checkpoint_steps": 10}
+    fields = {"workers": 2, "checkpoints": str(tmp_path), "arguments": arguments}
+    launched("mnist_fsdp", **fields)
+    newest = tmp_path / "step-00000025"
+    (newest / ".metadata").unlink()
+    assert printed(launched("mnist_fsdp", **fields)) == [
+        "step-00000025 was not written to its end; going back to the one before",
+        "resumed after step 20",
+    ]
+    with pytest.raises(
+        RunFailed, match=r"cannot resume: .* of another run: hidden is 8 and was 128; give another"
+    ):
+        launched("mnist_fsdp", **{**fields, "arguments": {**arguments, "hidden": 8}})
+    part = newest / "__1_0.distcp"
+    part.write_bytes(part.read_bytes()[:1000])
+    with pytest.raises(
+        RunFailed, match=r"step-00000025 cannot be read; remove it to go on from the one before"
+    ):
+        launched("mnist_fsdp", **fields)
+
+
+def by_one_process(steps, batch_size, learning_rate, clip_norm):
+    """The parameters after one epoch of plain training on batches of all workers, from the job's own seeds."""
+    images, labels = place.load("train", data.prepare("digits")).tensors()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Dropout(0), torch.nn.Linear(128, 10)
+        )
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    velocity = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    for step in range(steps):
+        batch = order[step * batch_size : (step + 1) * batch_size]
+        gradients = torch.autograd.grad(
+            cross_entropy(model(images[batch]), labels[batch]), list(model.parameters())
+        )
+        norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
+        rate = learning_rate(step)
+        with torch.no_grad():
+            for parameter, gradient, speed in zip(model.parameters(), gradients, velocity, strict=True):
+                speed.mul_(0.9).add_(gradient * min(1.0, clip_norm / norm))
+                parameter.sub_(rate * speed)
+    return np.concatenate([parameter.detach().numpy().reshape(-1) for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [("mnist_torch_ddp", "torch_ddp"), ("mnist_horovod", "horovod"), ("mnist_horovod", "mpi")],
+)
+def test_two_workers_accumulate_clip_and_warm_up_as_one_process_with_the_whole_batch(
+    name, strategy, tmp_path
+):
+    arguments = {"epochs": 1, "batch_size": 30, "accumulate": 3, "clip_norm": 0.5, "warmup": 0.2}
+    launched(name, tmp_path, workers=2, strategy=strategy, arguments=arguments)
+
+    def rate(step):  # from 0.05 to 2 × 0.05 in 5 of 25 steps, under half a cosine
+        return 0.05 * min(1 + step / 5, 2) * (1 + math.cos(math.pi * step / 25)) / 2
+
+    np.testing.assert_allclose(weights(tmp_path), by_one_process(25, 60, rate, 0.5), rtol=0, atol=1e-5)
+
+
+def test_horovod_learns_with_bfloat16_products_and_fp16_messages():
+    arguments = {"epochs": 2, "dtype": "bfloat16", "fp16_allreduce": 1}
+    assert launched("mnist_horovod", arguments=arguments).metrics["accuracy"].max() > 0.8
+
+
+def test_mpi_reaches_the_parameters_of_one_worker_with_the_whole_batch(tmp_path):
+    # Without warm-up, three workers take three times the learning rate of one all along.
+    arguments = {"epochs": 2, "warmup": 0}
+    alone = {**arguments, "batch_size": 60, "learning_rate": 0.15}
+    launched("mnist_mpi", tmp_path / "alone", workers=1, arguments=alone)
+    launched("mnist_mpi", tmp_path / "three", workers=3, arguments={**arguments, "batch_size": 20})
+    np.testing.assert_allclose(weights(tmp_path / "three"), weights(tmp_path / "alone"), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("mnist_horovod", {"accumulate": 5}, "batch-size is 32; it must be a multiple of accumulate, 5"),
+        ("mnist_torch_ddp", {"batch_size": 800}, "each of 2 workers has only 750 images"),
+        ("mnist_torch_ddp", {"warmup": 1.5}, "warmup is 1.5; it must be at least 0 and less than 1"),
+        (
+            "mnist_fsdp",
+            {"accumulate": 5},
+            "batch-size is 64; it must be a multiple of the number of workers, 2, ",
+        ),
+        ("mnist_mpi", {"checkpoint_steps": 0}, "checkpoint-steps is 0; it must be at least 1"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_a_sentence(name, arguments, message):
+    with pytest.raises(RunFailed) as refused:
+        launched(name, arguments=arguments)
+    assert message in str(refused.value)
+    assert "Traceback" not in str(refused.value)
