@@ -16,6 +16,7 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
 # TensorFlow writes to the log while it is loaded; level 2 leaves its errors. oneDNN would add a notice of its own.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -45,9 +46,11 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--checkpoint-steps", type=int, default=100, help="from one checkpoint to the next")
     options = parser.parse_args()
-    for name, least in (("epochs", 1), ("batch_size", 1), ("bytes_per_pack", 0), ("checkpoint_steps", 1)):
-        if (value := getattr(options, name)) < least:
-            parser.error(f"{name.replace('_', '-')} is {value}; it must be at least {least}")
+    for name in ("epochs", "batch_size", "hidden", "checkpoint_steps"):
+        if getattr(options, name) < 1:
+            parser.error(f"{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
+    if options.bytes_per_pack < 0:
+        parser.error(f"bytes-per-pack is {options.bytes_per_pack}; it must be at least 0")
     return options
 
 
@@ -84,6 +87,15 @@ def logits(weights: list[tf.Variable], images: tf.Tensor) -> tf.Tensor:
     return tf.nn.relu(images @ w1 + b1) @ w2 + b2
 
 
+def resume(folder: Path, settings: checkpoints.Settings) -> checkpoints.Checkpoint | None:
+    """The newest whole checkpoint; None if there is none. One of a run with other settings ends this one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the first checkpoint
+        return checkpoints.newest(folder, settings)
+    except (OSError, checkpoints.OtherRun) as error:
+        sys.exit(f"cannot resume: {error}")
+
+
 def main() -> None:
     here, options = place.here(), parse()
     rank, world_size = here.rank or 0, here.world_size
@@ -106,7 +118,7 @@ def main() -> None:
     names = ("seed", "batch_size", "hidden", "learning_rate", "momentum")
     settings = {name.replace("_", "-"): getattr(options, name) for name in names}
     settings |= {"workers": world_size, "images": train.count, "pixels": train.height * train.width}
-    checkpoint = checkpoints.newest(folder, settings) if folder and rank == 0 else None
+    checkpoint = resume(folder, settings) if folder and rank == 0 else None
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=hints)
     images, labels = map(tf.constant, train.arrays())

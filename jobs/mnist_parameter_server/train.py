@@ -17,6 +17,7 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
 # TensorFlow writes to the log while it is loaded; level 2 leaves its errors. oneDNN would add a notice of its own.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -43,9 +44,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint-steps", type=int, default=100, help="at least, between two checkpoints")
     options = parser.parse_args()
-    for name in ("epochs", "batch_size", "checkpoint_steps"):
-        if (value := getattr(options, name)) < 1:
-            parser.error(f"{name.replace('_', '-')} is {value}; it must be at least 1")
+    for name in ("epochs", "batch_size", "hidden", "checkpoint_steps"):
+        if getattr(options, name) < 1:
+            parser.error(f"{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
     return options
 
 
@@ -91,6 +92,15 @@ def logits(weights: list[tf.Tensor], images: tf.Tensor) -> tf.Tensor:
     return tf.nn.relu(tf.cast(images, tf.float32) / 255 @ w1 + b1) @ w2 + b2
 
 
+def resume(folder: Path, settings: checkpoints.Settings) -> checkpoints.Checkpoint | None:
+    """The newest whole checkpoint; None if there is none. One of a run with other settings ends this one."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the first checkpoint
+        return checkpoints.newest(folder, settings)
+    except (OSError, checkpoints.OtherRun) as error:
+        sys.exit(f"cannot resume: {error}")
+
+
 def coordinate(here: place.Place, workers: int, options: argparse.Namespace) -> None:
     """The chief's part: it gives each batch to a worker that is free."""
     images, labels = load("train")
@@ -107,7 +117,7 @@ def coordinate(here: place.Place, workers: int, options: argparse.Namespace) -> 
     names = ("seed", "batch_size", "hidden", "learning_rate", "momentum")
     settings = {name.replace("_", "-"): getattr(options, name) for name in names}
     settings |= {"workers": workers, "images": len(images), "pixels": images.shape[1]}
-    checkpoint = checkpoints.newest(folder, settings) if folder else None
+    checkpoint = resume(folder, settings) if folder else None
 
     tf.config.set_visible_devices([], "GPU")  # the chief computes nothing but tests
     strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
