@@ -138,7 +138,8 @@ def main() -> None:
     strategy = tf.distribute.MirroredStrategy(choose_devices(here, options.replicas))
     replicas = strategy.num_replicas_in_sync
 
-    images, labels = map(tf.constant, place.load("train").arrays())
+    with tf.device("CPU:0"):  # where batches are made
+        images, labels = map(tf.constant, place.load("train").arrays())
     test_images, test_labels = map(tf.constant, place.load("test").arrays())
     share = len(images) // replicas
     steps = share // options.batch_size  # an epoch; the shuffled remainder waits for the next one

@@ -41,9 +41,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--hidden", type=int, default=128, help="units in the hidden layer")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--bytes-per-pack", type=int, default=0, help="of a collective; 0: TensorFlow decides"
-    )
+    parser.add_argument("--bytes-per-pack", type=int, default=0, help="of a collective; 0: automatic")
     parser.add_argument("--checkpoint-steps", type=int, default=100, help="from one checkpoint to the next")
     options = parser.parse_args()
     for name in ("epochs", "batch_size", "hidden", "checkpoint_steps"):
