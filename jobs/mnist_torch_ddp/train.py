@@ -92,7 +92,7 @@ class Training:
             # N workers make the batch N times as large and the steps N times fewer, so each may be N times as long,
             # once it has risen to that step by step (Goyal et al. 2017, sections 2.1 and 2.2). From there it falls to
             # 0, as half a cosine (Loshchilov and Hutter 2017, equation 5).
-            rises = min(1.0, step / max(1.0, given.warmup * total))
+            rises = min(1.0, step / (given.warmup * total)) if given.warmup else 1.0
             return (1 + (size - 1) * rises) * 0.5 * (1 + math.cos(math.pi * step / total))
 
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rate)
