@@ -394,10 +394,10 @@ def report(step: int, **values: float | str) -> None:
 
 def _gpu_count() -> int:
     """How many GPUs the framework that this process has imported can use; it does not take hold of any."""
-    if "torch" in sys.modules:
+    if sys.modules.get("torch"):  # it is None where an import has been ruled out
         count: int = sys.modules["torch"].cuda.device_count()
         return count
-    if "tensorflow" in sys.modules:
+    if sys.modules.get("tensorflow"):
         return len(sys.modules["tensorflow"].config.list_physical_devices("GPU"))
     return 0
 

@@ -32,7 +32,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--tensors", type=int, default=64, help="how many there are")
     parser.add_argument("--nbytes", type=int, default=4000, help="size of each")
-    parser.add_argument("--bytes-per-pack", default="1,0", help="several, separated by commas; 0: all in one")
+    parser.add_argument(
+        "--bytes-per-pack", default="1,0", help="several, separated by commas; 0: TensorFlow decides"
+    )
     parser.add_argument("--repeats", type=int, default=20, help="how often each hint is measured")
     options = parser.parse_args()
     hints = [int(text) for text in options.bytes_per_pack.split(",")]

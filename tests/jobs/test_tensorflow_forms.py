@@ -12,8 +12,9 @@ from launching import launched
 from workshop_utils.training import data
 
 BATCH = 17  # images a worker takes in a step; 17, 13 and 10 classes are odd for 2 and 3
-HIDDEN, EPOCHS, RATE = 13, 2, 0.05
+HIDDEN, EPOCHS = 13, 2
 WORKERS = 3
+RATE = 0.15  # of one step, whoever takes part in it
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
 
@@ -96,7 +97,11 @@ def test_synchronous_between_graph_replication_equals_the_same_and_goes_at_the_p
 
 def test_asynchronous_between_graph_replication_steps_for_every_batch_and_waits_for_nobody(tmp_path):
     late = {"slow_worker": WORKERS - 1, "slow_seconds": 0.1}
-    run = trained("digits_between_graph", tmp_path, WORKERS, consistency="asynchronous", **late)
+    one = {
+        "consistency": "asynchronous",
+        "learning_rate": RATE / WORKERS,
+    }  # since its steps are of one worker
+    run = trained("digits_between_graph", tmp_path, WORKERS, **one, **late)
     tested = run.metrics.dropna(subset=["test_loss"])
     assert tested["step"].iloc[-1] == WORKERS * EPOCHS * steps_an_epoch(WORKERS)
     assert tested["accuracy"].iloc[-1] > 0.8
@@ -108,8 +113,7 @@ def test_asynchronous_between_graph_replication_steps_for_every_batch_and_waits_
 def test_replicas_equal_one_that_takes_the_batch_of_all_and_have_a_mirror_of_every_variable(
     mirrored, tmp_path
 ):
-    whole = {"batch_size": WORKERS * BATCH, "learning_rate": WORKERS * RATE}
-    serial = trained("digits_mirrored", tmp_path, 1, replicas=1, **whole)
+    serial = trained("digits_mirrored", tmp_path, 1, replicas=1, batch_size=WORKERS * BATCH)
     assert_equal(mirrored, serial, steps_an_epoch(WORKERS))
     mirrors = {f"/job:localhost/task:0/device:CPU:{index}" for index in range(WORKERS)}
     assert mirrored.devices == dict.fromkeys(("w1", "b1", "w2", "b2"), mirrors)

@@ -68,7 +68,7 @@ def test_losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
         if len(group) > 1:
             last = curves[group[0]].iloc[-1]
             words, place = f"{len(group)} synchronous\nforms", (last["step"], last["test_loss"])
-            style.note(by_step, words, place, (0, -13), ha="center", va="top", linespacing=1.2)
+            style.note(by_step, words, place, (0, -13), ha="right", va="top", linespacing=1.2)
     by_end = sorted(curves, key=lambda name: float(curves[name]["seconds"].iloc[-1]))
     for name in by_end:
         marker = style.MARKERS[list(FORMS).index(name)]
@@ -88,7 +88,8 @@ def test_losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
     return style.finish(
         figure,
         f"{len(curves)} forms make {len(together)} different curves against steps, and {len(curves)} against seconds",
-        f"the same network, batches and first weights; rings in one place: {len(largest)} forms with equal losses",
+        "the same network, batches, rate and first weights; "
+        f"rings in one place: {len(largest)} forms with equal losses",
     )
 
 

@@ -1,0 +1,112 @@
+"""Which devices TensorFlow's jobs take, on machines whose GPUs are made up: there are none where tests run."""
+
+import importlib.util
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from launching import JOBS
+
+from workshop_utils import place
+
+MIRRORED = {"worker": ["a:1", "a:2", "b:1", "b:2"]}
+SERVERS = {"chief": ["a:1"], "ps": ["a:2"], "worker": ["a:3", "a:4"]}
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """`script(name)` is the module of a job, which trains only when it is called."""
+    for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_ENABLE_ONEDNN_OPTS", "TF_USE_LEGACY_KERAS"):
+        monkeypatch.setenv(name, "1")  # the module would set them for the tests that follow
+    monkeypatch.delenv("WORKSHOP_DEVICE", raising=False)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # a job of TensorFlow's has not imported it
+
+    def load(name):
+        specification = importlib.util.spec_from_file_location(name, JOBS / name / "train.py")
+        module = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """`machine(n)` lets TensorFlow see n GPUs, and returns what it is then told about its devices."""
+    config = pytest.importorskip("tensorflow").config
+
+    def build(count):
+        devices = {"GPU": [f"gpu-{index}" for index in range(count)], "CPU": ["processor"]}
+        told = SimpleNamespace(visible={}, growing=[], threads=None, parts=1)
+        monkeypatch.setattr(config, "list_physical_devices", lambda kind: devices[kind])
+        monkeypatch.setattr(
+            config, "set_visible_devices", lambda some, kind: told.visible.update({kind: some})
+        )
+        monkeypatch.setattr(
+            config, "set_logical_device_configuration", lambda _, parts: setattr(told, "parts", len(parts))
+        )
+        monkeypatch.setattr(
+            config.experimental, "set_memory_growth", lambda gpu, on: told.growing.append((gpu, on))
+        )
+        monkeypatch.setattr(
+            config.threading, "set_intra_op_parallelism_threads", lambda n: setattr(told, "threads", n)
+        )
+        return told
+
+    return build
+
+
+def task(cluster, role, index):
+    config = {"cluster": cluster, "task": {"type": role, "index": index}}
+    return place.from_environment({"TF_CONFIG": json.dumps(config)})
+
+
+def test_a_mirrored_worker_takes_the_gpu_of_its_local_rank_and_nccl(script, machine):
+    job, told = script("mnist_multi_worker_mirrored"), machine(2)
+    assert job.choose_device(task(MIRRORED, "worker", 3)).name == "NCCL"
+    assert (told.visible, told.growing) == ({"GPU": "gpu-1"}, [("gpu-1", True)])
+    assert told.threads is None  # on a machine with GPUs the processor is not what workers share
+
+
+@pytest.mark.parametrize(("cluster", "threads"), [(MIRRORED, 1), ({"worker": ["a:1", "b:1"]}, None)])
+def test_a_mirrored_worker_without_gpus_takes_the_ring_and_one_thread_where_it_shares_the_cores(
+    cluster, threads, script, machine
+):
+    job, told = script("mnist_multi_worker_mirrored"), machine(0)
+    assert job.choose_device(task(cluster, "worker", 1)).name == "RING"
+    assert (told.visible, told.growing, told.threads) == ({"GPU": []}, [], threads)
+
+
+def test_replicas_of_one_process_take_as_many_gpus_or_parts_of_the_processor(script, machine):
+    job, alone = script("digits_mirrored"), place.from_environment({})
+    told = machine(3)
+    assert job.choose_devices(alone, 2) == ["GPU:0", "GPU:1"]
+    assert told.visible == {"GPU": ["gpu-0", "gpu-1"]}
+    assert told.growing == [("gpu-0", True), ("gpu-1", True)]
+    with pytest.raises(ValueError, match=r"replicas is 4; this machine has 3 GPU\(s\)"):
+        job.choose_devices(alone, 4)
+    told = machine(0)
+    assert job.choose_devices(alone, 2) == ["CPU:0", "CPU:1"]
+    assert (told.visible, told.parts) == ({"GPU": []}, 2)
+
+
+JOBS_WITH_SERVERS = ("mnist_parameter_server", "digits_in_graph", "digits_between_graph")
+
+
+@pytest.mark.parametrize("name", JOBS_WITH_SERVERS)
+def test_beside_parameter_servers_each_worker_has_a_gpu_of_its_own_and_nobody_else_has_any(
+    name, script, machine
+):
+    job = script(name)
+    machine(2)
+    for index in (0, 1):
+        options = job.server_options(task(SERVERS, "worker", index))
+        assert options.gpu_options.visible_device_list == str(index)
+        assert options.gpu_options.allow_growth
+        assert "GPU" not in options.device_count
+    for role in ("chief", "ps"):
+        assert job.server_options(task(SERVERS, role, 0)).device_count["GPU"] == 0
+    machine(1)
+    with pytest.raises(ValueError, match=r"2 processes train on this machine, which has 1 GPU\(s\) for them"):
+        job.server_options(task(SERVERS, "worker", 0))
