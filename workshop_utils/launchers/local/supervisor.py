@@ -44,6 +44,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 GRACE_SECONDS = 2.0  # between SIGTERM and SIGKILL; a failed run must be gone within five seconds
 SERVICE_GRACE_SECONDS = 3.0  # for parameter servers to see that their chief has gone
+DEATH_SECONDS = 0.2  # for a process that was killed to be gone
 STACK_SECONDS = 1.0  # for ranks that were asked for their stacks to print them
 LINE_LIMIT = 1 << 20  # a longer line is reported in parts
 
@@ -280,8 +281,17 @@ class Supervisor:
             for name, code in self._pump(min(remaining, 60)):  # a year is too long for a selector
                 self._awaited.discard(name)
                 if code != 0:
+                    name, code = self._first_cause(name, code)
                     return {"outcome": "failed", "name": name, "code": code}
         return {"outcome": "succeeded"}
+
+    def _first_cause(self, name: str, code: int) -> tuple[str, int]:
+        """Who failed first: a killed process's connections are closed before its end is known, and its peers then fail."""
+        deadline = time.monotonic() + DEATH_SECONDS
+        while code > 0 and (remaining := deadline - time.monotonic()) > 0:
+            killed = [ended for ended in self._pump(remaining) if ended[1] == -signal.SIGKILL]
+            name, code = killed[0] if killed else (name, code)
+        return name, code
 
     def _pump(self, seconds: float) -> list[tuple[str, int]]:
         """Wait at most `seconds` for news, report it, and return who ended and how, signals first."""
