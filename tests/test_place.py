@@ -211,7 +211,10 @@ def test_chief_and_workers_have_ranks_and_the_others_have_none(kind, index, rank
         ({"TF_CONFIG": '{"cluster": {}}'}, 'TF_CONFIG is \'{"cluster"'),
         ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "SM_HOSTS is 'algo-1'"),
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST is 'algo-2'"),
-        ({**SLURM_TASK, "SLURM_STEP_TASKS_PER_NODE": "many"}, "SLURM_STEP_TASKS_PER_NODE is 'many'"),
+        (
+            {**SLURM_TASK, "SLURM_STEP_TASKS_PER_NODE": "many"},
+            "SLURM_STEP_TASKS_PER_NODE is 'many'; it must list node 1",
+        ),
         (
             {**SLURM_TASK, "SLURM_NODEID": "3"},
             "SLURM_NODEID is 3; SLURM_STEP_TASKS_PER_NODE, '2(x2),3', lists 3",

@@ -181,18 +181,11 @@ def _on_its_node(
 def _slurm_tasks(environment: Mapping[str, str], node: int) -> int:
     """How many tasks of this step Slurm has put on `node`, from a list such as `4(x2),3`."""
     text = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
-    if not re.fullmatch(r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*", text):
-        raise ValueError(
-            f"SLURM_STEP_TASKS_PER_NODE is {text!r}; it must be a list such as 4(x2),3, as Slurm sets it"
-        )
-    tasks = [
-        count for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text) for _ in range(int(times or 1))
-    ]
+    runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    tasks = [int(count) for count, times in runs for _ in range(int(times or 1))]
     if node >= len(tasks):
-        raise ValueError(
-            f"SLURM_NODEID is {node}; SLURM_STEP_TASKS_PER_NODE, {text!r}, lists {len(tasks)} node(s)"
-        )
-    return int(tasks[node])
+        raise ValueError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}; it must list node {node}, as in 4(x2),3")
+    return tasks[node]
 
 
 def rendezvous() -> tuple[int, int, str, bytes, dict[str, Any] | None, str | None]:

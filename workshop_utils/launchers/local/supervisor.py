@@ -286,7 +286,7 @@ class Supervisor:
         return {"outcome": "succeeded"}
 
     def _first_cause(self, name: str, code: int) -> tuple[str, int]:
-        """Who failed first: a killed process's connections are closed before its end is known, and its peers then fail."""
+        """Who failed first: peers of a killed process may fail, by its closed connections, before its end is known."""
         deadline = time.monotonic() + DEATH_SECONDS
         while code > 0 and (remaining := deadline - time.monotonic()) > 0:
             killed = [ended for ended in self._pump(remaining) if ended[1] == -signal.SIGKILL]
