@@ -217,7 +217,7 @@ def test_chief_and_workers_have_ranks_and_the_others_have_none(kind, index, rank
         ),
         (
             {**SLURM_TASK, "SLURM_NODEID": "3"},
-            "SLURM_NODEID is 3; SLURM_STEP_TASKS_PER_NODE, '2(x2),3', lists 3",
+            "SLURM_STEP_TASKS_PER_NODE is '2(x2),3'; it must list node 3",
         ),
     ],
 )

@@ -64,6 +64,8 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         job = job.replace(environment={**TORCHRUN_RESTARTS, **job.environment})
     torchrun = kind == "TrainJob" or (kind == "PyTorchJob" and (elastic is not None or processes > 1))
     variables = pods.variables(job, "TrainJob" if torchrun else kind)  # torchrun sets the same in either kind
+    if elastic is not None:  # what restarted ranks go on from: at least as long as their pod is there
+        variables.setdefault("WORKSHOP_CHECKPOINTS", f"{pods.FOLDERS['model']}/checkpoints")
     volumes, mounts = pods.storage(job, settings.data_claim)
     pod = {
         "restart": "Never" if kind in ("TrainJob", "Job") else None,

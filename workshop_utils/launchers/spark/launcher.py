@@ -166,6 +166,8 @@ class Spark(TargetSettings):
         python = sys.executable if environment is None else str(environment.folder / "bin" / "python")
         elsewhere = {"WORKSHOP_DATA": self.data_folder, "WORKSHOP_MODEL": self.model_folder}
         shared = shared_variables(job, scratch) | {name: path for name, path in elsewhere.items() if path}
+        if self.restarts:  # what the ranks go on from
+            shared.setdefault("WORKSHOP_CHECKPOINTS", f"{shared['WORKSHOP_MODEL']}/checkpoints")
         variables = {
             **shared,
             **spark_variables(scratch, self.driver_host, self.python or python),
