@@ -13,6 +13,7 @@ TRAINS = "import torch\nfrom workshop_utils import place\ntorch.nn.Linear(2, 2)\
         ("import mpi4py.MPI, numpy, json\nfrom workshop_utils.comm.ring import ring_all_reduce", "nothing that it"),
         (TRAINS, "puts no tensor on a GPU"),
         (TRAINS + "import horovod.torch as hvd\nx = torch.ones(2).to(torch.int64)", "puts no tensor on a GPU"),
+        (TRAINS + "from workshop_utils.parallel.data import Overlapped", "puts no tensor on a GPU"),
     ],
 )  # fmt: skip
 def test_a_script_that_cannot_use_a_gpu_is_known_by_its_text(script, reason, make_job):
@@ -27,7 +28,10 @@ def test_a_script_that_cannot_use_a_gpu_is_known_by_its_text(script, reason, mak
         TRAINS + "model.cuda()",
         TRAINS + "from torch.distributed.fsdp import fully_shard",
         TRAINS + "import lightning",
-        TRAINS + "from workshop_utils.parallel.data import Overlapped",  # which may place them by itself
+        TRAINS + "from workshop_utils.comm import process_group",
+        TRAINS + "from workshop_utils.comm.process_group import process_group",
+        TRAINS + "model = torch.load('model.pt')",
+        TRAINS + "model = torch.jit.load('model.pt')",
         TRAINS + "import tensorflow",
         "import cupy",
         "import numpy, importlib\nimportlib.import_module('torch')",

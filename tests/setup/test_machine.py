@@ -22,8 +22,16 @@ def test_a_process_that_is_bound_to_one_core_has_one():
 
 @pytest.mark.parametrize(
     ("listed", "visible"),
-    [(None, ["0", "1"]), ("1, 0", ["1", "0"]), ("0,5,1", ["0"]), ("-1", []), ("", []), ("MIG-7", ["MIG-7"])],
-)  # fmt: skip
+    [
+        (None, ["0", "1"]),
+        ("1, 0", ["1", "0"]),
+        ("0,5,1", ["0"]),
+        ("0,1,0", []),
+        ("-1", []),
+        ("", []),
+        ("MIG-7", ["MIG-7"]),
+    ],
+)
 def test_cuda_visible_devices_limits_the_gpus(listed, visible, monkeypatch):
     monkeypatch.setattr(machine, "nvidia_gpus", lambda: 2)
     if listed is None:

@@ -99,12 +99,15 @@ def storage_kind(text: str) -> StorageKind:
     Raises:
         ValueError: if it is none of them.
     """
-    if re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/.*)?", text):
+    if re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{2,62}(/.*)?", text):
         return "s3"
     if re.fullmatch(r"claim:[a-z0-9]([-a-z0-9]*[a-z0-9])?", text):
         return "claim"
     if not text or "://" in text or text.startswith("claim:") or "\0" in text:
-        raise ValueError("it must be a folder, an address such as s3://bucket/path, or claim:NAME")
+        raise ValueError(
+            "it must be a folder, an address such as s3://bucket/path (a bucket's name has 3 to 63 lower-case letters, "
+            "digits, '.' and '-'), or claim:NAME"
+        )
     return "folder"
 
 
@@ -152,7 +155,8 @@ class Resources(Description):
     Attributes:
         cpu: processor cores.
         memory: such as `"2Gi"`.
-        gpu: NVIDIA GPUs, of its own. Without any it trains on the CPU, on a machine that has GPUs too.
+        gpu: NVIDIA GPUs of its own. With none it trains on the CPU on this machine; instances of SageMaker and pods
+            show it the GPUs that they have. Of the workshop's jobs, only digits_mirrored uses more than one.
     """
 
     cpu: float = Field(default=1, gt=0, allow_inf_nan=False)

@@ -13,16 +13,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workshop_utils.jobs import TrainingJob
 
-# Packages that compute on CPUs, or on the tensors that they are given.
-PASSIVE = {"horovod", "matplotlib", "mpi4py", "numpy", "pandas", "psutil", "scipy", "sklearn", "yaml"}
 PYTORCH = {"torch", "torchvision"}
-# Modules of this package that leave it to the script where tensors are.
-OURS = re.compile(r"workshop_utils(\.(place|comm|training)(\..+)?)?")
-# Of the standard library, what brings in code that this module does not read.
-OPEN_ENDED = {"ctypes", "importlib", "pickle", "runpy", "subprocess"}
-STARTS = re.compile(r"\b(__import__|exec[lv]?\w{0,2}|popen|posix_spawnp?|spawn[lv]\w{0,2}|system)\(")
-# How PyTorch is told to use a GPU. FSDP takes one by itself; `.to(0)` is the first.
-PLACES_TENSORS = re.compile(r"(?i)accelerat|cuda|device|gpu|nccl|fsdp|fully_shard|\.to\((?!torch\.\w+\))")
+# Packages that compute on CPUs, or wherever the tensors are that they are given.
+CPU_PACKAGES = {"horovod", "matplotlib", "mpi4py", "numpy", "pandas", "psutil", "scipy", "sklearn", "yaml"}
+# Modules of this package that do the same. `comm.process_group` makes a GPU PyTorch's current device.
+CPU_MODULES = re.compile(r"workshop_utils(\.(place|comm|parallel|training)(?!\.process_group)(\..+)?)?")
+# Modules and functions through which a script runs code that this module does not read.
+RUNS_OTHER_CODE = {"ctypes", "importlib", "pickle", "runpy", "subprocess"}
+CALLS_OTHER_CODE = re.compile(
+    r"\b(__import__|exec[lv]?\w{0,2}|popen|posix_spawnp?|spawn[lv]\w{0,2}|system)\("
+)
+# How PyTorch comes to use a GPU. FSDP takes one by itself, `.to(0)` is the first, and a file may hold tensors on one.
+PLACES_TENSORS = re.compile(
+    r"(?i)accelerat|cuda|device|gpu|nccl|fsdp|fully_shard|(torch|jit)\.load\(|\.to\((?!torch\.\w+\))"
+)
 
 
 def imported(script: Path) -> dict[str, set[str]]:
@@ -66,13 +70,13 @@ def why_no_gpu(job: TrainingJob) -> str | None:
         for module, names in imported(path).items():
             beside = script.parent / f"{module}.py"
             if beside.is_file():
-                pending += [beside] if beside not in texts else []
+                pending += {beside} - texts.keys()
             else:
-                modules |= {f"{module}.{name}" for name in names} if module == "workshop_utils" else {module}
+                modules |= {module} | {f"{module}.{name}" for name in names}
     text = "\n".join([*texts.values(), *job.command_line_arguments, str(job.environment)])
-    ours = {module for module in modules if module.startswith("workshop_utils")}
-    known = (sys.stdlib_module_names - OPEN_ENDED) | PASSIVE | PYTORCH
-    if STARTS.search(text) or packages(modules - ours) - known or not all(map(OURS.fullmatch, ours)):
+    understood = (sys.stdlib_module_names - RUNS_OTHER_CODE) | CPU_PACKAGES | PYTORCH
+    others = packages(module for module in modules if not CPU_MODULES.fullmatch(module)) - understood
+    if others or CALLS_OTHER_CODE.search(text):
         return None
     if not PYTORCH & packages(modules):
         return "nothing that it imports can use one"

@@ -40,7 +40,8 @@ def nvidia_gpus() -> int:
 def visible_gpus() -> list[str]:
     """The NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: by number, or by identifier.
 
-    All of the machine's, or those that the variable lists. As in CUDA, one that does not exist ends its list.
+    All of the machine's, or those that the variable lists. As in CUDA, the list ends before the first entry that does
+    not exist, and a repeated entry empties it.
     """
     count, listed = nvidia_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
@@ -49,4 +50,5 @@ def visible_gpus() -> list[str]:
     def exists(name: str) -> bool:
         return name.startswith(("GPU-", "MIG-")) or (name.isdecimal() and int(name) < count)
 
-    return list(takewhile(exists, map(str.strip, listed.split(",")))) if count else []
+    visible = list(takewhile(exists, map(str.strip, listed.split(",")))) if count else []
+    return visible if len(visible) == len(set(visible)) else []

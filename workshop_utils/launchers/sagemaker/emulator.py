@@ -78,10 +78,10 @@ class EmulatedSageMaker(SageMakerSettings):
         Raises:
             JobError: if SageMaker's instances cannot run it so, or the network cannot be emulated.
         """
+        environment.refuse_gpus(job, "emulated instances")
         if "role" in self.model_fields_set:
             self.render(job)
         check.instance_type(self.instance_type)
-        environment.refuse_gpus(job, "emulated instances")
         submission = submission_of(job, self)
         if self.network is not None:
             self.network.check(submission.hosts)

@@ -31,7 +31,7 @@ PYTORCH = {"framework": "pytorch", "version": "2.8", "py_version": "py312"}
 _OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(\w+)-training[a-z-]*:(\d+)\.(\d+)")
 
 # How many GPUs an instance of these families has, by its size. Source: AWS, "Amazon EC2 accelerated computing".
-FAMILIES_WITH_GPUS = re.compile(r"ml\.(p[3-6]|g[4-6])[\w-]*\.(\w+)")
+FAMILIES_WITH_GPUS = re.compile(r"ml\.(p[3-6]|gr?[4-6])[\w-]*\.(\w+)")
 GPUS = {
     "p": {"2xlarge": 1, "4xlarge": 1, "8xlarge": 4, "16xlarge": 8, "24xlarge": 8, "48xlarge": 8},
     "g": {"xlarge": 1, "2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "16xlarge": 1}
@@ -138,9 +138,9 @@ def submission_of(job: TrainingJob, settings: SageMakerSettings) -> Submission:
 
 
 def _check_gpus(job: TrainingJob, instance_type: str) -> None:
-    """Raise JobError if the instances have too few GPUs for the job, or GPUs that its script would leave idle."""
+    """Raise JobError if the instances have too few GPUs for the job, or GPUs that it would leave idle."""
     each, per_host = job.resources.gpu, job.processes_per_node or 1
-    if not re.match(r"ml\.[pg]\d", instance_type):
+    if not re.match(r"ml\.(p|gr?)\d", instance_type):
         if each:
             raise JobError(
                 f"resources.gpu is {each}, and instance_type {instance_type} has no NVIDIA GPU; take one such as "
@@ -154,11 +154,15 @@ def _check_gpus(job: TrainingJob, instance_type: str) -> None:
         )
     family = FAMILIES_WITH_GPUS.fullmatch(instance_type)
     count = GPUS[family[1][0]].get(family[2]) if family else None
-    # A script that can use a GPU takes one, whether the job asks for it or not.
-    if count is not None and max(1, each) * per_host > count:
+    needed = (
+        max(1, each) * per_host
+    )  # a script that can use a GPU takes one, whether the job asks for it or not
+    if count not in (None, needed):
         raise JobError(
-            f"resources.gpu is {each}; {per_host} process(es) a node need {max(1, each) * per_host} GPU(s), and "
-            f"instance_type {instance_type} has {count}: take fewer processes_per_node, or a larger instance"
+            f"resources.gpu is {each}; {per_host} process(es) a node need {needed} GPU(s), and instance_type "
+            f"{instance_type} has {count}{f', {count - needed} of them idle' if count > needed else ''}: set "
+            f"processes_per_node to {count}, or to 1 and resources.gpu to {count} if one process uses several, or take "
+            "another instance_type"
         )
 
 
