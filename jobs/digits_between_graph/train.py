@@ -193,7 +193,7 @@ def work(session: Any, replica: Replica, batches: list[np.ndarray], delay: float
         loss, _ = session.run([replica.loss, replica.train], {replica.rows: batch})
         epoch = (step - 1) * epochs // len(batches) + 1
         if step == 1:  # the servers and this worker have prepared the graph now, so the clock starts here
-            place.report(step=step, loss=loss, epoch=epoch, device=replica.weights[0].device)
+            place.report(step=step, loss=loss, epoch=epoch, device=place.here().device)
             since = time.perf_counter()
         elif step % max(1, len(batches) // 20) == 0:
             speed = (step - 1) * len(batch) / (time.perf_counter() - since)
@@ -217,7 +217,9 @@ def main() -> None:
         return
 
     share = place.load("train").count // workers
-    steps = share // options.batch_size  # an epoch; the shuffled remainder waits for the next one
+    steps = (
+        share // options.batch_size
+    )  # an epoch; it leaves out the remainder, and the next one shuffles again
     if steps == 0:
         sys.exit(f"batch-size is {options.batch_size}; each of {workers} workers has only {share} images")
     batches = batches_of(here.index, workers, steps, options) if here.role == "worker" else []

@@ -124,7 +124,7 @@ def train(session: Any, model: Model, epochs: list[list[dict[Any, np.ndarray]]])
             loss, _ = session.run([model.loss, model.train], batch)
             step += 1
             if step == 1:  # every process has prepared its part of the graph now, so the clock starts here
-                place.report(step=step, loss=loss, epoch=epoch, device=model.weights[0].device)
+                place.report(step=step, loss=loss, epoch=epoch)
                 since = time.perf_counter()
             elif step % max(1, total // 20) == 0:
                 samples = (step - 1) * sum(map(len, batch.values()))  # of all workers together
@@ -155,11 +155,15 @@ def main() -> None:
     limits = server_options(here)
     server = tf.distribute.Server(config["cluster"], here.role, here.index, "grpc", limits)
     if here.role != "chief":
+        if here.role == "worker":
+            place.report(step=0, device=here.device)
         place.serve_until_chief_leaves()
         return
 
     count, workers = place.load("train").count, len(config["cluster"]["worker"])
-    steps = count // workers // options.batch_size  # an epoch; the shuffled remainder waits for the next one
+    steps = (
+        count // workers // options.batch_size
+    )  # an epoch; it leaves out the remainder, and the next one shuffles again
     if steps == 0:
         share = count // workers
         sys.exit(f"batch-size is {options.batch_size}; each of {workers} workers has only {share} images")

@@ -46,8 +46,8 @@ def choose_devices(here: place.Place, replicas: int) -> list[str]:
     gpus = tf.config.list_physical_devices("GPU")
     if len(gpus) < replicas:
         raise ValueError(
-            f"replicas is {replicas}; this machine has {len(gpus)} GPU(s) for them: ask for at most {len(gpus)}, "
-            "or set WORKSHOP_DEVICE=cpu to train without GPUs"
+            f"replicas is {replicas}; this process has {len(gpus)} GPU(s) for them: launch it with --gpus {replicas}, "
+            f"with -a replicas={len(gpus)}, or, to train on the CPU, with --gpus 0"
         )
     tf.config.set_visible_devices(gpus[:replicas], "GPU")
     for gpu in gpus[:replicas]:
@@ -104,7 +104,8 @@ class Reports(keras.callbacks.Callback):
         self.step += 1
         loss = (logs or {})["loss"]
         if self.step == 1:  # its time is that of tracing, so the clock starts after it
-            device = self.model.weights[0].value.values[0].device.rpartition("device:")[2]
+            mirrors = [each.device.partition("GPU:")[2] for each in self.model.weights[0].value.values]
+            device = ", ".join(f"cuda:{gpu}" if gpu else "cpu" for gpu in dict.fromkeys(mirrors))
             place.report(step=1, loss=loss, epoch=self.epoch, device=device)
             self.since = time.perf_counter()
         elif self.step % max(1, self.total // 20) == 0:
@@ -142,7 +143,9 @@ def main() -> None:
         images, labels = map(tf.constant, place.load("train").arrays())
     test_images, test_labels = map(tf.constant, place.load("test").arrays())
     share = len(images) // replicas
-    steps = share // options.batch_size  # an epoch; the shuffled remainder waits for the next one
+    steps = (
+        share // options.batch_size
+    )  # an epoch; it leaves out the remainder, and the next one shuffles again
     if steps == 0:
         sys.exit(f"batch-size is {options.batch_size}; each of {replicas} replicas has only {share} images")
 

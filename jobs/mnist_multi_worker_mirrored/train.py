@@ -13,9 +13,11 @@ The embedded `data: digits` are scikit-learn's, of 8 × 8 pixels; `data: mnist` 
 """
 
 import argparse
+import math
 import os
 import sys
 import time
+import zlib
 from pathlib import Path
 
 # TensorFlow writes to the log while it is loaded; level 2 leaves its errors. oneDNN would add a notice of its own.
@@ -47,6 +49,8 @@ def parse() -> argparse.Namespace:
     for name in ("epochs", "batch_size", "hidden", "checkpoint_steps"):
         if getattr(options, name) < 1:
             parser.error(f"{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
+    if not 0 < options.learning_rate < math.inf:
+        parser.error(f"learning-rate is {options.learning_rate}; it must be a positive number")
     if options.bytes_per_pack < 0:
         parser.error(f"bytes-per-pack is {options.bytes_per_pack}; it must be at least 0")
     return options
@@ -85,13 +89,22 @@ def logits(weights: list[tf.Variable], images: tf.Tensor) -> tf.Tensor:
     return tf.nn.relu(images @ w1 + b1) @ w2 + b2
 
 
-def resume(folder: Path, settings: checkpoints.Settings) -> checkpoints.Checkpoint | None:
-    """The newest whole checkpoint; None if there is none. One of a run with other settings ends this one."""
+def resume(folder: Path, settings: checkpoints.Settings, last: int) -> checkpoints.Checkpoint | None:
+    """The newest whole checkpoint; None if there is none.
+
+    One of a run with other settings, or of a step after `last`, ends this run.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the first checkpoint
-        return checkpoints.newest(folder, settings)
+        checkpoint = checkpoints.newest(folder, settings)
     except (OSError, checkpoints.OtherRun) as error:
         sys.exit(f"cannot resume: {error}")
+    if checkpoint and checkpoint.step > last:
+        sys.exit(
+            f"cannot resume: the checkpoint in {folder} is of step {checkpoint.step}, and this run would end at step "
+            f"{last}: ask for more epochs, or give another folder for checkpoints"
+        )
+    return checkpoint
 
 
 def main() -> None:
@@ -105,7 +118,9 @@ def main() -> None:
 
     train, test_set = place.load("train"), place.load("test")
     share = train.count // world_size  # equal shares, since every step needs every rank
-    steps = share // options.batch_size  # an epoch; the shuffled remainder waits for the next one
+    steps = (
+        share // options.batch_size
+    )  # an epoch; it leaves out the remainder, and the next one shuffles again
     if steps == 0:
         sys.exit(f"batch-size is {options.batch_size}; each of {world_size} workers has only {share} images")
 
@@ -116,7 +131,9 @@ def main() -> None:
     names = ("seed", "batch_size", "hidden", "learning_rate", "momentum")
     settings = {name.replace("_", "-"): getattr(options, name) for name in names}
     settings |= {"workers": world_size, "images": train.count, "pixels": train.height * train.width}
-    checkpoint = resume(folder, settings) if folder and rank == 0 else None
+    settings["data"] = zlib.crc32(train.labels)
+    last = steps * options.epochs
+    checkpoint = resume(folder, settings, last) if folder and rank == 0 else None
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=hints)
     images, labels = map(tf.constant, train.arrays())
@@ -161,11 +178,15 @@ def main() -> None:
         sums = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
         return sums / len(test_labels)
 
+    def wait_for_all() -> tf.Tensor:
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros(()))
+
     train_step = tf.function(lambda images, labels: strategy.run(update, (images, labels)))
     test_step = tf.function(lambda: strategy.run(test))
+    meet = tf.function(lambda: strategy.run(wait_for_all))
 
     step = int(state["step"].numpy())
-    begin, last = step, steps * options.epochs
+    begin = step
     test_loss = test_step()[0]  # every worker takes part
     if rank == 0:
         place.report(step=step, test_loss=test_loss, epoch=step // steps)
@@ -177,17 +198,20 @@ def main() -> None:
             loss = train_step(tf.gather(images, batch), tf.gather(labels, batch))
             step += 1
             if step == begin + 1:  # its time is that of tracing, so the clock starts after it
-                device = weights[0].values[0].device.rpartition("device:")[2]
+                device = here.device if "GPU" in weights[0].values[0].device else "cpu"
                 place.report(step=step, loss=loss, epoch=epoch + 1, device=device)
                 since = time.perf_counter()
             elif step % max(1, last // 20) == 0:
                 value = loss.numpy()  # waits for the step, which a GPU may still be computing
                 speed = (step - begin - 1) * options.batch_size / (time.perf_counter() - since)
                 place.report(step=step, loss=value, samples_per_second=speed, epoch=epoch + 1)
-            if folder and rank == 0 and (step % options.checkpoint_steps == 0 or step == last):
-                arrays = {name: variable.numpy() for name, variable in state.items()}
+            if folder and (step % options.checkpoint_steps == 0 or step == last):
+                loss.numpy()
                 paused = time.perf_counter()
-                checkpoints.save(folder, step, arrays, settings)
+                if rank == 0:
+                    arrays = {name: variable.numpy() for name, variable in state.items()}
+                    checkpoints.save(folder, step, arrays, settings)
+                meet().numpy()  # here, or the others would wait in the next step, and count that as training
                 since += time.perf_counter() - paused  # neither saving nor testing is training
 
         loss.numpy()  # the last step has ended now, on a GPU too

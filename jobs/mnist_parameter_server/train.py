@@ -14,9 +14,11 @@ The embedded `data: digits` are scikit-learn's, of 8 × 8 pixels; `data: mnist` 
 """
 
 import argparse
+import math
 import os
 import sys
 import time
+import zlib
 from pathlib import Path
 
 # TensorFlow writes to the log while it is loaded; level 2 leaves its errors. oneDNN would add a notice of its own.
@@ -47,6 +49,8 @@ def parse() -> argparse.Namespace:
     for name in ("epochs", "batch_size", "hidden", "checkpoint_steps"):
         if getattr(options, name) < 1:
             parser.error(f"{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
+    if not 0 < options.learning_rate < math.inf:
+        parser.error(f"learning-rate is {options.learning_rate}; it must be a positive number")
     return options
 
 
@@ -92,13 +96,22 @@ def logits(weights: list[tf.Tensor], images: tf.Tensor) -> tf.Tensor:
     return tf.nn.relu(tf.cast(images, tf.float32) / 255 @ w1 + b1) @ w2 + b2
 
 
-def resume(folder: Path, settings: checkpoints.Settings) -> checkpoints.Checkpoint | None:
-    """The newest whole checkpoint; None if there is none. One of a run with other settings ends this one."""
+def resume(folder: Path, settings: checkpoints.Settings, last: int) -> checkpoints.Checkpoint | None:
+    """The newest whole checkpoint; None if there is none.
+
+    One of a run with other settings, or of a step after `last`, ends this run.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the first checkpoint
-        return checkpoints.newest(folder, settings)
+        checkpoint = checkpoints.newest(folder, settings)
     except (OSError, checkpoints.OtherRun) as error:
         sys.exit(f"cannot resume: {error}")
+    if checkpoint and checkpoint.step > last:
+        sys.exit(
+            f"cannot resume: the checkpoint in {folder} is of step {checkpoint.step}, and this run would end at step "
+            f"{last}: ask for more epochs, or give another folder for checkpoints"
+        )
+    return checkpoint
 
 
 def coordinate(here: place.Place, workers: int, options: argparse.Namespace) -> None:
@@ -106,7 +119,9 @@ def coordinate(here: place.Place, workers: int, options: argparse.Namespace) -> 
     images, labels = load("train")
     test_images, test_labels = load("test")
     share = len(images) // workers
-    steps = share // options.batch_size * workers  # an epoch; the shuffled remainder waits for the next one
+    steps = (
+        share // options.batch_size * workers
+    )  # an epoch; it leaves out the remainder, and the next one shuffles again
     if steps == 0:
         sys.exit(f"batch-size is {options.batch_size}; each of {workers} workers has only {share} images")
 
@@ -117,7 +132,8 @@ def coordinate(here: place.Place, workers: int, options: argparse.Namespace) -> 
     names = ("seed", "batch_size", "hidden", "learning_rate", "momentum")
     settings = {name.replace("_", "-"): getattr(options, name) for name in names}
     settings |= {"workers": workers, "images": len(images), "pixels": images.shape[1]}
-    checkpoint = resume(folder, settings) if folder else None
+    settings["data"] = zlib.crc32(labels.tobytes())
+    checkpoint = resume(folder, settings, steps * options.epochs) if folder else None
 
     tf.config.set_visible_devices([], "GPU")  # the chief computes nothing but tests
     strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
@@ -170,10 +186,9 @@ def coordinate(here: place.Place, workers: int, options: argparse.Namespace) -> 
         for batch in tf.reshape(tf.transpose(rows, (0, 2, 1)), (steps, options.batch_size)):
             loss = coordinator.schedule(train_step, args=(batch,))
             step += 1
-            if step == begin + workers:  # each has received the function by now, so the clock starts here
+            if step == begin + workers:  # by now most workers, and usually all, have received the function
                 coordinator.join()
-                device = weights[0].device.replace("/replica:0", "")
-                place.report(step=step, loss=loss.fetch(), epoch=epoch, device=device)
+                place.report(step=step, loss=loss.fetch(), epoch=epoch)
                 since = time.perf_counter()
         coordinator.join()  # nobody changes the weights while they are tested and saved
         paused = time.perf_counter()
@@ -205,6 +220,8 @@ def main() -> None:
         coordinate(here, len(config["cluster"]["worker"]), options)
     else:
         _server = tf.distribute.Server(config["cluster"], here.role, here.index, "grpc", server_options(here))
+        if here.role == "worker":
+            place.report(step=0, device=here.device)
         place.serve_until_chief_leaves()
 
 

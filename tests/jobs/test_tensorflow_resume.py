@@ -59,12 +59,14 @@ def test_mirrored_workers_that_were_killed_end_with_the_bits_of_an_uninterrupted
     assert weights == expected
     # The others have no checkpoint of their own, and take the next step with rank 0.
     assert set(run.metrics.dropna(subset=["loss"]).groupby("rank")["step"].min()) == {begin + 1}
-    assert set(run.metrics["device"].dropna()) == {"CPU:0"}
+    assert set(run.metrics["device"].dropna()) == {"cpu"}
 
     run, begin, weights = trained(job, tmp_path / "again")
     assert begin == last
     assert run.metrics["loss"].isna().all(), "nothing is left to train"
     assert weights == expected
+    with pytest.raises(RunFailed, match=rf"is of step {last}, and this run would end at step "):
+        trained(job.replace(arguments={"epochs": epochs - 1}), tmp_path)
 
 
 def test_a_checkpoint_of_another_learning_rate_is_refused(tmp_path):
@@ -77,6 +79,8 @@ def test_a_checkpoint_of_another_learning_rate_is_refused(tmp_path):
         RunFailed, match=r"are of another run: learning-rate is 0\.2 and was 0\.1; give another"
     ):
         trained(job.replace(arguments={"learning-rate": 0.2}), tmp_path)
+    with pytest.raises(RunFailed, match=r"learning-rate is nan; it must be a positive number"):
+        trained(job.replace(arguments={"learning-rate": "nan"}), tmp_path)
 
 
 def test_a_coordinator_goes_on_from_the_end_of_an_epoch_when_a_worker_was_killed(tmp_path):
@@ -90,5 +94,12 @@ def test_a_coordinator_goes_on_from_the_end_of_an_epoch_when_a_worker_was_killed
     assert tested["step"].tolist() == list(range(begin + 46, 12 * 46 + 1, 46))
     assert tested["accuracy"].iloc[-1] > 0.9
     # The weights were there from the start: no worse than after the epoch that was saved.
-    assert run.metrics["test_loss"].iloc[0] < 0.5
-    assert set(run.metrics["device"].dropna()) == {"/job:ps/task:0/device:CPU:0"}
+    assert run.metrics["test_loss"].dropna().iloc[0] < 0.5
+    assert run.metrics.dropna(subset=["device"]).set_index("worker")["device"].to_dict() == {
+        "worker-0": "cpu",
+        "worker-1": "cpu",
+    }
+    with pytest.raises(
+        RunFailed, match=r"is of step 552, and this run would end at step 506: ask for more epochs"
+    ):
+        trained(job.replace(arguments={"epochs": 11}), tmp_path)
