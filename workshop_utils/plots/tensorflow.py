@@ -41,41 +41,39 @@ def learning_curve(metrics: pd.DataFrame) -> pd.DataFrame:
     return tested.assign(seconds=seconds)[["step", "seconds", "test_loss"]].reset_index(drop=True)
 
 
-def groups(curves: Mapping[str, pd.DataFrame]) -> list[list[str]]:
-    """The names of `curves`, those together whose losses agree step by step to within SAME."""
-    found: list[list[str]] = []
-    for name, curve in curves.items():
-        for group in found:
-            other = curves[group[0]]
-            same_steps = list(other["step"]) == list(curve["step"])
-            if same_steps and (other["test_loss"] - curve["test_loss"]).abs().max() < SAME:
-                group.append(name)
-                break
-        else:
-            found.append([name])
-    return found
+def equal_forms(curves: Mapping[str, pd.DataFrame]) -> list[str]:
+    """The names of those `curves` whose losses agree with the first one's at every step, to within SAME."""
+    first = next(iter(curves.values()))
+    return [
+        name
+        for name, curve in curves.items()
+        if list(curve["step"]) == list(first["step"])
+        and (curve["test_loss"] - first["test_loss"]).abs().max() < SAME
+    ]
 
 
-def test_losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
-    """Test loss against steps and against seconds, for forms named as in FORMS; from `learning_curve`."""
+def test_losses(curves: Mapping[str, pd.DataFrame], longer: pd.DataFrame) -> Figure:
+    """Test loss against steps and against seconds, of forms named as in FORMS; each curve is a `learning_curve`.
+
+    `longer` is that of in-graph replication with as many updates as the asynchronous forms make.
+    """
     figure, (by_step, by_time) = style.figure(11.2, 4.4, columns=2, sharey=True)
-    together = groups(curves)
-    for group in together:
-        for rank, name in enumerate(group):  # equal curves lie on each other: larger marks below smaller ones
-            size = 5 + 3.2 * (len(group) - 1 - rank)
-            label = name if len(group) == 1 else "_one of several"
-            _curve(by_step, curves[name], "step", name, marker="o", markersize=size, label=label)
-        if len(group) > 1:
-            last = curves[group[0]].iloc[-1]
-            words, place = f"{len(group)} synchronous\nforms", (last["step"], last["test_loss"])
-            style.note(by_step, words, place, (0, -13), ha="right", va="top", linespacing=1.2)
-    by_end = sorted(curves, key=lambda name: float(curves[name]["seconds"].iloc[-1]))
-    for name in by_end:
+    together = equal_forms(curves)
+    _curve(by_step, longer, "step", "in-graph", linestyle="dashed", zorder=1)
+    for name, curve in curves.items():
+        # Equal curves lie on each other: larger marks below smaller ones.
+        below = len(together) - 1 - together.index(name) if name in together else 0
+        _curve(by_step, curve, "step", name, marker="o", markersize=5 + 3.2 * below)
+    last = curves[together[0]].iloc[-1]
+    words, place = f"{len(together)} synchronous\nforms", (last["step"], last["test_loss"])
+    style.note(by_step, words, place, (0, -13), ha="right", va="top", linespacing=1.2)
+    for name in sorted(curves, key=lambda name: float(curves[name]["seconds"].iloc[-1])):
         marker = style.MARKERS[list(FORMS).index(name)]
         label = f"{name}, {curves[name]['seconds'].iloc[-1]:.1f} s"
-        # The loss before training, at 0 seconds, has no place on a logarithmic axis.
-        _curve(by_time, curves[name].iloc[1:], "seconds", name, marker=marker, markersize=6, label=label)
-    lowest = min(float(curve["test_loss"].min()) for curve in curves.values())
+        trained = curves[name].query("seconds > 0")  # what came before has no place on a logarithmic axis
+        _curve(by_time, trained, "seconds", name, marker=marker, markersize=4)
+        _curve(by_time, trained.iloc[-1:], "seconds", name, marker=marker, markersize=9, label=label)
+    lowest = min(float(curve["test_loss"].min()) for curve in (longer, *curves.values()))
     by_step.set(yscale="log", ylabel="test loss (nats)", xlabel="steps (updates of the variables)")
     by_step.set_ylim(bottom=0.55 * lowest)
     ticks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
@@ -83,13 +81,15 @@ def test_losses(curves: Mapping[str, pd.DataFrame]) -> Figure:
     by_time.set(xscale="log", xlabel="seconds since every worker's first step")
     style.log_ticks(by_time.xaxis)
     by_time.xaxis.set_major_formatter("{x:g}")
-    by_time.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="until the last test")
-    largest = max(together, key=len)
+    by_time.legend(
+        loc="center left", bbox_to_anchor=(1.0, 0.5), title="colours, and seconds until the last test"
+    )
     return style.finish(
         figure,
-        f"{len(curves)} forms make {len(together)} different curves against steps, and {len(curves)} against seconds",
+        f"{len(together)} synchronous forms lie on one curve against steps, but not against seconds",
         "the same network, batches, rate and first weights; "
-        f"rings in one place: {len(largest)} forms with equal losses",
+        f"concentric rings: {len(together)} forms with equal losses; "
+        "dashed: in-graph, with as many updates as the asynchronous forms",
     )
 
 
@@ -119,7 +119,7 @@ def progress(runs: Mapping[str, pd.DataFrame], slow: str) -> Figure:
                 markeredgecolor="white", markeredgewidth=0.7,
             )  # fmt: skip
         axes.set_xlabel("seconds since the first report")
-        axes.margins(x=0.22)
+        axes.margins(x=0.36)
         axes.set_xlim(left=0)
     grid[0].set_ylabel("the worker's own steps")
     finding = "One late worker holds up all, or itself alone"
