@@ -431,6 +431,7 @@ def profile(steps: int = 0) -> Iterator[Any]:
             partial = folder / f".{path.name}"  # beside it, since a rename cannot cross file systems
             profiler.export_chrome_trace(str(partial))
             partial.replace(path)
+            print(f"trace of rank {here.rank or 0}: {path}")
 
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
