@@ -142,8 +142,8 @@ def gpus(monkeypatch):
         (4, TORCHRUN, "cuda:1", "nccl"),
         (8, OPEN_MPI, "cuda:3", "nccl"),
         (1, {}, "cuda:0", "nccl"),
-        (1, {**SLURM_TASK, "SLURM_GPUS_PER_TASK": "1"}, "cuda:0", "nccl"),  # each task sees its own alone
-        (1, {**TORCHRUN, "WORKSHOP_DEVICE": "cuda:0"}, "cuda:0", "nccl"),
+        (1, SLURM_TASK, "cuda:0", "nccl"),  # each task sees its own alone
+        (2, {**TORCHRUN, "WORKSHOP_DEVICE": "cuda:0"}, "cuda:0", "nccl"),
         (4, {**TORCHRUN, "WORKSHOP_DEVICE": "cpu"}, "cpu", "gloo"),
         (4, {"TF_CONFIG": tf_config(CHIEF_AND_SERVER, "ps")}, "cpu", "gloo"),
     ],
@@ -158,13 +158,18 @@ def test_each_process_of_a_machine_has_the_gpu_of_its_local_rank(
     assert (found.device, found.backend) == (device, backend)
 
 
+def test_a_gpu_that_the_framework_does_not_find_is_refused(gpus, monkeypatch):
+    gpus(0)
+    monkeypatch.setenv("WORKSHOP_DEVICE", "cuda:0")
+    with pytest.raises(ValueError, match="WORKSHOP_DEVICE is 'cuda:0', but the framework finds no GPU"):
+        _ = place.from_environment({}).device
+
+
 def test_more_processes_than_gpus_on_a_machine_are_refused_on_each_of_them(gpus):
     gpus(2)
     for rank in ("0", "2"):
         ranks = {"RANK": rank, "WORLD_SIZE": "3", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "3"}
-        with pytest.raises(
-            ValueError, match=r"3 processes train on this machine, which has 2 GPU\(s\) for them"
-        ):
+        with pytest.raises(ValueError, match="3 processes train on this machine and see 2 GPUs"):
             _ = place.from_environment(ranks).device
 
 
@@ -176,6 +181,8 @@ SAGEMAKER = {**SAGEMAKER_HOSTS, "TF_CONFIG": SAGEMAKER_TF_CONFIG}
     ("around", "inner"),
     [
         *((SAGEMAKER, ranks) for ranks in RANKS),
+        *((mpirun, TORCHRUN) for mpirun in (OPEN_MPI, MPICH)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "7"}, SLURM_TASK),  # srun sets both
         *((SLURM_TASK, inner) for inner in (*RANKS, WORKER_OF_TENSORFLOW, SAGEMAKER_HOSTS)),
     ],
 )

@@ -35,20 +35,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-# What each launcher calls rank, world size, local rank, local world size and node rank; the first rank found wins.
-# mpirun comes first: on SageMaker its ranks share one SM_CURRENT_HOST, so only the MPI variables tell them apart. MPI
-# does not number the nodes.
+# What each launcher calls rank, world size, local rank, local world size and node rank. torchrun comes first, since it
+# may run inside mpirun or srun; then mpirun, whose ranks share one SM_CURRENT_HOST on SageMaker. MPI does not number
+# the nodes.
+OPEN_MPI = "OMPI_COMM_WORLD_"
 RANK_VARIABLES = (
-    (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        None,
-    ),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", None),
-    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"),
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    (f"{OPEN_MPI}RANK", f"{OPEN_MPI}SIZE", f"{OPEN_MPI}LOCAL_RANK", f"{OPEN_MPI}LOCAL_SIZE", "-"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "-"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"),
 )
 
 # Of a task of Slurm's `srun`: rank, world size, local rank, node rank. They are read last, since other launchers run
@@ -86,7 +81,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """How this process is called in tables and logs, for example `worker-1`."""
+        """What this process is called in tables and logs, for example `worker-1`."""
         return f"{self.role}-{self.index}"
 
     @property
@@ -94,23 +89,29 @@ class Place:
         """What this process trains on: a GPU of its own, such as "cuda:1", or "cpu" where there are none.
 
         It asks the framework that the script has imported, so import that first. Each process of a machine takes the
-        GPU of its local rank. WORKSHOP_DEVICE, such as "cpu", takes precedence; a launcher that has given each process
-        its own GPU sets it to "cuda:0". What holds parameters but does not train is on the CPU.
+        GPU of its local rank; one that sees a single GPU takes that, since many launchers show each process its own.
+        WORKSHOP_DEVICE, such as "cpu", takes precedence. What holds parameters but does not train is on the CPU.
 
         Raises:
-            ValueError: if there are fewer GPUs than processes that train on this machine.
+            ValueError: if there are fewer GPUs than processes that train on this machine, or if WORKSHOP_DEVICE is a
+                GPU, and the framework sees none.
         """
-        if os.environ.get("WORKSHOP_DEVICE"):
-            return os.environ["WORKSHOP_DEVICE"]
-        count = _gpu_count()
+        count, chosen = _gpu_count(), os.environ.get("WORKSHOP_DEVICE")
+        if chosen and chosen.startswith("cuda") and count == 0:
+            raise ValueError(
+                f"WORKSHOP_DEVICE is {chosen!r}, but the framework finds no GPU: install its build for CUDA, or train "
+                "on the CPU (--gpus 0)"
+            )
+        if chosen:
+            return chosen
         if not count or self.rank is None:
             return "cpu"
-        if count == 1 and "SLURM_GPUS_PER_TASK" in os.environ:
+        if count == 1:
             return "cuda:0"
         if count < self.local_world_size:
             raise ValueError(
-                f"{self.local_world_size} processes train on this machine, which has {count} GPU(s) for them; start at "
-                f"most {count} here, or set WORKSHOP_DEVICE=cpu to train without GPUs"
+                f"{self.local_world_size} processes train on this machine and see {count} GPUs; start {count} of them "
+                "here, or let each see one GPU by CUDA_VISIBLE_DEVICES"
             )
         return f"cuda:{self.local_rank}"
 
@@ -138,13 +139,14 @@ def from_environment(environment: Mapping[str, str]) -> Place:
     """The place that `environment` describes, without touching this process. Raises as `here` does."""
     role, index, rank, world_size, local, local_size, node = "worker", 0, 0, 1, 0, 1, 0
     config = tf_config(environment)
-    for names in RANK_VARIABLES:
-        if names[0] in environment:
-            rank, world_size = (_integer(environment, name) for name in names[:2])
-            local, local_size, node = _on_its_node(environment, rank, world_size, *names[2:])
-            # Where ranks change hands, as in an elastic job, a worker keeps the index that it was given.
-            index = _integer(environment, "WORKSHOP_INDEX") if "WORKSHOP_INDEX" in environment else rank
-            break
+    # Those that say the local rank, too, before those that do not. Of a task of Slurm, Slurm itself says it.
+    known = [names for names in RANK_VARIABLES if names[0] in environment]
+    partly = [names for names in known if not (names[0] == "PMI_RANK" and "SLURM_STEP_ID" in environment)]
+    if names := next((names for names in known if names[2] in environment), next(iter(partly), None)):
+        rank, world_size = (_integer(environment, name) for name in names[:2])
+        local, local_size, node = _on_its_node(environment, rank, world_size, *names[2:])
+        # Where ranks change hands, as in an elastic job, a worker keeps the index that it was given.
+        index = _integer(environment, "WORKSHOP_INDEX") if "WORKSHOP_INDEX" in environment else rank
     else:
         if config is not None:
             return _from_tf_config(config, environment)
@@ -162,7 +164,7 @@ def from_environment(environment: Mapping[str, str]) -> Place:
 
 
 def _on_its_node(
-    environment: Mapping[str, str], rank: int, world_size: int, local: str, local_size: str, node: str | None
+    environment: Mapping[str, str], rank: int, world_size: int, local: str, local_size: str, node: str
 ) -> tuple[int, int, int]:
     """Local rank, local world size and node rank, from the variables of these names.
 
@@ -174,8 +176,7 @@ def _on_its_node(
         return 0, 1, rank
     local_rank = _integer(environment, local)
     size = _integer(environment, local_size) if local_size in environment else world_size
-    is_numbered = node is not None and node in environment
-    return local_rank, size, _integer(environment, str(node)) if is_numbered else rank // size
+    return local_rank, size, _integer(environment, node) if node in environment else rank // size
 
 
 def _slurm_tasks(environment: Mapping[str, str], node: int) -> int:
@@ -385,14 +386,13 @@ def report(step: int, **values: float | str) -> None:
     _print_record(record)
 
 
-def _gpu_count() -> int:
-    """How many GPUs the framework that this process has imported can use; it does not take hold of any."""
-    if sys.modules.get("torch"):  # it is None where an import has been ruled out
-        count: int = sys.modules["torch"].cuda.device_count()
-        return count
-    if sys.modules.get("tensorflow"):
-        return len(sys.modules["tensorflow"].config.list_physical_devices("GPU"))
-    return 0
+def _gpu_count() -> int | None:
+    """How many GPUs the framework that this process has imported can use; None if it has imported none."""
+    if torch := sys.modules.get("torch"):
+        return int(torch.cuda.device_count())
+    if tensorflow := sys.modules.get("tensorflow"):
+        return len(tensorflow.config.list_physical_devices("GPU"))
+    return None
 
 
 @contextlib.contextmanager
@@ -431,6 +431,7 @@ def profile(steps: int = 0) -> Iterator[Any]:
             partial = folder / f".{path.name}"  # beside it, since a rename cannot cross file systems
             profiler.export_chrome_trace(str(partial))
             partial.replace(path)
+            print(f"trace of rank {here.rank or 0}: {path}")
 
     activities = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():

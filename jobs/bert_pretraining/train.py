@@ -2,11 +2,12 @@
 
 A part of every text is hidden, and the model is to say what stood there: 15 % of the tokens are chosen; of these 80 %
 become [MASK], 10 % another token, and 10 % stay as they are (Devlin et al. 2019, section 3.1). Every sequence has the
-same number of chosen tokens, as in the authors' own data. So the mean over ranks is the mean over the batch, and any
-number of ranks takes the very same steps, up to rounding.
+same number of chosen tokens. So the mean over ranks is the mean over the batch, and with `--dropout 0` any number of
+ranks takes the same steps, up to rounding.
 
 A step's batch is `--batch-size` sequences × `--grad-accumulation` × the number of ranks. Which ones they are, and what
-is hidden, follows from the number of the step: what is restarted goes on as if nothing had happened.
+is hidden, follows from the number of the step: a run that goes on from a checkpoint takes the steps that it would have
+taken. With two ranks they are the same bit by bit; with more, DDP may add gradients in another order.
 
 Without `--corpus` the text is that of Python's own manual (`help("topics")`). For a larger one:
 
@@ -19,6 +20,7 @@ import importlib.util
 import json
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -77,7 +79,7 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--clip-norm", type=float, default=1.0, help="of all gradients together; 0: do not clip"
     )
-    parser.add_argument("--checkpoint-steps", type=int, default=0, help="0: no checkpoints")
+    parser.add_argument("--checkpoint-steps", type=int, default=0, help="0: save none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--corpus", type=Path, help="a folder that --prepare has written")
     parser.add_argument("--prepare", type=Path, help="write the corpus into this folder, and train nothing")
@@ -217,9 +219,12 @@ def micro_batches(
 
 
 class Training:
-    """The model, its optimizer and `step`, how many steps were made: all that a checkpoint holds."""
+    """The model, its optimizer and `step`, how many steps were made: all that a checkpoint holds.
 
-    def __init__(self, vocabulary: int, device: torch.device, given: argparse.Namespace) -> None:
+    `corpus` is a number that another corpus would not have.
+    """
+
+    def __init__(self, vocabulary: int, corpus: int, device: torch.device, given: argparse.Namespace) -> None:
         torch.manual_seed(given.seed)
         config = BertConfig(
             vocab_size=vocabulary, hidden_size=given.hidden, num_hidden_layers=given.layers,
@@ -243,10 +248,11 @@ class Training:
         self.vocabulary, self.device, self.step = vocabulary, device, 0
         # What makes another run of it: a checkpoint with other ones is not this run's.
         # Any number of ranks may go on, as long as a step has as many sequences.
-        names = ("seed", "steps", "sequence", "layers", "hidden", "heads")
+        names = ("seed", "steps", "sequence", "layers", "hidden", "heads", "dropout", "learning_rate", "warmup_steps",
+                 "clip_norm", "dtype")  # fmt: skip
         batch = given.batch_size * given.grad_accumulation * dist.get_world_size()
-        own = {name: getattr(given, name) for name in names}
-        self.settings = {**own, "vocabulary": vocabulary, "sequences of a step": batch}
+        own = {name.replace("_", "-"): getattr(given, name) for name in names}
+        self.settings = {**own, "vocabulary": vocabulary, "corpus": corpus, "sequences of a step": batch}
 
     def set_learning_rate(self, given: argparse.Namespace) -> None:
         """Up in a straight line while warming up, then down to 0 at the last step (Devlin et al. 2019, A.2)."""
@@ -265,7 +271,10 @@ class Training:
 
     def resume(self, folder: Path) -> None:
         """Go on from the newest whole checkpoint, if there is one: rank 0 reads it, and tells the others."""
-        found = checkpoints.newest(folder, self.settings) if dist.get_rank() == 0 else None
+        try:
+            found = checkpoints.newest(folder, self.settings) if dist.get_rank() == 0 else None
+        except (OSError, checkpoints.OtherRun) as error:
+            sys.exit(f"cannot resume: {error}")
         arrays = found.arrays if found else {}
         step = torch.tensor(found.step if found else 0, device=self.device)
         dist.broadcast(step, src=0)
@@ -343,9 +352,9 @@ def main() -> None:
             f"{here.world_size} workers were started, but the group of {given.device} has {dist.get_world_size()}"
         )
     rows, vocabulary = load(given)
-    training = Training(vocabulary, device, given)
+    training = Training(vocabulary, zlib.crc32(rows[:1000].tobytes()), device, given)
     folder = place.checkpoint_folder()
-    if folder and given.checkpoint_steps:
+    if folder:
         training.resume(folder)
     train(training, rows, mark, given, folder)
     if dist.get_rank() == 0 and training.step == given.steps:

@@ -8,17 +8,22 @@ which need no download; `data: mnist` is the real thing.
 Checkpoints are those of `torch.distributed.checkpoint`: each worker writes its own part, while training goes on. With a
 folder that all machines share, a run that was killed goes on where its last checkpoint was. Any number of workers may
 go on, since the batch is that of all together: as many as before end with the weights of a run that was not killed (on
-CPUs bit by bit), others with the same weights up to rounding.
+CPUs bit by bit), others with the same weights up to rounding, unless units are dropped, which each worker draws.
+PyTorch reads these checkpoints by pickle: use a folder that only you can write to.
 """
 
 import argparse
 import itertools
 import json
 import math
+import os
+import re
 import shutil
 import sys
 import time
+import zlib
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +61,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--warmup", type=float, default=0.05, help="part of all steps in which it rises")
     parser.add_argument("--clip-norm", type=float, default=0.0, help="limit of the gradient's norm; 0: none")
     parser.add_argument("--hidden", type=int, default=128, help="units in the hidden layer")
-    parser.add_argument("--dropout", type=float, default=0.0, help="part of these that a step drops")
+    parser.add_argument("--dropout", type=float, default=0.0, help="fraction of these that each step drops")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
                         help="of messages and computation; auto: bfloat16 on a GPU that has it")  # fmt: skip
     parser.add_argument("--checkpoint-steps", type=int, default=100, help="between two checkpoints")
@@ -70,6 +75,9 @@ def options() -> argparse.Namespace:
     for name in ("warmup", "dropout"):
         if not 0 <= getattr(given, name) < 1:
             parser.error(f"{name} is {getattr(given, name)}; it must be at least 0 and less than 1")
+    if not 0 < given.learning_rate < math.inf or not 0 <= given.clip_norm < math.inf:
+        rates = f"learning-rate is {given.learning_rate} and clip-norm {given.clip_norm}"
+        parser.error(f"{rates}; the first must be more than 0, the second at least 0")
     return given
 
 
@@ -88,11 +96,14 @@ class Share(DistributedSampler):
 class Training:
     """All that a step changes, and so all that a checkpoint holds. Where an epoch stands follows from `step`."""
 
-    def __init__(self, pixels: int, total: int, device: torch.device, given: argparse.Namespace) -> None:
+    def __init__(
+        self, data: TensorDataset, total: int, device: torch.device, given: argparse.Namespace
+    ) -> None:
+        pixels = data.tensors[0].shape[1]
         torch.manual_seed(given.seed)
-        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        is_low = given.dtype == "bfloat16" or (given.dtype == "auto" and has_bfloat16)
-        policy = MixedPrecisionPolicy(torch.bfloat16 if is_low else None, reduce_dtype=torch.float32)
+        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        self.is_low = given.dtype == "bfloat16" or (given.dtype == "auto" and has_bfloat16)
+        policy = MixedPrecisionPolicy(torch.bfloat16 if self.is_low else None, reduce_dtype=torch.float32)
         sharding: dict[str, Any] = {
             "mesh": init_device_mesh(device.type, (dist.get_world_size(),)),
             "mp_policy": policy,
@@ -103,9 +114,7 @@ class Training:
         for layer in (layers[0], layers[3]):  # gathered, and let go of, one by one
             fully_shard(layer, **sharding)
         fully_shard(self.model, **sharding)
-        torch.manual_seed(
-            given.seed + dist.get_rank()
-        )  # from here on workers draw differently: other units to drop
+        torch.manual_seed(given.seed + dist.get_rank())  # from here on each worker drops other units
         self.optimizer = torch.optim.AdamW(self.model.parameters(), given.learning_rate)
 
         def rate(step: int) -> float:
@@ -115,12 +124,16 @@ class Training:
 
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rate)
         self.device, self.given, self.step = device, given, 0
-        names = ("seed", "epochs", "batch_size", "learning_rate", "warmup", "clip_norm", "hidden", "dropout")
-        self.settings = {name.replace("_", "-"): getattr(given, name) for name in names}
-        self.settings |= {"pixels": pixels, "steps": total}
+        # A checkpoint belongs to another run if its next step would differ.
+        technical = ("checkpoint_steps", "profile_steps", "loader_workers")
+        own = {name.replace("_", "-"): value for name, value in vars(given).items() if name not in technical}
+        images, labels = data.tensors
+        self.settings = {**own, "dtype": "bfloat16" if self.is_low else "float32", "images": len(images)}
+        self.settings |= {"pixels": pixels, "labels": zlib.crc32(labels.numpy().tobytes())}
         # Checkpoints are agreed upon in a thread of their own, so in a group of their own.
         self.group = dist.new_group(backend="gloo")
-        self.saving: Any = None  # the checkpoint that is being written
+        self.saving: Any = None  # what writes a checkpoint meanwhile, to `path`
+        self.path = Path()
 
     def take_step(self, parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
         """Update the model with the mean gradient of a batch in equal parts; returns the loss, not waiting for it."""
@@ -152,55 +165,60 @@ class Training:
     def save(self, folder: Path) -> None:
         """Begin to write a checkpoint, once the one before is written. All workers call this."""
         self.finish(folder)
-        path = folder / f"step-{self.step:08d}"
+        self.path = folder / f"step-{self.step:08d}"
         if dist.get_rank() == 0:
-            path.mkdir(parents=True, exist_ok=True)
-            checkpoints.write_atomically(path / "settings.json", json.dumps(self.settings).encode())
+            shutil.rmtree(self.path, ignore_errors=True)  # of a run that did not come to its end
+            self.path.mkdir()
+            header = {"settings": self.settings, "workers": dist.get_world_size()}
+            checkpoints.write_atomically(self.path / "run.json", json.dumps(header).encode())
         dist.barrier()
-        # It copies what is to be written, then returns. Files are fsynced; `.metadata`, which makes it whole, is last.
-        self.saving = dcp.async_save(self.state(), checkpoint_id=path, process_group=self.group)
+        # It copies what is to be written, then returns, and fsyncs its files. It has no sums of them: see `seal`.
+        self.saving = dcp.async_save(self.state(), checkpoint_id=self.path, process_group=self.group)
+
+    def seal(self, folder: Path) -> None:
+        """If a checkpoint is written by now, keep the sums of this worker's files beside them, and remove old ones."""
+        if self.saving is None or not self.saving.done():
+            return
+        self.saving.result()
+        self.saving, rank = None, dist.get_rank()
+        files = [*self.path.glob(f"__{rank}_*"), *([self.path / ".metadata"] if rank == 0 else [])]
+        sums = {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
+        checkpoints.write_atomically(self.path / f"sums-{rank}.json", json.dumps(sums).encode())
+        if rank == 0:
+            whole = [path for path in saved(folder) if not damage(path)]
+            for old in whole[:-KEPT]:
+                shutil.rmtree(old)
 
     def finish(self, folder: Path) -> None:
-        """Wait until the checkpoint is written, and remove old ones."""
+        """Wait until the checkpoint is written."""
         if self.saving is not None:
             self.saving.result()
-            self.saving = None
-            if dist.get_rank() == 0:
-                for old in whole(folder)[:-KEPT]:
-                    shutil.rmtree(old)
+            self.seal(folder)
 
     def resume(self, folder: Path) -> None:
         """Go on from the newest whole checkpoint, if there is one: the first worker finds it, and all read it."""
-        steps = [int(path.name[-8:]) for path in whole(folder)] if dist.get_rank() == 0 else []
-        step = torch.tensor(max(steps, default=0), device=self.device)
-        for path in sorted(folder.glob("step-*")) if dist.get_rank() == 0 else ():
-            if int(path.name[-8:]) > step:
-                print(f"{path.name} was not written to its end; going back to the one before")
+        try:
+            found = self.newest(folder) if dist.get_rank() == 0 else 0
+        except (OSError, checkpoints.OtherRun) as error:
+            sys.exit(f"cannot resume: {error}")
+        step = torch.tensor(found, device=self.device)
         dist.broadcast(step, src=0)
         if not step:
             return
-        path = folder / f"step-{int(step):08d}"
-        try:
-            written = json.loads((path / "settings.json").read_text(encoding="utf-8"))
-            checkpoints.refuse_other_run(folder, written, self.settings)
-        except (OSError, ValueError) as error:
-            sys.exit(f"cannot resume: {error}")
+        self.step, path = int(step), folder / f"step-{int(step):08d}"
         state = self.state()
-        names = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        names = (
+            dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        )  # a pickle, as its other values
         own = [name for name in state if name.startswith("random")]
         for name in own:
             if name not in names:  # more workers than wrote it: the new ones keep the state of their seed
                 del state[name]
-        try:
-            dcp.load(state, checkpoint_id=path, process_group=self.group)
-        except dcp.api.CheckpointException as error:
-            reasons = ", ".join(f"worker {rank}: {reason!r}" for rank, (reason, _) in error.failures.items())
-            sys.exit(f"{path} cannot be read; remove it to go on from the one before ({reasons})")
+        dcp.load(state, checkpoint_id=path, process_group=self.group)
         set_state_dict(
             self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
         self.scheduler.load_state_dict(state["scheduler"])
-        self.step = int(step)
         for name in own:
             if name in state:
                 cuda = name.startswith("random-cuda")
@@ -210,22 +228,54 @@ class Training:
         if dist.get_rank() == 0:
             print(f"resumed after step {self.step}")
 
+    def newest(self, folder: Path) -> int:
+        """The step of the newest whole checkpoint in `folder`; 0 if there is none."""
+        checkpoints.make_folder(folder)  # fails now, not at the first checkpoint
+        for path in reversed(saved(folder)):
+            if reason := damage(path):
+                print(f"{path.name} {reason}; going back to the one before")
+                continue
+            header = json.loads((path / "run.json").read_text(encoding="utf-8"))
+            checkpoints.refuse_other_run(folder, header["settings"], self.settings)
+            return int(path.name[-8:])
+        return 0
 
-def whole(folder: Path) -> list[Path]:
-    """The checkpoints in `folder` that were written to their end, the oldest first."""
-    return sorted(path for path in folder.glob("step-*") if (path / ".metadata").exists())
+
+def saved(folder: Path) -> list[Path]:
+    """The checkpoints in `folder`, whole or not, the oldest first."""
+    return sorted(path for path in folder.iterdir() if re.fullmatch(r"step-\d{8}", path.name))
+
+
+def damage(path: Path) -> str:
+    """Why the checkpoint in `path` is not what was written; "" if it is."""
+    try:
+        workers = json.loads((path / "run.json").read_text(encoding="utf-8"))["workers"]
+        parts = [
+            json.loads((path / f"sums-{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)
+        ]
+    except FileNotFoundError:
+        return "was not written to its end"
+    for name, written in itertools.chain.from_iterable(sums.items() for sums in parts):
+        if not (path / name).is_file() or sha256((path / name).read_bytes()).hexdigest() != written:
+            return f"is damaged: {name} is not as it was written"
+    return ""
 
 
 def main() -> None:
     given = options()
     here = place.here()
+    if "MASTER_ADDR" not in os.environ:
+        sys.exit("MASTER_ADDR is not set; start this script with torchrun, or with `workshop launch`")
     device = torch.device(here.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(here.backend, device_id=device if device.type == "cuda" else None)
+    own = device if device.type == "cuda" else None
+    dist.init_process_group(here.backend, rank=here.rank or 0, world_size=here.world_size, device_id=own)
     rank, size = dist.get_rank(), dist.get_world_size()
     train, test = (TensorDataset(*place.load(split).tensors()) for split in ("train", "test"))
-    steps = len(train) // given.batch_size  # an epoch; the shuffled remainder waits for the next one
+    steps = (
+        len(train) // given.batch_size
+    )  # an epoch; the remainder is dropped; the next epoch shuffles again
     if steps == 0:
         sys.exit(f"batch-size is {given.batch_size}; there are only {len(train)} images to train on")
     part = given.batch_size // size // given.accumulate  # images of one worker in one forward pass
@@ -234,7 +284,7 @@ def main() -> None:
             f"batch-size is {given.batch_size}; it must be a multiple of the number of workers, {size}, times "
             f"accumulate, {given.accumulate}"
         )
-    training = Training(train.tensors[0].shape[1], steps * given.epochs, device, given)
+    training = Training(train, steps * given.epochs, device, given)
     folder = place.checkpoint_folder()
     if folder:
         training.resume(folder)
@@ -258,6 +308,8 @@ def main() -> None:
             training.model.train()
             while training.step < (epoch + 1) * steps:
                 loss = training.take_step(batches)
+                if folder:
+                    training.seal(folder)
                 profiler.step()
                 samples += given.batch_size // size
                 if (

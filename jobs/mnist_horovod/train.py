@@ -16,6 +16,7 @@ import itertools
 import math
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,22 +41,28 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="images a worker takes in one step")
     parser.add_argument("--accumulate", type=int, default=1, help="backward passes that share a batch")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="of one worker; N take N times it")
-    parser.add_argument("--warmup", type=float, default=0.05, help="part of all steps in which it rises")
+    parser.add_argument("--warmup", type=float, default=0.05, help="fraction of all steps in which it rises")
     parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument("--clip-norm", type=float, default=0.0, help="limit of the gradient's norm; 0: none")
+    parser.add_argument("--clip-norm", type=float, default=0.0, help="limit on the gradient's norm; 0: none")
     parser.add_argument("--hidden", type=int, default=128, help="units in the hidden layer")
-    parser.add_argument("--dropout", type=float, default=0.0, help="part of these that a step leaves out")
+    parser.add_argument(
+        "--dropout", type=float, default=0.0, help="fraction of hidden units dropped in each step"
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="auto: bfloat16 on GPUs that have it")
     parser.add_argument("--fp16-allreduce", type=int, choices=[0, 1], default=0, help="1: send fp16")
     parser.add_argument("--checkpoint-steps", type=int, default=100, help="between two checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if not 0 < options.learning_rate < math.inf:
+        sys.exit(f"learning-rate is {options.learning_rate}; it must be a finite number above 0")
     for name in ("epochs", "batch_size", "accumulate", "hidden", "checkpoint_steps"):
         if getattr(options, name) < 1:
             sys.exit(f"{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
     for name in ("warmup", "momentum", "dropout"):
         if not 0 <= getattr(options, name) < 1:
             sys.exit(f"{name} is {getattr(options, name)}; it must be at least 0 and less than 1")
+    if not options.clip_norm >= 0:  # so written, it refuses nan too
+        sys.exit(f"clip-norm is {options.clip_norm}; it must be at least 0")
     if options.batch_size % options.accumulate:
         sys.exit(
             f"batch-size is {options.batch_size}; it must be a multiple of accumulate, {options.accumulate}"
@@ -73,7 +80,7 @@ class ResumableSampler(DistributedSampler):
 
 
 def learning_rate_factor(step: int, total: int, warmup: float, world_size: int) -> float:
-    """By what the learning rate of one worker is multiplied in a step.
+    """The factor on one worker's learning rate in a step.
 
     N workers make the batch N times as large and the steps N times fewer, so each step may be N times as long, once the
     rate has risen to that step by step (Goyal et al. 2017, sections 2.1 and 2.2). It then falls to 0 along half a
@@ -90,13 +97,14 @@ def random_state(device: torch.device) -> Tensor:
 
 
 def save(folder: Path, step: int, parts: Parts, device: torch.device, settings: checkpoints.Settings) -> None:
-    """Write a checkpoint. All ranks call this, since each has a random state; rank 0 writes."""
+    """Write a checkpoint. All ranks call this, since each has a random state; rank 0 writes, and the others wait."""
     random_states = hvd.allgather(random_state(device).unsqueeze(0), name="random_states")
     if hvd.rank() == 0:
         state = {name: part.state_dict() for name, part in parts.items()}
         content = io.BytesIO()
         torch.save({**state, "random": random_states}, content)
         checkpoints.write(folder, step, content.getvalue(), settings)
+    hvd.barrier()  # or the others would count the wait as part of their next step
 
 
 def newest_step(folder: Path, settings: checkpoints.Settings) -> int:
@@ -125,7 +133,7 @@ def restore(folder: Path, step: int, parts: Parts, device: torch.device) -> None
 
 
 def seconds(device: torch.device) -> float:
-    """The time, once the device has done what it was told to: a GPU works on while Python goes ahead."""
+    """The time once the device has finished its queued work: a GPU runs behind Python."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -139,11 +147,11 @@ def train_step(
     mean = torch.zeros((), device=images.device)
     for some, classes in zip(images.chunk(options.accumulate), labels.chunk(options.accumulate), strict=True):
         with torch.autocast(images.device.type, torch.bfloat16, enabled=options.dtype == "bfloat16"):
-            # Horovod adds the gradients of several passes, so each contributes its part of the mean.
+            # Horovod adds the gradients of several passes, so each contributes its share of the mean.
             loss = cross_entropy(model(some), classes) / options.accumulate
-        loss.backward()  # in the last pass, each gradient sets off on its ring as soon as it is there
+        loss.backward()  # in the last pass, Horovod starts averaging each gradient as soon as it is there
         mean += loss.detach()
-    optimizer.synchronize()  # waits until all gradients are back as the ranks' mean, which is what has to be clipped
+    optimizer.synchronize()  # waits for the mean of the ranks' gradients, which is what has to be clipped
     if options.clip_norm:
         nn.utils.clip_grad_norm_(model.parameters(), options.clip_norm)
     with optimizer.skip_synchronize():
@@ -160,17 +168,20 @@ def main() -> None:
     train, test = (TensorDataset(*place.load(split).tensors()) for split in ("train", "test"))
     pixels, workers = train.tensors[0].shape[1], here.world_size
     share = len(train) // workers  # equal shares, since every step needs every rank
-    steps_per_epoch = share // options.batch_size  # the shuffled remainder waits for the next epoch
+    steps_per_epoch = share // options.batch_size  # the remainder is dropped; the next epoch shuffles again
     if steps_per_epoch == 0:
         sys.exit(f"batch-size is {options.batch_size}; each of {workers} workers has only {share} images")
+    if (largest := int(train.tensors[1].max())) > 9:
+        sys.exit(f"the data has the label {largest}; the network tells only 0 to 9 apart")
     total = steps_per_epoch * options.epochs
     if options.dtype == "auto":
-        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         options.dtype = "bfloat16" if has_bfloat16 else "float32"
 
-    # A checkpoint of a run with other settings than these would lead to other weights, so it is refused.
+    # Resuming with other settings than these would lead to other weights, so it is refused.
     settings = {name.replace("_", "-"): value for name, value in vars(options).items()}
     settings |= {"workers": workers, "images": len(train), "pixels": pixels, "device": device.type}
+    settings["data"] = zlib.crc32(train.tensors[1].numpy().tobytes())
     del settings["checkpoint-steps"]
     folder = place.checkpoint_folder()
     # Rank 0 alone looks, since two might find different ones; before the ranks are connected, so that it alone fails.
@@ -178,6 +189,11 @@ def main() -> None:
 
     hvd.init()
     rank = hvd.rank()
+    if hvd.size() != workers:  # Horovod does not know torchrun, and would train a model in each process
+        sys.exit(
+            f"the launcher started {workers} workers, but Horovod connects {hvd.size()}; start the job with horovodrun "
+            "or mpirun (strategy: horovod or mpi)"
+        )
     step = int(hvd.broadcast(torch.tensor([step]), root_rank=0, name="step"))
 
     # Ranks draw different units to drop. They draw different weights as well, and go on with those of rank 0.

@@ -12,10 +12,12 @@ import argparse
 import math
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
+from mpi4py.run import set_abort_status
 from numpy.typing import NDArray
 
 from workshop_utils import place
@@ -30,12 +32,14 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=32, help="images a worker takes in one step")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="of one worker; N take N times it")
-    parser.add_argument("--warmup", type=float, default=0.05, help="part of all steps in which it rises")
+    parser.add_argument("--warmup", type=float, default=0.05, help="fraction of all steps in which it rises")
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--hidden", type=int, default=128, help="units in the hidden layer")
     parser.add_argument("--checkpoint-steps", type=int, default=100, help="between two checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if not 0 < options.learning_rate < math.inf:
+        sys.exit(f"learning-rate is {options.learning_rate}; it must be a finite number above 0")
     for name in ("epochs", "batch_size", "hidden", "checkpoint_steps"):
         if getattr(options, name) < 1:
             sys.exit(f"{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
@@ -46,7 +50,7 @@ def read_options() -> argparse.Namespace:
 
 
 def learning_rate_factor(step: int, total: int, warmup: float, world_size: int) -> float:
-    """By what the learning rate of one worker is multiplied in a step.
+    """The factor on one worker's learning rate in a step.
 
     N workers make the batch N times as large and the steps N times fewer, so each step may be N times as long, once the
     rate has risen to that step by step (Goyal et al. 2017, sections 2.1 and 2.2). It then falls to 0 along half a
@@ -101,8 +105,7 @@ def restore(folder: Path, weights: Floats, velocity: Floats, settings: checkpoin
             folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the first checkpoint
             checkpoint = checkpoints.newest(folder, settings)
         except (OSError, checkpoints.OtherRun) as error:
-            print(f"cannot resume: {error}", file=sys.stderr, flush=True)
-            MPI.COMM_WORLD.Abort(1)  # or the others would wait for ever
+            sys.exit(f"cannot resume: {error}")
         if checkpoint:
             arrays = checkpoint.arrays
             step[0], weights[:], velocity[:] = checkpoint.step, arrays["weights"], arrays["velocity"]
@@ -117,22 +120,29 @@ def main() -> None:
     options = read_options()
     comm = MPI.COMM_WORLD
     rank, workers = comm.Get_rank(), comm.Get_size()
+    if workers != here.world_size:  # MPI does not know torchrun, and would train a model in each process
+        sys.exit(
+            f"the launcher started {here.world_size} workers, but MPI connects {workers}; start the job with mpirun "
+            "(strategy: mpi)"
+        )
     images, labels = place.load("train").arrays()
     test_images, test_labels = place.load("test").arrays()
     mine = slice(rank, None, workers)  # every N-th example, to train as to test
     share = len(images) // workers  # equal shares, since every step needs every rank
-    steps_per_epoch = share // options.batch_size  # the shuffled remainder waits for the next epoch
+    steps_per_epoch = share // options.batch_size  # the remainder is dropped; the next epoch shuffles again
     if steps_per_epoch == 0:
         sys.exit(f"batch-size is {options.batch_size}; each of {workers} workers has only {share} images")
+    if labels.max() > 9:
+        sys.exit(f"the data has the label {labels.max()}; the network tells only 0 to 9 apart")
     total = steps_per_epoch * options.epochs
 
     pixels, hidden = images.shape[1], options.hidden
     weights = initial_weights(pixels, hidden, options.seed)
     w1, b1, w2, b2 = layers(weights, pixels, hidden)
     velocity, gradients = np.zeros_like(weights), np.zeros_like(weights)
-    # A checkpoint of a run with other settings than these would lead to other weights, so it is refused.
+    # Resuming with other settings than these would lead to other weights, so it is refused.
     settings = {name.replace("_", "-"): value for name, value in vars(options).items()}
-    settings |= {"workers": workers, "images": len(images), "pixels": pixels}
+    settings |= {"workers": workers, "images": len(images), "pixels": pixels, "data": zlib.crc32(labels)}
     del settings["checkpoint-steps"]
     folder = place.checkpoint_folder()
     step = restore(folder, weights, velocity, settings) if folder else 0
@@ -157,9 +167,11 @@ def main() -> None:
             elif step % max(1, total // 20) == 0:
                 speed = samples / (time.perf_counter() - since)
                 place.report(step, loss=loss, epoch=epoch + 1, samples_per_second=speed)
-            if folder and rank == 0 and (step % options.checkpoint_steps == 0 or step == total):
+            if folder and (step % options.checkpoint_steps == 0 or step == total):
                 paused = time.perf_counter()
-                checkpoints.save(folder, step, {"weights": weights, "velocity": velocity}, settings)
+                if rank == 0:
+                    checkpoints.save(folder, step, {"weights": weights, "velocity": velocity}, settings)
+                comm.Barrier()  # or the others would count the wait as part of their next step
                 since += time.perf_counter() - paused  # saving is not training, nor is testing
 
         paused = time.perf_counter()
@@ -176,4 +188,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BaseException as error:
+        set_abort_status(error)  # or this rank would wait in MPI_Finalize for the others, and they for it
+        raise

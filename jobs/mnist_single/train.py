@@ -11,6 +11,7 @@ import itertools
 import math
 import sys
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--clip-norm", type=float, default=0.0, help="limit of the gradient's norm; 0: none")
     parser.add_argument("--hidden", type=int, default=128, help="units in the hidden layer")
-    parser.add_argument("--dropout", type=float, default=0.0, help="part of these that a step drops")
+    parser.add_argument("--dropout", type=float, default=0.0, help="fraction of these that each step drops")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
                         help="of matrix products; auto: bfloat16 on a GPU that has it")  # fmt: skip
     parser.add_argument("--checkpoint-steps", type=int, default=100, help="between two checkpoints")
@@ -46,6 +47,9 @@ def options() -> argparse.Namespace:
     for name in ("momentum", "dropout"):
         if not 0 <= getattr(given, name) < 1:
             parser.error(f"{name} is {getattr(given, name)}; it must be at least 0 and less than 1")
+    if not 0 < given.learning_rate < math.inf or not 0 <= given.clip_norm < math.inf:
+        rates = f"learning-rate is {given.learning_rate} and clip-norm {given.clip_norm}"
+        parser.error(f"{rates}; the first must be more than 0, the second at least 0")
     if given.batch_size % given.accumulate:
         parser.error(
             f"batch-size is {given.batch_size}; it must be a multiple of accumulate, {given.accumulate}"
@@ -67,7 +71,10 @@ class Shuffled(Sampler[int]):
 class Training:
     """All that a step changes, and so all that a checkpoint holds. Where an epoch stands follows from `step`."""
 
-    def __init__(self, pixels: int, total: int, device: torch.device, given: argparse.Namespace) -> None:
+    def __init__(
+        self, data: TensorDataset, total: int, device: torch.device, given: argparse.Namespace
+    ) -> None:
+        pixels = data.tensors[0].shape[1]
         torch.manual_seed(given.seed)
         hidden, dropout = given.hidden, nn.Dropout(given.dropout)
         layers = (nn.Linear(pixels, hidden), nn.ReLU(), dropout, nn.Linear(hidden, 10))
@@ -77,21 +84,14 @@ class Training:
         rate = lambda step: 0.5 * (1 + math.cos(math.pi * step / total))  # noqa: E731
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rate)
         self.device, self.given, self.step = device, given, 0
-        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         self.is_low = given.dtype == "bfloat16" or (given.dtype == "auto" and has_bfloat16)
-        # Of another run are checkpoints whose next step would be another one.
-        names = (
-            "seed",
-            "epochs",
-            "batch_size",
-            "learning_rate",
-            "momentum",
-            "clip_norm",
-            "hidden",
-            "dropout",
-        )
-        self.settings = {name.replace("_", "-"): getattr(given, name) for name in names}
-        self.settings |= {"pixels": pixels, "steps": total}
+        # A checkpoint belongs to another run if its next step would differ.
+        technical = ("checkpoint_steps", "profile_steps", "loader_workers")
+        own = {name.replace("_", "-"): value for name, value in vars(given).items() if name not in technical}
+        images, labels = data.tensors
+        self.settings = {**own, "dtype": "bfloat16" if self.is_low else "float32", "images": len(images)}
+        self.settings |= {"pixels": pixels, "labels": zlib.crc32(labels.numpy().tobytes())}
 
     def take_step(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Update the model with the mean gradient of a batch in equal parts; returns the loss, not waiting for it."""
@@ -124,6 +124,7 @@ class Training:
     def resume(self, folder: Path) -> None:
         """Go on from the newest whole checkpoint, if there is one."""
         try:
+            checkpoints.make_folder(folder)  # fails now, not at the first checkpoint
             found = checkpoints.newest(folder, self.settings)
         except (OSError, checkpoints.OtherRun) as error:
             sys.exit(f"cannot resume: {error}")
@@ -144,10 +145,12 @@ def main() -> None:
     here = place.here()
     device = torch.device(here.device)
     train, test = (TensorDataset(*place.load(split).tensors()) for split in ("train", "test"))
-    steps = len(train) // given.batch_size  # an epoch; the shuffled remainder waits for the next one
+    steps = (
+        len(train) // given.batch_size
+    )  # an epoch; the remainder is dropped; the next epoch shuffles again
     if steps == 0:
         sys.exit(f"batch-size is {given.batch_size}; there are only {len(train)} images to train on")
-    training = Training(train.tensors[0].shape[1], steps * given.epochs, device, given)
+    training = Training(train, steps * given.epochs, device, given)
     folder = place.checkpoint_folder()
     if folder:
         training.resume(folder)
@@ -185,6 +188,7 @@ def main() -> None:
                 if folder and (
                     training.step % given.checkpoint_steps == 0 or training.step == steps * given.epochs
                 ):
+                    loss.item()
                     paused = time.perf_counter()
                     training.save(folder)
                     since += time.perf_counter() - paused  # saving is not training, nor is testing

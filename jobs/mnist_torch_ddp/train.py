@@ -10,8 +10,10 @@ import argparse
 import io
 import itertools
 import math
+import os
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -43,7 +45,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--clip-norm", type=float, default=0.0, help="limit of the gradient's norm; 0: none")
     parser.add_argument("--hidden", type=int, default=128, help="units in the hidden layer")
-    parser.add_argument("--dropout", type=float, default=0.0, help="part of these that a step drops")
+    parser.add_argument("--dropout", type=float, default=0.0, help="fraction of these that each step drops")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto",
                         help="of matrix products; auto: bfloat16 on a GPU that has it")  # fmt: skip
     parser.add_argument("--checkpoint-steps", type=int, default=100, help="between two checkpoints")
@@ -57,6 +59,9 @@ def options() -> argparse.Namespace:
     for name in ("warmup", "momentum", "dropout"):
         if not 0 <= getattr(given, name) < 1:
             parser.error(f"{name} is {getattr(given, name)}; it must be at least 0 and less than 1")
+    if not 0 < given.learning_rate < math.inf or not 0 <= given.clip_norm < math.inf:
+        rates = f"learning-rate is {given.learning_rate} and clip-norm {given.clip_norm}"
+        parser.error(f"{rates}; the first must be more than 0, the second at least 0")
     if given.batch_size % given.accumulate:
         parser.error(
             f"batch-size is {given.batch_size}; it must be a multiple of accumulate, {given.accumulate}"
@@ -76,15 +81,16 @@ class Share(DistributedSampler):
 class Training:
     """All that a step changes, and so all that a checkpoint holds. Where an epoch stands follows from `step`."""
 
-    def __init__(self, pixels: int, total: int, device: torch.device, given: argparse.Namespace) -> None:
+    def __init__(
+        self, data: TensorDataset, total: int, device: torch.device, given: argparse.Namespace
+    ) -> None:
+        pixels = data.tensors[0].shape[1]
         size = dist.get_world_size()
         torch.manual_seed(given.seed)
         hidden, dropout = given.hidden, nn.Dropout(given.dropout)
         layers = (nn.Linear(pixels, hidden), nn.ReLU(), dropout, nn.Linear(hidden, 10))
         self.model = nn.Sequential(*layers).to(device)
-        torch.manual_seed(
-            given.seed + dist.get_rank()
-        )  # from here on workers draw differently: other units to drop
+        torch.manual_seed(given.seed + dist.get_rank())  # from here on each worker drops other units
         self.parallel = DistributedDataParallel(self.model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), given.learning_rate, given.momentum)
 
@@ -97,22 +103,14 @@ class Training:
 
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rate)
         self.device, self.given, self.step = device, given, 0
-        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        has_bfloat16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         self.is_low = given.dtype == "bfloat16" or (given.dtype == "auto" and has_bfloat16)
-        # Of another run are checkpoints whose next step would be another one.
-        names = (
-            "seed",
-            "epochs",
-            "batch_size",
-            "learning_rate",
-            "warmup",
-            "momentum",
-            "clip_norm",
-            "hidden",
-            "dropout",
-        )
-        self.settings = {name.replace("_", "-"): getattr(given, name) for name in names}
-        self.settings |= {"pixels": pixels, "steps": total, "workers": size}
+        # A checkpoint belongs to another run if its next step would differ.
+        technical = ("checkpoint_steps", "profile_steps", "loader_workers")
+        own = {name.replace("_", "-"): value for name, value in vars(given).items() if name not in technical}
+        images, labels = data.tensors
+        self.settings = {**own, "dtype": "bfloat16" if self.is_low else "float32", "images": len(images)}
+        self.settings |= {"pixels": pixels, "labels": zlib.crc32(labels.numpy().tobytes()), "workers": size}
 
     def take_step(self, parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
         """Update the model with the mean gradient of a batch in equal parts; returns the loss, not waiting for it."""
@@ -143,11 +141,15 @@ class Training:
             buffer = io.BytesIO()
             torch.save(state, buffer)
             checkpoints.write(folder, self.step, buffer.getvalue(), self.settings)
+        dist.barrier()  # all wait here for the first, not in the next step, whose time is measured
 
     def resume(self, folder: Path) -> None:
         """Go on from the newest whole checkpoint, if there is one: the first worker finds it, and all read it."""
         try:
-            found = checkpoints.newest(folder, self.settings) if dist.get_rank() == 0 else None
+            found = None
+            if dist.get_rank() == 0:
+                checkpoints.make_folder(folder)  # fails now, not at the first checkpoint
+                found = checkpoints.newest(folder, self.settings)
         except (OSError, checkpoints.OtherRun) as error:
             sys.exit(f"cannot resume: {error}")
         step = torch.tensor(found.step if found else 0, device=self.device)
@@ -187,17 +189,20 @@ def gathered(state: Tensor, device: torch.device) -> Tensor:
 def main() -> None:
     given = options()
     here = place.here()
+    if "MASTER_ADDR" not in os.environ:
+        sys.exit("MASTER_ADDR is not set; start this script with torchrun, or with `workshop launch`")
     device = torch.device(here.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(here.backend, device_id=device if device.type == "cuda" else None)
+    own = device if device.type == "cuda" else None
+    dist.init_process_group(here.backend, rank=here.rank or 0, world_size=here.world_size, device_id=own)
     rank, size = dist.get_rank(), dist.get_world_size()
     train, test = (TensorDataset(*place.load(split).tensors()) for split in ("train", "test"))
     share = len(train) // size  # equal shares, since every step needs every worker
-    steps = share // given.batch_size  # an epoch; the shuffled remainder waits for the next one
+    steps = share // given.batch_size  # an epoch; the remainder is dropped; the next epoch shuffles again
     if steps == 0:
         sys.exit(f"batch-size is {given.batch_size}; each of {size} workers has only {share} images")
-    training = Training(train.tensors[0].shape[1], steps * given.epochs, device, given)
+    training = Training(train, steps * given.epochs, device, given)
     folder = place.checkpoint_folder()
     if folder:
         training.resume(folder)
@@ -219,7 +224,9 @@ def main() -> None:
             sampler.start = training.step % steps * given.batch_size
             batches = iter(loader)
             training.model.train()
-            with count_bytes() as counted:  # by the kernel: gradients, and what gloo adds to them
+            with (
+                count_bytes() as counted
+            ):  # by the kernel: gradients, what gloo adds, and random states if saved
                 while training.step < (epoch + 1) * steps:
                     loss = training.take_step(batches)
                     profiler.step()
@@ -239,6 +246,7 @@ def main() -> None:
                     if folder and (
                         training.step % given.checkpoint_steps == 0 or training.step == steps * given.epochs
                     ):
+                        loss.item()
                         paused = time.perf_counter()
                         training.save(folder)
                         since += time.perf_counter() - paused  # saving is not training, nor is testing

@@ -1,5 +1,6 @@
 """The mnist jobs of PyTorch, Horovod and MPI train as one process, survive a kill, and refuse what they cannot do."""
 
+import functools
 import math
 import os
 import signal
@@ -136,66 +137,80 @@ def test_a_run_with_checkpoints_goes_back_ends_again_and_refuses_another_run(nam
     assert "cannot resume: [Errno 21] Is a directory" in str(unreadable.value)
 
 
-def test_an_unfinished_checkpoint_of_fsdp_is_passed_over_and_a_damaged_one_is_named(tmp_path):
+def test_an_unfinished_or_damaged_checkpoint_of_fsdp_costs_the_steps_since_the_one_before(tmp_path):
     arguments = {"batch_size": 60, "epochs": 1, "checkpoint_steps": 10}
     fields = {"workers": 2, "checkpoints": str(tmp_path), "arguments": arguments}
     launched("mnist_fsdp", **fields)
-    newest = tmp_path / "step-00000025"
-    (newest / ".metadata").unlink()
-    assert printed(launched("mnist_fsdp", **fields)) == [
-        "step-00000025 was not written to its end; going back to the one before",
-        "resumed after step 20",
-    ]
     with pytest.raises(
         RunFailed, match=r"cannot resume: .* of another run: hidden is 8 and was 128; give another"
     ):
         launched("mnist_fsdp", **{**fields, "arguments": {**arguments, "hidden": 8}})
-    part = newest / "__1_0.distcp"
-    part.write_bytes(part.read_bytes()[:1000])
-    with pytest.raises(
-        RunFailed, match=r"step-00000025 cannot be read; remove it to go on from the one before"
-    ):
-        launched("mnist_fsdp", **fields)
+    (tmp_path / "step-00000025.copy").mkdir()  # a user's own
+    (tmp_path / "step-00000025" / "sums-1.json").unlink()
+    part = tmp_path / "step-00000020" / "__1_0.distcp"
+    content = part.read_bytes()
+    part.write_bytes(content[:3000] + bytes([content[3000] ^ 1]) + content[3001:])
+    run = launched("mnist_fsdp", **fields)
+    assert printed(run) == [
+        "step-00000025 was not written to its end; going back to the one before",
+        "step-00000020 is damaged: __1_0.distcp is not as it was written; going back to the one before",
+    ]
+    assert steps_of_rank_0(run)[0] == 1
+    assert "resumed after step 25" in printed(launched("mnist_fsdp", **fields))
 
 
-def by_one_process(steps, batch_size, learning_rate, clip_norm):
-    """The parameters after one epoch of plain training on batches of all workers, from the job's own seeds."""
+def by_one_process(optimizer, rate, batch_size, clip_norm):
+    """The parameters after 2 epochs of plain training on batches of all workers, 25 steps each, from the job's seeds.
+
+    `rate(step)` is the learning rate.
+    """
     images, labels = place.load("train", data.prepare("digits")).tensors()
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = torch.nn.Sequential(
-            torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Dropout(0), torch.nn.Linear(128, 10)
-        )
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    velocity = [torch.zeros_like(parameter) for parameter in model.parameters()]
-    for step in range(steps):
-        batch = order[step * batch_size : (step + 1) * batch_size]
-        gradients = torch.autograd.grad(
-            cross_entropy(model(images[batch]), labels[batch]), list(model.parameters())
-        )
+        model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+    optimize = optimizer(model.parameters())
+    for step in range(50):
+        epoch, position = divmod(step, 25)
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
+        batch = order[position * batch_size : (position + 1) * batch_size]
+        optimize.zero_grad()
+        cross_entropy(model(images[batch]), labels[batch]).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
         norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
-        rate = learning_rate(step)
-        with torch.no_grad():
-            for parameter, gradient, speed in zip(model.parameters(), gradients, velocity, strict=True):
-                speed.mul_(0.9).add_(gradient * min(1.0, clip_norm / norm))
-                parameter.sub_(rate * speed)
+        for gradient in gradients:
+            gradient.mul_(min(1.0, clip_norm / norm))
+        optimize.param_groups[0]["lr"] = rate(step)
+        optimize.step()
     return np.concatenate([parameter.detach().numpy().reshape(-1) for parameter in model.parameters()])
 
 
+def half_a_cosine(step):
+    return (1 + math.cos(math.pi * step / 50)) / 2
+
+
+SGD = functools.partial(torch.optim.SGD, lr=0.0, momentum=0.9)
+TO_ONE = (SGD, lambda step: 0.05 * half_a_cosine(step))
+TO_TWICE = (SGD, lambda step: 0.05 * min(1 + step / 10, 2) * half_a_cosine(step))  # in 10 of 50 steps
+FROM_NOTHING = (torch.optim.AdamW, lambda step: 0.005 * min(1, (step + 1) / 10) * half_a_cosine(step))
+
+
 @pytest.mark.parametrize(
-    ("name", "strategy"),
-    [("mnist_torch_ddp", "torch_ddp"), ("mnist_horovod", "horovod"), ("mnist_horovod", "mpi")],
+    ("name", "strategy", "workers", "arguments", "training"),
+    [
+        ("mnist_single", "single", 1, {"batch_size": 60}, TO_ONE),
+        ("mnist_torch_ddp", "torch_ddp", 2, {"batch_size": 30, "warmup": 0.2}, TO_TWICE),
+        ("mnist_fsdp", "torch_ddp", 2, {"batch_size": 60, "warmup": 0.2}, FROM_NOTHING),
+        ("mnist_horovod", "horovod", 2, {"batch_size": 30, "warmup": 0.2}, TO_TWICE),
+        ("mnist_horovod", "mpi", 2, {"batch_size": 30, "warmup": 0.2}, TO_TWICE),
+    ],
 )
-def test_two_workers_accumulate_clip_and_warm_up_as_one_process_with_the_whole_batch(
-    name, strategy, tmp_path
+def test_workers_shuffle_accumulate_clip_and_warm_up_as_one_process_with_the_whole_batch(
+    name, strategy, workers, arguments, training, tmp_path
 ):
-    arguments = {"epochs": 1, "batch_size": 30, "accumulate": 3, "clip_norm": 0.5, "warmup": 0.2}
-    launched(name, tmp_path, workers=2, strategy=strategy, arguments=arguments)
-
-    def rate(step):  # from 0.05 to 2 × 0.05 in 5 of 25 steps, under half a cosine
-        return 0.05 * min(1 + step / 5, 2) * (1 + math.cos(math.pi * step / 25)) / 2
-
-    np.testing.assert_allclose(weights(tmp_path), by_one_process(25, 60, rate, 0.5), rtol=0, atol=1e-5)
+    arguments = {"epochs": 2, "accumulate": 3, "clip_norm": 0.5, **arguments}
+    launched(name, tmp_path, workers=workers, strategy=strategy, arguments=arguments)
+    expected = by_one_process(*training, batch_size=60, clip_norm=0.5)
+    np.testing.assert_allclose(weights(tmp_path), expected, rtol=0, atol=2e-5)
 
 
 def test_horovod_learns_with_bfloat16_products_and_fp16_messages():
@@ -218,6 +233,11 @@ def test_mpi_reaches_the_parameters_of_one_worker_with_the_whole_batch(tmp_path)
         ("mnist_horovod", {"accumulate": 5}, "batch-size is 32; it must be a multiple of accumulate, 5"),
         ("mnist_torch_ddp", {"batch_size": 800}, "each of 2 workers has only 750 images"),
         ("mnist_torch_ddp", {"warmup": 1.5}, "warmup is 1.5; it must be at least 0 and less than 1"),
+        (
+            "mnist_torch_ddp",
+            {"clip_norm": "nan"},
+            "clip-norm nan; the first must be more than 0, the second at least 0",
+        ),
         (
             "mnist_fsdp",
             {"accumulate": 5},

@@ -202,10 +202,19 @@ def test_a_collective_has_its_name_and_its_bytes_and_a_category_of_its_own(tmp_p
     assert (event["name"], event["cat"], event["args"]["event"]) == (name, "communication", message["name"])
 
 
+def test_traces_that_were_not_recorded_at_the_same_time_are_refused(tmp_path):
+    for rank in (0, 1):
+        write(tmp_path, rank, 2, [step(3, 0, 1000)], BASE + rank * 10**9)
+    with pytest.raises(
+        TraceError, match="has traces of several runs, which were not recorded at the same time"
+    ):
+        read_traces(tmp_path)
+
+
 def test_merged_ranks_are_processes_with_one_clock_and_arrows_of_their_own(tmp_path):
     def of_rank(moment):
         return [
-            step(3, moment, 10.001),
+            step(3, moment, 1000.001),
             {"ph": "s", "id": 5, "cat": "fwdbwd", "name": "fwdbwd", "pid": 100, "tid": 100, "ts": moment},
             {
                 "ph": "M",
@@ -228,7 +237,10 @@ def test_merged_ranks_are_processes_with_one_clock_and_arrows_of_their_own(tmp_p
         "rank 1 of 2",
     ]
     steps = [each for each in events if each["ph"] == "X"]
-    assert [(each["pid"], each["ts"], each["dur"]) for each in steps] == [(0, 0, 10.001), (1, 500, 10.001)]
+    assert [(each["pid"], each["ts"], each["dur"]) for each in steps] == [
+        (0, 0, 1000.001),
+        (1, 500, 1000.001),
+    ]
     assert len({each["id"] for each in events if each["ph"] == "s"}) == 2
     assert not [each for each in events if each["name"] == "Record Window End"]
 

@@ -254,8 +254,9 @@ def trace(
     typer.echo(rows.round(1).to_string(index=False))
     if not times["communication_ms"].any():
         typer.echo("no communication is in these traces: on CPUs, PyTorch records only torch.distributed's")
+    merged = f"{output} has {len(ranks)} of {ranks[0].world_size} ranks"
     typer.echo(
-        f"{output} has {len(ranks)} of {ranks[0].world_size} ranks; open it in https://ui.perfetto.dev or chrome://tracing"
+        f"communication includes waiting for other ranks; {merged}: open it in https://ui.perfetto.dev or chrome://tracing"
     )
 
 

@@ -16,7 +16,6 @@ Names are those of the MPI standard, or of Hockney (1994) where it has none.
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -380,8 +379,9 @@ def as_array(tensor: Any) -> np.ndarray:
     try:
         if str(tensor.dtype) == "torch.bfloat16":
             import ml_dtypes
+            import torch
 
-            bits: np.ndarray = tensor.detach().view(sys.modules["torch"].uint16).numpy()
+            bits: np.ndarray = tensor.detach().view(torch.uint16).numpy()
             return bits.view(ml_dtypes.bfloat16)
         array: np.ndarray = tensor.detach().numpy()
     except ImportError as failure:

@@ -221,7 +221,11 @@ class Flat:
 
     def _reduce(self, gradient: Tensor) -> None:
         """Leave in `shard.grad` this rank's chunk of the mean gradient, on top of what was there."""
-        ring_reduce_scatter(self._communicator, gradient, "mean")
+        if gradient.dtype is torch.float16:  # whose sums overflow soon
+            gradient /= self._communicator.size
+            ring_reduce_scatter(self._communicator, gradient)
+        else:
+            ring_reduce_scatter(self._communicator, gradient, "mean")
         chunk_of_mean = self._mine(gradient)
         if self.shard.grad is None:
             # A copy, so that the whole gradient can go.
@@ -347,20 +351,22 @@ class FullySharded(_Sharded):
     which they send.
 
     With a `compute_dtype`, precision is mixed. Shards, their gradients and the optimizer's state stay as they are
-    (float32). Each unit's parameters are cast before they are gathered, and so are the floating-point inputs of the
-    model and of each unit. Everything between is computed in `compute_dtype`, and so is the loss, unless you cast the
-    outputs. Buffers keep their type, so a BatchNorm, which wants one type for all, fails. The reduce-scatter adds
+    (float32). Each unit's parameters are cast before they are gathered, and so are floating-point tensors among the
+    arguments of the model and of each unit (not those inside tuples or lists). So what a layer makes of them is of that
+    type, and so is the loss, unless you cast the outputs. Buffers keep their type: what is computed with a float32
+    buffer is float32, and a BatchNorm with weights, which wants one type for all, fails. The reduce-scatter adds
     gradients in `compute_dtype` and rounds at each of its N − 1 steps; several backward passes add up in float32.
 
     PyTorch's FSDP2 does the same with `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`; its
     `reduce_dtype=torch.float32` would send gradients of twice the bytes, and not round their sums. In float16,
-    gradients below 6e-8 vanish: multiply the loss by a constant, such as 1024, and divide the shards' gradients by it
-    before the step.
+    gradients below 3e-8 vanish and those above 65,504 overflow; they are divided by N before they are added. Multiply
+    the loss by a constant, such as 1024, and divide the shards' gradients by it before the step.
 
     Args:
         module: on the CPU or on "meta"; of the same structure on all ranks.
         communicator: of these ranks. While a step is under way, nobody else may use it.
-        compute_dtype: of communication and computation: `torch.bfloat16` or `torch.float16`. None is the module's.
+        compute_dtype: of communication and computation: `torch.bfloat16`, `torch.float16` or `torch.float32`. None is
+            the module's.
 
     Raises:
         ValueError: if a layer on "meta" has no `reset_parameters`, or shares a parameter with another layer; if
@@ -429,7 +435,8 @@ class FullySharded(_Sharded):
     def gathered(self) -> Iterator[nn.Module]:
         """The module with all its parameters, to be looked at or saved; all ranks enter the block together.
 
-        They are the shards' own numbers (float32), whatever the `compute_dtype`.
+        They are the shards' own numbers (float32), whatever the `compute_dtype`. Do not call the module inside: it lets
+        its parameters go afterwards.
         """
         _free(self.flats)  # those of frozen units may be whole, in another type
         for flat in self.flats:

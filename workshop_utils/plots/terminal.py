@@ -40,6 +40,8 @@ def show(run: Run) -> None:
     if run.state is RunState.FAILED:
         typer.echo(f"workshop: {run.reason}", err=True)
         raise typer.Exit(1)
+    for line in run.logs():  # such as the step from which it resumed
+        typer.echo(str(line))
     typer.echo(f"{run.name}: {run.state} in {run.seconds:.1f} s")
 
 

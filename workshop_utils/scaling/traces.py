@@ -40,7 +40,7 @@ Event = dict[str, Any]
 
 PATTERN = "trace-rank-*.json.gz"
 GLOO = re.compile(r"(?:gloo|mpi|ucc):(\w+)")
-NCCL = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
+NCCL = re.compile(r"nccl(?:Symk?)?(?:Dev)?Kernel_([A-Za-z]+)")
 STEP = re.compile(r"ProfilerStep#(\d+)")
 
 # Bytes of an element, by the names that Kineto gives types: of NCCL's messages, and of CPU operators' inputs.
@@ -95,7 +95,16 @@ def read_traces(folder: Path) -> list[Trace]:
         traces[trace.rank] = trace
     if not traces:
         raise TraceError(f"{folder} has no {PATTERN}; a job that has profile-steps writes OUTPUTS/traces")
+    if max(trace.start_nanoseconds for trace in traces.values()) > min(map(_end, traces.values())):
+        raise TraceError(
+            f"{folder} has traces of several runs, which were not recorded at the same time; remove the old ones"
+        )
     return [traces[rank] for rank in sorted(traces)]
+
+
+def _end(trace: Trace) -> float:
+    """When its last event ends, in nanoseconds of the Unix clock."""
+    return trace.start_nanoseconds + 1000 * max(event["ts"] + event.get("dur", 0) for event in trace.events)
 
 
 def read_trace(path: Path) -> Trace:
@@ -196,10 +205,9 @@ def write_merged(traces: Sequence[Trace], path: Path) -> None:
         TraceError: if `path` has the name of a rank's own trace.
         OSError: if it cannot be written.
     """
-    if path.match(PATTERN):
-        raise TraceError(
-            f"output is {path}, the name of a rank's trace; take another, such as merged.json.gz"
-        )
+    if path.match(PATTERN) or path.is_dir():
+        what = "a folder" if path.is_dir() else "the name of a rank's trace"
+        raise TraceError(f"output is {path}, {what}; take a file such as merged.json.gz")
     content = json.dumps(merge(traces), separators=(",", ":")).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, gzip.compress(content, 6) if path.suffix == ".gz" else content)

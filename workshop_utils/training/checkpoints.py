@@ -12,7 +12,7 @@ Three things can go wrong with a file, and each has its remedy:
 | bytes change or get lost on the disk | a SHA-256 of the content in its first line, compared when it is read |
 | it is of another run, with another model or batch | the run's settings in its first line, compared likewise |
 
-Needs NumPy, and travels with every job's script. Nothing in a checkpoint is ever unpickled.
+Needs NumPy, and travels with every job's script. Arrays are never unpickled.
 """
 
 from __future__ import annotations
@@ -93,12 +93,33 @@ def write(folder: Path, step: int, content: bytes, settings: Settings | None = N
     """
     header = {"step": step, "nbytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     header["settings"] = dict(settings or {})
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = path_of(folder, step)
     write_atomically(path, json.dumps(header).encode() + b"\n" + content)
     for old in paths(folder)[:-KEPT]:
         old.unlink()
     return path
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder`, if it is not there, so that it survives the loss of the machine's power.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names in `folder` are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -117,11 +138,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     except OSError:
         part.unlink(missing_ok=True)
         raise
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # the name, too, is to be on the disk
-    finally:
-        os.close(descriptor)
+    _sync(path.parent)  # the name, too, is to be on the disk
 
 
 def path_of(folder: Path, step: int) -> Path:

@@ -1,0 +1,113 @@
+"""The mnist jobs of Horovod and MPI end, and say why, under a launcher, settings or data that are not theirs."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launching import JOBS, job_of, launched
+
+from workshop_utils.launchers.local import Local
+from workshop_utils.launchers.local.environment import mpirun_program
+from workshop_utils.runs import RunFailed
+from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE, mpi_options
+from workshop_utils.training import data
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
+
+
+def failure_of(name, **changes):
+    with Local(warm=True).launch(job_of(name, **changes)) as run, pytest.raises(RunFailed) as failure:
+        run.wait(100)
+    assert "Traceback" not in str(failure.value)
+    return str(failure.value)
+
+
+@pytest.fixture
+def digits(tmp_path):
+    """A copy of the digits, for a test to change."""
+    return Path(shutil.copytree(data.prepare("digits"), tmp_path / "digits"))
+
+
+def ended(command, tmp_path, **variables):
+    """What `command` has printed and returned; Open MPI's own files go to `tmp_path`."""
+    environment = {**os.environ, **dict.fromkeys(MPI_FOLDERS, str(tmp_path)), **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "mnist_horovod",
+            "started 2 workers, but Horovod connects 1; start the job with horovodrun or mpirun",
+        ),
+        ("mnist_mpi", "started 2 workers, but MPI connects 1; start the job with mpirun"),
+    ],
+)
+def test_under_torchrun_the_job_names_both_counts_and_the_right_launcher(name, message, tmp_path):
+    # All that a script sees of torchrun, which itself would listen on every interface.
+    torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    script = [sys.executable, JOBS / name / "train.py"]
+    result = ended(script, tmp_path, WORKSHOP_DATA=str(data.prepare("digits")), **torchrun)
+    assert result.returncode == 1
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_plain_mpirun_ends_when_one_rank_has_no_data(tmp_path):
+    def rank(folder):
+        return ["-n", "1", "-x", f"WORKSHOP_DATA={folder}", sys.executable, JOBS / "mnist_mpi" / "train.py"]
+
+    options = [
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        *mpi_options(MPI_ON_ONE_MACHINE),
+    ]
+    ranks = [*rank(data.prepare("digits")), ":", *rank(tmp_path / "missing")]
+    result = ended([mpirun_program("the test"), *options, *ranks], tmp_path)
+    assert result.returncode == 1
+    assert f"FileNotFoundError: train-images-idx3-ubyte is not in {tmp_path / 'missing'}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("mnist_horovod", {"clip_norm": -1}, "clip-norm is -1.0; it must be at least 0"),
+        ("mnist_horovod", {"clip_norm": "nan"}, "clip-norm is nan; it must be at least 0"),
+        (
+            "mnist_horovod",
+            {"learning_rate": -0.1},
+            "learning-rate is -0.1; it must be a finite number above 0",
+        ),
+        ("mnist_mpi", {"learning_rate": "nan"}, "learning-rate is nan; it must be a finite number above 0"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_in_a_sentence(name, arguments, message):
+    assert message in failure_of(name, arguments=arguments)
+
+
+def change_last_label(folder, to):
+    labels = folder / "train-labels-idx1-ubyte"
+    labels.write_bytes(labels.read_bytes()[:-1] + bytes([to]))
+
+
+@pytest.mark.parametrize("name", ["mnist_horovod", "mnist_mpi"])
+def test_without_a_launcher_a_label_that_the_network_cannot_predict_is_refused(name, digits, tmp_path):
+    change_last_label(digits, to=10)
+    result = ended([sys.executable, JOBS / name / "train.py"], tmp_path, WORKSHOP_DATA=str(digits))
+    assert "the data has the label 10; the network tells only 0 to 9 apart" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("name", ["mnist_horovod", "mnist_mpi"])
+def test_checkpoints_of_other_data_with_as_many_images_are_refused(name, digits, tmp_path):
+    fields = {"arguments": {"epochs": 1}, "data": str(digits), "checkpoints": str(tmp_path / "saved")}
+    change_last_label(digits, to=0)
+    launched(name, **fields)
+    change_last_label(digits, to=1)
+    assert "are of another run: data is " in failure_of(name, **fields)
