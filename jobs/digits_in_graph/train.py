@@ -59,7 +59,7 @@ def server_options(here: place.Place) -> Any:
     """What a server may use of its machine: a worker has a GPU of its own, where there are any, the others none.
 
     Raises:
-        ValueError: if a machine has fewer GPUs than workers.
+        ValueError: if there is no GPU for a worker that should have one.
     """
     # Several threads to run operations in, since some wait for other processes; one for arithmetic, where processes
     # share the cores of a machine.
@@ -163,7 +163,7 @@ def main() -> None:
     count, workers = place.load("train").count, len(config["cluster"]["worker"])
     steps = (
         count // workers // options.batch_size
-    )  # an epoch; it leaves out the remainder, and the next one shuffles again
+    )  # an epoch; the remainder is dropped; the next epoch shuffles again
     if steps == 0:
         share = count // workers
         sys.exit(f"batch-size is {options.batch_size}; each of {workers} workers has only {share} images")

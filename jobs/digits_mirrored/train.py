@@ -143,9 +143,7 @@ def main() -> None:
         images, labels = map(tf.constant, place.load("train").arrays())
     test_images, test_labels = map(tf.constant, place.load("test").arrays())
     share = len(images) // replicas
-    steps = (
-        share // options.batch_size
-    )  # an epoch; it leaves out the remainder, and the next one shuffles again
+    steps = share // options.batch_size  # an epoch; the remainder is dropped; the next epoch shuffles again
     if steps == 0:
         sys.exit(f"batch-size is {options.batch_size}; each of {replicas} replicas has only {share} images")
 

@@ -50,7 +50,7 @@ def parse() -> argparse.Namespace:
         if getattr(options, name) < 1:
             parser.error(f"{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
     if not 0 < options.learning_rate < math.inf:
-        parser.error(f"learning-rate is {options.learning_rate}; it must be a positive number")
+        parser.error(f"learning-rate is {options.learning_rate}; it must be a finite number above 0")
     if options.bytes_per_pack < 0:
         parser.error(f"bytes-per-pack is {options.bytes_per_pack}; it must be at least 0")
     return options
@@ -60,7 +60,7 @@ def choose_device(here: place.Place) -> tf.distribute.experimental.Communication
     """Let this process use its own GPU alone, or none, before TensorFlow takes any; returns the library between them.
 
     Raises:
-        ValueError: if this machine has fewer GPUs than workers.
+        ValueError: if there is no GPU for a worker that should have one.
     """
     implementations = tf.distribute.experimental.CommunicationImplementation
     if here.device == "cpu":
@@ -68,7 +68,7 @@ def choose_device(here: place.Place) -> tf.distribute.experimental.Communication
         if here.local_world_size > 1:  # more threads than cores would only take turns
             tf.config.threading.set_intra_op_parallelism_threads(1)
         return implementations.RING
-    gpu = tf.config.list_physical_devices("GPU")[int(here.device.partition(":")[2])]
+    gpu = tf.config.list_physical_devices("GPU")[int(here.device.partition(":")[2] or 0)]
     tf.config.set_visible_devices(gpu, "GPU")
     tf.config.experimental.set_memory_growth(gpu, True)  # otherwise it takes all of the GPU's memory at once
     return implementations.NCCL
@@ -95,7 +95,7 @@ def resume(folder: Path, settings: checkpoints.Settings, last: int) -> checkpoin
     One of a run with other settings, or of a step after `last`, ends this run.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the first checkpoint
+        checkpoints.make_folder(folder)  # fails now, not at the first checkpoint
         checkpoint = checkpoints.newest(folder, settings)
     except (OSError, checkpoints.OtherRun) as error:
         sys.exit(f"cannot resume: {error}")
@@ -118,9 +118,7 @@ def main() -> None:
 
     train, test_set = place.load("train"), place.load("test")
     share = train.count // world_size  # equal shares, since every step needs every rank
-    steps = (
-        share // options.batch_size
-    )  # an epoch; it leaves out the remainder, and the next one shuffles again
+    steps = share // options.batch_size  # an epoch; the remainder is dropped; the next epoch shuffles again
     if steps == 0:
         sys.exit(f"batch-size is {options.batch_size}; each of {world_size} workers has only {share} images")
 

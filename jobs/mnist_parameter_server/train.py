@@ -50,7 +50,7 @@ def parse() -> argparse.Namespace:
         if getattr(options, name) < 1:
             parser.error(f"{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1")
     if not 0 < options.learning_rate < math.inf:
-        parser.error(f"learning-rate is {options.learning_rate}; it must be a positive number")
+        parser.error(f"learning-rate is {options.learning_rate}; it must be a finite number above 0")
     return options
 
 
@@ -58,7 +58,7 @@ def server_options(here: place.Place) -> tf.compat.v1.ConfigProto:
     """What a server may use of its machine: a worker has a GPU of its own, where there are any, the others none.
 
     Raises:
-        ValueError: if a machine has fewer GPUs than workers.
+        ValueError: if there is no GPU for a worker that should have one.
     """
     # Several threads to run operations in: those that wait for a server hold theirs, and a worker with a single one
     # would wait for ever. But one for arithmetic, where processes share the cores of a machine.
@@ -102,7 +102,7 @@ def resume(folder: Path, settings: checkpoints.Settings, last: int) -> checkpoin
     One of a run with other settings, or of a step after `last`, ends this run.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the first checkpoint
+        checkpoints.make_folder(folder)  # fails now, not at the first checkpoint
         checkpoint = checkpoints.newest(folder, settings)
     except (OSError, checkpoints.OtherRun) as error:
         sys.exit(f"cannot resume: {error}")
@@ -121,7 +121,7 @@ def coordinate(here: place.Place, workers: int, options: argparse.Namespace) -> 
     share = len(images) // workers
     steps = (
         share // options.batch_size * workers
-    )  # an epoch; it leaves out the remainder, and the next one shuffles again
+    )  # an epoch; the remainder is dropped; the next epoch shuffles again
     if steps == 0:
         sys.exit(f"batch-size is {options.batch_size}; each of {workers} workers has only {share} images")
 

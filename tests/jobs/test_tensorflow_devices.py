@@ -107,6 +107,21 @@ def test_beside_parameter_servers_each_worker_has_a_gpu_of_its_own_and_nobody_el
         assert "GPU" not in options.device_count
     for role in ("chief", "ps"):
         assert job.server_options(task(SERVERS, role, 0)).device_count["GPU"] == 0
-    machine(1)
-    with pytest.raises(ValueError, match=r"2 processes train on this machine, which has 1 GPU\(s\) for them"):
-        job.server_options(task(SERVERS, "worker", 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "choose"),
+    [(name, lambda job: job.server_options(task(SERVERS, "worker", 0))) for name in JOBS_WITH_SERVERS]
+    + [
+        ("mnist_multi_worker_mirrored", lambda job: job.choose_device(task(MIRRORED, "worker", 0))),
+        ("digits_mirrored", lambda job: job.choose_devices(place.from_environment({}), 1)),
+    ],
+)
+def test_a_worker_that_was_given_a_gpu_and_finds_none_does_not_train_on_the_processor(
+    name, choose, script, machine, monkeypatch
+):
+    job = script(name)
+    machine(0)
+    monkeypatch.setenv("WORKSHOP_DEVICE", "cuda:0")
+    with pytest.raises(ValueError, match="the framework finds no GPU"):
+        choose(job)

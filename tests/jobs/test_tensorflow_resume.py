@@ -79,7 +79,7 @@ def test_a_checkpoint_of_another_learning_rate_is_refused(tmp_path):
         RunFailed, match=r"are of another run: learning-rate is 0\.2 and was 0\.1; give another"
     ):
         trained(job.replace(arguments={"learning-rate": 0.2}), tmp_path)
-    with pytest.raises(RunFailed, match=r"learning-rate is nan; it must be a positive number"):
+    with pytest.raises(RunFailed, match=r"learning-rate is nan; it must be a finite number above 0"):
         trained(job.replace(arguments={"learning-rate": "nan"}), tmp_path)
 
 

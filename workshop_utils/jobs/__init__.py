@@ -105,8 +105,7 @@ def storage_kind(text: str) -> StorageKind:
         return "claim"
     if not text or "://" in text or text.startswith("claim:") or "\0" in text:
         raise ValueError(
-            "it must be a folder, an address such as s3://bucket/path (a bucket's name has 3 to 63 lower-case letters, "
-            "digits, '.' and '-'), or claim:NAME"
+            "it must be a folder, s3://bucket/path (a bucket has 3 to 63 of a-z, 0-9, '.', '-'), or claim:NAME"
         )
     return "folder"
 

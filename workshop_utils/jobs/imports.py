@@ -19,10 +19,8 @@ CPU_PACKAGES = {"horovod", "matplotlib", "mpi4py", "numpy", "pandas", "psutil", 
 # Modules of this package that do the same. `comm.process_group` makes a GPU PyTorch's current device.
 CPU_MODULES = re.compile(r"workshop_utils(\.(place|comm|parallel|training)(?!\.process_group)(\..+)?)?")
 # Modules and functions through which a script runs code that this module does not read.
-RUNS_OTHER_CODE = {"ctypes", "importlib", "pickle", "runpy", "subprocess"}
-CALLS_OTHER_CODE = re.compile(
-    r"\b(__import__|exec[lv]?\w{0,2}|popen|posix_spawnp?|spawn[lv]\w{0,2}|system)\("
-)
+CODE_MODULES = {"ctypes", "importlib", "pickle", "runpy", "subprocess"}
+CODE_CALLS = re.compile(r"\b(__import__|exec[lv]?\w{0,2}|popen|posix_spawnp?|spawn[lv]\w{0,2}|system)\(")
 # How PyTorch comes to use a GPU. FSDP takes one by itself, `.to(0)` is the first, and a file may hold tensors on one.
 PLACES_TENSORS = re.compile(
     r"(?i)accelerat|cuda|device|gpu|nccl|fsdp|fully_shard|(torch|jit)\.load\(|\.to\((?!torch\.\w+\))"
@@ -58,8 +56,7 @@ def why_no_gpu(job: TrainingJob) -> str | None:
 
     The modules beside it that it imports are read too.
     """
-    script = job.script_path
-    pending, texts, modules = [script], dict[Path, str](), set[str]()
+    pending, texts, modules = [job.script_path], dict[Path, str](), set[str]()
     while pending:
         path = pending.pop()
         try:
@@ -68,15 +65,15 @@ def why_no_gpu(job: TrainingJob) -> str | None:
         except (OSError, ValueError, SyntaxError):
             return None
         for module, names in imported(path).items():
-            beside = script.parent / f"{module}.py"
+            beside = path.with_name(f"{module}.py")
             if beside.is_file():
                 pending += {beside} - texts.keys()
             else:
                 modules |= {module} | {f"{module}.{name}" for name in names}
     text = "\n".join([*texts.values(), *job.command_line_arguments, str(job.environment)])
-    understood = (sys.stdlib_module_names - RUNS_OTHER_CODE) | CPU_PACKAGES | PYTORCH
+    understood = (sys.stdlib_module_names - CODE_MODULES) | CPU_PACKAGES | PYTORCH
     others = packages(module for module in modules if not CPU_MODULES.fullmatch(module)) - understood
-    if others or CALLS_OTHER_CODE.search(text):
+    if others or CODE_CALLS.search(text):
         return None
     if not PYTORCH & packages(modules):
         return "nothing that it imports can use one"

@@ -64,9 +64,9 @@ def test_losses(curves: Mapping[str, pd.DataFrame], longer: pd.DataFrame) -> Fig
         # Equal curves lie on each other: larger marks below smaller ones.
         below = len(together) - 1 - together.index(name) if name in together else 0
         _curve(by_step, curve, "step", name, marker="o", markersize=5 + 3.2 * below)
-    last = curves[together[0]].iloc[-1]
-    words, place = f"{len(together)} synchronous\nforms", (last["step"], last["test_loss"])
-    style.note(by_step, words, place, (0, -13), ha="right", va="top", linespacing=1.2)
+    end = tuple(curves[together[0]][["step", "test_loss"]].iloc[-1])
+    words = f"{len(together)} synchronous\nforms"
+    style.note(by_step, words, end, (0, -13), ha="right", va="top", linespacing=1.2)
     for name in sorted(curves, key=lambda name: float(curves[name]["seconds"].iloc[-1])):
         marker = style.MARKERS[list(FORMS).index(name)]
         label = f"{name}, {curves[name]['seconds'].iloc[-1]:.1f} s"
@@ -74,16 +74,14 @@ def test_losses(curves: Mapping[str, pd.DataFrame], longer: pd.DataFrame) -> Fig
         _curve(by_time, trained, "seconds", name, marker=marker, markersize=4)
         _curve(by_time, trained.iloc[-1:], "seconds", name, marker=marker, markersize=9, label=label)
     lowest = min(float(curve["test_loss"].min()) for curve in (longer, *curves.values()))
-    by_step.set(yscale="log", ylabel="test loss (nats)", xlabel="steps (updates of the variables)")
-    by_step.set_ylim(bottom=0.55 * lowest)
+    by_step.set(yscale="log", ylim=(0.55 * lowest, None), ylabel="test loss (nats)")
+    by_step.set_xlabel("steps (updates of the variables)")
     ticks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
     style.plain_ticks(by_step.yaxis, [tick for tick in ticks if tick > 0.55 * lowest])
     by_time.set(xscale="log", xlabel="seconds since every worker's first step")
     style.log_ticks(by_time.xaxis)
     by_time.xaxis.set_major_formatter("{x:g}")
-    by_time.legend(
-        loc="center left", bbox_to_anchor=(1.0, 0.5), title="colours, and seconds until the last test"
-    )
+    by_time.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="seconds until the last test")
     return style.finish(
         figure,
         f"{len(together)} synchronous forms lie on one curve against steps, but not against seconds",
