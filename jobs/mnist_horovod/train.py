@@ -61,8 +61,8 @@ def read_options() -> argparse.Namespace:
     for name in ("warmup", "momentum", "dropout"):
         if not 0 <= getattr(options, name) < 1:
             sys.exit(f"{name} is {getattr(options, name)}; it must be at least 0 and less than 1")
-    if not options.clip_norm >= 0:  # so written, it refuses nan too
-        sys.exit(f"clip-norm is {options.clip_norm}; it must be at least 0")
+    if not 0 <= options.clip_norm < math.inf:
+        sys.exit(f"clip-norm is {options.clip_norm}; it must be a finite number, at least 0")
     if options.batch_size % options.accumulate:
         sys.exit(
             f"batch-size is {options.batch_size}; it must be a multiple of accumulate, {options.accumulate}"
@@ -110,7 +110,7 @@ def save(folder: Path, step: int, parts: Parts, device: torch.device, settings: 
 def newest_step(folder: Path, settings: checkpoints.Settings) -> int:
     """The step of the newest whole checkpoint in `folder`; 0 if there is none."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the first checkpoint
+        checkpoints.make_folder(folder)  # fails now, not at the first checkpoint
         checkpoint = checkpoints.newest(folder, settings)
     except (OSError, checkpoints.OtherRun) as error:
         sys.exit(f"cannot resume: {error}")
@@ -164,7 +164,7 @@ def main() -> None:
     options = read_options()
     device = torch.device(here.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # that of hvd.local_rank(), so that no two ranks share a GPU
+        torch.cuda.set_device(device)  # that of hvd.local_rank(), or the only one that this rank sees
     train, test = (TensorDataset(*place.load(split).tensors()) for split in ("train", "test"))
     pixels, workers = train.tensors[0].shape[1], here.world_size
     share = len(train) // workers  # equal shares, since every step needs every rank
@@ -181,7 +181,7 @@ def main() -> None:
     # Resuming with other settings than these would lead to other weights, so it is refused.
     settings = {name.replace("_", "-"): value for name, value in vars(options).items()}
     settings |= {"workers": workers, "images": len(train), "pixels": pixels, "device": device.type}
-    settings["data"] = zlib.crc32(train.tensors[1].numpy().tobytes())
+    settings["labels"] = zlib.crc32(train.tensors[1].numpy().tobytes())
     del settings["checkpoint-steps"]
     folder = place.checkpoint_folder()
     # Rank 0 alone looks, since two might find different ones; before the ranks are connected, so that it alone fails.

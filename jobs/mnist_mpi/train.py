@@ -102,7 +102,7 @@ def restore(folder: Path, weights: Floats, velocity: Floats, settings: checkpoin
     step = np.zeros(1, np.int64)
     if MPI.COMM_WORLD.Get_rank() == 0:
         try:
-            folder.mkdir(parents=True, exist_ok=True)  # fails now, not at the first checkpoint
+            checkpoints.make_folder(folder)  # fails now, not at the first checkpoint
             checkpoint = checkpoints.newest(folder, settings)
         except (OSError, checkpoints.OtherRun) as error:
             sys.exit(f"cannot resume: {error}")
@@ -142,7 +142,7 @@ def main() -> None:
     velocity, gradients = np.zeros_like(weights), np.zeros_like(weights)
     # Resuming with other settings than these would lead to other weights, so it is refused.
     settings = {name.replace("_", "-"): value for name, value in vars(options).items()}
-    settings |= {"workers": workers, "images": len(images), "pixels": pixels, "data": zlib.crc32(labels)}
+    settings |= {"workers": workers, "images": len(images), "pixels": pixels, "labels": zlib.crc32(labels)}
     del settings["checkpoint-steps"]
     folder = place.checkpoint_folder()
     step = restore(folder, weights, velocity, settings) if folder else 0

@@ -77,8 +77,8 @@ def test_plain_mpirun_ends_when_one_rank_has_no_data(tmp_path):
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("mnist_horovod", {"clip_norm": -1}, "clip-norm is -1.0; it must be at least 0"),
-        ("mnist_horovod", {"clip_norm": "nan"}, "clip-norm is nan; it must be at least 0"),
+        ("mnist_horovod", {"clip_norm": -1}, "clip-norm is -1.0; it must be a finite number, at least 0"),
+        ("mnist_horovod", {"clip_norm": "nan"}, "clip-norm is nan; it must be a finite number, at least 0"),
         (
             "mnist_horovod",
             {"learning_rate": -0.1},
@@ -110,4 +110,4 @@ def test_checkpoints_of_other_data_with_as_many_images_are_refused(name, digits,
     change_last_label(digits, to=0)
     launched(name, **fields)
     change_last_label(digits, to=1)
-    assert "are of another run: data is " in failure_of(name, **fields)
+    assert "are of another run: labels is " in failure_of(name, **fields)
