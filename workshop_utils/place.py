@@ -93,8 +93,8 @@ class Place:
         WORKSHOP_DEVICE, such as "cpu", takes precedence. What holds parameters but does not train is on the CPU.
 
         Raises:
-            ValueError: if there are fewer GPUs than processes that train on this machine, or if WORKSHOP_DEVICE is a
-                GPU, and the framework sees none.
+            ValueError: if this process sees several GPUs, but fewer than processes train on this machine; or if
+                WORKSHOP_DEVICE is a GPU, and the framework sees none.
         """
         count, chosen = _gpu_count(), os.environ.get("WORKSHOP_DEVICE")
         if chosen and chosen.startswith("cuda") and count == 0:
@@ -168,13 +168,19 @@ def _on_its_node(
 ) -> tuple[int, int, int]:
     """Local rank, local world size and node rank, from the variables of these names.
 
-    With a local rank alone, as some launchers set it, all ranks are taken to share a machine. With none of the three
-    there is one process on each, as in a pod of PyTorchJob. Without a node rank, ranks are taken to fill one machine
-    after the other.
+    What they do not say, Slurm does in a task of its own. Elsewhere, without a local rank, there is one process on each
+    machine, as in a pod of PyTorchJob; without a local size, all ranks are taken to share a machine; and without a node
+    rank, ranks are taken to fill one machine after the other.
     """
-    if local not in environment:
+    in_task = "SLURM_STEP_ID" in environment and _integer(environment, "SLURM_STEP_NUM_TASKS") == world_size
+    if local not in environment and not in_task:
         return 0, 1, rank
+    if in_task and local_size not in environment:
+        node_rank = _integer(environment, "SLURM_NODEID")
+        return _integer(environment, "SLURM_LOCALID"), _slurm_tasks(environment, node_rank), node_rank
     local_rank = _integer(environment, local)
+    # DeepSpeed's launcher calls it LOCAL_SIZE.
+    local_size = local_size if local_size in environment else "LOCAL_SIZE"
     size = _integer(environment, local_size) if local_size in environment else world_size
     return local_rank, size, _integer(environment, node) if node in environment else rank // size
 

@@ -118,12 +118,12 @@ def chosen_device(name: str, here: place.Place) -> str:
     return device
 
 
-def join(name: str) -> tuple[torch.device, Callable[[], None]]:
+def join(name: str, here: place.Place) -> tuple[torch.device, Callable[[], None]]:
     """Meet the other ranks; the device of this one, and what to call when all of a step has been written down."""
     if name.startswith("cuda"):
         device = torch.device(name)
         torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
+        dist.init_process_group("nccl", rank=here.rank or 0, world_size=here.world_size, device_id=device)
         return device, lambda: None
     # Trainium 1: PyTorch/XLA, up to PyTorch 2.9
     if name == "neuron" and importlib.util.find_spec("torch_xla"):
@@ -138,7 +138,7 @@ def join(name: str) -> tuple[torch.device, Callable[[], None]]:
         dist.init_process_group("neuron")
         return torch.device("neuron"), lambda: None
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", rank=here.rank or 0, world_size=here.world_size)
     return torch.device("cpu"), lambda: None
 
 
@@ -237,7 +237,9 @@ class Training:
         self.named = dict(self.model.named_parameters())
         # The learning rate is a tensor: as a number it would be a constant of XLA's graph, compiled anew at every step.
         self.learning_rate = torch.tensor(0.0, device=device)
-        self.graph = device.type not in ("cpu", "cuda")
+        self.graph = (
+            device.type != "cpu"
+        )  # on a GPU, too, the rate stays where it is, and nothing waits for it
         self.optimizer = torch.optim.AdamW(
             self.named.values(),
             lr=self.learning_rate,
@@ -334,7 +336,7 @@ def train(
             )
             place.report(step=training.step, samples_per_second=samples / seconds, **values)
         ends = training.step == last and training.step < given.steps
-        if folder and given.checkpoint_steps and (ends or training.step % given.checkpoint_steps == 0):
+        if folder and (ends or (given.checkpoint_steps and training.step % given.checkpoint_steps == 0)):
             if dist.get_rank() == 0:
                 training.save(folder)
             dist.barrier()  # nobody leaves before it is written
@@ -346,7 +348,7 @@ def main() -> None:
         prepare(given.prepare, given.text, given.vocabulary)
         return
     here = place.here()
-    device, mark = join(chosen_device(given.device, here))
+    device, mark = join(chosen_device(given.device, here), here)
     if dist.get_world_size() != here.world_size:
         sys.exit(
             f"{here.world_size} workers were started, but the group of {given.device} has {dist.get_world_size()}"

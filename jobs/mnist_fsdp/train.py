@@ -1,9 +1,10 @@
 """Train a small network on handwritten digits with FSDP2: parameters, gradients and moments are split among workers.
 
-`fully_shard` gathers a layer's parameters just before they are needed, and lets them go afterwards. The master weights
+`fully_shard` gathers a layer's parameters just before they are needed, and frees them afterwards. The master weights
 are float32; in bfloat16 they travel and layers compute, while gradients are summed in float32. Each worker has a GPU,
 and NCCL joins them; where there are none, they are on CPUs, and gloo joins them. The images are scikit-learn's digits,
-which need no download; `data: mnist` is the real thing.
+which need no download; `data: mnist` is the real thing. With `--accumulate`, each worker holds whole gradients until
+the last part of a batch.
 
 Checkpoints are those of `torch.distributed.checkpoint`: each worker writes its own part, while training goes on. With a
 folder that all machines share, a run that was killed goes on where its last checkpoint was. Any number of workers may
@@ -23,7 +24,8 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
-from hashlib import sha256
+from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +84,7 @@ def options() -> argparse.Namespace:
 
 
 class Share(DistributedSampler):
-    """A worker's share of each epoch, which may begin at `start`: what came before a restart is not loaded again.
+    """A worker's share of each epoch, which can start at index `start`: a resumed epoch skips what was used.
 
     Worker r of N takes every N-th image from the r-th on. So a step's batch is the same images for any N.
     """
@@ -127,13 +129,15 @@ class Training:
         # A checkpoint belongs to another run if its next step would differ.
         technical = ("checkpoint_steps", "profile_steps", "loader_workers")
         own = {name.replace("_", "-"): value for name, value in vars(given).items() if name not in technical}
-        images, labels = data.tensors
-        self.settings = {**own, "dtype": "bfloat16" if self.is_low else "float32", "images": len(images)}
-        self.settings |= {"pixels": pixels, "labels": zlib.crc32(labels.numpy().tobytes())}
-        # Checkpoints are agreed upon in a thread of their own, so in a group of their own.
+        checksum = 0
+        for tensor in data.tensors:
+            checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
+        self.settings = {**own, "dtype": "bfloat16" if self.is_low else "float32", "images": len(data)}
+        self.settings |= {"pixels": pixels, "data": checksum}
+        # The workers agree on a checkpoint in a thread of their own, and so in a group of their own.
         self.group = dist.new_group(backend="gloo")
-        self.saving: Any = None  # what writes a checkpoint meanwhile, to `path`
-        self.path = Path()
+        self.saving: Future[None] | None = None  # the checkpoint that is being written
+        self.thread = ThreadPoolExecutor(1)
 
     def take_step(self, parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
         """Update the model with the mean gradient of a batch in equal parts; returns the loss, not waiting for it."""
@@ -164,36 +168,27 @@ class Training:
 
     def save(self, folder: Path) -> None:
         """Begin to write a checkpoint, once the one before is written. All workers call this."""
-        self.finish(folder)
-        self.path = folder / f"step-{self.step:08d}"
-        if dist.get_rank() == 0:
-            shutil.rmtree(self.path, ignore_errors=True)  # of a run that did not come to its end
-            self.path.mkdir()
-            header = {"settings": self.settings, "workers": dist.get_world_size()}
-            checkpoints.write_atomically(self.path / "run.json", json.dumps(header).encode())
-        dist.barrier()
-        # It copies what is to be written, then returns, and fsyncs its files. It has no sums of them: see `seal`.
-        self.saving = dcp.async_save(self.state(), checkpoint_id=self.path, process_group=self.group)
-
-    def seal(self, folder: Path) -> None:
-        """If a checkpoint is written by now, keep the sums of this worker's files beside them, and remove old ones."""
-        if self.saving is None or not self.saving.done():
-            return
-        self.saving.result()
-        self.saving, rank = None, dist.get_rank()
-        files = [*self.path.glob(f"__{rank}_*"), *([self.path / ".metadata"] if rank == 0 else [])]
-        sums = {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
-        checkpoints.write_atomically(self.path / f"sums-{rank}.json", json.dumps(sums).encode())
+        self.finish()
+        path, rank = folder / f"step-{self.step:08d}", dist.get_rank()
         if rank == 0:
-            whole = [path for path in saved(folder) if not damage(path)]
-            for old in whole[:-KEPT]:
+            for old in [old for old in saved(folder) if is_written(old)][:-KEPT]:
                 shutil.rmtree(old)
+            shutil.rmtree(path, ignore_errors=True)  # of a run that did not come to its end
+            path.mkdir()
+            header = {"settings": self.settings, "workers": dist.get_world_size()}
+            checkpoints.write_atomically(path / "run.json", json.dumps(header).encode())
+        dist.barrier()
+        if not (path / "run.json").is_file():
+            sys.exit(f"{path} is not there; every machine needs the folder that the first worker writes to")
+        # It copies what is to be written, and returns. Files are fsynced, without checksums: so `keep_sums` follows.
+        writing: Any = dcp.async_save(self.state(), checkpoint_id=path, process_group=self.group)
+        self.saving = self.thread.submit(keep_sums, writing, path, rank)
 
-    def finish(self, folder: Path) -> None:
+    def finish(self) -> None:
         """Wait until the checkpoint is written."""
         if self.saving is not None:
             self.saving.result()
-            self.seal(folder)
+            self.saving = None
 
     def resume(self, folder: Path) -> None:
         """Go on from the newest whole checkpoint, if there is one: the first worker finds it, and all read it."""
@@ -206,6 +201,10 @@ class Training:
         if not step:
             return
         self.step, path = int(step), folder / f"step-{int(step):08d}"
+        if not path.is_dir():
+            sys.exit(
+                f"cannot resume: {path} is not there; every machine needs the folder of the first worker"
+            )
         state = self.state()
         names = (
             dcp.FileSystemReader(path).read_metadata().state_dict_metadata
@@ -246,26 +245,44 @@ def saved(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if re.fullmatch(r"step-\d{8}", path.name))
 
 
+def is_written(path: Path) -> bool:
+    """Whether all workers have come to the end of the checkpoint in `path`."""
+    count = len(list(path.glob("sums-*.json")))
+    return count > 0 and json.loads((path / "run.json").read_text(encoding="utf-8"))["workers"] == count
+
+
+def keep_sums(writing: Any, path: Path, rank: int) -> None:
+    """Once the checkpoint is written, keep the SHA-256 of this worker's files beside them: in a thread of its own."""
+    writing.result()
+    shared = [path / ".metadata", path / "run.json"] if rank == 0 else []
+    sums = {file.name: sum_of(file) for file in [*path.glob(f"__{rank}_*"), *shared]}
+    checkpoints.write_atomically(path / f"sums-{rank}.json", json.dumps(sums).encode())
+
+
+def sum_of(file: Path) -> str:
+    with file.open("rb") as content:
+        return file_digest(content, "sha256").hexdigest()
+
+
 def damage(path: Path) -> str:
     """Why the checkpoint in `path` is not what was written; "" if it is."""
     try:
-        workers = json.loads((path / "run.json").read_text(encoding="utf-8"))["workers"]
-        parts = [
-            json.loads((path / f"sums-{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)
-        ]
-    except FileNotFoundError:
-        return "was not written to its end"
-    for name, written in itertools.chain.from_iterable(sums.items() for sums in parts):
-        if not (path / name).is_file() or sha256((path / name).read_bytes()).hexdigest() != written:
-            return f"is damaged: {name} is not as it was written"
+        if not is_written(path):
+            return "was not written to its end"
+        for sums in path.glob("sums-*.json"):
+            for name, written in json.loads(sums.read_text(encoding="utf-8")).items():
+                if sum_of(path / name) != written:
+                    return f"is damaged: {name} is not as it was written"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"is damaged ({error!r})"
     return ""
 
 
 def main() -> None:
     given = options()
     here = place.here()
-    if "MASTER_ADDR" not in os.environ:
-        sys.exit("MASTER_ADDR is not set; start this script with torchrun, or with `workshop launch`")
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        sys.exit("MASTER_ADDR or MASTER_PORT is not set; start this with torchrun, or with `workshop launch`")
     device = torch.device(here.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -290,13 +307,14 @@ def main() -> None:
         training.resume(folder)
 
     sampler = Share(train, size, rank, seed=given.seed, drop_last=True)
+    draws = torch.Generator()  # what loading draws, such as augmentation
     loader = DataLoader(
         train,
         part,
         sampler=sampler,
         num_workers=given.loader_workers,
         pin_memory=device.type == "cuda",  # so that copies to the GPU need not wait
-        generator=torch.Generator(),  # of its own: otherwise each epoch would draw from the one that is saved
+        generator=draws,  # otherwise each epoch would draw from the one that is saved
     )
     test_images, test_labels = (tensor[rank::size].to(device) for tensor in test.tensors)
     begun, samples, since = training.step, 0, time.perf_counter()
@@ -304,12 +322,11 @@ def main() -> None:
         for epoch in range(training.step // steps, given.epochs):
             sampler.set_epoch(epoch)  # or every epoch would have the order of the first
             sampler.start = training.step % steps * (given.batch_size // size)
+            draws.manual_seed((given.seed + epoch) * size + rank)
             batches = iter(loader)
             training.model.train()
             while training.step < (epoch + 1) * steps:
                 loss = training.take_step(batches)
-                if folder:
-                    training.seal(folder)
                 profiler.step()
                 samples += given.batch_size // size
                 if (
@@ -325,6 +342,8 @@ def main() -> None:
                 if folder and (
                     training.step % given.checkpoint_steps == 0 or training.step == steps * given.epochs
                 ):
+                    if not math.isfinite(loss.item()):
+                        sys.exit("the loss is not a number any more; the checkpoints from before are kept")
                     training.save(folder)  # counts as training, since that goes on meanwhile
 
             loss.item()
@@ -336,8 +355,7 @@ def main() -> None:
             if rank == 0:
                 place.report(training.step, accuracy=correct.item() / len(test), epoch=epoch + 1)
             since += time.perf_counter() - paused  # testing is not training
-    if folder:
-        training.finish(folder)
+    training.finish()
 
     whole_model = get_model_state_dict(
         training.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)

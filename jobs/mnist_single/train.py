@@ -89,9 +89,11 @@ class Training:
         # A checkpoint belongs to another run if its next step would differ.
         technical = ("checkpoint_steps", "profile_steps", "loader_workers")
         own = {name.replace("_", "-"): value for name, value in vars(given).items() if name not in technical}
-        images, labels = data.tensors
-        self.settings = {**own, "dtype": "bfloat16" if self.is_low else "float32", "images": len(images)}
-        self.settings |= {"pixels": pixels, "labels": zlib.crc32(labels.numpy().tobytes())}
+        checksum = 0
+        for tensor in data.tensors:
+            checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
+        self.settings = {**own, "dtype": "bfloat16" if self.is_low else "float32", "images": len(data)}
+        self.settings |= {"pixels": pixels, "data": checksum}
 
     def take_step(self, parts: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Update the model with the mean gradient of a batch in equal parts; returns the loss, not waiting for it."""
@@ -156,19 +158,21 @@ def main() -> None:
         training.resume(folder)
 
     sampler = Shuffled(len(train), given.seed)
+    draws = torch.Generator()  # what loading draws, such as augmentation
     loader = DataLoader(
         train,
         given.batch_size // given.accumulate,
         sampler=sampler,
         num_workers=given.loader_workers,
         pin_memory=device.type == "cuda",  # so that copies to the GPU need not wait
-        generator=torch.Generator(),  # of its own: otherwise each epoch would draw from the one that is saved
+        generator=draws,  # otherwise each epoch would draw from the one that is saved
     )
     test_images, test_labels = (tensor.to(device) for tensor in test.tensors)
     begun, samples, since = training.step, 0, time.perf_counter()
     with place.profile(given.profile_steps) as profiler:
         for epoch in range(training.step // steps, given.epochs):
             sampler.epoch, sampler.start = epoch, training.step % steps * given.batch_size
+            draws.manual_seed(given.seed + epoch)
             batches = iter(loader)
             training.model.train()
             while training.step < (epoch + 1) * steps:
@@ -188,7 +192,8 @@ def main() -> None:
                 if folder and (
                     training.step % given.checkpoint_steps == 0 or training.step == steps * given.epochs
                 ):
-                    loss.item()
+                    if not math.isfinite(loss.item()):
+                        sys.exit("the loss is not a number any more; the checkpoints from before are kept")
                     paused = time.perf_counter()
                     training.save(folder)
                     since += time.perf_counter() - paused  # saving is not training, nor is testing

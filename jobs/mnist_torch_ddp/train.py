@@ -70,7 +70,7 @@ def options() -> argparse.Namespace:
 
 
 class Share(DistributedSampler):
-    """A worker's share of each epoch, which may begin at `start`: what came before a restart is not loaded again."""
+    """A worker's share of each epoch, which can start at index `start`: a resumed epoch skips what was used."""
 
     start = 0
 
@@ -108,9 +108,11 @@ class Training:
         # A checkpoint belongs to another run if its next step would differ.
         technical = ("checkpoint_steps", "profile_steps", "loader_workers")
         own = {name.replace("_", "-"): value for name, value in vars(given).items() if name not in technical}
-        images, labels = data.tensors
-        self.settings = {**own, "dtype": "bfloat16" if self.is_low else "float32", "images": len(images)}
-        self.settings |= {"pixels": pixels, "labels": zlib.crc32(labels.numpy().tobytes()), "workers": size}
+        checksum = 0
+        for tensor in data.tensors:
+            checksum = zlib.crc32(tensor.numpy().tobytes(), checksum)
+        self.settings = {**own, "dtype": "bfloat16" if self.is_low else "float32", "images": len(data)}
+        self.settings |= {"pixels": pixels, "data": checksum, "workers": size}
 
     def take_step(self, parts: Iterator[tuple[Tensor, Tensor]]) -> Tensor:
         """Update the model with the mean gradient of a batch in equal parts; returns the loss, not waiting for it."""
@@ -164,7 +166,7 @@ class Training:
                 f"cannot resume: {error}; every machine needs the folder that the first worker writes to"
             )
         # After its first backward pass DDP lays out its buckets in the order in which gradients came, and so adds them
-        # up in another order. The run that goes on has that behind it.
+        # up in another order. An uninterrupted run has already done that.
         pixels = next(self.model.parameters()).shape[1]
         self.parallel(torch.zeros(1, pixels, device=self.device)).sum().backward()
         self.optimizer.zero_grad()
@@ -189,8 +191,8 @@ def gathered(state: Tensor, device: torch.device) -> Tensor:
 def main() -> None:
     given = options()
     here = place.here()
-    if "MASTER_ADDR" not in os.environ:
-        sys.exit("MASTER_ADDR is not set; start this script with torchrun, or with `workshop launch`")
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        sys.exit("MASTER_ADDR or MASTER_PORT is not set; start this with torchrun, or with `workshop launch`")
     device = torch.device(here.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -208,13 +210,14 @@ def main() -> None:
         training.resume(folder)
 
     sampler = Share(train, size, rank, seed=given.seed, drop_last=True)
+    draws = torch.Generator()  # what loading draws, such as augmentation
     loader = DataLoader(
         train,
         given.batch_size // given.accumulate,
         sampler=sampler,
         num_workers=given.loader_workers,
         pin_memory=device.type == "cuda",  # so that copies to the GPU need not wait
-        generator=torch.Generator(),  # of its own: otherwise each epoch would draw from the one that is saved
+        generator=draws,  # otherwise each epoch would draw from the one that is saved
     )
     test_images, test_labels = (tensor[rank::size].to(device) for tensor in test.tensors)
     begun, samples, since, sent = training.step, 0, time.perf_counter(), 0.0
@@ -222,6 +225,7 @@ def main() -> None:
         for epoch in range(training.step // steps, given.epochs):
             sampler.set_epoch(epoch)  # or every epoch would have the order of the first
             sampler.start = training.step % steps * given.batch_size
+            draws.manual_seed((given.seed + epoch) * size + rank)
             batches = iter(loader)
             training.model.train()
             with (
@@ -246,7 +250,10 @@ def main() -> None:
                     if folder and (
                         training.step % given.checkpoint_steps == 0 or training.step == steps * given.epochs
                     ):
-                        loss.item()
+                        if not math.isfinite(loss.item()):
+                            sys.exit(
+                                "the loss is not a number any more; the checkpoints from before are kept"
+                            )
                         paused = time.perf_counter()
                         training.save(folder)
                         since += time.perf_counter() - paused  # saving is not training, nor is testing

@@ -154,8 +154,8 @@ def test_an_unfinished_or_damaged_checkpoint_of_fsdp_costs_the_steps_since_the_o
     assert printed(run) == [
         "step-00000025 was not written to its end; going back to the one before",
         "step-00000020 is damaged: __1_0.distcp is not as it was written; going back to the one before",
+        "resumed after step 10",
     ]
-    assert steps_of_rank_0(run)[0] == 1
     assert "resumed after step 25" in printed(launched("mnist_fsdp", **fields))
 
 

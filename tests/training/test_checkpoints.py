@@ -42,6 +42,7 @@ def test_the_newest_are_kept_and_nothing_else_is_left(tmp_path):
         (lambda content: content[: len(content) // 2], "bytes; "),
         (lambda content: content + b"x", "bytes; "),
         (lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:], "SHA-256 differs"),
+        (lambda content: content.replace(b'"step": 20', b'"step": 30'), "SHA-256 differs"),
         (lambda content: b"", "does not begin as a checkpoint does"),
         (lambda content: b"null\n" + content, "does not begin as a checkpoint does"),
         (lambda content: bytes(len(content)), "does not begin as a checkpoint does"),

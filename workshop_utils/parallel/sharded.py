@@ -359,8 +359,8 @@ class FullySharded(_Sharded):
 
     PyTorch's FSDP2 does the same with `MixedPrecisionPolicy(param_dtype=torch.bfloat16)`; its
     `reduce_dtype=torch.float32` would send gradients of twice the bytes, and not round their sums. In float16,
-    gradients below 3e-8 vanish and those above 65,504 overflow; they are divided by N before they are added. Multiply
-    the loss by a constant, such as 1024, and divide the shards' gradients by it before the step.
+    gradients are divided by N before they are added, so those below N · 3e-8 vanish, and those above 65,504 overflow.
+    Multiply the loss by a constant, such as 1024, and divide the shards' gradients by it before the step.
 
     Args:
         module: on the CPU or on "meta"; of the same structure on all ranks.

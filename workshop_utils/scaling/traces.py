@@ -5,7 +5,7 @@ communication, and how much of that was exposed: communication during which the 
 
 | | with a GPU | without |
 | --- | --- | --- |
-| communication | NCCL's kernels | what PyTorch names `gloo:...`, `mpi:...` or `ucc:...`, on threads of their own |
+| communication | NCCL's kernels, and gloo's | `gloo:...`, `mpi:...` or `ucc:...`, on threads of their own |
 | computation | all other kernels | operators, `aten::...`, on any thread |
 
 Communication lasts until the other ranks have done their part, so it includes waiting for them. On CPUs, Horovod's and

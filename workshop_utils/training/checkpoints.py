@@ -9,8 +9,8 @@ Three things can go wrong with a file, and each has its remedy:
 | what goes wrong | remedy |
 | --- | --- |
 | the writer dies half-way, or the disk is full | write under another name, then rename (rename(2)) |
-| bytes change or get lost on the disk | a SHA-256 of the content in its first line, compared when it is read |
-| it is of another run, with another model or batch | the run's settings in its first line, compared likewise |
+| bytes change or get lost on the disk | a SHA-256 of all that follows in its first line, compared when it is read |
+| it is of another run, with another model or batch | the run's settings in its second line, compared likewise |
 
 Needs NumPy, and travels with every job's script. Arrays are never unpickled.
 """
@@ -91,11 +91,11 @@ def write(folder: Path, step: int, content: bytes, settings: Settings | None = N
     Raises:
         OSError: if it cannot be written; the checkpoints from before are then as they were.
     """
-    header = {"step": step, "nbytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    header["settings"] = dict(settings or {})
+    header = json.dumps({"step": step, "nbytes": len(content), "settings": dict(settings or {})}).encode()
+    body = header + b"\n" + content
     make_folder(folder)
     path = path_of(folder, step)
-    write_atomically(path, json.dumps(header).encode() + b"\n" + content)
+    write_atomically(path, hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
     for old in paths(folder)[:-KEPT]:
         old.unlink()
     return path
@@ -164,17 +164,19 @@ def read(path: Path) -> Checkpoint:
         CheckpointDamaged: if it is not, byte by byte, what was written.
         OSError: if there is none, or it cannot be read.
     """
-    line, _, content = path.read_bytes().partition(b"\n")
+    digest, _, body = path.read_bytes().partition(b"\n")
+    line, _, content = body.partition(b"\n")
     try:
         header = json.loads(line)
-        step, nbytes, sha256 = int(header["step"]), int(header["nbytes"]), str(header["sha256"])
-        settings = dict(header.get("settings", {}))
+        step, nbytes, settings = int(header["step"]), int(header["nbytes"]), dict(header["settings"])
     except (ValueError, KeyError, TypeError):
         raise CheckpointDamaged(f"{path.name} does not begin as a checkpoint does") from None
     if len(content) != nbytes:
         raise CheckpointDamaged(f"{path.name} holds {len(content)} bytes; {nbytes} were written")
-    if hashlib.sha256(content).hexdigest() != sha256:
+    if hashlib.sha256(body).hexdigest().encode() != digest:
         raise CheckpointDamaged(f"{path.name} has another content than was written (SHA-256 differs)")
+    if path.name != path_of(path.parent, step).name:
+        raise CheckpointDamaged(f"{path.name} is the checkpoint of step {step}, under another name")
     return Checkpoint(step, content, settings, path)
 
 
