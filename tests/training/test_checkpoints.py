@@ -47,7 +47,7 @@ def test_the_newest_are_kept_and_nothing_else_is_left(tmp_path):
         (lambda content: b"null\n" + content, "does not begin as a checkpoint does"),
         (lambda content: bytes(len(content)), "does not begin as a checkpoint does"),
     ],
-    ids=["cut", "longer", "one bit", "empty", "other header", "zeros"],
+    ids=["cut", "longer", "one bit", "the step", "empty", "other header", "zeros"],
 )
 def test_a_damaged_one_is_named_and_the_one_before_is_taken(damage, told, tmp_path):
     checkpoints.save(tmp_path, 10, ARRAYS)
