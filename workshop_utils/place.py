@@ -374,8 +374,8 @@ def _answers(address: str) -> bool:
 def report(step: int, **values: float | str) -> None:
     """Print one metric record as a JSON line, which any platform carries home with the log.
 
-    The well-known names are `loss`, `accuracy`, `samples_per_second`, `bytes_sent`, `epoch`, and `device`: where the
-    parameters are that this process trains, such as "cuda:0". Others are carried as they are. A value that is not
+    The well-known names are `loss`, `accuracy`, `samples_per_second`, `bytes_sent`, `epoch`, and `device`: where this
+    process computes, such as "cuda:0". Others are carried as they are. A value that is not
     finite becomes null, since JSON has no NaN.
     """
     place = from_environment(os.environ)

@@ -32,7 +32,7 @@ def choose_devices(here: place.Place, replicas: int) -> list[str]:
     """The devices of the replicas: as many GPUs, or as many parts of the processor where there is no GPU.
 
     Raises:
-        ValueError: if there are fewer GPUs than replicas.
+        ValueError: if there are GPUs, but not as many as replicas.
     """
     if here.device == "cpu":
         tf.config.set_visible_devices([], "GPU")
@@ -44,13 +44,12 @@ def choose_devices(here: place.Place, replicas: int) -> list[str]:
         tf.config.set_logical_device_configuration(processor, parts)
         return [f"CPU:{index}" for index in range(replicas)]
     gpus = tf.config.list_physical_devices("GPU")
-    if len(gpus) < replicas:
+    if len(gpus) != replicas:  # one that is left over would be idle
         raise ValueError(
             f"replicas is {replicas}; this process has {len(gpus)} GPU(s) for them: launch it with --gpus {replicas}, "
             f"with -a replicas={len(gpus)}, or, to train on the CPU, with --gpus 0"
         )
-    tf.config.set_visible_devices(gpus[:replicas], "GPU")
-    for gpu in gpus[:replicas]:
+    for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)  # otherwise it takes all of its memory at once
     return [f"GPU:{index}" for index in range(replicas)]
 

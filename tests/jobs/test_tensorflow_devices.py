@@ -80,12 +80,14 @@ def test_a_mirrored_worker_without_gpus_takes_the_ring_and_one_thread_where_it_s
 
 def test_replicas_of_one_process_take_as_many_gpus_or_parts_of_the_processor(script, machine):
     job, alone = script("digits_mirrored"), place.from_environment({})
-    told = machine(3)
+    told = machine(2)
     assert job.choose_devices(alone, 2) == ["GPU:0", "GPU:1"]
-    assert told.visible == {"GPU": ["gpu-0", "gpu-1"]}
     assert told.growing == [("gpu-0", True), ("gpu-1", True)]
-    with pytest.raises(ValueError, match=r"replicas is 4; .* has 3 GPU\(s\) .*--gpus 4"):
-        job.choose_devices(alone, 4)
+    for replicas in (1, 4):
+        with pytest.raises(
+            ValueError, match=rf"replicas is {replicas}; .* has 2 GPU\(s\) .*--gpus {replicas}"
+        ):
+            job.choose_devices(alone, replicas)
     told = machine(0)
     assert job.choose_devices(alone, 2) == ["CPU:0", "CPU:1"]
     assert (told.visible, told.parts) == ({"GPU": []}, 2)

@@ -20,7 +20,7 @@ CPU_PACKAGES = {"horovod", "matplotlib", "mpi4py", "numpy", "pandas", "psutil", 
 CPU_MODULES = re.compile(r"workshop_utils(\.(place|comm|parallel|training)(?!\.process_group)(\..+)?)?")
 # Modules and functions through which a script runs code that this module does not read.
 CODE_MODULES = {"ctypes", "importlib", "pickle", "runpy", "subprocess"}
-CODE_CALLS = re.compile(r"\b(__import__|exec[lv]?\w{0,2}|popen|posix_spawnp?|spawn[lv]\w{0,2}|system)\(")
+CODE_CALLS = re.compile(r"(__import__|exec\w*|popen|spawn\w*|system)\(")
 # How PyTorch comes to use a GPU. FSDP takes one by itself, `.to(0)` is the first, and a file may hold tensors on one.
 PLACES_TENSORS = re.compile(
     r"(?i)accelerat|cuda|device|gpu|nccl|fsdp|fully_shard|(torch|jit)\.load\(|\.to\((?!torch\.\w+\))"

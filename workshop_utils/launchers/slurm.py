@@ -132,7 +132,7 @@ class Slurm(TargetSettings):
         variables = shared_variables(job.replace(outputs=job.outputs or f"{folder}/model"), folder / "files")
         variables |= {name: value for name, value in sorted(shared) if value}
         # Each node has a folder of its own, and GPUs that the job does not count if an option asks for some.
-        asks_for_gpus = any(re.match("--(gpus|gres|tres)", option) for option in self.options)
+        asks_for_gpus = any(re.match("-G|--(gpus|gres|tres)", option) for option in self.options)
         for name in ("TMPDIR", *(NO_GPU if asks_for_gpus else ())):
             if name not in job.environment:
                 variables.pop(name, None)

@@ -84,7 +84,7 @@ def test_losses(curves: Mapping[str, pd.DataFrame], longer: pd.DataFrame) -> Fig
     by_time.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="seconds until the last test")
     return style.finish(
         figure,
-        f"{len(together)} synchronous forms lie on one curve against steps, but not against seconds",
+        f"The {len(together)} synchronous forms lie on one curve against steps, but not against seconds",
         "the same network, batches, rate and first weights; "
         f"concentric rings: {len(together)} forms with equal losses; "
         "dashed: in-graph, with as many updates as the asynchronous forms",

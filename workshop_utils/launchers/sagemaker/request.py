@@ -31,7 +31,7 @@ PYTORCH = {"framework": "pytorch", "version": "2.8", "py_version": "py312"}
 _OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(\w+)-training[a-z-]*:(\d+)\.(\d+)")
 
 # How many GPUs an instance of these families has, by its size. Source: AWS, "Amazon EC2 accelerated computing".
-FAMILIES_WITH_GPUS = re.compile(r"ml\.(p[3-6]|gr?[4-6])[\w-]*\.(\w+)")
+FAMILIES_WITH_GPUS = re.compile(r"ml\.(p[3-6]|g4dn|gr?[56])(?!g\.)[\w-]*\.(\w+)")
 GPUS = {
     "p": {"2xlarge": 1, "4xlarge": 1, "8xlarge": 4, "16xlarge": 8, "24xlarge": 8, "48xlarge": 8},
     "g": {"xlarge": 1, "2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "16xlarge": 1}
