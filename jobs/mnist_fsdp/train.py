@@ -206,9 +206,7 @@ class Training:
                 f"cannot resume: {path} is not there; every machine needs the folder of the first worker"
             )
         state = self.state()
-        names = (
-            dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-        )  # a pickle, as its other values
+        names = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
         own = [name for name in state if name.startswith("random")]
         for name in own:
             if name not in names:  # more workers than wrote it: the new ones keep the state of their seed
@@ -218,12 +216,11 @@ class Training:
             self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
         )
         self.scheduler.load_state_dict(state["scheduler"])
-        for name in own:
-            if name in state:
-                cuda = name.startswith("random-cuda")
-                torch.cuda.set_rng_state(state[name], self.device) if cuda else torch.set_rng_state(
-                    state[name]
-                )
+        for name in state.keys() & set(own):
+            if name.startswith("random-cuda"):
+                torch.cuda.set_rng_state(state[name], self.device)
+            else:
+                torch.set_rng_state(state[name])
         if dist.get_rank() == 0:
             print(f"resumed after step {self.step}")
 
@@ -247,8 +244,11 @@ def saved(folder: Path) -> list[Path]:
 
 def is_written(path: Path) -> bool:
     """Whether all workers have come to the end of the checkpoint in `path`."""
-    count = len(list(path.glob("sums-*.json")))
-    return count > 0 and json.loads((path / "run.json").read_text(encoding="utf-8"))["workers"] == count
+    try:
+        workers = json.loads((path / "run.json").read_text(encoding="utf-8"))["workers"]
+    except (OSError, ValueError, KeyError):  # the first worker has not come far, or the file is damaged
+        return False
+    return len(list(path.glob("sums-*.json"))) == workers
 
 
 def keep_sums(writing: Any, path: Path, rank: int) -> None:
@@ -290,9 +290,8 @@ def main() -> None:
     dist.init_process_group(here.backend, rank=here.rank or 0, world_size=here.world_size, device_id=own)
     rank, size = dist.get_rank(), dist.get_world_size()
     train, test = (TensorDataset(*place.load(split).tensors()) for split in ("train", "test"))
-    steps = (
-        len(train) // given.batch_size
-    )  # an epoch; the remainder is dropped; the next epoch shuffles again
+    # Of an epoch. The remainder is dropped; the next epoch shuffles again.
+    steps = len(train) // given.batch_size
     if steps == 0:
         sys.exit(f"batch-size is {given.batch_size}; there are only {len(train)} images to train on")
     part = given.batch_size // size // given.accumulate  # images of one worker in one forward pass
@@ -301,7 +300,8 @@ def main() -> None:
             f"batch-size is {given.batch_size}; it must be a multiple of the number of workers, {size}, times "
             f"accumulate, {given.accumulate}"
         )
-    training = Training(train, steps * given.epochs, device, given)
+    total = steps * given.epochs
+    training = Training(train, total, device, given)
     folder = place.checkpoint_folder()
     if folder:
         training.resume(folder)
@@ -329,19 +329,15 @@ def main() -> None:
                 loss = training.take_step(batches)
                 profiler.step()
                 samples += given.batch_size // size
-                if (
-                    training.step == begun + 1
-                ):  # its time is that of starting up, so the clock starts after it
+                if training.step == begun + 1:  # which is the time of starting up: the clock starts after it
                     is_on = str(next(training.model.parameters()).device)
                     place.report(training.step, loss=loss.item(), epoch=epoch + 1, device=is_on)
                     samples, since = 0, time.perf_counter()
-                elif training.step % max(1, steps * given.epochs // 20) == 0:
+                elif training.step % max(1, total // 20) == 0:
                     value = loss.item()  # waits for the device, so it comes before the clock is read
                     speed = samples / (time.perf_counter() - since)
                     place.report(training.step, loss=value, samples_per_second=speed, epoch=epoch + 1)
-                if folder and (
-                    training.step % given.checkpoint_steps == 0 or training.step == steps * given.epochs
-                ):
+                if folder and (training.step % given.checkpoint_steps == 0 or training.step == total):
                     if not math.isfinite(loss.item()):
                         sys.exit("the loss is not a number any more; the checkpoints from before are kept")
                     training.save(folder)  # counts as training, since that goes on meanwhile

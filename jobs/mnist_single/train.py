@@ -147,12 +147,12 @@ def main() -> None:
     here = place.here()
     device = torch.device(here.device)
     train, test = (TensorDataset(*place.load(split).tensors()) for split in ("train", "test"))
-    steps = (
-        len(train) // given.batch_size
-    )  # an epoch; the remainder is dropped; the next epoch shuffles again
+    # Of an epoch. The remainder is dropped; the next epoch shuffles again.
+    steps = len(train) // given.batch_size
     if steps == 0:
         sys.exit(f"batch-size is {given.batch_size}; there are only {len(train)} images to train on")
-    training = Training(train, steps * given.epochs, device, given)
+    total = steps * given.epochs
+    training = Training(train, total, device, given)
     folder = place.checkpoint_folder()
     if folder:
         training.resume(folder)
@@ -179,19 +179,15 @@ def main() -> None:
                 loss = training.take_step(itertools.islice(batches, given.accumulate))
                 profiler.step()
                 samples += given.batch_size
-                if (
-                    training.step == begun + 1
-                ):  # its time is that of starting up, so the clock starts after it
+                if training.step == begun + 1:  # which is the time of starting up: the clock starts after it
                     is_on = str(next(training.model.parameters()).device)
                     place.report(training.step, loss=loss.item(), epoch=epoch + 1, device=is_on)
                     samples, since = 0, time.perf_counter()
-                elif training.step % max(1, steps * given.epochs // 20) == 0:
+                elif training.step % max(1, total // 20) == 0:
                     value = loss.item()  # waits for the device, so it comes before the clock is read
                     speed = samples / (time.perf_counter() - since)
                     place.report(training.step, loss=value, samples_per_second=speed, epoch=epoch + 1)
-                if folder and (
-                    training.step % given.checkpoint_steps == 0 or training.step == steps * given.epochs
-                ):
+                if folder and (training.step % given.checkpoint_steps == 0 or training.step == total):
                     if not math.isfinite(loss.item()):
                         sys.exit("the loss is not a number any more; the checkpoints from before are kept")
                     paused = time.perf_counter()

@@ -204,7 +204,8 @@ def main() -> None:
     steps = share // given.batch_size  # an epoch; the remainder is dropped; the next epoch shuffles again
     if steps == 0:
         sys.exit(f"batch-size is {given.batch_size}; each of {size} workers has only {share} images")
-    training = Training(train, steps * given.epochs, device, given)
+    total = steps * given.epochs
+    training = Training(train, total, device, given)
     folder = place.checkpoint_folder()
     if folder:
         training.resume(folder)
@@ -228,28 +229,25 @@ def main() -> None:
             draws.manual_seed((given.seed + epoch) * size + rank)
             batches = iter(loader)
             training.model.train()
-            with (
-                count_bytes() as counted
-            ):  # by the kernel: gradients, what gloo adds, and random states if saved
+            # By the kernel: gradients, what gloo adds to them, and random states where they are saved.
+            with count_bytes() as counted:
                 while training.step < (epoch + 1) * steps:
                     loss = training.take_step(batches)
                     profiler.step()
                     samples += given.batch_size
                     if (
                         training.step == begun + 1
-                    ):  # its time is that of starting up, so the clock starts after it
+                    ):  # which is the time of starting up: the clock starts after it
                         is_on = str(next(training.model.parameters()).device)
                         place.report(training.step, loss=loss.item(), epoch=epoch + 1, device=is_on)
                         samples, since = 0, time.perf_counter()
-                    elif training.step % max(1, steps * given.epochs // 20) == 0:
+                    elif training.step % max(1, total // 20) == 0:
                         value = loss.item()  # waits for the device, so it comes before the clock is read
                         measured = {"samples_per_second": samples / (time.perf_counter() - since)}
                         if device.type == "cpu":  # what NCCL sends inside a machine passes through no socket
                             measured["bytes_sent"] = sent + counted.sent
                         place.report(training.step, loss=value, epoch=epoch + 1, **measured)
-                    if folder and (
-                        training.step % given.checkpoint_steps == 0 or training.step == steps * given.epochs
-                    ):
+                    if folder and (training.step % given.checkpoint_steps == 0 or training.step == total):
                         if not math.isfinite(loss.item()):
                             sys.exit(
                                 "the loss is not a number any more; the checkpoints from before are kept"
