@@ -49,11 +49,16 @@ class ServerSideCheck(Launcher, Protocol):
         """The server's answer to what `launch` would send, which prints as such."""
 
 
-def launcher_for(target: str, config: Path | None = None, network: Network | None = None) -> Launcher:
+def launcher_for(
+    target: str,
+    config: Path | None = None,
+    network: Network | None = None,
+    emulated_device: str | None = None,
+) -> Launcher:
     """The launcher for `target`, configured by the YAML file `config`.
 
     Raises:
-        JobError: if there is no such target, or it has no use for `config` or `network`.
+        JobError: if there is no such target, or it has no use for the other arguments.
     """
     if target in _OLD_NAMES:
         print(f"--on {target} is an old name; the new one is {_OLD_NAMES[target]}", file=sys.stderr)
@@ -65,10 +70,12 @@ def launcher_for(target: str, config: Path | None = None, network: Network | Non
     if target == "local":
         if config is not None:
             raise JobError("--config is for other targets; a local run has none")
-        local: Launcher = launcher(network=network)
+        local: Launcher = launcher(network=network, emulated_device=emulated_device)
         return local
     if network is not None:
         raise JobError(f"--network is for local runs; {target} has a network of its own")
+    if emulated_device is not None:
+        raise JobError(f"--emulated-device is for local runs; {target} has devices of its own")
     if config is None and target == "sagemaker":
         raise JobError(
             f"--config is missing; {target} needs a place.yaml with a role, as in jobs/clusters/sagemaker/"
