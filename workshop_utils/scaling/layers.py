@@ -17,9 +17,8 @@ from workshop_utils.scaling import catalogue
 from workshop_utils.scaling.catalogue import Transformer
 
 IMAGENET_CLASSES = 1000
-BERT_SEQUENCE = (
-    128  # tokens; nine tenths of BERT's pre-training steps have this length (Devlin et al., appendix A.2)
-)
+# Tokens; nine tenths of BERT's pre-training steps have this length (Devlin et al. 2019, appendix A.2).
+BERT_SEQUENCE = 128
 
 
 class Layer(NamedTuple):
