@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -211,29 +210,24 @@ class TrainingJob(Description):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """Old names replaced, and of workers, nodes and processes per node the one that follows from the others."""
+        """Of workers, nodes and processes per node, add the one that follows from the others."""
         if not isinstance(values, dict):
             return values
-        values = _without_old_names(values)
-        given: dict[str, Any] = {
-            name: values.get(name) for name in ("workers", "nodes", "processes_per_node")
-        }
-        if not all(value is None or (type(value) is int and value > 0) for value in given.values()):
-            return values  # the fields' own checks say what is wrong
-        workers, nodes, per_node = given.values()
-        if nodes is None and per_node is None:
-            return values
+        given: list[Any] = [values.get(name) for name in ("workers", "nodes", "processes_per_node")]
+        workers, nodes, per_node = given
+        is_possible = all(value is None or (type(value) is int and value > 0) for value in given)
+        if not is_possible or (nodes is None and per_node is None):
+            return values  # where a number cannot be, its field's own check says so
         if nodes is None:
             nodes = max(1, (workers or per_node) // per_node)
         per_node = per_node or max(1, (workers or nodes) // nodes)
         if workers not in (None, nodes * per_node):
-            if given["nodes"] and given["processes_per_node"]:
-                raise ValueError(
-                    f"workers is {workers}; it must be nodes × processes_per_node, here {nodes} × {per_node}: leave "
-                    "one of the three out"
-                )
-            name = "nodes" if given["nodes"] else "processes_per_node"
-            raise ValueError(f"workers is {workers}; it must be a multiple of {name}, here {given[name]}")
+            right = f"nodes × processes_per_node, here {nodes} × {per_node}: leave one of the three out"
+            if given[1] is None:
+                right = f"a multiple of processes_per_node, here {per_node}"
+            elif given[2] is None:
+                right = f"a multiple of nodes, here {nodes}"
+            raise ValueError(f"workers is {workers}; it must be {right}")
         return {**values, "workers": nodes * per_node, "nodes": nodes, "processes_per_node": per_node}
 
     @model_validator(mode="after")
@@ -270,7 +264,7 @@ class TrainingJob(Description):
         if value is not None and storage_kind(value) not in kinds:
             forms = {"folder": "a folder", "s3": "an s3:// address", "claim": "claim:NAME, a volume claim"}
             raise JobError(
-                f"{name} is {value!r}; here it must be {' or '.join(forms[kind] for kind in kinds)}"
+                f"{name} is {value!r}; here it must be {' or '.join(map(forms.__getitem__, kinds))}"
             )
         return value
 
@@ -355,20 +349,6 @@ def _read_yaml(file: Path, example: str) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise JobError(f"{file} holds {_short(values)}; it must hold fields such as '{example}'")
     return values
-
-
-def _without_old_names(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with the names of version 0.1 replaced, and for each a sentence on standard error."""
-    if values.get("strategy") != "spark":
-        return values
-    script = Path(values.get("folder", "")) / str(values.get("script", "train.py"))
-    is_program = script.is_file() and "pyspark" in script.read_text(encoding="utf-8", errors="replace")
-    new = "spark_program" if is_program else "torch_ddp"
-    print(
-        f"strategy 'spark' is an old name: here it is {new!r}, to be launched with --on spark",
-        file=sys.stderr,
-    )
-    return {**values, "strategy": new}
 
 
 def _short(value: object) -> str:
