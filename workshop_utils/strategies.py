@@ -126,6 +126,9 @@ class ProcessSpec:
         )
 
 
+Processes = list[ProcessSpec]
+
+
 @dataclass(frozen=True)
 class Layout:
     """The processes of a job on their nodes, and where each can be reached."""
@@ -387,10 +390,8 @@ class SparkProgram(Strategy):
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         workers = _workers(job, awaited=False)
-        return [
-            ProcessSpec("driver", 0, argv=_script(job), starts=tuple(spec.name for spec in workers)),
-            *workers,
-        ]
+        starts = tuple(worker.name for worker in workers)
+        return [ProcessSpec("driver", 0, argv=_script(job), starts=starts), *workers]
 
 
 class MultiWorkerMirrored(Strategy):
@@ -439,9 +440,7 @@ def _script(job: TrainingJob) -> tuple[str, ...]:
     return (PYTHON, SCRIPT, *job.command_line_arguments)
 
 
-def _workers(
-    job: TrainingJob, listening: int = 0, awaited: bool = True, first_rank: int = 0
-) -> list[ProcessSpec]:
+def _workers(job: TrainingJob, listening: int = 0, awaited: bool = True, first_rank: int = 0) -> Processes:
     """The workers of `job`, ranked from `first_rank` on; the first `listening` need an address."""
     worker = ProcessSpec("worker", 0, argv=_script(job), awaited=awaited)
     return [

@@ -16,7 +16,7 @@ from heapq import heapify, heapreplace
 import numpy as np
 
 from workshop_utils.comm.parameter_server import VERSION_NBYTES, Arrangement
-from workshop_utils.comm.topology import Link, Queue
+from workshop_utils.comm.topology import Link, Numbers, Queue
 
 ITEMSIZE = 4  # bytes of a parameter: float32
 
@@ -42,10 +42,10 @@ class Pushes:
         with np.errstate(divide="ignore", invalid="ignore"):
             return float((self.worker.shape[1] - 1) / spans.max())
 
-    def steady(self, skip: float = 0.2) -> Pushes:
-        """Without the first and the last `skip` of the pushes: all workers start together, and the last end alone."""
+    def steady(self) -> Pushes:
+        """Without the first and the last fifth of the pushes: all workers start together, and the last end alone."""
         count = self.worker.shape[1]
-        kept = slice(int(skip * count), count - int(skip * count))
+        kept = slice(count // 5, count - count // 5)
         return Pushes(self.worker[:, kept], self.seconds[:, kept], self.staleness[:, kept])
 
 
@@ -66,9 +66,7 @@ def compute_times(workers: int, steps: int, seconds: float, jitter: float = 0.0,
     return seconds * np.exp(jitter * np.random.default_rng(seed).standard_normal((workers, steps)))
 
 
-def updates_per_second_at_most(
-    workers: int | np.ndarray, seconds: float, nbytes: int, link: Link
-) -> float | np.ndarray:
+def updates_per_second_at_most(workers: Numbers, seconds: float, nbytes: int, link: Link) -> Numbers:
     """The two lines that throughput stays below: min(W / (compute + round trip), what the server's link lets through).
 
     The first holds while no worker waits for another, the second once the server is never idle; between them lie the

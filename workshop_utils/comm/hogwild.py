@@ -164,9 +164,7 @@ def train(
         PeerSilent: if for the communicator's time-out no worker has made an update.
     """
     if arrangement.consistency != "asynchronous":
-        raise ValueError(
-            f"consistency is {arrangement.consistency!r}; workers that share memory are 'asynchronous'"
-        )
+        raise ValueError(f"consistency is {arrangement.consistency!r}; here it must be 'asynchronous'")
     arrangement.check(communicator)
     if not hasattr(os, "memfd_create"):
         raise CommunicationError("shared parameters need Linux: this system has no memory without a name")

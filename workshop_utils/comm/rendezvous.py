@@ -61,7 +61,7 @@ class Membership:
     """
 
     def __init__(
-        self, timeout_seconds: float, rank: int, size: int, secret: bytes, subnet: str | None = None
+        self, timeout_seconds: float, rank: int, size: int, secret: bytes, subnet: str | None
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank is {rank}; with size {size} it must be from 0 to {size - 1}")
@@ -94,9 +94,7 @@ class Listener:
             while missing := [rank for rank in ranks if (purpose, rank) not in self._callers]:
                 if not self._changed.wait(self._own.deadline - time.monotonic()):
                     names = ", ".join(map(str, missing))
-                    raise PeerSilent(
-                        f"rank {self._own.rank} has waited in vain for rank {names} to join the run"
-                    )
+                    raise PeerSilent(f"rank {self._own.rank} waited in vain for rank {names} to join the run")
             return [self._callers[purpose, rank] for rank in ranks]
 
     def close(self) -> None:
@@ -210,9 +208,8 @@ def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[s
             ours.update({rank: call(own, addresses[rank], purpose) for rank in range(own.rank)})
         for purpose, ours in links.items():
             higher = range(own.rank + 1, own.size)
-            ours.update(
-                {rank: link for rank, (link, _) in zip(higher, listener.wait(purpose, higher), strict=True)}
-            )
+            callers = listener.wait(purpose, higher)
+            ours.update({rank: link for rank, (link, _) in zip(higher, callers, strict=True)})
             for link in ours.values():
                 link.settimeout(None)
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -253,9 +250,7 @@ def endpoint(coordinator: str, reachable: tuple[ipaddress.IPv4Network, ...] = RE
     try:
         address, number = ipaddress.IPv4Address(host), int(port)
     except ValueError:
-        raise ValueError(
-            f"coordinator is {coordinator!r}; it must be an address and a port, '127.0.0.1:4000'"
-        ) from None
+        raise ValueError(f"coordinator is {coordinator!r}; it must be an address and a port") from None
     if not any(address in block for block in reachable):
         raise ValueError(
             f"coordinator is {coordinator!r}; it must be on loopback or in the subnet of an emulated network, "

@@ -37,12 +37,10 @@ class StampedCommunicator(Communicator):
         ValueError: if there is not one bandwidth for each rank.
     """
 
-    def __init__(
-        self, inner: Communicator, bandwidths: Sequence[float], latency_seconds: float = 0.0
-    ) -> None:
+    def __init__(self, inner: Communicator, bandwidths: Sequence[float], latency_seconds: float = 0) -> None:
         if len(bandwidths) != inner.size:
             raise ValueError(
-                f"bandwidths has {len(bandwidths)} entries; it must have one for each of {inner.size} ranks"
+                f"bandwidths has {len(bandwidths)} entries; each of {inner.size} ranks needs one"
             )
         self._inner, self._bandwidths, self._latency_seconds = inner, bandwidths, latency_seconds
         self._uplink, self._downlink = (Queue(bandwidths[inner.rank]) for _ in range(2))

@@ -31,10 +31,10 @@ class ThreadCommunicator(Communicator):
         rank: int,
         mailboxes: Sequence[list[_Message]],
         arrived: threading.Condition,
-        is_buffered: bool = True,
-        **options: Any,
+        is_buffered: bool,
+        timeout_seconds: float,
     ) -> None:
-        super().__init__(rank, len(mailboxes), **options)
+        super().__init__(rank, len(mailboxes), timeout_seconds)
         self._mailboxes, self._arrived, self._is_buffered = mailboxes, arrived, is_buffered
 
     def _first_of(self, sources: Sequence[int]) -> int:
@@ -42,7 +42,7 @@ class ThreadCommunicator(Communicator):
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         if to is not None:
-            sent = _Message(self.rank, self._collective, np.array(outgoing, copy=True))
+            sent = _Message(self.rank, self._collective, np.array(outgoing))
             self._put(to, sent)
         if source is not None:
             message = self._first([source], take=True)
@@ -111,9 +111,7 @@ def run(
     failures: list[BaseException] = []
 
     def rank_main(rank: int) -> None:
-        communicator = ThreadCommunicator(
-            rank, mailboxes, arrived, is_buffered, timeout_seconds=timeout_seconds
-        )
+        communicator = ThreadCommunicator(rank, mailboxes, arrived, is_buffered, timeout_seconds)
         try:
             results[rank] = program(communicator)
         except BaseException as failure:

@@ -63,9 +63,8 @@ class Restarting:
 
 def attempt_of(job: TrainingJob, restarts: int, checkpoints: Path) -> TrainingJob:
     """`job` as it is started after so many restarts."""
-    return job.replace(
-        checkpoints=str(checkpoints), environment={"TORCHELASTIC_RESTART_COUNT": str(restarts)}
-    )
+    count = {"TORCHELASTIC_RESTART_COUNT": str(restarts)}
+    return job.replace(checkpoints=str(checkpoints), environment=count)
 
 
 class RestartedRun(Run):

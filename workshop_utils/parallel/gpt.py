@@ -92,9 +92,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x)
         batch, sequence, _ = qkv.shape
-        query, key, value = (
-            qkv.view(batch, sequence, -1, 3 * self.head_width).transpose(1, 2).chunk(3, dim=-1)
-        )
+        heads = qkv.view(batch, sequence, -1, 3 * self.head_width).transpose(1, 2)
+        query, key, value = heads.chunk(3, dim=-1)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, sequence, -1))
 

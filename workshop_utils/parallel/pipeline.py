@@ -44,9 +44,8 @@ def program(schedule: Schedule, rank: int) -> tuple[Pass | Exchange, ...]:
     """
     timeline = predict(schedule, schedule.chunks, 2 * schedule.chunks)  # whole numbers, so that ties are ties
     due = {timed.each: timed.start for timed in timeline}
-    starts = [
-        sorted(timed.start for timed in timeline if timed.rank == each) for each in range(schedule.ranks)
-    ]
+    ranks = range(schedule.ranks)
+    starts = [sorted(timed.start for timed in timeline if timed.rank == each) for each in ranks]
     steps: list[tuple[tuple[float, bool, Pass], Pass | Exchange]] = []
     for timed in timeline:
         if timed.rank == rank:

@@ -24,6 +24,7 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["forward", "backward"]
+Ahead = Callable[[int], int]  # by rank, how many forward passes it runs before its first backward pass
 
 
 class ScheduleError(ValueError):
@@ -172,9 +173,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
     return _schedule("interleaved", ranks, microbatches, ahead, chunks)
 
 
-def _schedule(
-    name: str, ranks: int, microbatches: int, ahead: Callable[[int], int], chunks: int = 1
-) -> Schedule:
+def _schedule(name: str, ranks: int, microbatches: int, ahead: Ahead, chunks: int = 1) -> Schedule:
     """The schedule in which each rank runs `ahead(rank)` forward passes, then alternates, then drains."""
     for field, value in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
         if value < 1:
@@ -287,13 +286,13 @@ def held(passes: Sequence[Pass]) -> int:
     return most
 
 
-def timetable(schedule: Schedule, backward_slots: int = 2) -> str:
+def timetable(schedule: Schedule) -> str:
     """The schedule as text: a row a rank, a column for the time of one forward pass; dots are the bubble.
 
-    Passes through a rank's second chunk and those after it are in small letters.
+    A backward pass takes two columns. Passes through a rank's second chunk and those after it are in small letters.
     """
     rows = [f"schedule {schedule.name}: {schedule.ranks} ranks, {schedule.microbatches} microbatches"]
-    timeline = predict(schedule, schedule.chunks, backward_slots * schedule.chunks)
+    timeline = predict(schedule, schedule.chunks, 2 * schedule.chunks)
     slots = round(max(timed.end for timed in timeline))
     width = len(str(schedule.microbatches - 1)) + 2
     for rank in range(schedule.ranks):

@@ -41,14 +41,7 @@ from torch.optim import Optimizer
 from workshop_utils.comm.communicator import Communicator, as_array, chunk
 from workshop_utils.comm.ring import ring_all_gather, ring_reduce_scatter
 from workshop_utils.comm.tree import tree_broadcast
-from workshop_utils.parallel.data import (
-    MEBIBYTE,
-    broadcast_from_first,
-    buckets_of,
-    contiguous,
-    refuse_unused,
-    views,
-)
+from workshop_utils.parallel import data
 
 # PyTorch's optimizers treat every number by itself, but for those that look at whole parameters, and the rest.
 BY_PARAMETER = {optim.Adafactor, optim.Muon}
@@ -126,7 +119,7 @@ class ShardedOptimizer:
         """Update the own parameters, then give every parameter from its owner to all."""
         self.own.step()
         for parameter, owner in self._owner.items():
-            with contiguous(parameter) as whole_parameter:
+            with data.contiguous(parameter) as whole_parameter:
                 tree_broadcast(self.communicator, whole_parameter, root=owner)
 
 
@@ -184,7 +177,7 @@ class Flat:
 
     def _place_parameters(self) -> None:
         assert self.whole is not None
-        for parameter, view in views(self.whole, self.parameters).items():
+        for parameter, view in data.views(self.whole, self.parameters).items():
             parameter.data = view
 
     def gather(self, dtype: torch.dtype | None = None) -> None:
@@ -209,7 +202,7 @@ class Flat:
         assert parameter.grad is not None
         if self._gradient is None:
             self._gradient = torch.empty(self._length, dtype=self._dtype)
-        views(self._gradient, self.parameters)[parameter].copy_(parameter.grad)
+        data.views(self._gradient, self.parameters)[parameter].copy_(parameter.grad)
         parameter.grad = None
         self._came.add(parameter)
         if len(self._came) < len(self.parameters):
@@ -296,7 +289,7 @@ class _Sharded(nn.Module):
         return made
 
     def _before_step(self, *_: Any) -> None:
-        refuse_unused([name for flat in self.flats for name in flat.missing()], self.communicator)
+        data.refuse_unused([name for flat in self.flats for name in flat.missing()], self.communicator)
 
     def _after_step(self, *_: Any) -> None:
         for flat in self.flats:
@@ -323,12 +316,12 @@ class ShardedGradients(_Sharded):
     """
 
     def __init__(
-        self, module: nn.Module, communicator: Communicator, bucket_bytes: int = 25 * MEBIBYTE
+        self, module: nn.Module, communicator: Communicator, bucket_bytes: int = 25 * data.MEBIBYTE
     ) -> None:
         super().__init__(module, communicator)
-        broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
+        data.broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        for bucket in buckets_of(trainable, bucket_bytes):
+        for bucket in data.buckets_of(trainable, bucket_bytes):
             self._watch(Flat(communicator, bucket, keep=True))
 
     def _after_step(self, *_: Any) -> None:
@@ -389,7 +382,7 @@ class FullySharded(_Sharded):
             materialise(module, names)
             parameters = {name: p for name, p in module.named_parameters() if name in names}
             buffers = [buffer for name, buffer in module.named_buffers() if name in names]
-            broadcast_from_first(communicator, [*parameters.values(), *buffers])
+            data.broadcast_from_first(communicator, [*parameters.values(), *buffers])
             groups: dict[Any, dict[str, nn.Parameter]] = {}  # of one dtype, all trainable or all frozen
             for name, parameter in parameters.items():
                 groups.setdefault((parameter.dtype, parameter.requires_grad), {})[name] = parameter

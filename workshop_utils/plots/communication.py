@@ -149,9 +149,7 @@ def timeline(results: Results) -> Figure:
 def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: float) -> None:
     for event in _sends(ranks):
         colour, duration = style.colour_of(f"worker {event.peer}"), event.end - event.start
-        axes.barh(
-            event.rank, duration, 0.74, left=event.start, color=colour, edgecolor="white", linewidth=0.6
-        )
+        axes.barh(event.rank, duration, 0.74, event.start, color=colour, edgecolor="white", linewidth=0.6)
         if duration > 0.022 * longest:
             style.inside(axes, event.start + duration / 2, event.rank, f"→{event.peer}", colour, fontsize=8)
         if event.end_received - event.end > 1e-3 * longest:

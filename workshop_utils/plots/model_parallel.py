@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from workshop_utils.parallel.schedule import Timeline, bubble, bubble_fraction
 from workshop_utils.plots import style
 
+IdleShares = Mapping[int, Sequence[float]]  # of several runs, by number of microbatches
+
 # What crosses in each direction of a mesh, the same in every figure.
 DIRECTIONS = {"tensor": "model parallel", "data": "data parallel", "pipeline": "mpi"}
 FORWARD, BACKWARD = "#5B8DB8", "#E0A75E"
@@ -60,9 +62,7 @@ def _timeline(axes: Axes, timeline: Timeline, ranks: int) -> None:
     style.unit_axis(axes.xaxis, "s")
 
 
-def idle_shares(
-    measured: Mapping[str, Mapping[int, Sequence[float]]], ranks: int, chunks: Mapping[str, int]
-) -> Figure:
+def idle_shares(measured: Mapping[str, IdleShares], ranks: int, chunks: Mapping[str, int]) -> Figure:
     """Idle share by number of microbatches: points measured, lines (p − 1)/(v · m + p − 1).
 
     Args:

@@ -17,6 +17,8 @@ from workshop_utils.comm.topology import Link
 from workshop_utils.plots import style
 from workshop_utils.scaling.cost import all_reduce_seconds
 
+Group = Mapping[str, float]  # seconds, by name
+
 # What each algorithm is called and coloured, in every figure that has several.
 ALGORITHMS = {
     "ring": ("ring", "ring"),
@@ -152,10 +154,8 @@ def against_known(rows: pd.DataFrame, within: float, finding: str, detail: str) 
     return style.finish(axes, finding, detail)
 
 
-def compared(
-    groups: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], finding: str, detail: str
-) -> Figure:
-    """Bars of seconds in groups, each named at its end: `groups` has values by name, by group."""
+def compared(groups: Mapping[str, Group], colours: Mapping[str, str], finding: str, detail: str) -> Figure:
+    """Bars of seconds in groups, each named at its end."""
     _, axes = style.figure(7.6, 1.1 + 0.3 * sum(map(len, groups.values())) + 0.2 * len(groups))
     place, middles = 0.0, []
     written = EngFormatter(unit="s", places=1)

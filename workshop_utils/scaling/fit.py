@@ -134,9 +134,7 @@ def fit(
     values = [np.asarray(each, dtype=float) for each in varied]
     if any(each.shape != measured.shape for each in values):
         shapes = ", ".join(str(each.size) for each in values)
-        raise ValueError(
-            f"{measured.size} seconds go with {shapes} values; each measurement needs one of each"
-        )
+        raise ValueError(f"{measured.size} seconds go with {shapes} values; each needs one")
     if measured.size < len(terms):
         counts = f"{measured.size} measurements cannot tell {len(terms)} numbers apart"
         raise ValueError(f"{counts}; there must be at least as many")

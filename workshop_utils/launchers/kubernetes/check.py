@@ -158,9 +158,8 @@ def _problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
         yield f"{path} is {value!r}; it must {advice}"
     elif "properties" in schema:
         fields, prefix = schema["properties"], f"{path}." if path else ""
-        close = {
-            name: difflib.get_close_matches(str(name), fields, n=1) for name in value.keys() - fields.keys()
-        }
+        unknown = value.keys() - fields.keys()
+        close = {name: difflib.get_close_matches(str(name), fields, n=1) for name in unknown}
         misspelled = {match for matches in close.values() for match in matches}
         for name in schema.get("required", ()):
             if name not in value.keys() | misspelled:

@@ -98,11 +98,9 @@ class JobObjects:
         self.namespace: str = self.resource["metadata"]["namespace"]
         self.deleted = False
         self._api, self._before, self._config_maps = api, manifest.before, config_maps
-        once_more = api.configuration.retries.new(
-            total=1, connect=0, read=0, respect_retry_after_header=False
-        )
-        for_logs = copy.deepcopy(api.configuration)
-        for_logs.retries = once_more  # without a pause: what cannot be read now is read at the next look
+        for_logs, once = copy.deepcopy(api.configuration), {"total": 1, "connect": 0, "read": 0}
+        # Without a pause: what cannot be read now is read at the next look.
+        for_logs.retries = api.configuration.retries.new(**once, respect_retry_after_header=False)
         self._log_api = client.ApiClient(for_logs)
 
     def create(self) -> None:
@@ -192,9 +190,8 @@ class JobObjects:
 
     def warnings(self, name: str) -> list[str]:
         """What the cluster warns of about the job or pod `name`: why it cannot be scheduled, or has no image."""
-        events = self._ask(
-            "GET", _kind("Event", name), fieldSelector=f"involvedObject.name={name},type=Warning"
-        )
+        about = f"involvedObject.name={name},type=Warning"
+        events = self._ask("GET", _kind("Event", name), fieldSelector=about)
         return [f"{event.get('reason')}: {event.get('message')}" for event in events["items"]]
 
     def log(self, pod: str, container: str, since: str) -> str:

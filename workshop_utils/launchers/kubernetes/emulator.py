@@ -189,10 +189,8 @@ def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
             **dict.fromkeys(MPI_FOLDERS, str(scratch)),
         }
         # Its command holds that of its ranks.
-        command = [
-            environment.mpirun_program(about),
-            *(sys.executable if word == "python" else word for word in rest),
-        ]
+        ranks = [sys.executable if word == "python" else word for word in rest]
+        command = [environment.mpirun_program(about), *ranks]
     elif program in PROGRAMS:
         command = [*PROGRAMS[program], *rest]
     else:

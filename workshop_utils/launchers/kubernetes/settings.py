@@ -28,9 +28,7 @@ KINDS: dict[StrategyName, tuple[Kind, ...]] = {
     "mpi": ("MPIJob",),
 }
 # Why no kind can run the others.
-NO_SUBNET = (
-    "no operator starts its ranks, and its message passing needs a private subnet, which pods do not have"
-)
+NO_SUBNET = "no operator starts its ranks, and its message passing needs a private subnet, which pods lack"
 WITHOUT_KIND: dict[StrategyName, str] = {
     "ring": NO_SUBNET,
     "workshop_parameter_server": NO_SUBNET,
@@ -51,10 +49,9 @@ class Elastic(Description):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if self.min_workers > self.max_workers:
-            raise ValueError(
-                f"min_workers is {self.min_workers}; it may be at most max_workers, {self.max_workers}"
-            )
+        least, most = self.min_workers, self.max_workers
+        if least > most:
+            raise ValueError(f"min_workers is {least}; it may be at most max_workers, {most}")
         return self
 
     @property

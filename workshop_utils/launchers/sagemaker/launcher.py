@@ -184,9 +184,8 @@ class RemoteJob:
 
     def _state(self) -> RunState:
         try:
-            self.description = self._aws.call(
-                "sagemaker", "describe_training_job", TrainingJobName=self._name
-            )
+            named = {"TrainingJobName": self._name}
+            self.description = self._aws.call("sagemaker", "describe_training_job", **named)
         except AwsError as error:
             raise Unreachable(str(error)) from None
         state = STATES.get(self.description["TrainingJobStatus"], RunState.RUNNING)

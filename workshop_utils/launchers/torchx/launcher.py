@@ -15,17 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob
-from workshop_utils.launchers.local.environment import (
-    deal_gpus,
-    inherited_variables,
-    reserve,
-    scratch_folder,
-    shared_variables,
-)
+from workshop_utils.launchers.local import environment
 from workshop_utils.launchers.local.run import Process
 from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import shipped
-from workshop_utils.launchers.torchx.run import LINE_PREFIX, TorchXRun
+from workshop_utils.launchers.torchx.run import LINE_PREFIX, LINE_PREFIX_VARIABLE, TorchXRun
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.setup.environments import Environment
 from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of
@@ -141,14 +135,10 @@ class TorchX(TargetSettings):
                 f"rendezvous_endpoint is missing; rendezvous {self.rendezvous!r} needs one, such as etcd-server:2379"
             )
         if endpoint is not None and not re.fullmatch(r"[\w.-]+:\d{1,5}", endpoint):
-            raise ValueError(
-                f"rendezvous_endpoint is {endpoint!r}; it must be host:port, such as etcd-server:2379"
-            )
+            raise ValueError(f"rendezvous_endpoint is {endpoint!r}; it must be like etcd-server:2379")
         useless = sorted(self.model_fields_set.difference(HERE_TOO))
         if self.scheduler == "local_cwd" and useless:
-            raise ValueError(
-                f"{useless[0]} is for scheduler 'kubernetes'; leave it out, or set scheduler: kubernetes"
-            )
+            raise ValueError(f"{useless[0]} is for clusters; leave it out, or set scheduler: kubernetes")
         for path in self.volumes:
             if not path.startswith("/") or path == "/":
                 raise ValueError(f"volumes.{path} must be a path in the container, such as /cache")
@@ -231,12 +221,12 @@ class TorchX(TargetSettings):
             from workshop_utils.launchers.torchx import volcano
 
             return volcano.launch(job, self)
-        scratch, (nodes, per_node) = scratch_folder(), self.layout(job)
-        gpus = deal_gpus(job, {f"node-{number}": per_node for number in range(nodes)})
+        scratch, (nodes, per_node) = environment.scratch_folder(), self.layout(job)
+        gpus = environment.deal_gpus(job, {f"node-{number}": per_node for number in range(nodes)})
         workers = tuple(f"worker-{rank}" for rank in range(job.workers))
-        with reserve(1) as reservation:
+        with environment.reserve(1) as reservation:
             request = self._rendered(job, scratch, reservation.ports[0]).request
-            inherited = inherited_variables(FOREIGN_TO_TORCHX)
+            inherited = environment.inherited_variables(FOREIGN_TO_TORCHX)
             # torchrun is in the folder of this environment's programs. A node's own PATH holds the job's.
             programs, here = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
             processes = [
@@ -268,15 +258,11 @@ class TorchX(TargetSettings):
             "gpu": each.gpu * count,
             "memMB": max(1, each.memory_nbytes * count // 10**6),
         }
-        variables = {
-            **TORCHRUN_RESTARTS,
-            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": LINE_PREFIX,
-            "LOGLEVEL": "WARNING",
-        }
+        variables = {**TORCHRUN_RESTARTS, LINE_PREFIX_VARIABLE: LINE_PREFIX, "LOGLEVEL": "WARNING"}
         if self.scheduler == "local_cwd":
             script, address = str(job.script_path.absolute()), ["--local-addr=127.0.0.1"]
             variables |= {"WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints")}
-            variables |= {**shared_variables(job, scratch), "GLOO_SOCKET_IFNAME": "lo"}
+            variables |= {**environment.shared_variables(job, scratch), "GLOO_SOCKET_IFNAME": "lo"}
         else:
             # Here, since the clients of Kubernetes take longer to import than a local launch may take.
             from workshop_utils.launchers.kubernetes import pods

@@ -13,12 +13,11 @@ from workshop_utils.lessons.checks import Wrong, exercise, expect, explain, ques
 __getattr__ = questions(__name__)
 
 
-Arrays = tuple[np.ndarray, np.ndarray]
+Array = np.ndarray
+Arrays = tuple[Array, Array]
 
 
-def _outer_step(
-    shared: np.ndarray, mean: np.ndarray, momentum: np.ndarray, rate: float, decay: float
-) -> Arrays:
+def _outer_step(shared: Array, mean: Array, momentum: Array, rate: float, decay: float) -> Arrays:
     """DiLoCo's outer step to where the workers are in the `mean`, by Nesterov's momentum."""
     way = shared - mean
     after = decay * momentum + way
@@ -42,17 +41,11 @@ def _mistakes(shared: np.ndarray, workers: list[np.ndarray], *rest: Any) -> dict
         to_one_worker.format("the last worker's"): _outer_step(shared, workers[-1], *rest),
         "that is plain momentum; Nesterov looks ahead: the weights go by way + decay · momentum, with the new "
         "momentum.": (shared - rate * after, after),
-        "the two are in the wrong order: first the new shared weights, then the new momentum.": (
-            after,
-            weights,
-        ),
+        "the two are in the wrong order: first the new shared weights, then the momentum.": (after, weights),
         "the old momentum does not fade: multiply it by decay before the way is added.": (
             _outer_step(shared, mean, momentum / decay, rate, decay)
         ),
-        "the momentum is handed back as it came; hand back the new one, decay · momentum + way.": (
-            weights,
-            momentum,
-        ),
+        "the momentum comes back as it was; return the new one, decay · momentum + way.": (weights, momentum),
     }
 
 

@@ -12,6 +12,8 @@ from workshop_utils.scaling.cost import all_reduce_seconds
 
 __getattr__ = questions(__name__)
 
+Mistakes = dict[str, float]
+
 
 @exercise
 def weak_efficiency(answer: Callable[[Mapping[int, float]], Mapping[int, float]]) -> str:
@@ -30,9 +32,7 @@ def weak_efficiency(answer: Callable[[Mapping[int, float]], Mapping[int, float]]
     return "the step of the fewest workers over that of many: 1 where nobody waits, whatever the number of workers."
 
 
-def _efficiency_mistakes(
-    result: str, seconds: Mapping[int, float], count: int, right: float
-) -> dict[str, float]:
+def _efficiency_mistakes(result: str, seconds: Mapping[int, float], count: int, right: float) -> Mistakes:
     """What typical mistakes give with `count` workers, by the sentence on each."""
     times, first = count / min(seconds), next(iter(seconds))
     return {
@@ -76,15 +76,14 @@ def largest_ring_of(compute: float, nbytes: float, path: Link, least: float, for
 
 def _ring_mistakes(
     result: str, right: int, compute: float, nbytes: float, path: Link, least: float
-) -> dict[str, int]:
+) -> Mistakes:
     """What typical mistakes give, by the sentence on each."""
     bandwidth = path.bandwidth_bytes_per_second
     without_latency = largest_ring_of(compute, nbytes, Link(0.0, bandwidth), least)
     half = Link(path.latency_seconds / 2, bandwidth)
     seconds = np.asarray(all_reduce_seconds("ring", np.arange(1, 100_001), nbytes, path))
     return {
-        f"one too many: {result}. With {right + 1} the efficiency has just fallen below {least:.0%}.": right
-        + 1,
+        f"one too many: {result}. With {right + 1} efficiency is just below {least:.0%}.": right + 1,
         f"latency left out: {result}. 2 (N − 1) messages follow each other, and each costs α.": without_latency,
         f"half a ring: {result}. After N − 1 messages all is added up; as many again pass it on.": (
             largest_ring_of(compute, nbytes / 2, half, least)
