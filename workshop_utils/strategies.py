@@ -295,9 +295,7 @@ class HorovodElastic(Strategy):
     def check(self, job: TrainingJob) -> None:
         super().check(job)
         if (job.nodes or 1) > 1:
-            raise JobError(
-                f"nodes is {job.nodes}; strategy 'horovod_elastic' starts all workers on one node: leave it out"
-            )
+            raise JobError(f"nodes is {job.nodes}; {self.name} starts all workers on one node: leave it out")
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         workers = _workers(job, awaited=False)
@@ -443,10 +441,8 @@ def _script(job: TrainingJob) -> tuple[str, ...]:
 def _workers(job: TrainingJob, listening: int = 0, awaited: bool = True, first_rank: int = 0) -> Processes:
     """The workers of `job`, ranked from `first_rank` on; the first `listening` need an address."""
     worker = ProcessSpec("worker", 0, argv=_script(job), awaited=awaited)
-    return [
-        replace(worker, index=index, rank=first_rank + index, listens=index < listening)
-        for index in range(job.workers)
-    ]
+    ranks = range(first_rank, first_rank + job.workers)
+    return [replace(worker, index=n, rank=rank, listens=n < listening) for n, rank in enumerate(ranks)]
 
 
 def _on_nodes(specs: Sequence[ProcessSpec], nodes: int) -> list[ProcessSpec]:

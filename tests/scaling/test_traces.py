@@ -293,7 +293,7 @@ def twice_one_rank(folder):
         ),
         (
             of_two_runs,
-            r"trace-rank-0001\.json\.gz is of a run of 4 ranks, trace-rank-0000\.json\.gz of one of 2",
+            r"trace-rank-0001\.json\.gz is of a run of 4 ranks, trace-rank-0000\.json\.gz of 2",
         ),
         (twice_one_rank, r"trace-rank-1\.json\.gz and trace-rank-0001\.json\.gz are both of rank 1"),
     ],

@@ -85,12 +85,7 @@ def updates_per_second_at_most(workers: Numbers, seconds: float, nbytes: int, li
         return np.minimum(np.asarray(workers) / (seconds + round_trip), 1 / np.float64(service))
 
 
-def simulate_pushes(
-    arrangement: Arrangement,
-    nbytes: int,
-    compute_seconds: np.ndarray,
-    link: Link = Link(),  # noqa: B008 - it is frozen
-) -> Pushes:
+def simulate_pushes(arrangement: Arrangement, nbytes: int, compute_seconds: np.ndarray, link: Link) -> Pushes:
     """When every push is applied, and how stale it is, with the one server of `arrangement`.
 
     It is what `simulated.simulate` gives for `parameter_server.train`; of two pushes that begin at exactly the same
@@ -106,10 +101,8 @@ def simulate_pushes(
         ValueError: for another arrangement, or numbers that do not go together; the message names them.
     """
     if arrangement.consistency != "asynchronous" or arrangement.servers != 1:
-        raise ValueError(
-            f"consistency is {arrangement.consistency!r} with servers {arrangement.servers}; it must be 'asynchronous' "
-            "with one server: `simulated` runs the others"
-        )
+        given = f"consistency is {arrangement.consistency!r} with servers {arrangement.servers}"
+        raise ValueError(f"{given}; it must be 'asynchronous' with one server: `simulated` runs others")
     shape = (arrangement.workers, arrangement.steps)
     if compute_seconds.shape != shape or arrangement.steps < 1 or not (compute_seconds >= 0).all():
         raise ValueError(

@@ -148,9 +148,7 @@ class ControlLinks:
         elif kind == _LEAVE:
             self._left.add(peer)
         else:
-            self.fail(
-                errors.FrameError(f"what rank {self._rank} received from rank {peer} is no control message")
-            )
+            self.fail(errors.FrameError(f"rank {self._rank} received no control message from rank {peer}"))
 
     def _tell(self, peer: int, kind: bytes, number: int = 0, code: int = 0, text: bytes = b"") -> None:
         with contextlib.suppress(OSError):  # a rank that has left needs no news

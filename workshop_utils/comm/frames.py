@@ -44,9 +44,8 @@ def difference(received: bytes | bytearray, source: int, expected: bytes, rank: 
     if magic != MAGIC:
         return FrameError(f"rank {rank} received from rank {source} what is no message: {bytes(received)!r}")
     if sequence != own_sequence:
-        return FrameError(
-            f"rank {rank} received message {sequence} from rank {source} where message {own_sequence} is due"
-        )
+        due = f"where message {own_sequence} is due"
+        return FrameError(f"rank {rank} received message {sequence} from rank {source} {due}")
     sent, due = f"{elements} × {text(dtype)}", f"{own_elements} × {text(own_dtype)}"
     return mismatch(rank, text(own_collective), due, source, text(collective), sent)
 

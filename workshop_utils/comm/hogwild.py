@@ -117,9 +117,7 @@ class SharedPart:
             if self.updates > seen:
                 seen, changed = self.updates, time.monotonic()
             elif time.monotonic() - changed > timeout_seconds:
-                raise PeerSilent(
-                    f"{seen} of {updates} updates have been made, and none in the last {timeout_seconds:g} s"
-                )
+                raise PeerSilent(f"{seen} of {updates} updates came, and none in {timeout_seconds:g} s")
             else:
                 time.sleep(0.002)
 

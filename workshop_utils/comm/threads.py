@@ -63,9 +63,8 @@ class ThreadCommunicator(Communicator):
 
         with self._arrived:
             if not self._arrived.wait_for(is_received, timeout=self.timeout_seconds):
-                raise PeerSilent(
-                    f"rank {self.rank} waited {self.timeout_seconds:g} s for rank {to} to receive what it sent"
-                )
+                waited = f"rank {self.rank} waited {self.timeout_seconds:g} s"
+                raise PeerSilent(f"{waited} for rank {to} to receive what it sent")
 
     def _put(self, to: int, message: _Message) -> None:
         with self._arrived:

@@ -73,9 +73,9 @@ class Schedule:
                 )
             for place, each in enumerate(passes):
                 if each.kind == "backward" and each._replace(kind="forward") not in passes[:place]:
+                    early = f"backward of microbatch {each.microbatch} through stage {each.stage}"
                     raise ScheduleError(
-                        f"schedule {self.name!r}: rank {rank} runs backward of microbatch {each.microbatch} through "
-                        f"stage {each.stage} before its forward"
+                        f"schedule {self.name!r}: rank {rank} runs {early} before its forward"
                     )
 
     @property
@@ -198,12 +198,8 @@ def _schedule(name: str, ranks: int, microbatches: int, ahead: Ahead, chunks: in
     return Schedule(name, tuple(tuple(order(rank)) for rank in range(ranks)), microbatches, chunks)
 
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "naive": naive,
-    "gpipe": gpipe,
-    "one_f_one_b": one_f_one_b,
-    "interleaved": interleaved,
-}
+SCHEDULES: dict[str, Callable[..., Schedule]] = {"naive": naive, "gpipe": gpipe}
+SCHEDULES |= {"one_f_one_b": one_f_one_b, "interleaved": interleaved}
 
 
 def schedule_of(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
@@ -253,10 +249,8 @@ def predict(
                 timeline.append(Timed(rank, each, start, free[rank]))
         if len(timeline) == before:
             kind, microbatch, stage = next(passes[-1] for passes in waiting if passes)
-            raise ScheduleError(
-                f"schedule {schedule.name!r} never ends: {kind} of microbatch {microbatch} through stage {stage} "
-                "waits for a pass that comes after it"
-            )
+            waits = f"{kind} of microbatch {microbatch} through stage {stage} waits for a later pass"
+            raise ScheduleError(f"schedule {schedule.name!r} never ends: {waits}")
     return timeline
 
 

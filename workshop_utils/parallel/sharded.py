@@ -125,16 +125,17 @@ class ShardedOptimizer:
 
 def owners(parameters: Sequence[nn.Parameter], size: int) -> dict[nn.Parameter, int]:
     """The owner of each parameter: the largest first, always to the rank that has least so far."""
-    load = [0] * size
-    owner = {}
+    load, owner = [0] * size, {}
     for parameter in sorted(parameters, key=lambda each: -each.nbytes):  # stable, so the same on all ranks
-        rank = load.index(min(load))
-        owner[parameter] = rank
+        owner[parameter] = rank = load.index(min(load))
         load[rank] += parameter.nbytes
     return owner
 
 
 # Stages 2 and 3.
+
+
+Named = dict[str, nn.Parameter]
 
 
 class Flat:
@@ -145,16 +146,12 @@ class Flat:
     a view of it. Otherwise it exists only between `gather` and `free`; outside, the parameters keep their shapes,
     without memory, and are NaN (integers are 0).
 
-    With a `compute_dtype`, the vector and its gradient have that type, and the shard and its gradient keep the
+    With a `dtype` to compute in, the vector and its gradient have that type, and the shard and its gradient keep the
     parameters' own.
     """
 
     def __init__(
-        self,
-        communicator: Communicator,
-        named: dict[str, nn.Parameter],
-        keep: bool,
-        compute_dtype: torch.dtype | None = None,
+        self, communicator: Communicator, named: Named, keep: bool, dtype: torch.dtype | None = None
     ) -> None:
         self.names, self.parameters = list(named), list(named.values())
         self._communicator, self._keep = communicator, keep
@@ -163,7 +160,7 @@ class Flat:
         self.is_reduced = False  # in this step
         whole = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         self.whole: Tensor | None = whole
-        self._dtype = compute_dtype if compute_dtype and whole.is_floating_point() else whole.dtype
+        self._dtype = dtype if dtype and whole.is_floating_point() else whole.dtype
         self._length = len(whole)
         mine = self._mine(whole)
         self.shard = nn.Parameter(mine if keep else mine.clone(), self.parameters[0].requires_grad)
@@ -228,10 +225,8 @@ class Flat:
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether `tensor` lies in the whole vector."""
-        return (
-            self.whole is not None
-            and tensor.untyped_storage().data_ptr() == self.whole.untyped_storage().data_ptr()
-        )
+        at = tensor.untyped_storage().data_ptr()
+        return self.whole is not None and at == self.whole.untyped_storage().data_ptr()
 
     def missing(self) -> list[str]:
         """The names of parameters whose gradients have not come in this step."""
@@ -370,11 +365,10 @@ class FullySharded(_Sharded):
     def __init__(
         self, module: nn.Module, communicator: Communicator, compute_dtype: torch.dtype | None = None
     ) -> None:
-        if compute_dtype is not None:
-            if compute_dtype not in COMPUTE_DTYPES:
-                allowed = ", ".join(map(str, COMPUTE_DTYPES))
-                raise ValueError(f"compute_dtype is {compute_dtype}; it must be one of {allowed}, or None")
-            as_array(torch.empty(0, dtype=compute_dtype))  # before anything is sent
+        if compute_dtype not in (None, *COMPUTE_DTYPES):
+            allowed = ", ".join(map(str, COMPUTE_DTYPES))
+            raise ValueError(f"compute_dtype is {compute_dtype}; it must be one of {allowed}, or None")
+        as_array(torch.empty(0, dtype=compute_dtype, device="cpu"))  # refused before anything is sent
         super().__init__(module, communicator)
         self._compute_dtype = compute_dtype
         self._unit_of: dict[Flat, list[Flat]] = {}  # the flats of a unit, by each of them
@@ -383,7 +377,7 @@ class FullySharded(_Sharded):
             parameters = {name: p for name, p in module.named_parameters() if name in names}
             buffers = [buffer for name, buffer in module.named_buffers() if name in names]
             data.broadcast_from_first(communicator, [*parameters.values(), *buffers])
-            groups: dict[Any, dict[str, nn.Parameter]] = {}  # of one dtype, all trainable or all frozen
+            groups: dict[Any, Named] = {}  # of one dtype, all trainable or all frozen
             for name, parameter in parameters.items():
                 groups.setdefault((parameter.dtype, parameter.requires_grad), {})[name] = parameter
             flats = [Flat(communicator, group, False, compute_dtype) for group in groups.values()]
@@ -392,14 +386,22 @@ class FullySharded(_Sharded):
                 self._unit_of[flat] = flats
             unit.register_forward_pre_hook(partial(_gather, flats))
             if compute_dtype is not None:
-                unit.register_forward_pre_hook(partial(_cast_inputs, flats), with_kwargs=True)
+                unit.register_forward_pre_hook(self._cast_inputs, with_kwargs=True)
             unit.register_forward_hook(partial(_free, flats), always_call=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass, with inputs cast to `compute_dtype`."""
-        args, kwargs = _cast(self._compute_dtype, args, kwargs)
         with saved_tensors_hooks(self._note, self._look_up):
             return self.module(*args, **kwargs)
+
+    def _cast_inputs(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A hook: a unit's arguments, with floating-point tensors among them in `compute_dtype`."""
+
+        def cast(value: Any) -> Any:
+            is_cast = isinstance(value, Tensor) and value.is_floating_point()
+            return value.to(self._compute_dtype) if is_cast else value
+
+        return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
 
     def _note(self, tensor: Tensor) -> Any:
         """What autograd is to keep for the backward pass instead of `tensor`: of a parameter, where it was."""
@@ -456,9 +458,7 @@ def units_of(module: nn.Module) -> dict[nn.Module, list[str]]:
     units: dict[nn.Module, list[str]] = {module: []}
     for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
         if tensor.is_meta and layers[tensor] > 1:
-            raise ValueError(
-                f"{name} is shared by two layers and on the device 'meta'; make the module on the CPU"
-            )
+            raise ValueError(f"{name} is shared by two layers and on the device 'meta'; make it on the CPU")
         owners = children.get(tensor, [])
         units.setdefault(owners[0] if len(owners) == 1 else module, []).append(name)
     return units
@@ -492,23 +492,3 @@ def _gather(flats: Iterable[Flat], *_: object) -> None:  # may be a hook, as `_f
 def _free(flats: Iterable[Flat], *_: object) -> None:
     for flat in flats:
         flat.free()
-
-
-def _cast_inputs(
-    flats: list[Flat], _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A hook: cast a unit's inputs to the type that its parameters have at this moment."""
-    parameters = itertools.chain.from_iterable(flat.parameters for flat in flats)
-    return _cast(next((p.dtype for p in parameters if p.is_floating_point()), None), args, kwargs)
-
-
-def _cast(
-    dtype: torch.dtype | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a forward pass, with floating-point tensors among them in `dtype`, unless that is None."""
-
-    def cast(value: Any) -> Any:
-        is_cast = dtype is not None and isinstance(value, Tensor) and value.is_floating_point()
-        return value.to(dtype) if is_cast else value
-
-    return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}

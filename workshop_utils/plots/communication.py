@@ -131,10 +131,8 @@ def timeline(results: Results) -> Figure:
         axes.axis("off")
         return style.finish(figure, "No message went through the workshop's communicator", "nothing to draw")
     begin = min(event.start for event in events)
-    traces = [
-        [replace(event, start=event.start - begin, end=event.end - begin) for event in each.trace]
-        for each in results
-    ]
+    shifted = lambda event: replace(event, start=event.start - begin, end=event.end - begin)  # noqa: E731
+    traces = [[shifted(event) for event in each.trace] for each in results]
     name = ", ".join(dict.fromkeys(event.collective or "send and receive" for event in events))
     way = f"{results.network.split()[0]}/s" if results.network else "full speed"
     count, nbytes = (sum(getattr(each, what) for each in results) for what in ("messages", "bytes_sent"))

@@ -80,11 +80,11 @@ def restart(metrics: pd.DataFrame) -> Figure:
     return style.finish(axes, f"Steps made twice: {twice}", detail)
 
 
+Points = Sequence[tuple[float, float]]
+
+
 def interval(
-    workers: Mapping[int, float],
-    save_seconds: float,
-    restart_seconds: float,
-    simulated: Mapping[int, Sequence[tuple[float, float]]],
+    workers: Mapping[int, float], save_seconds: float, restart_seconds: float, simulated: Mapping[int, Points]
 ) -> Figure:
     """Which share of the time is lost, against how often is saved, for several numbers of workers.
 

@@ -86,19 +86,15 @@ def read_traces(folder: Path) -> list[Trace]:
         trace = read_trace(path)
         first = next(iter(traces.values()), trace)
         if trace.world_size != first.world_size:
-            raise TraceError(
-                f"{path} is of a run of {trace.world_size} ranks, {first.path.name} of one of {first.world_size}; "
-                "keep the traces of each run in a folder of their own"
-            )
+            sizes = f"{path} is of a run of {trace.world_size} ranks, {first.path.name} of {first.world_size}"
+            raise TraceError(f"{sizes}; keep each run's traces in a folder of their own")
         if trace.rank in traces:
             raise TraceError(f"{path} and {traces[trace.rank].path.name} are both of rank {trace.rank}")
         traces[trace.rank] = trace
     if not traces:
         raise TraceError(f"{folder} has no {PATTERN}; a job that has profile-steps writes OUTPUTS/traces")
     if max(trace.start_nanoseconds for trace in traces.values()) > min(map(_end, traces.values())):
-        raise TraceError(
-            f"{folder} has traces of several runs, which were not recorded at the same time; remove the old ones"
-        )
+        raise TraceError(f"{folder} has traces of several runs, of different times; remove the old ones")
     return [traces[rank] for rank in sorted(traces)]
 
 

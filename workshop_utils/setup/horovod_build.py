@@ -147,12 +147,8 @@ def _installed(*names: str) -> str:
 
 PYTHON_HEADERS = "the header files of Python (Python.h)"
 VENV_MODULE = "the Python modules venv and ensurepip"
-SYSTEM_PACKAGES = {
-    "a C++ compiler": "g++",
-    "make": "make",
-    PYTHON_HEADERS: "python3-dev",
-    VENV_MODULE: "python3-venv",
-}
+SYSTEM_PACKAGES = {"a C++ compiler": "g++", "make": "make"}
+SYSTEM_PACKAGES |= {PYTHON_HEADERS: "python3-dev", VENV_MODULE: "python3-venv"}
 
 
 def missing_build_tools() -> list[str]:

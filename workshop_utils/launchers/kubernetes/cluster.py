@@ -51,6 +51,9 @@ ADVICE = {
 }
 
 
+Described = Mapping[str, Any]  # an object, as in YAML
+
+
 class KubernetesError(PlainError, ValueError):
     """The cluster did not do what it was asked to; the message says what was asked, why not, and what to do."""
 
@@ -112,7 +115,7 @@ class JobObjects:
         Raises:
             KubernetesError: where the cluster refuses.
         """
-        made: list[Mapping[str, Any]] = []
+        made: list[dict[str, Any]] = []
         try:
             for described in (*self._before, self.resource):
                 answer = self._create(described)
@@ -201,7 +204,7 @@ class JobObjects:
         answer = self._send("GET", _kind("Pod", pod), f"{pod}/log", of_log=True, **query)
         return answer.decode(errors="replace")
 
-    def _create(self, described: Mapping[str, Any], tries: int = TRIES, **query: str) -> Any:
+    def _create(self, described: Described, tries: int = TRIES, **query: str) -> Any:
         """Make one object; where the cluster is busy, or the trainer does not know the runtime yet, try again."""
         try:
             return self._ask("POST", described, body=described, fieldValidation="Strict", **query)
@@ -212,21 +215,21 @@ class JobObjects:
         time.sleep(FIRST_PAUSE_SECONDS * 2 ** (TRIES - tries))
         return self._create(described, tries - 1, **query)
 
-    def _delete(self, described: Mapping[str, Any]) -> None:
+    def _delete(self, described: Described) -> None:
         try:
             self._ask("DELETE", described, described["metadata"]["name"], propagationPolicy="Background")
         except KubernetesError as error:
             if error.status != 404:
                 raise
 
-    def _ask(self, method: str, described: Mapping[str, Any], name: str = "", **request: Any) -> Any:
+    def _ask(self, method: str, described: Described, name: str = "", **request: Any) -> Any:
         """The answer, as in YAML, to a request about objects of the kind that `described` has, or the one `name`."""
         return json.loads(self._send(method, described, name, **request))
 
     def _send(
         self,
         method: str,
-        described: Mapping[str, Any],
+        described: Described,
         name: str,
         body: Any = None,
         of_log: bool = False,
@@ -268,5 +271,5 @@ def _kind(kind: str, of: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": kind, "metadata": {"name": f"of {of}"}}
 
 
-def _name(described: Mapping[str, Any]) -> str:
+def _name(described: Described) -> str:
     return f"{described['kind']} {described['metadata']['name']}"

@@ -28,7 +28,9 @@ KINDS: dict[StrategyName, tuple[Kind, ...]] = {
     "mpi": ("MPIJob",),
 }
 # Why no kind can run the others.
-NO_SUBNET = "no operator starts its ranks, and its message passing needs a private subnet, which pods lack"
+NO_SUBNET = (
+    "no operator starts its ranks, and its message passing needs a private subnet, which pods do not have"
+)
 WITHOUT_KIND: dict[StrategyName, str] = {
     "ring": NO_SUBNET,
     "workshop_parameter_server": NO_SUBNET,

@@ -63,9 +63,8 @@ def rules(request: Mapping[str, Any]) -> None:
     if limit > LONGEST_JOB_SECONDS:
         raise JobError(f"MaxRuntimeInSeconds is {limit}; at most {LONGEST_JOB_SECONDS} (5 days) is allowed")
     if wait is not None and wait < limit:
-        raise JobError(
-            f"MaxWaitTimeInSeconds is {wait}; with spot instances it must be at least MaxRuntimeInSeconds, {limit}"
-        )
+        least = f"with spot instances at least MaxRuntimeInSeconds, {limit}"
+        raise JobError(f"MaxWaitTimeInSeconds is {wait}; it must be {least}")
 
 
 def _refuse(problems: Iterable[str]) -> None:

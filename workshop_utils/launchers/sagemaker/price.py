@@ -53,7 +53,7 @@ def ask(question: str) -> None:
     """
     if not ("ipykernel" in sys.modules or sys.stdin.isatty()):
         raise NotConfirmed(
-            f"there is no one to ask, so nothing was started. Set confirm to true to agree to:\n{question}"
+            f"nobody can be asked, nothing was started. Set confirm to true to agree to:\n{question}"
         )
     if input(f"{question}\nStart it? [y/N] ").strip().lower() not in ("y", "yes"):
         raise NotConfirmed("nothing was started")

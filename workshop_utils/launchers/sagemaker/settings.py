@@ -67,15 +67,12 @@ class SageMakerSettings(TargetSettings):
     def _goes_together(self) -> Self:
         if not _ROLE.fullmatch(self.role):
             raise ValueError(
-                f"role is {self.role!r}; it must be a role's ARN, such as arn:aws:iam::123456789012:role/workshop"
+                f"role is {self.role!r}; it must be like arn:aws:iam::123456789012:role/workshop"
             )
         if self.region is not None and not _REGION.fullmatch(self.region):
             raise ValueError(f"region is {self.region!r}; it must be a region's code, such as us-east-1")
         if bool(self.subnets) != bool(self.security_groups):
-            given, missing = "subnets", "security_groups"
-            if self.security_groups:
-                given, missing = missing, given
-            raise ValueError(f"{given} is given without {missing}; instances in a VPC need both")
+            raise ValueError("subnets and security_groups go together; instances in a VPC need both")
         if self.max_wait is not None and not self.spot:
             raise ValueError("max_wait is for spot instances; set spot too, or leave it out")
         return self

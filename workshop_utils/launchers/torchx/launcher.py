@@ -135,7 +135,7 @@ class TorchX(TargetSettings):
                 f"rendezvous_endpoint is missing; rendezvous {self.rendezvous!r} needs one, such as etcd-server:2379"
             )
         if endpoint is not None and not re.fullmatch(r"[\w.-]+:\d{1,5}", endpoint):
-            raise ValueError(f"rendezvous_endpoint is {endpoint!r}; it must be like etcd-server:2379")
+            raise ValueError(f"rendezvous_endpoint is {endpoint!r}; it must be host:port")
         useless = sorted(self.model_fields_set.difference(HERE_TOO))
         if self.scheduler == "local_cwd" and useless:
             raise ValueError(f"{useless[0]} is for clusters; leave it out, or set scheduler: kubernetes")
@@ -191,23 +191,17 @@ class TorchX(TargetSettings):
             "scheduler": self.scheduler,
             "settings": {"log_dir": str(scratch / "logs")} if here else on_cluster,
         }
-        printed = ENVIRONMENT.run(
-            "python",
-            str(DESCRIBE),
-            variables={"WORKSHOP_APPLICATION": json.dumps(asked)},
-            folder=job.folder,
-            timeout_seconds=RENDER_SECONDS,
-        )
+        own = {"WORKSHOP_APPLICATION": json.dumps(asked)}
+        command = "python", str(DESCRIBE)
+        printed = ENVIRONMENT.run(*command, timeout_seconds=RENDER_SECONDS, variables=own, folder=job.folder)
         application, request = json.loads(printed.splitlines()[-1])
-        application = _without_empty(application)
-        if here:
-            return Rendered(application, request)
-        from workshop_utils.launchers.kubernetes import check
-        from workshop_utils.launchers.torchx import volcano
+        if not here:
+            from workshop_utils.launchers.kubernetes import check
+            from workshop_utils.launchers.torchx import volcano
 
-        volcano.complete(request, job, self)
-        check.require(request)
-        return Rendered(application, request)
+            volcano.complete(request, job, self)
+            check.require(request)
+        return Rendered(_without_empty(application), request)
 
     def launch(self, job: TrainingJob) -> TorchXRun | VolcanoRun:
         """Submit the job.

@@ -45,7 +45,7 @@ def _mistakes(shared: np.ndarray, workers: list[np.ndarray], *rest: Any) -> dict
         "the old momentum does not fade: multiply it by decay before the way is added.": (
             _outer_step(shared, mean, momentum / decay, rate, decay)
         ),
-        "the momentum comes back as it was; return the new one, decay · momentum + way.": (weights, momentum),
+        "the momentum is handed back as it came; return decay · momentum + way.": (weights, momentum),
     }
 
 
