@@ -174,10 +174,8 @@ class Strategy:
         addresses = addresses or Addresses()
         specs = _on_nodes(self._processes(job, addresses), len(addresses.nodes))
         layout = Layout(job, addresses, specs)
-        return [
-            replace(spec, environment=self._environment(spec, layout)) if spec.runs_script else spec
-            for spec in specs
-        ]
+        own = [self._environment(spec, layout) if spec.runs_script else spec.environment for spec in specs]
+        return [replace(spec, environment=each) for spec, each in zip(specs, own, strict=True)]
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         """The processes, not yet laid out on nodes."""
@@ -196,9 +194,8 @@ class Single(Strategy):
     def check(self, job: TrainingJob) -> None:
         super().check(job)
         if job.workers != 1:
-            raise JobError(
-                f"workers is {job.workers}; strategy 'single' has one worker: use another strategy, such as 'torch_ddp'"
-            )
+            advice = "use another strategy, such as 'torch_ddp'"
+            raise JobError(f"workers is {job.workers}; strategy 'single' has one worker: {advice}")
 
 
 class Ring(Strategy):

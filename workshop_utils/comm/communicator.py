@@ -377,14 +377,11 @@ def as_array(tensor: Any) -> np.ndarray:
             return bits.view(ml_dtypes.bfloat16)
         array: np.ndarray = tensor.detach().numpy()
     except ImportError as failure:
-        raise TypeError(
-            "NumPy has no bfloat16 without the package ml_dtypes; install it, or use torch.float16"
-        ) from failure
+        advice = "install it, or use torch.float16"
+        raise TypeError(f"NumPy has no bfloat16 without the package ml_dtypes; {advice}") from failure
     except (TypeError, RuntimeError) as failure:  # such as a float8 or a sparse tensor
-        raise TypeError(
-            f"NumPy has no array like a {tensor.layout} tensor of {tensor.dtype}; convert it first, "
-            "for example with tensor.float()"
-        ) from failure
+        what = f"a {tensor.layout} tensor of {tensor.dtype}"
+        raise TypeError(f"NumPy has no array like {what}; convert it first: tensor.float()") from failure
     return array
 
 

@@ -81,9 +81,8 @@ class ThreadCommunicator(Communicator):
             message = self._arrived.wait_for(first, timeout=self.timeout_seconds)
             if message is None:
                 silent = f"rank {sources[0]}" if len(sources) == 1 else f"any of the ranks {list(sources)}"
-                raise PeerSilent(
-                    f"rank {self.rank} waited {self.timeout_seconds:g} s for {silent} in {self._collective or 'recv'}"
-                )
+                waited = f"rank {self.rank} waited {self.timeout_seconds:g} s"
+                raise PeerSilent(f"{waited} for {silent} in {self._collective or 'recv'}")
             if take:
                 mailbox[:] = [other for other in mailbox if other is not message]
                 self._arrived.notify_all()  # for a sender that waits until it is received

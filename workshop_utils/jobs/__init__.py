@@ -103,9 +103,8 @@ def storage_kind(text: str) -> StorageKind:
     if re.fullmatch(r"claim:[a-z0-9]([-a-z0-9]*[a-z0-9])?", text):
         return "claim"
     if not text or "://" in text or text.startswith("claim:") or "\0" in text:
-        raise ValueError(
-            "it must be a folder, s3://bucket/path (a bucket has 3 to 63 of a-z, 0-9, '.', '-'), or claim:NAME"
-        )
+        bucket = "s3://bucket/path (a bucket has 3 to 63 of a-z, 0-9, '.', '-')"
+        raise ValueError(f"it must be a folder, {bucket}, or claim:NAME")
     return "folder"
 
 
@@ -263,9 +262,8 @@ class TrainingJob(Description):
         value: str | None = getattr(self, name)
         if value is not None and storage_kind(value) not in kinds:
             forms = {"folder": "a folder", "s3": "an s3:// address", "claim": "claim:NAME, a volume claim"}
-            raise JobError(
-                f"{name} is {value!r}; here it must be {' or '.join(map(forms.__getitem__, kinds))}"
-            )
+            right = " or ".join(forms[kind] for kind in kinds)
+            raise JobError(f"{name} is {value!r}; here it must be {right}")
         return value
 
     def replace(self, **changes: Any) -> Self:

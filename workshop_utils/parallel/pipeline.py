@@ -121,14 +121,12 @@ def run(
         ValueError: if schedule and communicator differ in size, or `stages` are not those of this rank.
     """
     if schedule.ranks != communicator.size:
-        raise ValueError(
-            f"schedule {schedule.name!r} is for {schedule.ranks} ranks; the communicator has {communicator.size}"
-        )
+        given = f"schedule {schedule.name!r} is for {schedule.ranks} ranks"
+        raise ValueError(f"{given}; the communicator has {communicator.size}")
     due = list(schedule.stages_of(communicator.rank))
     if sorted(stages) != due:
-        raise ValueError(
-            f"stages is {sorted(stages)}; rank {communicator.rank} must have stages {due} of {schedule.stages}"
-        )
+        right = f"rank {communicator.rank} must have stages {due} of {schedule.stages}"
+        raise ValueError(f"stages is {sorted(stages)}; {right}")
     results: dict[Pass, Any] = {}
     timeline: list[Timed] = []
     for step in program(schedule, communicator.rank):

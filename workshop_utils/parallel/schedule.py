@@ -74,9 +74,8 @@ class Schedule:
             for place, each in enumerate(passes):
                 if each.kind == "backward" and each._replace(kind="forward") not in passes[:place]:
                     early = f"backward of microbatch {each.microbatch} through stage {each.stage}"
-                    raise ScheduleError(
-                        f"schedule {self.name!r}: rank {rank} runs {early} before its forward"
-                    )
+                    of = f"schedule {self.name!r}: rank {rank}"
+                    raise ScheduleError(f"{of} runs {early} before its forward")
 
     @property
     def ranks(self) -> int:
@@ -166,9 +165,8 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
         ValueError: if `ranks` does not divide `microbatches`, since microbatches go round in groups of p.
     """
     if microbatches % ranks:
-        raise ValueError(
-            f"microbatches is {microbatches}; with schedule 'interleaved' it must be a multiple of the {ranks} ranks"
-        )
+        right = f"with schedule 'interleaved' it must be a multiple of the {ranks} ranks"
+        raise ValueError(f"microbatches is {microbatches}; {right}")
     ahead = lambda rank: 2 * (ranks - rank - 1) + (chunks - 1) * ranks  # noqa: E731
     return _schedule("interleaved", ranks, microbatches, ahead, chunks)
 

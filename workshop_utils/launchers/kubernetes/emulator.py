@@ -44,11 +44,8 @@ if TYPE_CHECKING:
 # torchrun's own variables, beside those that no job may inherit from another.
 TORCHRUN = re.compile(r"PET_")
 # What the programs of an image are here; mpirun is searched for.
-PROGRAMS = {
-    "python": (sys.executable,),
-    "python3": (sys.executable,),
-    "torchrun": (sys.executable, "-m", "torch.distributed.run"),
-}
+PYTHON = (sys.executable,)
+PROGRAMS = {"python": PYTHON, "python3": PYTHON, "torchrun": (*PYTHON, "-m", "torch.distributed.run")}
 
 
 class EmulatedKubernetes(KubernetesSettings):

@@ -106,9 +106,8 @@ class KubernetesSettings(TargetSettings):
                 "run it locally, or use another strategy, such as 'torch_ddp'"
             )
         if self.kind is not None and self.kind not in allowed:
-            raise JobError(
-                f"kind is {self.kind!r}; strategy {job.strategy!r} needs {' or '.join(allowed)}: leave kind out"
-            )
+            needed = f"strategy {job.strategy!r} needs {' or '.join(allowed)}"
+            raise JobError(f"kind is {self.kind!r}; {needed}: leave kind out")
         kind = self.kind or allowed[0]
         nodes, processes = nodes_of(job)
         if processes > 1 and kind in ONE_PROCESS_A_POD:

@@ -52,9 +52,9 @@ class SparkRequest(LocalRequest):
 
     def __str__(self) -> str:
         lines = self.files["conf/spark-defaults.conf"].splitlines()
-        properties = "\n".join(
-            f"{name} ****" if output.SECRET.search(name := line.partition(" ")[0]) else line for line in lines
-        )
+        words = [line.partition(" ") for line in lines]
+        shown = [f"{name} {'****' if output.SECRET.search(name) else value}" for name, _, value in words]
+        properties = "\n".join(shown)
         (driver,) = self.added
         tasks = [
             f"\n\n# {worker}, in a task\n"
@@ -104,9 +104,8 @@ class Spark(TargetSettings):
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         if self.master is not None and not MASTER.match(self.master):
-            raise ValueError(
-                f"master is {self.master!r}; it must be local[N], spark://HOST:PORT or k8s://https://HOST:PORT"
-            )
+            forms = "local[N], spark://HOST:PORT or k8s://https://HOST:PORT"
+            raise ValueError(f"master is {self.master!r}; it must be {forms}")
         if bytes_of(self.memory) < bytes_of(LEAST_MEMORY):
             raise ValueError(f"memory is {self.memory!r}; Spark needs at least {LEAST_MEMORY}")
         for name in self.conf:
@@ -117,9 +116,7 @@ class Spark(TargetSettings):
         if self.secret_file is not None and not self.secret_file.is_file():
             raise ValueError(f"secret_file is {str(self.secret_file)!r}; there is no such file")
         if self.on_kubernetes and self.driver_host == LOOPBACK:
-            raise ValueError(
-                "driver_host is missing; pods must reach the driver: name this machine's address in their network"
-            )
+            raise ValueError("driver_host is missing; name this machine's address in the pods' network")
         return self
 
     def render(self, job: TrainingJob) -> SparkRequest:
@@ -162,11 +159,8 @@ class Spark(TargetSettings):
         shared: dict[str, Any] = environment.shared_variables(job, scratch) | elsewhere
         if self.restarts:  # what the ranks go on from
             shared.setdefault("WORKSHOP_CHECKPOINTS", f"{shared['WORKSHOP_MODEL']}/checkpoints")
-        variables = {
-            **shared,
-            **spark_variables(scratch, self.driver_host, self.python or python),
-            "PYSPARK_DRIVER_PYTHON": python,
-        }
+        variables = {**shared, **spark_variables(scratch, self.driver_host, self.python or python)}
+        variables["PYSPARK_DRIVER_PYTHON"] = python
         if apart is not None:  # it has no Spark of its own, so that both are of one version
             libraries = sorted((spark_home() / "python" / "lib").glob("*.zip"))
             variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], *map(str, libraries)])
@@ -225,9 +219,7 @@ class Spark(TargetSettings):
         if self.on_kubernetes:
             image = self.image or job.image
             if image is None:
-                raise JobError(
-                    "image is missing; pods need one that holds Spark, and what the script imports"
-                )
+                raise JobError("image is missing; pods need one with Spark and what the script imports")
             properties["spark.kubernetes.container.image"] = image
             properties["spark.executor.instances"] = str(job.workers)
         if self.secret_file is not None:

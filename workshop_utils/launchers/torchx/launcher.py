@@ -131,9 +131,8 @@ class TorchX(TargetSettings):
                 "use rendezvous 'etcd-v2'"
             )
         if self.rendezvous != "c10d" and endpoint is None:
-            raise ValueError(
-                f"rendezvous_endpoint is missing; rendezvous {self.rendezvous!r} needs one, such as etcd-server:2379"
-            )
+            needs = f"rendezvous {self.rendezvous!r} needs one, such as etcd-server:2379"
+            raise ValueError(f"rendezvous_endpoint is missing; {needs}")
         if endpoint is not None and not re.fullmatch(r"[\w.-]+:\d{1,5}", endpoint):
             raise ValueError(f"rendezvous_endpoint is {endpoint!r}; it must be host:port")
         useless = sorted(self.model_fields_set.difference(HERE_TOO))

@@ -175,7 +175,7 @@ def mistakes(module: str, name: str, **names: Function) -> dict[str, Function]:
     """
     written = _written("mistakes.yaml", module)[name]
     head, own = f"lambda {written['arguments']}: ", {"np": np, **names}
-    return {sentence: eval(head + formula, own) for formula, sentence in written["mistakes"].items()}
+    return {sentence: eval(f"{head}{formula}", own) for formula, sentence in written["mistakes"].items()}
 
 
 @functools.cache

@@ -12,10 +12,7 @@ __getattr__ = questions(__name__)
 Rule = Callable[[dict[int, int], int, int], bool]
 
 _PUSHES = ((1, 1, 1), (2, 1, 1), (4, 1, 3), (5, 1, 4), (9, 7, 9), (1, 0, 0), (3, 5, 6))
-_CASES = [
-    (dict(enumerate(pushes)), worker, bound)
-    for pushes, worker, bound in itertools.product(_PUSHES, range(3), range(4))
-]
+_CASES = list(itertools.product([dict(enumerate(each)) for each in _PUSHES], range(3), range(4)))
 
 
 @exercise
