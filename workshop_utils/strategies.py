@@ -161,10 +161,8 @@ class Strategy:
     def check(self, job: TrainingJob) -> None:
         """Raise JobError where `job` asks for what this strategy does not have."""
         if job.parameter_servers != 1 and not self.has_servers:
-            raise JobError(
-                f"parameter_servers is {job.parameter_servers}; strategy {self.name!r} has no parameter servers: "
-                "leave it out, or use strategy 'parameter_server'"
-            )
+            advice = "has no parameter servers: leave it out, or use strategy 'parameter_server'"
+            raise JobError(f"parameter_servers is {job.parameter_servers}; strategy {self.name!r} {advice}")
 
     def plan(self, job: TrainingJob, addresses: Addresses | None = None) -> list[ProcessSpec]:
         """The processes of `job`, in the order in which they are started.
@@ -342,10 +340,9 @@ class MPI(Strategy):
                 for worker, host in zip(workers, hosts, strict=True)
             ]
             if job.resources.gpu:
-                raise JobError(
-                    f"resources.gpu is {job.resources.gpu}; in an emulated network mpirun's ranks would all take the "
-                    "same GPU: leave the network out, or use strategy 'torch_ddp'"
-                )
+                shared = "in an emulated network mpirun's ranks would all take the same GPU"
+                advice = "leave the network out, or use strategy 'torch_ddp'"
+                raise JobError(f"resources.gpu is {job.resources.gpu}; {shared}: {advice}")
             starts, options = (), _mpi_apart(hosts, addresses.interface)
             # The agent is a file, since mpirun splits the command at each space.
             variables |= {"PRTE_MCA_plm": "ssh", "PRTE_MCA_plm_ssh_agent": f"sh {SCRATCH}/mpi_agent"}
@@ -416,10 +413,8 @@ class ParameterServer(Strategy):
     def check(self, job: TrainingJob) -> None:
         super().check(job)
         if job.workers < 2:
-            raise JobError(
-                f"workers is {job.workers}; strategy 'parameter_server' needs at least 2 (a chief and "
-                f"{job.parameter_servers} server(s) are added to them)"
-            )
+            added = f"(a chief and {job.parameter_servers} server(s) are added to them)"
+            raise JobError(f"workers is {job.workers}; strategy 'parameter_server' needs at least 2 {added}")
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         chief = ProcessSpec("chief", 0, 0, argv=_script(job), listens=True)
@@ -518,10 +513,9 @@ def strategy_of(job: TrainingJob, target: str = "") -> Strategy:
     strategy = STRATEGIES[job.strategy]
     strategy.check(job)
     if job.resources.gpu and (reason := why_no_gpu(job)):
-        raise JobError(
-            f"resources.gpu is {job.resources.gpu}, and script {job.script!r} cannot use a GPU: {reason}; leave "
-            "resources.gpu out, or set it to 0 (--gpus 0)"
-        )
+        idle = f"script {job.script!r} cannot use a GPU: {reason}"
+        advice = "leave resources.gpu out, or set it to 0 (--gpus 0)"
+        raise JobError(f"resources.gpu is {job.resources.gpu}, and {idle}; {advice}")
     if target and strategy.only_on not in (None, target):
         raise JobError(f"strategy is {job.strategy!r}; launch it with --on {strategy.only_on}")
     return strategy

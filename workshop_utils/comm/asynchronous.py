@@ -105,10 +105,8 @@ def simulate_pushes(arrangement: Arrangement, nbytes: int, compute_seconds: np.n
         raise ValueError(f"{given}; it must be 'asynchronous' with one server: `simulated` runs others")
     shape = (arrangement.workers, arrangement.steps)
     if compute_seconds.shape != shape or arrangement.steps < 1 or not (compute_seconds >= 0).all():
-        raise ValueError(
-            f"compute_seconds has shape {compute_seconds.shape}; it must hold {shape[0]} workers × {shape[1]} "
-            "steps, at least one, and times of at least 0"
-        )
+        right = f"{shape[0]} workers × {shape[1]} steps, at least one, and times of at least 0"
+        raise ValueError(f"compute_seconds has shape {compute_seconds.shape}; it must hold {right}")
     nbytes = nbytes // ITEMSIZE * ITEMSIZE
     uplink, downlink = (Queue(link.bandwidth_bytes_per_second) for _ in range(2))  # the server's
     # Whoever has finished never comes back.

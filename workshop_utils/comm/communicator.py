@@ -343,10 +343,8 @@ def flat(tensor: Any) -> Array:
     """
     array = as_array(tensor)
     if not array.flags.c_contiguous:
-        raise ValueError(
-            f"the array of shape {array.shape} is not contiguous, so it cannot be reduced in place; "
-            "pass numpy.ascontiguousarray(array)"
-        )
+        why = f"the array of shape {array.shape} is not contiguous, so it cannot be reduced in place"
+        raise ValueError(f"{why}; pass numpy.ascontiguousarray(array)")
     return array if array.ndim == 1 else array.reshape(-1)
 
 
@@ -362,9 +360,9 @@ def as_array(tensor: Any) -> np.ndarray:
     if isinstance(tensor, np.ndarray):
         return tensor
     if type(tensor).__module__.partition(".")[0] != "torch":
+        advice = "pass an array, such as numpy.array(...), and use it afterwards"
         raise TypeError(
-            f"a {type(tensor).__name__} is neither a NumPy array nor a tensor of PyTorch; "
-            "pass an array, such as numpy.array(...), and use it afterwards"
+            f"a {type(tensor).__name__} is neither a NumPy array nor a tensor of PyTorch; {advice}"
         )
     if tensor.device.type != "cpu":
         raise TypeError(f"the tensor is on {tensor.device}; move it to the CPU first: tensor.cpu()")

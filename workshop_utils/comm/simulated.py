@@ -40,6 +40,7 @@ __all__ = ["Deadlock", "Link", "Shape", "SimulatedCommunicator", "Simulation", "
 
 Result = TypeVar("Result")
 
+IDEAL = Link()  # takes no time
 MOST_WAITS = 8  # that the message of a deadlock lists
 
 
@@ -67,7 +68,7 @@ class Simulation(Generic[Result]):
 def simulate(
     size: int,
     program: Callable[[Communicator], Result],
-    link: Link | Topology = Link(),  # noqa: B008 - it is frozen
+    link: Link | Topology = IDEAL,
     *,
     trace: bool = False,
 ) -> Simulation[Result]:

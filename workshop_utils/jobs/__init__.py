@@ -17,16 +17,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import pydantic
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from workshop_utils.jobs.quantities import bytes_of, seconds_of
 
@@ -124,12 +117,12 @@ Label = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length
 class Description(BaseModel):
     """A frozen model whose errors are for people: raises JobError, never pydantic's ValidationError."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
-        except ValidationError as error:
+        except pydantic.ValidationError as error:
             # A default that is made of another field, which is reported itself, needs no sentence.
             details = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
             raise JobError("\n".join(_sentence(detail, type(self)) for detail in details)) from None

@@ -58,9 +58,9 @@ class GPTSizes:
         if tensor > self.heads:
             raise ValueError(f"heads is {self.heads}; {tensor} tensor-parallel ranks need at least one each")
         if sequence_parallel and self.sequence % tensor:
+            ranks = f"{tensor} tensor-parallel ranks do not divide it"
             raise ValueError(
-                f"sequence is {self.sequence}; sequence parallelism cuts it into equal shares, and {tensor} "
-                "tensor-parallel ranks do not divide it"
+                f"sequence is {self.sequence}; sequence parallelism needs equal shares, and {ranks}"
             )
 
 

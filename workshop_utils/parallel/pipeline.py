@@ -147,6 +147,9 @@ def run(
     return timeline
 
 
+Loss = Callable[[Tensor, int], Tensor]
+
+
 class ModuleStage:
     """A part of a PyTorch model. Gradients of parameters add up in `.grad` until the caller clears them.
 
@@ -159,10 +162,7 @@ class ModuleStage:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        inputs: Callable[[int], Tensor] | None = None,
-        loss: Callable[[Tensor, int], Tensor] | None = None,
+        self, module: nn.Module, inputs: Callable[[int], Tensor] | None = None, loss: Loss | None = None
     ) -> None:
         self.module, self.inputs, self.loss = module, inputs, loss
         self.losses: dict[int, float] = {}

@@ -67,10 +67,8 @@ class Schedule:
             wrong = due.symmetric_difference(passes) or {each for each in passes if passes.count(each) > 1}
             if wrong:
                 kind, microbatch, stage = min(wrong)
-                raise ScheduleError(
-                    f"schedule {self.name!r}: rank {rank} must run every pass of its stages exactly once; look at "
-                    f"{kind} of microbatch {microbatch} through stage {stage}"
-                )
+                of = f"schedule {self.name!r}: rank {rank} must run every pass of its stages exactly once"
+                raise ScheduleError(f"{of}; look at {kind} of microbatch {microbatch} through stage {stage}")
             for place, each in enumerate(passes):
                 if each.kind == "backward" and each._replace(kind="forward") not in passes[:place]:
                     early = f"backward of microbatch {each.microbatch} through stage {each.stage}"

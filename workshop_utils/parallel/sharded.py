@@ -101,10 +101,8 @@ class ShardedOptimizer:
         **options: Any,
     ) -> None:
         if not by_number(optimizer) and optimizer not in BY_PARAMETER:
-            raise ValueError(
-                f"optimizer is {optimizer.__name__}; it must be one that is known to treat each parameter by "
-                "itself, such as AdamW, for ranks have some of the parameters each"
-            )
+            right = "one that is known to treat each parameter by itself, such as AdamW"
+            raise ValueError(f"optimizer is {optimizer.__name__}; it must be {right}: ranks have some each")
         self.communicator = communicator
         self._owner = owners(list(parameters), communicator.size)
         mine = [parameter for parameter, owner in self._owner.items() if owner == communicator.rank]
@@ -273,11 +271,11 @@ class _Sharded(nn.Module):
         """
         if not by_number(kind):
             does_not = "does not" if kind.__module__.startswith("torch.optim") else "may not"
-            raise ValueError(
-                f"optimizer is {kind.__name__}, which {does_not} treat every number by itself; on shards it would "
-                "compute something else: use one that does, such as AdamW, or ShardedOptimizer, which shards by "
-                "whole parameters"
+            other = (
+                f"which {does_not} treat every number by itself; on shards it would compute something else"
             )
+            advice = "use one that does, such as AdamW, or ShardedOptimizer, which shards by whole parameters"
+            raise ValueError(f"optimizer is {kind.__name__}, {other}: {advice}")
         made = kind([flat.shard for flat in self.flats if flat.shard.requires_grad], **options)
         made.register_step_pre_hook(self._before_step)
         made.register_step_post_hook(self._after_step)
@@ -476,9 +474,9 @@ def materialise(module: nn.Module, names: Iterable[str]) -> None:
         if not getattr(layer, attribute).is_meta:
             continue
         if not hasattr(layer, "reset_parameters"):
+            lacks = "has no reset_parameters to give it initial values; make the module on the CPU"
             raise ValueError(
-                f"layer {prefix!r}, a {type(layer).__name__}, is on the device 'meta' and has no reset_parameters "
-                "to give it initial values; make the module on the CPU"
+                f"layer {prefix!r}, a {type(layer).__name__}, is on the device 'meta' and {lacks}"
             )
         layer.to_empty(device="cpu", recurse=False)
         layer.reset_parameters()  # type: ignore[operator]

@@ -85,10 +85,8 @@ class Region:
         """
         size = self.communicator.size
         if x.shape[1] % size:
-            raise ValueError(
-                f"the sequence has {x.shape[1]} tokens; sequence parallelism cuts it into {size} equal shares: "
-                f"choose a multiple of {size}"
-            )
+            advice = f"sequence parallelism cuts it into {size} equal shares: choose a multiple of {size}"
+            raise ValueError(f"the sequence has {x.shape[1]} tokens; {advice}")
         whole = x.detach().transpose(0, 1).clone(memory_format=torch.contiguous_format)
         ring_reduce_scatter(self.ring, whole.numpy())
         return whole[self.own(x.shape[1])].transpose(0, 1)

@@ -62,11 +62,10 @@ def ring_steps(all_reduce: AllReduce, size: int) -> Figure:
         if step < steps:
             name = f"reduce-scatter {step}" if step < size else f"all-gather {step - size + 1}"
             _panel(axes, held[:, step], held[:, max(0, step - 1)], name if step else "start")
-    return style.finish(
-        figure,
-        "Every chunk goes round the ring twice: once to be added up, once to be known",
-        "a row: a rank; a column: a chunk; colours: whose gradients are in it; framed: just came from the rank above",
-    )
+    finding = "Every chunk goes round the ring twice: once to be added up, once to be known"
+    framed = "framed: just came from the rank above"
+    detail = f"a row: a rank; a column: a chunk; colours: whose gradients are in it; {framed}"
+    return style.finish(figure, finding, detail)
 
 
 def _panel(axes: Axes, held: np.ndarray, before: np.ndarray, name: str) -> None:
@@ -256,11 +255,9 @@ def fusion(seconds: Mapping[int, Sequence[float]], nbytes: int) -> Figure:
     style.rows(axes, [f"{count:,} × {_shown_nbytes(nbytes / count)}" for count in counts])
     axes.set(xlabel="time", xlim=(0, 1.12 * max(map(max, seconds.values()))))
     style.unit_axis(axes.xaxis, "s")
-    return style.finish(
-        axes,
-        "One large message beats many small ones",
-        f"{_shown_nbytes(nbytes)} of gradients, cut into so many arrays; bars: medians, points: measurements",
-    )
+    cut = f"{_shown_nbytes(nbytes)} of gradients, cut into so many arrays"
+    detail = f"{cut}; bars: medians, points: measurements"
+    return style.finish(axes, "One large message beats many small ones", detail)
 
 
 def _shown_nbytes(nbytes: float) -> str:

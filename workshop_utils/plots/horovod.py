@@ -110,10 +110,10 @@ def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure
         _gradients(axes, spans)
     grid[-1].set_xlabel("milliseconds since the first gradient was handed over (mind the scales)")
     _legend(figure, dict(PHASES.values()))
+    order = "in the order in which the backward pass gives them"
+    detail = f"a row: a gradient, {order}; the fastest step of each run"
     return style.finish(
-        figure,
-        "Packed together, gradients travel at once; alone, one after the other",
-        "a row: a gradient, in the order in which the backward pass gives them; the fastest step of each run",
+        figure, "Packed together, gradients travel at once; alone, one after the other", detail
     )
 
 

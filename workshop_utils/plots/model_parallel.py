@@ -41,11 +41,10 @@ def schedule_timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
         axes.set_xlabel("time")
     for axes in grid[:, 0]:
         axes.set_ylabel("rank")
-    return style.finish(
-        figure,
-        "Where nothing is drawn, a rank waits",
-        "blue: forward, orange: backward; the number is the microbatch's, a rank's second stage is darker",
+    detail = (
+        "blue: forward, orange: backward; the number is the microbatch's, a rank's second stage is darker"
     )
+    return style.finish(figure, "Where nothing is drawn, a rank waits", detail)
 
 
 def _timeline(axes: Axes, timeline: Timeline, ranks: int) -> None:
@@ -141,11 +140,9 @@ def bytes_sent(
         style.measured(axes, list(counted[name]), sent, colour=colour, marker=marker, markersize=7)
     axes.set(xlabel="tensor-parallel ranks N", ylabel="sent by a rank / one activation", ylim=(0, None))
     axes.set_xticks(line)
-    return style.finish(
-        axes,
-        "Bounded, whatever N is, and many times an activation",
-        f"a step; points: counted, lines: formulas; the activation between two blocks has {nbytes / 1e3:,.0f} kB",
-    )
+    activation = f"the activation between two blocks has {nbytes / 1e3:,.0f} kB"
+    detail = f"a step; points: counted, lines: formulas; {activation}"
+    return style.finish(axes, "Bounded, whatever N is, and many times an activation", detail)
 
 
 def activations(kept: Mapping[str, float], ranks: int) -> Figure:

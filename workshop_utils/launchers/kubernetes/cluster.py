@@ -175,10 +175,8 @@ class JobObjects:
         deadline = time.monotonic() + GONE_SECONDS
         while self.pods():
             if time.monotonic() > deadline:
-                raise KubernetesError(
-                    f"deleting {_name(self.resource)}: its pods are still there after a minute; look at them with "
-                    f"kubectl get pods --namespace {self.namespace}"
-                )
+                left = f"deleting {_name(self.resource)}: its pods are still there after a minute"
+                raise KubernetesError(f"{left}; kubectl get pods --namespace {self.namespace} shows them")
             time.sleep(POLL_SECONDS)
         self.deleted = True
 
@@ -201,7 +199,7 @@ class JobObjects:
         """The container's log, each line with its time, from the time `since` on if one is given."""
         query = {"sinceTime": since} if since else {}
         query |= {"container": container, "timestamps": "true"}
-        answer = self._send("GET", _kind("Pod", pod), f"{pod}/log", of_log=True, **query)
+        answer = self._send("GET", _kind("Pod", pod), f"{pod}/log", log=True, **query)
         return answer.decode(errors="replace")
 
     def _create(self, described: Described, tries: int = TRIES, **query: str) -> Any:
@@ -227,13 +225,7 @@ class JobObjects:
         return json.loads(self._send(method, described, name, **request))
 
     def _send(
-        self,
-        method: str,
-        described: Described,
-        name: str,
-        body: Any = None,
-        of_log: bool = False,
-        **query: str,
+        self, method: str, described: Described, name: str, body: Any = None, log: bool = False, **query: str
     ) -> bytes:
         version, plural = described["apiVersion"], f"{described['kind'].lower()}s"
         path = f"/{'apis' if '/' in version else 'api'}/{version}/namespaces/{self.namespace}/{plural}/{name}"
@@ -242,7 +234,7 @@ class JobObjects:
         )
         asked = f"{doing} {_name(described)}"
         try:
-            answer = (self._log_api if of_log else self._api).call_api(
+            answer = (self._log_api if log else self._api).call_api(
                 path.removesuffix("/"),
                 method,
                 query_params=list(query.items()),
@@ -251,7 +243,7 @@ class JobObjects:
                 auth_settings=["BearerToken"],
                 _return_http_data_only=True,
                 _preload_content=False,
-                _request_timeout=LOG_TIMEOUT_SECONDS if of_log else TIMEOUT_SECONDS,
+                _request_timeout=LOG_TIMEOUT_SECONDS if log else TIMEOUT_SECONDS,
             )
             data: bytes = answer.data
             return data

@@ -154,10 +154,8 @@ def _volumes(pod: Pod, job: TrainingJob, scratch: Path) -> tuple[dict[str, str],
         elif "persistentVolumeClaim" in volume or config.get("name") == pods.data_name(job):
             folder = data.prepare(job.data)
         else:
-            raise JobError(
-                f"pod {pod.name}: volume {name!r} is of {config.get('name')!r}; there is {job.name!r} and "
-                f"{pods.data_name(job)!r}"
-            )
+            known = f"there is {job.name!r} and {pods.data_name(job)!r}"
+            raise JobError(f"pod {pod.name}: volume {name!r} is of {config.get('name')!r}; {known}")
         folders[mount["mountPath"].rstrip("/")] = str(folder or scratch / below)
     if pod.worker == "mpirun":
         files[f"{pod.name}/hostfile"] = f"localhost slots={len(pod.starts)}\n"

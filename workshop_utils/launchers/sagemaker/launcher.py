@@ -174,10 +174,8 @@ class RemoteJob:
                 has_ended = self._state() is not RunState.RUNNING
                 if has_ended or self.description["TrainingJobStatus"] == "Stopping":
                     return
-            raise AwsError(
-                f"{self._name} could not be stopped and still costs money: stop it in SageMaker's console. {error}",
-                error.code,
-            ) from None
+            still = f"{self._name} could not be stopped and still costs money"
+            raise AwsError(f"{still}: stop it in SageMaker's console. {error}", error.code) from None
 
     def close(self) -> None:
         """SageMaker keeps records of jobs that have ended, at no cost; nothing is to be removed."""

@@ -146,10 +146,8 @@ def _check_gpus(job: TrainingJob, instance_type: str) -> None:
             raise JobError(f"resources.gpu is {each}, and {lacking}")
         return
     if reason := imports.why_no_gpu(job):
-        raise JobError(
-            f"instance_type is {instance_type}, whose GPUs you would pay for, and script {job.script!r} cannot use "
-            f"one: {reason}; take one such as ml.c5.xlarge"
-        )
+        idle = f"script {job.script!r} cannot use one: {reason}; take one such as ml.c5.xlarge"
+        raise JobError(f"instance_type is {instance_type}, whose GPUs you would pay for, and {idle}")
     family = FAMILIES_WITH_GPUS.fullmatch(instance_type)
     count = GPUS[family[1][0]].get(family[2]) if family else None
     needed = max(1, each) * per_host  # a script that can use a GPU takes one, even if the job asks for none
@@ -179,10 +177,8 @@ def _check_strategy(job: TrainingJob, by_toolkit: bool) -> None:
         raise JobError(f"processes_per_node is {per_host}; {each}")
     hosts = job.workers + 1
     if by_toolkit and has_servers and job.parameter_servers not in (1, hosts):
-        raise JobError(
-            f"parameter_servers is {job.parameter_servers}; the toolkit runs one on each of the {hosts} hosts: leave "
-            "it out, or set mode: drivers"
-        )
+        advice = f"the toolkit runs one on each of the {hosts} hosts: leave it out, or set mode: drivers"
+        raise JobError(f"parameter_servers is {job.parameter_servers}; {advice}")
 
 
 # What each host starts
@@ -246,10 +242,10 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     needs_horovod = "horovod" in packages or job.strategy == "horovod"
     if job.image is not None:
         if needs_horovod and lacks_horovod(job.image):
-            raise JobError(
-                f"image is {job.image!r}, which has no Horovod in it: AWS's last one is TensorFlow 2.12. "
-                "Use that, or build jobs/images/ and name your own image"
+            advice = (
+                "AWS's last one is TensorFlow 2.12. Use that, or build jobs/images/ and name your own image"
             )
+            raise JobError(f"image is {job.image!r}, which has no Horovod in it: {advice}")
         return job.image
     region = settings.region_name
     # PyTorch's image has mpi4py and NumPy in it, too.

@@ -71,7 +71,9 @@ class SageMakerSettings(TargetSettings):
         if self.region is not None and not _REGION.fullmatch(self.region):
             raise ValueError(f"region is {self.region!r}; it must be a region's code, such as us-east-1")
         if bool(self.subnets) != bool(self.security_groups):
-            raise ValueError("subnets and security_groups go together; instances in a VPC need both")
+            names = ("subnets", "security_groups")
+            given, missing = names if self.subnets else names[::-1]
+            raise ValueError(f"{given} is given without {missing}; instances in a VPC need both")
         if self.max_wait is not None and not self.spot:
             raise ValueError("max_wait is for spot instances; set spot too, or leave it out")
         return self

@@ -110,7 +110,8 @@ class Spark(TargetSettings):
             raise ValueError(f"memory is {self.memory!r}; Spark needs at least {LEAST_MEMORY}")
         for name in self.conf:
             if not name.startswith("spark."):
-                raise ValueError(f"conf is {self.conf}; {name!r} must begin with 'spark.'")
+                theirs = "theirs begin with 'spark.'"
+                raise ValueError(f"conf is {self.conf}; {name!r} is no property of Spark; {theirs}")
             if field := OWN_FIELDS.get(name):
                 raise ValueError(f"conf is {self.conf}; {name} has a field of its own: {field}")
         if self.secret_file is not None and not self.secret_file.is_file():
@@ -261,10 +262,8 @@ class Spark(TargetSettings):
             return master
         threads = master.removeprefix("local").strip("[]") or "1"
         if threads != "*" and int(threads) < job.workers:
-            raise JobError(
-                f"master is {master!r}; {job.name} has {job.workers} workers, which a barrier stage starts all at "
-                f"once: make it local[{job.workers}], or leave it out"
-            )
+            needs = f"{job.name} has {job.workers} workers, which a barrier stage starts all at once"
+            raise JobError(f"master is {master!r}; {needs}: make it local[{job.workers}], or leave it out")
         return master
 
 

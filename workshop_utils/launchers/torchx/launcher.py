@@ -126,10 +126,9 @@ class TorchX(TargetSettings):
     def _goes_together(self) -> Self:
         endpoint = self.rendezvous_endpoint
         if self.rendezvous == "c10d" and endpoint is not None:
-            raise ValueError(
-                f"rendezvous_endpoint is {endpoint!r}; with rendezvous 'c10d' the first node is it: leave it out, or "
-                "use rendezvous 'etcd-v2'"
-            )
+            advice = "leave it out, or use rendezvous 'etcd-v2'"
+            first = "with rendezvous 'c10d' the first node is it"
+            raise ValueError(f"rendezvous_endpoint is {endpoint!r}; {first}: {advice}")
         if self.rendezvous != "c10d" and endpoint is None:
             needs = f"rendezvous {self.rendezvous!r} needs one, such as etcd-server:2379"
             raise ValueError(f"rendezvous_endpoint is missing; {needs}")
@@ -149,19 +148,17 @@ class TorchX(TargetSettings):
         """Raise JobError where TorchX, or the scheduler, cannot run `job` as these settings have it."""
         strategy_of(job)
         if job.strategy not in STRATEGIES:
-            raise JobError(
-                f"strategy is {job.strategy!r}; TorchX starts workers with torchrun, which suits "
-                f"{' and '.join(map(repr, STRATEGIES))} alone: use another target, such as local"
+            suited = (
+                f"which suits {' and '.join(map(repr, STRATEGIES))} alone: use another target, such as local"
             )
+            raise JobError(f"strategy is {job.strategy!r}; TorchX starts workers with torchrun, {suited}")
         if self.scheduler == "local_cwd":
             return
         last = f"-worker-{self.layout(job)[0] - 1}-0"
         room = LONGEST_NAME - RANDOM_LETTERS - 1 - len(last)
         if len(job.name) > room:
-            raise JobError(
-                f"name is {job.name!r}; it may have at most {room} characters, since TorchX adds some to it, and "
-                f"{last} to call the last pod"
-            )
+            added = f"TorchX adds some to it, and {last} to call the last pod"
+            raise JobError(f"name is {job.name!r}; it may have at most {room} characters, since {added}")
 
     def layout(self, job: TrainingJob) -> tuple[int, int]:
         """How many nodes `job` has, each with a torchrun, and how many workers each starts; by default one."""
