@@ -334,11 +334,9 @@ class MPI(Strategy):
         options, variables, files = mpi_options(MPI_ON_ONE_MACHINE), dict.fromkeys(MPI_FOLDERS, SCRATCH), {}
         if addresses.apart:
             hosts = [addresses.apart[worker.name] for worker in workers]
-            waits = "echo $$ > {}/{}; exec sleep infinity"
-            workers = [
-                replace(worker, argv=("sh", "-c", waits.format(SCRATCH, host)), leaves=False)
-                for worker, host in zip(workers, hosts, strict=True)
-            ]
+            waits = [("sh", "-c", f"echo $$ > {SCRATCH}/{host}; exec sleep infinity") for host in hosts]
+            pairs = zip(workers, waits, strict=True)
+            workers = [replace(worker, argv=argv, leaves=False) for worker, argv in pairs]
             if job.resources.gpu:
                 shared = "in an emulated network mpirun's ranks would all take the same GPU"
                 advice = "leave the network out, or use strategy 'torch_ddp'"

@@ -271,11 +271,9 @@ class _Sharded(nn.Module):
         """
         if not by_number(kind):
             does_not = "does not" if kind.__module__.startswith("torch.optim") else "may not"
-            other = (
-                f"which {does_not} treat every number by itself; on shards it would compute something else"
-            )
+            refused = f"optimizer is {kind.__name__}, which {does_not} treat every number by itself"
             advice = "use one that does, such as AdamW, or ShardedOptimizer, which shards by whole parameters"
-            raise ValueError(f"optimizer is {kind.__name__}, {other}: {advice}")
+            raise ValueError(f"{refused}; on shards it would compute something else: {advice}")
         made = kind([flat.shard for flat in self.flats if flat.shard.requires_grad], **options)
         made.register_step_pre_hook(self._before_step)
         made.register_step_post_hook(self._after_step)

@@ -144,9 +144,8 @@ def stale_rates(table: pd.DataFrame, stable: pd.DataFrame) -> Figure:
     right.set(yscale="log", xlabel="mean staleness (updates)", ylabel="largest learning rate that trains")
     style.plain_ticks(right.yaxis, rates[::2])
     right.set_ylim(rates[0] / 1.5, rates[-1] * 1.5)
-    detail = (
-        "squares: the largest that trained all seeds; line: theory from the fresh one on, sin(π / (4τ + 2))"
-    )
+    line = "line: theory from the fresh one on, sin(π / (4τ + 2))"
+    detail = f"squares: the largest that trained all seeds; {line}"
     return style.finish(figure, "The older the gradients, the smaller the step must be", detail)
 
 

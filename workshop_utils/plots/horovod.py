@@ -112,9 +112,8 @@ def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure
     _legend(figure, dict(PHASES.values()))
     order = "in the order in which the backward pass gives them"
     detail = f"a row: a gradient, {order}; the fastest step of each run"
-    return style.finish(
-        figure, "Packed together, gradients travel at once; alone, one after the other", detail
-    )
+    finding = "Packed together, gradients travel at once; alone, one after the other"
+    return style.finish(figure, finding, detail)
 
 
 def _legend(figure: Figure, colours: Mapping[str, str]) -> None:

@@ -41,9 +41,8 @@ def schedule_timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
         axes.set_xlabel("time")
     for axes in grid[:, 0]:
         axes.set_ylabel("rank")
-    detail = (
-        "blue: forward, orange: backward; the number is the microbatch's, a rank's second stage is darker"
-    )
+    numbers = "the number is the microbatch's, a rank's second stage is darker"
+    detail = f"blue: forward, orange: backward; {numbers}"
     return style.finish(figure, "Where nothing is drawn, a rank waits", detail)
 
 

@@ -228,11 +228,8 @@ def step_times(traces: Sequence[Trace]) -> pd.DataFrame:
         communication = _intervals(event for event in complete if collective_of(event) is not None)
         computation = _intervals(event for event in kernels or operators if collective_of(event) is None)
         both = np.concatenate([communication, computation])
-        steps = {
-            int(name[1]): event
-            for event in complete
-            if event.get("cat") == "user_annotation" and (name := STEP.fullmatch(event["name"]))
-        }
+        marks = [event for event in complete if event.get("cat") == "user_annotation"]
+        steps = {int(name[1]): mark for mark in marks if (name := STEP.fullmatch(mark["name"]))}
         for number in sorted(steps)[: trace.complete_steps]:
             start, end = steps[number]["ts"], steps[number]["ts"] + steps[number]["dur"]
             communicated = covered(communication, start, end)

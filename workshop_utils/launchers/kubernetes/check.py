@@ -126,10 +126,8 @@ def _schema_of_model(name: str) -> Schema:
             setattr(blank, attribute, None)
         except ValueError:  # how the client refuses to do without a field
             required.append(field)
-    properties = {
-        field: AMOUNTS.get(attribute) or _schema_of_type(model.openapi_types[attribute])
-        for attribute, field in model.attribute_map.items()
-    }
+    types = {name: _schema_of_type(written) for name, written in model.openapi_types.items()} | AMOUNTS
+    properties = {field: types[attribute] for attribute, field in model.attribute_map.items()}
     return {"type": "object", "required": required, "properties": properties}
 
 

@@ -229,10 +229,13 @@ class JobObjects:
     ) -> bytes:
         version, plural = described["apiVersion"], f"{described['kind'].lower()}s"
         path = f"/{'apis' if '/' in version else 'api'}/{version}/namespaces/{self.namespace}/{plural}/{name}"
-        doing = {"GET": "looking at", "PATCH": "naming the owner of", "DELETE": "deleting"}.get(
-            method, "trying" if "dryRun" in query else "creating"
-        )
-        asked = f"{doing} {_name(described)}"
+        doing = {
+            "GET": "looking at",
+            "PATCH": "naming the owner of",
+            "DELETE": "deleting",
+            "POST": "creating",
+        }
+        asked = f"{'trying' if 'dryRun' in query else doing[method]} {_name(described)}"
         try:
             answer = (self._log_api if log else self._api).call_api(
                 path.removesuffix("/"),

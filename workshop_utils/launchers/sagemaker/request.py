@@ -242,10 +242,9 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     needs_horovod = "horovod" in packages or job.strategy == "horovod"
     if job.image is not None:
         if needs_horovod and lacks_horovod(job.image):
-            advice = (
-                "AWS's last one is TensorFlow 2.12. Use that, or build jobs/images/ and name your own image"
-            )
-            raise JobError(f"image is {job.image!r}, which has no Horovod in it: {advice}")
+            advice = "Use that, or build jobs/images/ and name your own image"
+            lacks = "which has no Horovod in it: AWS's last one is TensorFlow 2.12"
+            raise JobError(f"image is {job.image!r}, {lacks}. {advice}")
         return job.image
     region = settings.region_name
     # PyTorch's image has mpi4py and NumPy in it, too.

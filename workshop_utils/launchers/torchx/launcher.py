@@ -148,10 +148,9 @@ class TorchX(TargetSettings):
         """Raise JobError where TorchX, or the scheduler, cannot run `job` as these settings have it."""
         strategy_of(job)
         if job.strategy not in STRATEGIES:
-            suited = (
-                f"which suits {' and '.join(map(repr, STRATEGIES))} alone: use another target, such as local"
-            )
-            raise JobError(f"strategy is {job.strategy!r}; TorchX starts workers with torchrun, {suited}")
+            suited = f"which suits {' and '.join(map(repr, STRATEGIES))} alone"
+            starts = f"TorchX starts workers with torchrun, {suited}: use another target, such as local"
+            raise JobError(f"strategy is {job.strategy!r}; {starts}")
         if self.scheduler == "local_cwd":
             return
         last = f"-worker-{self.layout(job)[0] - 1}-0"
