@@ -15,10 +15,12 @@ launcher ships it beside the script.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import functools
 import gzip
+import importlib
 import json
 import math
 import os
@@ -131,8 +133,45 @@ def here() -> Place:
         ValueError: if a variable that says the place cannot be read; the message names it.
     """
     place = from_environment(os.environ)
-    _announce(place.name, place.rank)
+    _announce(place)
+    emulated_device()
     return place
+
+
+@functools.cache
+def emulated_device() -> Any:
+    """The device that this rank computes on in an emulated cluster (`training.emulated_device`); None elsewhere."""
+    if "WORKSHOP_EMULATED_DEVICE" not in os.environ:
+        return None
+    # By name, since this module needs nothing of the package on any other platform.
+    emulation = importlib.import_module("workshop_utils.training.emulated_device")
+    place, given = from_environment(os.environ), json.loads(os.environ["WORKSHOP_EMULATED_DEVICE"])
+    seconds = given["seconds"] * given["slower"].get(place.name, 1.0)
+    device = emulation.EmulatedDevice(seconds, given["jitter"], seed=1000 * given["seed"] + (place.rank or 0))
+    if given["pytorch"]:
+        emulation.attach_to_pytorch(device)
+    atexit.register(report_host_share)
+    return device
+
+
+def report_host_share() -> None:
+    """Tell the launcher what part of the time this rank kept a core busy beside its emulated device."""
+    if device := emulated_device():
+        who = _who(from_environment(os.environ), "device")
+        _print_record({**who, "passes": device.steps, "host_share": round(device.host_share(), 4)})
+
+
+@contextlib.contextmanager
+def computing(share: float = 1.0) -> Iterator[None]:
+    """Make the block last as long as `share` of a step's forward and backward pass on the emulated device.
+
+    For code without PyTorch, whose layers no hook sees. Where no device is emulated it does nothing.
+    """
+    if device := emulated_device():
+        device.begin_step()
+    yield
+    if device:
+        device.compute(share)
 
 
 def from_environment(environment: Mapping[str, str]) -> Place:
@@ -379,13 +418,7 @@ def report(step: int, **values: float | str) -> None:
     finite becomes null, since JSON has no NaN.
     """
     place = from_environment(os.environ)
-    record: dict[str, Any] = {
-        "workshop": "metric",
-        "worker": place.name,
-        "rank": place.rank,
-        "time": round(time.time(), 6),
-        "step": int(step),
-    }
+    record: dict[str, Any] = {**_who(place, "metric"), "step": int(step)}
     for name, value in values.items():
         number = value if isinstance(value, str) else float(value)
         record[name] = number if isinstance(number, str) or math.isfinite(number) else None
@@ -473,13 +506,16 @@ def argument(text: str) -> Any:
 
 
 @functools.cache  # once a process, however often a script asks for its place
-def _announce(name: str, rank: int | None) -> None:
+def _announce(place: Place) -> None:
     # A notebook's standard error has no file descriptor; there is no launcher to ask for the stack either.
     with contextlib.suppress(ValueError, OSError, AttributeError, RuntimeError):
         faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False, chain=False)
-    _print_record(
-        {"workshop": "start", "worker": name, "rank": rank, "time": round(time.time(), 6), "pid": os.getpid()}
-    )
+    _print_record({**_who(place, "start"), "pid": os.getpid()})
+
+
+def _who(place: Place, kind: str) -> dict[str, Any]:
+    """How every record begins."""
+    return {"workshop": kind, "worker": place.name, "rank": place.rank, "time": round(time.time(), 6)}
 
 
 def _print_record(record: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ METRIC_COLUMNS = ("worker", "rank", "step", "seconds", "loss", "accuracy", "samp
 RECORD_NUMBERS = {
     "metric": ("time", "step"),
     "start": ("time", "pid"),
+    "device": ("time", "passes", "host_share"),
 }  # what each kind must have, as numbers
 
 
@@ -130,6 +131,12 @@ class Run(ABC):
         """When each worker reported that it had started, with its process id."""
         with self._changed:
             return [record for record in self._records if record["workshop"] == "start"]
+
+    @property
+    def devices(self) -> list[dict[str, Any]]:
+        """What each rank with an emulated device told in the end: its `passes`, and its `host_share` of a core."""
+        with self._changed:
+            return [record for record in self._records if record["workshop"] == "device"]
 
     @property
     def metrics(self) -> pd.DataFrame:

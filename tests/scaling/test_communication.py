@@ -89,5 +89,5 @@ def test_a_slow_network_is_felt(name, package):
     job = TrainingJob.load(JOBS / name).replace(arguments={"nbytes": 1_000_000})
     table = communication.measure(job, SLOW)
     assert list(table["how"]) == ["network namespaces"]
-    # Two ranks all-reduce 1 MB at 12.5 MB/s, less a burst of 128 kB; the server takes and gives 2 MB.
+    # Two ranks all-reduce 1 MB at 12.5 MB/s, less a burst of 62 kB; the server takes and gives 2 MB.
     assert table["seconds"][0] > (0.2 if name == "measure_parameter_server" else 0.06)

@@ -30,6 +30,7 @@ TARGETS = (
     "this machine)."
 )
 STORAGE = "a folder, s3://..., or claim:NAME."
+DEVICE = "What each worker computes on, such as 400ms for a step, or seconds=400ms,jitter=0.1,worker-1=3."
 NETWORK = "A slow link for each process: 100Mbit, or bandwidth=100Mbit,worker-1=10Mbit."
 INSTANCES = "Which EC2 instances to look at, with commas between; a YAML file adds or replaces some."
 DRY_RUN = "client: as --render. server: the cluster checks the request; start nothing."
@@ -48,6 +49,7 @@ def launch(
         list[str] | None, typer.Option("--argument", "-a", help=PAIRS.format("the script"))
     ] = None,
     network: Annotated[str | None, typer.Option(help=NETWORK)] = None,
+    emulated_device: Annotated[str | None, typer.Option(help=DEVICE)] = None,
     data: Annotated[str | None, typer.Option(help="digits, mnist, a folder, a URL or an s3:// path.")] = None,
     timeout: Annotated[str | None, typer.Option(help="When a hanging run is ended, such as 10min.")] = None,
     outputs: Annotated[
@@ -77,7 +79,9 @@ def launch(
     described = TrainingJob.load(job).replace(**given)
     if gpus is not None:
         described = described.replace(resources={**dict(described.resources), "gpu": gpus})
-    launcher = launcher_for(on, config, Network.parse(network) if network is not None else None)
+    launcher = launcher_for(
+        on, config, Network.parse(network) if network is not None else None, emulated_device
+    )
     if dry_run == "server":
         if not isinstance(launcher, ServerSideCheck):
             raise JobError(
@@ -96,7 +100,7 @@ def launch(
         return
     run = launcher.launch(described)
     try:
-        for detail in ("network", "answered_by"):  # what some targets' runs can tell
+        for detail in ("network", "device", "answered_by"):  # what some targets' runs can tell
             if getattr(run, detail, None):
                 typer.echo(f"{detail.replace('_', ' ')}: {getattr(run, detail)}")
         from workshop_utils.plots import terminal  # only now: the ranks start while the display is imported

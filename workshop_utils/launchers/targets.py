@@ -47,11 +47,16 @@ class ServerSideCheck(Launcher, Protocol):
         """The server's answer to what `launch` would send, which prints as such."""
 
 
-def launcher_for(target: str, config: Path | None = None, network: Network | None = None) -> Launcher:
+def launcher_for(
+    target: str,
+    config: Path | None = None,
+    network: Network | None = None,
+    emulated_device: str | None = None,
+) -> Launcher:
     """The launcher for `target`, configured by the YAML file `config`.
 
     Raises:
-        JobError: if there is no such target, or it has no use for `config` or `network`.
+        JobError: if there is no such target, or it has no use for the other arguments.
     """
     if target not in TARGETS:
         raise JobError(f"--on is {target!r}; it must be one of {', '.join(TARGETS)}")
@@ -60,10 +65,12 @@ def launcher_for(target: str, config: Path | None = None, network: Network | Non
     if target == "local":
         if config is not None:
             raise JobError("--config is for other targets; a local run has none")
-        local: Launcher = launcher(network=network)
+        local: Launcher = launcher(network=network, emulated_device=emulated_device)
         return local
     if network is not None:
         raise JobError(f"--network is for local runs; {target} has a network of its own")
+    if emulated_device is not None:
+        raise JobError(f"--emulated-device is for local runs; {target} has devices of its own")
     if config is None and target == "sagemaker":
         raise JobError("--config is missing; name a place.yaml with a role, as in jobs/clusters/sagemaker/")
     remote: Launcher = launcher.load(config) if config is not None else launcher()

@@ -34,6 +34,7 @@ from workshop_utils.launchers.local.environment import await_horovod, scratch_fo
 from workshop_utils.launchers.local.launcher import MOST_PROCESSES
 from workshop_utils.launchers.local.run import Event, ProcessRun
 from workshop_utils.network import Network
+from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.ranks import packing
 from workshop_utils.ranks.results import RankResult, Results
 from workshop_utils.runs import RunFailed, RunState
@@ -55,6 +56,7 @@ def on_ranks(
     network: str | Network | None = None,
     framework: str | None = None,
     timeout: str = "60s",
+    emulated_device: str | EmulatedDevice | None = None,
 ) -> Results:
     """Call `program(group, **arguments)` on each of `ranks` processes of this machine, and return what each returned.
 
@@ -71,6 +73,8 @@ def on_ranks(
         network: of the links between the ranks, such as "100Mbit" or "100Mbit,latency=1ms" (`network.Network.parse`).
         framework: None, "torch", "horovod" or "tensorflow".
         timeout: after which the ranks are ended, such as "60s".
+        emulated_device: what each rank computes on, such as "400ms" for one forward and backward pass
+            (`network.devices`). PyTorch's modules feel it; other code computes `with place.computing():`.
 
     Raises:
         JobError: if a value is wrong, or something cannot be sent to the ranks; nothing has been started then.
@@ -79,7 +83,7 @@ def on_ranks(
     """
     arguments = {} if arguments is None else arguments
     check_call(program, arguments, framework)
-    return launch(program, arguments, ranks, network, framework, timeout)
+    return launch(program, arguments, ranks, network, framework, timeout, emulated_device=emulated_device)
 
 
 def launch(
@@ -90,6 +94,7 @@ def launch(
     framework: str | None,
     timeout: str,
     cell: packing.Cell | None = None,
+    emulated_device: str | EmulatedDevice | None = None,
 ) -> Results:
     """Call a program, or execute a cell whose variables are `arguments`, and whose lines are shown as they come."""
     began = time.perf_counter()
@@ -106,10 +111,10 @@ def launch(
         workers=ranks,
         timeout=timeout,
     )
-    launcher = Local(network=link)
-    launcher.render(job)  # rejects an impossible request before starting anything
+    launcher = Local(network=link, emulated_device=emulated_device)
     call = packing.packed(program, arguments)
     server, files = packing.server_for(call, framework), {"request": packing.request(call, framework, cell)}
+    launcher.render(job, framework or server)  # rejects an impossible request before starting anything
     if framework == "horovod":
         await_horovod(job)
     warm.starter(server)
@@ -131,7 +136,15 @@ def launch(
             )
         lines = tuple(line.text for line in run.logs(worker=worker) if line.stream != _STACK)
         results.append(RankResult(rank, lines, *result))
-    whole = Results(tuple(results), run.network, run.warm, time.perf_counter() - began, cell is not None)
+    whole = Results(
+        tuple(results),
+        run.network,
+        run.warm,
+        time.perf_counter() - began,
+        cell is not None,
+        run.device,
+        run.remark,
+    )
     if reason:
         failure = RanksFailed(reason)
         failure.results = whole

@@ -44,6 +44,7 @@ def register(shell: Any) -> None:
     @argument(
         "--framework", choices=[name for name in GROUPS if name], help="whose process group the cell uses"
     )
+    @argument("--emulated-device", help="what each rank computes on, such as 400ms")
     @argument("--timeout", default="60s", help="after which they are ended")
     @output_can_be_silenced
     def ranks(line: str, cell: str) -> Results:

@@ -54,6 +54,8 @@ class Results(Sequence[RankResult]):
         network: the links between them, and how they were emulated; None at full speed.
         warm: whether they were forked from a process that had imported the framework.
         seconds: from the call until all had ended.
+        device: what device each rank computed on; None without an emulated one.
+        remark: what is wrong with measurements on emulated devices; "" if nothing is.
     """
 
     ranks: tuple[RankResult, ...]
@@ -61,6 +63,8 @@ class Results(Sequence[RankResult]):
     warm: bool
     seconds: float
     lines_are_shown: bool = False  # they were printed while they came
+    device: str | None = None
+    remark: str = ""
 
     @property
     def values(self) -> list[Any]:
@@ -96,7 +100,9 @@ class Results(Sequence[RankResult]):
     def _summary(self) -> str:
         ranks = f"{len(self.ranks)} rank{'s' * (len(self.ranks) > 1)}"
         start = "" if self.warm else ", started cold"
-        return f"{ranks}, {self.seconds:.2f} s{start}" + (f"; {self.network}" if self.network else "")
+        return "; ".join(
+            filter(None, (f"{ranks}, {self.seconds:.2f} s{start}", self.network, self.device, self.remark))
+        )
 
     def _rows(self) -> Iterator[tuple[str, list[str]]]:
         """What is shown: a label, and a text of each rank."""

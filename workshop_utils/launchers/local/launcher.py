@@ -28,6 +28,7 @@ from workshop_utils.launchers.local.environment import (
 from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network import INTERFACE, Network, availability, wiring
+from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.network.wiring import Cable, Switch
 from workshop_utils.strategies import MPIRUN, Addresses, ProcessSpec, launched, strategy_of
@@ -49,10 +50,12 @@ class LocalRequest:
     files: Mapping[str, str] = field(default_factory=dict)  # of the run's folder, by path
     switch: Switch | None = None
     network: str | None = None  # what is emulated, and how
+    device: str | None = None
 
     def __str__(self) -> str:
-        network = f"# network: {self.network}\n\n" if self.network else ""
-        return network + "\n\n".join(
+        emulated = {"network": self.network, "device": self.device}
+        head = "".join(f"# {name}: {text}\n\n" for name, text in emulated.items() if text)
+        return head + "\n\n".join(
             f"# {process.name}\n"
             + "".join(f"{name}={_shown(name, value)} \\\n" for name, value in added.items())
             + shlex.join(process.argv)
@@ -69,7 +72,9 @@ def _shown(name: str, value: str) -> str:
 class Local:
     """Launches jobs as processes of this machine.
 
-    With a `network`, slow links join the processes (see `workshop_utils.network`); the run says how. With `warm`, ranks
+    With a `network`, slow links join the processes (see `workshop_utils.network`); the run says how. With an
+    `emulated_device`, such as "400ms", each rank's forward and backward passes take as long as on that device, and no
+    core (see `network.devices`); `run.remark` says if this machine was too busy for that. With `warm`, ranks
     of scripts that use PyTorch, TensorFlow or NumPy fork from a server that has imported it already (see `warm`); other
     scripts start cold all the same. A forked script cannot change variables that its framework reads on import;
     TensorFlow was imported without oneDNN. `output` is the folder in which a job's model stays, in place of the job's
@@ -81,23 +86,31 @@ class Local:
     """
 
     def __init__(
-        self, network: Network | None = None, warm: bool = False, output: str | Path | None = None
+        self,
+        network: Network | None = None,
+        warm: bool = False,
+        output: str | Path | None = None,
+        emulated_device: str | EmulatedDevice | None = None,
     ) -> None:
         self.network = network
+        self.device: EmulatedDevice | None = (
+            EmulatedDevice.parse(emulated_device) if isinstance(emulated_device, str) else emulated_device
+        )
         self.warm = warm
         self.output = output
 
-    def render(self, job: TrainingJob) -> LocalRequest:
+    def render(self, job: TrainingJob, framework: str | None = None) -> LocalRequest:
         """The processes that `launch` would start, with ports that were free just now. Starts nothing.
+
+        `framework` is what the ranks import where the job's script does not say.
 
         Raises:
             JobError: if the job asks for what its strategy, or this machine, does not have.
         """
         job, planned = self._planned(job)
         with PortReservation(sum(spec.listens for spec in planned)) as reservation:
-            return self._request(
-                job, planned, reservation.ports, Path(tempfile.gettempdir()) / "workshop-..."
-            )
+            scratch = Path(tempfile.gettempdir()) / "workshop-..."
+            return self._request(job, planned, reservation.ports, scratch, framework)
 
     def launch(self, job: TrainingJob) -> ProcessRun:
         """Start the job.
@@ -124,11 +137,11 @@ class Local:
         """
         job, planned = self._planned(job)
         with reserve(sum(spec.listens for spec in planned)) as reservation:
-            request = self._request(job, planned, reservation.ports, scratch)
+            request = self._request(job, planned, reservation.ports, scratch, framework)
             for folder in filter(None, (job.outputs, job.checkpoints)):
                 Path(folder).mkdir(parents=True, exist_ok=True)
             run = make_run(job.name, request.workers, reservation)
-            run.network = request.network
+            run.network, run.device = request.network, request.device
             files, start_warm = {"model/.keep": "", **sources, **request.files}, warm.starter(framework)
             run._start(request.processes, job.timeout_seconds, scratch, files, request.switch, start_warm)
             return run
@@ -142,7 +155,12 @@ class Local:
         return job, strategy_of(job, "local").plan(job)
 
     def _request(
-        self, job: TrainingJob, planned: Sequence[ProcessSpec], ports: Sequence[int], scratch: Path
+        self,
+        job: TrainingJob,
+        planned: Sequence[ProcessSpec],
+        ports: Sequence[int],
+        scratch: Path,
+        framework: str | None = None,
     ) -> LocalRequest:
         strategy, names = strategy_of(job), [spec.name for spec in planned]
         # A process that starts others, such as mpirun, starts workers alone.
@@ -168,6 +186,8 @@ class Local:
                 bandwidths = [self.network.bandwidth_of(name) for name in names]
                 link = {"bandwidths": bandwidths, "latency_seconds": self.network.latency_seconds}
                 shared["WORKSHOP_LINK"] = json.dumps(link)
+        if self.device is not None:
+            shared |= self.device.variables(job.script_path, framework, names)
         listening = [spec.name for spec in planned if spec.listens]
         nodes = job.nodes or 1
         addresses = Addresses(
@@ -193,6 +213,7 @@ class Local:
             files={path: text for spec in starting for path, text in spec.files.items()},
             switch=switch,
             network=network,
+            device=None if self.device is None else str(self.device),
         )
 
 

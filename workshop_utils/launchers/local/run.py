@@ -27,9 +27,11 @@ from typing import Any, BinaryIO
 
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import hang
+from workshop_utils.network.devices import host_remark
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.network.wiring import Cable, Switch
 from workshop_utils.runs import Run, RunState
+from workshop_utils.setup.machine import cores
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
@@ -169,10 +171,12 @@ class ProcessRun(Run):
     Attributes:
         process_ids: of its processes, by name.
         network: what network is emulated, and how; None where there is none.
+        device: what device is emulated; None where there is none.
         warm: whether its ranks were forked from a warm server.
     """
 
     network: str | None = None
+    device: str | None = None
     is_read = False  # whether a subclass reads the run's folder, at the event `read`
 
     def __init__(self, name: str, workers: tuple[str, ...], reservation: PortReservation) -> None:
@@ -197,6 +201,11 @@ class ProcessRun(Run):
         self._group = ProcessGroup(
             processes, self._on_event, timeout_seconds, scratch, files, start_warm, network, self.is_read
         )
+
+    @property
+    def remark(self) -> str:
+        """What is wrong with measurements on emulated devices, once the run has ended; "" if nothing is."""
+        return host_remark(self.devices, cores())
 
     def _request_stop(self) -> None:
         self._group.stop()

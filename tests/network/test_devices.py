@@ -1,0 +1,134 @@
+"""Emulated devices: what a person may write, who can have one, and what a run with them says."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers.local import Local
+from workshop_utils.network.devices import EmulatedDevice, host_remark
+from workshop_utils.ranks import on_ranks
+
+JOBS = Path(__file__).parents[2] / "jobs"
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+def test_settings_are_read_by_name():
+    parsed = EmulatedDevice.parse("seconds=400ms, jitter=0.1, worker-1=3, seed=2")
+    assert parsed == EmulatedDevice(seconds="400ms", jitter=0.1, slower={"worker-1": 3}, seed=2)
+    assert str(parsed) == "emulated devices, 400ms a step with a jitter of 0.1, worker-1 3 times as slow"
+    assert EmulatedDevice.parse("1s") == EmulatedDevice(seconds="1s")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("400", "seconds is '400'; it must have a unit, such as 400ms"),
+        ("5ms", "it must be at least 20ms"),
+        ("fast", "it must be a duration such as"),
+        ("400ms,jitter=lots", "jitter is 'lots'"),
+        ("400ms,worker-1=0", "slower.worker-1 is '0'; it must be greater than 0"),
+        ("400ms,jitter", "it must be a duration with its unit, such as 400ms, or settings"),
+        ("400ms,seconds=1s", "each once"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_what_would_be_right(text, message):
+    with pytest.raises(JobError, match=re.escape(message)) as caught:
+        Local(emulated_device=text)
+    assert "emulated_device" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["digits_mirrored", "digits_horovod_keras", "mnist_parameter_server"])
+def test_tensorflow_is_refused(name):
+    job = TrainingJob.load(JOBS / name)
+    with pytest.raises(JobError, match="emulated_device: TensorFlow's passes cannot be made to last longer"):
+        Local(emulated_device="100ms").render(job)
+    with pytest.raises(JobError, match="TensorFlow"):
+        on_ranks(2, lambda strategy: None, framework="tensorflow", emulated_device="100ms")
+
+
+def test_a_slow_worker_that_there_is_not_is_refused():
+    with pytest.raises(
+        JobError, match="there is no worker-7 in this job; its processes are worker-0, worker-1"
+    ):
+        Local(emulated_device="100ms,worker-7=2").render(TrainingJob.load(JOBS / "measure_step"))
+
+
+def test_a_request_shows_the_device():
+    request = Local(emulated_device="100ms").render(TrainingJob.load(JOBS / "measure_step"))
+    assert "# device: emulated devices, 100ms a step" in str(request)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ring", "workshop_parameter_server", "torch_ddp"])
+def test_each_worker_computes_as_long_as_its_device_and_the_slow_one_longer(strategy):
+    job = TrainingJob.load(JOBS / "measure_step").replace(
+        strategy=strategy, arguments={"steps": 4, "width": 64}
+    )
+    run = Local(warm=True, emulated_device="100ms,worker-1=2").launch(job).wait(60)
+    steps = run.metrics.dropna(subset=["step_seconds"])
+    compute = steps[steps["step"] > 1].groupby("worker")["compute_seconds"].median()
+    # DDP hands its last bucket over, and is done computing, in the middle of the first layer's backward pass.
+    assert 0.07 if strategy == "torch_ddp" else 0.1 <= compute["worker-0"] < 0.15
+    assert compute["worker-1"] > 1.7 * compute["worker-0"]
+    assert steps[steps["step"] > 1]["step_seconds"].median() >= 0.2
+    assert {"worker-0", "worker-1"} <= {device["worker"] for device in run.devices}
+    assert run.remark == ""
+
+
+@pytest.mark.slow
+def test_ranks_of_horovod_compute_on_their_devices():
+    pytest.importorskip("horovod")
+    job = TrainingJob.load(JOBS / "digits_horovod_torch").replace(arguments={"epochs": 1})
+    run = Local(warm=True, emulated_device="50ms").launch(job).wait(120)
+    assert {device["worker"] for device in run.devices} == set(run.workers)
+    assert all(device["passes"] > 2 for device in run.devices)
+
+
+def test_a_function_without_pytorch_says_what_its_device_computes():
+    def program(communicator):
+        import time
+
+        from workshop_utils import place
+
+        started = time.perf_counter()
+        for _ in range(3):
+            with place.computing():
+                sum(range(1000))
+        return time.perf_counter() - started
+
+    results = on_ranks(2, program, emulated_device="50ms")
+    assert all(0.15 <= seconds < 0.25 for seconds in results.values)
+    assert "emulated devices, 50ms a step" in repr(results)
+    assert results.remark == ""
+    assert max(on_ranks(2, program).values) < 0.05
+
+
+def test_a_device_that_nobody_uses_is_named():
+    results = on_ranks(2, lambda communicator: communicator.rank, emulated_device="50ms")
+    assert "no rank has used its emulated device" in repr(results)
+
+
+def test_a_run_that_kept_the_host_busy_says_so():
+    def program(communicator):
+        import time
+
+        from workshop_utils import place
+
+        for _ in range(4):
+            with place.computing():
+                until = time.process_time() + 0.04
+                while time.process_time() < until:
+                    pass
+
+    assert "this measured the machine, too" in on_ranks(2, program, emulated_device="60ms").remark
+
+
+def test_the_remark_says_how_much_slower_the_device_would_have_to_be():
+    devices = [{"passes": 5, "host_share": 0.2}] * 4
+    assert host_remark(devices[:1], cores=2) == ""
+    remark = host_remark(devices, cores=2)
+    assert "kept 40% of its 2 cores busy" in remark
+    assert "4.0 times as slow" in remark

@@ -1,0 +1,120 @@
+"""Emulated devices: each rank of a run computes as if on a device that takes its time, and no core of this machine.
+
+    Local(network=Network(bandwidth="50Mbit"), emulated_device="400ms").launch(job)
+    Local(emulated_device=EmulatedDevice(seconds="400ms", jitter=0.1, slower={"worker-1": 3}))
+
+So many ranks share a few cores, and what is measured is the devices and the links. It holds as long as the ranks'
+real work is small beside the devices' time, which each run measures: see `host_remark`. What a rank does is in
+`training.emulated_device`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field
+
+from workshop_utils.jobs import Description, Duration, JobError
+from workshop_utils.jobs.imports import PYTORCH, imported, packages
+from workshop_utils.jobs.quantities import seconds_of
+
+LEAST_SECONDS = 0.02  # a sleep ends up to 0.2 ms late, which is then 1 % at most
+MOST_HOST_SHARE = 0.1  # of all cores
+
+_FORM = "a duration with its unit, such as 400ms, or settings such as seconds=400ms,jitter=0.1,worker-1=3"
+
+
+def _takes_time(text: str) -> str:
+    if text.strip().replace(".", "", 1).isdecimal():
+        raise ValueError(f"it must have a unit, such as {text.strip()}ms")
+    if seconds_of(text) < LEAST_SECONDS:
+        raise ValueError(f"it must be at least {1000 * LEAST_SECONDS:g}ms, since the host's clock is coarse")
+    return text
+
+
+class EmulatedDevice(Description):
+    """What every rank computes on.
+
+    Attributes:
+        seconds: of one forward and backward pass of the whole model, such as `"400ms"`.
+        jitter: each step takes exp(jitter · z) times as long, with z normal and of each rank's own.
+        slower: how many times as long it takes the processes of these names: `{"worker-1": 3}`.
+        seed: of the jitter.
+
+    Raises:
+        JobError: for what cannot be; the message names the field.
+    """
+
+    seconds: Annotated[Duration, AfterValidator(_takes_time)]
+    jitter: float = Field(default=0.0, ge=0, le=1)
+    slower: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
+    seed: int = Field(default=0, ge=0)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The device that a command line names: `400ms`, or `seconds=400ms,jitter=0.1,worker-1=3`.
+
+        Raises:
+            JobError: for another form; the message says what is wrong with it.
+        """
+        values: dict[str, Any] = {}
+        slower: dict[str, Any] = {}
+        for place, setting in enumerate(str(text).split(",")):
+            name, equals, value = (part.strip() for part in setting.partition("="))
+            if place == 0 and not equals:
+                name, value = "seconds", name
+            if not value or name in values or name in slower:
+                raise JobError(f"emulated_device is {text!r}; it must be {_FORM}, each once")
+            (values if name in cls.model_fields else slower)[name] = value
+        try:
+            return cls(**values, slower=slower)
+        except JobError as error:
+            raise JobError(f"emulated_device is {text!r}: {error}") from None
+
+    def variables(self, script: Path, framework: str | None, names: Sequence[str]) -> dict[str, str]:
+        """What a run's processes, called `names`, read of it (`place.emulated_device`).
+
+        `framework` is what the ranks import where their `script` does not say.
+
+        Raises:
+            JobError: if the device cannot be emulated for them.
+        """
+        used = packages(imported(script)) | {framework}
+        if "tensorflow" in used:
+            raise JobError(
+                "emulated_device: TensorFlow's passes cannot be made to last longer from outside; use a script with "
+                "PyTorch, or leave the device out"
+            )
+        for name in self.slower:
+            if name not in names:
+                raise JobError(
+                    f"emulated_device: there is no {name} in this job; its processes are {', '.join(names)}"
+                )
+        given = {**self.model_dump(), "seconds": seconds_of(self.seconds), "pytorch": bool(used & PYTORCH)}
+        return {"WORKSHOP_EMULATED_DEVICE": json.dumps(given)}
+
+    def __str__(self) -> str:
+        text = f"emulated devices, {self.seconds} a step"
+        if self.jitter:
+            text += f" with a jitter of {self.jitter:g}"
+        return text + "".join(f", {name} {times:g} times as slow" for name, times in self.slower.items())
+
+
+def host_remark(devices: Sequence[Mapping[str, float]], cores: int) -> str:
+    """What is wrong with a run whose `devices` (`Run.devices`) were emulated on so many cores; "" if nothing is.
+
+    That is so if none was used, or if the ranks' processes kept more than a tenth of the cores busy.
+    """
+    if devices and not any(each["passes"] for each in devices):
+        return "no rank has used its emulated device: put what it computes into a block `with place.computing():`"
+    share = sum(each["host_share"] for each in devices) / cores
+    if share <= MOST_HOST_SHARE:
+        return ""
+    return (
+        f"this measured the machine, too: beside their emulated devices, the {len(devices)} processes kept {share:.0%} of "
+        f"its {cores} cores busy, where {MOST_HOST_SHARE:.0%} is the most for a fair picture; take a device that is "
+        f"{share / MOST_HOST_SHARE:.1f} times as slow (and links, too), fewer ranks, or a smaller model"
+    )
