@@ -41,11 +41,8 @@ _NONCE = 32
 _PROOF = 32  # bytes of an HMAC-SHA256
 _ADDRESS = 32  # more than any address and port take
 _CLAIM = struct.Struct(f"<II16s{_ADDRESS}s")
-_VERDICTS = {
-    b"\0": "",
-    b"\1": "another process has joined as this rank",
-    b"\2": "the ranks do not agree on how many they are",
-}
+_VERDICTS = {b"\0": "", b"\1": "another process has joined as this rank"}
+_VERDICTS[b"\2"] = "the ranks do not agree on how many they are"
 _NOT_YET = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EAGAIN}
 
 

@@ -93,14 +93,11 @@ def read_traces(folder: Path) -> list[Trace]:
         traces[trace.rank] = trace
     if not traces:
         raise TraceError(f"{folder} has no {PATTERN}; a job that has profile-steps writes OUTPUTS/traces")
-    if max(trace.start_nanoseconds for trace in traces.values()) > min(map(_end, traces.values())):
+    ends = [max(each["ts"] + each.get("dur", 0) for each in trace.events) for trace in traces.values()]
+    starts = [trace.start_nanoseconds for trace in traces.values()]
+    if max(starts) > min(start + 1000 * end for start, end in zip(starts, ends, strict=True)):
         raise TraceError(f"{folder} has traces of several runs, of different times; remove the old ones")
     return [traces[rank] for rank in sorted(traces)]
-
-
-def _end(trace: Trace) -> float:
-    """When its last event ends, in nanoseconds of the Unix clock."""
-    return trace.start_nanoseconds + 1000 * max(event["ts"] + event.get("dur", 0) for event in trace.events)
 
 
 def read_trace(path: Path) -> Trace:

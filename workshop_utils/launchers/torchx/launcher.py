@@ -242,11 +242,8 @@ class TorchX(TargetSettings):
     def _role(self, job: TrainingJob, scratch: Path, port: int) -> dict[str, Any]:
         """The only role of the application: on each node a torchrun, which starts the ranks there."""
         each, (nodes, count) = job.resources, self.layout(job)
-        resource: dict[str, Any] = {
-            "cpu": max(1, round(each.cpu * count)),
-            "gpu": each.gpu * count,
-            "memMB": max(1, each.memory_nbytes * count // 10**6),
-        }
+        cpu, megabytes = max(1, round(each.cpu * count)), max(1, each.memory_nbytes * count // 10**6)
+        resource: dict[str, Any] = {"cpu": cpu, "gpu": each.gpu * count, "memMB": megabytes}
         variables = {**TORCHRUN_RESTARTS, LINE_PREFIX_VARIABLE: LINE_PREFIX, "LOGLEVEL": "WARNING"}
         if self.scheduler == "local_cwd":
             script, address = str(job.script_path.absolute()), ["--local-addr=127.0.0.1"]
