@@ -1,8 +1,11 @@
-"""Measure the steps of one training by three strategies: what a worker computes, waits for, and sends.
+"""Measure the steps of one training by four strategies: what a worker computes, waits for, and sends.
 
 The job's strategy decides how gradients are averaged, and nothing else: `ring` (one ring all-reduce after the backward
-pass), `workshop_parameter_server` (push and pull, synchronous) or `torch_ddp` (DistributedDataParallel, in buckets,
-during the backward pass). All take the very same steps, up to rounding.
+pass), `workshop_parameter_server` (push and pull, synchronous), `torch_ddp` (DistributedDataParallel, in buckets,
+during the backward pass) or `horovod` (in fusion buffers, during it too). All take the very same steps, up to rounding.
+
+With `--elements` the model has layers of so many parameters instead, and with `--costs` their shares of an emulated
+device's time: a scale model of any other model.
 
 Each worker reports for every step `loss`, `gradient_nbytes`, `step_seconds` and its two parts: `compute_seconds`, until
 the last gradient is there, and `communication_seconds`, from then until the parameters may be changed, waiting for
@@ -11,6 +14,7 @@ server at its end those of all steps. All workers begin a step together; waiting
 """
 
 import argparse
+import importlib
 import itertools
 import time
 from collections.abc import Callable
@@ -37,6 +41,14 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--width", type=int, default=256, help="units of each hidden layer")
     parser.add_argument("--layers", type=int, default=3, help="hidden layers")
+    parser.add_argument(
+        "--elements", type=numbers, help="parameters of each layer, multiples of 64, with commas"
+    )
+    parser.add_argument(
+        "--costs", type=numbers, help="how long each computes, in any unit; by default as long as it does"
+    )
+    parser.add_argument("--horovod", type=int, default=0, help="1: launched with the strategy horovod")
+    parser.add_argument("--bucket-bytes", type=int, default=25 << 20, help="of DDP's buckets")
     parser.add_argument("--batch-size", type=int, default=64, help="images a worker takes in one step")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--learning-rate", type=float, default=0.05)
@@ -45,7 +57,15 @@ def options() -> argparse.Namespace:
     for name in ("width", "layers", "batch_size", "steps"):
         if getattr(given, name) < 1:
             parser.error(f"{name.replace('_', '-')} is {getattr(given, name)}; it must be at least 1")
+    if given.elements and (len(given.costs or given.elements) != len(given.elements)):
+        parser.error(f"costs has {len(given.costs)} numbers; it must have one for each of elements")
+    if given.elements and not all(count >= 64 and count % 64 == 0 for count in given.elements):
+        parser.error("elements must be multiples of 64, such as 640,6400")
     return given
+
+
+def numbers(text: str) -> list[float]:
+    return [float(word) for word in str(text).split(",")]
 
 
 def network(pixels: int, width: int, layers: int) -> nn.Sequential:
@@ -53,6 +73,27 @@ def network(pixels: int, width: int, layers: int) -> nn.Sequential:
     widths = itertools.pairwise([pixels, *[width] * layers])
     hidden = [module for sizes in widths for module in (nn.Linear(*sizes), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Linear(width, 10))
+
+
+class Part(nn.Module):
+    """y = x + Wᵀ relu(W x) / rows: a layer with any number of parameters that keeps the width of its input."""
+
+    emulated_cost: float | None = None  # of the forward pass, in any unit
+
+    def __init__(self, elements: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(elements // width, width) / width**0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + (inputs @ self.weight.T).relu() @ self.weight / len(self.weight)
+
+
+def scale_model(elements: list[float], costs: list[float] | None) -> nn.Sequential:
+    """Layers of so many parameters, for images of 64 pixels; then one of 650, which takes no time to speak of."""
+    parts = [Part(int(count), 64) for count in elements]
+    for part, cost in zip(parts, costs or [], strict=False):
+        part.emulated_cost = cost
+    return nn.Sequential(*parts, nn.Linear(64, 10))
 
 
 def flatten(model: nn.Module) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -181,6 +222,35 @@ def by_ddp(model: nn.Module, backward: Backward, arguments: argparse.Namespace) 
         )
 
 
+def by_horovod(model: nn.Module, backward: Backward, arguments: argparse.Namespace) -> None:
+    # By name, so that the other strategies do not ask for Horovod.
+    hvd = importlib.import_module("horovod.torch")
+    hvd.init()
+    named = list(model.named_parameters())
+    sgd = torch.optim.SGD(model.parameters(), arguments.learning_rate)
+    optimizer = hvd.DistributedOptimizer(sgd, named_parameters=named)
+    nbytes = sum(parameter.nbytes for _, parameter in named)
+    for step in range(1, arguments.steps + 1):
+        hvd.barrier()
+        started = time.perf_counter()
+        optimizer.zero_grad()
+        loss = backward(step)
+        computed = time.perf_counter()
+        optimizer.synchronize()
+        averaged = time.perf_counter()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        place.report(
+            step=step,
+            loss=loss,
+            gradient_nbytes=nbytes,
+            step_seconds=time.perf_counter() - started,
+            compute_seconds=computed - started,
+            communication_seconds=averaged - computed,
+        )
+    hvd.shutdown()
+
+
 def main() -> None:
     arguments = options()
     here = place.here()
@@ -190,7 +260,10 @@ def main() -> None:
     images = torch.frombuffer(bytearray(examples.images), dtype=torch.uint8).view(examples.count, -1) / 255
     labels = torch.frombuffer(bytearray(examples.labels), dtype=torch.uint8).long()
     workers = here.world_size - here.servers
-    model: Any = network(images.shape[1], arguments.width, arguments.layers)
+    if arguments.elements:
+        model: Any = scale_model(arguments.elements, arguments.costs)
+    else:
+        model = network(images.shape[1], arguments.width, arguments.layers)
 
     def backward(step: int) -> float:
         first = (step * workers + here.index) * arguments.batch_size
@@ -203,9 +276,12 @@ def main() -> None:
         by_servers(model, backward, arguments)
     elif is_own():
         by_ring(model, backward, arguments)
+    elif arguments.horovod:
+        by_horovod(model, backward, arguments)
     else:
         dist.init_process_group("gloo")
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        megabytes = arguments.bucket_bytes / (1 << 20)
+        model = DistributedDataParallel(model, bucket_cap_mb=megabytes, gradient_as_bucket_view=True)
         by_ddp(model, backward, arguments)
         # Who holds the group must let go of it first, and all must have met: see mnist_torch_ddp.
         dist.barrier()

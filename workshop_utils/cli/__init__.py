@@ -11,6 +11,7 @@ import typer
 
 from workshop_utils.cli.arguments import PAIRS, Job, Lessons, Notebooks, listed, named_values
 from workshop_utils.cli.scaling import app as scaling_app
+from workshop_utils.cli.scaling import scale_model
 
 # Heavy modules (pandas, matplotlib, papermill) are imported by the commands that need them: a launch from the
 # command line must not be slower than torchrun's.
@@ -121,11 +122,14 @@ def run(
     ] = None,
     sweep: Annotated[bool, typer.Option(help="Measure how the strategies scale.")] = True,
     strategies: Annotated[str, typer.Option(help="Which, with commas between; all by default.")] = "",
+    bare: Annotated[
+        bool, typer.Option("--bare", help="Measure on bare cores alone, without a scale model.")
+    ] = False,
 ) -> None:
     """Execute notebooks in order and write one HTML report; the exit code says whether all succeeded."""
     from workshop_utils.lessons import batch
 
-    raise typer.Exit(batch.run_lessons(notebooks or [], output, parameter or [], sweep, strategies))
+    raise typer.Exit(batch.run_lessons(notebooks or [], output, parameter or [], sweep, strategies, bare))
 
 
 @app.command()
@@ -239,6 +243,7 @@ def plan(
 
 
 app.add_typer(scaling_app, name="scaling")
+app.command()(scale_model)
 
 
 @app.command()

@@ -131,6 +131,45 @@ def report(
     typer.echo(f"the report is {written}")
 
 
+def scale_model(
+    cluster: Annotated[str, typer.Argument(help="Such as p3.2xlarge.")],
+    model: Annotated[str, typer.Option(help="Such as vgg16, resnet50, bert-base or gpt-1b.")] = "resnet50",
+    strategy: Annotated[
+        str, typer.Option(help="ring, workshop_parameter_server, torch_ddp, horovod.")
+    ] = "ring",
+    workers: Annotated[
+        str, typer.Option(help="How many devices in all, with commas between.")
+    ] = "1,2,4,8,16",
+    batch: Annotated[int | None, typer.Option(help="Examples a device; by default as published.")] = None,
+    faster_link: Annotated[float, typer.Option(help="What if the link were so many times as fast?")] = 1.0,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each is measured.")] = 1,
+    predict: Annotated[bool, typer.Option("--predict", help="By formula alone; start nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for another program.")] = False,
+) -> None:
+    """Emulate a cluster on this machine: real gradients and messages, slowed links, devices that take their time.
+
+    What was measured before is not run again.
+    """
+    from workshop_utils.scaling.experiment import Store
+    from workshop_utils.scaling.scale_model import ScaleModel
+
+    scaled, counts = ScaleModel.of(cluster, model, strategy, batch, faster_link), _counts(workers)
+    rows = scaled.predict(counts) if predict else scaled.measure(counts, Store.default(), repeats)
+    if as_json:
+        typer.echo(rows.to_json(orient="records", indent=2))
+        return
+    typer.echo(f"{scaled}\n")
+    typer.echo(rows.drop(columns=["cluster", "model", "strategy"]).round(3).to_string(index=False))
+    typer.echo(
+        "\nEfficiency: weak scaling, over one device without any exchange. "
+        + (
+            "By formula alone."
+            if predict
+            else "Measured on emulated devices and links; `predicted` is by formula."
+        )
+    )
+
+
 def _of_each(path: Path, calculate: Callable[[pd.DataFrame], Any]) -> list[tuple[str, Any]]:
     """The result of `calculate` for the runs of each strategy and network; what it refuses is named, and left out.
 

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.lessons import report, selection
-from workshop_utils.scaling import efficiency, experiment
+from workshop_utils.scaling import efficiency, experiment, scale_model
 
 JOBS = Path("jobs")
 CELL_TIMEOUT_SECONDS = 600
@@ -44,7 +44,12 @@ class Lesson:
 
 
 def run_lessons(
-    notebooks: Sequence[Path], output: Path, parameters: Sequence[str], with_sweep: bool, strategies: str = ""
+    notebooks: Sequence[Path],
+    output: Path,
+    parameters: Sequence[str],
+    with_sweep: bool,
+    strategies: str = "",
+    bare: bool = False,
 ) -> int:
     """Execute `notebooks` (all of `notebooks/` if empty) into `output` and write `report.html` there.
 
@@ -52,8 +57,9 @@ def run_lessons(
         notebooks: paths.
         output: a folder.
         parameters: NAME=VALUE; each notebook gets those that its parameters cell has.
-        with_sweep: whether to measure how strategies scale.
-        strategies: those to measure, separated by commas; all by default.
+        with_sweep: whether to measure how training scales: on a scale model of a cluster, and on this machine's cores.
+        strategies: those to measure on cores, separated by commas; all by default.
+        bare: measure on cores alone.
 
     Returns:
         The exit code: 0 if every notebook and every run of the sweep succeeded, otherwise 1.
@@ -79,10 +85,22 @@ def run_lessons(
         mark = "FAILED" if lesson.error else "ok"
         bar.write(f"  {notebook.stem:<40} {mark:<7} {lesson.seconds:6.1f} s")
         executed.append(lesson)
-    measured = _sweep(planned) if with_sweep else None
-    path = report.write_report(output / "report.html", "The workshop, run through", executed, measured)
-    failures = [f"{lesson.notebook}: {lesson.error}" for lesson in executed if lesson.error]
-    succeeded = len(executed) - len(failures)
+    measured = scaled = None
+    failures = []
+    if with_sweep and not bare:
+        try:
+            scaled = scale_model.headline(
+                experiment.Store.default(), (1, 2, 4) if _is_small() else (1, 2, 4, 8, 16)
+            )
+        except JobError as error:
+            failures.append(f"scale model: {error}")
+    if with_sweep:
+        measured = _sweep(planned)
+    path = report.write_report(
+        output / "report.html", "The workshop, run through", executed, measured, scaled
+    )
+    failures += [f"{lesson.notebook}: {lesson.error}" for lesson in executed if lesson.error]
+    succeeded = sum(not lesson.error for lesson in executed)
     if measured is not None:
         failures += [f"sweep, {failure}" for failure in efficiency.failures(measured)]
     for failure in failures:
@@ -139,13 +157,16 @@ def execute(notebook: Path, target: Path, parameters: dict[str, Any]) -> Lesson:
     return Lesson(notebook, seconds, error, selection.read_notebook(target if target.is_file() else notebook))
 
 
+def _is_small() -> bool:
+    return os.environ.get("WORKSHOP_SIZE") == "small"
+
+
 def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[TrainingJob]:
     largest = values.get("workers", 4)
     if not isinstance(largest, int) or largest < 1:
         raise JobError(f"parameter 'workers' is {largest!r}; it must be a whole number of at least 1")
-    small = os.environ.get("WORKSHOP_SIZE") == "small"
     counts = [count for count in (1, 2, 4, 8, 16) if count < largest] + [largest]
-    jobs = experiment.mnist_jobs(JOBS, counts, **({"epochs": 1} if small else {}))
+    jobs = experiment.mnist_jobs(JOBS, counts, epochs=1 if _is_small() else 5)
     allowed = sorted({job.strategy for job in jobs})
     for name in strategies:
         if name not in allowed:
@@ -154,12 +175,7 @@ def _planned(values: dict[str, Any], strategies: Sequence[str]) -> list[Training
 
 
 def _sweep(jobs: Sequence[TrainingJob]) -> pd.DataFrame:
-    rows = []
-    for job in tqdm(jobs, "sweep", bar_format=BAR):
-        (row,) = experiment.measure_once(experiment.Setting(job), warm=False)
-        rows.append({name: row[name] for name in SWEPT})
-        speed = f"{row['samples_per_second']:9,.0f} samples/s"
-        tqdm.write(f"  {row['strategy']:<24} {row['workers']} workers  {row['state']:<10} {speed}")
-    runs = pd.DataFrame(rows)
+    settings = [experiment.Setting(job) for job in jobs]
+    runs = experiment.measure_all(settings, experiment.Store.default())[[*SWEPT]]
     seconds = runs["workers"] * runs["batch_size"] / runs["samples_per_second"]
     return runs.assign(step_seconds=seconds, scaling="weak")

@@ -24,13 +24,19 @@ if TYPE_CHECKING:
 
 
 def write_report(
-    path: Path, title: str, lessons: Sequence[Lesson] = (), runs: pd.DataFrame | None = None
+    path: Path,
+    title: str,
+    lessons: Sequence[Lesson] = (),
+    runs: pd.DataFrame | None = None,
+    scaled: pd.DataFrame | None = None,
 ) -> Path:
     """Write the page `path`, self-contained, and each executed lesson as HTML beside it.
 
-    With a table of `runs`, as of `scaling.experiment.measure_all`, the page shows how they scaled.
+    With a table of `runs`, as of `scaling.experiment.measure_all`, the page shows how they scaled; with `scaled`, of
+    `scaling.scale_model.headline`, it begins with that.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    style.use()
     for lesson in lessons:
         page = lesson_page(lesson.executed, lesson.notebook)
         path.with_name(f"{lesson.notebook.stem}.html").write_text(page, encoding="utf-8")
@@ -42,6 +48,8 @@ def write_report(
         lessons=lessons,
         total_seconds=sum(lesson.seconds for lesson in lessons),
         runs=None if runs is None else _runs(runs),
+        headline=None if scaled is None else _picture(scaling.throughput(scaled), "")[0],
+        on_cores=scaled is not None,
         machine=f"{platform.system()} {platform.machine()}, {cores()} cores",
         versions=f"torch {version('torch')}, numpy {version('numpy')}",
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -52,7 +60,6 @@ def write_report(
 
 def _runs(runs: pd.DataFrame) -> dict[str, Any]:
     """Figures and the table of measured training steps; for other jobs, and where all failed, only their rows."""
-    style.use()
     figures, rows = [], runs
     if "step_seconds" in runs and runs["step_seconds"].notna().any():
         rows = efficiency.scaling(runs)

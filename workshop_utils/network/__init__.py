@@ -36,7 +36,7 @@ INTERFACE = "eth0"  # what each process sees as its network card
 SUBNET = "10.77.0"  # unreachable from outside the run's namespaces
 MOST_PROCESSES = 250  # addresses in the subnet, less the reserved ones
 
-QUEUE = "50ms"
+QUEUE_SECONDS = 0.05  # that a full link holds packets back before it drops more
 
 _NAME = re.compile(r"[a-z]+-\d+")
 _FORM = "a rate such as 100Mbit, or settings such as bandwidth=100Mbit,latency=1ms,racks=2,spine=200Mbit"
@@ -182,8 +182,8 @@ def availability() -> Availability:
     trial = " && ".join(
         (
             "ip link add name left type veth peer name right",
-            f"tc qdisc add dev left root tbf rate 100mbit burst 64k latency {QUEUE}",
-            "ip link set dev left gso_max_size 32000",
+            "tc qdisc add dev left root tbf rate 100mbit burst 64k latency 50ms",
+            "ip link set dev left gso_max_size 32000 gso_max_segs 22",
             "ip link add name middle type bridge",
         )
     )

@@ -114,7 +114,7 @@ def host_remark(devices: Sequence[Mapping[str, float]], cores: int) -> str:
     if share <= MOST_HOST_SHARE:
         return ""
     return (
-        f"this measured the machine, too: beside their emulated devices, the {len(devices)} processes kept {share:.0%} of "
+        f"this measured the machine, too: beside their emulated devices, {len(devices)} processes kept {share:.0%} of "
         f"its {cores} cores busy, where {MOST_HOST_SHARE:.0%} is the most for a fair picture; take a device that is "
         f"{share / MOST_HOST_SHARE:.1f} times as slow (and links, too), fewer ranks, or a smaller model"
     )

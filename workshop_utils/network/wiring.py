@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workshop_utils.jobs.quantities import bytes_per_second_of
-from workshop_utils.network import INTERFACE, QUEUE, Network
+from workshop_utils.network import INTERFACE, QUEUE_SECONDS, SUBNET, Network
 
 Command = tuple[str, ...]
 
@@ -63,7 +63,7 @@ def wire(network: Network, names: Sequence[str], as_user: bool) -> tuple[Switch,
 def _cable(network: Network, names: Sequence[str], index: int) -> Cable:
     port, rate = f"port{index}", network.bandwidth_of(names[index])
     rack = index * network.racks // len(names)
-    slowest = min(map(network.bandwidth_of, names))
+    piece = burst_nbytes(min(map(network.bandwidth_of, names))) // 2
     return Cable(
         plug=[
             _command(f"ip link add name {port} type veth peer name {INTERFACE} netns {{pid}}"),
@@ -75,8 +75,12 @@ def _cable(network: Network, names: Sequence[str], index: int) -> Cable:
             _command("ip link set lo up"),
             _command(f"ip address add {network.address(index)}/24 dev {INTERFACE}"),
             _command(f"ip link set {INTERFACE} up"),
+            # BBR, which some systems use, would take the first burst for the link's rate, and pause to look again.
+            _command(
+                f"ip route change {SUBNET}.0/24 dev {INTERFACE} src {network.address(index)} congctl reno"
+            ),
             # TCP hands its data down in pieces of up to 64 KB, which the bucket of a slow link would have to cut up.
-            _command(f"ip link set dev {INTERFACE} gso_max_size {burst_nbytes(slowest) // 2}"),
+            _command(f"ip link set dev {INTERFACE} gso_max_size {piece} gso_max_segs {piece // 1448}"),
             _limit(INTERFACE, rate),
         ],
         address=network.address(index),
@@ -97,8 +101,9 @@ def burst_nbytes(bytes_per_second: float) -> int:
 
 def _limit(device: str, bytes_per_second: float) -> Command:
     rate, burst = round(bytes_per_second * 8), burst_nbytes(bytes_per_second)
+    queue = round(max(QUEUE_SECONDS * bytes_per_second, 1_000_000)) + burst
     return _command(
-        f"tc qdisc add dev {device} root handle 1: tbf rate {rate}bit burst {burst} latency {QUEUE}"
+        f"tc qdisc add dev {device} root handle 1: tbf rate {rate}bit burst {burst} limit {queue}"
     )
 
 

@@ -152,6 +152,37 @@ def roofline(
     return style.finish(axes, finding, detail)
 
 
+MODELS = {"resnet50": "ResNet-50", "resnet101": "ResNet-101", "vgg16": "VGG-16", "bert-base": "BERT-base"}
+
+
+def throughput(rows: pd.DataFrame) -> Figure:
+    """Examples a second against workers, a panel a model: points measured on emulated devices, lines closed forms.
+
+    `rows` are those of `scale_model.ScaleModel.measure`, of several strategies; perfect is one device times workers.
+    """
+    models = list(rows["model"].unique())
+    figure, grid = style.figure(9.6, 4.4, columns=len(models), sharex=True, squeeze=False)
+    for axes, model in zip(grid.flat, models, strict=True):
+        own = rows[rows["model"] == model]
+        first, counts = own.iloc[0], np.unique(own["workers"])
+        alone = first["throughput"] / first["efficiency"] / first["workers"]
+        ends = np.array([0, counts.max()])
+        style.theory(axes, ends, ends * alone, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
+        for index, (strategy, points) in enumerate(own.groupby("strategy", sort=False)):
+            name, each = str(strategy), points["workers"].to_numpy(float)
+            style.theory(axes, each, each * alone * points["predicted"], name_of(name), colour=name)
+            style.measured(axes, each, points["throughput"], colour=name, marker=style.MARKERS[index])
+        axes.set(
+            xlabel="workers, each with an emulated device", xticks=counts, xlim=(0, None), ylim=(0, None)
+        )
+        most = own.loc[own["workers"] == counts.max(), "throughput"].max() / alone
+        finding = f"{MODELS.get(model, model)}: {counts.max()} workers, {most:.1f} times as fast"
+        ratio = f"{first['gradient_nbytes'] / 1e6:.0f} MB of gradients for {first['device_seconds']:.2f} s of computing"
+        style.finish(axes, finding, ratio)
+    grid.flat[0].set_ylabel("examples a second")
+    return figure
+
+
 def laws() -> Figure:
     """Both laws against the number of workers, side by side, for some serial fractions."""
     _, (fixed_work, fixed_time) = style.figure(9.2, 4.4, columns=2, sharex=True, sharey=True)

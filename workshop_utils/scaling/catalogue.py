@@ -168,12 +168,12 @@ class Instance(Description):
     dollars_an_hour: PositiveFloat | None = None
 
 
-E = TypeVar("E", Transformer, Instance)
+E = TypeVar("E", bound=Description)
 
 
 def models() -> Mapping[str, Transformer]:
     """All transformers of the catalogue, by name."""
-    return _load(Transformer, DATA / "models.yaml")
+    return load(Transformer, DATA / "models.yaml")
 
 
 def model(name: str | Path | Transformer) -> Transformer:
@@ -189,7 +189,7 @@ def model(name: str | Path | Transformer) -> Transformer:
         return _entry(Transformer, path.parent.name or path.stem, _from_hugging_face(path))
     if path.suffix in (".yaml", ".yml"):
         return _entry(Transformer, path.stem, _read(path))
-    return _pick("model", str(name), models(), "a YAML file or a config.json describes others")
+    return pick("model", str(name), models(), "a YAML file or a config.json describes others")
 
 
 def instances(file: str | Path | None = None) -> Mapping[str, Instance]:
@@ -200,7 +200,7 @@ def instances(file: str | Path | None = None) -> Mapping[str, Instance]:
     Raises:
         CatalogueError: if the file cannot be read, or a field in it is wrong.
     """
-    return _load(Instance, DATA / "instances.yaml", *([] if file is None else [Path(file)]))
+    return load(Instance, DATA / "instances.yaml", *([] if file is None else [Path(file)]))
 
 
 def instance(name: str | Path | Instance, known: Mapping[str, Instance] | None = None) -> Instance:
@@ -211,10 +211,11 @@ def instance(name: str | Path | Instance, known: Mapping[str, Instance] | None =
     """
     if isinstance(name, Instance):
         return name
-    return _pick("instance", str(name), known or instances(), "a file of yours may describe others")
+    return pick("instance", str(name), known or instances(), "a file of yours may describe others")
 
 
-def _pick(kind: str, name: str, known: Mapping[str, E], otherwise: str) -> E:
+def pick(kind: str, name: str, known: Mapping[str, E], otherwise: str) -> E:
+    """The entry of that name. Raises CatalogueError with the nearest one, or all and what to do `otherwise`."""
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name.lower(), known, n=1)
@@ -222,7 +223,7 @@ def _pick(kind: str, name: str, known: Mapping[str, E], otherwise: str) -> E:
     raise CatalogueError(f"{kind} is {name!r}; {advice}")
 
 
-def _load(kind: type[E], *paths: Path) -> dict[str, E]:
+def load(kind: type[E], *paths: Path) -> dict[str, E]:
     """The entries of all files, field by field; later ones replace earlier ones."""
     entries: dict[str, Any] = {}
     for path in paths:

@@ -24,7 +24,7 @@ MEASURED = {
     "key", "repeat", "state", "reason", "run_seconds", "measured_at", "cached", "seconds", "step_seconds",
     "compute_seconds", "transfer_seconds", "waiting_seconds",
     "other_seconds", "bytes_sent", "bytes_received", "server_bytes_received", "samples_per_second",
-    "first_step_seconds", "accuracy", "loss", "outlier",
+    "first_step_seconds", "accuracy", "loss", "outlier", "host_share",
 }  # fmt: skip
 # Of those of `scaling`, what a reader is shown.
 SHOWN = (

@@ -33,6 +33,7 @@ from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.jobs.cache import cache_folder
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
+from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.runs import Run, RunFailed, RunState
 from workshop_utils.scaling.communication import seconds_by_nbytes
 from workshop_utils.setup.machine import cores
@@ -41,6 +42,7 @@ from workshop_utils.strategies import strategy_of
 Scaling = Literal["weak", "strong"]
 
 BATCH = "batch-size"  # the argument that says how many examples a worker takes in a step
+BAR = "{desc} {n}/{total} |{bar:30}| {elapsed}<{remaining}"  # of progress
 FULL_SPEED = "full speed"  # where no network is emulated
 FRAMEWORKS = ("numpy", "torch", "tensorflow", "tensorflow-cpu", "horovod", "mpi4py")
 PACKAGE = Path(__file__).parents[1]
@@ -99,6 +101,7 @@ class Setting:
     network: Network | None = None
     repeat: int = 0
     scaling: Scaling = "weak"  # what it is measured for; the run itself is the same, and so is its key
+    device: EmulatedDevice | None = None
 
     @property
     def emulation(self) -> str:
@@ -114,6 +117,7 @@ class Setting:
             "package": package(),
             "network": None if self.network is None else self.network.model_dump(mode="json"),
             "emulation": self.emulation,
+            "device": None if self.device is None else self.device.model_dump(mode="json"),
             "repeat": self.repeat,
             "machine": machine(),
         }
@@ -129,6 +133,7 @@ class Setting:
             "servers": servers,
             "network": FULL_SPEED if self.network is None else short(self.network),
             "emulation": self.emulation,
+            **({} if self.device is None else {"device": str(self.device)}),
             **{name.replace("-", "_"): value for name, value in sorted(self.job.arguments.items())},
             "repeat": self.repeat,
         }
@@ -209,7 +214,9 @@ def _share(job: TrainingJob) -> int:
     return whole // job.workers
 
 
-def measure_all(settings: Sequence[Setting], store: Store, fresh: bool = False) -> pd.DataFrame:
+def measure_all(
+    settings: Sequence[Setting], store: Store, fresh: bool = False, progress: bool = True
+) -> pd.DataFrame:
     """Run what `store` does not have yet; a table of all `settings`, in order, a row a run (or a run and size).
 
     A run that fails is a row whose `state` says so, and is tried again next time. With `fresh`, all is measured again.
@@ -219,8 +226,7 @@ def measure_all(settings: Sequence[Setting], store: Store, fresh: bool = False) 
         `cached`, true where the row was in the store.
     """
     tables = []
-    form = "{desc} {n}/{total} |{bar:30}| {elapsed}<{remaining}"
-    with tqdm(settings, desc="measuring", unit="run", bar_format=form) as bar:
+    with tqdm(settings, desc="measuring", unit="run", bar_format=BAR, disable=not progress) as bar:
         for setting in bar:
             key = setting.key()
             kept = None if fresh else store.get(key)
@@ -242,7 +248,8 @@ def measure_once(setting: Setting, warm: bool = True) -> list[dict[str, Any]]:
 
     A `warm` run forks its workers from a process that has the frameworks loaded.
     """
-    with Local(network=setting.network, warm=warm).launch(setting.job) as run:
+    launcher = Local(network=setting.network, warm=warm, emulated_device=setting.device)
+    with launcher.launch(setting.job) as run:
         with contextlib.suppress(RunFailed):  # its reason becomes a row
             run.wait()
         outcome = {
@@ -251,6 +258,8 @@ def measure_once(setting: Setting, warm: bool = True) -> list[dict[str, Any]]:
             "run_seconds": run.seconds,
             "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+        if setting.device is not None:
+            outcome["host_share"] = sum(each["host_share"] for each in run.devices) / cores()
         return [setting.described() | outcome | row for row in rows_of(setting.job, run)]
 
 
