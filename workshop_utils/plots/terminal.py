@@ -16,13 +16,8 @@ from rich.table import Table
 
 from workshop_utils.runs import Run, RunFailed, RunState
 
-COLUMNS = {
-    "device": "{}",
-    "step": "{:.0f}",
-    "loss": "{:.4f}",
-    "accuracy": "{:.3f}",
-    "samples_per_second": "{:,.0f}",
-}
+COLUMNS = {"device": "{}", "step": "{:.0f}", "loss": "{:.4f}", "accuracy": "{:.3f}"}
+COLUMNS["samples_per_second"] = "{:,.0f}"
 REFRESH_SECONDS = 0.25
 
 
