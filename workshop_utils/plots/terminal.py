@@ -38,8 +38,8 @@ def show(run: Run) -> None:
     for line in run.logs():  # such as the step from which it resumed
         typer.echo(str(line))
     typer.echo(f"{run.name}: {run.state} in {run.seconds:.1f} s")
-    if remark := getattr(run, "remark", ""):
-        typer.echo(remark)
+    if run.remark:
+        typer.echo(run.remark)
 
 
 def _table(run: Run) -> Table:

@@ -59,7 +59,6 @@ UTILISATION = 0.4  # of the peak, where nobody has published the model's through
 
 # What is sent at once during the backward pass: DDP's buckets, Horovod's fusion buffer. The others wait for its end.
 FUSED_NBYTES = {"torch_ddp": 25 << 20, "horovod": 128 << 20}
-_WAITS = "sends all gradients after the backward pass"
 STRATEGIES = ("ring", "workshop_parameter_server", *FUSED_NBYTES)
 
 
@@ -181,19 +180,18 @@ class ScaleModel:
         largest = max(table, key=lambda each: each.parameters)
         rate = 8e-9 * cluster.link * self.faster_link
         fused = FUSED_NBYTES.get(self.strategy)
-        return "\n".join(
-            (
-                f"{cluster.name}: {cluster.devices} × {cluster.device} a machine; {rate:g} Gbit/s between machines, of "
-                f"which messages get {cluster.reached:.0%} ({cluster.source})",
-                f"{self.model}: {len(table)} layers, {self.nbytes / 1e6:,.1f} MB of gradients, "
-                f"{4 * largest.parameters / 1e6:,.1f} MB of them in {largest.name}",
-                f"one device: {self.batch} examples in {self.step_seconds:.3f} s ({self.measured_by})",
-                f"{self.strategy}: "
-                + (
-                    f"sends up to {fused / 2**20:g} MiB at once during the backward pass" if fused else _WAITS
-                ),
-            )
-        )
+        sends = f"up to {fused / 2**20:g} MiB at once during" if fused else "all gradients after"
+        lines = [
+            f"{cluster.name}: {cluster.devices} × {cluster.device} a machine; {rate:g} Gbit/s between machines, "
+            f"of which messages get {cluster.reached:.0%} ({cluster.source})",
+            f"{self.model}: {len(table)} layers, {self.nbytes / 1e6:,.1f} MB of gradients, "
+            f"{4 * largest.parameters / 1e6:,.1f} MB of them in {largest.name}",
+            f"one device: {self.batch} examples in {self.step_seconds:.3f} s ({self.measured_by})",
+            f"{self.strategy}: sends {sends} the backward pass",
+        ]
+        if cluster.devices > 1:
+            lines.append(f"folded: the {cluster.devices} devices of a machine are one emulated worker")
+        return "\n".join(lines)
 
     def predict(self, workers: Sequence[int]) -> pd.DataFrame:
         """Closed forms alone: a row for each of `workers`, which counts devices.
@@ -311,8 +309,8 @@ class ScaleModel:
 
         Returns:
             The columns of `predict`, in the cluster's seconds, with the median of `repeats`; the efficiency that was
-            `predicted`; what was `emulated`, of which `stretch` is how many times as long a step took; and
-            `host_share`, what the workers used of this machine's cores.
+            `predicted`; what was `emulated`: how many times (`stretch`) as long a step took, and the gradients'
+            `layer_nbytes`; and `host_share`, the part of this machine's cores that the workers kept busy.
 
         Raises:
             JobError: if this machine cannot emulate it, or a run fails.
@@ -338,7 +336,15 @@ class ScaleModel:
                     f"{count} workers keep {share:.0%} of this machine busy however slow the devices are; take fewer"
                 )
             steps.append((count, float(runs["step_seconds"].median()) / emulation.stretch))
-            notes.append({"emulated": str(emulation), "stretch": emulation.stretch, "host_share": share})
+            sizes = [4 * count for count in emulation.elements]
+            notes.append(
+                {
+                    "emulated": str(emulation),
+                    "stretch": emulation.stretch,
+                    "host_share": share,
+                    "layer_nbytes": sizes,
+                }
+            )
         predicted = self.predict(workers)["efficiency"].rename("predicted")
         return self._table(steps).join(predicted).join(pd.DataFrame(notes))
 
