@@ -226,10 +226,12 @@ class ScaleModel:
         return self.exchanged(step, machines, across)
 
     def link_of(self, devices: int) -> float:
-        """Bytes of gradients per second of a folded machine, whose link carries a ring through all devices."""
+        """Bytes of gradients per second of a folded machine, through whose link a ring passes along all devices."""
         machines = self.machines(devices)
         rate = self.cluster.link * self.cluster.reached * self.faster_link
-        return rate if machines == 1 else rate * (machines - 1) / machines * devices / (devices - 1)
+        if machines == 1 or self.strategy == "workshop_parameter_server":
+            return rate
+        return rate * (machines - 1) / machines * devices / (devices - 1)
 
     def exchanged(
         self, step: float, workers: int, link: Link, nbytes: float | None = None, by_ring: bool = False
