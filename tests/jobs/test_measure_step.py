@@ -1,4 +1,6 @@
-"""The job that measures training steps: three strategies, the very same steps, and counted bytes."""
+"""The job that measures training steps: four strategies, the very same steps, and counted bytes."""
+
+import functools
 
 import pytest
 from launching import launched
@@ -50,3 +52,27 @@ def test_the_bytes_of_a_step_are_counted_on_each_worker(steps):
     assert set(workers["bytes_received"]) == {nbytes + 8}  # and the version of the parameters
     server = steps["workshop_parameter_server"].query("worker == 'server-0'")
     assert server["bytes_received"].tolist() == [STEPS * WORKERS * nbytes]
+
+
+@pytest.fixture(scope="module")
+def losses():
+    """Of a model with layers of given sizes: by strategy, the mean of the workers in each step, and the bytes."""
+
+    @functools.cache
+    def by(strategy):
+        arguments = {"elements": "640,64,1280", "costs": "1,0,3", "batch_size": 32, "learning_rate": 0.5}
+        arguments["horovod"] = int(strategy == "horovod")
+        steps = launched("measure_step", workers=2, strategy=strategy, arguments=arguments).metrics
+        assert set(steps["gradient_nbytes"].dropna()) == {4 * (640 + 64 + 1280 + 650)}
+        return steps.dropna(subset=["loss"]).groupby("step")["loss"].mean().to_numpy()
+
+    return by
+
+
+@pytest.mark.parametrize("strategy", ["workshop_parameter_server", "torch_ddp", "horovod"])
+def test_a_model_of_given_layers_takes_the_very_same_steps_by_all_strategies(losses, strategy):
+    if strategy == "horovod":
+        pytest.importorskip("horovod")
+    assert len(losses("ring")) == 6
+    assert losses("ring")[-1] < losses("ring")[0]  # it learns
+    assert losses(strategy) == pytest.approx(losses("ring"), rel=1e-5)

@@ -20,6 +20,8 @@ REFUSED = [
     ("gpt_pipeline", {"microbatches": 3}, "batch-size is 8; the 3 microbatches must divide it"),
     ("gpt_3d", {"workers": 2}, "is 2 × 2 × 2; it must make 2, the number of workers"),
     ("measure_pipeline", {"schedule": "gpipe", "chunks": 2}, "chunks is 2; schedule 'gpipe' has one a rank"),
+    ("measure_step", {"elements": "64,100"}, "elements must be multiples of 64, such as 640,6400"),
+    ("measure_step", {"elements": "64,64", "costs": "1"}, "costs has 1 numbers; it must have one for each"),
     ("measure_hogwild", {"stride": 3}, "stride is 3; it must divide"),
     ("measure_hogwild", {"parameter_servers": 2}, "parameter_servers is 2"),
     ("digits_parameter_server", {"locking": "none"}, "give consistency 'asynchronous'"),

@@ -1,11 +1,14 @@
 """Running lessons in batch: parameters, failures that stop nothing, and the report."""
 
 import base64
+from pathlib import Path
 
 import nbformat
 import pandas as pd
+import pytest
 from bs4 import BeautifulSoup
 
+from workshop_utils.jobs import JobError
 from workshop_utils.lessons import batch, report
 from workshop_utils.scaling import experiment
 
@@ -103,6 +106,96 @@ def test_a_sweep_in_which_nothing_succeeded_has_its_failures(tmp_path):
         "mpi with 2: rank 1 was killed"
         in report.write_report(tmp_path / "report.html", "All", runs=pd.DataFrame(rows)).read_text()
     )
+
+
+def scaled():
+    """What `ScaleModel.measure` gives of two strategies."""
+    rows = [
+        {
+            "cluster": "p100-25g", "model": "vgg16", "strategy": strategy, "workers": workers, "machines": workers,
+            "gradient_nbytes": 553_430_176, "device_seconds": 0.5, "step_seconds": 0.5 / efficiency,
+            "throughput": 128 * workers * efficiency, "efficiency": efficiency, "predicted": efficiency,
+            "emulated": "", "stretch": 1.0, "host_share": 0.05,
+        }
+        for strategy, worst in (("ring", 0.75), ("workshop_parameter_server", 0.25))
+        for workers, efficiency in ((1, 1.0), (2, worst))
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_the_report_begins_with_the_scale_model_and_calls_the_rest_bare_cores(tmp_path):
+    runs = pd.DataFrame([measurement("torch_ddp", workers, 1000.0) for workers in (1, 2)])
+
+    def page_of(**tables):
+        page = report.write_report(tmp_path / "report.html", "All", runs=runs, **tables).read_text()
+        return BeautifulSoup(page, "html.parser")
+
+    page = page_of(scaled=scaled())
+    first, *others = page.select("img")
+    assert "1.5 times as fast" in first["alt"]
+    assert first.parent.find_next_sibling("p").find("b").text == "emulated device"
+    titles = [title.text for title in page.select("h2")]
+    assert len(titles) == 2
+    assert "bare cores" in titles[1]
+    assert others
+    assert len(page.select(".bare img")) == len(others)
+    plain = page_of()
+    assert "emulated" not in plain.text
+    assert [title.text for title in plain.select("h2")] == ["Measured"]
+    assert not plain.select("figure.bare")
+
+
+@pytest.fixture
+def sweeps(monkeypatch, tmp_path):
+    """The numbers of workers that scale models and the sweep on bare cores were asked for; nothing is run."""
+    asked = {"scaled": [], "bare": []}
+
+    def headline(store, workers):
+        asked["scaled"].append(workers)
+        return scaled()
+
+    def measure_all(settings, store):
+        asked["bare"].append({setting.job.workers for setting in settings})
+        return pd.DataFrame(
+            [measurement("torch_ddp", 1, 1000.0) | {"network": "full speed", "batch_size": 32}]
+        )
+
+    monkeypatch.setattr(batch.scale_model, "headline", headline)
+    monkeypatch.setattr(batch.experiment, "measure_all", measure_all)
+    monkeypatch.chdir(Path(__file__).parents[2])  # where jobs/ is
+    asked["notebook"] = write_notebook(tmp_path / "00_none.ipynb")
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "scaled_workers", "bare_workers"),
+    [
+        ("normal", {}, [(1, 2, 4, 8, 16)], [{1, 2, 4}]),
+        ("small", {}, [(1, 2, 4)], [{1, 2, 4}]),
+        ("normal", {"bare": True}, [], [{1, 2, 4}]),
+        ("normal", {"with_sweep": False}, [], []),
+    ],
+)
+def test_a_scale_model_and_bare_cores_are_measured_unless_asked_otherwise(
+    sweeps, size, options, scaled_workers, bare_workers, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("WORKSHOP_SIZE", size)
+    assert batch.run_lessons([sweeps["notebook"]], tmp_path, [], **{"with_sweep": True, **options}) == 0
+    assert sweeps["scaled"] == scaled_workers
+    assert sweeps["bare"] == bare_workers
+    assert ("emulated device" in (tmp_path / "report.html").read_text()) == bool(scaled_workers)
+
+
+def test_a_scale_model_that_cannot_be_measured_is_a_failure_beside_the_report(
+    sweeps, monkeypatch, tmp_path, capsys
+):
+    def headline(store, workers):
+        raise JobError("16 workers keep 30% of this machine busy")
+
+    monkeypatch.setattr(batch.scale_model, "headline", headline)
+    assert batch.run_lessons([sweeps["notebook"]], tmp_path, [], with_sweep=True) == 1
+    assert "16 workers keep 30% of this machine busy" in capsys.readouterr().out
+    assert "Measured" in (tmp_path / "report.html").read_text()
 
 
 def test_the_sweep_has_single_once_and_parameter_servers_from_two():

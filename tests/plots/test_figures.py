@@ -94,6 +94,13 @@ KNOWN = table("system predicted measured", ("a", 1.05, 1.0), ("a", 1.3, 1.0), ("
 LINE = np.array([2.0, 8.0, 1000.0])
 PREDICTED = prediction.Curve("ring", "ring", LINE, LINE, LINE, LINE, {2: 0.1}, {8: 0.3}, {1000: 4.0})
 
+ROWS = ("ring", 1, 0.95, 1.0), ("ring", 4, 0.8, 0.75), ("horovod", 1, 0.5, 0.5), ("horovod", 4, 0.2, 0.25)
+EMULATED = table("strategy workers efficiency predicted", *ROWS).assign(
+    gradient_nbytes=1e8, device_seconds=0.5
+)
+EMULATED["throughput"] = 100 * EMULATED["workers"] * EMULATED["efficiency"]
+EMULATED = pd.concat([EMULATED.assign(model=name) for name in ("vgg16", "mine")])
+
 
 # Figures that order, sum up or mark what they are given; and what their panels show, from the first on.
 SHOWN = {
@@ -135,6 +142,7 @@ SHOWN = {
     "efficiency": (lambda: scaling.efficiency(SCALED, {"ring": ([1, 2, 4], [1, 0.8, 0.6])}, "Found", "so"),
         [sorted(zip(SCALED["workers"], SCALED["efficiency"], strict=True))]),
     "where time goes": (lambda: scaling.where_time_goes(SCALED, "Found", "so"), []),
+    "throughput": (lambda: scaling.throughput(EMULATED), [[(1, 50), (1, 95), (4, 80), (4, 320)]] * 2),
     "noise": (lambda: scaling.noise(MEASURED, "Found", "so"), [[(1, place) for place in range(6)]]),
     "roofline": (lambda: scaling.roofline(SCALED, pd.Series(1e9, SCALED.index), 1e10, 1e7, "Found", "so"),
         [sorted((1e3, 1e9 / row.step_seconds) for row in SCALED.itertuples() if row.workers > 1)]),
@@ -174,6 +182,14 @@ def test_the_parts_of_a_step_are_as_long_as_the_step():
     (axes,) = scaling.where_time_goes(SCALED, "Found", "so").axes
     bars = pd.DataFrame([(bar.get_y(), bar.get_width()) for bar in axes.patches])
     assert sorted(bars.groupby(0)[1].sum()) == pytest.approx(sorted(SCALED["step_seconds"]))
+
+
+def test_perfect_throughput_is_one_device_times_workers_and_predictions_are_lines_below_it():
+    for axes in scaling.throughput(EMULATED).axes:
+        lines = [line.get_ydata() for line in axes.get_lines() if line.get_marker() in ("None", None, "")]
+        for line, expected in zip(lines, ([0, 400], [100, 300], [50, 100]), strict=True):
+            assert line == pytest.approx(expected)
+        assert "3.2" in axes.get_title(loc="left")  # how many times as fast as one
 
 
 @pytest.mark.parametrize("name", ["roofline", "map"])

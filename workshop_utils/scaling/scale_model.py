@@ -317,6 +317,8 @@ class ScaleModel:
         Raises:
             JobError: if this machine cannot emulate it, or a run fails.
         """
+        for count in workers:
+            self.emulation(count, np.inf)  # refuses what cannot be emulated before anything starts
         forwarded = forwarded_bytes_per_second(store)
         steps, notes = [], []
         for count in tqdm(workers, f"emulating {self.model}, {self.strategy}", bar_format=BAR):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ from conftest import eventually, marked_processes
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network, availability, has_netem
+from workshop_utils.ranks import on_ranks
 from workshop_utils.runs import RunFailed, RunState
 
 pytestmark = [
@@ -102,6 +104,25 @@ def test_a_star_lets_through_its_bandwidth_and_less_where_a_worker_is_slower(mak
     assert EARLIEST < seconds[1] / theory(2.5e6) < LATEST
     assert EARLIEST < seconds[2] / theory(0.625e6) < LATEST
     assert seconds[2] > 2 * seconds[1]
+
+
+def test_a_short_exchange_on_an_idle_link_gets_no_more_than_a_small_burst_for_nothing():
+    def exchange(communicator):
+        import time
+
+        import numpy as np
+
+        taken, array = [], np.zeros(60_000, np.uint8)
+        for _ in range(5):
+            time.sleep(0.05)  # until the link could let a whole burst through
+            communicator.barrier()
+            started = time.perf_counter()
+            communicator.send_recv(1 - communicator.rank, array, 1 - communicator.rank, np.empty_like(array))
+            taken.append(time.perf_counter() - started)
+        return taken
+
+    seconds = statistics.median(map(max, *on_ranks(2, exchange, network="20Mbit").values))
+    assert EARLIEST < seconds / ((60_000 - 16_000) / (0.956 * 2.5e6)) < 1.5
 
 
 def test_between_racks_the_spine_decides_and_within_a_rack_it_does_not(make_job):

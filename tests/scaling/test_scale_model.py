@@ -1,0 +1,340 @@
+"""A scale model of a cluster: closed forms against hand arithmetic, what is emulated, and what is measured."""
+
+import json
+import re
+from itertools import accumulate
+
+import pytest
+from typer.testing import CliRunner
+
+from workshop_utils import cli
+from workshop_utils.comm.topology import Link
+from workshop_utils.jobs import JobError
+from workshop_utils.network import availability
+from workshop_utils.network.devices import MOST_HOST_SHARE
+from workshop_utils.scaling import experiment, scale_model
+from workshop_utils.scaling.catalogue import CatalogueError
+from workshop_utils.scaling.communication import GOODPUT
+from workshop_utils.scaling.experiment import Store
+from workshop_utils.scaling.layers import MODELS, layers
+from workshop_utils.scaling.scale_model import STRATEGIES, Cluster, ScaleModel
+
+SERVER = "workshop_parameter_server"
+VGG = 553_430_176  # bytes of VGG-16's gradients
+ALONE = 64 / 154  # seconds of a P100 for 64 images
+
+
+def vgg(strategy="ring", cluster="p100-25g", **changes):
+    return ScaleModel.of(cluster, "vgg16", strategy, **changes)
+
+
+def ready(*names):
+    """When the gradients of VGG-16's layers `names`, its last, are there, in a step of one second."""
+    table = layers("vgg16")
+    return 1 / 3 + 2 / 3 * sum(each.flops for each in table if each.name in names) / sum(
+        each.flops for each in table
+    )
+
+
+# Closed forms
+
+
+@pytest.mark.parametrize(
+    ("strategy", "workers", "rate", "seconds"),
+    [
+        ("ring", 4, 1e9, 1 + 1.5 * VGG / 1e9),  # 2 (N − 1) / N, after the backward pass
+        (SERVER, 4, 1e9, 1 + 2 * 4 * VGG / 1e9),  # its link carries every worker's push, then every pull
+        (SERVER, 1, 1e9, 1 + 2 * VGG / 1e9),  # the server is another machine
+        ("ring", 1, 1e9, 1),
+        ("torch_ddp", 1, 1e9, 1),
+        ("horovod", 1, 1e9, 1),
+        # The convolutions' backward pass hides all buckets but the last: conv1 to conv5, of 555,328 parameters.
+        ("torch_ddp", 2, 1e9, 1 + 4 * 555_328 / 1e9),
+        # A bucket is sent when it is full, that of fc3 and fc2 first; then the link never rests.
+        ("torch_ddp", 2, 1e8, ready("fc3", "fc2") + VGG / 1e8),
+        ("horovod", 2, 1e8, ready("fc3") + VGG / 1e8),
+    ],
+)
+def test_a_step_takes_what_one_calculates_by_hand(strategy, workers, rate, seconds):
+    assert vgg(strategy).exchanged(1.0, workers, Link(0.0, rate)) == pytest.approx(seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "all_reduces"),
+    # Horovod: fc3, while which is sent fc2 becomes ready; fc1, too large to join it; all convolutions.
+    # DDP: fc3 with fc2, fc1, and three buckets of convolutions.
+    [("ring", 1), ("torch_ddp", 5), ("horovod", 4)],
+)
+def test_each_bucket_is_an_all_reduce_with_a_latency_of_its_own(strategy, all_reduces):
+    model, latency = vgg(strategy), 1e-3
+    late, soon = (model.exchanged(1.0, 2, Link(each, 1e8)) for each in (latency, 0.0))
+    assert late - soon == pytest.approx(2 * latency * all_reduces)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_tenth_of_the_bytes_on_a_link_a_tenth_as_fast_takes_as_long(strategy):
+    model = vgg(strategy)
+    small = model.exchanged(1.0, 3, Link(0.0, 1e8), VGG / 10)
+    assert small == pytest.approx(model.exchanged(1.0, 3, Link(0.0, 1e9)))
+
+
+def test_a_prediction_has_the_cluster_s_steps_throughput_and_efficiency():
+    table = vgg().predict([1, 4])
+    step = ALONE + 1.5 * VGG / (0.75 * 25e9 / 8) + 6 * 30e-6
+    assert table["gradient_nbytes"].tolist() == [VGG, VGG]
+    assert table["device_seconds"].tolist() == pytest.approx([ALONE] * 2)
+    assert table["step_seconds"].tolist() == pytest.approx([ALONE, step])
+    assert table["throughput"].tolist() == pytest.approx([154, 4 * 64 / step])
+    assert table["efficiency"].tolist() == pytest.approx([1, ALONE / step])
+    assert vgg(batch=32).step_seconds == pytest.approx(ALONE / 2)
+    assert vgg(faster_link=10).link_of(4) == pytest.approx(10 * 0.75 * 25e9 / 8)
+
+
+def test_a_machine_of_several_devices_exchanges_inside_then_by_a_ring_through_all():
+    model = vgg(cluster="p3.16xlarge")
+    table = model.predict([1, 4, 8, 16])
+    alone, inside = model.step_seconds, 2 * 7 / 8 * VGG / 125e9
+    across = 2 * 15 / 16 * VGG / (0.9 * 25e9 / 8) + 2 * 30e-6
+    assert table["machines"].tolist() == [1, 1, 1, 2]
+    assert table["step_seconds"].tolist() == pytest.approx(
+        [alone, alone + 1.5 * VGG / 125e9, alone + inside, alone + inside + across]
+    )
+    with pytest.raises(JobError, match="workers is 12;"):
+        model.predict([12])
+
+
+def test_what_nobody_published_is_estimated_from_another_device_or_from_the_peak():
+    scaled, worked_out = vgg(cluster="p3.2xlarge"), ScaleModel.of("p3.2xlarge", "gpt-1b", batch=2)
+    assert scaled.step_seconds == pytest.approx(ALONE * 10.6 / 15.7)
+    assert "estimated from one P100: TensorFlow" in str(scaled)
+    flops = 3 * 2 * sum(each.flops for each in layers("gpt-1b"))
+    assert worked_out.step_seconds == pytest.approx(flops / (0.4 * 15.7e12))
+    assert "estimated: 40% of the device's peak" in str(worked_out)
+    assert "estimated" not in str(vgg())
+
+
+def test_a_cluster_is_one_of_the_scale_model_s_own_or_an_instance_of_the_planner():
+    own, instance = Cluster.named("p3.16xlarge"), Cluster.named("p4d.24xlarge")
+    assert (own.device, own.devices, own.link, own.reached, own.inner) == ("V100", 8, 3.125e9, 0.9, 125e9)
+    assert (instance.devices, instance.link, instance.inner) == (8, 50e9, 300e9)
+    assert instance.latency == pytest.approx(20e-6)
+    other = own.model_copy(update={"name": "mine", "devices": 2})
+    assert ScaleModel.of(other, "vgg16").machines(4) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("p3.2xlrge", "vgg16"), "cluster is 'p3.2xlrge'; did you mean p3.2xlarge?"),
+        (("p3.2xlarge", "vgg-16"), "model is 'vgg-16'; did you mean vgg16?"),
+        (("p3.2xlarge", "vgg16", "mpi"), "a scale model has one of ring, workshop_parameter_server"),
+        (("p3.2xlarge", "vgg16", "ring", 0), "batch is 0; it must be at least 1"),
+        (("p3.2xlarge", "vgg16", "ring", None, 0), "faster_link is 0; it must be above zero"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_would_be_right(arguments, message):
+    with pytest.raises((JobError, CatalogueError), match=re.escape(message)):
+        ScaleModel.of(*arguments)
+
+
+# What is emulated
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_neighbouring_layers_are_merged_and_all_totals_and_large_layers_stay(model):
+    original, merged = layers(model), ScaleModel.of("p100-25g", model).table
+    assert len(merged) <= 24
+    for number in ("parameters", "flops"):
+        totals = [[*accumulate(getattr(each, number) for each in table)] for table in (original, merged)]
+        assert set(totals[1]) <= set(totals[0])  # so the order stays, too
+        assert totals[1][-1] == totals[0][-1]
+    large = [each.parameters for each in original if each.parameters > totals[0][-1] / 20]
+    assert set(large) <= {each.parameters for each in merged}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("cluster", "workers"), [("p100-25g", 2), ("p2.8xlarge", 16)])
+def test_an_emulated_step_has_the_ratios_of_the_cluster_s(strategy, cluster, workers):
+    model = vgg(strategy, cluster)
+    emulation = model.emulation(workers, 1e9)
+    (seconds,) = model.predict([workers])["step_seconds"]
+    assert emulation.expected_seconds / emulation.stretch == pytest.approx(seconds, rel=2e-3)  # no latency
+    setting = emulation.setting()
+    elements, costs = (
+        [*map(float, setting.job.arguments[name].split(","))] for name in ("elements", "costs")
+    )
+    assert emulation.nbytes == 4 * (sum(elements) + 650)
+    shares = [4 * each.parameters / VGG for each in layers("vgg16")]
+    assert [4 * count / emulation.nbytes for count in elements] == pytest.approx(
+        shares, abs=0.012
+    )  # whole rows of 64
+    assert costs == pytest.approx([each.flops for each in layers("vgg16")], rel=1e-5)
+    assert (setting.job.strategy, setting.job.workers) == (strategy, 2)
+    device_seconds = float(setting.device.seconds.removesuffix("ms")) / 1000
+    rate = GOODPUT * float(setting.network.bandwidth.removesuffix("bit")) / 8
+    assert device_seconds * rate / emulation.nbytes == pytest.approx(
+        emulation.step_seconds * model.link_of(workers) / VGG, rel=1e-5
+    )
+
+
+def test_buckets_and_fusion_buffers_shrink_with_the_gradients():
+    ddp, horovod = (vgg(strategy).emulation(2, 1e9) for strategy in ("torch_ddp", "horovod"))
+    shrunk = ddp.nbytes / VGG
+    assert ddp.setting().job.arguments["bucket-bytes"] == round(shrunk * 25 * 2**20)
+    assert int(horovod.setting().job.environment["HOROVOD_FUSION_THRESHOLD"]) == round(shrunk * 128 * 2**20)
+    assert horovod.setting().job.arguments["horovod"] == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "workers", "forwarded", "binding"),
+    [("vgg16", 1, 1e9, 0), ("resnet50", 2, 1e9, 1), ("vgg16", 16, 1e9, 2), ("vgg16", 4, 1e6, 3)],
+)
+def test_time_is_stretched_until_the_device_the_exchange_the_host_and_the_links_all_have_enough(
+    model, workers, forwarded, binding, monkeypatch
+):
+    monkeypatch.setattr(scale_model, "cores", lambda: 2)
+    emulation = ScaleModel.of("p100-25g", model).emulation(workers, forwarded)
+    device_seconds = emulation.stretch * emulation.step_seconds
+    plenty = [  # how many times what is needed
+        device_seconds / scale_model.LEAST_DEVICE_SECONDS,
+        (emulation.expected_seconds - device_seconds) / scale_model.LEAST_EXCHANGE_SECONDS,
+        MOST_HOST_SHARE * 2 * emulation.expected_seconds / (workers * scale_model.CPU_SECONDS),
+        forwarded / 2 / (workers * emulation.bytes_per_second),
+    ]
+    if workers == 1:
+        del plenty[1]
+    assert plenty[binding] == min(plenty) == pytest.approx(1, rel=0.01)
+    slower = emulation.model.emulation(workers, forwarded, slower=3)
+    assert slower.stretch == pytest.approx(3 * emulation.stretch)
+
+
+def test_what_is_sent_in_pieces_has_more_bytes_and_the_host_more_time_for_them():
+    ring, ddp = (vgg(strategy).emulation(16, 1e9) for strategy in ("ring", "torch_ddp"))
+    assert ddp.nbytes == pytest.approx(3 * ring.nbytes, rel=0.01)
+    assert ddp.expected_seconds == pytest.approx(3 * ring.expected_seconds, rel=0.01)
+
+
+def test_four_hundred_workers_are_predicted_and_not_emulated():
+    assert vgg().predict([400])["machines"].tolist() == [400]
+    with pytest.raises(JobError, match="workers is 400, on 400 machines; 64 are the most"):
+        vgg().emulation(400, 1e9)
+    assert vgg(cluster="p3.16xlarge").emulation(400, 1e9).machines == 50
+
+
+# What is measured
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The settings that were run: instead of processes, steps of 3, 9 and 2 times the device's, by repeat.
+
+    `runs.outcomes` are those of the runs in turn; the last is that of all others.
+    """
+
+    class Runs(list):
+        def __init__(self):
+            self.outcomes = [{}]
+
+        def measure_once(self, setting):
+            self.append(setting)
+            device_seconds = float(setting.device.seconds.removesuffix("ms")) / 1000
+            row = {"state": "succeeded", "reason": "", "host_share": 0.05}
+            row["step_seconds"] = (3, 9, 2)[setting.repeat] * device_seconds
+            outcome = self.outcomes[min(len(self), len(self.outcomes)) - 1]
+            return [setting.described() | row | outcome]
+
+    started = Runs()
+    monkeypatch.setattr(experiment, "measure_once", started.measure_once)
+    monkeypatch.setattr(scale_model, "forwarded_bytes_per_second", lambda store: 1e9)
+    return started
+
+
+def test_what_was_measured_is_scaled_back_kept_and_not_run_again(runs, tmp_path):
+    model = vgg()
+    table = model.measure([1, 4], Store(tmp_path))
+    assert table["efficiency"].tolist() == pytest.approx([1 / 3] * 2)
+    assert table["throughput"].tolist() == pytest.approx([154 / 3, 4 * 154 / 3])
+    assert table["predicted"].tolist() == model.predict([1, 4])["efficiency"].tolist()
+    assert [setting.job.workers for setting in runs] == [1, 4]
+    assert model.measure([1, 4], Store(tmp_path)).equals(table)
+    assert len(runs) == 2
+    repeated = model.measure([1], Store(tmp_path), repeats=3)
+    assert repeated["efficiency"].tolist() == pytest.approx([1 / 3])  # the median of 3, 9 and 2
+    assert [setting.repeat for setting in runs] == [0, 0, 1, 2]
+
+
+def test_a_run_that_keeps_the_host_busy_is_stretched_and_measured_again(runs, tmp_path):
+    runs.outcomes = [{"host_share": 0.2}, {}]
+    table = vgg().measure([4], Store(tmp_path))
+    first, second = (float(setting.device.seconds.removesuffix("ms")) for setting in runs)
+    assert second == pytest.approx(2.4 * first, rel=1e-4)
+    assert table["host_share"].tolist() == [0.05]
+    assert table["stretch"].tolist() == pytest.approx([second / 1000 / ALONE], rel=1e-4)
+    assert table["efficiency"].tolist() == pytest.approx([1 / 3])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "started", "message"),
+    [
+        ({"host_share": 0.3}, 3, "4 workers keep 30% of this machine busy however slow the devices are"),
+        (
+            {"state": "failed", "reason": "rank 1 was killed"},
+            1,
+            "4 workers could not be measured: rank 1 was killed",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_said_in_a_sentence(runs, tmp_path, outcome, started, message):
+    runs.outcomes = [outcome]
+    with pytest.raises(JobError, match=message):
+        vgg().measure([4], Store(tmp_path))
+    assert len(runs) == started
+
+
+def test_the_headline_has_two_models_by_two_strategies(runs, tmp_path):
+    table = scale_model.headline(Store(tmp_path), (1, 2))
+    assert table.groupby(["model", "strategy"])["workers"].apply(list).to_dict() == {
+        (model, strategy): [1, 2] for model in ("resnet101", "vgg16") for strategy in ("ring", SERVER)
+    }
+
+
+def command(*words):
+    result = CliRunner().invoke(cli.app, ["scale-model", *words], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_the_command_predicts_or_measures_and_says_what_is_imitated(runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORKSHOP_CACHE", str(tmp_path))
+    words = ["p100-25g", "--model", "vgg16", "--workers", "1,4", "--strategy", "torch_ddp", "--batch", "32"]
+    predicted = command(*words, "--faster-link", "10", "--predict")
+    assert "1 × P100 a machine; 250 Gbit/s between machines" in predicted
+    assert "vgg16: 16 layers, 553.4 MB of gradients, 411.1 MB of them in fc1" in predicted
+    assert "torch_ddp: sends up to 25 MiB at once" in predicted
+    assert not runs
+    rows = json.loads(command(*words, "--predict", "--json"))
+    assert rows == json.loads(vgg("torch_ddp", batch=32).predict([1, 4]).to_json(orient="records"))
+    measured = json.loads(command(*words, "--json", "--repeats", "3"))
+    assert [row["efficiency"] for row in measured] == pytest.approx([1 / 3] * 2)
+    assert [row["predicted"] for row in measured] == pytest.approx([row["efficiency"] for row in rows])
+    assert len(runs) == 6
+    assert "4 × " in command(*words)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(availability() == "none", reason="this machine makes no network namespaces")
+@pytest.mark.parametrize(
+    ("strategy", "workers", "within"),
+    [("ring", [2, 3], 0.06), (SERVER, [2, 3], 0.06), ("torch_ddp", [2], 0.1)],
+)
+def test_real_steps_take_what_the_closed_form_says(
+    strategy, workers, within, tmp_path, monkeypatch, nothing_is_left
+):
+    model, store = vgg(strategy), Store(tmp_path)
+    table = model.measure(workers, store)
+    emulations = [model.emulation(count, 1e9) for count in workers]
+    expected = [each.expected_seconds / each.stretch for each in emulations]
+    assert table["step_seconds"].tolist() == pytest.approx(expected, rel=within)
+    assert (table["host_share"] <= MOST_HOST_SHARE).all()
+    monkeypatch.setattr(scale_model, "on_ranks", None)  # how much this machine forwards is kept, too
+    assert model.measure(workers, store).equals(table)
