@@ -18,6 +18,7 @@ and what the exchange takes from the devices' own speed are in neither.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,8 @@ STEPS, FEWER_STEPS = 4, 3  # of a measured run, fewer where a step takes seconds
 CPU_SECONDS = 0.026  # that a worker's step takes of this machine, about; each run measures it
 LEAST_EXCHANGE_SECONDS = 0.1  # 20 times what an idle link lets through at once: `network.wiring.burst_nbytes`
 LEAST_DEVICE_SECONDS = 0.2
+LONGEST_STEP_SECONDS = 60
+LEAST_SHARE = 0.002  # of a step: a shorter exchange may be off by any part of it
 MOST_TRIES = 3
 WIDTH, HEAD = 64, 650  # of the scaled model: its layers' inputs, and the parameters of its last layer
 FORWARDED_NBYTES = 32 << 20
@@ -300,10 +303,15 @@ class ScaleModel:
         rate = link * nbytes / self.nbytes  # were time not stretched
         stretch = slower * max(
             LEAST_DEVICE_SECONDS / step,
-            LEAST_EXCHANGE_SECONDS / exchange if exchange else 0.0,
+            LEAST_EXCHANGE_SECONDS / exchange if exchange > LEAST_SHARE * step else 0.0,
             machines * larger * CPU_SECONDS / (MOST_HOST_SHARE * cores() * whole),
             machines * rate / (forwarded / 2),
         )
+        if stretch * whole > LONGEST_STEP_SECONDS:
+            raise JobError(
+                f"a step of {workers} workers would take {stretch * whole:,.0f} s here, of {LONGEST_STEP_SECONDS} at "
+                "most; take fewer, or leave it to --predict"
+            )
         return Emulation(self, workers, machines, step, stretch, rate / stretch, tuple(elements), nbytes)
 
     def measure(self, workers: Sequence[int], store: Store, repeats: int = 1) -> pd.DataFrame:
@@ -319,6 +327,8 @@ class ScaleModel:
         """
         for count in workers:
             self.emulation(count, np.inf)  # refuses what cannot be emulated before anything starts
+        for count in workers:  # a mistake in the last is told before the first is run
+            self.emulation(count, math.inf)
         forwarded = forwarded_bytes_per_second(store)
         steps, notes = [], []
         for count in tqdm(workers, f"emulating {self.model}, {self.strategy}", bar_format=BAR):
