@@ -17,6 +17,7 @@ and what the exchange takes from the devices' own speed are in neither.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 from collections.abc import Sequence
@@ -51,7 +52,9 @@ NBYTES, FUSED_TIMES = 240_000, 3  # of the scaled gradient; more where it is sen
 MOST_LAYERS = 24  # of the scaled model; neighbours are merged, of the smallest first
 STEPS, FEWER_STEPS = 4, 3  # of a measured run, fewer where a step takes seconds; the first is left out
 CPU_SECONDS = 0.03  # that a worker's step takes of this machine, about; each run measures it
-LEAST_EXCHANGE_SECONDS = 0.1  # 20 times what an idle link lets through at once: `network.wiring.burst_nbytes`
+LEAST_EXCHANGE_SECONDS = (
+    0.1  # well above what an idle link lets through at once: `network.wiring.burst_nbytes`
+)
 LEAST_DEVICE_SECONDS = 0.2
 LONGEST_STEP_SECONDS = 60
 LEAST_SHARE = 0.002  # of a step: a shorter exchange may be off by any part of it
@@ -143,9 +146,11 @@ class ScaleModel:
             JobError, CatalogueError: for what is unknown or cannot be emulated, with what would be right.
         """
         if strategy not in STRATEGIES:
-            raise JobError(f"strategy is {strategy!r}; a scale model has one of {', '.join(STRATEGIES)}")
-        if faster_link <= 0:
-            raise JobError(f"faster_link is {faster_link}; it must be above zero")
+            close = difflib.get_close_matches(strategy, STRATEGIES, n=1, cutoff=0.4)
+            advice = f"; did you mean {close[0]}?" if close else ""
+            raise JobError(f"strategy is {strategy!r}; a scale model has {', '.join(STRATEGIES)}{advice}")
+        if not 0 < faster_link < math.inf:
+            raise JobError(f"faster_link is {faster_link}; it must be a number above zero, such as 10")
         if batch is not None and batch < 1:
             raise JobError(f"batch is {batch}; it must be at least 1")
         kind = Cluster.named(cluster) if isinstance(cluster, str) else cluster
@@ -181,11 +186,11 @@ class ScaleModel:
     def __str__(self) -> str:
         cluster, table = self.cluster, layers(self.model)
         largest = max(table, key=lambda each: each.parameters)
-        rate = 8e-9 * cluster.link * self.faster_link
+        rate = f"{8e-9 * cluster.link:g}" + (f" × {self.faster_link:g}" if self.faster_link != 1 else "")
         fused = FUSED_NBYTES.get(self.strategy)
         sends = f"up to {fused / 2**20:g} MiB at once during" if fused else "all gradients after"
         lines = [
-            f"{cluster.name}: {cluster.devices} × {cluster.device} a machine; {rate:g} Gbit/s between machines, "
+            f"{cluster.name}: {cluster.devices} × {cluster.device} a machine; {rate} Gbit/s between machines, "
             f"of which messages get {cluster.reached:.0%} ({cluster.source})",
             f"{self.model}: {len(table)} layers, {self.nbytes / 1e6:,.1f} MB of gradients, "
             f"{4 * largest.parameters / 1e6:,.1f} MB of them in {largest.name}",
