@@ -110,7 +110,9 @@ def test_what_nobody_published_is_estimated_from_another_device_or_from_the_peak
     flops = 3 * 2 * sum(each.flops for each in layers("gpt-1b"))
     assert worked_out.step_seconds == pytest.approx(flops / (0.4 * 15.7e12))
     assert "estimated: 40% of the device's peak" in str(worked_out)
-    assert "estimated" not in str(vgg())
+    published = ScaleModel.of("p100-25g", "resnet50")
+    assert published.step_seconds == pytest.approx(64 / 219)
+    assert "estimated" not in str(published)
 
 
 def test_a_cluster_is_one_of_the_scale_model_s_own_or_an_instance_of_the_planner():
@@ -144,12 +146,12 @@ def test_a_mistake_is_answered_with_what_would_be_right(arguments, message):
 def test_neighbouring_layers_are_merged_and_all_totals_and_large_layers_stay(model):
     original, merged = layers(model), ScaleModel.of("p100-25g", model).table
     assert len(merged) <= 24
-    for number in ("parameters", "flops"):
-        totals = [[*accumulate(getattr(each, number) for each in table)] for table in (original, merged)]
-        assert set(totals[1]) <= set(totals[0])  # so the order stays, too
-        assert totals[1][-1] == totals[0][-1]
-    large = [each.parameters for each in original if each.parameters > totals[0][-1] / 20]
-    assert set(large) <= {each.parameters for each in merged}
+    for number in ("flops", "parameters"):
+        before, after = ([*accumulate(getattr(each, number) for each in rows)] for rows in (original, merged))
+        assert set(after) <= set(before)  # so the order stays, too
+        assert after[-1] == before[-1]
+    large = {each.parameters for each in original if each.parameters > before[-1] / 20}
+    assert large <= {each.parameters for each in merged}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -214,10 +216,11 @@ def test_what_is_sent_in_pieces_has_more_bytes_and_the_host_more_time_for_them()
     assert ddp.expected_seconds == pytest.approx(3 * ring.expected_seconds, rel=0.01)
 
 
-def test_four_hundred_workers_are_predicted_and_not_emulated():
+def test_four_hundred_workers_are_predicted_and_refused_before_anything_is_measured(monkeypatch, tmp_path):
+    monkeypatch.delattr(scale_model, "forwarded_bytes_per_second")
     assert vgg().predict([400])["machines"].tolist() == [400]
     with pytest.raises(JobError, match="workers is 400, on 400 machines; 64 are the most"):
-        vgg().emulation(400, 1e9)
+        vgg().measure([2, 400], Store(tmp_path))
     assert vgg(cluster="p3.16xlarge").emulation(400, 1e9).machines == 50
 
 
