@@ -106,9 +106,3 @@ def test_outputs_may_be_a_folder_an_address_or_a_claim_and_a_target_may_refuse_i
     others = {"folder", "s3", "claim"} - {kind}
     with pytest.raises(JobError, match=f"outputs is '{text}'; here it must be"):
         job.storage("outputs", *others)
-
-
-@pytest.mark.parametrize(("script", "strategy"), [("import pyspark", "spark_program"), ("", "torch_ddp")])
-def test_the_old_strategy_spark_still_works_and_says_its_new_name(make_job, capsys, script, strategy):
-    assert make_job(script, strategy="spark", workers=2).strategy == strategy
-    assert strategy in capsys.readouterr().err

@@ -65,9 +65,13 @@ class Run(ABC):
 
     Attributes:
         waits_for: what the job is still waiting for, such as free nodes; empty once it runs.
+        device: what device is emulated; None where there is none.
+        remark: what is wrong with measurements on emulated devices, once the run has ended; "" if nothing is.
     """
 
     waits_for: str = ""
+    device: str | None = None
+    remark: str = ""
 
     def __init__(self, name: str, workers: tuple[str, ...]) -> None:
         self.name = name

@@ -126,6 +126,9 @@ class ProcessSpec:
         )
 
 
+Processes = list[ProcessSpec]
+
+
 @dataclass(frozen=True)
 class Layout:
     """The processes of a job on their nodes, and where each can be reached."""
@@ -158,10 +161,8 @@ class Strategy:
     def check(self, job: TrainingJob) -> None:
         """Raise JobError where `job` asks for what this strategy does not have."""
         if job.parameter_servers != 1 and not self.has_servers:
-            raise JobError(
-                f"parameter_servers is {job.parameter_servers}; strategy {self.name!r} has no parameter servers: "
-                "leave it out, or use strategy 'parameter_server'"
-            )
+            advice = "has no parameter servers: leave it out, or use strategy 'parameter_server'"
+            raise JobError(f"parameter_servers is {job.parameter_servers}; strategy {self.name!r} {advice}")
 
     def plan(self, job: TrainingJob, addresses: Addresses | None = None) -> list[ProcessSpec]:
         """The processes of `job`, in the order in which they are started.
@@ -171,10 +172,8 @@ class Strategy:
         addresses = addresses or Addresses()
         specs = _on_nodes(self._processes(job, addresses), len(addresses.nodes))
         layout = Layout(job, addresses, specs)
-        return [
-            replace(spec, environment=self._environment(spec, layout)) if spec.runs_script else spec
-            for spec in specs
-        ]
+        own = [self._environment(spec, layout) if spec.runs_script else spec.environment for spec in specs]
+        return [replace(spec, environment=each) for spec, each in zip(specs, own, strict=True)]
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         """The processes, not yet laid out on nodes."""
@@ -193,9 +192,8 @@ class Single(Strategy):
     def check(self, job: TrainingJob) -> None:
         super().check(job)
         if job.workers != 1:
-            raise JobError(
-                f"workers is {job.workers}; strategy 'single' has one worker: use another strategy, such as 'torch_ddp'"
-            )
+            advice = "use another strategy, such as 'torch_ddp'"
+            raise JobError(f"workers is {job.workers}; strategy 'single' has one worker: {advice}")
 
 
 class Ring(Strategy):
@@ -292,9 +290,7 @@ class HorovodElastic(Strategy):
     def check(self, job: TrainingJob) -> None:
         super().check(job)
         if (job.nodes or 1) > 1:
-            raise JobError(
-                f"nodes is {job.nodes}; strategy 'horovod_elastic' starts all workers on one node: leave it out"
-            )
+            raise JobError(f"nodes is {job.nodes}; {self.name} starts all workers on one node: leave it out")
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         workers = _workers(job, awaited=False)
@@ -338,16 +334,13 @@ class MPI(Strategy):
         options, variables, files = mpi_options(MPI_ON_ONE_MACHINE), dict.fromkeys(MPI_FOLDERS, SCRATCH), {}
         if addresses.apart:
             hosts = [addresses.apart[worker.name] for worker in workers]
-            waits = "echo $$ > {}/{}; exec sleep infinity"
-            workers = [
-                replace(worker, argv=("sh", "-c", waits.format(SCRATCH, host)), leaves=False)
-                for worker, host in zip(workers, hosts, strict=True)
-            ]
+            waits = [("sh", "-c", f"echo $$ > {SCRATCH}/{host}; exec sleep infinity") for host in hosts]
+            pairs = zip(workers, waits, strict=True)
+            workers = [replace(worker, argv=argv, leaves=False) for worker, argv in pairs]
             if job.resources.gpu:
-                raise JobError(
-                    f"resources.gpu is {job.resources.gpu}; in an emulated network mpirun's ranks would all take the "
-                    "same GPU: leave the network out, or use strategy 'torch_ddp'"
-                )
+                shared = "in an emulated network mpirun's ranks would all take the same GPU"
+                advice = "leave the network out, or use strategy 'torch_ddp'"
+                raise JobError(f"resources.gpu is {job.resources.gpu}; {shared}: {advice}")
             starts, options = (), _mpi_apart(hosts, addresses.interface)
             # The agent is a file, since mpirun splits the command at each space.
             variables |= {"PRTE_MCA_plm": "ssh", "PRTE_MCA_plm_ssh_agent": f"sh {SCRATCH}/mpi_agent"}
@@ -387,10 +380,8 @@ class SparkProgram(Strategy):
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         workers = _workers(job, awaited=False)
-        return [
-            ProcessSpec("driver", 0, argv=_script(job), starts=tuple(spec.name for spec in workers)),
-            *workers,
-        ]
+        starts = tuple(worker.name for worker in workers)
+        return [ProcessSpec("driver", 0, argv=_script(job), starts=starts), *workers]
 
 
 class MultiWorkerMirrored(Strategy):
@@ -420,10 +411,8 @@ class ParameterServer(Strategy):
     def check(self, job: TrainingJob) -> None:
         super().check(job)
         if job.workers < 2:
-            raise JobError(
-                f"workers is {job.workers}; strategy 'parameter_server' needs at least 2 (a chief and "
-                f"{job.parameter_servers} server(s) are added to them)"
-            )
+            added = f"(a chief and {job.parameter_servers} server(s) are added to them)"
+            raise JobError(f"workers is {job.workers}; strategy 'parameter_server' needs at least 2 {added}")
 
     def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
         chief = ProcessSpec("chief", 0, 0, argv=_script(job), listens=True)
@@ -439,15 +428,11 @@ def _script(job: TrainingJob) -> tuple[str, ...]:
     return (PYTHON, SCRIPT, *job.command_line_arguments)
 
 
-def _workers(
-    job: TrainingJob, listening: int = 0, awaited: bool = True, first_rank: int = 0
-) -> list[ProcessSpec]:
+def _workers(job: TrainingJob, listening: int = 0, awaited: bool = True, first_rank: int = 0) -> Processes:
     """The workers of `job`, ranked from `first_rank` on; the first `listening` need an address."""
     worker = ProcessSpec("worker", 0, argv=_script(job), awaited=awaited)
-    return [
-        replace(worker, index=index, rank=first_rank + index, listens=index < listening)
-        for index in range(job.workers)
-    ]
+    ranks = range(first_rank, first_rank + job.workers)
+    return [replace(worker, index=n, rank=rank, listens=n < listening) for n, rank in enumerate(ranks)]
 
 
 def _on_nodes(specs: Sequence[ProcessSpec], nodes: int) -> list[ProcessSpec]:
@@ -526,10 +511,9 @@ def strategy_of(job: TrainingJob, target: str = "") -> Strategy:
     strategy = STRATEGIES[job.strategy]
     strategy.check(job)
     if job.resources.gpu and (reason := why_no_gpu(job)):
-        raise JobError(
-            f"resources.gpu is {job.resources.gpu}, and script {job.script!r} cannot use a GPU: {reason}; leave "
-            "resources.gpu out, or set it to 0 (--gpus 0)"
-        )
+        idle = f"script {job.script!r} cannot use a GPU: {reason}"
+        advice = "leave resources.gpu out, or set it to 0 (--gpus 0)"
+        raise JobError(f"resources.gpu is {job.resources.gpu}, and {idle}; {advice}")
     if target and strategy.only_on not in (None, target):
         raise JobError(f"strategy is {job.strategy!r}; launch it with --on {strategy.only_on}")
     return strategy

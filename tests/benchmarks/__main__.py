@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import communication
 import launching
 import running
+import scale_model
 from comparison import BenchmarkError, Row
 
 from workshop_utils.jobs import JobError
@@ -29,6 +30,8 @@ BENCHMARKS: dict[str, Callable[[bool], Iterator[Row]]] = {
     "all_reduce": communication.all_reduce,
     "steps": communication.steps,
     "recovery": running.recovery,
+    "emulation": scale_model.emulation,
+    "published": scale_model.published,
 }
 
 

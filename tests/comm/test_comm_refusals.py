@@ -25,10 +25,16 @@ TWO_SERVERS = Arrangement(2, 2, 3, "asynchronous")
         (lambda: Arrangement(1, 0, 1), "workers"),
         (lambda: Arrangement(1, 2, 1, backup_workers=2), "backup_workers"),
         (lambda: Arrangement(1, 2, 1, bound=-1), "bound"),
-        (lambda: simulate_pushes(Arrangement(1, 2, 3), 8, np.ones((2, 3))), "consistency is 'synchronous'"),
-        (lambda: simulate_pushes(TWO_SERVERS, 8, np.ones((2, 3))), "servers 2; .* with one server"),
-        (lambda: simulate_pushes(ASYNCHRONOUS, 8, np.ones((3, 2))), r"shape \(3, 2\).*2 workers × 3 steps"),
-        (lambda: simulate_pushes(ASYNCHRONOUS, 8, -np.ones((2, 3))), "times of at least 0"),
+        (
+            lambda: simulate_pushes(Arrangement(1, 2, 3), 8, np.ones((2, 3)), Link()),
+            "consistency is 'synchronous'",
+        ),
+        (lambda: simulate_pushes(TWO_SERVERS, 8, np.ones((2, 3)), Link()), "servers 2; .* with one server"),
+        (
+            lambda: simulate_pushes(ASYNCHRONOUS, 8, np.ones((3, 2)), Link()),
+            r"shape \(3, 2\).*2 workers × 3 steps",
+        ),
+        (lambda: simulate_pushes(ASYNCHRONOUS, 8, -np.ones((2, 3)), Link()), "times of at least 0"),
     ],
 )
 def test_numbers_that_cannot_be_are_named(call, message):

@@ -223,7 +223,7 @@ def test_strangers_are_refused_and_the_run_goes_on(port):
 
 def test_an_answer_to_a_challenge_cannot_be_used_again(port):
     """Who sends the called side's own proof back at it is not let in."""
-    own = rendezvous.Membership(10, 0, 2, b"secret")
+    own = rendezvous.Membership(10, 0, 2, b"secret", None)
     with contextlib.closing(rendezvous.Listener(own, f"127.0.0.1:{port}")):
         stranger = socket.create_connection(("127.0.0.1", port))
         stranger.sendall(rendezvous._MAGIC + bytes(rendezvous._NONCE))

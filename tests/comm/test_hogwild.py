@@ -99,7 +99,7 @@ def test_a_worker_does_not_wait_for_ever_for_one_that_makes_no_update():
         finally:
             released.set()
 
-    with pytest.raises(PeerSilent, match=r"1 of 2 updates have been made, and none in the last 0\.2 s"):
+    with pytest.raises(PeerSilent, match=r"1 of 2 updates came, and none in 0\.2 s"):
         threads.run(3, program)
 
 

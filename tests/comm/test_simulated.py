@@ -156,7 +156,7 @@ def test_a_deadlock_names_who_waits_for_whom():
     [
         ((np.zeros(3), np.zeros(4)), "rank 1 sent 4 × float64 where rank 0 expects 3 × float64, in tree"),
         ((Shape(3, np.int32), Shape(3, np.float32)), "sent 3 × float32 where rank 0 expects 3 × int32"),
-        ((np.zeros(1), Shape(1, np.float64)), "sent a Shape, which has no contents"),
+        ((np.zeros(1), Shape(1, np.float64)), "sent a Shape, without contents"),
     ],
     ids=["sizes", "dtypes", "contents"],
 )

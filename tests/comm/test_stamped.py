@@ -78,7 +78,7 @@ def test_another_dtype_is_a_mismatch():
 
 
 def test_a_bandwidth_is_missing():
-    with pytest.raises(ValueError, match="bandwidths has 1 entries; it must have one for each of 2 ranks"):
+    with pytest.raises(ValueError, match="bandwidths has 1 entries; 2 ranks need one each"):
         run(2, lambda _: None, (1.0,))
 
 

@@ -159,7 +159,11 @@ def scale_model(
         typer.echo(rows.to_json(orient="records", indent=2))
         return
     typer.echo(f"{scaled}\n")
-    typer.echo(rows.drop(columns=["cluster", "model", "strategy"]).round(3).to_string(index=False))
+    typer.echo(
+        rows.drop(columns=["cluster", "model", "strategy", "layer_nbytes"], errors="ignore")
+        .round(3)
+        .to_string(index=False)
+    )
     typer.echo(
         "\nEfficiency: weak scaling, over one device without any exchange. "
         + (

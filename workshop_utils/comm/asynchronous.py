@@ -16,7 +16,7 @@ from heapq import heapify, heapreplace
 import numpy as np
 
 from workshop_utils.comm.parameter_server import VERSION_NBYTES, Arrangement
-from workshop_utils.comm.topology import Link, Queue
+from workshop_utils.comm.topology import Link, Numbers, Queue
 
 ITEMSIZE = 4  # bytes of a parameter: float32
 
@@ -42,10 +42,10 @@ class Pushes:
         with np.errstate(divide="ignore", invalid="ignore"):
             return float((self.worker.shape[1] - 1) / spans.max())
 
-    def steady(self, skip: float = 0.2) -> Pushes:
-        """Without the first and the last `skip` of the pushes: all workers start together, and the last end alone."""
+    def steady(self) -> Pushes:
+        """Without the first and the last fifth of the pushes: all workers start together, and the last end alone."""
         count = self.worker.shape[1]
-        kept = slice(int(skip * count), count - int(skip * count))
+        kept = slice(count // 5, count - count // 5)
         return Pushes(self.worker[:, kept], self.seconds[:, kept], self.staleness[:, kept])
 
 
@@ -66,9 +66,7 @@ def compute_times(workers: int, steps: int, seconds: float, jitter: float = 0.0,
     return seconds * np.exp(jitter * np.random.default_rng(seed).standard_normal((workers, steps)))
 
 
-def updates_per_second_at_most(
-    workers: int | np.ndarray, seconds: float, nbytes: int, link: Link
-) -> float | np.ndarray:
+def updates_per_second_at_most(workers: Numbers, seconds: float, nbytes: int, link: Link) -> Numbers:
     """The two lines that throughput stays below: min(W / (compute + round trip), what the server's link lets through).
 
     The first holds while no worker waits for another, the second once the server is never idle; between them lie the
@@ -87,12 +85,7 @@ def updates_per_second_at_most(
         return np.minimum(np.asarray(workers) / (seconds + round_trip), 1 / np.float64(service))
 
 
-def simulate_pushes(
-    arrangement: Arrangement,
-    nbytes: int,
-    compute_seconds: np.ndarray,
-    link: Link = Link(),  # noqa: B008 - it is frozen
-) -> Pushes:
+def simulate_pushes(arrangement: Arrangement, nbytes: int, compute_seconds: np.ndarray, link: Link) -> Pushes:
     """When every push is applied, and how stale it is, with the one server of `arrangement`.
 
     It is what `simulated.simulate` gives for `parameter_server.train`; of two pushes that begin at exactly the same
@@ -108,16 +101,12 @@ def simulate_pushes(
         ValueError: for another arrangement, or numbers that do not go together; the message names them.
     """
     if arrangement.consistency != "asynchronous" or arrangement.servers != 1:
-        raise ValueError(
-            f"consistency is {arrangement.consistency!r} with servers {arrangement.servers}; it must be 'asynchronous' "
-            "with one server: `simulated` runs the others"
-        )
+        given = f"consistency is {arrangement.consistency!r} with servers {arrangement.servers}"
+        raise ValueError(f"{given}; it must be 'asynchronous' with one server: `simulated` runs others")
     shape = (arrangement.workers, arrangement.steps)
     if compute_seconds.shape != shape or arrangement.steps < 1 or not (compute_seconds >= 0).all():
-        raise ValueError(
-            f"compute_seconds has shape {compute_seconds.shape}; it must hold {shape[0]} workers × {shape[1]} "
-            "steps, at least one, and times of at least 0"
-        )
+        right = f"{shape[0]} workers × {shape[1]} steps, at least one, and times of at least 0"
+        raise ValueError(f"compute_seconds has shape {compute_seconds.shape}; it must hold {right}")
     nbytes = nbytes // ITEMSIZE * ITEMSIZE
     uplink, downlink = (Queue(link.bandwidth_bytes_per_second) for _ in range(2))  # the server's
     # Whoever has finished never comes back.

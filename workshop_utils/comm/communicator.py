@@ -48,9 +48,8 @@ class PeerDied(CommunicationError):
 
     def __init__(self, rank: int, where: str = "") -> None:
         self.rank, self.where = rank, where
-        super().__init__(
-            f"rank {rank} has died{f' during {where}' if where else ''}; the others cannot go on"
-        )
+        during = f" during {where}" if where else ""
+        super().__init__(f"rank {rank} has died{during}; the others cannot go on")
 
     def __reduce__(self) -> tuple[Any, ...]:  # so that another process can send it back
         return type(self), (self.rank, self.where)
@@ -61,9 +60,8 @@ class PeerLeft(PeerDied):
 
     def __init__(self, rank: int, where: str = "") -> None:
         super().__init__(rank, where)
-        self.args = (
-            f"rank {rank} has already left; others still waited for it{f' in {where}' if where else ''}",
-        )
+        during = f" in {where}" if where else ""
+        self.args = (f"rank {rank} has already left; others still waited for it{during}",)
 
 
 class Mismatch(CommunicationError):
@@ -113,14 +111,13 @@ class Traffic:
         self.waited_seconds = 0.0
         self._messages_sent, self._bytes_sent, self._bytes_received = (Counter[int]() for _ in range(3))
 
-    def count_sent(self, to: int, nbytes: int) -> None:
-        """Count a message to rank `to`."""
-        self._messages_sent[to] += 1
-        self._bytes_sent[to] += nbytes
-
-    def count_received(self, source: int, nbytes: int) -> None:
-        """Count a message from rank `source`."""
-        self._bytes_received[source] += nbytes
+    def count(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
+        """Count a message to rank `to` and one from rank `source`; None skips a side."""
+        if to is not None:
+            self._messages_sent[to] += 1
+            self._bytes_sent[to] += outgoing.nbytes
+        if source is not None:
+            self._bytes_received[source] += incoming.nbytes
 
     @property
     def messages_sent(self) -> np.ndarray:
@@ -242,20 +239,17 @@ class Communicator(ABC):
     def _transfer(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         for peer in (to, source):
             if peer is not None and (peer == self.rank or not 0 <= peer < self.size):
-                raise ValueError(
-                    f"peer is {peer}; rank {self.rank} of {self.size} can reach other ranks only"
-                )
+                raise ValueError(f"peer is {peer}; rank {self.rank} of {self.size} can reach others only")
         if to is None and source is None:
             return
         if self.watch is not None:
             self.watch(to, outgoing)
         start = self.now()
         self._exchange(to, outgoing, source, incoming)
+        self.traffic.count(to, outgoing, source, incoming)
         if to is not None:
-            self.traffic.count_sent(to, outgoing.nbytes)
             self._record("send", to, outgoing, start)
         if source is not None:
-            self.traffic.count_received(source, incoming.nbytes)
             self._record("recv", source, incoming, start)
 
     def _record(self, kind: str, peer: int | None, array: Array, start: float) -> None:
@@ -320,18 +314,16 @@ def finish(array: Array, operation: Operation, size: int) -> None:
         np.divide(array, size, out=array, casting="unsafe")
 
 
-def check_message(
-    communicator: Communicator, source: int, collective: str, array: Array, incoming: Array
-) -> None:
+def check_message(own: Communicator, source: int, collective: str, array: Array, incoming: Array) -> None:
     """Whether `array`, which rank `source` sent in `collective`, is the message that this rank expects.
 
     Raises:
         Mismatch: if not; the message says what was sent and what was expected.
     """
-    here = communicator._collective
+    here = own._collective
     if collective != here or array.nbytes != incoming.nbytes or array.dtype != incoming.dtype:
         sent, expected = (f"{each.size} × {each.dtype}" for each in (array, incoming))
-        raise mismatch(communicator.rank, here, expected, source, collective, sent)
+        raise mismatch(own.rank, here, expected, source, collective, sent)
 
 
 def mismatch(rank: int, here: str, expected: str, source: int, there: str, sent: str) -> Mismatch:
@@ -351,10 +343,8 @@ def flat(tensor: Any) -> Array:
     """
     array = as_array(tensor)
     if not array.flags.c_contiguous:
-        raise ValueError(
-            f"the array of shape {array.shape} is not contiguous, so it cannot be reduced in place; "
-            "pass numpy.ascontiguousarray(array)"
-        )
+        why = f"the array of shape {array.shape} is not contiguous, so it cannot be reduced in place"
+        raise ValueError(f"{why}; pass numpy.ascontiguousarray(array)")
     return array if array.ndim == 1 else array.reshape(-1)
 
 
@@ -370,9 +360,9 @@ def as_array(tensor: Any) -> np.ndarray:
     if isinstance(tensor, np.ndarray):
         return tensor
     if type(tensor).__module__.partition(".")[0] != "torch":
+        advice = "pass an array, such as numpy.array(...), and use it afterwards"
         raise TypeError(
-            f"a {type(tensor).__name__} is neither a NumPy array nor a tensor of PyTorch; "
-            "pass an array, such as numpy.array(...), and use it afterwards"
+            f"a {type(tensor).__name__} is neither a NumPy array nor a tensor of PyTorch; {advice}"
         )
     if tensor.device.type != "cpu":
         raise TypeError(f"the tensor is on {tensor.device}; move it to the CPU first: tensor.cpu()")
@@ -385,14 +375,11 @@ def as_array(tensor: Any) -> np.ndarray:
             return bits.view(ml_dtypes.bfloat16)
         array: np.ndarray = tensor.detach().numpy()
     except ImportError as failure:
-        raise TypeError(
-            "NumPy has no bfloat16 without the package ml_dtypes; install it, or use torch.float16"
-        ) from failure
+        advice = "install it, or use torch.float16"
+        raise TypeError(f"NumPy has no bfloat16 without the package ml_dtypes; {advice}") from failure
     except (TypeError, RuntimeError) as failure:  # such as a float8 or a sparse tensor
-        raise TypeError(
-            f"NumPy has no array like a {tensor.layout} tensor of {tensor.dtype}; convert it first, "
-            "for example with tensor.float()"
-        ) from failure
+        what = f"a {tensor.layout} tensor of {tensor.dtype}"
+        raise TypeError(f"NumPy has no array like {what}; convert it first: tensor.float()") from failure
     return array
 
 

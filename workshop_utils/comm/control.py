@@ -16,18 +16,11 @@ import time
 from collections.abc import Sequence
 from typing import NoReturn
 
-from workshop_utils.comm.communicator import (
-    CommunicationError,
-    Communicator,
-    FrameError,
-    Mismatch,
-    PeerDied,
-    PeerLeft,
-    PeerSilent,
-)
+from workshop_utils.comm import communicator as errors
+from workshop_utils.comm.communicator import CommunicationError, Communicator, PeerDied, PeerLeft, PeerSilent
 from workshop_utils.comm.rendezvous import Sockets
 
-_ERRORS: list[type[CommunicationError]] = [PeerDied, Mismatch, PeerSilent, FrameError, PeerLeft]
+_ERRORS: list[type[CommunicationError]] = [PeerDied, errors.Mismatch, PeerSilent, errors.FrameError, PeerLeft]
 _FRAME = struct.Struct("<4sIBH")  # kind, number, code, bytes of text that follow
 _ASK, _WAITS, _ABORT, _LEAVE = b"ask?", b"wait", b"fail", b"done"
 
@@ -155,7 +148,7 @@ class ControlLinks:
         elif kind == _LEAVE:
             self._left.add(peer)
         else:
-            self.fail(FrameError(f"what rank {self._rank} received from rank {peer} is no control message"))
+            self.fail(errors.FrameError(f"rank {self._rank} received no control message from rank {peer}"))
 
     def _tell(self, peer: int, kind: bytes, number: int = 0, code: int = 0, text: bytes = b"") -> None:
         with contextlib.suppress(OSError):  # a rank that has left needs no news

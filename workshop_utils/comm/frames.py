@@ -42,13 +42,10 @@ def difference(received: bytes | bytearray, source: int, expected: bytes, rank: 
     magic, collective, dtype, sequence, elements, _ = HEADER.unpack(received)
     _, own_collective, own_dtype, own_sequence, own_elements, _ = HEADER.unpack(expected)
     if magic != MAGIC:
-        return FrameError(
-            f"what rank {rank} received from rank {source} is not a message: {bytes(received)!r}"
-        )
+        return FrameError(f"rank {rank} received from rank {source} what is no message: {bytes(received)!r}")
     if sequence != own_sequence:
-        return FrameError(
-            f"rank {rank} received message {sequence} from rank {source} where message {own_sequence} is due"
-        )
+        due = f"where message {own_sequence} is due"
+        return FrameError(f"rank {rank} received message {sequence} from rank {source} {due}")
     sent, due = f"{elements} × {text(dtype)}", f"{own_elements} × {text(own_dtype)}"
     return mismatch(rank, text(own_collective), due, source, text(collective), sent)
 

@@ -117,9 +117,7 @@ class SharedPart:
             if self.updates > seen:
                 seen, changed = self.updates, time.monotonic()
             elif time.monotonic() - changed > timeout_seconds:
-                raise PeerSilent(
-                    f"{seen} of {updates} updates have been made, and none in the last {timeout_seconds:g} s"
-                )
+                raise PeerSilent(f"{seen} of {updates} updates came, and none in {timeout_seconds:g} s")
             else:
                 time.sleep(0.002)
 
@@ -164,9 +162,7 @@ def train(
         PeerSilent: if for the communicator's time-out no worker has made an update.
     """
     if arrangement.consistency != "asynchronous":
-        raise ValueError(
-            f"consistency is {arrangement.consistency!r}; workers that share memory are 'asynchronous'"
-        )
+        raise ValueError(f"consistency is {arrangement.consistency!r}; here it must be 'asynchronous'")
     arrangement.check(communicator)
     if not hasattr(os, "memfd_create"):
         raise CommunicationError("shared parameters need Linux: this system has no memory without a name")

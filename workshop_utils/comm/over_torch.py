@@ -52,6 +52,4 @@ class TorchCommunicator(Communicator):
     def _first_of(self, sources: Sequence[int]) -> int:
         if len(sources) == 1:
             return sources[0]
-        raise CommunicationError(
-            f"gloo cannot wait for the first of the ranks {list(sources)}: receive from one of them"
-        )
+        raise CommunicationError(f"gloo cannot wait for several ranks, {list(sources)}: receive from one")

@@ -41,11 +41,8 @@ _NONCE = 32
 _PROOF = 32  # bytes of an HMAC-SHA256
 _ADDRESS = 32  # more than any address and port take
 _CLAIM = struct.Struct(f"<II16s{_ADDRESS}s")
-_VERDICTS = {
-    b"\0": "",
-    b"\1": "another process has joined as this rank",
-    b"\2": "the ranks do not agree on how many they are",
-}
+_VERDICTS = {b"\0": "", b"\1": "another process has joined as this rank"}
+_VERDICTS[b"\2"] = "the ranks do not agree on how many they are"
 _NOT_YET = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EAGAIN}
 
 
@@ -61,7 +58,7 @@ class Membership:
     """
 
     def __init__(
-        self, timeout_seconds: float, rank: int, size: int, secret: bytes, subnet: str | None = None
+        self, timeout_seconds: float, rank: int, size: int, secret: bytes, subnet: str | None
     ) -> None:
         if not 0 <= rank < size:
             raise ValueError(f"rank is {rank}; with size {size} it must be from 0 to {size - 1}")
@@ -94,9 +91,7 @@ class Listener:
             while missing := [rank for rank in ranks if (purpose, rank) not in self._callers]:
                 if not self._changed.wait(self._own.deadline - time.monotonic()):
                     names = ", ".join(map(str, missing))
-                    raise PeerSilent(
-                        f"rank {self._own.rank} has waited in vain for rank {names} to join the run"
-                    )
+                    raise PeerSilent(f"rank {self._own.rank} waited in vain for rank {names} to join the run")
             return [self._callers[purpose, rank] for rank in ranks]
 
     def close(self) -> None:
@@ -210,9 +205,8 @@ def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[s
             ours.update({rank: call(own, addresses[rank], purpose) for rank in range(own.rank)})
         for purpose, ours in links.items():
             higher = range(own.rank + 1, own.size)
-            ours.update(
-                {rank: link for rank, (link, _) in zip(higher, listener.wait(purpose, higher), strict=True)}
-            )
+            callers = listener.wait(purpose, higher)
+            ours.update({rank: link for rank, (link, _) in zip(higher, callers, strict=True)})
             for link in ours.values():
                 link.settimeout(None)
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -253,9 +247,7 @@ def endpoint(coordinator: str, reachable: tuple[ipaddress.IPv4Network, ...] = RE
     try:
         address, number = ipaddress.IPv4Address(host), int(port)
     except ValueError:
-        raise ValueError(
-            f"coordinator is {coordinator!r}; it must be an address and a port, '127.0.0.1:4000'"
-        ) from None
+        raise ValueError(f"coordinator is {coordinator!r}; it must be an address and a port") from None
     if not any(address in block for block in reachable):
         raise ValueError(
             f"coordinator is {coordinator!r}; it must be on loopback or in the subnet of an emulated network, "

@@ -24,9 +24,7 @@ class Shape(np.ndarray):
     def __setitem__(self, key: Any, value: Any) -> None:
         """Nothing is stored."""
 
-    def __array_ufunc__(
-        self, ufunc: np.ufunc, method: str, *inputs: Any, out: tuple[Any, ...] = (), **_: Any
-    ) -> Any:
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **_: Any) -> Any:
         if method != "__call__":
             raise TypeError(f"numpy.{ufunc.__name__}.{method} needs contents, which a Shape has not")
         if out:

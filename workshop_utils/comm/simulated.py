@@ -40,6 +40,9 @@ __all__ = ["Deadlock", "Link", "Shape", "SimulatedCommunicator", "Simulation", "
 
 Result = TypeVar("Result")
 
+IDEAL = Link()  # takes no time
+MOST_WAITS = 8  # that the message of a deadlock lists
+
 
 class Deadlock(CommunicationError):
     """Every rank that has not finished waits for a message; the text says which waits for which."""
@@ -65,7 +68,7 @@ class Simulation(Generic[Result]):
 def simulate(
     size: int,
     program: Callable[[Communicator], Result],
-    link: Link | Topology = Link(),  # noqa: B008 - it is frozen
+    link: Link | Topology = IDEAL,
     *,
     trace: bool = False,
 ) -> Simulation[Result]:
@@ -170,10 +173,8 @@ class _Clock:
             is_inside = machines[0] == machines[1]
             link = self._topology.inside if is_inside else self._topology.link
             ends = zip(("out", "in"), (source, to) if is_inside else machines, strict=True)
-            up, down = (
-                self._queues.setdefault((is_inside, *end), Queue(link.bandwidth_bytes_per_second))
-                for end in ends
-            )
+            new = partial(Queue, link.bandwidth_bytes_per_second)
+            up, down = (self._queues.setdefault((is_inside, *end), new()) for end in ends)
             self._channels[source, to] = _Channel(up, down, link.latency_seconds, deque())
         return self._channels[source, to]
 
@@ -191,10 +192,10 @@ class _Clock:
         self.at(head, first_byte_comes)
         return left
 
-    def _who_waits(self, waiting: Sequence[SimulatedCommunicator], most: int = 8) -> str:
-        texts = "; ".join(communicator._describe_wait() for communicator in waiting[:most])
-        rest = f"; and {len(waiting) - most} more" if len(waiting) > most else ""
-        return f"{len(waiting)} of {len(self.ranks)} ranks wait for ever: {texts}{rest}"
+    def _who_waits(self, waiting: Sequence[SimulatedCommunicator]) -> str:
+        texts = [communicator._describe_wait() for communicator in waiting[:MOST_WAITS]]
+        texts += [f"and {len(waiting) - MOST_WAITS} more"] if len(waiting) > MOST_WAITS else []
+        return f"{len(waiting)} of {len(self.ranks)} ranks wait for ever: {'; '.join(texts)}"
 
 
 class SimulatedCommunicator(Communicator):
@@ -226,10 +227,8 @@ class SimulatedCommunicator(Communicator):
     def _first_of(self, sources: Sequence[int]) -> int:
         self._clock.take_turn(self)
         while True:
-            channels = [(self._clock.channel(source, self.rank), source) for source in sources]
-            first = [
-                (channel.messages[0].arrival, source) for channel, source in channels if channel.messages
-            ]
+            waiting = [(self._clock.channel(source, self.rank).messages, source) for source in sources]
+            first = [(messages[0].arrival, source) for messages, source in waiting if messages]
             arrival, source = min(first, default=(math.inf, -1))
             if arrival <= self.seconds:
                 return source
@@ -255,9 +254,7 @@ class SimulatedCommunicator(Communicator):
         self.seconds = max(message.arrival, self._left)
         check_message(self, source, message.collective, message.array, incoming)
         if type(message.array) is Shape and type(incoming) is not Shape:
-            raise Mismatch(
-                f"rank {source} sent a Shape, which has no contents, where rank {self.rank} expects an array"
-            )
+            raise Mismatch(f"rank {source} sent a Shape, without contents; rank {self.rank} expects an array")
         incoming[:] = message.array
 
     def _notice(self, source: int, arrival: float) -> None:

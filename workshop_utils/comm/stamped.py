@@ -37,13 +37,9 @@ class StampedCommunicator(Communicator):
         ValueError: if there is not one bandwidth for each rank.
     """
 
-    def __init__(
-        self, inner: Communicator, bandwidths: Sequence[float], latency_seconds: float = 0.0
-    ) -> None:
+    def __init__(self, inner: Communicator, bandwidths: Sequence[float], latency_seconds: float = 0) -> None:
         if len(bandwidths) != inner.size:
-            raise ValueError(
-                f"bandwidths has {len(bandwidths)} entries; it must have one for each of {inner.size} ranks"
-            )
+            raise ValueError(f"bandwidths has {len(bandwidths)} entries; {inner.size} ranks need one each")
         self._inner, self._bandwidths, self._latency_seconds = inner, bandwidths, latency_seconds
         self._uplink, self._downlink = (Queue(bandwidths[inner.rank]) for _ in range(2))
         super().__init__(inner.rank, inner.size, inner.timeout_seconds)

@@ -66,9 +66,7 @@ def connect(
 class TcpCommunicator(Communicator):
     """A rank with two links to every other one: `data` carries messages, `control` reports failures."""
 
-    def __init__(
-        self, rank: int, size: int, control: Sockets, data: Sockets, timeout_seconds: float = 60.0
-    ) -> None:
+    def __init__(self, rank: int, size: int, control: Sockets, data: Sockets, timeout_seconds: float) -> None:
         super().__init__(rank, size, timeout_seconds)
         self._control, self._data = ControlLinks(self, control), data
         self._sent, self._received = [0] * size, [0] * size  # messages, by peer

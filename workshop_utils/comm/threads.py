@@ -31,10 +31,10 @@ class ThreadCommunicator(Communicator):
         rank: int,
         mailboxes: Sequence[list[_Message]],
         arrived: threading.Condition,
-        is_buffered: bool = True,
-        **options: Any,
+        is_buffered: bool,
+        timeout_seconds: float,
     ) -> None:
-        super().__init__(rank, len(mailboxes), **options)
+        super().__init__(rank, len(mailboxes), timeout_seconds)
         self._mailboxes, self._arrived, self._is_buffered = mailboxes, arrived, is_buffered
 
     def _first_of(self, sources: Sequence[int]) -> int:
@@ -42,7 +42,7 @@ class ThreadCommunicator(Communicator):
 
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         if to is not None:
-            sent = _Message(self.rank, self._collective, np.array(outgoing, copy=True))
+            sent = _Message(self.rank, self._collective, np.array(outgoing))
             self._put(to, sent)
         if source is not None:
             message = self._first([source], take=True)
@@ -63,9 +63,8 @@ class ThreadCommunicator(Communicator):
 
         with self._arrived:
             if not self._arrived.wait_for(is_received, timeout=self.timeout_seconds):
-                raise PeerSilent(
-                    f"rank {self.rank} waited {self.timeout_seconds:g} s for rank {to} to receive what it sent"
-                )
+                waited = f"rank {self.rank} waited {self.timeout_seconds:g} s"
+                raise PeerSilent(f"{waited} for rank {to} to receive what it sent")
 
     def _put(self, to: int, message: _Message) -> None:
         with self._arrived:
@@ -82,9 +81,8 @@ class ThreadCommunicator(Communicator):
             message = self._arrived.wait_for(first, timeout=self.timeout_seconds)
             if message is None:
                 silent = f"rank {sources[0]}" if len(sources) == 1 else f"any of the ranks {list(sources)}"
-                raise PeerSilent(
-                    f"rank {self.rank} waited {self.timeout_seconds:g} s for {silent} in {self._collective or 'recv'}"
-                )
+                waited = f"rank {self.rank} waited {self.timeout_seconds:g} s"
+                raise PeerSilent(f"{waited} for {silent} in {self._collective or 'recv'}")
             if take:
                 mailbox[:] = [other for other in mailbox if other is not message]
                 self._arrived.notify_all()  # for a sender that waits until it is received
@@ -111,9 +109,7 @@ def run(
     failures: list[BaseException] = []
 
     def rank_main(rank: int) -> None:
-        communicator = ThreadCommunicator(
-            rank, mailboxes, arrived, is_buffered, timeout_seconds=timeout_seconds
-        )
+        communicator = ThreadCommunicator(rank, mailboxes, arrived, is_buffered, timeout_seconds)
         try:
             results[rank] = program(communicator)
         except BaseException as failure:

@@ -30,10 +30,8 @@ def check_numbers(name: str, value: Numbers, least: float, above: bool = False) 
     given = np.asarray(value)
     allowed = given > least if above else (given >= least) & np.isfinite(given)
     if not allowed.all():
-        raise ValueError(
-            f"{name} is {value}; it must be "
-            + (f"more than {least:g}" if above else f"at least {least:g}, and finite")
-        )
+        right = f"more than {least:g}" if above else f"at least {least:g}, and finite"
+        raise ValueError(f"{name} is {value}; it must be {right}")
 
 
 @dataclass(frozen=True)

@@ -13,21 +13,13 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import pydantic
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 
 from workshop_utils.jobs.quantities import bytes_of, seconds_of
 
@@ -104,9 +96,8 @@ def storage_kind(text: str) -> StorageKind:
     if re.fullmatch(r"claim:[a-z0-9]([-a-z0-9]*[a-z0-9])?", text):
         return "claim"
     if not text or "://" in text or text.startswith("claim:") or "\0" in text:
-        raise ValueError(
-            "it must be a folder, s3://bucket/path (a bucket has 3 to 63 of a-z, 0-9, '.', '-'), or claim:NAME"
-        )
+        bucket = "s3://bucket/path (a bucket has 3 to 63 of a-z, 0-9, '.', '-')"
+        raise ValueError(f"it must be a folder, {bucket}, or claim:NAME")
     return "folder"
 
 
@@ -126,12 +117,12 @@ Label = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length
 class Description(BaseModel):
     """A frozen model whose errors are for people: raises JobError, never pydantic's ValidationError."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
     def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
-        except ValidationError as error:
+        except pydantic.ValidationError as error:
             # A default that is made of another field, which is reported itself, needs no sentence.
             details = [each for each in error.errors() if each["type"] != "default_factory_not_called"]
             raise JobError("\n".join(_sentence(detail, type(self)) for detail in details)) from None
@@ -211,29 +202,24 @@ class TrainingJob(Description):
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
-        """Old names replaced, and of workers, nodes and processes per node the one that follows from the others."""
+        """Of workers, nodes and processes per node, add the one that follows from the others."""
         if not isinstance(values, dict):
             return values
-        values = _without_old_names(values)
-        given: dict[str, Any] = {
-            name: values.get(name) for name in ("workers", "nodes", "processes_per_node")
-        }
-        if not all(value is None or (type(value) is int and value > 0) for value in given.values()):
-            return values  # the fields' own checks say what is wrong
-        workers, nodes, per_node = given.values()
-        if nodes is None and per_node is None:
-            return values
+        given: list[Any] = [values.get(name) for name in ("workers", "nodes", "processes_per_node")]
+        workers, nodes, per_node = given
+        is_possible = all(value is None or (type(value) is int and value > 0) for value in given)
+        if not is_possible or (nodes is None and per_node is None):
+            return values  # where a number cannot be, its field's own check says so
         if nodes is None:
             nodes = max(1, (workers or per_node) // per_node)
         per_node = per_node or max(1, (workers or nodes) // nodes)
         if workers not in (None, nodes * per_node):
-            if given["nodes"] and given["processes_per_node"]:
-                raise ValueError(
-                    f"workers is {workers}; it must be nodes × processes_per_node, here {nodes} × {per_node}: leave "
-                    "one of the three out"
-                )
-            name = "nodes" if given["nodes"] else "processes_per_node"
-            raise ValueError(f"workers is {workers}; it must be a multiple of {name}, here {given[name]}")
+            right = f"nodes × processes_per_node, here {nodes} × {per_node}: leave one of the three out"
+            if given[1] is None:
+                right = f"a multiple of processes_per_node, here {per_node}"
+            elif given[2] is None:
+                right = f"a multiple of nodes, here {nodes}"
+            raise ValueError(f"workers is {workers}; it must be {right}")
         return {**values, "workers": nodes * per_node, "nodes": nodes, "processes_per_node": per_node}
 
     @model_validator(mode="after")
@@ -269,9 +255,8 @@ class TrainingJob(Description):
         value: str | None = getattr(self, name)
         if value is not None and storage_kind(value) not in kinds:
             forms = {"folder": "a folder", "s3": "an s3:// address", "claim": "claim:NAME, a volume claim"}
-            raise JobError(
-                f"{name} is {value!r}; here it must be {' or '.join(forms[kind] for kind in kinds)}"
-            )
+            right = " or ".join(forms[kind] for kind in kinds)
+            raise JobError(f"{name} is {value!r}; here it must be {right}")
         return value
 
     def replace(self, **changes: Any) -> Self:
@@ -355,20 +340,6 @@ def _read_yaml(file: Path, example: str) -> dict[str, Any]:
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise JobError(f"{file} holds {_short(values)}; it must hold fields such as '{example}'")
     return values
-
-
-def _without_old_names(values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with the names of version 0.1 replaced, and for each a sentence on standard error."""
-    if values.get("strategy") != "spark":
-        return values
-    script = Path(values.get("folder", "")) / str(values.get("script", "train.py"))
-    is_program = script.is_file() and "pyspark" in script.read_text(encoding="utf-8", errors="replace")
-    new = "spark_program" if is_program else "torch_ddp"
-    print(
-        f"strategy 'spark' is an old name: here it is {new!r}, to be launched with --on spark",
-        file=sys.stderr,
-    )
-    return {**values, "strategy": new}
 
 
 def _short(value: object) -> str:

@@ -48,9 +48,7 @@ class FollowedRun(Run):
     lines of its log.
     """
 
-    def __init__(
-        self, name: str, workers: tuple[str, ...], remote: Remote, poll_seconds: float = 1.0
-    ) -> None:
+    def __init__(self, name: str, workers: tuple[str, ...], remote: Remote, poll_seconds: float = 1) -> None:
         super().__init__(name, workers)
         self._remote, self._poll_seconds = remote, poll_seconds
         self._wake = threading.Event()

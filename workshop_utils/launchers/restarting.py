@@ -63,9 +63,8 @@ class Restarting:
 
 def attempt_of(job: TrainingJob, restarts: int, checkpoints: Path) -> TrainingJob:
     """`job` as it is started after so many restarts."""
-    return job.replace(
-        checkpoints=str(checkpoints), environment={"TORCHELASTIC_RESTART_COUNT": str(restarts)}
-    )
+    count = {"TORCHELASTIC_RESTART_COUNT": str(restarts)}
+    return job.replace(checkpoints=str(checkpoints), environment=count)
 
 
 class RestartedRun(Run):
@@ -93,18 +92,11 @@ class RestartedRun(Run):
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        return self._of_attempts("records")
+        return [{**each, "attempt": n} for n, run in enumerate(self.attempts) for each in run.records]
 
     @property
     def starts(self) -> list[dict[str, Any]]:
-        return self._of_attempts("starts")
-
-    def _of_attempts(self, kind: str) -> list[dict[str, Any]]:
-        return [
-            {**record, "attempt": number}
-            for number, run in enumerate(self.attempts)
-            for record in getattr(run, kind)
-        ]
+        return [{**each, "attempt": n} for n, run in enumerate(self.attempts) for each in run.starts]
 
     def _request_stop(self) -> None:
         with self._starting:

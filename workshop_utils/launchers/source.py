@@ -23,10 +23,9 @@ def shipped(job: TrainingJob) -> dict[str, str]:
     NumPy; where they are used also the message passing, and what splits a model with it, which needs PyTorch.
     """
     files = {PACKAGE / f"{name.replace('.', '/')}.py" for name in TRAVELS}
-    imports = {
-        f"{module}.{name}" for module, names in imported(job.script_path).items() for name in ("", *names)
-    }
-    used = {full.split(".")[1] for full in imports if full.startswith("workshop_utils.")}
+    imports = imported(job.script_path)
+    full_names = {f"{module}.{name}" for module, names in imports.items() for name in ("", *names)}
+    used = {full.split(".")[1] for full in full_names if full.startswith("workshop_utils.")}
     for place, folder in enumerate(TRAVELS_IF_USED):
         if strategy_of(job).uses_comm or used & {*TRAVELS_IF_USED[place:]}:
             files |= set((PACKAGE / folder).glob("*.py"))

@@ -8,7 +8,6 @@ To add a target, write a launcher with `render` and `launch` in a file of its ow
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,7 +27,6 @@ _LAUNCHERS = {
     "spark": ("spark", "Spark"),
 }
 TARGETS = tuple(_LAUNCHERS)
-_OLD_NAMES = {"sagemaker-stand-in": "sagemaker-local", "kubernetes-stand-in": "kubernetes-local"}
 
 
 class Launcher(Protocol):
@@ -60,9 +58,6 @@ def launcher_for(
     Raises:
         JobError: if there is no such target, or it has no use for the other arguments.
     """
-    if target in _OLD_NAMES:
-        print(f"--on {target} is an old name; the new one is {_OLD_NAMES[target]}", file=sys.stderr)
-        target = _OLD_NAMES[target]
     if target not in TARGETS:
         raise JobError(f"--on is {target!r}; it must be one of {', '.join(TARGETS)}")
     module, name = _LAUNCHERS[target]
@@ -77,8 +72,6 @@ def launcher_for(
     if emulated_device is not None:
         raise JobError(f"--emulated-device is for local runs; {target} has devices of its own")
     if config is None and target == "sagemaker":
-        raise JobError(
-            f"--config is missing; {target} needs a place.yaml with a role, as in jobs/clusters/sagemaker/"
-        )
+        raise JobError("--config is missing; name a place.yaml with a role, as in jobs/clusters/sagemaker/")
     remote: Launcher = launcher.load(config) if config is not None else launcher()
     return remote

@@ -123,8 +123,8 @@ def _times(notebook: Any) -> str:
             rows[section] = rows.get(section, 0.0) + next(seconds, 0.0)
         elif headings := re.findall(r"^##\s+(.+)$", cell.source, flags=re.MULTILINE):
             section = headings[-1]
-    table = "\n".join(f"| {name} | {seconds:.0f} |" for name, seconds in rows.items())
-    total = f"| **all** | **{sum(rows.values()):.0f}** |"
-    return (
-        f"| section | seconds its cells run |\n| --- | ---: |\n{table}\n{total}" if sum(rows.values()) else ""
-    )
+    if not (total := sum(rows.values())):
+        return ""
+    table = [f"| {name} | {seconds:.0f} |" for name, seconds in rows.items()]
+    head = ["| section | seconds its cells run |", "| --- | ---: |"]
+    return "\n".join([*head, *table, f"| **all** | **{total:.0f}** |"])

@@ -58,9 +58,9 @@ class GPTSizes:
         if tensor > self.heads:
             raise ValueError(f"heads is {self.heads}; {tensor} tensor-parallel ranks need at least one each")
         if sequence_parallel and self.sequence % tensor:
+            ranks = f"{tensor} tensor-parallel ranks do not divide it"
             raise ValueError(
-                f"sequence is {self.sequence}; sequence parallelism cuts it into equal shares, and {tensor} "
-                "tensor-parallel ranks do not divide it"
+                f"sequence is {self.sequence}; sequence parallelism needs equal shares, and {ranks}"
             )
 
 
@@ -92,9 +92,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(x)
         batch, sequence, _ = qkv.shape
-        query, key, value = (
-            qkv.view(batch, sequence, -1, 3 * self.head_width).transpose(1, 2).chunk(3, dim=-1)
-        )
+        heads = qkv.view(batch, sequence, -1, 3 * self.head_width).transpose(1, 2)
+        query, key, value = heads.chunk(3, dim=-1)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, sequence, -1))
 

@@ -33,9 +33,8 @@ def check(data: int, tensor: int, pipeline: int, ranks: int) -> None:
         ValueError: if it does not.
     """
     if min(data, tensor, pipeline) < 1 or data * tensor * pipeline != ranks:
-        raise ValueError(
-            f"data × tensor × pipeline is {data} × {tensor} × {pipeline}; it must make {ranks}, the number of workers"
-        )
+        shape = f"data × tensor × pipeline is {data} × {tensor} × {pipeline}"
+        raise ValueError(f"{shape}; it must make {ranks}, the number of workers")
 
 
 def mesh_of(communicator: Communicator, data: int = 1, tensor: int = 1, pipeline: int = 1) -> Mesh:

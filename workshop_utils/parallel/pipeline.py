@@ -44,9 +44,8 @@ def program(schedule: Schedule, rank: int) -> tuple[Pass | Exchange, ...]:
     """
     timeline = predict(schedule, schedule.chunks, 2 * schedule.chunks)  # whole numbers, so that ties are ties
     due = {timed.each: timed.start for timed in timeline}
-    starts = [
-        sorted(timed.start for timed in timeline if timed.rank == each) for each in range(schedule.ranks)
-    ]
+    ranks = range(schedule.ranks)
+    starts = [sorted(timed.start for timed in timeline if timed.rank == each) for each in ranks]
     steps: list[tuple[tuple[float, bool, Pass], Pass | Exchange]] = []
     for timed in timeline:
         if timed.rank == rank:
@@ -122,14 +121,12 @@ def run(
         ValueError: if schedule and communicator differ in size, or `stages` are not those of this rank.
     """
     if schedule.ranks != communicator.size:
-        raise ValueError(
-            f"schedule {schedule.name!r} is for {schedule.ranks} ranks; the communicator has {communicator.size}"
-        )
+        given = f"schedule {schedule.name!r} is for {schedule.ranks} ranks"
+        raise ValueError(f"{given}; the communicator has {communicator.size}")
     due = list(schedule.stages_of(communicator.rank))
     if sorted(stages) != due:
-        raise ValueError(
-            f"stages is {sorted(stages)}; rank {communicator.rank} must have stages {due} of {schedule.stages}"
-        )
+        right = f"rank {communicator.rank} must have stages {due} of {schedule.stages}"
+        raise ValueError(f"stages is {sorted(stages)}; {right}")
     results: dict[Pass, Any] = {}
     timeline: list[Timed] = []
     for step in program(schedule, communicator.rank):
@@ -150,6 +147,9 @@ def run(
     return timeline
 
 
+Loss = Callable[[Tensor, int], Tensor]
+
+
 class ModuleStage:
     """A part of a PyTorch model. Gradients of parameters add up in `.grad` until the caller clears them.
 
@@ -162,10 +162,7 @@ class ModuleStage:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        inputs: Callable[[int], Tensor] | None = None,
-        loss: Callable[[Tensor, int], Tensor] | None = None,
+        self, module: nn.Module, inputs: Callable[[int], Tensor] | None = None, loss: Loss | None = None
     ) -> None:
         self.module, self.inputs, self.loss = module, inputs, loss
         self.losses: dict[int, float] = {}

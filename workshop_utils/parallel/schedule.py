@@ -24,6 +24,7 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 Kind = Literal["forward", "backward"]
+Ahead = Callable[[int], int]  # by rank, how many forward passes it runs before its first backward pass
 
 
 class ScheduleError(ValueError):
@@ -66,16 +67,13 @@ class Schedule:
             wrong = due.symmetric_difference(passes) or {each for each in passes if passes.count(each) > 1}
             if wrong:
                 kind, microbatch, stage = min(wrong)
-                raise ScheduleError(
-                    f"schedule {self.name!r}: rank {rank} must run every pass of its stages exactly once; look at "
-                    f"{kind} of microbatch {microbatch} through stage {stage}"
-                )
+                of = f"schedule {self.name!r}: rank {rank} must run every pass of its stages exactly once"
+                raise ScheduleError(f"{of}; look at {kind} of microbatch {microbatch} through stage {stage}")
             for place, each in enumerate(passes):
                 if each.kind == "backward" and each._replace(kind="forward") not in passes[:place]:
-                    raise ScheduleError(
-                        f"schedule {self.name!r}: rank {rank} runs backward of microbatch {each.microbatch} through "
-                        f"stage {each.stage} before its forward"
-                    )
+                    early = f"backward of microbatch {each.microbatch} through stage {each.stage}"
+                    of = f"schedule {self.name!r}: rank {rank}"
+                    raise ScheduleError(f"{of} runs {early} before its forward")
 
     @property
     def ranks(self) -> int:
@@ -165,16 +163,13 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
         ValueError: if `ranks` does not divide `microbatches`, since microbatches go round in groups of p.
     """
     if microbatches % ranks:
-        raise ValueError(
-            f"microbatches is {microbatches}; with schedule 'interleaved' it must be a multiple of the {ranks} ranks"
-        )
+        right = f"with schedule 'interleaved' it must be a multiple of the {ranks} ranks"
+        raise ValueError(f"microbatches is {microbatches}; {right}")
     ahead = lambda rank: 2 * (ranks - rank - 1) + (chunks - 1) * ranks  # noqa: E731
     return _schedule("interleaved", ranks, microbatches, ahead, chunks)
 
 
-def _schedule(
-    name: str, ranks: int, microbatches: int, ahead: Callable[[int], int], chunks: int = 1
-) -> Schedule:
+def _schedule(name: str, ranks: int, microbatches: int, ahead: Ahead, chunks: int = 1) -> Schedule:
     """The schedule in which each rank runs `ahead(rank)` forward passes, then alternates, then drains."""
     for field, value in (("ranks", ranks), ("microbatches", microbatches), ("chunks", chunks)):
         if value < 1:
@@ -199,12 +194,8 @@ def _schedule(
     return Schedule(name, tuple(tuple(order(rank)) for rank in range(ranks)), microbatches, chunks)
 
 
-SCHEDULES: dict[str, Callable[..., Schedule]] = {
-    "naive": naive,
-    "gpipe": gpipe,
-    "one_f_one_b": one_f_one_b,
-    "interleaved": interleaved,
-}
+SCHEDULES: dict[str, Callable[..., Schedule]] = {"naive": naive, "gpipe": gpipe}
+SCHEDULES |= {"one_f_one_b": one_f_one_b, "interleaved": interleaved}
 
 
 def schedule_of(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Schedule:
@@ -254,10 +245,8 @@ def predict(
                 timeline.append(Timed(rank, each, start, free[rank]))
         if len(timeline) == before:
             kind, microbatch, stage = next(passes[-1] for passes in waiting if passes)
-            raise ScheduleError(
-                f"schedule {schedule.name!r} never ends: {kind} of microbatch {microbatch} through stage {stage} "
-                "waits for a pass that comes after it"
-            )
+            waits = f"{kind} of microbatch {microbatch} through stage {stage} waits for a later pass"
+            raise ScheduleError(f"schedule {schedule.name!r} never ends: {waits}")
     return timeline
 
 
@@ -287,13 +276,13 @@ def held(passes: Sequence[Pass]) -> int:
     return most
 
 
-def timetable(schedule: Schedule, backward_slots: int = 2) -> str:
+def timetable(schedule: Schedule) -> str:
     """The schedule as text: a row a rank, a column for the time of one forward pass; dots are the bubble.
 
-    Passes through a rank's second chunk and those after it are in small letters.
+    A backward pass takes two columns. Passes through a rank's second chunk and those after it are in small letters.
     """
     rows = [f"schedule {schedule.name}: {schedule.ranks} ranks, {schedule.microbatches} microbatches"]
-    timeline = predict(schedule, schedule.chunks, backward_slots * schedule.chunks)
+    timeline = predict(schedule, schedule.chunks, 2 * schedule.chunks)
     slots = round(max(timed.end for timed in timeline))
     width = len(str(schedule.microbatches - 1)) + 2
     for rank in range(schedule.ranks):

@@ -41,14 +41,7 @@ from torch.optim import Optimizer
 from workshop_utils.comm.communicator import Communicator, as_array, chunk
 from workshop_utils.comm.ring import ring_all_gather, ring_reduce_scatter
 from workshop_utils.comm.tree import tree_broadcast
-from workshop_utils.parallel.data import (
-    MEBIBYTE,
-    broadcast_from_first,
-    buckets_of,
-    contiguous,
-    refuse_unused,
-    views,
-)
+from workshop_utils.parallel import data
 
 # PyTorch's optimizers treat every number by itself, but for those that look at whole parameters, and the rest.
 BY_PARAMETER = {optim.Adafactor, optim.Muon}
@@ -108,10 +101,8 @@ class ShardedOptimizer:
         **options: Any,
     ) -> None:
         if not by_number(optimizer) and optimizer not in BY_PARAMETER:
-            raise ValueError(
-                f"optimizer is {optimizer.__name__}; it must be one that is known to treat each parameter by "
-                "itself, such as AdamW, for ranks have some of the parameters each"
-            )
+            right = "one that is known to treat each parameter by itself, such as AdamW"
+            raise ValueError(f"optimizer is {optimizer.__name__}; it must be {right}: ranks have some each")
         self.communicator = communicator
         self._owner = owners(list(parameters), communicator.size)
         mine = [parameter for parameter, owner in self._owner.items() if owner == communicator.rank]
@@ -126,22 +117,23 @@ class ShardedOptimizer:
         """Update the own parameters, then give every parameter from its owner to all."""
         self.own.step()
         for parameter, owner in self._owner.items():
-            with contiguous(parameter) as whole_parameter:
+            with data.contiguous(parameter) as whole_parameter:
                 tree_broadcast(self.communicator, whole_parameter, root=owner)
 
 
 def owners(parameters: Sequence[nn.Parameter], size: int) -> dict[nn.Parameter, int]:
     """The owner of each parameter: the largest first, always to the rank that has least so far."""
-    load = [0] * size
-    owner = {}
+    load, owner = [0] * size, {}
     for parameter in sorted(parameters, key=lambda each: -each.nbytes):  # stable, so the same on all ranks
-        rank = load.index(min(load))
-        owner[parameter] = rank
+        owner[parameter] = rank = load.index(min(load))
         load[rank] += parameter.nbytes
     return owner
 
 
 # Stages 2 and 3.
+
+
+Named = dict[str, nn.Parameter]
 
 
 class Flat:
@@ -152,16 +144,12 @@ class Flat:
     a view of it. Otherwise it exists only between `gather` and `free`; outside, the parameters keep their shapes,
     without memory, and are NaN (integers are 0).
 
-    With a `compute_dtype`, the vector and its gradient have that type, and the shard and its gradient keep the
+    With a `dtype` to compute in, the vector and its gradient have that type, and the shard and its gradient keep the
     parameters' own.
     """
 
     def __init__(
-        self,
-        communicator: Communicator,
-        named: dict[str, nn.Parameter],
-        keep: bool,
-        compute_dtype: torch.dtype | None = None,
+        self, communicator: Communicator, named: Named, keep: bool, dtype: torch.dtype | None = None
     ) -> None:
         self.names, self.parameters = list(named), list(named.values())
         self._communicator, self._keep = communicator, keep
@@ -170,7 +158,7 @@ class Flat:
         self.is_reduced = False  # in this step
         whole = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         self.whole: Tensor | None = whole
-        self._dtype = compute_dtype if compute_dtype and whole.is_floating_point() else whole.dtype
+        self._dtype = dtype if dtype and whole.is_floating_point() else whole.dtype
         self._length = len(whole)
         mine = self._mine(whole)
         self.shard = nn.Parameter(mine if keep else mine.clone(), self.parameters[0].requires_grad)
@@ -184,7 +172,7 @@ class Flat:
 
     def _place_parameters(self) -> None:
         assert self.whole is not None
-        for parameter, view in views(self.whole, self.parameters).items():
+        for parameter, view in data.views(self.whole, self.parameters).items():
             parameter.data = view
 
     def gather(self, dtype: torch.dtype | None = None) -> None:
@@ -209,7 +197,7 @@ class Flat:
         assert parameter.grad is not None
         if self._gradient is None:
             self._gradient = torch.empty(self._length, dtype=self._dtype)
-        views(self._gradient, self.parameters)[parameter].copy_(parameter.grad)
+        data.views(self._gradient, self.parameters)[parameter].copy_(parameter.grad)
         parameter.grad = None
         self._came.add(parameter)
         if len(self._came) < len(self.parameters):
@@ -235,10 +223,8 @@ class Flat:
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether `tensor` lies in the whole vector."""
-        return (
-            self.whole is not None
-            and tensor.untyped_storage().data_ptr() == self.whole.untyped_storage().data_ptr()
-        )
+        at = tensor.untyped_storage().data_ptr()
+        return self.whole is not None and at == self.whole.untyped_storage().data_ptr()
 
     def missing(self) -> list[str]:
         """The names of parameters whose gradients have not come in this step."""
@@ -285,18 +271,16 @@ class _Sharded(nn.Module):
         """
         if not by_number(kind):
             does_not = "does not" if kind.__module__.startswith("torch.optim") else "may not"
-            raise ValueError(
-                f"optimizer is {kind.__name__}, which {does_not} treat every number by itself; on shards it would "
-                "compute something else: use one that does, such as AdamW, or ShardedOptimizer, which shards by "
-                "whole parameters"
-            )
+            refused = f"optimizer is {kind.__name__}, which {does_not} treat every number by itself"
+            advice = "use one that does, such as AdamW, or ShardedOptimizer, which shards by whole parameters"
+            raise ValueError(f"{refused}; on shards it would compute something else: {advice}")
         made = kind([flat.shard for flat in self.flats if flat.shard.requires_grad], **options)
         made.register_step_pre_hook(self._before_step)
         made.register_step_post_hook(self._after_step)
         return made
 
     def _before_step(self, *_: Any) -> None:
-        refuse_unused([name for flat in self.flats for name in flat.missing()], self.communicator)
+        data.refuse_unused([name for flat in self.flats for name in flat.missing()], self.communicator)
 
     def _after_step(self, *_: Any) -> None:
         for flat in self.flats:
@@ -323,12 +307,12 @@ class ShardedGradients(_Sharded):
     """
 
     def __init__(
-        self, module: nn.Module, communicator: Communicator, bucket_bytes: int = 25 * MEBIBYTE
+        self, module: nn.Module, communicator: Communicator, bucket_bytes: int = 25 * data.MEBIBYTE
     ) -> None:
         super().__init__(module, communicator)
-        broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
+        data.broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        for bucket in buckets_of(trainable, bucket_bytes):
+        for bucket in data.buckets_of(trainable, bucket_bytes):
             self._watch(Flat(communicator, bucket, keep=True))
 
     def _after_step(self, *_: Any) -> None:
@@ -377,11 +361,10 @@ class FullySharded(_Sharded):
     def __init__(
         self, module: nn.Module, communicator: Communicator, compute_dtype: torch.dtype | None = None
     ) -> None:
-        if compute_dtype is not None:
-            if compute_dtype not in COMPUTE_DTYPES:
-                allowed = ", ".join(map(str, COMPUTE_DTYPES))
-                raise ValueError(f"compute_dtype is {compute_dtype}; it must be one of {allowed}, or None")
-            as_array(torch.empty(0, dtype=compute_dtype))  # before anything is sent
+        if compute_dtype not in (None, *COMPUTE_DTYPES):
+            allowed = ", ".join(map(str, COMPUTE_DTYPES))
+            raise ValueError(f"compute_dtype is {compute_dtype}; it must be one of {allowed}, or None")
+        as_array(torch.empty(0, dtype=compute_dtype, device="cpu"))  # refused before anything is sent
         super().__init__(module, communicator)
         self._compute_dtype = compute_dtype
         self._unit_of: dict[Flat, list[Flat]] = {}  # the flats of a unit, by each of them
@@ -389,8 +372,8 @@ class FullySharded(_Sharded):
             materialise(module, names)
             parameters = {name: p for name, p in module.named_parameters() if name in names}
             buffers = [buffer for name, buffer in module.named_buffers() if name in names]
-            broadcast_from_first(communicator, [*parameters.values(), *buffers])
-            groups: dict[Any, dict[str, nn.Parameter]] = {}  # of one dtype, all trainable or all frozen
+            data.broadcast_from_first(communicator, [*parameters.values(), *buffers])
+            groups: dict[Any, Named] = {}  # of one dtype, all trainable or all frozen
             for name, parameter in parameters.items():
                 groups.setdefault((parameter.dtype, parameter.requires_grad), {})[name] = parameter
             flats = [Flat(communicator, group, False, compute_dtype) for group in groups.values()]
@@ -399,14 +382,22 @@ class FullySharded(_Sharded):
                 self._unit_of[flat] = flats
             unit.register_forward_pre_hook(partial(_gather, flats))
             if compute_dtype is not None:
-                unit.register_forward_pre_hook(partial(_cast_inputs, flats), with_kwargs=True)
+                unit.register_forward_pre_hook(self._cast_inputs, with_kwargs=True)
             unit.register_forward_hook(partial(_free, flats), always_call=True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward pass, with inputs cast to `compute_dtype`."""
-        args, kwargs = _cast(self._compute_dtype, args, kwargs)
         with saved_tensors_hooks(self._note, self._look_up):
             return self.module(*args, **kwargs)
+
+    def _cast_inputs(self, _: nn.Module, args: Any, kwargs: Any) -> Any:
+        """A hook: a unit's arguments, with floating-point tensors among them in `compute_dtype`."""
+
+        def cast(value: Any) -> Any:
+            is_cast = isinstance(value, Tensor) and value.is_floating_point()
+            return value.to(self._compute_dtype) if is_cast else value
+
+        return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}
 
     def _note(self, tensor: Tensor) -> Any:
         """What autograd is to keep for the backward pass instead of `tensor`: of a parameter, where it was."""
@@ -463,9 +454,7 @@ def units_of(module: nn.Module) -> dict[nn.Module, list[str]]:
     units: dict[nn.Module, list[str]] = {module: []}
     for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
         if tensor.is_meta and layers[tensor] > 1:
-            raise ValueError(
-                f"{name} is shared by two layers and on the device 'meta'; make the module on the CPU"
-            )
+            raise ValueError(f"{name} is shared by two layers and on the device 'meta'; make it on the CPU")
         owners = children.get(tensor, [])
         units.setdefault(owners[0] if len(owners) == 1 else module, []).append(name)
     return units
@@ -483,9 +472,9 @@ def materialise(module: nn.Module, names: Iterable[str]) -> None:
         if not getattr(layer, attribute).is_meta:
             continue
         if not hasattr(layer, "reset_parameters"):
+            lacks = "has no reset_parameters to give it initial values; make the module on the CPU"
             raise ValueError(
-                f"layer {prefix!r}, a {type(layer).__name__}, is on the device 'meta' and has no reset_parameters "
-                "to give it initial values; make the module on the CPU"
+                f"layer {prefix!r}, a {type(layer).__name__}, is on the device 'meta' and {lacks}"
             )
         layer.to_empty(device="cpu", recurse=False)
         layer.reset_parameters()  # type: ignore[operator]
@@ -499,23 +488,3 @@ def _gather(flats: Iterable[Flat], *_: object) -> None:  # may be a hook, as `_f
 def _free(flats: Iterable[Flat], *_: object) -> None:
     for flat in flats:
         flat.free()
-
-
-def _cast_inputs(
-    flats: list[Flat], _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A hook: cast a unit's inputs to the type that its parameters have at this moment."""
-    parameters = itertools.chain.from_iterable(flat.parameters for flat in flats)
-    return _cast(next((p.dtype for p in parameters if p.is_floating_point()), None), args, kwargs)
-
-
-def _cast(
-    dtype: torch.dtype | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a forward pass, with floating-point tensors among them in `dtype`, unless that is None."""
-
-    def cast(value: Any) -> Any:
-        is_cast = dtype is not None and isinstance(value, Tensor) and value.is_floating_point()
-        return value.to(dtype) if is_cast else value
-
-    return tuple(map(cast, args)), {name: cast(value) for name, value in kwargs.items()}

@@ -35,6 +35,8 @@ from workshop_utils.comm.ring import ring_all_gather, ring_all_reduce, ring_byte
 from workshop_utils.comm.subset import Subset
 from workshop_utils.parallel.gpt import Block, Embedding, Head
 
+Operator = Callable[[Tensor], Tensor]  # f, g or ḡ
+
 
 class Region:
     """The ranks that hold one layer together, and how activations come in and go out.
@@ -83,10 +85,8 @@ class Region:
         """
         size = self.communicator.size
         if x.shape[1] % size:
-            raise ValueError(
-                f"the sequence has {x.shape[1]} tokens; sequence parallelism cuts it into {size} equal shares: "
-                f"choose a multiple of {size}"
-            )
+            advice = f"sequence parallelism cuts it into {size} equal shares: choose a multiple of {size}"
+            raise ValueError(f"the sequence has {x.shape[1]} tokens; {advice}")
         whole = x.detach().transpose(0, 1).clone(memory_format=torch.contiguous_format)
         ring_reduce_scatter(self.ring, whole.numpy())
         return whole[self.own(x.shape[1])].transpose(0, 1)
@@ -96,9 +96,7 @@ class _Conjugate(torch.autograd.Function):
     """One operation forward, another one backward."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, forward: Operator, backward: Operator) -> Tensor:
         ctx.gradient_of = backward
         return forward(x)
 
@@ -209,7 +207,7 @@ class VocabularyParallelEmbedding(Cut):
 
 def vocabulary_parallel_cross_entropy(
     logits: Tensor, targets: Tensor, region: Region, vocabulary: int
-) -> Tensor:
+) -> Any:
     """Mean loss in nats, on every rank, from each rank's logits for its part of the vocabulary.
 
     Instead of all logits, three numbers a token cross: the largest logit, the sum of exponentials, and the target's
@@ -221,10 +219,8 @@ def vocabulary_parallel_cross_entropy(
         region: the ranks whose parts, in their order, make the vocabulary.
         vocabulary: how many tokens there are.
     """
-    loss: Tensor = _VocabularyParallelCrossEntropy.apply(
-        logits, targets, region, region.own(vocabulary).start
-    )
-    return loss
+    first = region.own(vocabulary).start
+    return _VocabularyParallelCrossEntropy.apply(logits, targets, region, first)
 
 
 class _VocabularyParallelCrossEntropy(torch.autograd.Function):
@@ -286,9 +282,8 @@ def finish_gradients(module: nn.Module, region: Region) -> None:
     With sequence parallelism each rank has seen only its share of the sequence; without it there is nothing to do.
     To be called after the last backward pass of a step.
     """
-    parts = {
-        id(getattr(layer, name)) for layer in module.modules() if isinstance(layer, Cut) for name in layer.cut
-    }
+    cut = [layer for layer in module.modules() if isinstance(layer, Cut)]
+    parts = {id(getattr(layer, name)) for layer in cut for name in layer.cut}
     whole = [parameter for parameter in module.parameters() if id(parameter) not in parts]
     gradients = [parameter.grad for parameter in whole if parameter.grad is not None]
     if not region.sequence_parallel or not gradients:
@@ -310,13 +305,11 @@ def block_bytes_sent(ranks: int, nbytes: int, sequence_parallel: bool = False) -
     return (5 if sequence_parallel else 4) * ring_bytes_sent(ranks, nbytes)
 
 
-def ends_bytes_sent(
-    ranks: int, nbytes: int, tokens: int, sequence_parallel: bool = False, itemsize: int = 4
-) -> float:
-    """Bytes that a rank sends for Embedding, Head and loss: 2 all-reduces of `nbytes`, and 3 numbers a token.
+def ends_bytes_sent(ranks: int, nbytes: int, tokens: int, sequence_parallel: bool = False) -> float:
+    """Bytes that a rank sends for Embedding, Head and loss: 2 all-reduces of `nbytes`, and 3 float32 a token.
 
     The embedding is summed forward and the gradient of the head's input backward. With sequence parallelism an
     all-gather, half an all-reduce, is added for the head.
     """
     all_reduces = 2.5 if sequence_parallel else 2
-    return all_reduces * ring_bytes_sent(ranks, nbytes) + ring_bytes_sent(ranks, 3 * tokens * itemsize)
+    return all_reduces * ring_bytes_sent(ranks, nbytes) + ring_bytes_sent(ranks, 3 * tokens * 4)

@@ -75,9 +75,8 @@ def html_image(png: str, about: Mapping[str, Any]) -> str:
 def _panel(axes: Axes) -> Iterator[str]:
     yield from (axes.get_title(loc) for loc in ("left", "center", "right"))
     yield from (text.get_text() for text in axes.texts if text.get_label() == DETAIL)
-    across, up = (
-        _plain(axis.get_label_text()) if axis.get_visible() else "" for axis in (axes.xaxis, axes.yaxis)
-    )
+    both = (axes.xaxis, axes.yaxis)
+    across, up = (_plain(axis.get_label_text()) if axis.get_visible() else "" for axis in both)
     if axes.axison and (across or up):
         yield f"{up or 'Values'} against {across}" if across else f"Up the side: {up}"
     names = list(_names(axes))

@@ -38,12 +38,10 @@ def step_shares(medians: Mapping[int, Mapping[str, float]]) -> Figure:
     style.percent_axis(axes.xaxis)
     axes.grid(visible=False)
     data = max(of_row["data"] for of_row in shares)
-    return style.finish(
-        axes,
-        f"The update takes {_percent(shares[0]['update'])} of a small batch's step, "
-        f"{_percent(shares[-1]['update'])} of a large one's",
-        f"one core, medians; at the right the whole step; data, the yellow sliver, takes {100 * data:.1f} % at most",
-    )
+    small, large = (_percent(shares[index]["update"]) for index in (0, -1))
+    finding = f"The update takes {small} of a small batch's step, {large} of a large one's"
+    sliver = f"data, the yellow sliver, takes {100 * data:.1f} % at most"
+    return style.finish(axes, finding, f"one core, medians; at the right the whole step; {sliver}")
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -62,11 +62,10 @@ def ring_steps(all_reduce: AllReduce, size: int) -> Figure:
         if step < steps:
             name = f"reduce-scatter {step}" if step < size else f"all-gather {step - size + 1}"
             _panel(axes, held[:, step], held[:, max(0, step - 1)], name if step else "start")
-    return style.finish(
-        figure,
-        "Every chunk goes round the ring twice: once to be added up, once to be known",
-        "a row: a rank; a column: a chunk; colours: whose gradients are in it; framed: just came from the rank above",
-    )
+    finding = "Every chunk goes round the ring twice: once to be added up, once to be known"
+    framed = "framed: just came from the rank above"
+    detail = f"a row: a rank; a column: a chunk; colours: whose gradients are in it; {framed}"
+    return style.finish(figure, finding, detail)
 
 
 def _panel(axes: Axes, held: np.ndarray, before: np.ndarray, name: str) -> None:
@@ -131,10 +130,8 @@ def timeline(results: Results) -> Figure:
         axes.axis("off")
         return style.finish(figure, "No message went through the workshop's communicator", "nothing to draw")
     begin = min(event.start for event in events)
-    traces = [
-        [replace(event, start=event.start - begin, end=event.end - begin) for event in each.trace]
-        for each in results
-    ]
+    shifted = lambda event: replace(event, start=event.start - begin, end=event.end - begin)  # noqa: E731
+    traces = [[shifted(event) for event in each.trace] for each in results]
     name = ", ".join(dict.fromkeys(event.collective or "send and receive" for event in events))
     way = f"{results.network.split()[0]}/s" if results.network else "full speed"
     count, nbytes = (sum(getattr(each, what) for each in results) for what in ("messages", "bytes_sent"))
@@ -149,9 +146,7 @@ def timeline(results: Results) -> Figure:
 def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: float) -> None:
     for event in _sends(ranks):
         colour, duration = style.colour_of(f"worker {event.peer}"), event.end - event.start
-        axes.barh(
-            event.rank, duration, 0.74, left=event.start, color=colour, edgecolor="white", linewidth=0.6
-        )
+        axes.barh(event.rank, duration, 0.74, event.start, color=colour, edgecolor="white", linewidth=0.6)
         if duration > 0.022 * longest:
             style.inside(axes, event.start + duration / 2, event.rank, f"→{event.peer}", colour, fontsize=8)
         if event.end_received - event.end > 1e-3 * longest:
@@ -260,11 +255,9 @@ def fusion(seconds: Mapping[int, Sequence[float]], nbytes: int) -> Figure:
     style.rows(axes, [f"{count:,} × {_shown_nbytes(nbytes / count)}" for count in counts])
     axes.set(xlabel="time", xlim=(0, 1.12 * max(map(max, seconds.values()))))
     style.unit_axis(axes.xaxis, "s")
-    return style.finish(
-        axes,
-        "One large message beats many small ones",
-        f"{_shown_nbytes(nbytes)} of gradients, cut into so many arrays; bars: medians, points: measurements",
-    )
+    cut = f"{_shown_nbytes(nbytes)} of gradients, cut into so many arrays"
+    detail = f"{cut}; bars: medians, points: measurements"
+    return style.finish(axes, "One large message beats many small ones", detail)
 
 
 def _shown_nbytes(nbytes: float) -> str:

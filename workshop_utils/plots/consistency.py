@@ -86,10 +86,8 @@ def thousand_workers(kernel: pd.DataFrame, real: pd.DataFrame, most: np.ndarray,
         detail: the conditions, for the second line of the title.
     """
     figure, (left, right) = style.figure(9.6, 4.1, columns=2)
-    for axes, column, name in (
-        (left, "updates per second", "updates per second"),
-        (right, "mean staleness", "staleness (updates, mean)"),
-    ):
+    names = {"updates per second": "updates per second", "mean staleness": "staleness (updates, mean)"}
+    for axes, (column, name) in zip((left, right), names.items(), strict=True):
         shown, points = kernel[kernel[column] > 0], real[real[column] > 0]  # a logarithmic axis has no 0
         style.theory(axes, shown.index.to_numpy(), shown[column].to_numpy(), colour=style.MUTED[3])
         real_workers, values = points.index.to_numpy(), points[column].to_numpy()

@@ -98,9 +98,8 @@ def critical(steps: Mapping[int, Sequence[float]], rates: Mapping[int, float], l
 
 def local_sgd(table: pd.DataFrame) -> Figure:
     """Final loss against steps between meetings: columns shards, optimizer, local_steps, loss."""
-    figure, grid = _panels(
-        table.assign(shards=table["shards"] + " shards"), "shards", "optimizer", "local_steps", "loss"
-    )
+    named = table.assign(shards=table["shards"] + " shards")
+    figure, grid = _panels(named, "shards", "optimizer", "local_steps", "loss")
     for axes in grid:
         axes.set_xlabel("local steps between two meetings")
     grid[0].set(ylabel="final loss (nats)", ylim=(0, None))  # once all is drawn on both
@@ -140,17 +139,14 @@ def stale_rates(table: pd.DataFrame, stable: pd.DataFrame) -> Figure:
     fine = np.linspace(0, 1.15 * max(stable["staleness"]), 100)
     fresh = float(stable.sort_values("staleness")["learning_rate"].iloc[0])
     style.theory(right, fine, [fresh * stable_learning_rate(delay) for delay in fine])
-    style.measured(
-        right, *stable[["staleness", "learning_rate"]].to_numpy().T, colour=style.MUTED[1], marker="s"
-    )
+    delays, rates_of_all = stable[["staleness", "learning_rate"]].to_numpy().T
+    style.measured(right, delays, rates_of_all, colour=style.MUTED[1], marker="s")
     right.set(yscale="log", xlabel="mean staleness (updates)", ylabel="largest learning rate that trains")
     style.plain_ticks(right.yaxis, rates[::2])
     right.set_ylim(rates[0] / 1.5, rates[-1] * 1.5)
-    return style.finish(
-        figure,
-        "The older the gradients, the smaller the step must be",
-        "squares: the largest that trained all seeds; line: theory from the fresh one on, sin(π / (4τ + 2))",
-    )
+    line = "line: theory from the fresh one on, sin(π / (4τ + 2))"
+    detail = f"squares: the largest that trained all seeds; {line}"
+    return style.finish(figure, "The older the gradients, the smaller the step must be", detail)
 
 
 def batch_norm(table: pd.DataFrame) -> Figure:

@@ -80,11 +80,11 @@ def restart(metrics: pd.DataFrame) -> Figure:
     return style.finish(axes, f"Steps made twice: {twice}", detail)
 
 
+Points = Sequence[tuple[float, float]]
+
+
 def interval(
-    workers: Mapping[int, float],
-    save_seconds: float,
-    restart_seconds: float,
-    simulated: Mapping[int, Sequence[tuple[float, float]]],
+    workers: Mapping[int, float], save_seconds: float, restart_seconds: float, simulated: Mapping[int, Points]
 ) -> Figure:
     """Which share of the time is lost, against how often is saved, for several numbers of workers.
 
@@ -110,7 +110,5 @@ def interval(
     style.plain_ticks(axes.xaxis, [1, 3, 10, 30, 100, 300])
     axes.set(ylabel="share of the time that is lost", ylim=(0, 1))
     style.percent_axis(axes.yaxis)
-    return style.finish(
-        axes, "More workers fail more often, and must save more often",
-        "lines: Daly's formula; points: simulated runs; black bars: Young's √(2 δ M)",
-    )  # fmt: skip
+    detail = "lines: Daly's formula; points: simulated runs; black bars: Young's √(2 δ M)"
+    return style.finish(axes, "More workers fail more often, and must save more often", detail)

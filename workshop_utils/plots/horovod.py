@@ -15,6 +15,8 @@ from workshop_utils.plots import style
 from workshop_utils.training import horovod_timeline
 from workshop_utils.training.horovod_timeline import TimelineSpan
 
+Repeats = Sequence[float]  # seconds of the same measurement, repeated
+
 # A front end is no worker and no strategy: colours of Tol's muted scheme that neither has.
 FRONT_ENDS = ("#882255", "#117733", "#DDAA33")
 PHASES = {
@@ -54,9 +56,7 @@ def front_ends(runs: Mapping[str, pd.DataFrame], schedule: Callable[[np.ndarray]
     return figure
 
 
-def tuning(
-    thresholds: Mapping[str, Sequence[float]], cycles: Mapping[float, Sequence[float]], tensors: int
-) -> Figure:
+def tuning(thresholds: Mapping[str, Repeats], cycles: Mapping[float, Repeats], tensors: int) -> Figure:
     """How long a step's gradients take, by fusion threshold and by cycle time.
 
     Args:
@@ -86,7 +86,7 @@ def tuning(
     return style.finish(right, "A long cycle makes everybody wait", detail)
 
 
-def _repeats(axes: Axes, x: Sequence[float] | np.ndarray, samples: Sequence[Sequence[float]]) -> None:
+def _repeats(axes: Axes, x: Sequence[float] | np.ndarray, samples: Sequence[Repeats]) -> None:
     look: dict[str, Any] = {"color": style.colour_of("horovod"), "alpha": 0.25, "markeredgewidth": 0}
     for place, seconds in zip(x, samples, strict=True):
         axes.plot(np.full(len(seconds), place), seconds, "o", markersize=4, **look)
@@ -110,11 +110,10 @@ def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure
         _gradients(axes, spans)
     grid[-1].set_xlabel("milliseconds since the first gradient was handed over (mind the scales)")
     _legend(figure, dict(PHASES.values()))
-    return style.finish(
-        figure,
-        "Packed together, gradients travel at once; alone, one after the other",
-        "a row: a gradient, in the order in which the backward pass gives them; the fastest step of each run",
-    )
+    order = "in the order in which the backward pass gives them"
+    detail = f"a row: a gradient, {order}; the fastest step of each run"
+    finding = "Packed together, gradients travel at once; alone, one after the other"
+    return style.finish(figure, finding, detail)
 
 
 def _legend(figure: Figure, colours: Mapping[str, str]) -> None:

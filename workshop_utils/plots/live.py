@@ -77,10 +77,8 @@ def draw(run: Run) -> Figure:
     with matplotlib.rc_context(style.RC | {"figure.constrained_layout.use": False}):
         figure = Figure(figsize=(7.6, height), dpi=LIVE_DPI)
         top = figure.add_axes((0.12, (height - 0.95 - lanes) / height, 0.85, lanes / height))
-        loss, speed = (
-            figure.add_axes((left, 0.48 / height, wide, 1.45 / height))
-            for left, wide in ((0.12, 0.30), (0.63, 0.27))
-        )
+        low, high = 0.48 / height, 1.45 / height
+        loss, speed = (figure.add_axes((x, low, wide, high)) for x, wide in ((0.12, 0.30), (0.63, 0.27)))
     state = f"{run.state}{' for' if running else ' after'} {seconds:.1f} s"
     look: dict[str, Any] = {"ha": "left", "va": "top", "fontsize": 12.5, "fontweight": "bold"}
     figure.suptitle(f"{run.name}: {state}", x=0.012, y=1 - 0.06 / height, **look)
@@ -159,6 +157,7 @@ def _strips(reports: pd.DataFrame) -> Iterator[Strip]:
 def _summary(run: Run, metrics: pd.DataFrame) -> str:
     workers = len({*run.workers, *metrics["worker"]})
     facts = [f"{workers} processes" + (f", {MOST_LANES} drawn" if workers > MOST_LANES else "")]
+    facts += [run.device] if run.device else []
     by_worker = metrics.groupby("worker")
     first, last = by_worker["loss"].first().mean(), by_worker["loss"].last().mean()
     if not np.isnan(last):

@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from workshop_utils.parallel.schedule import Timeline, bubble, bubble_fraction
 from workshop_utils.plots import style
 
+IdleShares = Mapping[int, Sequence[float]]  # of several runs, by number of microbatches
+
 # What crosses in each direction of a mesh, the same in every figure.
 DIRECTIONS = {"tensor": "model parallel", "data": "data parallel", "pipeline": "mpi"}
 FORWARD, BACKWARD = "#5B8DB8", "#E0A75E"
@@ -39,11 +41,9 @@ def schedule_timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
         axes.set_xlabel("time")
     for axes in grid[:, 0]:
         axes.set_ylabel("rank")
-    return style.finish(
-        figure,
-        "Where nothing is drawn, a rank waits",
-        "blue: forward, orange: backward; the number is the microbatch's, a rank's second stage is darker",
-    )
+    numbers = "the number is the microbatch's, a rank's second stage is darker"
+    detail = f"blue: forward, orange: backward; {numbers}"
+    return style.finish(figure, "Where nothing is drawn, a rank waits", detail)
 
 
 def _timeline(axes: Axes, timeline: Timeline, ranks: int) -> None:
@@ -60,9 +60,7 @@ def _timeline(axes: Axes, timeline: Timeline, ranks: int) -> None:
     style.unit_axis(axes.xaxis, "s")
 
 
-def idle_shares(
-    measured: Mapping[str, Mapping[int, Sequence[float]]], ranks: int, chunks: Mapping[str, int]
-) -> Figure:
+def idle_shares(measured: Mapping[str, IdleShares], ranks: int, chunks: Mapping[str, int]) -> Figure:
     """Idle share by number of microbatches: points measured, lines (p − 1)/(v · m + p − 1).
 
     Args:
@@ -141,11 +139,9 @@ def bytes_sent(
         style.measured(axes, list(counted[name]), sent, colour=colour, marker=marker, markersize=7)
     axes.set(xlabel="tensor-parallel ranks N", ylabel="sent by a rank / one activation", ylim=(0, None))
     axes.set_xticks(line)
-    return style.finish(
-        axes,
-        "Bounded, whatever N is, and many times an activation",
-        f"a step; points: counted, lines: formulas; the activation between two blocks has {nbytes / 1e3:,.0f} kB",
-    )
+    activation = f"the activation between two blocks has {nbytes / 1e3:,.0f} kB"
+    detail = f"a step; points: counted, lines: formulas; {activation}"
+    return style.finish(axes, "Bounded, whatever N is, and many times an activation", detail)
 
 
 def activations(kept: Mapping[str, float], ranks: int) -> Figure:

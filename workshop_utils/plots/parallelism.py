@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from workshop_utils.comm.ring import ring_bytes_sent
 from workshop_utils.plots import style
 from workshop_utils.training import models
 
@@ -31,7 +32,7 @@ def bytes_per_step(network: models.MLP, workers: int, counted: Mapping[int, floa
     figure, (by_batch, by_width) = style.figure(10.4, 4.4, columns=2)
     batches = np.geomspace(min(counted) / 1.5, max(counted) * 1.5, 50)
     crossover = models.crossover_batch(network)
-    sent = models.data_parallel_bytes(network, workers)
+    sent = ring_bytes_sent(workers, network.nbytes)
     data: dict[str, Any] = {"colour": "data parallel", "linestyle": style.DASHES[1]}
     style.theory(by_batch, batches, np.full(len(batches), sent), "data parallel", **data)
     activations = batches * models.model_parallel_bytes(network, workers, 1)

@@ -60,10 +60,8 @@ def _headline(plan: TrainingPlan) -> tuple[str, str]:
     what = f"{plan.model.name}, {plan.tokens / 1e9:,.4g} billion tokens"
     if best is None:
         return "Nothing meets these limits", what
-    return (
-        f"{best.machines} × {best.instance}: {best.hours / 24:,.3g} days for ${best.dollars:,.0f}",
-        f"{what}; by each point its number of machines; dotted: the best of all",
-    )
+    finding = f"{best.machines} × {best.instance}: {best.hours / 24:,.3g} days for ${best.dollars:,.0f}"
+    return finding, f"{what}; by each point its number of machines; dotted: the best of all"
 
 
 def _limits(axes: Axes, plan: TrainingPlan) -> None:

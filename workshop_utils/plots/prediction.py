@@ -17,6 +17,9 @@ from workshop_utils.comm.topology import Link
 from workshop_utils.plots import style
 from workshop_utils.scaling.cost import all_reduce_seconds
 
+Array = npt.NDArray[Any]
+Group = Mapping[str, float]  # seconds, by name
+
 # What each algorithm is called and coloured, in every figure that has several.
 ALGORITHMS = {
     "ring": ("ring", "ring"),
@@ -38,10 +41,10 @@ class Curve(NamedTuple):
 
     name: str
     colour: str
-    workers: npt.NDArray[np.float64]
-    line: npt.NDArray[np.float64]
-    low: npt.NDArray[np.float64] | None
-    high: npt.NDArray[np.float64] | None
+    workers: Array
+    line: Array
+    low: Array | None
+    high: Array | None
     fitted: Mapping[int, float]
     held_out: Mapping[int, float]
     simulated: Mapping[int, float]
@@ -108,14 +111,7 @@ def _fastest(path: Link, workers: npt.ArrayLike, nbytes: npt.ArrayLike) -> npt.N
     return np.stack([all_reduce_seconds(name, sizes, arrays, path) for name in MAPPED]).argmin(axis=0)
 
 
-def _label_region(
-    axes: Axes,
-    inside: npt.NDArray[np.bool_],
-    x: npt.NDArray[np.float64],
-    y: npt.NDArray[np.int64],
-    name: str,
-    dots: npt.NDArray[np.float64],
-) -> None:
+def _label_region(axes: Axes, inside: Array, x: Array, y: Array, name: str, dots: Array) -> None:
     """Write `name` where the region is wide, if there is room for it, and as far as can be from the rows of `dots`."""
     widths = inside.sum(axis=1)
     widths[: len(y) // 12] = widths[-len(y) // 12 :] = 0  # a word at the edge would be cut
@@ -152,10 +148,8 @@ def against_known(rows: pd.DataFrame, within: float, finding: str, detail: str) 
     return style.finish(axes, finding, detail)
 
 
-def compared(
-    groups: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], finding: str, detail: str
-) -> Figure:
-    """Bars of seconds in groups, each named at its end: `groups` has values by name, by group."""
+def compared(groups: Mapping[str, Group], colours: Mapping[str, str], finding: str, detail: str) -> Figure:
+    """Bars of seconds in groups, each named at its end."""
     _, axes = style.figure(7.6, 1.1 + 0.3 * sum(map(len, groups.values())) + 0.2 * len(groups))
     place, middles = 0.0, []
     written = EngFormatter(unit="s", places=1)

@@ -109,8 +109,6 @@ def memory_per_rank(ways: Mapping[str, Held], workers: int, parameters: int) -> 
     largest = max(max(held.measured, held.expected.total) for held in ways.values()) / 1e6
     axes.set(xlabel="held by one rank, in MB", xlim=(0, 1.08 * largest))
     totals = [held.expected.total for held in ways.values()]
-    return style.finish(
-        axes,
-        f"Sharding all three, a rank holds 1/{max(totals) / min(totals):.2g} of what it held",
-        f"Adam, {parameters / 1e6:.1f} million parameters, N = {workers}; bars: ZeRO's formulas, diamonds: measured",
-    )
+    finding = f"Sharding all three, a rank holds 1/{max(totals) / min(totals):.2g} of what it held"
+    case = f"Adam, {parameters / 1e6:.1f} million parameters, N = {workers}"
+    return style.finish(axes, finding, f"{case}; bars: ZeRO's formulas, diamonds: measured")

@@ -57,9 +57,8 @@ def racks(rows: Sequence[tuple[str, str, float, float]], detail: str) -> Figure:
     figure, axes = style.figure(7.2, 3.4)
     algorithms, placements = (pd.factorize(table[name])[0] for name in ("algorithm", "placement"))
     heights = -placements - (placements.max() + 1.5) * algorithms
-    for (algorithm, placement, seconds, theory), height, number in zip(
-        rows, heights, placements, strict=True
-    ):
+    for row, height, number in zip(rows, heights, placements, strict=True):
+        algorithm, placement, seconds, theory = row
         ends = [height - 0.35, height + 0.35]
         axes.plot([theory] * 2, ends, color=style.COLOURS["theory"], linewidth=2)
         look: dict[str, Any] = {"colour": f"worker {number}", "marker": style.MARKERS[number]}

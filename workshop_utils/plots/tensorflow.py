@@ -82,13 +82,11 @@ def test_losses(curves: Mapping[str, pd.DataFrame], longer: pd.DataFrame) -> Fig
     style.log_ticks(by_time.xaxis)
     by_time.xaxis.set_major_formatter("{x:g}")
     by_time.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="seconds until the last test")
-    return style.finish(
-        figure,
-        f"The {len(together)} synchronous forms lie on one curve against steps, but not against seconds",
-        "the same network, batches, rate and first weights; "
-        f"concentric rings: {len(together)} forms with equal losses; "
-        "dashed: in-graph, with as many updates as the asynchronous forms",
-    )
+    finding = f"The {len(together)} synchronous forms lie on one curve against steps, but not against seconds"
+    rings = f"concentric rings: {len(together)} forms with equal losses"
+    dashed = "dashed: in-graph, with as many updates as the asynchronous forms"
+    detail = f"the same network, batches, rate and first weights; {rings}; {dashed}"
+    return style.finish(figure, finding, detail)
 
 
 def _curve(axes: Axes, curve: pd.DataFrame, x: str, name: str, **options: Any) -> None:

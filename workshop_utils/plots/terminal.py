@@ -16,13 +16,8 @@ from rich.table import Table
 
 from workshop_utils.runs import Run, RunFailed, RunState
 
-COLUMNS = {
-    "device": "{}",
-    "step": "{:.0f}",
-    "loss": "{:.4f}",
-    "accuracy": "{:.3f}",
-    "samples_per_second": "{:,.0f}",
-}
+COLUMNS = {"device": "{}", "step": "{:.0f}", "loss": "{:.4f}", "accuracy": "{:.3f}"}
+COLUMNS["samples_per_second"] = "{:,.0f}"
 REFRESH_SECONDS = 0.25
 
 
@@ -43,8 +38,8 @@ def show(run: Run) -> None:
     for line in run.logs():  # such as the step from which it resumed
         typer.echo(str(line))
     typer.echo(f"{run.name}: {run.state} in {run.seconds:.1f} s")
-    if remark := getattr(run, "remark", ""):
-        typer.echo(remark)
+    if run.remark:
+        typer.echo(run.remark)
 
 
 def _table(run: Run) -> Table:

@@ -61,11 +61,9 @@ def starts(runs: dict[str, Run]) -> Figure:
     axes.tick_params(axis="y", labelcolor=style.INK)
     axes.set_xlabel("seconds since the launch")
     first_steps = [float(run.metrics["seconds"].min()) for run in runs.values()]
-    style.headline(
-        axes,
-        f"{[*runs][-1].capitalize()}, the first step comes {first_steps[0] / first_steps[-1]:.0f} times sooner",
-        "what each process does after the launch",
-    )
+    sooner = f"the first step comes {first_steps[0] / first_steps[-1]:.0f} times sooner"
+    detail = "what each process does after the launch"
+    style.headline(axes, f"{[*runs][-1].capitalize()}, {sooner}", detail)
     names = {"load": "import PyTorch", "wait": "import more, meet", "worker 0": "train"}
     for (kind, name), (left, right) in zip(names.items(), pairwise(rows[0][2]), strict=True):
         style.inside(axes, (left + right) / 2, 0, name, kind)

@@ -143,16 +143,16 @@ def stable_learning_rate(delay: float) -> float:
     return math.sin(math.pi / (4 * delay + 2))
 
 
-def largest_stable(losses: pd.DataFrame, worse: float = 2.0) -> float:
+def largest_stable(losses: pd.DataFrame) -> float:
     """The largest learning rate that all seeds train with, as they do with all smaller ones; NaN if there is none.
 
-    A loss is fine if it is at most `worse` times that of the smallest learning rate, which is taken to work.
+    A loss is fine if it is at most twice that of the smallest learning rate, which is taken to work.
 
     Args:
         losses: columns learning_rate and loss; NaN is a network that diverged.
     """
     by_rate = _by_rate(losses, "loss")
-    fine = worse * by_rate[min(by_rate)].mean()
+    fine = 2 * by_rate[min(by_rate)].mean()
     best = math.nan
     for rate, of_rate in by_rate.items():
         if not (of_rate <= fine).all():  # false for NaN too

@@ -47,10 +47,8 @@ def swept(table: pd.DataFrame) -> list[tuple[Any, pd.DataFrame]]:
     """
     missing = [name for name in NEEDED if name not in table]
     if missing:
-        raise JobError(
-            f"the table lacks {', '.join(missing)}; it must be one of `workshop scaling measure` with "
-            "jobs/measure_step, or another job whose script reports its parts as that one does"
-        )
+        right = "one of `workshop scaling measure` with jobs/measure_step, or a job that reports its parts as that"
+        raise JobError(f"the table lacks {', '.join(missing)}; it must be {right}")
     known = table[table["strategy"].isin(COSTS)]
     if known.empty:
         raise JobError(f"strategies are {', '.join(set(table['strategy']))}; known are {', '.join(COSTS)}")
@@ -75,10 +73,8 @@ def fit_steps(runs: pd.DataFrame) -> Fit:
     strategy, rows = runs["strategy"].iloc[0], communicating(runs)
     varied = rows[VARIED]
     if len(varied.drop_duplicates()) < 2:
-        raise JobError(
-            f"{strategy} was measured with {sorted(set(rows['workers']))} workers; it takes two numbers of "
-            "workers, or two sizes, to tell latency and bandwidth apart"
-        )
+        takes = "it takes two numbers of workers, or two sizes, to tell latency and bandwidth apart"
+        raise JobError(f"{strategy} was measured with {sorted(set(rows['workers']))} workers; {takes}")
     return fit(path_terms(COSTS[strategy]), [*varied.to_numpy().T], rows["seconds"].to_numpy())
 
 

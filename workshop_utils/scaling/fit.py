@@ -108,11 +108,7 @@ class Fit:
 
 
 def fit(
-    terms: Sequence[Term],
-    varied: Sequence[npt.ArrayLike],
-    seconds: npt.ArrayLike,
-    draws: int = DRAWS,
-    seed: int = 0,
+    terms: Sequence[Term], varied: Sequence[npt.ArrayLike], seconds: npt.ArrayLike, draws: int = DRAWS
 ) -> Fit:
     """The coefficients, none below 0, with which the sum of `terms` comes closest to measured `seconds`.
 
@@ -124,8 +120,7 @@ def fit(
         terms: of the cost.
         varied: what each term is a function of, one value a measurement, such as (workers, nbytes).
         seconds: measured.
-        draws: how often to repeat the fit for intervals; 0 for none.
-        seed: of the bootstrap.
+        draws: how often to repeat the fit for intervals; 0 for none. They are the same at every call.
 
     Raises:
         ValueError: if there are fewer measurements than terms, lengths differ, or a time is not above 0.
@@ -134,9 +129,7 @@ def fit(
     values = [np.asarray(each, dtype=float) for each in varied]
     if any(each.shape != measured.shape for each in values):
         shapes = ", ".join(str(each.size) for each in values)
-        raise ValueError(
-            f"{measured.size} seconds go with {shapes} values; each measurement needs one of each"
-        )
+        raise ValueError(f"{measured.size} seconds go with {shapes} values; each needs one")
     if measured.size < len(terms):
         counts = f"{measured.size} measurements cannot tell {len(terms)} numbers apart"
         raise ValueError(f"{counts}; there must be at least as many")
@@ -150,7 +143,7 @@ def fit(
     coefficients = _robust(columns, measured)
     fitted = columns @ coefficients
     logs, freedom = np.log(fitted / measured), measured.size - len(terms)
-    random, drawn = np.random.default_rng(seed), []
+    random, drawn = np.random.default_rng(0), []
     for _ in range(draws if freedom else 0):
         # Errors of either sign are as likely: one disturbed measurement must not shift all draws.
         noise = random.choice(logs, measured.size) * random.choice([-1, 1], measured.size)

@@ -269,9 +269,8 @@ def _kinds(given: Iterable[str | Path | Instance] | None) -> tuple[dict[str, Ins
         missing = ", ".join(name for name in known if name not in priced)
         return priced, (f"Left out, as no price to rely on is known: {missing}.",) if missing else ()
     chosen = [given] if isinstance(given, str) else list(given)
-    files = [
-        each for each in chosen if isinstance(each, str | Path) and Path(each).suffix in (".yaml", ".yml")
-    ]
+    names = [each for each in chosen if isinstance(each, str | Path)]
+    files = [each for each in names if Path(each).suffix in (".yaml", ".yml")]
     described: dict[str, Instance] = {}
     # A file's own entries: `catalogue.instances` returns the catalogue's as well.
     for file in files:

@@ -23,6 +23,10 @@ PEAK_FLOPS_PER_SECOND = {"A100": 312e12, "H100": 989e12}
 UTILISATION = 0.4
 
 
+# A series without a first point of its own: that of the same device, batch and page.
+SAME_DEVICE = {"pascal-25g-vgg16-512": "pascal-25g-vgg16-tcp"}
+
+
 @cache
 def published_table(name: str) -> pd.DataFrame:
     """data/NAME.csv as it stands: nccl_all_reduce, pipeline_speedups, training_runs or training_throughput."""
@@ -58,3 +62,16 @@ def published_curves() -> pd.DataFrame:
     )
     both = pd.concat([reduces.assign(varied="nbytes"), steps.assign(varied="workers")], ignore_index=True)
     return both[["system", "varied", "value", "measured", "machines"]].astype({"value": float})
+
+
+def scaling_series() -> pd.DataFrame:
+    """Published throughput over machines, a row a point; where `emulated_as` is empty, too little is known to predict.
+
+    Columns: series, model, devices, machines, devices_a_machine, batch of a device, throughput, efficiency over one
+    device, strategy and source as published; then what a prediction takes, none of it from the series beyond its first
+    row: device, link_gbit, inner_gbit; `reached`, the part of a link that the same library got in a microbenchmark
+    (sources: data/clusters.yaml); and one_device, examples a second.
+    """
+    rows = published_table("scaling_series")
+    single = rows[rows["devices"] == 1].set_index("series")["throughput"]
+    return rows.assign(one_device=rows["series"].replace(SAME_DEVICE).map(single))

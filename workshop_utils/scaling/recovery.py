@@ -47,7 +47,7 @@ def lost_share(interval: npt.ArrayLike, save: float, failure: float, restart: fl
 
 
 def simulated_lost_share(
-    interval: float, save: float, failure: float, restart: float = 0.0, intervals: int = 1000
+    interval: float, save: float, failure: float, restart: float, intervals: int
 ) -> float:
     """The same, of one run of so many `intervals` whose failures were drawn at random."""
     random = np.random.default_rng(0)

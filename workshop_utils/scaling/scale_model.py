@@ -18,6 +18,7 @@ and what the exchange takes from the devices' own speed are in neither.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,8 @@ STEPS, FEWER_STEPS = 4, 3  # of a measured run, fewer where a step takes seconds
 CPU_SECONDS = 0.026  # that a worker's step takes of this machine, about; each run measures it
 LEAST_EXCHANGE_SECONDS = 0.1  # 20 times what an idle link lets through at once: `network.wiring.burst_nbytes`
 LEAST_DEVICE_SECONDS = 0.2
+LONGEST_STEP_SECONDS = 60
+LEAST_SHARE = 0.002  # of a step: a shorter exchange may be off by any part of it
 MOST_TRIES = 3
 WIDTH, HEAD = 64, 650  # of the scaled model: its layers' inputs, and the parameters of its last layer
 FORWARDED_NBYTES = 32 << 20
@@ -59,7 +62,6 @@ UTILISATION = 0.4  # of the peak, where nobody has published the model's through
 
 # What is sent at once during the backward pass: DDP's buckets, Horovod's fusion buffer. The others wait for its end.
 FUSED_NBYTES = {"torch_ddp": 25 << 20, "horovod": 128 << 20}
-_WAITS = "sends all gradients after the backward pass"
 STRATEGIES = ("ring", "workshop_parameter_server", *FUSED_NBYTES)
 
 
@@ -181,19 +183,18 @@ class ScaleModel:
         largest = max(table, key=lambda each: each.parameters)
         rate = 8e-9 * cluster.link * self.faster_link
         fused = FUSED_NBYTES.get(self.strategy)
-        return "\n".join(
-            (
-                f"{cluster.name}: {cluster.devices} × {cluster.device} a machine; {rate:g} Gbit/s between machines, of "
-                f"which messages get {cluster.reached:.0%} ({cluster.source})",
-                f"{self.model}: {len(table)} layers, {self.nbytes / 1e6:,.1f} MB of gradients, "
-                f"{4 * largest.parameters / 1e6:,.1f} MB of them in {largest.name}",
-                f"one device: {self.batch} examples in {self.step_seconds:.3f} s ({self.measured_by})",
-                f"{self.strategy}: "
-                + (
-                    f"sends up to {fused / 2**20:g} MiB at once during the backward pass" if fused else _WAITS
-                ),
-            )
-        )
+        sends = f"up to {fused / 2**20:g} MiB at once during" if fused else "all gradients after"
+        lines = [
+            f"{cluster.name}: {cluster.devices} × {cluster.device} a machine; {rate:g} Gbit/s between machines, "
+            f"of which messages get {cluster.reached:.0%} ({cluster.source})",
+            f"{self.model}: {len(table)} layers, {self.nbytes / 1e6:,.1f} MB of gradients, "
+            f"{4 * largest.parameters / 1e6:,.1f} MB of them in {largest.name}",
+            f"one device: {self.batch} examples in {self.step_seconds:.3f} s ({self.measured_by})",
+            f"{self.strategy}: sends {sends} the backward pass",
+        ]
+        if cluster.devices > 1:
+            lines.append(f"folded: the {cluster.devices} devices of a machine are one emulated worker")
+        return "\n".join(lines)
 
     def predict(self, workers: Sequence[int]) -> pd.DataFrame:
         """Closed forms alone: a row for each of `workers`, which counts devices.
@@ -228,10 +229,12 @@ class ScaleModel:
         return self.exchanged(step, machines, across)
 
     def link_of(self, devices: int) -> float:
-        """Bytes of gradients per second of a folded machine, whose link carries a ring through all devices."""
+        """Bytes of gradients per second of a folded machine, through whose link a ring passes along all devices."""
         machines = self.machines(devices)
         rate = self.cluster.link * self.cluster.reached * self.faster_link
-        return rate if machines == 1 else rate * (machines - 1) / machines * devices / (devices - 1)
+        if machines == 1 or self.strategy == "workshop_parameter_server":
+            return rate
+        return rate * (machines - 1) / machines * devices / (devices - 1)
 
     def exchanged(
         self, step: float, workers: int, link: Link, nbytes: float | None = None, by_ring: bool = False
@@ -300,10 +303,15 @@ class ScaleModel:
         rate = link * nbytes / self.nbytes  # were time not stretched
         stretch = slower * max(
             LEAST_DEVICE_SECONDS / step,
-            LEAST_EXCHANGE_SECONDS / exchange if exchange else 0.0,
+            LEAST_EXCHANGE_SECONDS / exchange if exchange > LEAST_SHARE * step else 0.0,
             machines * larger * CPU_SECONDS / (MOST_HOST_SHARE * cores() * whole),
             machines * rate / (forwarded / 2),
         )
+        if stretch * whole > LONGEST_STEP_SECONDS:
+            raise JobError(
+                f"a step of {workers} workers would take {stretch * whole:,.0f} s here, of {LONGEST_STEP_SECONDS} at "
+                "most; take fewer, or leave it to --predict"
+            )
         return Emulation(self, workers, machines, step, stretch, rate / stretch, tuple(elements), nbytes)
 
     def measure(self, workers: Sequence[int], store: Store, repeats: int = 1) -> pd.DataFrame:
@@ -311,14 +319,16 @@ class ScaleModel:
 
         Returns:
             The columns of `predict`, in the cluster's seconds, with the median of `repeats`; the efficiency that was
-            `predicted`; what was `emulated`, of which `stretch` is how many times as long a step took; and
-            `host_share`, what the workers used of this machine's cores.
+            `predicted`; what was `emulated`: how many times (`stretch`) as long a step took, and the gradients'
+            `layer_nbytes`; and `host_share`, the part of this machine's cores that the workers kept busy.
 
         Raises:
             JobError: if this machine cannot emulate it, or a run fails.
         """
         for count in workers:
             self.emulation(count, np.inf)  # refuses what cannot be emulated before anything starts
+        for count in workers:  # a mistake in the last is told before the first is run
+            self.emulation(count, math.inf)
         forwarded = forwarded_bytes_per_second(store)
         steps, notes = [], []
         for count in tqdm(workers, f"emulating {self.model}, {self.strategy}", bar_format=BAR):
@@ -340,7 +350,15 @@ class ScaleModel:
                     f"{count} workers keep {share:.0%} of this machine busy however slow the devices are; take fewer"
                 )
             steps.append((count, float(runs["step_seconds"].median()) / emulation.stretch))
-            notes.append({"emulated": str(emulation), "stretch": emulation.stretch, "host_share": share})
+            sizes = [4 * count for count in emulation.elements]
+            notes.append(
+                {
+                    "emulated": str(emulation),
+                    "stretch": emulation.stretch,
+                    "host_share": share,
+                    "layer_nbytes": sizes,
+                }
+            )
         predicted = self.predict(workers)["efficiency"].rename("predicted")
         return self._table(steps).join(predicted).join(pd.DataFrame(notes))
 

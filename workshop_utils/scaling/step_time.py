@@ -17,21 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from workshop_utils.comm.topology import Link, Numbers
+from workshop_utils.scaling import cost, memory
 from workshop_utils.scaling.catalogue import Instance, Transformer
-from workshop_utils.scaling.cost import (
-    all_reduce_seconds,
-    data_parallel_step_seconds,
-    half_ring_seconds,
-    pipeline_step_seconds,
-)
-from workshop_utils.scaling.memory import (
-    LOGIT_NBYTES,
-    Layout,
-    block_nbytes_per_token,
-    blocks_of_stages,
-    score_nbytes_per_token,
-    stage_parameters,
-)
+from workshop_utils.scaling.memory import Layout
 
 # The part of a link's bandwidth that a collective of large arrays gets: 234.9 of 300 GB/s, all-reduce of 16 GiB between
 # the 8 A100 of one machine. Source: Bekman, "Machine Learning Engineering", network benchmarks.
@@ -86,7 +74,7 @@ def step_time(
     nbytes = layout.number_nbytes * tokens * model.width / layout.tensor
     message = _across(instance, layout, 1).seconds(nbytes)
     shape = layout.pipeline, layout.microbatches
-    through = pipeline_step_seconds(*shape, arithmetic + within, message, layout.chunks)
+    through = cost.pipeline_step_seconds(*shape, arithmetic + within, message, layout.chunks)
     exposed = _data_seconds(model, instance, layout, arithmetic)
     busy = layout.microbatches * (arithmetic + within)
     useful = model.flops_per_token * layout.sequences * model.sequence
@@ -107,7 +95,7 @@ def _stage_flops(model: Transformer, layout: Layout) -> Numbers:
     kinds = [recompute == "none", recompute == "selective"]
     again = np.select(kinds, [0, attention], attention + products) / 3
     block, head = products + attention + again, 6 * model.vocabulary * model.width
-    most, rest = blocks_of_stages(model, layout.pipeline, layout.chunks)
+    most, rest = memory.blocks_of_stages(model, layout.pipeline, layout.chunks)
     return np.maximum(most * block, rest * block + head) / layout.tensor
 
 
@@ -119,11 +107,11 @@ def _stage_traffic(model: Transformer, layout: Layout, fused_attention: bool) ->
     """
     recompute = np.asarray(layout.recompute)
     in_memory = (recompute == "none") | (not fused_attention)
-    scores = np.where(in_memory, score_nbytes_per_token(model, layout), 0)
-    made = block_nbytes_per_token(model, layout) + scores
+    scores = np.where(in_memory, memory.score_nbytes_per_token(model, layout), 0)
+    made = memory.block_nbytes_per_token(model, layout) + scores
     passes = FORWARD_PASSES * np.where(recompute == "full", 2, 1) + BACKWARD_PASSES
-    logits = (FORWARD_PASSES + BACKWARD_PASSES) * LOGIT_NBYTES * model.vocabulary / layout.tensor
-    most, rest = blocks_of_stages(model, layout.pipeline, layout.chunks)
+    logits = (FORWARD_PASSES + BACKWARD_PASSES) * memory.LOGIT_NBYTES * model.vocabulary / layout.tensor
+    most, rest = memory.blocks_of_stages(model, layout.pipeline, layout.chunks)
     return np.maximum(most * made * passes, rest * made * passes + logits)
 
 
@@ -136,9 +124,9 @@ def _tensor_seconds(model: Transformer, instance: Instance, layout: Layout) -> N
     nbytes = layout.number_nbytes * layout.micro_batch * model.sequence * model.width
     bandwidth = COLLECTIVE_EFFICIENCY * instance.inner_bytes_per_second
     path = Link(instance.inner_latency_seconds, bandwidth)
-    most, _ = blocks_of_stages(model, layout.pipeline, layout.chunks)
+    most, _ = memory.blocks_of_stages(model, layout.pipeline, layout.chunks)
     all_reduces = np.where(np.asarray(layout.recompute) == "full", 6, 4)
-    return most * all_reduces * all_reduce_seconds("ring", layout.tensor, nbytes, path)
+    return most * all_reduces * cost.all_reduce_seconds("ring", layout.tensor, nbytes, path)
 
 
 def _across(instance: Instance, layout: Layout, neighbours: Numbers) -> Link:
@@ -166,14 +154,14 @@ def _data_seconds(model: Transformer, instance: Instance, layout: Layout, arithm
     data, zero, repeats = np.asarray(layout.data), np.asarray(layout.zero), layout.microbatches
     neighbours = np.minimum(data, np.maximum(1, instance.accelerators // np.asarray(layout.tensor)))
     path = _across(instance, layout, neighbours)
-    blocks, _ = blocks_of_stages(model, layout.pipeline, layout.chunks)
-    sizes = stage_parameters(model, layout.tensor, layout.pipeline, layout.chunks)
+    blocks, _ = memory.blocks_of_stages(model, layout.pipeline, layout.chunks)
+    sizes = memory.stage_parameters(model, layout.tensor, layout.pipeline, layout.chunks)
     bucket = layout.number_nbytes * np.maximum(*sizes) / blocks  # the ends' tables are spread over the blocks
-    half = half_ring_seconds(data, bucket, path)  # to scatter gradients, or to gather parameters
+    half = cost.half_ring_seconds(data, bucket, path)  # to scatter gradients, or to gather parameters
     forward, backward = arithmetic / 3, arithmetic * 2 / 3
 
     def behind_backward(each: Numbers) -> Numbers:
-        return data_parallel_step_seconds(0.0, backward, each, blocks) - backward
+        return cost.data_parallel_step_seconds(0.0, backward, each, blocks) - backward
 
     stage3 = repeats * (np.maximum(0, blocks * half - forward) + behind_backward(half + half)) + half
     stage0 = behind_backward(half + half)

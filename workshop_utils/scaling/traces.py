@@ -86,25 +86,18 @@ def read_traces(folder: Path) -> list[Trace]:
         trace = read_trace(path)
         first = next(iter(traces.values()), trace)
         if trace.world_size != first.world_size:
-            raise TraceError(
-                f"{path} is of a run of {trace.world_size} ranks, {first.path.name} of one of {first.world_size}; "
-                "keep the traces of each run in a folder of their own"
-            )
+            sizes = f"{path} is of a run of {trace.world_size} ranks, {first.path.name} of {first.world_size}"
+            raise TraceError(f"{sizes}; keep each run's traces in a folder of their own")
         if trace.rank in traces:
             raise TraceError(f"{path} and {traces[trace.rank].path.name} are both of rank {trace.rank}")
         traces[trace.rank] = trace
     if not traces:
         raise TraceError(f"{folder} has no {PATTERN}; a job that has profile-steps writes OUTPUTS/traces")
-    if max(trace.start_nanoseconds for trace in traces.values()) > min(map(_end, traces.values())):
-        raise TraceError(
-            f"{folder} has traces of several runs, which were not recorded at the same time; remove the old ones"
-        )
+    ends = [max(each["ts"] + each.get("dur", 0) for each in trace.events) for trace in traces.values()]
+    starts = [trace.start_nanoseconds for trace in traces.values()]
+    if max(starts) > min(start + 1000 * end for start, end in zip(starts, ends, strict=True)):
+        raise TraceError(f"{folder} has traces of several runs, of different times; remove the old ones")
     return [traces[rank] for rank in sorted(traces)]
-
-
-def _end(trace: Trace) -> float:
-    """When its last event ends, in nanoseconds of the Unix clock."""
-    return trace.start_nanoseconds + 1000 * max(event["ts"] + event.get("dur", 0) for event in trace.events)
 
 
 def read_trace(path: Path) -> Trace:
@@ -232,11 +225,8 @@ def step_times(traces: Sequence[Trace]) -> pd.DataFrame:
         communication = _intervals(event for event in complete if collective_of(event) is not None)
         computation = _intervals(event for event in kernels or operators if collective_of(event) is None)
         both = np.concatenate([communication, computation])
-        steps = {
-            int(name[1]): event
-            for event in complete
-            if event.get("cat") == "user_annotation" and (name := STEP.fullmatch(event["name"]))
-        }
+        marks = [event for event in complete if event.get("cat") == "user_annotation"]
+        steps = {int(name[1]): mark for mark in marks if (name := STEP.fullmatch(mark["name"]))}
         for number in sorted(steps)[: trace.complete_steps]:
             start, end = steps[number]["ts"], steps[number]["ts"] + steps[number]["dur"]
             communicated = covered(communication, start, end)

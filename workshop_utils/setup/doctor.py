@@ -84,9 +84,9 @@ def show(findings: Sequence[Finding]) -> None:
 
 
 def _check(
-    subject: str, is_good: bool, text: str, otherwise: str, remedy: str = "", state: State = "limited"
+    subject: str, good: bool, text: str, bad: str, remedy: str = "", state: State = "limited"
 ) -> Finding:
-    return Finding(subject, "good", text) if is_good else Finding(subject, state, otherwise, remedy)
+    return Finding(subject, "good", text) if good else Finding(subject, state, bad, remedy)
 
 
 def _package(subject: str, *names: str) -> Finding:

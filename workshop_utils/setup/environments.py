@@ -75,15 +75,12 @@ class Environment:
             run_uv(here, *sync, quiet=True)
             ready.touch()
         except OSError as error:
-            raise SetupError(
-                f"{self.title} cannot have its environment in {folder}: {error.strerror or error}; "
-                "name another cache folder in WORKSHOP_CACHE"
-            ) from None
+            why = f"{error.strerror or error}; name another cache folder in WORKSHOP_CACHE"
+            raise SetupError(f"{self.title} cannot have its environment in {folder}: {why}") from None
         except SetupError as error:
-            raise SetupError(
-                f"the environment of {self.title} could not be made from {self.lock}. {error}\n"
-                "  Its packages are downloaded: is there a network, and does pip reach its index?"
-            ) from None
+            why = f"{error}\n  Its packages are downloaded: is there a network, and does pip reach its index?"
+            failed = f"the environment of {self.title} could not be made from {self.lock}"
+            raise SetupError(f"{failed}. {why}") from None
         return folder
 
     def program(self, name: str) -> Path:

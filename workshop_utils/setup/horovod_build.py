@@ -147,12 +147,8 @@ def _installed(*names: str) -> str:
 
 PYTHON_HEADERS = "the header files of Python (Python.h)"
 VENV_MODULE = "the Python modules venv and ensurepip"
-SYSTEM_PACKAGES = {
-    "a C++ compiler": "g++",
-    "make": "make",
-    PYTHON_HEADERS: "python3-dev",
-    VENV_MODULE: "python3-venv",
-}
+SYSTEM_PACKAGES = {"a C++ compiler": "g++", "make": "make"}
+SYSTEM_PACKAGES |= {PYTHON_HEADERS: "python3-dev", VENV_MODULE: "python3-venv"}
 
 
 def missing_build_tools() -> list[str]:
@@ -234,10 +230,8 @@ def unpack_source(work: Path) -> Path:
     if not sdist.is_file() or hashlib.sha256(sdist.read_bytes()).hexdigest() != SDIST_SHA256:
         requirement = work / "requirement.txt"
         requirement.write_text(f"horovod=={HOROVOD_VERSION} --hash=sha256:{SDIST_SHA256}\n")
-        source_only = ("--no-binary", ":all:", *NO_DEPENDENCIES)
-        _run(
-            "downloading the source", *PIP, "download", *source_only, "-r", str(requirement), "-d", str(work)
-        )
+        source_only = ("--no-binary", ":all:", *NO_DEPENDENCIES, "-d", str(work))
+        _run("downloading the source", *PIP, "download", *source_only, "-r", str(requirement))
         shutil.copyfile(work / SDIST_NAME, sdist)
     shutil.unpack_archive(sdist, work)
     source = work / f"horovod-{HOROVOD_VERSION}"

@@ -70,9 +70,8 @@ def wait_for_horovod(job: TrainingJob) -> None:
         print(f"\r{f'Horovod {outcome}':<{len(line)}}", flush=True)
     importlib.invalidate_caches()
     if job.strategy.startswith("horovod") and importlib.util.find_spec("horovod") is None:
-        raise JobError(
-            f"strategy is {job.strategy!r}, but Horovod is not installed; `workshop install-horovod` compiles it"
-        )
+        missing = f"strategy is {job.strategy!r}, but Horovod is not installed"
+        raise JobError(f"{missing}; `workshop install-horovod` compiles it")
 
 
 def mention_build() -> None:

@@ -23,7 +23,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -180,12 +180,10 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(step, content, settings, path)
 
 
-def newest(
-    folder: Path, settings: Settings | None = None, say: Callable[[str], None] = print
-) -> Checkpoint | None:
+def newest(folder: Path, settings: Settings | None = None) -> Checkpoint | None:
     """The newest checkpoint in `folder` that is whole; None if there is none.
 
-    `say` is told of damaged ones. They are kept, as `*.damaged`, out of the way of those that follow.
+    It prints a line about each damaged one. They are kept, as `*.damaged`, out of the way of those that follow.
 
     Raises:
         OtherRun: if `settings` are given, and the checkpoint was written with other ones.
@@ -195,7 +193,7 @@ def newest(
         try:
             checkpoint = read(path)
         except CheckpointDamaged as damage:
-            say(f"{damage}; going back to the one before")
+            print(f"{damage}; going back to the one before")
             path.rename(path.with_name(path.name + ".damaged"))
             continue
         if settings is not None:
@@ -208,7 +206,6 @@ def refuse_other_run(folder: Path, written: Settings, settings: Settings) -> Non
     """Raise OtherRun if a checkpoint in `folder` was written with other settings than these."""
     names = [name for name in {**settings, **written} if written.get(name) != settings.get(name)]
     if names:
-        differences = ", ".join(
-            f"{name} is {settings.get(name)} and was {written.get(name)}" for name in names
-        )
+        pairs = [f"{name} is {settings.get(name)} and was {written.get(name)}" for name in names]
+        differences = ", ".join(pairs)
         raise OtherRun(f"the checkpoints in {folder} are of another run: {differences}; give another folder")

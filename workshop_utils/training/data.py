@@ -24,12 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+FILES = tuple(f"{split}-{kind}" for split in ("train", "t10k") for kind in KINDS)
 CLASSES = 10
 
 MNIST_MIRRORS = (

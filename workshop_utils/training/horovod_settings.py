@@ -49,7 +49,5 @@ class Tuning(Description):
     @property
     def environment(self) -> dict[str, str]:
         """The variables that a job's processes need: bytes, and milliseconds."""
-        return {
-            "HOROVOD_FUSION_THRESHOLD": str(bytes_of(self.fusion_threshold)),
-            "HOROVOD_CYCLE_TIME": f"{seconds_of(self.cycle_time) * 1000:g}",
-        }
+        nbytes, milliseconds = bytes_of(self.fusion_threshold), seconds_of(self.cycle_time) * 1000
+        return {"HOROVOD_FUSION_THRESHOLD": f"{nbytes}", "HOROVOD_CYCLE_TIME": f"{milliseconds:g}"}

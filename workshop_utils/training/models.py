@@ -207,15 +207,6 @@ def join(parts: Sequence[Partition]) -> MLP:
     return MLP(*(Dense(*map(np.hstack, zip(*layer, strict=True))) for layer in layers))
 
 
-def data_parallel_bytes(network: MLP, workers: int) -> float:
-    """Bytes that a worker sends per step of data parallelism, whatever the batch: 2(N − 1)/N · K.
-
-    K is the size of the gradient; the factor is that of a ring all-reduce (Patarasuk and Yuan 2009), which no
-    all-reduce can undercut.
-    """
-    return 2 * (workers - 1) / workers * network.nbytes
-
-
 def model_parallel_bytes(network: MLP, workers: int, batch: int) -> float:
     """Bytes that a worker sends per step of `partition`'s model parallelism, on average over the workers.
 

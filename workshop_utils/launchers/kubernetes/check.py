@@ -126,10 +126,8 @@ def _schema_of_model(name: str) -> Schema:
             setattr(blank, attribute, None)
         except ValueError:  # how the client refuses to do without a field
             required.append(field)
-    properties = {
-        field: AMOUNTS.get(attribute) or _schema_of_type(model.openapi_types[attribute])
-        for attribute, field in model.attribute_map.items()
-    }
+    types = {name: _schema_of_type(written) for name, written in model.openapi_types.items()} | AMOUNTS
+    properties = {field: types[attribute] for attribute, field in model.attribute_map.items()}
     return {"type": "object", "required": required, "properties": properties}
 
 
@@ -158,9 +156,8 @@ def _problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
         yield f"{path} is {value!r}; it must {advice}"
     elif "properties" in schema:
         fields, prefix = schema["properties"], f"{path}." if path else ""
-        close = {
-            name: difflib.get_close_matches(str(name), fields, n=1) for name in value.keys() - fields.keys()
-        }
+        unknown = value.keys() - fields.keys()
+        close = {name: difflib.get_close_matches(str(name), fields, n=1) for name in unknown}
         misspelled = {match for matches in close.values() for match in matches}
         for name in schema.get("required", ()):
             if name not in value.keys() | misspelled:

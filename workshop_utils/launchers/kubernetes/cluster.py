@@ -51,6 +51,9 @@ ADVICE = {
 }
 
 
+Described = Mapping[str, Any]  # an object, as in YAML
+
+
 class KubernetesError(PlainError, ValueError):
     """The cluster did not do what it was asked to; the message says what was asked, why not, and what to do."""
 
@@ -98,11 +101,9 @@ class JobObjects:
         self.namespace: str = self.resource["metadata"]["namespace"]
         self.deleted = False
         self._api, self._before, self._config_maps = api, manifest.before, config_maps
-        once_more = api.configuration.retries.new(
-            total=1, connect=0, read=0, respect_retry_after_header=False
-        )
-        for_logs = copy.deepcopy(api.configuration)
-        for_logs.retries = once_more  # without a pause: what cannot be read now is read at the next look
+        for_logs, once = copy.deepcopy(api.configuration), {"total": 1, "connect": 0, "read": 0}
+        # Without a pause: what cannot be read now is read at the next look.
+        for_logs.retries = api.configuration.retries.new(**once, respect_retry_after_header=False)
         self._log_api = client.ApiClient(for_logs)
 
     def create(self) -> None:
@@ -114,7 +115,7 @@ class JobObjects:
         Raises:
             KubernetesError: where the cluster refuses.
         """
-        made: list[Mapping[str, Any]] = []
+        made: list[dict[str, Any]] = []
         try:
             for described in (*self._before, self.resource):
                 answer = self._create(described)
@@ -174,10 +175,8 @@ class JobObjects:
         deadline = time.monotonic() + GONE_SECONDS
         while self.pods():
             if time.monotonic() > deadline:
-                raise KubernetesError(
-                    f"deleting {_name(self.resource)}: its pods are still there after a minute; look at them with "
-                    f"kubectl get pods --namespace {self.namespace}"
-                )
+                left = f"deleting {_name(self.resource)}: its pods are still there after a minute"
+                raise KubernetesError(f"{left}; kubectl get pods --namespace {self.namespace} shows them")
             time.sleep(POLL_SECONDS)
         self.deleted = True
 
@@ -192,19 +191,18 @@ class JobObjects:
 
     def warnings(self, name: str) -> list[str]:
         """What the cluster warns of about the job or pod `name`: why it cannot be scheduled, or has no image."""
-        events = self._ask(
-            "GET", _kind("Event", name), fieldSelector=f"involvedObject.name={name},type=Warning"
-        )
+        about = f"involvedObject.name={name},type=Warning"
+        events = self._ask("GET", _kind("Event", name), fieldSelector=about)
         return [f"{event.get('reason')}: {event.get('message')}" for event in events["items"]]
 
     def log(self, pod: str, container: str, since: str) -> str:
         """The container's log, each line with its time, from the time `since` on if one is given."""
         query = {"sinceTime": since} if since else {}
         query |= {"container": container, "timestamps": "true"}
-        answer = self._send("GET", _kind("Pod", pod), f"{pod}/log", of_log=True, **query)
+        answer = self._send("GET", _kind("Pod", pod), f"{pod}/log", log=True, **query)
         return answer.decode(errors="replace")
 
-    def _create(self, described: Mapping[str, Any], tries: int = TRIES, **query: str) -> Any:
+    def _create(self, described: Described, tries: int = TRIES, **query: str) -> Any:
         """Make one object; where the cluster is busy, or the trainer does not know the runtime yet, try again."""
         try:
             return self._ask("POST", described, body=described, fieldValidation="Strict", **query)
@@ -215,34 +213,31 @@ class JobObjects:
         time.sleep(FIRST_PAUSE_SECONDS * 2 ** (TRIES - tries))
         return self._create(described, tries - 1, **query)
 
-    def _delete(self, described: Mapping[str, Any]) -> None:
+    def _delete(self, described: Described) -> None:
         try:
             self._ask("DELETE", described, described["metadata"]["name"], propagationPolicy="Background")
         except KubernetesError as error:
             if error.status != 404:
                 raise
 
-    def _ask(self, method: str, described: Mapping[str, Any], name: str = "", **request: Any) -> Any:
+    def _ask(self, method: str, described: Described, name: str = "", **request: Any) -> Any:
         """The answer, as in YAML, to a request about objects of the kind that `described` has, or the one `name`."""
         return json.loads(self._send(method, described, name, **request))
 
     def _send(
-        self,
-        method: str,
-        described: Mapping[str, Any],
-        name: str,
-        body: Any = None,
-        of_log: bool = False,
-        **query: str,
+        self, method: str, described: Described, name: str, body: Any = None, log: bool = False, **query: str
     ) -> bytes:
         version, plural = described["apiVersion"], f"{described['kind'].lower()}s"
         path = f"/{'apis' if '/' in version else 'api'}/{version}/namespaces/{self.namespace}/{plural}/{name}"
-        doing = {"GET": "looking at", "PATCH": "naming the owner of", "DELETE": "deleting"}.get(
-            method, "trying" if "dryRun" in query else "creating"
-        )
-        asked = f"{doing} {_name(described)}"
+        doing = {
+            "GET": "looking at",
+            "PATCH": "naming the owner of",
+            "DELETE": "deleting",
+            "POST": "creating",
+        }
+        asked = f"{'trying' if 'dryRun' in query else doing[method]} {_name(described)}"
         try:
-            answer = (self._log_api if of_log else self._api).call_api(
+            answer = (self._log_api if log else self._api).call_api(
                 path.removesuffix("/"),
                 method,
                 query_params=list(query.items()),
@@ -251,7 +246,7 @@ class JobObjects:
                 auth_settings=["BearerToken"],
                 _return_http_data_only=True,
                 _preload_content=False,
-                _request_timeout=LOG_TIMEOUT_SECONDS if of_log else TIMEOUT_SECONDS,
+                _request_timeout=LOG_TIMEOUT_SECONDS if log else TIMEOUT_SECONDS,
             )
             data: bytes = answer.data
             return data
@@ -271,5 +266,5 @@ def _kind(kind: str, of: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": kind, "metadata": {"name": f"of {of}"}}
 
 
-def _name(described: Mapping[str, Any]) -> str:
+def _name(described: Described) -> str:
     return f"{described['kind']} {described['metadata']['name']}"

@@ -44,11 +44,8 @@ if TYPE_CHECKING:
 # torchrun's own variables, beside those that no job may inherit from another.
 TORCHRUN = re.compile(r"PET_")
 # What the programs of an image are here; mpirun is searched for.
-PROGRAMS = {
-    "python": (sys.executable,),
-    "python3": (sys.executable,),
-    "torchrun": (sys.executable, "-m", "torch.distributed.run"),
-}
+PYTHON = (sys.executable,)
+PROGRAMS = {"python": PYTHON, "python3": PYTHON, "torchrun": (*PYTHON, "-m", "torch.distributed.run")}
 
 
 class EmulatedKubernetes(KubernetesSettings):
@@ -157,10 +154,8 @@ def _volumes(pod: Pod, job: TrainingJob, scratch: Path) -> tuple[dict[str, str],
         elif "persistentVolumeClaim" in volume or config.get("name") == pods.data_name(job):
             folder = data.prepare(job.data)
         else:
-            raise JobError(
-                f"pod {pod.name}: volume {name!r} is of {config.get('name')!r}; there is {job.name!r} and "
-                f"{pods.data_name(job)!r}"
-            )
+            known = f"there is {job.name!r} and {pods.data_name(job)!r}"
+            raise JobError(f"pod {pod.name}: volume {name!r} is of {config.get('name')!r}; {known}")
         folders[mount["mountPath"].rstrip("/")] = str(folder or scratch / below)
     if pod.worker == "mpirun":
         files[f"{pod.name}/hostfile"] = f"localhost slots={len(pod.starts)}\n"
@@ -189,10 +184,8 @@ def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
             **dict.fromkeys(MPI_FOLDERS, str(scratch)),
         }
         # Its command holds that of its ranks.
-        command = [
-            environment.mpirun_program(about),
-            *(sys.executable if word == "python" else word for word in rest),
-        ]
+        ranks = [sys.executable if word == "python" else word for word in rest]
+        command = [environment.mpirun_program(about), *ranks]
     elif program in PROGRAMS:
         command = [*PROGRAMS[program], *rest]
     else:

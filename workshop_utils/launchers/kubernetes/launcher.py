@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0
 # The conditions, or Volcano's phases, in which a job stays. Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
-FINAL = {
-    **dict.fromkeys(("Succeeded", "Complete", "Completed"), RunState.SUCCEEDED),
-    **dict.fromkeys(("Failed", "Aborted", "Terminated"), RunState.FAILED),
-}
+FINAL = dict.fromkeys(("Succeeded", "Complete", "Completed"), RunState.SUCCEEDED)
+FINAL |= dict.fromkeys(("Failed", "Aborted", "Terminated"), RunState.FAILED)
 
 
 class Kubernetes(KubernetesSettings):

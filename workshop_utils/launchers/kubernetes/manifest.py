@@ -145,10 +145,8 @@ def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:
     folder = job.folder.resolve()
     if folder.is_relative_to(PACKAGE.parent):
         folder = folder.relative_to(PACKAGE.parent)
-    files = [
-        path if path.startswith("workshop_utils/") else (folder / path).as_posix()
-        for path in pods.sources(job)
-    ]
+    own = f"{folder.as_posix()}/"
+    files = [path if path.startswith("workshop_utils/") else own + path for path in pods.sources(job)]
     space = f" --namespace {settings.namespace}" if settings.namespace != "default" else ""
     manifest = (folder / pods.RENDERED).as_posix()
     lines = [

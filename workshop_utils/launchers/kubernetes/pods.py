@@ -165,10 +165,8 @@ def config_maps(job: TrainingJob, with_data: bool) -> list[dict[str, Any]]:
         contents = {path.name: path.read_bytes() for path in paths if path.name.startswith(("t10k", "train"))}
         nbytes = sum(map(len, contents.values()))
         if nbytes > LARGEST_NBYTES:
-            raise JobError(
-                f"data is {job.data!r}, {nbytes / 1e6:.0f} MB; a ConfigMap holds 1 MiB: put it on a volume, and name "
-                "its PersistentVolumeClaim in data_claim"
-            )
+            advice = "put it on a volume, and name its PersistentVolumeClaim in data_claim"
+            raise JobError(f"data is {job.data!r}, {nbytes / 1e6:.0f} MB; a ConfigMap holds 1 MiB: {advice}")
         encoded = {name: base64.b64encode(content).decode() for name, content in contents.items()}
         made.append(_config_map(data_name(job), binaryData=encoded))
     return made

@@ -51,10 +51,9 @@ class Elastic(Description):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if self.min_workers > self.max_workers:
-            raise ValueError(
-                f"min_workers is {self.min_workers}; it may be at most max_workers, {self.max_workers}"
-            )
+        least, most = self.min_workers, self.max_workers
+        if least > most:
+            raise ValueError(f"min_workers is {least}; it may be at most max_workers, {most}")
         return self
 
     @property
@@ -102,28 +101,22 @@ class KubernetesSettings(TargetSettings):
         allowed = KINDS.get(job.strategy, ())
         if not allowed:
             why = WITHOUT_KIND.get(job.strategy, "no operator starts such jobs")
-            raise JobError(
-                f"strategy is {job.strategy!r}; Kubernetes cannot run it, since {why}: "
-                "run it locally, or use another strategy, such as 'torch_ddp'"
-            )
+            advice = "run it locally, or use another strategy, such as 'torch_ddp'"
+            raise JobError(f"strategy is {job.strategy!r}; Kubernetes cannot run it, since {why}: {advice}")
         if self.kind is not None and self.kind not in allowed:
-            raise JobError(
-                f"kind is {self.kind!r}; strategy {job.strategy!r} needs {' or '.join(allowed)}: leave kind out"
-            )
+            needed = f"strategy {job.strategy!r} needs {' or '.join(allowed)}"
+            raise JobError(f"kind is {self.kind!r}; {needed}: leave kind out")
         kind = self.kind or allowed[0]
         nodes, processes = nodes_of(job)
         if processes > 1 and kind in ONE_PROCESS_A_POD:
-            raise JobError(
-                f"processes_per_node is {processes}; a pod of a {kind} runs one process: leave it out, and each "
-                "worker gets a pod"
-            )
+            advice = "leave it out, and each worker gets a pod"
+            raise JobError(f"processes_per_node is {processes}; a pod of a {kind} runs one process: {advice}")
         if self.elastic is not None and kind != "PyTorchJob":
             raise JobError(f"elastic is for PyTorchJob; a {kind} has no such policy: leave it out")
-        if self.elastic is not None and not self.elastic.min_workers <= nodes <= self.elastic.max_workers:
-            raise JobError(
-                f"{'workers' if processes == 1 else 'nodes'} is {nodes}; it must be between elastic.min_workers, "
-                f"{self.elastic.min_workers}, and elastic.max_workers, {self.elastic.max_workers}"
-            )
+        if (limits := self.elastic) is not None and not limits.min_workers <= nodes <= limits.max_workers:
+            ends = f"elastic.min_workers, {limits.min_workers}, and elastic.max_workers, {limits.max_workers}"
+            name = "workers" if processes == 1 else "nodes"
+            raise JobError(f"{name} is {nodes}; it must be between {ends}")
         return kind
 
     def image_for(self, job: TrainingJob) -> str:

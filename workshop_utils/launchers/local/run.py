@@ -171,12 +171,10 @@ class ProcessRun(Run):
     Attributes:
         process_ids: of its processes, by name.
         network: what network is emulated, and how; None where there is none.
-        device: what device is emulated; None where there is none.
         warm: whether its ranks were forked from a warm server.
     """
 
     network: str | None = None
-    device: str | None = None
     is_read = False  # whether a subclass reads the run's folder, at the event `read`
 
     def __init__(self, name: str, workers: tuple[str, ...], reservation: PortReservation) -> None:
@@ -202,11 +200,6 @@ class ProcessRun(Run):
             processes, self._on_event, timeout_seconds, scratch, files, start_warm, network, self.is_read
         )
 
-    @property
-    def remark(self) -> str:
-        """What is wrong with measurements on emulated devices, once the run has ended; "" if nothing is."""
-        return host_remark(self.devices, cores())
-
     def _request_stop(self) -> None:
         self._group.stop()
 
@@ -219,6 +212,7 @@ class ProcessRun(Run):
             self._process_states = {int(pid): state for pid, state in event["processes"].items()}
         elif event["event"] == "ended":
             self._reservation.release()
+            self.remark = host_remark(self.devices, cores())
             self._finish(*self._verdict(event))
 
     def _take_line(self, name: str, text: str, stream: str) -> None:

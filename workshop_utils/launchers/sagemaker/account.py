@@ -169,9 +169,8 @@ def ensure_bucket(name: str, aws: Aws) -> None:
         if error.code not in NO_SUCH_BUCKET:
             raise
     # us-east-1 is the one region that may not be named when a bucket is made.
-    options = (
-        {} if aws.region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": aws.region}}
-    )
+    place = {"CreateBucketConfiguration": {"LocationConstraint": aws.region}}
+    options = {} if aws.region == "us-east-1" else place
     aws.call("s3", "create_bucket", Bucket=name, **options)
     closed = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
     access = dict.fromkeys(closed, True)

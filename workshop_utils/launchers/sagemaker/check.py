@@ -48,24 +48,19 @@ def rules(request: Mapping[str, Any]) -> None:
     known = dict.fromkeys(filter(None, toolkit.SWITCHES.values()))
     switches = [name for name in known if parameters.get(name) == "true"]
     if len(switches) > 1:
-        raise JobError(
-            f"{' and '.join(switches)} are both set; the toolkit obeys one of them and says nothing of the other: a "
-            "job has one strategy"
-        )
+        obeyed = "the toolkit obeys one of them and says nothing of the other: a job has one strategy"
+        raise JobError(f"{' and '.join(switches)} are both set; {obeyed}")
     image = request["AlgorithmSpecification"]["TrainingImage"]
     if toolkit.MPI in switches and "tensorflow" in image and lacks_horovod(image):
-        raise JobError(
-            f"TrainingImage is {image}, which has neither Horovod nor mpirun in it: use TensorFlow 2.12, or an image "
-            "of your own (jobs/images/)"
-        )
+        advice = "use TensorFlow 2.12, or an image of your own (jobs/images/)"
+        raise JobError(f"TrainingImage is {image}, which has neither Horovod nor mpirun in it: {advice}")
     stopping = request["StoppingCondition"]
     limit, wait = stopping["MaxRuntimeInSeconds"], stopping.get("MaxWaitTimeInSeconds")
     if limit > LONGEST_JOB_SECONDS:
         raise JobError(f"MaxRuntimeInSeconds is {limit}; at most {LONGEST_JOB_SECONDS} (5 days) is allowed")
     if wait is not None and wait < limit:
-        raise JobError(
-            f"MaxWaitTimeInSeconds is {wait}; with spot instances it must be at least MaxRuntimeInSeconds, {limit}"
-        )
+        least = f"with spot instances it must be at least MaxRuntimeInSeconds, {limit}"
+        raise JobError(f"MaxWaitTimeInSeconds is {wait}; {least}")
 
 
 def _refuse(problems: Iterable[str]) -> None:

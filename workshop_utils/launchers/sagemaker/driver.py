@@ -46,11 +46,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     host = os.environ["SM_CURRENT_HOST"]
     members = json.loads((HERE / "members.json").read_text())[host]
-    words = {
-        "{python}": sys.executable,
-        "{drivers}": str(HERE),
-        "{interface}": os.environ["SM_NETWORK_INTERFACE_NAME"],
-    }
+    interface = os.environ["SM_NETWORK_INTERFACE_NAME"]
+    words = {"{python}": sys.executable, "{drivers}": str(HERE), "{interface}": interface}
     shared = {"PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))}
     if "WORKSHOP_EMULATED" not in os.environ:
         addresses = {name: address_of(name) for name in json.loads(os.environ["SM_HOSTS"])}

@@ -57,9 +57,8 @@ def server(tf_config: str) -> None:
     import tensorflow as tf
 
     # Several threads to run operations in: one that waits for a peer holds its own.
-    threads = tf.compat.v1.ConfigProto(
-        device_count={"GPU": 0}, intra_op_parallelism_threads=1, inter_op_parallelism_threads=16
-    )
+    counts = {"intra_op_parallelism_threads": 1, "inter_op_parallelism_threads": 16}
+    threads = tf.compat.v1.ConfigProto(device_count={"GPU": 0}, **counts)
     _server = tf.distribute.Server(config["cluster"], "ps", config["task"]["index"], "grpc", threads)
     watch.join()
 

@@ -86,10 +86,8 @@ class EmulatedSageMaker(SageMakerSettings):
         if self.network is not None:
             self.network.check(submission.hosts)
             if availability() == "none":
-                raise JobError(
-                    "network: this machine has no network namespaces, so emulated instances cannot have slow links; "
-                    "leave the network out"
-                )
+                no_links = "so emulated instances cannot have slow links; leave the network out"
+                raise JobError(f"network: this machine has no network namespaces, {no_links}")
         environment.await_horovod(job)
         return _start(submission, data.prepare(job.data), self.network)
 

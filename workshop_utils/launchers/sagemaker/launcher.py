@@ -174,19 +174,16 @@ class RemoteJob:
                 has_ended = self._state() is not RunState.RUNNING
                 if has_ended or self.description["TrainingJobStatus"] == "Stopping":
                     return
-            raise AwsError(
-                f"{self._name} could not be stopped and still costs money: stop it in SageMaker's console. {error}",
-                error.code,
-            ) from None
+            still = f"{self._name} could not be stopped and still costs money"
+            raise AwsError(f"{still}: stop it in SageMaker's console. {error}", error.code) from None
 
     def close(self) -> None:
         """SageMaker keeps records of jobs that have ended, at no cost; nothing is to be removed."""
 
     def _state(self) -> RunState:
         try:
-            self.description = self._aws.call(
-                "sagemaker", "describe_training_job", TrainingJobName=self._name
-            )
+            named = {"TrainingJobName": self._name}
+            self.description = self._aws.call("sagemaker", "describe_training_job", **named)
         except AwsError as error:
             raise Unreachable(str(error)) from None
         state = STATES.get(self.description["TrainingJobStatus"], RunState.RUNNING)

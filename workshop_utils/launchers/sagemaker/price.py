@@ -52,8 +52,7 @@ def ask(question: str) -> None:
         NotConfirmed: if it is not, or there is no one to ask.
     """
     if not ("ipykernel" in sys.modules or sys.stdin.isatty()):
-        raise NotConfirmed(
-            f"there is no one to ask, so nothing was started. Set confirm to true to agree to:\n{question}"
-        )
+        advice = f"Set confirm to true to agree to:\n{question}"
+        raise NotConfirmed(f"there is no one to ask, so nothing was started. {advice}")
     if input(f"{question}\nStart it? [y/N] ").strip().lower() not in ("y", "yes"):
         raise NotConfirmed("nothing was started")

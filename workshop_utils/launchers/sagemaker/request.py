@@ -142,57 +142,43 @@ def _check_gpus(job: TrainingJob, instance_type: str) -> None:
     each, per_host = job.resources.gpu, job.processes_per_node or 1
     if not re.match(r"ml\.(p|gr?)\d", instance_type):
         if each:
-            raise JobError(
-                f"resources.gpu is {each}, and instance_type {instance_type} has no NVIDIA GPU; take one such as "
-                "ml.g5.xlarge"
-            )
+            lacking = f"instance_type {instance_type} has no NVIDIA GPU; take one such as ml.g5.xlarge"
+            raise JobError(f"resources.gpu is {each}, and {lacking}")
         return
     if reason := imports.why_no_gpu(job):
-        raise JobError(
-            f"instance_type is {instance_type}, whose GPUs you would pay for, and script {job.script!r} cannot use "
-            f"one: {reason}; take one such as ml.c5.xlarge"
-        )
+        idle = f"script {job.script!r} cannot use one: {reason}; take one such as ml.c5.xlarge"
+        raise JobError(f"instance_type is {instance_type}, whose GPUs you would pay for, and {idle}")
     family = FAMILIES_WITH_GPUS.fullmatch(instance_type)
     count = GPUS[family[1][0]].get(family[2]) if family else None
-    needed = (
-        max(1, each) * per_host
-    )  # a script that can use a GPU takes one, whether the job asks for it or not
+    needed = max(1, each) * per_host  # a script that can use a GPU takes one, even if the job asks for none
     if count not in (None, needed):
+        idle = f", {count - needed} of them idle" if count > needed else ""
         raise JobError(
             f"resources.gpu is {each}; {per_host} process(es) a node need {needed} GPU(s), and instance_type "
-            f"{instance_type} has {count}{f', {count - needed} of them idle' if count > needed else ''}: set "
-            f"processes_per_node to {count}, or to 1 and resources.gpu to {count} if one process uses several, or take "
-            "another instance_type"
+            f"{instance_type} has {count}{idle}: set processes_per_node to {count}, or to 1 and resources.gpu to "
+            f"{count} if one process uses several, or take another instance_type"
         )
 
 
 def _check_strategy(job: TrainingJob, by_toolkit: bool) -> None:
     """Raise JobError for what the toolkit, or the workshop's driver, does not start."""
-    per_host = job.processes_per_node or 1
+    per_host, has_servers = job.processes_per_node or 1, job.strategy == "parameter_server"
+    given, known = f"strategy is {job.strategy!r}", job.strategy in toolkit.SWITCHES
     strategy = strategy_of(job)
-    if by_toolkit and job.strategy not in toolkit.SWITCHES:
-        raise JobError(
-            f"strategy is {job.strategy!r}; the toolkit in SageMaker's images does not know it: set mode: drivers"
-        )
+    if by_toolkit and not known:
+        raise JobError(f"{given}; the toolkit in SageMaker's images does not know it: set mode: drivers")
     if not by_toolkit and any(spec.starts for spec in strategy.plan(job)):
-        advice = "set mode: toolkit" if job.strategy in toolkit.SWITCHES else "run it locally"
-        raise JobError(
-            f"strategy is {job.strategy!r}; a process that starts the others cannot reach other hosts: {advice}"
-        )
-    one_each = job.strategy == "parameter_server" or (
-        by_toolkit and toolkit.SWITCHES[job.strategy] not in toolkit.SEVERAL
-    )
-    if per_host > 1 and one_each:
+        advice = "set mode: toolkit" if known else "run it locally"
+        raise JobError(f"{given}; a process that starts the others cannot reach other hosts: {advice}")
+    one_each = by_toolkit and toolkit.SWITCHES[job.strategy] not in toolkit.SEVERAL
+    if per_host > 1 and (has_servers or one_each):
         starter = "the toolkit" if by_toolkit else "the driver"
-        raise JobError(
-            f"processes_per_node is {per_host}; with strategy {job.strategy!r} {starter} starts one on each host"
-        )
+        each = f"with strategy {job.strategy!r} {starter} starts one on each host"
+        raise JobError(f"processes_per_node is {per_host}; {each}")
     hosts = job.workers + 1
-    if by_toolkit and job.strategy == "parameter_server" and job.parameter_servers not in (1, hosts):
-        raise JobError(
-            f"parameter_servers is {job.parameter_servers}; the toolkit runs one on each of the {hosts} hosts: leave "
-            "it out, or set mode: drivers"
-        )
+    if by_toolkit and has_servers and job.parameter_servers not in (1, hosts):
+        advice = f"the toolkit runs one on each of the {hosts} hosts: leave it out, or set mode: drivers"
+        raise JobError(f"parameter_servers is {job.parameter_servers}; {advice}")
 
 
 # What each host starts
@@ -203,12 +189,11 @@ def addresses(submission: Submission) -> dict[str, str]:
     if submission.settings.mode == "toolkit":
         listed = toolkit.cluster(submission).values()
         return {address: address for addresses in listed for address in addresses}
-    specs = strategy_of(submission.job).plan(submission.job, Addresses(nodes=submission.hosts))
-    return {
-        spec.name: f"{submission.hosts[spec.node]}:{FIRST_PORT + number}"
-        for number, spec in enumerate(specs)
-        if spec.listens
-    }
+    hosts, at = submission.hosts, {}
+    for number, spec in enumerate(strategy_of(submission.job).plan(submission.job, Addresses(nodes=hosts))):
+        if spec.listens:
+            at[spec.name] = f"{hosts[spec.node]}:{FIRST_PORT + number}"
+    return at
 
 
 def members(submission: Submission, at: Mapping[str, str], bind: str = "", **words: str) -> Members:
@@ -257,10 +242,9 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     needs_horovod = "horovod" in packages or job.strategy == "horovod"
     if job.image is not None:
         if needs_horovod and lacks_horovod(job.image):
-            raise JobError(
-                f"image is {job.image!r}, which has no Horovod in it: AWS's last one is TensorFlow 2.12. "
-                "Use that, or build jobs/images/ and name your own image"
-            )
+            advice = "Use that, or build jobs/images/ and name your own image"
+            lacks = "which has no Horovod in it: AWS's last one is TensorFlow 2.12"
+            raise JobError(f"image is {job.image!r}, {lacks}. {advice}")
         return job.image
     region = settings.region_name
     # PyTorch's image has mpi4py and NumPy in it, too.

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from workshop_utils.jobs import Duration, JobError
 from workshop_utils.launchers.settings import TargetSettings
 
+ROLE_EXAMPLE = "a role's ARN, such as arn:aws:iam::123456789012:role/workshop"
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+")
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 
@@ -66,15 +67,12 @@ class SageMakerSettings(TargetSettings):
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if not _ROLE.fullmatch(self.role):
-            raise ValueError(
-                f"role is {self.role!r}; it must be a role's ARN, such as arn:aws:iam::123456789012:role/workshop"
-            )
+            raise ValueError(f"role is {self.role!r}; it must be {ROLE_EXAMPLE}")
         if self.region is not None and not _REGION.fullmatch(self.region):
             raise ValueError(f"region is {self.region!r}; it must be a region's code, such as us-east-1")
         if bool(self.subnets) != bool(self.security_groups):
-            given, missing = "subnets", "security_groups"
-            if self.security_groups:
-                given, missing = missing, given
+            names = ("subnets", "security_groups")
+            given, missing = names if self.subnets else names[::-1]
             raise ValueError(f"{given} is given without {missing}; instances in a VPC need both")
         if self.max_wait is not None and not self.spot:
             raise ValueError("max_wait is for spot instances; set spot too, or leave it out")

@@ -25,6 +25,8 @@ from workshop_utils.strategies import PROGRAMS, PYTHON, SCRIPT, STRATEGIES, Proc
 if TYPE_CHECKING:
     from workshop_utils.launchers.sagemaker.request import Submission
 
+Texts = dict[str, str]
+
 PARAMETER_SERVER = "sagemaker_parameter_server_enabled"
 MPI = "sagemaker_mpi_enabled"
 MULTI_WORKER_MIRRORED = "sagemaker_multi_worker_mirrored_strategy_enabled"
@@ -147,9 +149,7 @@ def _tf_config(cluster: Mapping[str, Sequence[str]], role: str, index: int) -> s
 # What a container holds
 
 
-def container(
-    submission: Submission, host: str, root: str, interface: str
-) -> tuple[dict[str, str], dict[str, str]]:
+def container(submission: Submission, host: str, root: str, interface: str) -> tuple[Texts, Texts]:
     """What the container of `host` finds below `root`: the files of `input/config`, and its variables."""
     job, hosts, settings = submission.job, list(submission.hosts), submission.settings
     parameters = hyperparameters(submission)

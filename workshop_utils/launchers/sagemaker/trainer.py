@@ -179,7 +179,5 @@ def _driver(submission: Submission, started: Members | None, folder: Path) -> di
     for path in request.DRIVERS:
         shutil.copy(path, folder)
     (folder / "members.json").write_text(json.dumps(started), encoding="utf-8")
-    return {
-        "source_code": SourceCode(source_dir=submission.source_uri, entry_script=submission.job.script),
-        "distributed": WorkshopDriver(folder=str(folder)),
-    }
+    source = SourceCode(source_dir=submission.source_uri, entry_script=submission.job.script)
+    return {"source_code": source, "distributed": WorkshopDriver(folder=str(folder))}

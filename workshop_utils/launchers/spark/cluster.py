@@ -91,9 +91,8 @@ class StandaloneCluster(ProcessRun):
     def __enter__(self) -> Self:
         try:
             with self._changed:
-                self._changed.wait_for(
-                    lambda: self._is_up() or self.state is not RunState.RUNNING, START_SECONDS
-                )
+                has_started = lambda: self._is_up() or self.state is not RunState.RUNNING  # noqa: E731
+                self._changed.wait_for(has_started, START_SECONDS)
             if not self._is_up():
                 raise RunFailed(self.reason or f"{self.name} was not up after {START_SECONDS:.0f} s")
         except BaseException:

@@ -118,9 +118,7 @@ def rank_task(
     return run
 
 
-def drive(
-    ranks: list[dict[str, str]], restarts: int, source: Path, script: Path, arguments: list[str]
-) -> None:
+def drive(ranks: list[dict[str, str]], restarts: int, source: Path, script: Path, words: list[str]) -> None:
     """Run the ranks to their end, and start them again if one fails. Raises what Spark raises last."""
     context = SparkContext.getOrCreate()
     try:
@@ -131,7 +129,7 @@ def drive(
             context.addFile(file)
         for attempt in range(restarts + 1):
             told = [{**rank, COUNT: str(before + attempt)} for rank in ranks]
-            task = rank_task(told, server.address, server.secret, script.name, *arguments)
+            task = rank_task(told, server.address, server.secret, script.name, *words)
             try:
                 context.parallelize(range(len(ranks)), len(ranks)).barrier().mapPartitions(task).collect()
                 break

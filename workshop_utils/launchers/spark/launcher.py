@@ -19,12 +19,7 @@ from pydantic import Field, model_validator
 from workshop_utils.jobs import JobError, Size, TrainingJob
 from workshop_utils.jobs.quantities import bytes_of
 from workshop_utils.launchers import output
-from workshop_utils.launchers.local.environment import (
-    inherited_variables,
-    refuse_gpus,
-    scratch_folder,
-    shared_variables,
-)
+from workshop_utils.launchers.local import environment
 from workshop_utils.launchers.local.launcher import LocalRequest
 from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.settings import TargetSettings
@@ -57,9 +52,9 @@ class SparkRequest(LocalRequest):
 
     def __str__(self) -> str:
         lines = self.files["conf/spark-defaults.conf"].splitlines()
-        properties = "\n".join(
-            f"{name} ****" if output.SECRET.search(name := line.partition(" ")[0]) else line for line in lines
-        )
+        words = [line.partition(" ") for line in lines]
+        shown = [f"{name} {'****' if output.SECRET.search(name) else value}" for name, _, value in words]
+        properties = "\n".join(shown)
         (driver,) = self.added
         tasks = [
             f"\n\n# {worker}, in a task\n"
@@ -109,24 +104,20 @@ class Spark(TargetSettings):
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
         if self.master is not None and not MASTER.match(self.master):
-            raise ValueError(
-                f"master is {self.master!r}; it must be local[N], spark://HOST:PORT or k8s://https://HOST:PORT"
-            )
+            forms = "local[N], spark://HOST:PORT or k8s://https://HOST:PORT"
+            raise ValueError(f"master is {self.master!r}; it must be {forms}")
         if bytes_of(self.memory) < bytes_of(LEAST_MEMORY):
             raise ValueError(f"memory is {self.memory!r}; Spark needs at least {LEAST_MEMORY}")
         for name in self.conf:
             if not name.startswith("spark."):
-                raise ValueError(
-                    f"conf is {self.conf}; {name!r} is no property of Spark; theirs begin with 'spark.'"
-                )
+                theirs = "theirs begin with 'spark.'"
+                raise ValueError(f"conf is {self.conf}; {name!r} is no property of Spark; {theirs}")
             if field := OWN_FIELDS.get(name):
                 raise ValueError(f"conf is {self.conf}; {name} has a field of its own: {field}")
         if self.secret_file is not None and not self.secret_file.is_file():
             raise ValueError(f"secret_file is {str(self.secret_file)!r}; there is no such file")
         if self.on_kubernetes and self.driver_host == LOOPBACK:
-            raise ValueError(
-                "driver_host is missing; pods must reach the driver: name this machine's address in their network"
-            )
+            raise ValueError("driver_host is missing; name this machine's address in the pods' network")
         return self
 
     def render(self, job: TrainingJob) -> SparkRequest:
@@ -144,11 +135,11 @@ class Spark(TargetSettings):
             JobError: as `render` does, or if nobody answers at the master's address; nothing has been started then.
             SetupError: if the job's environment cannot be made.
         """
-        scratch = scratch_folder()
+        scratch = environment.scratch_folder()
         request = self._request(job, scratch)
         self._find_master()
-        if (environment := environment_of(job)) is not None:
-            environment.build()
+        if (apart := environment_of(job)) is not None:
+            apart.build()
         for folder in filter(None, (job.outputs, job.checkpoints)):
             Path(folder).mkdir(parents=True, exist_ok=True)
         run = SparkRun(job.name, request.workers, PortReservation(0))
@@ -161,19 +152,17 @@ class Spark(TargetSettings):
             raise JobError(f"strategy is {job.strategy!r}; Spark starts PyTorch's ranks: use 'torch_ddp'")
         if (job.nodes or 1) > 1:
             raise JobError(f"nodes is {job.nodes}; Spark decides where its executors run: leave it out")
-        refuse_gpus(job, "Spark's tasks")
-        environment = environment_of(job)
-        python = sys.executable if environment is None else str(environment.folder / "bin" / "python")
+        environment.refuse_gpus(job, "Spark's tasks")
+        apart = environment_of(job)
+        python = sys.executable if apart is None else str(apart.folder / "bin" / "python")
         elsewhere = {"WORKSHOP_DATA": self.data_folder, "WORKSHOP_MODEL": self.model_folder}
-        shared = shared_variables(job, scratch) | {name: path for name, path in elsewhere.items() if path}
+        elsewhere = {name: path for name, path in elsewhere.items() if path}
+        shared: dict[str, Any] = environment.shared_variables(job, scratch) | elsewhere
         if self.restarts:  # what the ranks go on from
             shared.setdefault("WORKSHOP_CHECKPOINTS", f"{shared['WORKSHOP_MODEL']}/checkpoints")
-        variables = {
-            **shared,
-            **spark_variables(scratch, self.driver_host, self.python or python),
-            "PYSPARK_DRIVER_PYTHON": python,
-        }
-        if environment is not None:  # it has no Spark of its own, so that both are of one version
+        variables = {**shared, **spark_variables(scratch, self.driver_host, self.python or python)}
+        variables["PYSPARK_DRIVER_PYTHON"] = python
+        if apart is not None:  # it has no Spark of its own, so that both are of one version
             libraries = sorted((spark_home() / "python" / "lib").glob("*.zip"))
             variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], *map(str, libraries)])
         properties = self._properties(job, scratch)
@@ -199,7 +188,7 @@ class Spark(TargetSettings):
         process = Process(
             driver.name,
             driver.filled(python=python, script=str(job.script_path.absolute())).argv,
-            {**inherited_variables(OTHERS), **variables},
+            {**environment.inherited_variables(OTHERS), **variables},
             str(job.folder.absolute()),
         )
         return SparkRequest((process,), (variables,), workers, files)
@@ -231,13 +220,9 @@ class Spark(TargetSettings):
         if self.on_kubernetes:
             image = self.image or job.image
             if image is None:
-                raise JobError(
-                    "image is missing; pods need one that holds Spark, and what the script imports"
-                )
-            properties |= {
-                "spark.kubernetes.container.image": image,
-                "spark.executor.instances": str(job.workers),
-            }
+                raise JobError("image is missing; pods need one with Spark and what the script imports")
+            properties["spark.kubernetes.container.image"] = image
+            properties["spark.executor.instances"] = str(job.workers)
         if self.secret_file is not None:
             secret = self.secret_file.read_text(encoding="utf-8").strip()
             properties["spark.authenticate.secret"] = secret
@@ -277,10 +262,8 @@ class Spark(TargetSettings):
             return master
         threads = master.removeprefix("local").strip("[]") or "1"
         if threads != "*" and int(threads) < job.workers:
-            raise JobError(
-                f"master is {master!r}; {job.name} has {job.workers} workers, which a barrier stage starts all at "
-                f"once: make it local[{job.workers}], or leave it out"
-            )
+            needs = f"{job.name} has {job.workers} workers, which a barrier stage starts all at once"
+            raise JobError(f"master is {master!r}; {needs}: make it local[{job.workers}], or leave it out")
         return master
 
 

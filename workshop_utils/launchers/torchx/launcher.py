@@ -15,17 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob
-from workshop_utils.launchers.local.environment import (
-    deal_gpus,
-    inherited_variables,
-    reserve,
-    scratch_folder,
-    shared_variables,
-)
+from workshop_utils.launchers.local import environment
 from workshop_utils.launchers.local.run import Process
 from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import shipped
-from workshop_utils.launchers.torchx.run import LINE_PREFIX, TorchXRun
+from workshop_utils.launchers.torchx.run import LINE_PREFIX, LINE_PREFIX_VARIABLE, TorchXRun
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.setup.environments import Environment
 from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of
@@ -132,23 +126,17 @@ class TorchX(TargetSettings):
     def _goes_together(self) -> Self:
         endpoint = self.rendezvous_endpoint
         if self.rendezvous == "c10d" and endpoint is not None:
-            raise ValueError(
-                f"rendezvous_endpoint is {endpoint!r}; with rendezvous 'c10d' the first node is it: leave it out, or "
-                "use rendezvous 'etcd-v2'"
-            )
+            advice = "leave it out, or use rendezvous 'etcd-v2'"
+            first = "with rendezvous 'c10d' the first node is it"
+            raise ValueError(f"rendezvous_endpoint is {endpoint!r}; {first}: {advice}")
         if self.rendezvous != "c10d" and endpoint is None:
-            raise ValueError(
-                f"rendezvous_endpoint is missing; rendezvous {self.rendezvous!r} needs one, such as etcd-server:2379"
-            )
+            needs = f"rendezvous {self.rendezvous!r} needs one, such as etcd-server:2379"
+            raise ValueError(f"rendezvous_endpoint is missing; {needs}")
         if endpoint is not None and not re.fullmatch(r"[\w.-]+:\d{1,5}", endpoint):
-            raise ValueError(
-                f"rendezvous_endpoint is {endpoint!r}; it must be host:port, such as etcd-server:2379"
-            )
+            raise ValueError(f"rendezvous_endpoint is {endpoint!r}; it must be host:port")
         useless = sorted(self.model_fields_set.difference(HERE_TOO))
         if self.scheduler == "local_cwd" and useless:
-            raise ValueError(
-                f"{useless[0]} is for scheduler 'kubernetes'; leave it out, or set scheduler: kubernetes"
-            )
+            raise ValueError(f"{useless[0]} is for clusters; leave it out, or set scheduler: kubernetes")
         for path in self.volumes:
             if not path.startswith("/") or path == "/":
                 raise ValueError(f"volumes.{path} must be a path in the container, such as /cache")
@@ -160,19 +148,16 @@ class TorchX(TargetSettings):
         """Raise JobError where TorchX, or the scheduler, cannot run `job` as these settings have it."""
         strategy_of(job)
         if job.strategy not in STRATEGIES:
-            raise JobError(
-                f"strategy is {job.strategy!r}; TorchX starts workers with torchrun, which suits "
-                f"{' and '.join(map(repr, STRATEGIES))} alone: use another target, such as local"
-            )
+            suited = f"which suits {' and '.join(map(repr, STRATEGIES))} alone"
+            starts = f"TorchX starts workers with torchrun, {suited}: use another target, such as local"
+            raise JobError(f"strategy is {job.strategy!r}; {starts}")
         if self.scheduler == "local_cwd":
             return
         last = f"-worker-{self.layout(job)[0] - 1}-0"
         room = LONGEST_NAME - RANDOM_LETTERS - 1 - len(last)
         if len(job.name) > room:
-            raise JobError(
-                f"name is {job.name!r}; it may have at most {room} characters, since TorchX adds some to it, and "
-                f"{last} to call the last pod"
-            )
+            added = f"TorchX adds some to it, and {last} to call the last pod"
+            raise JobError(f"name is {job.name!r}; it may have at most {room} characters, since {added}")
 
     def layout(self, job: TrainingJob) -> tuple[int, int]:
         """How many nodes `job` has, each with a torchrun, and how many workers each starts; by default one."""
@@ -201,23 +186,17 @@ class TorchX(TargetSettings):
             "scheduler": self.scheduler,
             "settings": {"log_dir": str(scratch / "logs")} if here else on_cluster,
         }
-        printed = ENVIRONMENT.run(
-            "python",
-            str(DESCRIBE),
-            variables={"WORKSHOP_APPLICATION": json.dumps(asked)},
-            folder=job.folder,
-            timeout_seconds=RENDER_SECONDS,
-        )
+        own = {"WORKSHOP_APPLICATION": json.dumps(asked)}
+        command = "python", str(DESCRIBE)
+        printed = ENVIRONMENT.run(*command, timeout_seconds=RENDER_SECONDS, variables=own, folder=job.folder)
         application, request = json.loads(printed.splitlines()[-1])
-        application = _without_empty(application)
-        if here:
-            return Rendered(application, request)
-        from workshop_utils.launchers.kubernetes import check
-        from workshop_utils.launchers.torchx import volcano
+        if not here:
+            from workshop_utils.launchers.kubernetes import check
+            from workshop_utils.launchers.torchx import volcano
 
-        volcano.complete(request, job, self)
-        check.require(request)
-        return Rendered(application, request)
+            volcano.complete(request, job, self)
+            check.require(request)
+        return Rendered(_without_empty(application), request)
 
     def launch(self, job: TrainingJob) -> TorchXRun | VolcanoRun:
         """Submit the job.
@@ -231,12 +210,12 @@ class TorchX(TargetSettings):
             from workshop_utils.launchers.torchx import volcano
 
             return volcano.launch(job, self)
-        scratch, (nodes, per_node) = scratch_folder(), self.layout(job)
-        gpus = deal_gpus(job, {f"node-{number}": per_node for number in range(nodes)})
+        scratch, (nodes, per_node) = environment.scratch_folder(), self.layout(job)
+        gpus = environment.deal_gpus(job, {f"node-{number}": per_node for number in range(nodes)})
         workers = tuple(f"worker-{rank}" for rank in range(job.workers))
-        with reserve(1) as reservation:
+        with environment.reserve(1) as reservation:
             request = self._rendered(job, scratch, reservation.ports[0]).request
-            inherited = inherited_variables(FOREIGN_TO_TORCHX)
+            inherited = environment.inherited_variables(FOREIGN_TO_TORCHX)
             # torchrun is in the folder of this environment's programs. A node's own PATH holds the job's.
             programs, here = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)
             processes = [
@@ -263,20 +242,13 @@ class TorchX(TargetSettings):
     def _role(self, job: TrainingJob, scratch: Path, port: int) -> dict[str, Any]:
         """The only role of the application: on each node a torchrun, which starts the ranks there."""
         each, (nodes, count) = job.resources, self.layout(job)
-        resource: dict[str, Any] = {
-            "cpu": max(1, round(each.cpu * count)),
-            "gpu": each.gpu * count,
-            "memMB": max(1, each.memory_nbytes * count // 10**6),
-        }
-        variables = {
-            **TORCHRUN_RESTARTS,
-            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": LINE_PREFIX,
-            "LOGLEVEL": "WARNING",
-        }
+        cpu, megabytes = max(1, round(each.cpu * count)), max(1, each.memory_nbytes * count // 10**6)
+        resource: dict[str, Any] = {"cpu": cpu, "gpu": each.gpu * count, "memMB": megabytes}
+        variables = {**TORCHRUN_RESTARTS, LINE_PREFIX_VARIABLE: LINE_PREFIX, "LOGLEVEL": "WARNING"}
         if self.scheduler == "local_cwd":
             script, address = str(job.script_path.absolute()), ["--local-addr=127.0.0.1"]
             variables |= {"WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints")}
-            variables |= {**shared_variables(job, scratch), "GLOO_SOCKET_IFNAME": "lo"}
+            variables |= {**environment.shared_variables(job, scratch), "GLOO_SOCKET_IFNAME": "lo"}
         else:
             # Here, since the clients of Kubernetes take longer to import than a local launch may take.
             from workshop_utils.launchers.kubernetes import pods

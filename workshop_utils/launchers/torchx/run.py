@@ -9,7 +9,8 @@ from workshop_utils.launchers import output
 from workshop_utils.launchers.local.run import ProcessRun
 from workshop_utils.runs import Run, RunState
 
-LINE_PREFIX = "[worker-${rank}]: "  # how torchrun is asked to mark a rank's line
+# How torchrun is asked to mark a rank's line.
+LINE_PREFIX_VARIABLE, LINE_PREFIX = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[worker-${rank}]: "
 RANK = re.compile(r"\[worker-(\d+)\]: ?")
 # What torchrun prints about a failure: its time, the rank and the exit code. Source: torch 2.13,
 # distributed/elastic/multiprocessing/errors, `ChildFailedError`.

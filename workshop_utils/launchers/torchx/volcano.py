@@ -34,6 +34,9 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
     if place.data_claim in claims:  # a pod that names a claim twice may wait for it for ever
         mounts[1]["name"] = f"mount-{claims.index(place.data_claim)}"  # as TorchX calls it
         volumes = [each for each in volumes if each["name"] != "data"]
+    for mount in mounts:
+        if mount["mountPath"] == pods.FOLDERS["data"]:
+            mount["readOnly"] = True
     for task in spec["tasks"]:
         task["template"]["metadata"]["labels"] |= pods.LABELS
         pod = task["template"]["spec"]
@@ -41,10 +44,7 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
         pod["volumes"] += volumes
         if place.node_selector:
             pod["nodeSelector"] = {**pod.get("nodeSelector", {}), **place.node_selector}
-        pod["containers"][0]["volumeMounts"] += [
-            {**mount, "readOnly": True} if mount["mountPath"] == pods.FOLDERS["data"] else mount
-            for mount in mounts
-        ]
+        pod["containers"][0]["volumeMounts"] += mounts
 
 
 def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:

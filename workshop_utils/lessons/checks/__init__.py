@@ -8,7 +8,7 @@ runs to its end:
 
 This module has what all lessons share; each lesson's own checks have a module beside it. Questions whose answer is a
 number are in `questions.yaml`, with the typical mistakes and a sentence on each; a lesson's module has them as
-functions.
+functions. `mistakes.yaml` has the typical wrong formulas of the other exercises.
 
 A new check is a function decorated with `exercise`. It takes the learner's answer, raises Wrong with a sentence on the
 first mistake, and returns what to say when everything is right:
@@ -160,7 +160,7 @@ def questions(module: str) -> Callable[[str], Check]:
     """The checks of a lesson's questions in `questions.yaml`, by name: the `__getattr__` of the lesson's `module`."""
 
     def check(name: str) -> Check:
-        question = _questions()[module.rpartition(".")[2]].get(name)
+        question = _written("questions.yaml", module).get(name)
         if question is None:
             raise AttributeError(f"{module} has no check {name!r}")
         return number(question["answer"], question.get("unit", ""), question["because"], question["mistakes"])
@@ -168,10 +168,21 @@ def questions(module: str) -> Callable[[str], Check]:
     return check
 
 
+def mistakes(module: str, name: str, **names: Function) -> dict[str, Function]:
+    """The typical wrong formulas of the check `name` in `mistakes.yaml`, as functions, by the sentence on each.
+
+    They may use NumPy as `np`, and `names`, the lesson's own functions.
+    """
+    written = _written("mistakes.yaml", module)[name]
+    head, own = f"lambda {written['arguments']}: ", {"np": np, **names}
+    return {sentence: eval(f"{head}{formula}", own) for formula, sentence in written["mistakes"].items()}
+
+
 @functools.cache
-def _questions() -> dict[str, Any]:
-    text = Path(__file__).with_name("questions.yaml").read_text(encoding="utf-8")
-    return dict(yaml.safe_load(text))
+def _written(file: str, module: str) -> dict[str, Any]:
+    """What a file beside this one has about the lesson of `module`."""
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    return dict(yaml.safe_load(text)[module.rpartition(".")[2]])
 
 
 def _explain(answer: float, right: float, unit: str, mistakes: Mapping[float, str], tolerance: float) -> None:

@@ -12,21 +12,20 @@ from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes, 
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import pods_of
 from workshop_utils.launchers.source import PACKAGE
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, expect, explain, is_missing, result_of
+from workshop_utils.lessons.checks import (
+    NotYet,
+    Wrong,
+    exercise,
+    expect,
+    explain,
+    is_missing,
+    mistakes,
+    result_of,
+)
 from workshop_utils.runs import RunFailed
 
 JOBS = PACKAGE.parent / "jobs"
 LAST_LINES = 3  # of a pod that failed
-MADE = {  # how one arrives at a wrong number of the TFJob's pods
-    "the TFJob: 4 pods are the 4 workers alone; servers are pods too, and so is a chief.": 4,
-    "the TFJob: 6 pods are the 2 servers and the 4 workers; who hands out the work? A chief, a third role.": 6,
-    "the TFJob: 8 is a pod too many; besides servers and workers there is one chief, and no launcher.": 8,
-}
-AWAITED = {
-    "the MPIJob: it isn't 0, since one of its pods runs a command that ends.": 0,
-    "the MPIJob: 4 would be the workers, but these run sshd, which serves whoever connects, and never ends.": 4,
-    "the MPIJob: 5 would be all of its pods, but an sshd serves whoever connects, and never ends by itself.": 5,
-}
 
 
 @exercise
@@ -37,8 +36,8 @@ def pods_made_and_awaited(answer: tuple[int, int]) -> str:
     made, awaited = answer
     if any(map(is_missing, answer)):
         raise NotYet("put both numbers in place of the dots, then run this again.")
-    explain(made, MADE)
-    explain(awaited, AWAITED)
+    for number, kind in ((made, "made"), (awaited, "awaited")):
+        explain(number, {why: wrong() for why, wrong in mistakes(__name__, kind).items()})
     expect(made, 7, "the TFJob's pods", "a chief, 2 parameter servers and 4 workers: each is a pod")
     expect(awaited, 1, "the MPIJob's pods that end by themselves", "an sshd has nothing to wait for")
     return "7 pods: a chief, 2 servers, 4 workers; and 1 pod, the launcher, whose mpirun ends with the ranks."

@@ -7,17 +7,8 @@ from collections.abc import Callable
 from numbers import Integral, Real
 
 from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
-from workshop_utils.parallel.schedule import (
-    Kind,
-    Pass,
-    Schedule,
-    ScheduleError,
-    bubble,
-    bubble_fraction,
-    held,
-    predict,
-    schedule_of,
-)
+from workshop_utils.parallel import schedule as schedules
+from workshop_utils.parallel.schedule import Kind, Pass, Schedule, ScheduleError
 
 __getattr__ = questions(__name__)
 
@@ -34,7 +25,7 @@ def microbatches_for_five_percent(answer: float) -> str:
     count = round(answer)
     if count < 1 or not math.isclose(answer, count):
         raise Wrong(f"{float(answer):g}: a batch is cut into whole microbatches, at least one.")
-    idle = bubble_fraction(ranks, count)
+    idle = schedules.bubble_fraction(ranks, count)
     of = f"with {count} microbatches, 7/({count} + 7) = {100 * idle:.2f} % of the time is idle"
     if count < fewest:
         raise Wrong(f"{of}: that is more than 5 %.")
@@ -56,16 +47,16 @@ def one_f_one_b(answer: Answer) -> str:
         of = f"with {ranks} ranks and {microbatches} microbatches"
         try:
             schedule = _schedule(answer, ranks, microbatches)
-            idle = bubble(predict(schedule, 1.0, 2.0))
+            idle = schedules.bubble(schedules.predict(schedule, 1.0, 2.0))
         except ScheduleError as error:
             raise Wrong(f"{of}, {error}.") from None
         yours = _name_of(schedule)
-        formula = bubble_fraction(ranks, microbatches)
+        formula = schedules.bubble_fraction(ranks, microbatches)
         if idle > formula + 1e-9:
             least = f"1F1B waits {100 * formula:.0f} %{yours}"
             raise Wrong(f"{of}, ranks wait {100 * idle:.0f} % of the time; {least}.")
         for rank, passes in enumerate(schedule.passes):
-            most, kept = min(microbatches, ranks - rank), held(passes)
+            most, kept = min(microbatches, ranks - rank), schedules.held(passes)
             if kept > most:
                 text = f"rank {rank} holds the activations of {kept} microbatches at once; {most} would do"
                 early = f"begin with backward as soon as you can{yours}"
@@ -76,7 +67,7 @@ def one_f_one_b(answer: Answer) -> str:
 def _name_of(schedule: Schedule) -> str:
     """The name of `schedule`, if it is one that the lesson has shown."""
     for name, words in (("naive", "the naive schedule"), ("gpipe", "GPipe")):
-        if schedule.passes == schedule_of(name, schedule.ranks, schedule.microbatches).passes:
+        if schedule.passes == schedules.schedule_of(name, schedule.ranks, schedule.microbatches).passes:
             return f" (what you have written is {words})"
     return ""
 

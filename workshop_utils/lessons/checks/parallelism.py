@@ -6,27 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from workshop_utils.lessons.checks import compare, exercise, expect, explain, questions, recognise
+from workshop_utils.lessons.checks import compare, exercise, expect, explain, mistakes, questions, recognise
 from workshop_utils.training import models
 
 __getattr__ = questions(__name__)
-
-_OTHER_MEANS = {
-    "with shards of 30 and 10 images you take the plain mean of the gradients, as if both shards were equal; "
-    "weight each by its number of images.": lambda gradients, sizes: sum(gradients) / len(sizes),
-    "that is the sum of the gradients, and no mean: each shard's is a mean already, so weight and divide.": (
-        lambda gradients, sizes: sum(gradients)  # noqa: ARG005
-    ),
-    "weighted, but never divided: divide by the number of all images.": (
-        lambda gradients, sizes: np.tensordot(sizes, gradients, axes=1)
-    ),
-    "divided by the number of shards; the weights add up to the number of images, so divide by that.": (
-        lambda gradients, sizes: np.tensordot(sizes, gradients, axes=1) / len(sizes)
-    ),
-    "the weights are the wrong way round: the larger shard counts more, not less.": (
-        lambda gradients, sizes: np.average(gradients, axis=0, weights=[1 / size for size in sizes])
-    ),
-}
 
 
 @exercise
@@ -34,7 +17,7 @@ def weighted_mean(answer: Callable[[list[np.ndarray], list[int]], np.ndarray]) -
     """`answer(gradients, sizes)` is the gradient of the whole batch from those of shards of these sizes."""
     same = [np.array([1.0, 2.0]), np.array([3.0, 6.0])]
     other = [np.array([1.0, 2.0]), np.array([5.0, -3.0])]
-    recognise(answer, [(same, [30, 10]), (other, [1, 3])], _OTHER_MEANS)
+    recognise(answer, [(same, [30, 10]), (other, [1, 3])], mistakes(__name__, "weighted_mean"))
     generator = np.random.default_rng(0)
     each_counts = "each image counts the same, so the first shard counts three times as much"
     cases = [

@@ -5,36 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, is_missing, questions
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, is_missing, mistakes, questions
 
 __getattr__ = questions(__name__)
 
 Rule = Callable[[dict[int, int], int, int], bool]
 
 _PUSHES = ((1, 1, 1), (2, 1, 1), (4, 1, 3), (5, 1, 4), (9, 7, 9), (1, 0, 0), (3, 5, 6))
-_CASES = [
-    (dict(enumerate(pushes)), worker, bound)
-    for pushes, worker, bound in itertools.product(_PUSHES, range(3), range(4))
-]
-_OTHER_RULES: dict[str, Rule] = {
-    "it always lets everybody go on at once: that is asynchronous.": lambda *_: True,
-    "it always makes everybody wait, so nobody would ever go on.": lambda *_: False,
-    "it lets nobody be a full `bound` ahead, but that much is allowed.": (
-        lambda pushes, worker, bound: pushes[worker] - min(pushes.values()) < bound
-    ),
-    "it looks at the worker's own pushes alone; how far ahead it is depends on the slowest.": (
-        lambda pushes, worker, bound: pushes[worker] <= bound
-    ),
-    "it measures how far behind the fastest a worker is; the bound limits how far it is ahead of the slowest.": (
-        lambda pushes, worker, bound: max(pushes.values()) - pushes[worker] <= bound
-    ),
-    "it asks whether any two workers are too far apart; decide about this worker alone.": (
-        lambda pushes, worker, bound: max(pushes.values()) - min(pushes.values()) <= bound  # noqa: ARG005
-    ),
-    "it lets only the slowest go on, as if the bound were 0.": (
-        lambda pushes, worker, bound: pushes[worker] == min(pushes.values())  # noqa: ARG005
-    ),
-}
+_CASES = list(itertools.product([dict(enumerate(each)) for each in _PUSHES], range(3), range(4)))
 
 
 @exercise
@@ -49,9 +27,8 @@ def stale_synchronous(answer: Rule) -> str:
             right = "may go on" if ahead <= bound else "must wait"
             case = f"with pushes {pushes} and bound {bound}, worker {worker} is {ahead} ahead of the slowest"
             result = f"{case}, so it {right}; your rule says the opposite"
-            results = {sentence: [rule(*each) for each in _CASES] for sentence, rule in _OTHER_RULES.items()}
-            explain(
-                [bool(each) for each in given], {f"{result}: {why}": made for why, made in results.items()}
-            )
+            others = mistakes(__name__, "stale_synchronous").items()
+            results = {f"{result}: {why}": [rule(*each) for each in _CASES] for why, rule in others}
+            explain([bool(each) for each in given], results)
             raise Wrong(f"{result}.")
     return "bound 0 waits for everybody at every step, and an endless bound never waits."

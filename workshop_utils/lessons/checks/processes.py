@@ -39,10 +39,7 @@ def compare_on_processes(answer: Collective, reference: Collective, size: int, e
     That is the same values on each of `size` ranks, to a relative 1e-9, by as many messages and bytes; `size` divides
     `elements`.
     """
-    from workshop_utils.ranks import (  # here: ranks import this module but do not need that one
-        RanksFailed,
-        on_ranks,
-    )
+    from workshop_utils.ranks import RanksFailed, on_ranks  # here, since ranks import this module
 
     where = f"on {size} processes behind links of {NETWORK}/s"
     arguments = {"answer": answer, "reference": reference, "elements": elements}

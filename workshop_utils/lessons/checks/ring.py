@@ -137,9 +137,8 @@ class _RingTrial:
         expected = 2 * (self.size - 1) * self.arrays[0].nbytes
         if sent != expected:
             of = f"{self.case}, all ranks together send {sent:,} bytes"
-            raise Wrong(
-                f"{of}; it must be 2 (N - 1) K = {expected:,}: cut the array into {self.size} chunks."
-            )
+            chunks = f"cut the array into {self.size} chunks"
+            raise Wrong(f"{of}; it must be 2 (N - 1) K = {expected:,}: {chunks}.")
 
     def _judge_result(self, rank: int, array: np.ndarray) -> None:
         mean = float(sum(16**other for other in range(self.size)))

@@ -27,14 +27,12 @@ def tf_config_roles(answer: Callable[[list[str]], dict[str, str]]) -> str:
         if not isinstance(got, dict):
             raise Wrong(f"with {hosts} it gave {got!r}; it must be a dict with a role for each host.")
         if set(got) != set(hosts):
-            raise Wrong(
-                f"with {hosts} it gave roles for {list(got)}; it must have each host, and nothing else."
-            )
+            given = f"with {hosts} it gave roles for {list(got)}"
+            raise Wrong(f"{given}; it must have each host, and nothing else.")
         for rank, (host, role) in enumerate(right.items()):
             if got[host] != role:
                 other = "the first in the list is the master, and all others are workers"
                 because = _NOT_A_ROLE_OF_THE_SCRIPT.get(str(got[host]), other)
-                raise Wrong(
-                    f"with {hosts}, {host}, at place {rank}, is a {role}, not {got[host]!r}: {because}."
-                )
+                is_a = f"with {hosts}, {host}, at place {rank}, is a {role}"
+                raise Wrong(f"{is_a}, not {got[host]!r}: {because}.")
     return "the first host in the list is the master, all others are workers, and a server runs beside each."

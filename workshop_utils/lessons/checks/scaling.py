@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from workshop_utils.comm.topology import Link
-from workshop_utils.lessons.checks import Wrong, exercise, explain, questions, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, explain, mistakes, questions, result_of
 from workshop_utils.scaling.cost import all_reduce_seconds
 
 __getattr__ = questions(__name__)
@@ -25,25 +25,12 @@ def weak_efficiency(answer: Callable[[Mapping[int, float]], Mapping[int, float]]
         for count in sorted(seconds):
             if not np.isclose(got[count], right[count], rtol=1e-6):
                 result = f"with {count} workers it gave {got[count]:.4g}; it must be {right[count]:.4g}"
-                explain(got[count], _efficiency_mistakes(result, seconds, count, right[count]))
+                others = mistakes(__name__, "weak_efficiency")
+                words = {"result": result, "first": next(iter(seconds))}
+                found = {why.format(**words): of(seconds, count, right[count]) for why, of in others.items()}
+                explain(got[count], found)
                 raise Wrong(f"{result}, the step with {fewest} over the step with {count}.")
     return "the step of the fewest workers over that of many: 1 where nobody waits, whatever the number of workers."
-
-
-def _efficiency_mistakes(
-    result: str, seconds: Mapping[int, float], count: int, right: float
-) -> dict[str, float]:
-    """What typical mistakes give with `count` workers, by the sentence on each."""
-    times, first = count / min(seconds), next(iter(seconds))
-    return {
-        f"upside down: {result}. A step that takes longer is less efficient.": 1 / right,
-        f"that is the speed-up: {result}. Divide by how many times as many workers there are.": right * times,
-        f"that is strong scaling: {result}. Here every worker keeps its batch, so a step trains on more; do not divide "
-        "by the workers again.": right / times,
-        f"measured against {first} workers, which come first: {result}. The baseline is the fewest workers.": (
-            seconds[first] / seconds[count]
-        ),
-    }
 
 
 @exercise
@@ -62,7 +49,10 @@ def largest_ring(answer: Callable[[float, float, Link, float], int]) -> str:
                 f"B = {path.bandwidth_bytes_per_second:g} B/s, at least {least:.0%}"
             )
             result = f"with {case} it gave {got!r}; it must be {right}"
-            explain(got, _ring_mistakes(result, right, compute, nbytes, path, least))
+            others = mistakes(__name__, "largest_ring", largest=largest_ring_of, Link=Link, busy=_busy_rings)
+            words = {"result": result, "more": right + 1, "least": f"{least:.0%}"}
+            given = right, compute, nbytes, path, least
+            explain(got, {why.format(**words): of(*given) for why, of in others.items()})
             raise Wrong(f"{result}: the largest N with compute/(compute + 2(N − 1)(α + K/(NB))) ≥ {least:g}.")
     return "each worker more costs two latencies; so a ring that is long enough loses against any tree."
 
@@ -74,23 +64,7 @@ def largest_ring_of(compute: float, nbytes: float, path: Link, least: float, for
     return int(workers[compute / seconds >= least].max())
 
 
-def _ring_mistakes(
-    result: str, right: int, compute: float, nbytes: float, path: Link, least: float
-) -> dict[str, int]:
-    """What typical mistakes give, by the sentence on each."""
-    bandwidth = path.bandwidth_bytes_per_second
-    without_latency = largest_ring_of(compute, nbytes, Link(0.0, bandwidth), least)
-    half = Link(path.latency_seconds / 2, bandwidth)
+def _busy_rings(compute: float, nbytes: float, path: Link, least: float) -> int:
+    """The most workers whose ring takes no more than the rest of `least` of the time that they compute."""
     seconds = np.asarray(all_reduce_seconds("ring", np.arange(1, 100_001), nbytes, path))
-    return {
-        f"one too many: {result}. With {right + 1} the efficiency has just fallen below {least:.0%}.": right
-        + 1,
-        f"latency left out: {result}. 2 (N − 1) messages follow each other, and each costs α.": without_latency,
-        f"half a ring: {result}. After N − 1 messages all is added up; as many again pass it on.": (
-            largest_ring_of(compute, nbytes / 2, half, least)
-        ),
-        f"that is a central rank: {result}.": largest_ring_of(compute, nbytes, path, least, "central"),
-        f"a share of computing: {result}. Efficiency is computing / (computing + communication).": (
-            int((seconds <= (1 - least) * compute).sum())
-        ),
-    }
+    return int((seconds <= (1 - least) * compute).sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workshop_utils.lessons.checks import Wrong, exercise, questions
+from workshop_utils.lessons.checks import Wrong, exercise, mistakes, questions
 from workshop_utils.lessons.checks.cuts import Cut, Parts, all_parts, cut, first_difference
 
 __getattr__ = questions(__name__)
@@ -29,31 +29,13 @@ _CASES = (
     ([100, 4, 4, 100], 10, "a tensor is never cut, so one of 100 fills a pack alone"),
     ([3, 9, 2, 7, 7], 12, "they stay in order"),
 )
-_OTHER_RULES: dict[str, Cut] = {
-    "you give every tensor a pack of its own; a pack takes more until it holds more than bytes_per_pack.": (
-        lambda sizes, _: [[size] for size in sizes]
-    ),
-    "you put all tensors into one pack, whatever the hint; only 0 means that.": lambda sizes, _: [sizes],
-    "all is right but one thing: 0 means one pack for all, not a hint of 0 bytes.": (
-        lambda sizes, hint: cut(sizes, int, lambda total, _: total > hint)
-    ),
-    "you close a pack before a tensor would take it above bytes_per_pack; TensorFlow looks afterwards: that tensor "
-    "still goes in, and the next one begins a new pack.": (
-        lambda sizes, hint: cut(sizes, int, lambda total, size: bool(hint) and total + size > hint)
-    ),
-    "a pack that holds exactly bytes_per_pack is not full yet: it must hold more (with packs of 4-byte tensors and "
-    "the hint 8, a third one goes in).": (
-        lambda sizes, hint: cut(sizes, int, lambda total, _: bool(hint) and total >= hint)
-    ),
-    "the packs that are full are right, but the last one is lost where it is not full: its gradients have to travel "
-    "as well.": lambda sizes, hint: [pack for pack in tensorflow_packs(sizes, hint) if sum(pack) > hint],
-}
 
 
 @exercise
 def packs(answer: Cut) -> str:
     """`answer(sizes, bytes_per_pack)` is `tensorflow_packs(sizes, bytes_per_pack)`."""
-    given = all_parts(answer, [(sizes, hint) for sizes, hint, _ in _CASES], _OTHER_RULES)
+    others = mistakes(__name__, "packs", cut=cut, packs=tensorflow_packs)
+    given = all_parts(answer, [(sizes, hint) for sizes, hint, _ in _CASES], others)
     for got, (sizes, hint, because) in zip(given, _CASES, strict=True):
         of = f"sizes {sizes} with bytes_per_pack {hint} gave {got}"
         together = [size for pack in got for size in pack]
