@@ -61,7 +61,7 @@ def refresh_notebook(path: Path) -> None:
 
 
 def clean(notebook: Any) -> None:
-    """Remove what differs between runs without meaning: timings, widgets and their state, papermill's notes.
+    """Remove what differs between runs without meaning: timings, progress, widgets and their state, papermill's notes.
 
     Widgets don't work without a kernel; the static form beside them stays. Compress figures, and fold solutions.
     """
@@ -71,11 +71,18 @@ def clean(notebook: Any) -> None:
         cell.metadata = nbformat.NotebookNode({"tags": tags} if tags else {})
         if selection.SOLUTION in (tags or ()):
             cell.metadata["jupyter"] = {"source_hidden": True}
+        if cell.cell_type == "code":
+            cell.outputs = [each for each in cell.outputs if not _is_progress(each)]
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             data.pop(WIDGET_VIEW, None)
             if png := data.get("image/png"):
                 data["image/png"] = base64.b64encode(light(base64.b64decode(png))).decode()
+
+
+def _is_progress(output: Any) -> bool:
+    """Whether it is a state of tqdm's bar, or the empty line at its end."""
+    return output.get("name") == "stderr" and (output.text.startswith("\r") or not output.text.strip())
 
 
 def light(png: bytes) -> bytes:
