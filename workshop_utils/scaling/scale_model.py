@@ -330,8 +330,6 @@ class ScaleModel:
         Raises:
             JobError: if this machine cannot emulate it, or a run fails.
         """
-        for count in workers:
-            self.emulation(count, np.inf)  # refuses what cannot be emulated before anything starts
         for count in workers:  # a mistake in the last is told before the first is run
             self.emulation(count, math.inf)
         forwarded = forwarded_bytes_per_second(store)
