@@ -21,7 +21,8 @@ from workshop_utils.scaling.scale_model import STRATEGIES, Cluster, ScaleModel
 
 SERVER = "workshop_parameter_server"
 VGG = 553_430_176  # bytes of VGG-16's gradients
-ALONE = 64 / 154  # seconds of a P100 for 64 images
+SPEED = 130.9  # images a second of a P100
+ALONE = 64 / SPEED  # seconds for 64 of them
 
 
 def vgg(strategy="ring", cluster="p100-25g", **changes):
@@ -84,20 +85,24 @@ def test_a_prediction_has_the_cluster_s_steps_throughput_and_efficiency():
     assert table["gradient_nbytes"].tolist() == [VGG, VGG]
     assert table["device_seconds"].tolist() == pytest.approx([ALONE] * 2)
     assert table["step_seconds"].tolist() == pytest.approx([ALONE, step])
-    assert table["throughput"].tolist() == pytest.approx([154, 4 * 64 / step])
+    assert table["throughput"].tolist() == pytest.approx([SPEED, 4 * 64 / step])
     assert table["efficiency"].tolist() == pytest.approx([1, ALONE / step])
     assert vgg(batch=32).step_seconds == pytest.approx(ALONE / 2)
     assert vgg(faster_link=10).link_of(4) == pytest.approx(10 * 0.75 * 25e9 / 8)
 
 
-def test_a_machine_of_several_devices_exchanges_inside_then_by_a_ring_through_all():
+def test_a_machine_of_several_devices_exchanges_inside_and_several_by_a_ring_through_all():
     model = vgg(cluster="p3.16xlarge")
     table = model.predict([1, 4, 8, 16])
     alone, inside = model.step_seconds, 2 * 7 / 8 * VGG / 125e9
+    pushed = 2 * 2 * VGG / (0.9 * 25e9 / 8) + 2 * 30e-6
+    assert vgg(SERVER, "p3.16xlarge").predict([16])["step_seconds"][0] == pytest.approx(
+        alone + inside + pushed
+    )
     across = 2 * 15 / 16 * VGG / (0.9 * 25e9 / 8) + 2 * 30e-6
     assert table["machines"].tolist() == [1, 1, 1, 2]
     assert table["step_seconds"].tolist() == pytest.approx(
-        [alone, alone + 1.5 * VGG / 125e9, alone + inside, alone + inside + across]
+        [alone, alone + 1.5 * VGG / 125e9, alone + inside, alone + across]
     )
     assert vgg(SERVER, "p3.16xlarge").link_of(16) == pytest.approx(0.9 * 25e9 / 8)  # a machine pushes once
     with pytest.raises(JobError, match="workers is 12;"):
@@ -107,13 +112,18 @@ def test_a_machine_of_several_devices_exchanges_inside_then_by_a_ring_through_al
 def test_what_nobody_published_is_estimated_from_another_device_or_from_the_peak():
     scaled, worked_out = vgg(cluster="p3.2xlarge"), ScaleModel.of("p3.2xlarge", "gpt-1b", batch=2)
     assert scaled.step_seconds == pytest.approx(ALONE * 10.6 / 15.7)
-    assert "estimated from one P100: TensorFlow" in str(scaled)
+    assert "estimated from one P100: Horovod" in str(scaled)
     flops = 3 * 2 * sum(each.flops for each in layers("gpt-1b"))
     assert worked_out.step_seconds == pytest.approx(flops / (0.4 * 15.7e12))
-    assert "estimated: 40% of the device's peak" in str(worked_out)
+    assert "estimated from the device's peak" in str(worked_out)
     published = ScaleModel.of("p100-25g", "resnet50")
     assert published.step_seconds == pytest.approx(64 / 219)
     assert "estimated" not in str(published)
+    assert "scaled from a batch of 64" in str(ScaleModel.of("p100-25g", "resnet50", batch=32))
+    with pytest.raises(
+        JobError, match="how fast one A100 40 GB trains it is not known here: take bert-base or gpt-1b"
+    ):
+        ScaleModel.of("p4d.24xlarge", "resnet50")
 
 
 def test_a_cluster_is_one_of_the_scale_model_s_own_or_an_instance_of_the_planner():
@@ -130,9 +140,9 @@ def test_a_cluster_is_one_of_the_scale_model_s_own_or_an_instance_of_the_planner
     [
         (("p3.2xlrge", "vgg16"), "cluster is 'p3.2xlrge'; did you mean p3.2xlarge?"),
         (("p3.2xlarge", "vgg-16"), "model is 'vgg-16'; did you mean vgg16?"),
-        (("p3.2xlarge", "vgg16", "mpi"), "a scale model has one of ring, workshop_parameter_server"),
+        (("p3.2xlarge", "vgg16", "mpi"), "a scale model has ring, workshop_parameter_server"),
         (("p3.2xlarge", "vgg16", "ring", 0), "batch is 0; it must be at least 1"),
-        (("p3.2xlarge", "vgg16", "ring", None, 0), "faster_link is 0; it must be above zero"),
+        (("p3.2xlarge", "vgg16", "ring", None, 0), "faster_link is 0; it must be from 0.001 to a million"),
     ],
 )
 def test_a_mistake_is_answered_with_what_would_be_right(arguments, message):
@@ -265,7 +275,7 @@ def test_what_was_measured_is_scaled_back_kept_and_not_run_again(runs, tmp_path)
     model = vgg()
     table = model.measure([1, 4], Store(tmp_path))
     assert table["efficiency"].tolist() == pytest.approx([1 / 3] * 2)
-    assert table["throughput"].tolist() == pytest.approx([154 / 3, 4 * 154 / 3])
+    assert table["throughput"].tolist() == pytest.approx([SPEED / 3, 4 * SPEED / 3])
     assert table["predicted"].tolist() == model.predict([1, 4])["efficiency"].tolist()
     assert [setting.job.workers for setting in runs] == [1, 4]
     assert model.measure([1, 4], Store(tmp_path)).equals(table)
@@ -322,7 +332,7 @@ def test_the_command_predicts_or_measures_and_says_what_is_imitated(runs, tmp_pa
     predicted = command(*words, "--faster-link", "10", "--predict")
     assert "1 × P100 a machine; 250 Gbit/s between machines" in predicted
     assert "vgg16: 16 layers, 553.4 MB of gradients, 411.1 MB of them in fc1" in predicted
-    assert "torch_ddp: sends up to 25 MiB at once" in predicted
+    assert "torch_ddp: sends pieces of about 25 MiB" in predicted
     assert not runs
     rows = json.loads(command(*words, "--predict", "--json"))
     assert rows == json.loads(vgg("torch_ddp", batch=32).predict([1, 4]).to_json(orient="records"))
