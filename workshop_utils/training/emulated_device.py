@@ -81,11 +81,11 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
     """From now on every module of PyTorch computes on `device`.
 
     The time is spread over the layers, which are the modules with parameters of their own, in proportion to their
-    multiplications (about; its attribute `emulated_cost` takes precedence). A pass is what is called until the next
-    backward pass, or until a module is called again. The largest so far lasts `device.seconds`, forward and
-    backward, and a smaller one its share; so each micro-batch takes all of it, and so does a pipeline's stage. The first
-    forward pass, in which the work is counted, lasts at its end. Nothing takes any time without gradients, in compiled
-    modules, or in functions that are no modules.
+    multiplications (about; an attribute `emulated_cost` takes precedence). A pass is what is called until the next
+    backward pass, or until a module is called again. The largest so far lasts `device.seconds`, forward and backward,
+    and a smaller one its share; so each micro-batch takes all of it, and so does a pipeline's stage. The first forward
+    pass, in which the work is counted, lasts at its end. Nothing takes any time without gradients, in compiled modules,
+    or in functions that are no modules.
     """
     import torch
     from torch.nn.modules import module as hooks
