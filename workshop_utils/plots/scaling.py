@@ -172,7 +172,9 @@ def throughput(rows: pd.DataFrame) -> Figure:
             style.theory(axes, each, each * points["predicted"], name_of(name), colour=name)
             times = each * points["efficiency"].to_numpy(float)
             style.measured(axes, each, times, colour=name, marker=style.MARKERS[index])
-            reached.append(f"{name_of(name).removeprefix('parameter ')} {times[-1]:.1f}")
+            reached.append(
+                f"{name_of(name).removeprefix('parameter ')} {times[-1]:.{1 if times[-1] > 2 else 2}f}"
+            )
         axes.set(xlabel="workers, on emulated devices", xticks=counts, yticks=counts)
         axes.set(xlim=(0, None), ylim=(0, None))
         finding = f"{MODELS.get(model, model)}: {', '.join(reached)} times"
