@@ -48,6 +48,13 @@ def launches(target):
     return [f"jobs/{name} --on {target}{config}" for name in names]
 
 
+# Jobs whose processes have parts: servers, a chief, a rendezvous.
+ON_NODES = (
+    "mnist_parameter_server",
+    "mnist_multi_worker_mirrored",
+    "mnist_horovod",
+    "digits_parameter_server",
+)
 # What a learner changes on the command line, and the jobs that have no folder of their own.
 OPTIONS = (
     "jobs/mnist_torch_ddp --workers 3 -a epochs=7 -a learning-rate=0.5 --timeout 90s",
@@ -62,8 +69,27 @@ OPTIONS = (
     "jobs/mnist_mpi --on kubernetes --workers 3 -a epochs=1",
     "jobs/mnist_torch_ddp --on kubernetes --config KINDS",
     "jobs/digits_resumable --on kubernetes --config ELASTIC",
+    "jobs/mnist_torch_ddp --on kubernetes --nodes 2 --processes-per-node 3 --gpus 1",
+    "jobs/mnist_torch_ddp --on kubernetes --config KINDS --nodes 2 --processes-per-node 3 --gpus 1",
+    "jobs/mnist_horovod --on kubernetes --nodes 2 --processes-per-node 3 --gpus 1",
+    "jobs/mnist_parameter_server --on kubernetes --gpus 1",
+    "jobs/mnist_single --on kubernetes --output claim:models --checkpoints claim:scratch",
+    "jobs/mnist_single --on kubernetes --config CLAIM --output claim:all --checkpoints claim:all",
+    "jobs/mnist_torch_ddp --on slurm --config SLURM --nodes 2 --processes-per-node 4 --gpus 1 --timeout 90min",
+    "jobs/mnist_torch_ddp --on slurm --config SLURM --workers 4 --checkpoints saved",
+    "jobs/mnist_torch_ddp --on slurm --config SLURM --workers 4 --nodes 2",
+    "jobs/mnist_multi_worker_mirrored --on slurm --config SLURM --workers 65",
+    "jobs/mnist_torch_ddp --on torchx --workers 6 --nodes 3 --processes-per-node 2",
+    "jobs/mnist_torch_ddp --on torchx --config VOLCANO --output claim:models",
+    "jobs/mnist_torch_ddp --on torchx --config VOLCANO --output /models",
+    "jobs/mnist_torch_ddp --on sagemaker --config STORED --data s3://elsewhere/mnist --output s3://mine/models "
+    "--checkpoints s3://mine/kept --nodes 3 --processes-per-node 2",
+    "jobs/mnist_mpi --on sagemaker --config STORED --nodes 2 --processes-per-node 4",
+    "jobs/mnist_mpi --on slurm --config SLURM --nodes 2 --processes-per-node 4",
+    *(f"jobs/{name} --on slurm --config SLURM --nodes 2 --processes-per-node 2" for name in ON_NODES),
     "jobs/mnist_torch_ddp --on sagemaker --config DRIVERS --nodes 2 --processes-per-node 2",
     "jobs/mnist_horovod --on sagemaker --config DRIVERS --nodes 2 --processes-per-node 2",
+    "jobs/digits_horovod_tensorflow --on sagemaker --config DRIVERS --nodes 2 --processes-per-node 2",
     "jobs/mnist_torch_ddp --on sagemaker --config SPOT",
     "jobs/mnist_torch_ddp --on spark --config SPARK --workers 4",
     "jobs/mnist_torch_ddp --on spark --config STANDALONE",
@@ -77,6 +103,11 @@ ROLE = "role: arn:aws:iam::123456789012:role/workshop\nregion: us-east-1\n"
 PLACES = {
     "KINDS": "kind: TrainJob\nnamespace: team-a\nkeep: 2h\nnode_selector: {disk: ssd}\nimage: example.com/torch:1\n",
     "ELASTIC": "elastic: {min_workers: 1, max_workers: 3}\n",
+    "CLAIM": "data_claim: all\n",
+    "SLURM": "folder: /shared/my runs\nsetup: [module load cuda]\noptions: [--partition=gpu, --constraint=a100]\n",
+    "VOLCANO": "scheduler: kubernetes\nqueue: training\ninstance_type: trn1.2xlarge\nservice_account: reader\n"
+    "priority_class: high\nnode_selector: {zone: a}\n",
+    "STORED": f"{ROLE}encrypt_traffic: true\n",
     "DRIVERS": f"{ROLE}mode: drivers\ninstance_type: ml.c5.2xlarge\ntags: {{team: a}}\n",
     "SPOT": f"{ROLE}spot: true\nmax_wait: 1h\nbucket: my-own-bucket\ninput_mode: FastFile\nvolume_gb: 50\nretries: 3\n",
     "SPARK": (ROOT / "jobs/clusters/spark/kubernetes.yaml").read_text(),
