@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -166,20 +167,9 @@ def test_every_rank_that_waits_says_for_whom(ranks, program, size, named):
 
 def in_threads(size, rank_main):
     """What `rank_main(rank)` returned or raised, on a thread each."""
-    results = [None] * size
-
-    def main(rank):
-        try:
-            results[rank] = rank_main(rank)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=main, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    return results
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(rank_main, rank) for rank in range(size)]
+        return [future.exception(60) or future.result() for future in futures]
 
 
 def connected_sum(rank, size, port):
