@@ -28,7 +28,9 @@ def test_settings_are_read_by_name():
         ("5ms", "it must be at least 20ms"),
         ("fast", "it must be a duration such as"),
         ("400ms,jitter=lots", "jitter is 'lots'"),
-        ("400ms,worker-1=0", "slower.worker-1 is '0'; it must be greater than 0"),
+        ("400ms,worker-1=0", "slower.worker-1 is '0'; it must be greater than or equal to 0.1"),
+        ("400ms,worker-1=inf", "slower.worker-1 is 'inf'"),
+        ("400ms,slower=3", "it must be a duration with its unit"),
         ("400ms,jitter", "it must be a duration with its unit, such as 400ms, or settings"),
         ("400ms,seconds=1s", "each once"),
     ],
@@ -106,6 +108,37 @@ def test_a_function_without_pytorch_says_what_its_device_computes():
     assert max(on_ranks(2, program).values) < 0.05
 
 
+@pytest.mark.slow
+def test_a_script_that_does_not_tell_of_its_device_is_named(make_job):
+    job = make_job("import torch\n", strategy="torch_ddp", workers=2)
+    assert (
+        "worker-0, worker-1 did not tell"
+        in Local(warm=True, emulated_device="50ms").launch(job).wait(60).remark
+    )
+
+
+def test_jitter_is_each_rank_s_own_and_the_same_again():
+    def program(communicator):
+        import time
+
+        from workshop_utils import place
+
+        seconds = []
+        for _ in range(3):
+            started = time.perf_counter()
+            with place.computing():
+                pass
+            seconds.append(time.perf_counter() - started)
+        return seconds
+
+    first, again = (on_ranks(2, program, emulated_device="100ms,jitter=0.8").values for _ in range(2))
+    assert first[0] == pytest.approx(again[0], rel=0.1, abs=0.02)
+    assert first[0] != pytest.approx(first[1], rel=0.1, abs=0.02)
+    assert on_ranks(2, program, emulated_device="100ms,jitter=0.8,seed=5").values[0] != pytest.approx(
+        first[0], rel=0.1
+    )
+
+
 def test_a_device_that_nobody_uses_is_named():
     results = on_ranks(2, lambda communicator: communicator.rank, emulated_device="50ms")
     assert "no rank has used its emulated device" in repr(results)
@@ -127,8 +160,10 @@ def test_a_run_that_kept_the_host_busy_says_so():
 
 
 def test_the_remark_says_how_much_slower_the_device_would_have_to_be():
-    devices = [{"passes": 5, "host_share": 0.2}] * 4
-    assert host_remark(devices[:1], cores=2) == ""
-    remark = host_remark(devices, cores=2)
+    names = [f"worker-{rank}" for rank in range(4)]
+    devices = [{"worker": name, "passes": 5, "host_share": 0.2} for name in names]
+    assert host_remark(devices[:1], names[:1], cores=2) == ""
+    assert "not known, since worker-2, worker-3 did not tell" in host_remark(devices[:2], names, cores=2)
+    remark = host_remark(devices, names, cores=2)
     assert "kept 40% of its 2 cores busy" in remark
     assert "4.0 times as slow" in remark

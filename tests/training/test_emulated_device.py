@@ -1,7 +1,7 @@
-"""An emulated device: how long a pass lasts, when each gradient is ready, and that gradients stay what they are."""
+"""An emulated device: how long a pass lasts, when each gradient is ready, and that gradients stay what they are.
 
-import time
-from contextlib import contextmanager
+Time stands still here but for what is slept, so that no assertion is about this machine.
+"""
 
 import pytest
 from torch import nn
@@ -9,13 +9,44 @@ from torch import nn
 torch = pytest.importorskip("torch")
 
 from workshop_utils.training import emulated_device  # noqa: E402
-from workshop_utils.training.emulated_device import FORWARD, EmulatedDevice  # noqa: E402
+from workshop_utils.training.emulated_device import EmulatedDevice  # noqa: E402
 
-SECONDS = 0.12
+SECONDS, THIRD = 3.0, 1.0
+
+
+class Clock:
+    """Stands in for the module `time`: `wait` is time in which the host waits, `work` in which it computes."""
+
+    def __init__(self):
+        self.now = self.used = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+    def thread_time(self):
+        return self.used
+
+    process_time = thread_time
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    wait = sleep
+
+    def work(self, seconds):
+        self.now += seconds
+        self.used += seconds
 
 
 @pytest.fixture
-def device():
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(emulated_device, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def device(clock):
     """A device on which PyTorch computes during the test."""
     from torch.nn.modules import module as hooks
 
@@ -28,57 +59,87 @@ def device():
         own.update(kept)
 
 
-@contextmanager
-def lasting(seconds):
-    started = time.perf_counter()
-    yield
-    assert seconds <= time.perf_counter() - started < seconds + 0.06
+def lasts(clock, call):
+    """The result of `call`, and how long it took."""
+    started = clock.now
+    result = call()
+    return result, pytest.approx(clock.now - started, abs=1e-6)
 
 
-def ready_times(model, inputs):
-    """When each parameter's gradient is ready, in seconds since the backward pass began."""
+def step(clock, model, inputs):
+    """How long the forward and the backward pass take."""
+    loss, forward = lasts(clock, lambda: model(inputs).square().mean())
+    _, backward = lasts(clock, loss.backward)
+    return forward.expected, backward.expected
+
+
+def ready_times(clock, model, inputs):
+    """When each parameter's gradient is ready, since the backward pass began."""
     times = {}
     hooks = [
-        p.register_post_accumulate_grad_hook(lambda _, name=name: times.update({name: time.perf_counter()}))
+        p.register_post_accumulate_grad_hook(lambda _, name=name: times.update({name: clock.now}))
         for name, p in model.named_parameters()
     ]
     loss = model(inputs).square().mean()
-    started = time.perf_counter()
+    started = clock.now
     loss.backward()
     for hook in hooks:
         hook.remove()
-    return {name: moment - started for name, moment in times.items()}
+    return {name: pytest.approx(moment - started) for name, moment in times.items()}
 
 
-def test_forward_takes_a_third_and_backward_two_thirds_from_the_first_step_on(device):
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
-    for _ in range(3):
-        with lasting(FORWARD * SECONDS):
-            loss = model(torch.ones(4, 8)).square().mean()
-        with lasting((1 - FORWARD) * SECONDS):
-            loss.backward()
+def test_forward_takes_a_third_and_backward_two_thirds_and_the_first_forward_at_its_end(device, clock):
+    model, inputs = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), torch.ones(4, 8)
+    assert step(clock, model, inputs) == pytest.approx((0, 3))
+    for _ in range(2):
+        assert step(clock, model, inputs) == pytest.approx((1, 2))
     assert device.steps == 3
-    assert 0 < device.host_share() < 1
 
 
-def test_gradients_become_ready_layer_by_layer_in_proportion_to_their_work(device):
-    small, large = nn.Linear(8, 8, bias=False), nn.Linear(8, 24, bias=False)
-    model = nn.Sequential(small, large)
-    ready_times(model, torch.ones(4, 8))
-    ready = ready_times(model, torch.ones(4, 8))
-    backward = (1 - FORWARD) * SECONDS
-    assert ready["1.weight"] == pytest.approx(0.75 * backward, abs=0.02)
-    assert ready["0.weight"] == pytest.approx(backward, abs=0.02)
+def test_gradients_become_ready_layer_by_layer_in_proportion_to_their_work(device, clock):
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 24, bias=False))
+    ready_times(clock, model, torch.ones(4, 8))
+    assert ready_times(clock, model, torch.ones(4, 8)) == {"1.weight": 1.5, "0.weight": 2.0}
 
 
-def test_a_layer_may_state_its_cost(device):
+@pytest.mark.parametrize(
+    ("layer", "inputs", "multiplications"),
+    [
+        (nn.Linear(8, 4), (6, 8), 6 * 8 * 4),
+        (nn.Conv2d(3, 5, 3, padding=1), (2, 3, 7, 7), 2 * 49 * 3 * 5 * 9),
+        (nn.LSTM(4, 6), (5, 2, 4), 5 * 2 * 4 * 6 * (4 + 6)),
+        (nn.BatchNorm1d(8), (6, 8), 6 * 8),
+    ],
+)
+def test_a_layer_s_work_is_what_it_multiplies(device, clock, layer, inputs, multiplications):
+    other, inputs = nn.Linear(16, 16, bias=False), torch.ones(inputs)
+    own = 2 * multiplications / (multiplications + 256)  # of a backward pass
+    for _ in range(2):
+        result = layer(inputs)
+        result = result[0] if isinstance(result, tuple) else result
+        loss = result.sum() + other(torch.ones(1, 16)).sum()
+        _, took = lasts(clock, loss.backward)
+    assert took == 2
+    _, took = lasts(clock, lambda: layer(inputs))
+    assert took == pytest.approx(own / 2)
+
+
+def test_an_embedding_multiplies_nothing(device, clock):
+    table, layer = nn.Embedding(1000, 4), nn.Linear(4, 4)
+    for _ in range(2):
+        layer(table(torch.zeros(1, dtype=torch.long))).sum().backward()
+    _, took = lasts(clock, lambda: table(torch.zeros(1, dtype=torch.long)))
+    assert took == pytest.approx(4 / 20)
+
+
+def test_a_layer_may_state_its_cost(device, clock):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[0].emulated_cost, model[1].emulated_cost = 1, 9
-    ready_times(model, torch.ones(1, 8))
-    assert ready_times(model, torch.ones(1, 8))["1.weight"] == pytest.approx(0.9 * 2 / 3 * SECONDS, abs=0.02)
+    ready_times(clock, model, torch.ones(1, 8))
+    assert ready_times(clock, model, torch.ones(1, 8))["1.weight"] == pytest.approx(1.8)
 
 
-def test_gradients_are_those_of_the_host(device):
+def test_gradients_are_those_of_the_host_also_where_values_are_changed_in_place(device):
     torch.manual_seed(0)
     model, inputs = nn.Sequential(nn.Linear(3, 5), nn.ReLU(inplace=True), nn.Linear(5, 1)), torch.randn(7, 3)
     model(inputs).sum().backward()
@@ -88,53 +149,123 @@ def test_gradients_are_those_of_the_host(device):
     assert torch.allclose(model[0].bias.grad, expected * model[2].weight[0])
 
 
-def test_a_second_micro_batch_takes_its_time_although_all_forward_passes_come_first(device):
+def test_what_the_host_computes_is_part_of_the_device_s_time_and_what_it_waits_for_is_not(device, clock):
+    class Waits(nn.Module):
+        def __init__(self, spend):
+            super().__init__()
+            self.spend = spend
+
+        def forward(self, inputs):
+            self.spend(0.1)
+            return inputs
+
+    layers = [nn.Linear(4, 4) for _ in range(4)]
+    step(clock, nn.Sequential(*layers), torch.ones(1, 4))
+    # The first of four is spent before the first layer.
+    for spend, forward in ((clock.work, 1.1), (clock.wait, 1.4)):
+        model = nn.Sequential(*(part for layer in layers for part in (Waits(spend), layer)))
+        assert step(clock, model, torch.ones(1, 4)) == pytest.approx((forward, 2))
+
+
+def test_micro_batches_whose_forward_passes_come_first_share_a_step_and_others_take_one_each(device, clock):
     model = nn.Linear(4, 4)
-    model(torch.ones(1, 4)).sum().backward()
-    losses = [model(torch.ones(1, 4)).sum() for _ in range(2)]
-    for loss in losses:
-        time.sleep(0.02)
-        with lasting((1 - FORWARD) * SECONDS):
-            loss.backward()
+    together = [model(torch.ones(1, 4)).sum() for _ in range(2)]
+    _, took = lasts(clock, lambda: [loss.backward() for loss in together])
+    assert took == 3  # with the first forward pass
+    _, took = lasts(clock, lambda: [model(torch.ones(1, 4)).sum() for _ in range(2)])
+    assert took == THIRD
+    assert device.steps == 2
 
 
-def test_an_evaluation_takes_no_time_and_a_part_of_the_model_its_share(device):
+def test_a_model_that_is_called_in_parts_takes_as_long_as_one_call(device, clock):
+    parts = [nn.Linear(4, 4) for _ in range(3)]
+    for _ in range(2):
+        result = torch.ones(1, 4)
+        started = clock.now
+        for part in parts:
+            result = part(result)
+        nn.MSELoss()(result, torch.zeros(1, 4)).backward()
+        assert clock.now - started == pytest.approx(SECONDS)
+    assert device.steps == 2
+
+
+def test_an_evaluation_takes_no_time_and_a_part_of_the_model_its_share(device, clock):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    model(torch.ones(1, 8))
-    with lasting(0), torch.no_grad():
-        model(torch.ones(1, 8))
-    with lasting(FORWARD * SECONDS / 2):
-        model[0](torch.ones(1, 8))
+    step(clock, model, torch.ones(1, 8))
+    with torch.no_grad():
+        assert lasts(clock, lambda: model(torch.ones(1, 8)))[1] == 0
+    assert lasts(clock, lambda: model[0](torch.ones(1, 8)))[1] == THIRD / 2
 
 
-def test_a_forward_pass_that_fails_does_not_confuse_the_next(device):
+def test_a_batch_larger_than_any_before_takes_no_longer_and_a_smaller_one_its_share(device, clock):
+    model = nn.Linear(4, 4)
+    step(clock, model, torch.ones(2, 4))
+    assert step(clock, model, torch.ones(8, 4)) == pytest.approx((1, 2))
+    assert step(clock, model, torch.ones(4, 4)) == pytest.approx((0.5, 1))
+
+
+def test_frozen_layers_take_the_time_of_their_forward_pass(device, clock):
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
+    step(clock, model, torch.ones(1, 4))
+    assert step(clock, model, torch.ones(1, 4)) == pytest.approx((1, 1))
+
+
+def test_outputs_that_are_parameters_nested_or_several_are_no_trouble(device, clock):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.layer = nn.Parameter(torch.ones(4)), nn.LSTM(4, 4)
+
+        def forward(self, inputs):
+            states, (last, cell) = self.layer(inputs)
+            return {"all": (states, [last, cell]), "own": self.weight}
+
+    model = Odd()
+    for _ in range(4):
+        started = clock.now
+        outputs = model(torch.ones(3, 1, 4))
+        (outputs["all"][1][0].sum() + outputs["own"].sum()).backward()
+        assert clock.now - started == pytest.approx(SECONDS, rel=0.2)
+
+
+def test_a_forward_pass_that_fails_does_not_confuse_the_next(device, clock):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
     with pytest.raises(RuntimeError):
         model(torch.ones(1, 7))
-    for _ in range(2):
-        with lasting(FORWARD * SECONDS):
-            model(torch.ones(1, 8))
+    step(clock, model, torch.ones(1, 8))
+    assert step(clock, model, torch.ones(1, 8)) == pytest.approx((1, 2))
 
 
-def test_jitter_changes_each_step_and_equal_seeds_draw_equal_factors():
+def test_each_step_has_a_jitter_of_its_own_drawn_from_the_seed(clock):
     def seconds(seed):
-        device = EmulatedDevice(0.02, jitter=0.5, seed=seed)
-        taken = []
-        for _ in range(4):
-            started = time.perf_counter()
+        device, taken = EmulatedDevice(1.0, jitter=0.5, seed=seed), []
+        for _ in range(40):
+            started = clock.now
             device.begin_step()
             device.compute(1.0)
-            taken.append(time.perf_counter() - started)
+            taken.append(clock.now - started)
         return taken
 
-    first, again, other = seconds(1), seconds(1), seconds(2)
-    assert first == pytest.approx(again, rel=0.2, abs=0.004)
-    assert first != pytest.approx(other, rel=0.2, abs=0.004)
-    assert len({round(each, 3) for each in first}) == 4
+    first = seconds(1)
+    assert first == pytest.approx(seconds(1))
+    assert first != pytest.approx(seconds(2))
+    assert len({round(each, 6) for each in first}) == 40
+    assert 10 < sum(each < 1 for each in first) < 30  # its median is 1
 
 
-def test_two_passes_tell_nothing_of_the_host():
-    device = EmulatedDevice(0.02)
-    device.begin_step()
-    device.begin_step()
-    assert device.host_share() == 0
+@pytest.mark.parametrize(("steps", "share"), [(0, 0.5), (1, 0.25), (2, 0.25), (4, 0.1)])
+def test_the_host_s_share_is_of_the_steps_after_the_first_or_else_of_all_the_time(clock, steps, share):
+    device = EmulatedDevice(1.0)
+    clock.work(1)
+    for number in range(steps):
+        device.begin_step()
+        clock.work(0.25 if number == 0 else 0.1)
+        device.compute(1.0)
+    if not steps:
+        clock.wait(1)
+    if steps == 2:
+        clock.work(0.15)
+        clock.wait(0)
+        assert 0 < device.host_share() <= 0.25
+    else:
+        assert device.host_share() == pytest.approx(share)

@@ -41,7 +41,7 @@ GROUPS = {None: "communicator", "torch": "dist", "horovod": "hvd", "tensorflow":
 
 # Of this package: what travels with every job, and what does if a script imports something of it. The latter need
 # those before them.
-TRAVELS = ("place", "training.checkpoints", "training.emulated_device", "training.tcp_bytes")
+TRAVELS = ("place", "training.checkpoints", "training.tcp_bytes")
 TRAVELS_IF_USED = ("comm", "parallel")
 
 NOTEBOOK = ("IPython", "ipykernel")  # the packages whose objects no rank has

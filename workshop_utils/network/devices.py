@@ -40,7 +40,7 @@ class EmulatedDevice(Description):
 
     Attributes:
         seconds: of one forward and backward pass of the whole model, such as `"400ms"`.
-        jitter: each step takes exp(jitter · z) times as long, with z normal and of each rank's own.
+        jitter: each step takes exp(jitter · z) times as long, with z normal and of each rank's own (median 1).
         slower: how many times as long it takes the processes of these names: `{"worker-1": 3}`.
         seed: of the jitter.
 
@@ -50,7 +50,7 @@ class EmulatedDevice(Description):
 
     seconds: Annotated[Duration, AfterValidator(_takes_time)]
     jitter: float = Field(default=0.0, ge=0, le=1)
-    slower: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
+    slower: dict[str, Annotated[float, Field(ge=0.1, le=100)]] = Field(default={})
     seed: int = Field(default=0, ge=0)
 
     @classmethod
@@ -66,7 +66,7 @@ class EmulatedDevice(Description):
             name, equals, value = (part.strip() for part in setting.partition("="))
             if place == 0 and not equals:
                 name, value = "seconds", name
-            if not value or name in values or name in slower:
+            if not value or name == "slower" or name in values or name in slower:
                 raise JobError(f"emulated_device is {text!r}; it must be {_FORM}, each once")
             (values if name in cls.model_fields else slower)[name] = value
         try:
@@ -103,13 +103,23 @@ class EmulatedDevice(Description):
         return text + "".join(f", {name} {times:g} times as slow" for name, times in self.slower.items())
 
 
-def host_remark(devices: Sequence[Mapping[str, float]], cores: int) -> str:
+def host_remark(devices: Sequence[Mapping[str, Any]], workers: Sequence[str], cores: int) -> str:
     """What is wrong with a run whose `devices` (`Run.devices`) were emulated on so many cores; "" if nothing is.
 
-    That is so if none was used, or if the ranks' processes kept more than a tenth of the cores busy.
+    That is so if one of the `workers` has not told of its device, if none was used, or if the processes kept more than
+    a tenth of the cores busy.
     """
-    if devices and not any(each["passes"] for each in devices):
-        return "no rank has used its emulated device: put what it computes into a block `with place.computing():`"
+    silent = [name for name in workers if name not in {each["worker"] for each in devices}]
+    if silent:
+        return (
+            f"whether this machine was too busy is not known, since {', '.join(silent)} did not tell: a script calls "
+            "place.here(), and ends by itself"
+        )
+    if not any(each["passes"] for each in devices):
+        return (
+            "no rank has used its emulated device: the script must import PyTorch itself, or put what it computes into "
+            "a block `with place.computing():`"
+        )
     share = sum(each["host_share"] for each in devices) / cores
     if share <= MOST_HOST_SHARE:
         return ""

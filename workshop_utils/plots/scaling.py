@@ -156,30 +156,29 @@ MODELS = {"resnet50": "ResNet-50", "resnet101": "ResNet-101", "vgg16": "VGG-16",
 
 
 def throughput(rows: pd.DataFrame) -> Figure:
-    """Examples a second against workers, a panel a model: points measured on emulated devices, lines closed forms.
+    """Throughput over that of one device, a panel a model: points measured on emulated devices, lines closed forms.
 
-    `rows` are those of `scale_model.ScaleModel.measure`, of several strategies; perfect is one device times workers.
+    `rows` are those of `scale_model.ScaleModel.measure`, of several strategies.
     """
     models = list(rows["model"].unique())
-    figure, grid = style.figure(9.6, 4.4, columns=len(models), sharex=True, squeeze=False)
+    figure, grid = style.figure(9.6, 4.4, columns=len(models), sharex=True, sharey=True, squeeze=False)
     for axes, model in zip(grid.flat, models, strict=True):
         own = rows[rows["model"] == model]
-        first, counts = own.iloc[0], np.unique(own["workers"])
-        alone = first["throughput"] / first["efficiency"] / first["workers"]
+        first, counts, reached = own.iloc[0], np.unique(own["workers"]), []
         ends = np.array([0, counts.max()])
-        style.theory(axes, ends, ends * alone, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
+        style.theory(axes, ends, ends, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
         for index, (strategy, points) in enumerate(own.groupby("strategy", sort=False)):
             name, each = str(strategy), points["workers"].to_numpy(float)
-            style.theory(axes, each, each * alone * points["predicted"], name_of(name), colour=name)
-            style.measured(axes, each, points["throughput"], colour=name, marker=style.MARKERS[index])
-        axes.set(
-            xlabel="workers, each with an emulated device", xticks=counts, xlim=(0, None), ylim=(0, None)
-        )
-        most = own.loc[own["workers"] == counts.max(), "throughput"].max() / alone
-        finding = f"{MODELS.get(model, model)}: {counts.max()} workers, {most:.1f} times as fast"
+            style.theory(axes, each, each * points["predicted"], name_of(name), colour=name)
+            times = each * points["efficiency"].to_numpy(float)
+            style.measured(axes, each, times, colour=name, marker=style.MARKERS[index])
+            reached.append(f"{name_of(name).removeprefix('parameter ')} {times[-1]:.1f}")
+        axes.set(xlabel="workers, on emulated devices", xticks=counts, yticks=counts)
+        axes.set(xlim=(0, None), ylim=(0, None))
+        finding = f"{MODELS.get(model, model)}: {', '.join(reached)} times"
         ratio = f"{first['gradient_nbytes'] / 1e6:.0f} MB of gradients for {first['device_seconds']:.2f} s of computing"
         style.finish(axes, finding, ratio)
-    grid.flat[0].set_ylabel("examples a second")
+    grid.flat[0].set_ylabel("times the throughput of one device")
     return figure
 
 

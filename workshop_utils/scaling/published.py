@@ -24,7 +24,9 @@ UTILISATION = 0.4
 
 
 # A series without a first point of its own: that of the same device, batch and page.
-SAME_DEVICE = {"pascal-25g-vgg16-512": "pascal-25g-vgg16-tcp"}
+SAME_DEVICE = {
+    f"pascal-25g-{model}-512": f"pascal-25g-{model}-tcp" for model in ("vgg16", "resnet101", "inception_v3")
+}
 
 
 @cache

@@ -9,14 +9,14 @@ Engineers test a small aeroplane in a wind tunnel at the large one's Reynolds nu
 layer, gradient bytes over link rate and over device time. All bytes shrink by one factor and all times stretch by
 another, chosen for each number of workers such that this machine has time to spare; results are scaled back.
 
-What is folded, and left out: a machine with several devices is one worker. Its step is that of one device and what the
-exchange inside the machine adds to it; and its link is slowed by as much as a ring through all devices moves more than
-one through the machines. Latency is in `predict` alone, since kernel links here have none. Loading data, the optimizer,
-and what the exchange takes from the devices' own speed are in neither.
+What is folded, and left out: a machine with several devices is one worker, whose link is slowed by as much as a ring
+through all devices moves more than one through the machines. Latency is in `predict` alone, since kernel links here
+have none. Loading data, the optimizer, and what the exchange takes from the devices' own speed are in neither.
 """
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from workshop_utils.scaling import catalogue
 from workshop_utils.scaling.catalogue import BytesPerSecond, Seconds
 from workshop_utils.scaling.communication import GOODPUT
 from workshop_utils.scaling.cost import all_reduce_seconds, synchronous_server_seconds
-from workshop_utils.scaling.experiment import BAR, Setting, Store, key_of, machine, measure_all
+from workshop_utils.scaling.experiment import BAR, Setting, Store, key_of, machine, measure_all, package
 from workshop_utils.scaling.layers import Layer, layers
 from workshop_utils.scaling.published import published_table
 from workshop_utils.setup.machine import cores
@@ -51,7 +51,9 @@ NBYTES, FUSED_TIMES = 240_000, 3  # of the scaled gradient; more where it is sen
 MOST_LAYERS = 24  # of the scaled model; neighbours are merged, of the smallest first
 STEPS, FEWER_STEPS = 4, 3  # of a measured run, fewer where a step takes seconds; the first is left out
 CPU_SECONDS = 0.03  # that a worker's step takes of this machine, about; each run measures it
-LEAST_EXCHANGE_SECONDS = 0.1  # 20 times what an idle link lets through at once: `network.wiring.burst_nbytes`
+LEAST_EXCHANGE_SECONDS = (
+    0.1  # well above what an idle link lets through at once: `network.wiring.burst_nbytes`
+)
 LEAST_DEVICE_SECONDS = 0.2
 LONGEST_STEP_SECONDS = 60
 LEAST_SHARE = 0.002  # of a step: a shorter exchange may be off by any part of it
@@ -62,6 +64,7 @@ UTILISATION = 0.4  # of the peak, where nobody has published the model's through
 
 # What is sent at once during the backward pass: DDP's buckets, Horovod's fusion buffer. The others wait for its end.
 FUSED_NBYTES = {"torch_ddp": 25 << 20, "horovod": 128 << 20}
+TRANSFORMERS = ("bert-base", "gpt-1b")  # whose part of the peak is known by likeness
 STRATEGIES = ("ring", "workshop_parameter_server", *FUSED_NBYTES)
 
 
@@ -143,9 +146,11 @@ class ScaleModel:
             JobError, CatalogueError: for what is unknown or cannot be emulated, with what would be right.
         """
         if strategy not in STRATEGIES:
-            raise JobError(f"strategy is {strategy!r}; a scale model has one of {', '.join(STRATEGIES)}")
-        if faster_link <= 0:
-            raise JobError(f"faster_link is {faster_link}; it must be above zero")
+            close = difflib.get_close_matches(strategy, STRATEGIES, n=1, cutoff=0.4)
+            advice = f"; did you mean {close[0]}?" if close else ""
+            raise JobError(f"strategy is {strategy!r}; a scale model has {', '.join(STRATEGIES)}{advice}")
+        if not 0.001 <= faster_link <= 1e6:
+            raise JobError(f"faster_link is {faster_link}; it must be from 0.001 to a million, such as 10")
         if batch is not None and batch < 1:
             raise JobError(f"batch is {batch}; it must be at least 1")
         kind = Cluster.named(cluster) if isinstance(cluster, str) else cluster
@@ -154,7 +159,7 @@ class ScaleModel:
 
     @property
     def table(self) -> list[Layer]:
-        """The model's layers, of which neighbours are merged."""
+        """The model's layers as they are emulated: neighbours are merged, those with the fewest parameters first."""
         table = layers(self.model)
         while len(table) > MOST_LAYERS:
             pairs = [first.parameters + second.parameters for first, second in itertools.pairwise(table)]
@@ -181,11 +186,16 @@ class ScaleModel:
     def __str__(self) -> str:
         cluster, table = self.cluster, layers(self.model)
         largest = max(table, key=lambda each: each.parameters)
-        rate = 8e-9 * cluster.link * self.faster_link
+        rate = f"{8e-9 * cluster.link * self.faster_link:g} Gbit/s between machines"
+        rate += f", {self.faster_link:g} times theirs," if self.faster_link != 1 else ","
         fused = FUSED_NBYTES.get(self.strategy)
-        sends = f"up to {fused / 2**20:g} MiB at once during" if fused else "all gradients after"
+        sends = (
+            f"pieces of about {fused / 2**20:g} MiB, or a larger layer, during"
+            if fused
+            else "all gradients after"
+        )
         lines = [
-            f"{cluster.name}: {cluster.devices} × {cluster.device} a machine; {rate:g} Gbit/s between machines, "
+            f"{cluster.name}: {cluster.devices} × {cluster.device} a machine; {rate} "
             f"of which messages get {cluster.reached:.0%} ({cluster.source})",
             f"{self.model}: {len(table)} layers, {self.nbytes / 1e6:,.1f} MB of gradients, "
             f"{4 * largest.parameters / 1e6:,.1f} MB of them in {largest.name}",
@@ -222,11 +232,19 @@ class ScaleModel:
         )
 
     def _seconds(self, devices: int) -> float:
-        inside = min(devices, self.cluster.devices)
-        step = self.exchanged(self.step_seconds, inside, Link(0.0, self.cluster.inner), by_ring=True)
         across = Link(self.cluster.latency, self.link_of(devices))
-        machines = self.machines(devices)
-        return self.exchanged(step, machines, across)
+        return self.exchanged(self.alone(devices), self.machines(devices), across)
+
+    def alone(self, devices: int) -> float:
+        """Seconds of a folded machine's step, without what it exchanges with others.
+
+        One machine is a ring of its devices. Among several, the ring passes through all devices and waits at the links
+        between machines, so that those inside cost nothing more; what devices push to a server is summed inside before.
+        """
+        if self.machines(devices) > 1 and self.strategy != "workshop_parameter_server":
+            return self.step_seconds
+        inside = Link(0.0, self.cluster.inner)
+        return self.exchanged(self.step_seconds, min(devices, self.cluster.devices), inside, by_ring=True)
 
     def link_of(self, devices: int) -> float:
         """Bytes of gradients per second of a folded machine, through whose link a ring passes along all devices."""
@@ -237,17 +255,23 @@ class ScaleModel:
         return rate * (machines - 1) / machines * devices / (devices - 1)
 
     def exchanged(
-        self, step: float, workers: int, link: Link, nbytes: float | None = None, by_ring: bool = False
+        self,
+        step: float,
+        workers: int,
+        link: Link,
+        nbytes: float | None = None,
+        by_ring: bool = False,
+        table: Sequence[Layer] = (),
     ) -> float:
         """Seconds of a step that takes `step` by itself, with the exchange between so many workers.
 
         The backward pass gives gradients from the last layer to the first. DDP sends a bucket as soon as it is full,
-        Horovod what has become ready while it sent; one all-reduce follows the other. `nbytes` of the gradient are by
-        default the model's own.
+        Horovod what has become ready while it sent; one all-reduce follows the other. The layers' `table` and the
+        gradient's `nbytes` are by default the model's own.
         """
         if workers == 1 and (by_ring or self.strategy != "workshop_parameter_server"):
             return step
-        table = self.table[::-1]
+        table = (table or layers(self.model))[::-1]
         shrunk = 1.0 if nbytes is None else nbytes / self.nbytes
         sizes = np.array([4 * shrunk * each.parameters for each in table])
         if self.strategy not in FUSED_NBYTES:
@@ -291,8 +315,7 @@ class ScaleModel:
                 f"workers is {workers}, on {machines} machines; {MOST_MACHINES} are the most that are emulated here: "
                 "leave the larger ones to --predict"
             )
-        inside = min(workers, self.cluster.devices)
-        step = self.exchanged(self.step_seconds, inside, Link(0.0, self.cluster.inner), by_ring=True)
+        step = self.alone(workers)
         larger = FUSED_TIMES if self.strategy in FUSED_NBYTES else 1
         link, shrunk = self.link_of(workers), larger * NBYTES / self.nbytes
         elements = [max(1, round(shrunk * each.parameters / WIDTH)) * WIDTH for each in self.table]
@@ -309,8 +332,8 @@ class ScaleModel:
         )
         if stretch * whole > LONGEST_STEP_SECONDS:
             raise JobError(
-                f"a step of {workers} workers would take {stretch * whole:,.0f} s here, of {LONGEST_STEP_SECONDS} at "
-                "most; take fewer, or leave it to --predict"
+                f"a step of {workers} workers would take {stretch * whole:,.0f} s here; the limit is "
+                f"{LONGEST_STEP_SECONDS} s: take fewer, or leave it to --predict"
             )
         return Emulation(self, workers, machines, step, stretch, rate / stretch, tuple(elements), nbytes)
 
@@ -325,8 +348,6 @@ class ScaleModel:
         Raises:
             JobError: if this machine cannot emulate it, or a run fails.
         """
-        for count in workers:
-            self.emulation(count, np.inf)  # refuses what cannot be emulated before anything starts
         for count in workers:  # a mistake in the last is told before the first is run
             self.emulation(count, math.inf)
         forwarded = forwarded_bytes_per_second(store)
@@ -368,19 +389,29 @@ def _one_device(cluster: Cluster, model: str, batch: int | None) -> tuple[int, f
 
     What was published for this device; or for another one, over the ratio of their peaks; or a part of the peak.
     """
+    table = layers(model)
     published: Any = published_table("throughputs").query("model == @model").to_dict("records")
+    clusters = catalogue.load(Cluster, catalogue.DATA / "clusters.yaml").values()
+    peaks = {each.device: each.peak for each in clusters}  # in float32, as the throughputs
     own = [row for row in published if row["device"] == cluster.device]
-    if row := next(iter(own or published[::-1]), None):
+    if published and (own or cluster.device in peaks):
+        row = (own or published[::-1])[0]
         size = batch or int(row["batch"])
         seconds, source = size / row["examples_per_second"], row["source"]
+        if size != row["batch"]:
+            source += f", scaled from a batch of {row['batch']}"
         if not own:
-            clusters = catalogue.load(Cluster, catalogue.DATA / "clusters.yaml").values()
-            seconds *= next(each.peak for each in clusters if each.device == row["device"]) / cluster.peak
+            seconds *= peaks[row["device"]] / cluster.peak
             source = f"estimated from one {row['device']}: {source}"
         return size, seconds, source
+    if model not in TRANSFORMERS:
+        raise JobError(
+            f"model is {model!r}; how fast one {cluster.device} trains it is not known here: take "
+            f"{' or '.join(TRANSFORMERS)}, or one of {', '.join(each.name for each in clusters)}"
+        )
     size = batch or 32
-    flops = 3 * size * sum(each.flops for each in layers(model))
-    return size, flops / (UTILISATION * cluster.peak), f"estimated: {UTILISATION:.0%} of the device's peak"
+    flops = 3 * size * sum(each.flops for each in table)
+    return size, flops / (UTILISATION * cluster.peak), "estimated from the device's peak"
 
 
 def headline(store: Store, workers: Sequence[int] = (1, 2, 4, 8, 16)) -> pd.DataFrame:
@@ -426,7 +457,8 @@ class Emulation:
     def expected_seconds(self) -> float:
         """The emulated step by the closed form, for comparison."""
         link = Link(0.0, self.bytes_per_second)
-        return self.model.exchanged(self.stretch * self.step_seconds, self.machines, link, self.nbytes)
+        step, table = self.stretch * self.step_seconds, self.model.table
+        return self.model.exchanged(step, self.machines, link, table=table, nbytes=self.nbytes)
 
     def setting(self, repeat: int = 0) -> Setting:
         """The run to measure."""
@@ -447,7 +479,11 @@ class Emulation:
             fusion = str(round(shrunk * FUSED_NBYTES[strategy]))
             environment = Tuning(fusion_threshold=fusion, cycle_time=f"{cycle:.4f}s").environment
         job = TrainingJob.load(JOB).replace(
-            strategy=strategy, workers=self.machines, arguments=arguments, environment=environment
+            strategy=strategy,
+            workers=self.machines,
+            arguments=arguments,
+            environment=environment,
+            timeout=f"{round(60 + 2 * STEPS * self.expected_seconds)}s",
         )
         return Setting(
             job,
@@ -459,7 +495,7 @@ class Emulation:
 
 def forwarded_bytes_per_second(store: Store) -> float:
     """What this machine forwards between network namespaces, of all links together; measured once."""
-    key = key_of({"forwarded": FORWARDED_NBYTES, "machine": machine()})
+    key = key_of({"forwarded": FORWARDED_NBYTES, "machine": machine(), "package": package()})
     if (known := store.get(key)) is None:
 
         def send_round(communicator: Any) -> float:

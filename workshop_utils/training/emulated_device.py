@@ -9,122 +9,151 @@ Other code says what the device computes with `place.computing`.
 from __future__ import annotations
 
 import math
+import os
 import random
 import time
+from dataclasses import dataclass
 from typing import Any
 
 FORWARD = 1 / 3  # of a step; the backward pass has twice as many products (Kaplan et al. 2020, section 2.1)
 
 
 class EmulatedDevice:
-    """A device that needs `seconds` for one forward and backward pass of a whole model, whatever the batch.
+    """A device that needs `seconds` for one forward and backward pass of a whole model.
 
-    With `jitter`, each step takes exp(jitter · z) times as long, with z normal and drawn from `seed`. A pass without
-    gradients, such as an evaluation, takes no time.
+    With `jitter`, each step takes exp(jitter · z) times as long, with z normal and drawn from `seed`; its median is 1.
     """
 
     def __init__(self, seconds: float, jitter: float = 0.0, seed: int = 0) -> None:
         self.seconds, self.steps = seconds, 0
         self._jitter, self._random, self._factor = jitter, random.Random(seed), 1.0
         self._free = 0.0  # when the device has done what it was given
-        self._marks = [_clocks()]  # at the start, then at the second step and the last
+        self._worked = 0.0  # the thread's processor time then
+        self._marks = [_clocks()]  # at the first step, then at the second; and at the last
 
     def begin_step(self) -> None:
         """A forward pass begins, now that the host has come to it."""
         self.steps += 1
-        if self.steps > 1:  # in the first one connections open up and libraries are imported
-            self._marks = [*self._marks[: self.steps > 2], _clocks()]
+        # In the first step connections open up and libraries are imported, so the second takes its place.
+        self._marks = [*self._marks[: self.steps > 2], _clocks()]
         self._factor = math.exp(self._jitter * self._random.gauss(0, 1)) if self._jitter else 1.0
-        self.begin_pass()
-
-    def begin_pass(self) -> None:
-        """The device waited until now."""
-        self._free = time.perf_counter()
+        self._free, self._worked = time.perf_counter(), time.thread_time()
 
     def compute(self, share: float) -> None:
-        """Return when `share` of a step's work is done, counted from when the work before it was."""
+        """Return when `share` of a step's work is done.
+
+        What the host itself has computed since the last call is a part of it. What it has waited for, such as another
+        rank's activations, is not: the device waited as well.
+        """
+        now = time.perf_counter()
+        self._free = max(self._free, now - (time.thread_time() - self._worked))
         self._free += share * self.seconds * self._factor
-        left = self._free - time.perf_counter()
-        if left > 0:
-            time.sleep(left)
+        if self._free > now:
+            time.sleep(self._free - now)
+        self._worked = time.thread_time()
 
     def host_share(self) -> float:
         """The part of the time, from the second step to the last, in which this process kept a core busy.
 
-        Of a process that computes nothing, such as a parameter server, since its start; 0 for too few steps.
+        With two steps or fewer, and for a process that computes nothing, such as a parameter server, from the start.
         """
-        if self.steps in (1, 2):
-            return 0.0
         (began, before), (ended, after) = [*self._marks, _clocks()][:2]
         return (after - before) / (ended - began)
 
 
 def _clocks() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
+    """The time, and the processor time of this process and of the children that it has waited for."""
+    children = os.times()
+    return time.perf_counter(), time.process_time() + children.children_user + children.children_system
+
+
+@dataclass
+class _Pass:
+    """The forward calls since the last backward pass, in multiplications."""
+
+    cost: float = 0.0
+    taken: float = 0.0  # the share of a forward pass that they have lasted
+    is_backward: bool = False
 
 
 def attach_to_pytorch(device: EmulatedDevice) -> None:
     """From now on every module of PyTorch computes on `device`.
 
-    The time of a pass is spread over the layers, which are the modules with parameters of their own, in proportion to
-    their multiplications; a layer's attribute `emulated_cost` takes precedence. The first forward pass, in which these
-    are counted, takes its time at its end. A part of the model that is called by itself, such as a pipeline's stage or
-    a block that is computed again, takes its share of the largest pass so far.
+    The time is spread over the layers, which are the modules with parameters of their own, in proportion to their
+    multiplications (about; a layer's attribute `emulated_cost` takes precedence). A pass is all forward calls until the
+    next backward one. The largest so far lasts `device.seconds` with its backward pass, a smaller one its share, so
+    micro-batches whose forward passes come one after the other share the time of a step, and each that has its own
+    backward pass takes all of it. The first forward pass, in which the work is counted, lasts at its end. Without
+    gradients, in compiled modules, and for functions without modules, nothing takes any time.
     """
     import torch
     from torch.nn.modules import module as hooks
 
-    depth, whole = 0, 0.0  # of nested calls; the largest pass, in units of cost
-    costs: list[float] = []  # of this pass's layers; empty once its backward pass has begun
+    current, whole = _Pass(is_backward=True), 0.0  # the largest pass
 
-    def before(_: Any, __: Any) -> None:
-        nonlocal depth, costs
-        if depth == 0 and torch.is_grad_enabled():
-            costs = []
+    def before(module: Any, _: Any) -> None:
+        nonlocal current
+        if current.is_backward and torch.is_grad_enabled() and _parameters(module):
+            current = _Pass()
             device.begin_step()
-        depth += 1
 
     def after(module: Any, _: Any, output: Any) -> None:
-        nonlocal depth, whole
-        depth -= 1
-        result = output if isinstance(output, torch.Tensor) else next(iter(_tensors(output)), None)
-        if result is None or not result.requires_grad:
+        results = _tensors(output) if torch.is_grad_enabled() and _parameters(module) else []
+        if not results:
             return
-        if any(each is not None for each in module._parameters.values()):
-            cost = _cost(module, result)
-            costs.append(cost)
-            if whole:
-                device.compute(FORWARD * cost / whole)
-            result.register_hook(backward(cost, costs))
-        if depth == 0 and not whole:
-            device.compute(FORWARD)
-        if depth == 0:
-            whole = max(whole, sum(costs))
+        cost = _cost(module, results[0])
+        current.cost += cost
+        if whole:
+            share = min(cost / whole, 1 - current.taken)  # a larger pass than any before does not last longer
+            current.taken += share
+            device.compute(FORWARD * share)
+        hook = _once(backward(cost, current)) if len(results) > 1 else backward(cost, current)
+        for result in results:
+            if result.grad_fn is not None:
+                result.register_hook(hook)
 
-    def backward(cost: float, of_pass: list[float]) -> Any:
+    def backward(cost: float, own: _Pass) -> Any:
         def compute(_: Any) -> None:
-            if of_pass:
-                of_pass.clear()
-                device.begin_pass()
+            nonlocal whole
+            if not own.is_backward:
+                own.is_backward, whole = True, max(whole, own.cost)
+                device.compute(FORWARD * (own.cost / whole - own.taken))
             device.compute((1 - FORWARD) * cost / whole)
 
         return compute
 
     hooks.register_module_forward_pre_hook(before)
-    hooks.register_module_forward_hook(after, always_call=True)
+    hooks.register_module_forward_hook(after)
+
+
+def _parameters(module: Any) -> list[Any]:
+    return [each for each in module._parameters.values() if each is not None]
 
 
 def _tensors(output: Any) -> list[Any]:
-    values = (
+    """The tensors of floating-point numbers in what a layer returns."""
+    if hasattr(output, "grad_fn"):
+        return [output] if output.is_floating_point() else []
+    parts = (
         output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
     )
-    return [value for value in values if hasattr(value, "requires_grad") and value.requires_grad]
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def _once(compute: Any) -> Any:
+    """`compute`, which the gradient of only the first of several outputs sets off."""
+    waiting = [compute]
+    return lambda gradient: waiting.pop()(gradient) if waiting else None
 
 
 def _cost(module: Any, output: Any) -> float:
-    """Multiplications of one layer's forward pass."""
+    """Multiplications of one layer's forward pass, about."""
     if (cost := getattr(module, "emulated_cost", None)) is not None:
         return float(cost)
-    weight = next(each for each in module._parameters.values() if each is not None)
+    matrices = [each for each in _parameters(module) if each.ndim > 1]
     is_table = type(module).__name__.startswith("Embedding")
-    return float(output.numel() * (1 if is_table or not weight.ndim else weight.numel() / weight.shape[0]))
+    if is_table or not matrices or next(module.children(), None) is not None:
+        return float(max(output.numel(), 1))
+    recurrent = type(module).__name__ in ("RNN", "LSTM", "GRU")
+    features = output.shape[-1] if recurrent else matrices[0].shape[0]
+    return max(sum(each.numel() for each in matrices) * output.numel() / features, 1.0)

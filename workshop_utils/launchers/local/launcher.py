@@ -26,7 +26,7 @@ from workshop_utils.launchers.local.environment import (
     shared_variables,
 )
 from workshop_utils.launchers.local.run import Process, ProcessRun
-from workshop_utils.launchers.source import shipped
+from workshop_utils.launchers.source import PACKAGE, shipped
 from workshop_utils.network import INTERFACE, Network, availability, wiring
 from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.network.ports import PortReservation
@@ -119,6 +119,9 @@ class Local:
             JobError: as `render` does; nothing has been started then.
         """
         sources = {f"source/{name}": text for name, text in shipped(job).items()}
+        if self.device is not None:
+            file = "workshop_utils/training/emulated_device.py"
+            sources[f"source/{file}"] = (PACKAGE.parent / file).read_text(encoding="utf-8")
         framework = warm.framework_for(job) if self.warm else None
         await_horovod(job)
         return self.start(job, ProcessRun, scratch_folder(), sources, framework)

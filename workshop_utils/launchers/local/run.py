@@ -212,7 +212,8 @@ class ProcessRun(Run):
             self._process_states = {int(pid): state for pid, state in event["processes"].items()}
         elif event["event"] == "ended":
             self._reservation.release()
-            self.remark = host_remark(self.devices, cores())
+            if self.device is not None:
+                self.remark = host_remark(self.devices, self.workers, cores())
             self._finish(*self._verdict(event))
 
     def _take_line(self, name: str, text: str, stream: str) -> None:
