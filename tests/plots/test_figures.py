@@ -98,7 +98,6 @@ ROWS = ("ring", 1, 0.95, 1.0), ("ring", 4, 0.8, 0.75), ("horovod", 1, 0.5, 0.5),
 EMULATED = table("strategy workers efficiency predicted", *ROWS).assign(
     gradient_nbytes=1e8, device_seconds=0.5
 )
-EMULATED["throughput"] = 100 * EMULATED["workers"] * EMULATED["efficiency"]
 EMULATED = pd.concat([EMULATED.assign(model=name) for name in ("vgg16", "mine")])
 
 
@@ -143,7 +142,7 @@ SHOWN = {
         [sorted(zip(SCALED["workers"], SCALED["efficiency"], strict=True))]),
     "where time goes": (lambda: scaling.where_time_goes(SCALED, "Found", "so"), []),
     "modes": (lambda: spark.modes(MODES), [[(3.0, 0.95), (5.0, 0.9)]]),
-    "throughput": (lambda: scaling.throughput(EMULATED), [[(1, 50), (1, 95), (4, 80), (4, 320)]] * 2),
+    "throughput": (lambda: scaling.throughput(EMULATED), [[(1, 0.5), (1, 0.95), (4, 0.8), (4, 3.2)]] * 2),
     "noise": (lambda: scaling.noise(MEASURED, "Found", "so"), [[(1, place) for place in range(6)]]),
     "roofline": (lambda: scaling.roofline(SCALED, pd.Series(1e9, SCALED.index), 1e10, 1e7, "Found", "so"),
         [sorted((1e3, 1e9 / row.step_seconds) for row in SCALED.itertuples() if row.workers > 1)]),
@@ -204,7 +203,7 @@ def test_the_gains_of_threads_are_those_of_the_medians():
 def test_perfect_throughput_is_one_device_times_workers_and_predictions_are_lines_below_it():
     for axes in scaling.throughput(EMULATED).axes:
         lines = [line.get_ydata() for line in axes.get_lines() if line.get_marker() in ("None", None, "")]
-        for line, expected in zip(lines, ([0, 400], [100, 300], [50, 100]), strict=True):
+        for line, expected in zip(lines, ([0, 4], [1, 3], [0.5, 1]), strict=True):
             assert line == pytest.approx(expected)
 
 
