@@ -99,12 +99,8 @@ def what_it_raises(communicator, program, timeout_seconds=TIMEOUT_SECONDS):
     return None
 
 
-def of_other_sizes(communicator):
-    ring_all_reduce(communicator, np.zeros(12 if communicator.rank == 1 else 9))
-
-
-def of_other_dtypes(communicator):
-    ring_all_reduce(communicator, np.zeros(9, "float32" if communicator.rank == 1 else "int32"))
+def of_other_arrays(communicator):
+    ring_all_reduce(communicator, np.zeros(12, "float32") if communicator.rank == 1 else np.zeros(9))
 
 
 def of_other_collectives(communicator):
@@ -128,8 +124,7 @@ def in_a_circle(communicator):
 @pytest.mark.parametrize(
     ("program", "named"),
     [
-        (of_other_sizes, ["3 × float64", "4 × float64", "ring_all_reduce"]),
-        (of_other_dtypes, ["3 × float32", "3 × int32", "ring_all_reduce"]),
+        (of_other_arrays, ["3 × float64", "4 × float32", "ring_all_reduce"]),
         (of_other_collectives, ["barrier", "ring_all_reduce"]),
     ],
 )
