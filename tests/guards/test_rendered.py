@@ -6,6 +6,9 @@ place. When something is to change, write the files again and read the differenc
 
     GUARDS_UPDATE=1 python -m pytest tests/guards/test_rendered.py; git diff tests/guards/rendered
 
+`options.txt` is about what a learner changes on the command line, and about jobs that have no folder of their own. To
+add a command line there, write it as a title, and then the file again. PLACES are the place.yaml that it may name.
+
 TorchX renders in an environment of its own, which takes seconds a job, and SageMaker's SDK reads its configuration for
 each: of the jobs that they accept, a few stand for all.
 """
@@ -32,11 +35,18 @@ MOST_LINES = 40  # of a difference, in a message
 TITLE = "===== "
 
 
+def sections(target):
+    """By command line, what a file in `rendered/` holds."""
+    parts = (HERE / f"{target}.txt").read_text(encoding="utf-8").split(TITLE)[1:]
+    return {line: said.strip() for line, _, said in (part.partition("\n") for part in parts)}
+
+
 def launches(target):
     """The command lines of a file in `rendered/`."""
     if target == "options":
         places = ("--on kubernetes --config jobs/clusters/eks/place.yaml", "--on spark --config SPARK")
-        return [*OPTIONS, *(f"jobs/{name} {place}" for name in FIRST.values() for place in places)]
+        of_strategies = (f"jobs/{name} {place}" for name in FIRST.values() for place in places)
+        return list(dict.fromkeys([*sections(target), *of_strategies]))
     config = " --config jobs/clusters/sagemaker/place.yaml" if target.startswith("sagemaker") else ""
     names = JOBS
     if target == "torchx":
@@ -48,57 +58,6 @@ def launches(target):
     return [f"jobs/{name} --on {target}{config}" for name in names]
 
 
-# Jobs whose processes have parts: servers, a chief, a rendezvous.
-ON_NODES = (
-    "mnist_parameter_server",
-    "mnist_multi_worker_mirrored",
-    "mnist_horovod",
-    "digits_parameter_server",
-)
-# What a learner changes on the command line, and the jobs that have no folder of their own.
-OPTIONS = (
-    "jobs/mnist_torch_ddp --workers 3 -a epochs=7 -a learning-rate=0.5 --timeout 90s",
-    "jobs/mnist_torch_ddp --output models",
-    "jobs/mnist_horovod --workers 1",
-    "jobs/mnist_mpi --workers 5",
-    "jobs/mnist_multi_worker_mirrored --workers 3",
-    "jobs/mnist_parameter_server --workers 4",
-    "jobs/digits_parameter_server --workers 3",
-    "jobs/mnist_torch_ddp --on kubernetes --dry-run client --workers 4",
-    "jobs/mnist_parameter_server --on kubernetes --workers 4 --timeout 1h",
-    "jobs/mnist_mpi --on kubernetes --workers 3 -a epochs=1",
-    "jobs/mnist_torch_ddp --on kubernetes --config KINDS",
-    "jobs/digits_resumable --on kubernetes --config ELASTIC",
-    "jobs/mnist_torch_ddp --on kubernetes --nodes 2 --processes-per-node 3 --gpus 1",
-    "jobs/mnist_torch_ddp --on kubernetes --config KINDS --nodes 2 --processes-per-node 3 --gpus 1",
-    "jobs/mnist_horovod --on kubernetes --nodes 2 --processes-per-node 3 --gpus 1",
-    "jobs/mnist_parameter_server --on kubernetes --gpus 1",
-    "jobs/mnist_single --on kubernetes --output claim:models --checkpoints claim:scratch",
-    "jobs/mnist_single --on kubernetes --config CLAIM --output claim:all --checkpoints claim:all",
-    "jobs/mnist_torch_ddp --on slurm --config SLURM --nodes 2 --processes-per-node 4 --gpus 1 --timeout 90min",
-    "jobs/mnist_torch_ddp --on slurm --config SLURM --workers 4 --checkpoints saved",
-    "jobs/mnist_torch_ddp --on slurm --config SLURM --workers 4 --nodes 2",
-    "jobs/mnist_multi_worker_mirrored --on slurm --config SLURM --workers 65",
-    "jobs/mnist_torch_ddp --on torchx --workers 6 --nodes 3 --processes-per-node 2",
-    "jobs/mnist_torch_ddp --on torchx --config VOLCANO --output claim:models",
-    "jobs/mnist_torch_ddp --on torchx --config VOLCANO --output /models",
-    "jobs/mnist_torch_ddp --on sagemaker --config STORED --data s3://elsewhere/mnist --output s3://mine/models "
-    "--checkpoints s3://mine/kept --nodes 3 --processes-per-node 2",
-    "jobs/mnist_mpi --on sagemaker --config STORED --nodes 2 --processes-per-node 4",
-    "jobs/mnist_mpi --on slurm --config SLURM --nodes 2 --processes-per-node 4",
-    *(f"jobs/{name} --on slurm --config SLURM --nodes 2 --processes-per-node 2" for name in ON_NODES),
-    "jobs/mnist_torch_ddp --on sagemaker --config DRIVERS --nodes 2 --processes-per-node 2",
-    "jobs/mnist_horovod --on sagemaker --config DRIVERS --nodes 2 --processes-per-node 2",
-    "jobs/digits_horovod_tensorflow --on sagemaker --config DRIVERS --nodes 2 --processes-per-node 2",
-    "jobs/mnist_torch_ddp --on sagemaker --config SPOT",
-    "jobs/mnist_torch_ddp --on spark --config SPARK --workers 4",
-    "jobs/mnist_torch_ddp --on spark --config STANDALONE",
-    "jobs/spark_sgd --on spark --config STANDALONE",
-    "jobs/bert_pretraining/trainium.yaml --on kubernetes --config jobs/clusters/eks/place.yaml",
-    "jobs/bert_pretraining/trainium.yaml --on torchx --config jobs/bert_pretraining/trainium/place.yaml",
-    "jobs/bert_pretraining/precompile.yaml --on torchx "
-    "--config jobs/bert_pretraining/trainium/place-precompile.yaml",
-)
 ROLE = "role: arn:aws:iam::123456789012:role/workshop\nregion: us-east-1\n"
 PLACES = {
     "KINDS": "kind: TrainJob\nnamespace: team-a\nkeep: 2h\nnode_selector: {disk: ssd}\nimage: example.com/torch:1\n",
@@ -162,8 +121,7 @@ def test_what_is_rendered_stays_the_same(target, answer):
     if os.environ.get("GUARDS_UPDATE") and target == place:
         file.write_text("".join(f"{TITLE}{line}\n{said}\n\n" for line, said in now.items()), encoding="utf-8")
         pytest.fail(f"written: look at the difference with git diff {file.relative_to(ROOT)}")
-    sections = file.read_text(encoding="utf-8").split(TITLE)[1:]
-    before = {line: said.strip() for line, _, said in (section.partition("\n") for section in sections)}
+    before = sections(place)
     if target != place:
         before = {line: said for line, said in before.items() if line in now}
     changed = [line for line in sorted({*before, *now}) if before.get(line) != now.get(line)]
