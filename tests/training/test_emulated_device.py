@@ -161,20 +161,23 @@ def test_what_the_host_computes_is_part_of_the_device_s_time_and_what_it_waits_f
 
     layers = [nn.Linear(4, 4) for _ in range(4)]
     step(clock, nn.Sequential(*layers), torch.ones(1, 4))
-    # The first of four is spent before the first layer.
-    for spend, forward in ((clock.work, 1.1), (clock.wait, 1.4)):
+    for spend, forward in ((clock.work, 1.0), (clock.wait, 1.4)):
         model = nn.Sequential(*(part for layer in layers for part in (Waits(spend), layer)))
         assert step(clock, model, torch.ones(1, 4)) == pytest.approx((forward, 2))
 
 
-def test_micro_batches_whose_forward_passes_come_first_share_a_step_and_others_take_one_each(device, clock):
-    model = nn.Linear(4, 4)
-    together = [model(torch.ones(1, 4)).sum() for _ in range(2)]
-    _, took = lasts(clock, lambda: [loss.backward() for loss in together])
-    assert took == 3  # with the first forward pass
-    _, took = lasts(clock, lambda: [model(torch.ones(1, 4)).sum() for _ in range(2)])
-    assert took == THIRD
-    assert device.steps == 2
+@pytest.mark.parametrize("order", ["FBFBFBFB", "FFFFBBBB", "FFBFBFBB"])
+def test_each_micro_batch_takes_a_step_s_time_in_whatever_order(device, clock, order):
+    model, losses = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), []
+    step(clock, model, torch.ones(1, 4))
+    started = clock.now
+    for each in order:
+        if each == "F":
+            losses.append(model(torch.ones(1, 4)).sum())
+        else:
+            losses.pop(0).backward()
+    assert clock.now - started == pytest.approx(4 * SECONDS)
+    assert device.steps == 5
 
 
 def test_a_model_that_is_called_in_parts_takes_as_long_as_one_call(device, clock):

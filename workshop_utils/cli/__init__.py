@@ -31,7 +31,9 @@ TARGETS = (
     "this machine)."
 )
 STORAGE = "a folder, s3://..., or claim:NAME."
-DEVICE = "What each worker computes on, such as 400ms for a step, or seconds=400ms,jitter=0.1,worker-1=3."
+DEVICE = (
+    "What each worker computes on: 400ms for a forward and backward pass; more: seconds=400ms,worker-1=3."
+)
 NETWORK = "A slow link for each process: 100Mbit, or bandwidth=100Mbit,worker-1=10Mbit."
 INSTANCES = "Which EC2 instances to look at, with commas between; a YAML file adds or replaces some."
 DRY_RUN = "client: as --render. server: the cluster checks the request; start nothing."

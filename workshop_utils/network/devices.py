@@ -39,7 +39,8 @@ class EmulatedDevice(Description):
     """What every rank computes on.
 
     Attributes:
-        seconds: of one forward and backward pass of the whole model, such as `"400ms"`.
+        seconds: of one forward and backward pass of what a rank has of the model, such as `"400ms"`; each micro-batch
+            is a pass.
         jitter: each step takes exp(jitter · z) times as long, with z normal and of each rank's own (median 1).
         slower: how many times as long it takes the processes of these names: `{"worker-1": 3}`.
         seed: of the jitter.

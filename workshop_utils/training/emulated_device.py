@@ -12,7 +12,7 @@ import math
 import os
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 FORWARD = 1 / 3  # of a step; the backward pass has twice as many products (Kaplan et al. 2020, section 2.1)
@@ -69,8 +69,9 @@ def _clocks() -> tuple[float, float]:
 
 @dataclass
 class _Pass:
-    """The forward calls since the last backward pass, in multiplications."""
+    """Forward calls, and the backward pass that they lead to; work in multiplications."""
 
+    called: set[int] = field(default_factory=set)  # modules, from outside of any other
     cost: float = 0.0
     taken: float = 0.0  # the share of a forward pass that they have lasted
     is_backward: bool = False
@@ -80,24 +81,30 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
     """From now on every module of PyTorch computes on `device`.
 
     The time is spread over the layers, which are the modules with parameters of their own, in proportion to their
-    multiplications (about; a layer's attribute `emulated_cost` takes precedence). A pass is all forward calls until the
-    next backward one. The largest so far lasts `device.seconds` with its backward pass, a smaller one its share, so
-    micro-batches whose forward passes come one after the other share the time of a step, and each that has its own
-    backward pass takes all of it. The first forward pass, in which the work is counted, lasts at its end. Without
-    gradients, in compiled modules, and for functions without modules, nothing takes any time.
+    multiplications (about; an attribute `emulated_cost` takes precedence). A pass is what is called until the next
+    backward pass, or until a module is called again. The largest so far lasts `device.seconds`, forward and backward,
+    and a smaller one its share; so each micro-batch takes all of it, and so does a pipeline's stage. The first forward
+    pass, in which the work is counted, lasts at its end. Nothing takes any time without gradients, in compiled modules,
+    or in functions that are no modules.
     """
     import torch
     from torch.nn.modules import module as hooks
 
     current, whole = _Pass(is_backward=True), 0.0  # the largest pass
+    depth = 0  # of calls inside others
 
     def before(module: Any, _: Any) -> None:
-        nonlocal current
-        if current.is_backward and torch.is_grad_enabled() and _parameters(module):
-            current = _Pass()
-            device.begin_step()
+        nonlocal current, depth
+        if depth == 0 and torch.is_grad_enabled():
+            if current.is_backward or id(module) in current.called:
+                current = _Pass()
+                device.begin_step()
+            current.called.add(id(module))
+        depth += 1
 
     def after(module: Any, _: Any, output: Any) -> None:
+        nonlocal depth
+        depth -= 1
         results = _tensors(output) if torch.is_grad_enabled() and _parameters(module) else []
         if not results:
             return
@@ -123,7 +130,7 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
         return compute
 
     hooks.register_module_forward_pre_hook(before)
-    hooks.register_module_forward_hook(after)
+    hooks.register_module_forward_hook(after, always_call=True)
 
 
 def _parameters(module: Any) -> list[Any]:
