@@ -24,91 +24,18 @@ PATIENCE_SECONDS = 240.0  # frameworks start cold, on a busy machine
 
 needs_slurm = pytest.mark.skipif(not slurm_cluster.is_installed(), reason="Slurm's daemons are not here")
 
-# Each script adds up the ranks' numbers from 1, and reports the sum.
-WORKSHOP = """
-    import numpy as np
-    from workshop_utils import place
-    from workshop_utils.comm import tcp
-    from workshop_utils.comm.ring import ring_all_reduce
-
-    communicator = tcp.connect(*place.rendezvous())
-    numbers = np.full(3, communicator.rank + 1.0)
-    ring_all_reduce(communicator, numbers, "sum")
-    place.report(1, total=numbers[0])
-    communicator.barrier()
-    communicator.close()
-"""
-HOROVOD = """
-    from workshop_utils import place
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    place.report(1, total=hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum).item())
-"""
-SCRIPTS = {
-    # What it leaves behind, in a session of its own, ends with the job.
-    "single": """
-        import subprocess
-        from workshop_utils import place
-
-        subprocess.Popen(["sleep", "600"], start_new_session=True)
-        place.report(1, total=place.here().rank + 1)
-    """,
-    "ring": WORKSHOP,
-    "workshop_parameter_server": WORKSHOP,
-    "torch_ddp": """
-        from workshop_utils import place
-        import torch
-        from torch import distributed
-
-        distributed.init_process_group("gloo")
-        total = torch.tensor([distributed.get_rank() + 1.0])
-        distributed.all_reduce(total)
-        place.report(1, total=total.item())
-        distributed.destroy_process_group()
-    """,
-    "horovod": HOROVOD,
-    "horovod_elastic": HOROVOD,
-    "mpi": """
-        from mpi4py import MPI
-        from workshop_utils import place
-
-        place.report(1, total=MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank + 1))
-    """,
-    "multi_worker_mirrored": """
-        from workshop_utils import place
-        here = place.here()
-        import tensorflow as tf
-
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        numbers = strategy.run(lambda: tf.constant(here.rank + 1.0))
-        place.report(1, total=float(strategy.reduce("sum", numbers, axis=None)))
-        place.leave_last()
-    """,
-    # Every process but the chief answers at its own address, with its rank or none: TF_CONFIG is right everywhere.
-    "parameter_server": """
-        import socket, time
-        from workshop_utils import place
-
-        here, config = place.here(), place.tf_config()
-        own = config["cluster"][here.role][here.index].split(":")
-        if here.role != "chief":
-            with socket.create_server((own[0], int(own[1]))) as server:
-                server.accept()[0].sendall(str((here.rank or -1) + 1).encode())
-        else:
-            total = here.rank + 1
-            for role in ("ps", "worker"):
-                for host, port in (address.split(":") for address in config["cluster"][role]):
-                    while True:
-                        try:
-                            link = socket.create_connection((host, int(port)))
-                            break
-                        except OSError:
-                            time.sleep(0.05)
-                    total += int(link.recv(10))
-            place.report(1, total=total)
-    """,
+# A job of each strategy, and its arguments.
+QUICKLY = {"epochs": 1}
+JOB_OF = {
+    "single": ("mnist_single", QUICKLY),
+    "ring": ("digits_ring", QUICKLY),
+    "workshop_parameter_server": ("digits_parameter_server", QUICKLY),
+    "torch_ddp": ("mnist_torch_ddp", QUICKLY),
+    "horovod": ("mnist_horovod", QUICKLY),
+    "horovod_elastic": ("digits_horovod_elastic", {"step-seconds": 0}),
+    "mpi": ("mnist_mpi", QUICKLY),
+    "multi_worker_mirrored": ("mnist_multi_worker_mirrored", QUICKLY),
+    "parameter_server": ("mnist_parameter_server", QUICKLY),
 }
 
 
@@ -135,15 +62,15 @@ def target(cluster, tmp_path):
 @needs_slurm
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [name for name, each in STRATEGIES.items() if each.only_on is None])
-def test_every_strategy_runs(strategy, make_job, target):
-    workers = 1 if strategy == "single" else 2
-    with target.launch(
-        make_job(SCRIPTS[strategy], strategy=strategy, workers=workers, timeout="5min")
-    ) as run:
+def test_every_strategy_trains(strategy, target):
+    name, arguments = JOB_OF[strategy]
+    job = TrainingJob.load(JOBS / name).replace(arguments=arguments, timeout="5min")
+    if strategy != "single":
+        job = job.replace(workers=2)
+    with target.launch(job) as run:
         run.wait(PATIENCE_SECONDS)
-    count = sum(name.startswith(("chief", "worker", "server")) for name in run.workers)
-    assert set(run.metrics["total"]) == {count * (count + 1) / 2}
-    assert set(run.metrics["worker"]) <= set(run.workers)
+    assert {start["worker"] for start in run.starts} == set(run.workers)
+    assert run.metrics["accuracy"].max() > 0.5  # chance is 0.1
 
 
 def program(communicator, n, text):
@@ -238,6 +165,13 @@ def test_a_stopped_job_leaves_no_process_not_even_one_of_another_session(make_jo
         assert eventually(lambda: lines_of(run, "worker-0") + lines_of(run, "worker-1") == ["ready"] * 2, 60)
         assert sum(command == "sleep 600" for command in cluster.processes().values()) == 2
     assert run.state is RunState.STOPPED  # and the fixture looks for what is left
+
+
+@needs_slurm
+def test_a_rank_that_has_ended_leaves_no_process_either(make_job, target):
+    script = 'import subprocess\nsubprocess.Popen(["sleep", "600"], start_new_session=True)'
+    with target.launch(make_job(script)) as run:
+        run.wait(PATIENCE_SECONDS)
 
 
 @needs_slurm
