@@ -21,9 +21,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -32,10 +32,10 @@ from conftest import eventually, mapped_shared_memory, marked_processes, reserve
 from workshop_utils import on_ranks
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local, warm
+from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
 from workshop_utils.ranks import RanksFailed
-from workshop_utils.runs import Run, RunState
+from workshop_utils.runs import RunState
 
 JOBS = Path(__file__).parents[1] / "jobs"
 WORKSHOP = Path(sys.executable).with_name("workshop")
@@ -44,37 +44,31 @@ ENDING_SECONDS = 15.0  # that a machine full of work may take to end what is to 
 NETWORK = Network(bandwidth="1Gbit")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A job to launch; `weight` is how often, `seconds` about how long a whole run of it takes."""
+class Kind(NamedTuple):
+    """A job to launch: how often, and about how many seconds a whole run of it takes."""
 
-    job: str
     weight: int
     seconds: float
-    workers: tuple[int, ...] = (2, 3)
-    arguments: tuple[tuple[str, int], ...] = ()
+    workers: tuple[int, ...] = (2,)
+    arguments: Mapping[str, int] = {"epochs": 1}
     networked: bool = False
 
 
-KINDS = (
-    Kind("mnist_single", 15, 1.0, (1,), (("epochs", 1),)),
-    Kind("digits_ring", 25, 1.5, (2, 3, 4), (("epochs", 1),), networked=True),
-    Kind("digits_parameter_server", 20, 1.5, (1, 2, 3), (("epochs", 1),), networked=True),
-    Kind("mnist_torch_ddp", 15, 2.0, (2, 3), (("epochs", 1),), networked=True),
-    Kind("mnist_mpi", 8, 3.0, (2, 3), (("epochs", 1),)),
-    Kind("mnist_horovod", 6, 5.0, (2,), (("epochs", 1),)),
-    Kind("digits_horovod_elastic", 3, 6.0, (2,)),
-    Kind("mnist_multi_worker_mirrored", 4, 8.0, (2,), (("epochs", 1),)),
-    Kind("mnist_parameter_server", 4, 8.0, (2,), (("epochs", 1),)),
-)
-# Fates of a run that this process owns, and of one whose owner is another process.
-HERE = {"end": 40, "stop": 15, "worker killed": 20, "supervisor killed": 10}
-ELSEWHERE = {"owner interrupted": 8, "owner killed": 7}
-# Fates of a call of `on_ranks`; the last two are those of a process that does nothing but call.
-CALLS = {
-    **{"end": 20, "error": 10, "time limit": 10, "process killed": 20, "interrupted": 20},
-    **{"owner interrupted": 10, "owner killed": 10},
+KINDS = {
+    "mnist_single": Kind(15, 1.0, (1,)),
+    "digits_ring": Kind(25, 1.5, (2, 3, 4), networked=True),
+    "digits_parameter_server": Kind(20, 1.5, (1, 2, 3), networked=True),
+    "mnist_torch_ddp": Kind(15, 2.0, (2, 3), networked=True),
+    "mnist_mpi": Kind(8, 3.0, (2, 3)),
+    "mnist_horovod": Kind(6, 5.0),
+    "digits_horovod_elastic": Kind(3, 6.0, arguments={}),
+    "mnist_multi_worker_mirrored": Kind(4, 8.0),
+    "mnist_parameter_server": Kind(4, 8.0),
 }
+# Fates of a launch, and of a call of `on_ranks`; in the last two the owner is another process.
+LAUNCHES = {"end": 40, "stop": 15, "process killed": 30, "owner interrupted": 8, "owner killed": 7}
+CALLS = {"end": 20, "error": 10, "time limit": 10, "process killed": 20, "interrupted": 20}
+CALLS |= {"owner interrupted": 10, "owner killed": 10}
 OWNER = """
 import sys
 from soak import call
@@ -123,46 +117,42 @@ def main() -> int:
 
 def drawn(chance: random.Random, is_launch: bool) -> tuple[str, str, Callable[[], None]]:
     """What is done next, its fate, and how."""
-    fates = HERE | ELSEWHERE if is_launch else CALLS
+    fates = LAUNCHES if is_launch else CALLS
     (fate,) = chance.choices(list(fates), list(fates.values()))
+    is_owned_here = not fate.startswith("owner ")
     if is_launch:
-        (kind,) = chance.choices(KINDS, [kind.weight for kind in KINDS])
-        launch = launch_elsewhere if fate in ELSEWHERE else launch_here
-        return kind.job, fate, lambda: launch(kind, fate, chance)
+        (name,) = chance.choices(list(KINDS), [kind.weight for kind in KINDS.values()])
+        launch = launch_here if is_owned_here else launch_elsewhere
+        return name, fate, lambda: launch(name, fate, chance)
     framework = "torch" if chance.random() < 0.2 else None
     network = "1Gbit" if chance.random() < 0.3 else None
-    make = call_elsewhere if fate in ELSEWHERE else call_here
+    make = call_here if is_owned_here else call_elsewhere
     return f"on_ranks, {framework}", fate, lambda: make(fate, framework, network, chance)
 
 
 def call_here(fate: str, framework: str | None, network: str | None, chance: random.Random) -> None:
     """A call of `on_ranks` of this process, which a thread disturbs at some moment."""
-    ranks, disturbance = chance.randint(1, 4), None
-    if fate == "process killed":
-        disturbance = threading.Timer(chance.uniform(0, 0.4), kill_a_rank, (chance,))
-    elif fate == "interrupted":
-        disturbance = threading.Timer(chance.uniform(0, 0.4), os.kill, (os.getpid(), signal.SIGINT))
+    disturbances: dict[str, Callable[[], None]] = {
+        "process killed": lambda: kill_a_process(chance),
+        "interrupted": lambda: os.kill(os.getpid(), signal.SIGINT),
+    }
+    disturbance = threading.Timer(chance.uniform(0, 0.4), disturbances.get(fate, lambda: None))
+    what = "a second" if fate in disturbances else fate
     reason = ""
     try:
-        if disturbance is not None:
-            disturbance.start()
+        disturbance.start()
         try:
-            call(ranks, fate if disturbance is None else "a second", network=network, framework=framework)
+            call(chance.randint(1, 4), what, network=network, framework=framework)
         finally:
-            if disturbance is not None:
-                disturbance.join()
+            disturbance.join()
     except KeyboardInterrupt:
         if fate != "interrupted":
             raise
     except RanksFailed as error:
         reason = str(error)
-    expected = {
-        "end": not reason,
-        "error": reason.startswith("rank 0 of"),
-        "time limit": reason.startswith("the program did not end"),
-        "interrupted": not reason,
-    }
-    if not expected.get(fate, True):
+    beginnings = {"error": "rank 0 of", "time limit": "the program did not end"}
+    expected = reason.startswith(beginnings[fate]) if fate in beginnings else not reason
+    if not expected and fate != "process killed":
         raise Left(f"its end was not as its fate: {reason or 'nothing was raised'}")
 
 
@@ -186,31 +176,26 @@ def call(ranks: int, what: str, network: str | None, framework: str | None) -> N
     on_ranks(ranks, program, network=network, framework=framework, timeout=timeout)
 
 
-def kill_a_rank(chance: random.Random) -> None:
+def kill_a_process(chance: random.Random) -> None:
     """End a rank, its supervisor, or the warm server that both were forked from."""
     with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # there is none yet
-        servers = [psutil.Process(server._process.pid) for server in [*warm.SERVERS.values()]]
-        processes = [each for server in servers for each in (server, *server.children(recursive=True))]
-        chance.choice(processes).kill()
+        chance.choice(psutil.Process().children(recursive=True)).kill()
 
 
 def call_elsewhere(fate: str, framework: str | None, network: str | None, chance: random.Random) -> None:
-    command = [sys.executable, "-c", OWNER, network or "", framework or ""]
-    folder = Path(__file__).parent
-    end(subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL), fate, chance.uniform(0.5, 3.0))
+    end([sys.executable, "-c", OWNER, network or "", framework or ""], fate, chance.uniform(0.5, 3.0))
 
 
-def launch_here(kind: Kind, fate: str, chance: random.Random) -> None:
-    job = described(kind, chance)
+def launch_here(name: str, fate: str, chance: random.Random) -> None:
+    kind = KINDS[name]
+    fields = {"workers": chance.choice(kind.workers), "arguments": kind.arguments}
+    job = TrainingJob.load(JOBS / name).replace(timeout=f"{TIMEOUT_SECONDS}s", **fields)
     network = NETWORK if kind.networked and chance.random() < 0.2 else None
     began = time.monotonic()
     with Local(warm=chance.random() < 0.7, network=network).launch(job) as run:
         if fate != "end":
             time.sleep(chance.uniform(0, kind.seconds))
-        if fate == "stop":
-            run.stop()
-        elif fate != "end":
-            kill(run, fate, chance)
+            run.stop() if fate == "stop" else kill_a_process(chance)
         if not eventually(lambda: run.state is not RunState.RUNNING, TIMEOUT_SECONDS + ENDING_SECONDS):
             raise Left(f"it still runs {time.monotonic() - began:.0f} s after its launch, past its time-out")
     if fate == "end" and run.state is not RunState.SUCCEEDED:
@@ -219,30 +204,18 @@ def launch_here(kind: Kind, fate: str, chance: random.Random) -> None:
         raise Left("it failed and does not say why")
 
 
-def kill(run: Run, victim: str, chance: random.Random) -> None:
-    """End one process of `run` without asking; where none has started yet, there is nothing to end."""
-    pids = [start["pid"] for start in run.starts]
-    if not pids:
-        return
-    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-        process = psutil.Process(chance.choice(pids))
-        if victim == "supervisor killed":
-            process = process.parent() or process
-            if process.pid == os.getpid():
-                return
-        process.kill()
+def launch_elsewhere(name: str, fate: str, chance: random.Random) -> None:
+    kind = KINDS[name]
+    command = [str(WORKSHOP), "launch", str(JOBS / name), "--workers", str(chance.choice(kind.workers))]
+    command += ["--timeout", "1min"]
+    command += [part for name, value in kind.arguments.items() for part in ("-a", f"{name}={value}")]
+    end(command, fate, chance.uniform(0.2, 1.5 + kind.seconds))
 
 
-def launch_elsewhere(kind: Kind, fate: str, chance: random.Random) -> None:
-    workers = chance.choice(kind.workers)
-    command = [str(WORKSHOP), "launch", str(JOBS / kind.job), "--workers", str(workers), "--timeout", "1min"]
-    command += [part for name, value in kind.arguments for part in ("-a", f"{name}={value}")]
-    owner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    end(owner, fate, chance.uniform(0.2, 1.5 + kind.seconds))
-
-
-def end(owner: subprocess.Popen[bytes], fate: str, seconds: float) -> None:
-    """Interrupt or kill `owner` after `seconds`."""
+def end(command: list[str], fate: str, seconds: float) -> None:
+    """Start `command`, and interrupt or kill it after `seconds`."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    owner = subprocess.Popen(command, cwd=Path(__file__).parent, **quiet)
     time.sleep(seconds)
     owner.send_signal(signal.SIGINT if fate == "owner interrupted" else signal.SIGKILL)
     try:
@@ -251,13 +224,6 @@ def end(owner: subprocess.Popen[bytes], fate: str, seconds: float) -> None:
         owner.kill()
         owner.wait()
         raise Left("the owner did not end when it was interrupted") from None
-
-
-def described(kind: Kind, chance: random.Random) -> TrainingJob:
-    job = TrainingJob.load(JOBS / kind.job)
-    return job.replace(
-        workers=chance.choice(kind.workers), arguments=dict(kind.arguments), timeout=f"{TIMEOUT_SECONDS}s"
-    )
 
 
 def what_is_there(root: Path) -> dict[str, set[object]]:

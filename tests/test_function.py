@@ -4,8 +4,10 @@ import importlib.util
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import yaml
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
@@ -13,8 +15,7 @@ from workshop_utils import on_ranks
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes
 from workshop_utils.launchers.local import Local
-from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker
-from workshop_utils.launchers.slurm import Slurm
+from workshop_utils.launchers.sagemaker import EmulatedSageMaker
 from workshop_utils.launchers.spark import Spark
 from workshop_utils.launchers.torchx import TorchX
 
@@ -70,118 +71,7 @@ def called(job, *arguments):
 
 # What travels: the script's function returns what the notebook's does.
 
-TRAVELS = {
-    "helpers, each after what it needs": """
-        def total(values): return halved(sum(values))
-        def halved(value): return value / 2
-        def program(group): return total([1, 2, 3])
-    """,
-    "functions that call each other": """
-        def even(n): return True if n == 0 else odd(n - 1)
-        def odd(n): return False if n == 0 else even(n - 1)
-        def program(group): return even(10)
-    """,
-    "constants of every literal kind": """
-        from math import inf
-        A, B, C, D, E = 1, -2.5, "x\\n'\\"", b"y", None
-        F, G, H, I = [1, (2, {3})], {"a": {"b": True}}, 1 + 2j, set()
-        def program(group): return A, B, C, D, E, F, G, H, I, inf
-    """,
-    "aliases and parts of packages": """
-        import numpy as np
-        import numpy.linalg as la
-        import os.path
-        import xml.etree.ElementTree
-        from random import seed
-        from torch import float32, relu, nn
-        add = np.add
-        def program(group):
-            seed(1)
-            tree = xml.etree.ElementTree.Element("a")
-            linear = nn.Linear.__name__
-            return int(add(1, 2)), float(la.norm([3, 4])), tree.tag, os.path.sep, str(float32), relu.__name__, linear
-    """,
-    "aliases of own functions, and a lambda": """
-        def step(x): return x + 1
-        update = step
-        square = lambda x: x * x
-        def program(group): return update(1), step(1), square(3)
-    """,
-    "default values, annotations and decorators": """
-        from functools import cache, wraps
-        START = 3
-        class Kind: pass
-        def twice(function):
-            @wraps(function)
-            def call(*arguments): return 2 * function(*arguments)
-            return call
-        @cache
-        def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
-        @twice
-        def program(group, start: int = START, kind: Kind = None) -> "Kind": return fib(start)
-    """,
-    "what a decorator of a package hides": """
-        import torch
-        import torch.nn.functional as F
-        @torch.no_grad()
-        def evaluate(x): return F.relu(x * ONE).requires_grad
-        ONE = torch.ones.__name__ and 1.0
-        def program(group): return evaluate(torch.zeros(2, requires_grad=True))
-    """,
-    "classes with decorators, bases and methods": '''
-        from dataclasses import dataclass
-        from enum import Enum
-        SIZE = 4
-        class Colour(Enum):
-            RED = SIZE
-        class Base:
-            def name(self): return type(self).__name__ + str(SIZE)
-        @dataclass(frozen=True)
-        class Point(Base):
-            x: float
-            text: str = """
-        left of all
-        """
-            def name(self): return super().name() + self.text
-            @staticmethod
-            def helped(): return helper()
-        def helper(): return Colour.RED.value
-        def program(group): return Point(1.0).name(), Point.helped(), repr(Point(2.0))
-    ''',
-    "what a function has closed over": """
-        def make(n):
-            def g(x):
-                return x + n
-            return g
-        plus3 = make(3)
-        def program(group): return plus3(1)
-    """,
-    "definitions below an if": """
-        from dataclasses import dataclass
-        if True:
-            @dataclass
-            class Low:
-                x: int = 7
-            def f():
-                return '''
-        as it was'''
-        def program(group): return f(), Low().x
-    """,
-    "local names that globals have, too": """
-        import threading
-        lock = model = value = threading.Lock()
-        def program(group, model=1):
-            value = 2
-            def inner(lock): return lock + model
-            return [value for value in (inner(5), value)]
-    """,
-    "Python's own names, which the notebook may have": """
-        def sum(values): return 42
-        def program(group):
-            with open("/dev/null") as file:
-                return sum([1, 2]), max(3, 4), file.read(), __name__ == "x"
-    """,
-}
+TRAVELS = yaml.safe_load(Path(__file__).with_name("travelling_cells.yaml").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("text", TRAVELS.values(), ids=TRAVELS)
@@ -214,55 +104,17 @@ def test_nothing_travels_that_the_function_does_not_use(notebook):
 
 # What does not: refused, by name.
 
-REFUSED = {
-    "import threading\nlock = threading.Lock()\ndef program(group): lock.acquire()": "`lock` (lock) cannot be written",
-    "import numpy as np\nx = np.zeros(3)\ndef program(group): return x": "`x` (ndarray) cannot be written as source",
-    "import pandas\ntable = pandas.DataFrame()\ndef program(group): return table": "`table` (DataFrame)",
-    "import functools\nhalf = functools.partial(max, 1)\ndef program(group): half()": "`half` (partial)",
-    "import torch\nmodel = torch.nn.Linear(1, 1)\ndef program(group): model": "`model` (Linear)",
-    "class Bag(dict): pass\nbag = Bag(a=1)\ndef program(group): return bag": "`bag` (Bag)",
-    "from workshop_utils.lessons.checks import Wrong\ndef program(group): raise Wrong": (
-        "workshop_utils.lessons.checks.Wrong does not travel with a job; these do: workshop_utils.place"
-    ),
-    "def program(group):\n    from workshop_utils import on_ranks": "workshop_utils.on_ranks does not travel",
-    "import own_helper\ndef program(group): own_helper.f()": "own_helper is a file of yours, which does not travel",
-    "def program(group):\n    import own_helper": "own_helper is a file of yours",
-    "def program(group):\n    from . import own_helper": "is a file of yours",
-    "def program(group): display(1)": "`display` belongs to the notebook",
-    "def program(group): get_ipython()": "`get_ipython` belongs to the notebook",
-    "def program(group):\n    !ls": "`get_ipython` belongs to the notebook, as do % and ! commands",
-    "def bare(f):\n    def inner(*a): return f(*a)\n    return inner\n@bare\ndef program(group): pass": (
-        "functools.wraps"
-    ),
-    "def bare(f):\n    def inner(*a): return f(*a)\n    return inner\n@bare\ndef f(): pass\n"
-    "def program(group): f()": "`f` means two things",
-    "import functools\ndef plain(): return 1\nkept = functools.cache(plain)\ndef program(group): kept()": (
-        "the source of `plain` does not make it what it is here"
-    ),
-    "def make(n):\n    def g(): return n\n    return g\none, two = make(1), make(2)\n"
-    "def program(group): return one(), two()": "`g` means two things",
-    "def make(max):\n    def g(): return max\n    return g\none = make(1)\n"
-    "def program(group): return one(), max(1, 2)": "`max` means two things",
-    "def make():\n    n = 0\n    def count():\n        nonlocal n\n        n += 1\n    return count\ncount = make()\n"
-    "def program(group): count()": "the source of `count` does not make it what it is here",
-    "one, two = lambda: 1, lambda: 2\ndef program(group): return two()": "the source of `two` does not make it",
-    "exec('def f(): pass')\ndef program(group): f()": "the source of `f` is not known",
-    "program = lambda group: 1": "it must be a function that `def` has given a name",
-    "class A:\n    def go(self, group): pass\nprogram = A().go": "it must be a function that `def` has given a name",
-    "import functools\nprogram = functools.partial(print, 1)": "it must be a function that `def` has given a name",
-    "program = 3": "program is 3; it must be a function",
-    "async def program(group): pass": "it must have no async and no yield",
-    "def program(group): yield 1": "it must have no async and no yield",
-}
+CORPUS = Path(__file__).with_name("guards") / "bad_inputs.yaml"
+REFUSED = yaml.safe_load(CORPUS.read_text(encoding="utf-8"))["functions"]
 
 
-@pytest.mark.parametrize(("text", "message"), REFUSED.items(), ids=range(len(REFUSED)))
-def test_what_cannot_travel_is_refused_by_name(notebook, tmp_path, text, message):
+@pytest.mark.parametrize("entry", REFUSED, ids=lambda entry: entry["says"][0])
+def test_what_cannot_travel_is_refused_by_name(notebook, tmp_path, entry):
     (tmp_path / "own_helper.py").write_text("def f(): return 1\n")
-    notebook.cell(text)
+    notebook.cell(entry["cell"])
     with pytest.raises(JobError) as refusal:
         notebook.job()
-    assert message in str(refusal.value)
+    assert all(words in str(refusal.value) for words in entry["says"])
     assert "\n" not in str(refusal.value)
 
 
@@ -315,22 +167,6 @@ def test_fields_of_the_job_can_be_given_and_replaced(notebook):
     changed = job.replace(arguments={"flag": True})
     assert changed.command_line_arguments == ["--flag", "True", "--n", "1"]
     assert TrainingJob(folder=job.folder, **changed.model_dump()) == changed
-
-
-def test_each_target_renders_the_job(notebook):
-    notebook.cell(
-        "import numpy as np\nfrom workshop_utils.comm.ring import ring_all_reduce\n"
-        "def program(communicator): ring_all_reduce(communicator, np.zeros(3))"
-    )
-    job = notebook.job(workers=2)
-    manifest = Kubernetes().render(job)
-    assert manifest.resource["kind"] == "PyTorchJob"
-    assert "comm/ring.py" in str(manifest)  # what the script imports travels
-    request = SageMaker(role=ROLE, region="eu-west-1").render(job).body
-    assert request["HyperParameters"]["sagemaker_program"] == '"train.py"'
-    assert Slurm().render(job).script.startswith("#!/bin/bash\n#SBATCH")
-    assert "train.py" in str(Spark().render(job))
-    assert "train.py" in str(TorchX().render(job))
 
 
 @pytest.mark.parametrize(

@@ -96,13 +96,3 @@ def test_a_new_number_of_workers_nodes_or_processes_per_node_replaces_what_follo
         job.replace(workers=5)
     with pytest.raises(JobError, match=r"workers is 5; it must be nodes × processes_per_node, here 2 × 2"):
         job.replace(workers=5, nodes=2, processes_per_node=2)
-
-
-@pytest.mark.parametrize("text", ["folder/of/mine", "s3://bucket/prefix", "claim:models"])
-def test_outputs_may_be_a_folder_an_address_or_a_claim_and_a_target_may_refuse_it(make_job, text):
-    job = make_job("", outputs=text)
-    assert job.storage("outputs", "folder", "s3", "claim") == text
-    kind = {"f": "folder", "s": "s3", "c": "claim"}[text[0]]
-    others = {"folder", "s3", "claim"} - {kind}
-    with pytest.raises(JobError, match=f"outputs is '{text}'; here it must be"):
-        job.storage("outputs", *others)

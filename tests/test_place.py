@@ -2,6 +2,7 @@ import gzip
 import json
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,59 +12,20 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import write_idx
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from workshop_utils import place
 
-# What the SageMaker toolkit sets for three hosts with parameter servers.
-SAGEMAKER_CLUSTER = {
-    "master": ["algo-1:2222"],
-    "ps": ["algo-1:2223", "algo-2:2223", "algo-3:2223"],
-    "worker": ["algo-2:2222", "algo-3:2222"],
-}
+PLATFORMS = yaml.safe_load(Path(__file__).with_name("platforms.yaml").read_text(encoding="utf-8"))
+VARIABLES = {name: entry["variables"] for name, entry in PLATFORMS["places"].items()}
+TORCHRUN, OPEN_MPI, SLURM_TASK = (VARIABLES[name] for name in ("torchrun", "Open MPI", "Slurm"))
 
 
 def tf_config(cluster, role, index=0):
     return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"})
-
-
-SAGEMAKER_TF_CONFIG = tf_config(SAGEMAKER_CLUSTER, "master")
-# What the real launchers set, each for one rank of several on the second of two machines.
-TORCHRUN = {
-    "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1",
-    "GROUP_WORLD_SIZE": "2", "ROLE_RANK": "5", "ROLE_WORLD_SIZE": "8", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500",
-}  # fmt: skip
-# A pod of PyTorchJob with a process of its own: the operator counts pods, and knows no ranks inside them.
-PYTORCHJOB = {
-    "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456",
-    "PET_NNODES": "2", "PET_NODE_RANK": "1",
-}  # fmt: skip
-# With torchrun in each pod, as nprocPerNode and TrainJob have it, torchrun's variables take the operator's place.
-TRAINJOB = {**PYTORCHJOB, "PET_NPROC_PER_NODE": "4", "PET_MASTER_ADDR": "job-node-0-0", **TORCHRUN}
-HOROVODRUN = {
-    "HOROVOD_RANK": "6", "HOROVOD_SIZE": "8", "HOROVOD_LOCAL_RANK": "2", "HOROVOD_LOCAL_SIZE": "4",
-    "HOROVOD_CROSS_RANK": "1", "HOROVOD_CROSS_SIZE": "2", "HOROVOD_HOSTNAME": "node-1",
-}  # fmt: skip
-# Open MPI's NODE_RANK counts the processes of a node, those of other jobs too.
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "7", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_NODE_RANK": "3", "OMPI_UNIVERSE_SIZE": "8",
-}  # fmt: skip
-MPICH = {"PMI_RANK": "5", "PMI_SIZE": "6", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "3"}
-SAGEMAKER_HOSTS = {"SM_HOSTS": '["algo-1", "algo-10", "algo-2"]', "SM_CURRENT_HOST": "algo-2"}
-# The toolkit sets the host's variables around mpirun, and hands those of the first host to all ranks.
-SAGEMAKER_MPI = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1", **OPEN_MPI}
-SAGEMAKER_TORCHRUN = {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2", **TORCHRUN}
-SLURM_TASK = {
-    "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "7", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x2),3",
-    "SLURM_NTASKS": "8",  # of the job, which may have several steps
-}  # fmt: skip
-TWO_HOSTS = {"worker": ["a:1", "a:2", "b:1", "b:2"]}
-WORKER_OF_TENSORFLOW = {"TF_CONFIG": tf_config(TWO_HOSTS, "worker", "3")}
-CHIEF_AND_SERVER = {"chief": ["a:1"], "ps": ["a:2"], "worker": ["a:3", "a:4"]}
 
 
 @pytest.fixture
@@ -78,47 +40,18 @@ def no_platform(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize(
-    ("environment", "rank", "world_size", "local_rank", "local_world_size", "node_rank"),
-    [
-        ({}, 0, 1, 0, 1, 0),
-        (TORCHRUN, 5, 8, 1, 4, 1),
-        (PYTORCHJOB, 1, 2, 0, 1, 1),
-        (TRAINJOB, 5, 8, 1, 4, 1),
-        (HOROVODRUN, 6, 8, 2, 4, 1),
-        (OPEN_MPI, 7, 8, 3, 4, 1),
-        (MPICH, 5, 6, 2, 3, 1),
-        (SAGEMAKER_MPI, 7, 8, 3, 4, 1),
-        (SAGEMAKER_TORCHRUN, 5, 8, 1, 4, 1),
-        (SAGEMAKER_HOSTS, 2, 3, 0, 1, 2),
-        (WORKER_OF_TENSORFLOW, 3, 4, 1, 2, 1),
-        (SLURM_TASK, 3, 7, 1, 2, 1),
-        ({**SLURM_TASK, "SLURM_NODEID": "2", "SLURM_PROCID": "6", "SLURM_LOCALID": "2"}, 6, 7, 2, 3, 2),
-        # The batch script is no rank.
-        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, 0, 1, 0, 1, 0),
-        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, 1, 2, 1, 2, 0),  # as if all shared a machine
-    ],
-)
-def test_each_platform_says_who_a_worker_is_and_where(
-    environment, rank, world_size, local_rank, local_world_size, node_rank
-):
-    found = place.from_environment(environment)
-    assert (found.role, found.name) == ("worker", f"worker-{rank}")
-    assert (found.rank, found.world_size) == (rank, world_size)
-    assert (found.local_rank, found.local_world_size, found.node_rank) == (
-        local_rank,
-        local_world_size,
-        node_rank,
-    )
+@pytest.mark.parametrize("name", VARIABLES)
+def test_each_platform_says_who_a_process_is_and_where(name):
+    found = place.from_environment(VARIABLES[name])
+    expected = PLATFORMS["places"][name]["place"]
+    assert {key: getattr(found, key) for key in expected} == expected
+    assert f"{found.role}-{found.index}" == found.name
 
 
-@pytest.mark.parametrize(
-    ("role", "index", "local_rank"), [("chief", 0, 0), ("ps", 0, 0), ("worker", 0, 0), ("worker", 1, 1)]
-)
-def test_beside_parameter_servers_only_workers_share_the_devices_of_a_machine(role, index, local_rank):
-    found = place.from_environment({"TF_CONFIG": tf_config(CHIEF_AND_SERVER, role, index)})
-    assert found.local_rank == local_rank
-    assert found.local_world_size == (1 if role == "ps" else 2)
+@pytest.mark.parametrize("entry", PLATFORMS["wrong"], ids=lambda entry: entry["says"])
+def test_a_place_that_cannot_be_read_is_answered_with_the_variable(entry):
+    with pytest.raises(ValueError, match=f"^{re.escape(entry['says'])}"):
+        place.from_environment(entry["variables"])
 
 
 # Devices
@@ -145,7 +78,7 @@ def gpus(monkeypatch):
         (1, SLURM_TASK, "cuda:0", "nccl"),  # each task sees its own alone
         (2, {**TORCHRUN, "WORKSHOP_DEVICE": "cuda:0"}, "cuda:0", "nccl"),
         (4, {**TORCHRUN, "WORKSHOP_DEVICE": "cpu"}, "cpu", "gloo"),
-        (4, {"TF_CONFIG": tf_config(CHIEF_AND_SERVER, "ps")}, "cpu", "gloo"),
+        (4, VARIABLES["ps 0 of parameter servers on one machine"], "cpu", "gloo"),
     ],
 )
 def test_each_process_of_a_machine_has_the_gpu_of_its_local_rank(
@@ -173,8 +106,10 @@ def test_more_processes_than_gpus_on_a_machine_are_refused_on_each_of_them(gpus)
             _ = place.from_environment(ranks).device
 
 
-RANKS = (TORCHRUN, HOROVODRUN, MPICH, OPEN_MPI)
-SAGEMAKER = {**SAGEMAKER_HOSTS, "TF_CONFIG": SAGEMAKER_TF_CONFIG}
+MPICH = VARIABLES["MPICH"]
+RANKS = (TORCHRUN, VARIABLES["horovodrun"], MPICH, OPEN_MPI)
+CHIEF_OF_SAGEMAKER = VARIABLES["master of parameter servers on SageMaker"]
+SAGEMAKER = {**VARIABLES["SageMaker"], **CHIEF_OF_SAGEMAKER}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +118,7 @@ SAGEMAKER = {**SAGEMAKER_HOSTS, "TF_CONFIG": SAGEMAKER_TF_CONFIG}
         *((SAGEMAKER, ranks) for ranks in RANKS),
         *((mpirun, TORCHRUN) for mpirun in (OPEN_MPI, MPICH)),
         ({"PMI_RANK": "3", "PMI_SIZE": "7"}, SLURM_TASK),  # srun sets both
-        *((SLURM_TASK, inner) for inner in (*RANKS, WORKER_OF_TENSORFLOW, SAGEMAKER_HOSTS)),
+        *((SLURM_TASK, inner) for inner in (*RANKS, VARIABLES["TensorFlow"], VARIABLES["SageMaker"])),
     ],
 )
 def test_what_starts_the_ranks_is_believed_before_the_platform_around_it(around, inner):
@@ -192,46 +127,13 @@ def test_what_starts_the_ranks_is_believed_before_the_platform_around_it(around,
 
 @pytest.mark.usefixtures("no_platform")
 def test_the_master_of_sagemaker_is_the_chief_of_tensorflow(monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", SAGEMAKER_TF_CONFIG)
+    monkeypatch.setenv("TF_CONFIG", CHIEF_OF_SAGEMAKER["TF_CONFIG"])
     config = place.tf_config()
     assert config["cluster"].keys() == {"chief", "ps", "worker"}
     assert config["task"] == {"type": "chief", "index": 0}
     assert json.loads(os.environ["TF_CONFIG"]) == config  # what TensorFlow then reads
     chief = place.here()
     assert (chief.name, chief.rank, chief.world_size) == ("chief-0", 0, 3)
-
-
-@pytest.mark.parametrize(
-    ("kind", "index", "rank"), [("worker", 0, 1), ("worker", 1, 2), ("ps", 2, None), ("evaluator", 0, None)]
-)
-def test_chief_and_workers_have_ranks_and_the_others_have_none(kind, index, rank):
-    found = place.from_environment({"TF_CONFIG": tf_config(SAGEMAKER_CLUSTER, kind, index)})
-    assert (found.name, found.rank, found.world_size) == (f"{kind}-{index}", rank, 3)
-
-
-@pytest.mark.parametrize(
-    ("environment", "named"),
-    [
-        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK is 'one'"),
-        ({"RANK": "0"}, "WORLD_SIZE is ''"),
-        ({"TF_CONFIG": "{"}, "TF_CONFIG is '{'"),
-        ({"TF_CONFIG": '{"cluster": {}}'}, 'TF_CONFIG is \'{"cluster"'),
-        ({"SM_HOSTS": "algo-1", "SM_CURRENT_HOST": "algo-1"}, "SM_HOSTS is 'algo-1'"),
-        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-2"}, "SM_CURRENT_HOST is 'algo-2'"),
-        (
-            {**SLURM_TASK, "SLURM_STEP_TASKS_PER_NODE": "many"},
-            "SLURM_STEP_TASKS_PER_NODE is 'many'; it must list node 1",
-        ),
-        (
-            {**SLURM_TASK, "SLURM_NODEID": "3"},
-            "SLURM_STEP_TASKS_PER_NODE is '2(x2),3'; it must list node 3",
-        ),
-    ],
-)
-def test_a_place_that_cannot_be_read_is_answered_with_the_variable(environment, named):
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the start of the message is compared below)
-        place.from_environment(environment)
-    assert str(caught.value).startswith(named)
 
 
 def test_folders_are_sagemakers_where_it_sets_them_and_the_launchers_otherwise():
@@ -428,14 +330,17 @@ def take_steps(profiler, count):
 
 
 @pytest.mark.slow
-def test_a_profile_records_steps_after_the_warm_up_and_is_written_once_they_are_over(rank_1_of_4):
+def test_a_profile_records_steps_after_the_warm_up_where_workshop_trace_says(rank_1_of_4, monkeypatch):
+    elsewhere = rank_1_of_4.with_name("elsewhere")
+    monkeypatch.setenv("WORKSHOP_TRACE", str(elsewhere))
     with place.profile(steps=2) as profiler:
         take_steps(profiler, place.WARM_UP_STEPS + 1)
-        assert not rank_1_of_4.exists()
+        assert not elsewhere.exists()
         take_steps(profiler, 1)
-        assert recorded_steps(rank_1_of_4) == ["ProfilerStep#3", "ProfilerStep#4"]
+        assert recorded_steps(elsewhere) == ["ProfilerStep#3", "ProfilerStep#4"]
         take_steps(profiler, 5)
-    assert recorded_steps(rank_1_of_4) == ["ProfilerStep#3", "ProfilerStep#4"]
+    assert recorded_steps(elsewhere) == ["ProfilerStep#3", "ProfilerStep#4"]
+    assert not rank_1_of_4.exists()
 
 
 @pytest.mark.slow
@@ -455,15 +360,6 @@ def test_a_profile_that_ends_within_its_warm_up_says_so(rank_1_of_4, capsys):
     with place.profile(steps=2) as profiler:
         take_steps(profiler, place.WARM_UP_STEPS)
     assert "no trace: the first 3 steps are warm-up" in capsys.readouterr().err
-    assert not rank_1_of_4.exists()
-
-
-@pytest.mark.slow
-def test_a_profile_goes_to_the_folder_that_workshop_trace_names(rank_1_of_4, monkeypatch, tmp_path):
-    monkeypatch.setenv("WORKSHOP_TRACE", str(tmp_path / "elsewhere"))
-    with place.profile(steps=1) as profiler:
-        take_steps(profiler, 10)
-    assert recorded_steps(tmp_path / "elsewhere") == ["ProfilerStep#3"]
     assert not rank_1_of_4.exists()
 
 

@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -98,12 +99,8 @@ def what_it_raises(communicator, program, timeout_seconds=TIMEOUT_SECONDS):
     return None
 
 
-def of_other_sizes(communicator):
-    ring_all_reduce(communicator, np.zeros(12 if communicator.rank == 1 else 9))
-
-
-def of_other_dtypes(communicator):
-    ring_all_reduce(communicator, np.zeros(9, "float32" if communicator.rank == 1 else "int32"))
+def of_other_arrays(communicator):
+    ring_all_reduce(communicator, np.zeros(12, "float32") if communicator.rank == 1 else np.zeros(9))
 
 
 def of_other_collectives(communicator):
@@ -127,8 +124,7 @@ def in_a_circle(communicator):
 @pytest.mark.parametrize(
     ("program", "named"),
     [
-        (of_other_sizes, ["3 × float64", "4 × float64", "ring_all_reduce"]),
-        (of_other_dtypes, ["3 × float32", "3 × int32", "ring_all_reduce"]),
+        (of_other_arrays, ["3 × float64", "4 × float32", "ring_all_reduce"]),
         (of_other_collectives, ["barrier", "ring_all_reduce"]),
     ],
 )
@@ -166,20 +162,9 @@ def test_every_rank_that_waits_says_for_whom(ranks, program, size, named):
 
 def in_threads(size, rank_main):
     """What `rank_main(rank)` returned or raised, on a thread each."""
-    results = [None] * size
-
-    def main(rank):
-        try:
-            results[rank] = rank_main(rank)
-        except Exception as error:
-            results[rank] = error
-
-    threads = [threading.Thread(target=main, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    return results
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(rank_main, rank) for rank in range(size)]
+        return [future.exception(60) or future.result() for future in futures]
 
 
 def connected_sum(rank, size, port):

@@ -60,37 +60,6 @@ def test_no_high_rank_starves_behind_low_ones_that_send_again_and_again(ranks):
     assert [sorted(heard[turn : turn + 3]) for turn in (0, 3, 6)] == [[1, 2, 3]] * 3
 
 
-def one_waits_while_another_sends(communicator):
-    """What rank 0 hears: the messages of ranks 1 and 3 are there; rank 2 sends its own when rank 1 has been heard."""
-    word = np.zeros(1)
-    if communicator.rank == 3:
-        communicator.send(0, word)
-        communicator.send(1, word)
-    if communicator.rank == 1:
-        communicator.recv(3, word)
-        communicator.send(0, word)
-        communicator.send(2, word)
-        communicator.recv(2, word)
-        communicator.send(0, word)
-    if communicator.rank == 2:
-        communicator.recv(1, word)
-        communicator.send(0, word)
-        communicator.recv(0, word)
-        communicator.send(0, word)
-        communicator.send(1, word)
-    if communicator.rank != 0:
-        return None
-    communicator.recv(2, word)
-    heard = [communicator.recv([1, 2, 3], word)]
-    communicator.send(2, word)
-    communicator.recv(1, word)
-    return [*heard, communicator.recv([2, 3], word)]
-
-
-def test_of_several_ranks_the_one_that_has_waited_longest_is_received_first(ranks):
-    assert ranks.run(4, one_waits_while_another_sends)[0] == [1, 3]
-
-
 def send_to_one_that_leaves(communicator):
     """Rank 0 has sent more than any buffer holds, to a rank that leaves; what it raises."""
     if communicator.rank == 1:

@@ -50,7 +50,7 @@ def without_accidents(text: str) -> str:
     text = text.replace("/mpirun --allow-run-as-root", "/mpirun")  # here, which it wants where root runs it
     text = re.sub(r"python -c '[^']*'", "python -c DATA", text)
     text = re.sub(r"(?<=-)\d{14}(-[0-9a-f]{4})?\b", "MOMENT", text)  # names of jobs on SageMaker
-    text = re.sub(r"\b(bert-\w+|digits-\w+|mnist-\w+)-[a-z0-9]{11,14}\b", r"\1-RANDOM", text)  # of TorchX
+    text = re.sub(r"\b((?:bert|digits|mnist)(?:-\w+)+?)-[a-z0-9]{11,14}\b", r"\1-RANDOM", text)  # of TorchX
     text = re.sub(r'("?workshop_utils"?[-= ]+v?)\d+\.\d+\.\d+', r"\1VERSION", text)
     ports: dict[str, str] = {}
 

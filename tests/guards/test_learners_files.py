@@ -129,27 +129,18 @@ def test_a_second_call_changes_nothing_and_says_nothing(checkout):
     assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before}
 
 
-def answer_an_exercise(notebook):
-    cell_with(notebook, "exercise").source = "answer = 42\nchecks.mine(answer)"
+WORK = {
+    "an exercise is answered": lambda notebook: cell_with(notebook, "exercise").update(source="answer = 42"),
+    "a cell is added": lambda notebook: notebook.cells.insert(
+        3, nbformat.v4.new_code_cell("1 + 1", id="my-own")
+    ),
+    "a cell is deleted": lambda notebook: notebook.cells.pop(),
+    "cells are swapped": lambda notebook: notebook.cells.insert(2, notebook.cells.pop(3)),
+    "a space is added": lambda notebook: notebook.cells[0].update(source=notebook.cells[0].source + " "),
+}
 
 
-def add_a_cell(notebook):
-    notebook.cells.insert(3, nbformat.v4.new_code_cell("1 + 1", id="my-own"))
-
-
-def delete_a_cell(notebook):
-    del notebook.cells[-1]
-
-
-def swap_cells(notebook):
-    notebook.cells[2], notebook.cells[3] = notebook.cells[3], notebook.cells[2]
-
-
-def add_a_space(notebook):
-    notebook.cells[0].source += " "
-
-
-@pytest.mark.parametrize("work", [answer_an_exercise, add_a_cell, delete_a_cell, swap_cells, add_a_space])
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
 def test_what_a_learner_has_changed_is_never_overwritten(checkout, work):
     copy_lessons()
     mine = checkout / MINE / LESSON

@@ -6,6 +6,9 @@ place. When something is to change, write the files again and read the differenc
 
     GUARDS_UPDATE=1 python -m pytest tests/guards/test_rendered.py; git diff tests/guards/rendered
 
+`options.txt` is about what a learner changes on the command line, and about jobs that have no folder of their own. To
+add a command line there, write it as a title, and then the file again. PLACES are the place.yaml that it may name.
+
 TorchX renders in an environment of its own, which takes seconds a job, and SageMaker's SDK reads its configuration for
 each: of the jobs that they accept, a few stand for all.
 """
@@ -32,11 +35,18 @@ MOST_LINES = 40  # of a difference, in a message
 TITLE = "===== "
 
 
+def sections(target):
+    """By command line, what a file in `rendered/` holds."""
+    parts = (HERE / f"{target}.txt").read_text(encoding="utf-8").split(TITLE)[1:]
+    return {line: said.strip() for line, _, said in (part.partition("\n") for part in parts)}
+
+
 def launches(target):
     """The command lines of a file in `rendered/`."""
     if target == "options":
         places = ("--on kubernetes --config jobs/clusters/eks/place.yaml", "--on spark --config SPARK")
-        return [*OPTIONS, *(f"jobs/{name} {place}" for name in FIRST.values() for place in places)]
+        of_strategies = (f"jobs/{name} {place}" for name in FIRST.values() for place in places)
+        return list(dict.fromkeys([*sections(target), *of_strategies]))
     config = " --config jobs/clusters/sagemaker/place.yaml" if target.startswith("sagemaker") else ""
     names = JOBS
     if target == "torchx":
@@ -48,35 +58,15 @@ def launches(target):
     return [f"jobs/{name} --on {target}{config}" for name in names]
 
 
-# What a learner changes on the command line, and the jobs that have no folder of their own.
-OPTIONS = (
-    "jobs/mnist_torch_ddp --workers 3 -a epochs=7 -a learning-rate=0.5 --timeout 90s",
-    "jobs/mnist_torch_ddp --output models",
-    "jobs/mnist_horovod --workers 1",
-    "jobs/mnist_mpi --workers 5",
-    "jobs/mnist_multi_worker_mirrored --workers 3",
-    "jobs/mnist_parameter_server --workers 4",
-    "jobs/digits_parameter_server --workers 3",
-    "jobs/mnist_torch_ddp --on kubernetes --dry-run client --workers 4",
-    "jobs/mnist_parameter_server --on kubernetes --workers 4 --timeout 1h",
-    "jobs/mnist_mpi --on kubernetes --workers 3 -a epochs=1",
-    "jobs/mnist_torch_ddp --on kubernetes --config KINDS",
-    "jobs/digits_resumable --on kubernetes --config ELASTIC",
-    "jobs/mnist_torch_ddp --on sagemaker --config DRIVERS --nodes 2 --processes-per-node 2",
-    "jobs/mnist_horovod --on sagemaker --config DRIVERS --nodes 2 --processes-per-node 2",
-    "jobs/mnist_torch_ddp --on sagemaker --config SPOT",
-    "jobs/mnist_torch_ddp --on spark --config SPARK --workers 4",
-    "jobs/mnist_torch_ddp --on spark --config STANDALONE",
-    "jobs/spark_sgd --on spark --config STANDALONE",
-    "jobs/bert_pretraining/trainium.yaml --on kubernetes --config jobs/clusters/eks/place.yaml",
-    "jobs/bert_pretraining/trainium.yaml --on torchx --config jobs/bert_pretraining/trainium/place.yaml",
-    "jobs/bert_pretraining/precompile.yaml --on torchx "
-    "--config jobs/bert_pretraining/trainium/place-precompile.yaml",
-)
 ROLE = "role: arn:aws:iam::123456789012:role/workshop\nregion: us-east-1\n"
 PLACES = {
     "KINDS": "kind: TrainJob\nnamespace: team-a\nkeep: 2h\nnode_selector: {disk: ssd}\nimage: example.com/torch:1\n",
     "ELASTIC": "elastic: {min_workers: 1, max_workers: 3}\n",
+    "CLAIM": "data_claim: all\n",
+    "SLURM": "folder: /shared/my runs\nsetup: [module load cuda]\noptions: [--partition=gpu, --constraint=a100]\n",
+    "VOLCANO": "scheduler: kubernetes\nqueue: training\ninstance_type: trn1.2xlarge\nservice_account: reader\n"
+    "priority_class: high\nnode_selector: {zone: a}\n",
+    "STORED": f"{ROLE}encrypt_traffic: true\n",
     "DRIVERS": f"{ROLE}mode: drivers\ninstance_type: ml.c5.2xlarge\ntags: {{team: a}}\n",
     "SPOT": f"{ROLE}spot: true\nmax_wait: 1h\nbucket: my-own-bucket\ninput_mode: FastFile\nvolume_gb: 50\nretries: 3\n",
     "SPARK": (ROOT / "jobs/clusters/spark/kubernetes.yaml").read_text(),
@@ -131,8 +121,7 @@ def test_what_is_rendered_stays_the_same(target, answer):
     if os.environ.get("GUARDS_UPDATE") and target == place:
         file.write_text("".join(f"{TITLE}{line}\n{said}\n\n" for line, said in now.items()), encoding="utf-8")
         pytest.fail(f"written: look at the difference with git diff {file.relative_to(ROOT)}")
-    sections = file.read_text(encoding="utf-8").split(TITLE)[1:]
-    before = {line: said.strip() for line, _, said in (section.partition("\n") for section in sections)}
+    before = sections(place)
     if target != place:
         before = {line: said for line, said in before.items() if line in now}
     changed = [line for line in sorted({*before, *now}) if before.get(line) != now.get(line)]

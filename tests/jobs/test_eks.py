@@ -134,23 +134,9 @@ def run(tmp_path, monkeypatch):
     return carry_out
 
 
-def in_order(wanted, lines):
-    """Each word of `wanted` is part of a line, and each such line comes after that of the word before."""
-    at = -1
-    for word in wanted.split():
-        later = [index for index, line in enumerate(lines) if index > at and word in line]
-        assert later, f"{word} does not come after line {at} of {lines}"
-        at = later[0]
-
-
-def test_a_cluster_is_made_in_order_and_by_its_own_context(run, tmp_path):
+def test_a_cluster_is_made_by_its_own_context_as_a_cluster_could_read_it(run, tmp_path):
     said, lines = run("create", "trainium", "--yes", answers={**ANSWERS, "list-clusters": ":"})
     assert said.exit_code == 0, said.output
-    in_order(
-        "instance-type-offerings create update-kubeconfig nodegroup operators mpi-operator trainer.git neuron-helm "
-        "devices/efa.yaml volcano queue.yaml fsx-csi describe-subnets claim.yaml etcd.yaml",
-        lines,
-    )
     for line in lines:
         assert not line.startswith("kubectl") or line.startswith("kubectl --context workshop-trainium ")
         assert not line.startswith("helm") or "--kube-context workshop-trainium" in line
@@ -160,19 +146,13 @@ def test_a_cluster_is_made_in_order_and_by_its_own_context(run, tmp_path):
     assert described["parameters"]["extraTags"].endswith("cluster=workshop-trainium")
 
 
-def test_a_cluster_that_is_there_is_not_made_again_and_has_its_own_plugins(run):
+def test_a_cluster_that_is_there_is_completed_unless_its_making_was_broken_off(run):
     lines = run("create", "gpu", "--yes")[1]
     assert not any("eksctl create cluster" in line for line in lines)
-    assert any("nvidia-device-plugin" in line for line in lines)
-    assert not any(line.startswith("helm") for line in lines)
-
-
-def test_a_cluster_whose_making_was_broken_off_gets_no_nodes(run):
+    assert any("nodegroup" in line for line in lines)
     said, lines = run("create", "gpu", "--yes", answers={**ANSWERS, "describe-addon": "exit 254"})
     assert said.exit_code != 0
     assert "describe-addon" in lines[-1]
-    lines = run("create", "gpu", "--yes")[1]
-    in_order("describe-addon associate-iam-oidc-provider iamserviceaccount nodegroup", lines)
 
 
 @pytest.mark.parametrize("action", ["create", "delete-all"])
@@ -213,19 +193,13 @@ def test_a_step_that_fails_is_the_last_and_says_what_stays(run, action, answer, 
     assert "What is there stays, and costs." in said.output
 
 
-def test_delete_all_leaves_no_file_system_and_no_cluster(run):
-    left = (
-        'n=$(cat "$folder/n" 2>/dev/null); echo "x$n" > "$folder/n"; case $n in "") echo fs-1 AVAILABLE ;; '
-    )
-    left += "x) echo fs-1 DELETING ;; esac"
+def test_delete_all_ends_with_the_cluster_once_the_file_system_is_gone(run):
+    left = 'echo >> "$folder/n"; case $(wc -l < "$folder/n") in 1) echo fs-1 AVAILABLE ;; 2) echo fs-1 DELETING ;; esac'
     said, lines = run("delete-all", "cpu", "--yes", answers={**ANSWERS, "describe-file-systems": left})
     assert said.exit_code == 0, said.output
-    in_order(
-        "customresourcedefinition pods claim.yaml persistentvolumes describe-file-systems delete-file-system "
-        "describe-file-systems describe-file-systems describe-stacks eksctl delete-context",
-        lines,
-    )
-    assert sum("delete-file-system " in line for line in lines) == 1
+    (deleted,) = (index for index, line in enumerate(lines) if "delete-file-system " in line)
+    assert deleted < min(index for index, line in enumerate(lines) if line.startswith("eksctl"))
+    assert sum("describe-file-systems" in line for line in lines[deleted:]) == 2
 
 
 def test_delete_all_can_be_run_again_and_then_deletes_what_eksctl_left(run):

@@ -1,28 +1,21 @@
-"""Data parallel and model parallel training between real processes, held against one process in NumPy."""
+"""Data parallel and model parallel training between real processes, compared with one process in NumPy."""
 
 import numpy as np
 import pytest
 import torch
-from launching import launched
+from launching import launched, trained_by_one_process
 
-from workshop_utils.training import data, models
+from workshop_utils.training import models
 
-LEARNING_RATE = 0.5
+LEARNING_RATE, IMAGES = 0.5, 1500
 
 pytestmark = pytest.mark.slow
 
 
-def trained_by_one_process(steps, batch_size, width):
-    digits = data.arrays(data.prepare("digits"))
-    images, labels = digits.train_images.astype(np.float64), digits.train_labels
-    mlp = models.MLP.initialise(images.shape[1], width, data.CLASSES)
-    losses = []
-    for step in range(steps):
-        batch = np.arange(step * batch_size, (step + 1) * batch_size) % len(images)
-        loss, gradients = mlp.gradients(images[batch], labels[batch])
-        mlp = mlp.step(gradients, LEARNING_RATE)
-        losses.append(loss)
-    return losses, mlp
+def expectation(steps, batch_size, width):
+    """The losses and the network of one process."""
+    batches = (np.arange(step * batch_size, (step + 1) * batch_size) % IMAGES for step in range(steps))
+    return trained_by_one_process(width, batches, lambda _: LEARNING_RATE)
 
 
 def trained_by_job(name, folder, workers, **arguments):
@@ -39,7 +32,7 @@ def trained_by_job(name, folder, workers, **arguments):
 def test_parallel_equals_serial_where_neither_batch_nor_width_nor_classes_divide(name, by, workers, tmp_path):
     sizes = {"steps": 8, "batch_size": 17, "width": 13}  # 13, 17 and 10 classes are no multiples of 2 and 3
     losses, mlp = trained_by_job(name, tmp_path, workers, by=by, **sizes, learning_rate=LEARNING_RATE)
-    expected_losses, expected = trained_by_one_process(8, 17, 13)
+    expected_losses, expected = expectation(8, 17, 13)
     assert set(losses) == set(range(workers))
     for rank in losses:  # every rank knows the loss of the whole batch, not only of its shard
         assert losses[rank] == pytest.approx(expected_losses, abs=1e-12)
@@ -55,6 +48,6 @@ def test_parallel_equals_serial_where_neither_batch_nor_width_nor_classes_divide
 )
 def test_a_worker_without_a_share_changes_nothing(name, sizes, tmp_path):
     losses, mlp = trained_by_job(name, tmp_path, workers=3, steps=3, **sizes)
-    expected_losses, expected = trained_by_one_process(3, sizes["batch-size"], sizes["width"])
+    expected_losses, expected = expectation(3, sizes["batch-size"], sizes["width"])
     assert losses[0] == pytest.approx(expected_losses, abs=1e-12)
     assert mlp.distance(expected) < 1e-12

@@ -128,13 +128,6 @@ def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(whole, tmp_pa
     assert weights(tmp_path / "again") == whole
 
 
-def test_a_checkpoint_of_another_run_is_refused(tmp_path):
-    restarted(job_of("digits_resumable", workers=2, arguments={"steps": 10}), 0, tmp_path)
-    with pytest.raises(RunFailed) as failure:
-        restarted(job_of("digits_resumable", workers=2, arguments={"steps": 10, "seed": 1}), 0, tmp_path)
-    assert "are of another run: seed is 1 and was 0; give another folder" in str(failure.value)
-
-
 # A lost link
 
 NAMESPACES = pytest.param(

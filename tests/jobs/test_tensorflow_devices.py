@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import sys
-from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 from launching import JOBS
@@ -33,26 +33,14 @@ def script(monkeypatch):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """`machine(n)` lets TensorFlow see n GPUs, and returns what it is then told about its devices."""
-    config = pytest.importorskip("tensorflow").config
+    """`machine(n)` lets TensorFlow see n GPUs, and returns its configuration, which records what it is told."""
+    tensorflow = pytest.importorskip("tensorflow")
 
     def build(count):
         devices = {"GPU": [f"gpu-{index}" for index in range(count)], "CPU": ["processor"]}
-        told = SimpleNamespace(visible={}, growing=[], threads=None, parts=1)
-        monkeypatch.setattr(config, "list_physical_devices", lambda kind: devices[kind])
-        monkeypatch.setattr(
-            config, "set_visible_devices", lambda some, kind: told.visible.update({kind: some})
-        )
-        monkeypatch.setattr(
-            config, "set_logical_device_configuration", lambda _, parts: setattr(told, "parts", len(parts))
-        )
-        monkeypatch.setattr(
-            config.experimental, "set_memory_growth", lambda gpu, on: told.growing.append((gpu, on))
-        )
-        monkeypatch.setattr(
-            config.threading, "set_intra_op_parallelism_threads", lambda n: setattr(told, "threads", n)
-        )
-        return told
+        config = Mock(**{"list_physical_devices.side_effect": devices.get})
+        monkeypatch.setattr(tensorflow, "config", config)
+        return config
 
     return build
 
@@ -63,34 +51,39 @@ def task(cluster, role, index):
 
 
 def test_a_mirrored_worker_takes_the_gpu_of_its_local_rank_and_nccl(script, machine):
-    job, told = script("mnist_multi_worker_mirrored"), machine(2)
+    job, config = script("mnist_multi_worker_mirrored"), machine(2)
     assert job.choose_device(task(MIRRORED, "worker", 3)).name == "NCCL"
-    assert (told.visible, told.growing) == ({"GPU": "gpu-1"}, [("gpu-1", True)])
-    assert told.threads is None  # on a machine with GPUs the processor is not what workers share
+    config.set_visible_devices.assert_called_once_with("gpu-1", "GPU")
+    config.experimental.set_memory_growth.assert_called_once_with("gpu-1", True)
+    # On a machine with GPUs the processor is not what workers share.
+    config.threading.set_intra_op_parallelism_threads.assert_not_called()
 
 
-@pytest.mark.parametrize(("cluster", "threads"), [(MIRRORED, 1), ({"worker": ["a:1", "b:1"]}, None)])
+@pytest.mark.parametrize(("cluster", "threads"), [(MIRRORED, [1]), ({"worker": ["a:1", "b:1"]}, [])])
 def test_a_mirrored_worker_without_gpus_takes_the_ring_and_one_thread_where_it_shares_the_cores(
     cluster, threads, script, machine
 ):
-    job, told = script("mnist_multi_worker_mirrored"), machine(0)
+    job, config = script("mnist_multi_worker_mirrored"), machine(0)
     assert job.choose_device(task(cluster, "worker", 1)).name == "RING"
-    assert (told.visible, told.growing, told.threads) == ({"GPU": []}, [], threads)
+    config.set_visible_devices.assert_called_once_with([], "GPU")
+    assert config.threading.set_intra_op_parallelism_threads.mock_calls == [call(count) for count in threads]
 
 
 def test_replicas_of_one_process_take_as_many_gpus_or_parts_of_the_processor(script, machine):
     job, alone = script("digits_mirrored"), place.from_environment({})
-    told = machine(2)
+    config = machine(2)
     assert job.choose_devices(alone, 2) == ["GPU:0", "GPU:1"]
-    assert told.growing == [("gpu-0", True), ("gpu-1", True)]
+    assert config.experimental.set_memory_growth.mock_calls == [call("gpu-0", True), call("gpu-1", True)]
     for replicas in (1, 4):
         with pytest.raises(
             ValueError, match=rf"replicas is {replicas}; .* has 2 GPU\(s\) .*--gpus {replicas}"
         ):
             job.choose_devices(alone, replicas)
-    told = machine(0)
+    config = machine(0)
     assert job.choose_devices(alone, 2) == ["CPU:0", "CPU:1"]
-    assert (told.visible, told.parts) == ({"GPU": []}, 2)
+    config.set_visible_devices.assert_called_once_with([], "GPU")
+    (((_, parts), _),) = config.set_logical_device_configuration.call_args_list
+    assert len(parts) == 2
 
 
 JOBS_WITH_SERVERS = ("mnist_parameter_server", "digits_in_graph", "digits_between_graph")

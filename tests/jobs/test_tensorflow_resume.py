@@ -1,16 +1,13 @@
 """TensorFlow's jobs go on after a failure: mirrored workers to the same bits, parameter servers from the same step."""
 
-import os
-import signal
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from launching import job_of
+from launching import job_of, killed
 
 from workshop_utils.launchers.local import Local
-from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.runs import RunFailed
 from workshop_utils.training import checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
@@ -18,18 +15,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
 PATIENCE_SECONDS = 100
 
 
-def kill(job, worker, step):
+def kill_after(step, job, worker):
     """Launch `job`, and kill `worker` once there is a checkpoint of `step` or a later one."""
-    folder, deadline = Path(job.checkpoints), time.monotonic() + PATIENCE_SECONDS
-    with Local(warm=True).launch(job) as run:
-        while not any(path >= checkpoints.path_of(folder, step) for path in checkpoints.paths(folder)):
-            assert run.state is RunState.RUNNING, run.reason
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        (pid,) = [start["pid"] for start in run.starts if start["worker"] == worker]
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(RunFailed, match=rf"{worker} \(rank \d\) was killed by SIGKILL"):
-            run.wait(PATIENCE_SECONDS)
+    folder = Path(job.checkpoints)
+    killed(
+        job,
+        worker,
+        lambda run: any(path >= checkpoints.path_of(folder, step) for path in checkpoints.paths(folder)),
+    )
 
 
 def trained(job, folder):
@@ -51,7 +44,7 @@ def test_mirrored_workers_that_were_killed_end_with_the_bits_of_an_uninterrupted
     assert begin == 0
 
     job = job.replace(checkpoints=str(tmp_path / "checkpoints"))
-    kill(job, f"worker-{workers - 1}", 30)
+    kill_after(30, job, f"worker-{workers - 1}")
     run, begin, weights = trained(job, tmp_path / "resumed")
     last = int(run.metrics["step"].max())
     assert 30 <= begin < last
@@ -79,15 +72,13 @@ def test_a_checkpoint_of_another_learning_rate_is_refused(tmp_path):
         RunFailed, match=r"are of another run: learning-rate is 0\.2 and was 0\.1; give another"
     ):
         trained(job.replace(arguments={"learning-rate": 0.2}), tmp_path)
-    with pytest.raises(RunFailed, match=r"learning-rate is nan; it must be a finite number above 0"):
-        trained(job.replace(arguments={"learning-rate": "nan"}), tmp_path)
 
 
 def test_a_coordinator_goes_on_from_the_end_of_an_epoch_when_a_worker_was_killed(tmp_path):
     arguments = {"epochs": 12, "checkpoint_steps": 1}
     job = job_of("mnist_parameter_server", workers=2, arguments=arguments)
     job = job.replace(checkpoints=str(tmp_path / "checkpoints"))
-    kill(job, "worker-1", 46)  # the first epoch has so many steps
+    kill_after(46, job, "worker-1")  # the first epoch has so many steps
     run, begin, _ = trained(job, tmp_path)
     assert begin in range(46, 12 * 46, 46)
     tested = run.metrics.dropna(subset=["accuracy"])

@@ -49,14 +49,6 @@ def follow(target):
     return FollowedRun("job", ("worker-0",), target, poll_seconds=0.01)
 
 
-def test_a_job_that_failed_is_told_with_the_last_lines_of_the_worker_that_its_reason_names():
-    run = follow(
-        Target(RUNNING, (RunState.FAILED, "job failed: worker-0 ran out of memory"), log=["one", "two"])
-    )
-    with pytest.raises(RunFailed, match=r"worker-0 ran out of memory\. Its last lines:\n  one\n  two$"):
-        run.wait(10)
-
-
 def test_a_log_that_cannot_be_read_does_not_change_how_the_job_ends():
     run = follow(Target(RUNNING, (RunState.SUCCEEDED, ""), log=["one", Unreachable("denied")]))
     assert run.wait(10).state is RunState.SUCCEEDED

@@ -265,11 +265,6 @@ def test_a_dry_run_asks_for_every_object_and_makes_none(server, job):
     assert "managedFields" not in str(answered)
 
 
-def test_a_dry_run_waits_for_a_cluster_that_is_busy(server, job):
-    server.script["POST", "pytorchjobs"] = [refused(429, "slow down"), refused(503, "busy")]
-    assert "# PyTorchJob ddp: would be made" in str(Kubernetes().dry_run(job))
-
-
 def test_a_dry_run_passes_on_all_that_the_server_complains_of(server, job):
     server.script["POST", "pytorchjobs"] = [refused(422, "ddp is invalid: spec.a: Required value")]
     server.script["POST", "configmaps"] = [refused(400, 'strict decoding error: unknown field "datta"')]

@@ -107,30 +107,33 @@ def description(status, secondary, **more):
 TRAINING = description("InProgress", "Training")
 
 
-def no_logs(stub, times):
-    for _ in range(times):
-        stub.add_client_error("describe_log_streams", "ResourceNotFoundException")
+ENDED = 1 + LATE_LOOKS  # how often a job that has ended is looked at
+
+
+def answer(stubs, *states, asked_for_log=True):
+    """Let AWS show these states, one after the other, each time without a log where it is asked for one."""
+    for state in states:
+        stubs["sagemaker"].add_response("describe_training_job", state)
+        if asked_for_log:
+            stubs["logs"].add_client_error("describe_log_streams", "ResourceNotFoundException")
 
 
 def test_a_job_that_cannot_be_stopped_is_said_to_cost_money_and_can_be_stopped_again(make_job, watch):
     aws, stubs = scripted("sagemaker", "logs")
-    stubs["sagemaker"].add_response("describe_training_job", TRAINING)
-    no_logs(stubs["logs"], 1)
+    answer(stubs, TRAINING)
     run = SageMakerRun(submission(make_job), aws, poll_seconds=1000)
     assert watch.eventually(lambda: run.stage == "Training")
     for _ in range(2):
         stubs["sagemaker"].add_client_error("stop_training_job", "AccessDeniedException", "no")
-        stubs["sagemaker"].add_response("describe_training_job", TRAINING)
+        answer(stubs, TRAINING, asked_for_log=False)
         with pytest.raises(AwsError, match="could not be stopped and still costs money: stop it in SageMa"):
             run.stop()
         assert run.state is RunState.RUNNING
     # A job that someone else is stopping already may be stopped, too.
     run._poll_seconds = 0.01
     stubs["sagemaker"].add_client_error("stop_training_job", "ValidationException", "is in status Stopping")
-    stubs["sagemaker"].add_response("describe_training_job", description("Stopping", "Stopping"))
-    for _ in range(1 + LATE_LOOKS):
-        stubs["sagemaker"].add_response("describe_training_job", description("Stopped", "Stopped"))
-    no_logs(stubs["logs"], 1 + LATE_LOOKS)
+    answer(stubs, description("Stopping", "Stopping"), asked_for_log=False)
+    answer(stubs, *[description("Stopped", "Stopped")] * ENDED)
     run.stop()
     assert run.state is RunState.STOPPED
     with pytest.raises(AwsError, match="has no model: its state is stopped"):
@@ -139,9 +142,7 @@ def test_a_job_that_cannot_be_stopped_is_said_to_cost_money_and_can_be_stopped_a
 
 def test_a_job_that_sagemaker_stops_at_its_limit_has_failed(make_job):
     aws, stubs = scripted("sagemaker", "logs")
-    for _ in range(1 + LATE_LOOKS):
-        stubs["sagemaker"].add_response("describe_training_job", description("Stopped", "MaxRuntimeExceeded"))
-    no_logs(stubs["logs"], 1 + LATE_LOOKS)
+    answer(stubs, *[description("Stopped", "MaxRuntimeExceeded")] * ENDED)
     run = SageMakerRun(submission(make_job), aws, poll_seconds=0.01)
     with pytest.raises(RunFailed, match="failed: MaxRuntimeExceeded: the job met its time limit"):
         run.wait(20)
@@ -150,8 +151,7 @@ def test_a_job_that_sagemaker_stops_at_its_limit_has_failed(make_job):
 def test_logs_are_read_from_where_they_were_left_and_end_with_sagemaker_s_reason(make_job):
     aws, stubs = scripted("sagemaker", "logs")
     failed = description("Failed", "Failed", FailureReason="CapacityError: Unable to provision")
-    for state in (TRAINING, *[failed] * (1 + LATE_LOOKS)):
-        stubs["sagemaker"].add_response("describe_training_job", state)
+    answer(stubs, TRAINING, *[failed] * ENDED, asked_for_log=False)
     metric = '{"workshop": "metric", "worker": "worker-3", "rank": 3, "time": 1.0, "step": 1, "loss": 0.5}'
     rank = "[1,mpirank:3,algo-2]<stdout>:"  # the toolkit's mark
     for number, page in enumerate((["one"], [f"{rank}{metric}", f"{rank}two"], ["late"])):
@@ -159,9 +159,10 @@ def test_logs_are_read_from_where_they_were_left_and_end_with_sagemaker_s_reason
         stubs["logs"].add_response("describe_log_streams", {"logStreams": [stream]})
         for messages in (page, []):
             events = [{"timestamp": 1, "message": message} for message in messages]
-            answer = {"events": events, "nextForwardToken": f"f/{number}"}
-            stubs["logs"].add_response("get_log_events", answer)
-    no_logs(stubs["logs"], LATE_LOOKS - 1)
+            answered = {"events": events, "nextForwardToken": f"f/{number}"}
+            stubs["logs"].add_response("get_log_events", answered)
+    for _ in range(ENDED - 2):
+        stubs["logs"].add_client_error("describe_log_streams", "ResourceNotFoundException")
     run = SageMakerRun(submission(make_job), aws, poll_seconds=0.01)
     last = r"  \[algo-2\] one\n  \[worker-3\] two\n  \[algo-2\] late"
     with pytest.raises(RunFailed, match=rf"Unable to provision\. Its last lines:\n{last}$"):

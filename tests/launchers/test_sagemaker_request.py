@@ -52,24 +52,6 @@ def test_what_sagemaker_would_not_do_is_refused_with_a_way_out(make_job, fields,
 # The body
 
 
-def test_nodes_and_processes_per_node_decide_the_instances(make_job):
-    layouts = [({"workers": 6}, 6, "1"), ({"nodes": 3, "processes_per_node": 2}, 3, "2")]
-    for fields, instances, per_host in layouts:
-        body = body_of(make_job(TORCH, strategy="torch_ddp", **fields))
-        assert body["ResourceConfig"]["InstanceCount"] == instances
-        assert body["HyperParameters"]["sagemaker_mpi_num_of_processes_per_host"] == per_host
-
-
-def test_settings_reach_the_request(make_job):
-    stored = {"data": "s3://elsewhere/mnist", "outputs": "s3://mine/models", "checkpoints": "s3://mine/kept"}
-    body = body_of(make_job(TORCH, **stored), encrypt_traffic=True)
-    assert body["EnableInterContainerTrafficEncryption"] is True
-    (channel,) = body["InputDataConfig"]
-    assert channel["DataSource"]["S3DataSource"]["S3Uri"] == "s3://elsewhere/mnist"
-    assert body["OutputDataConfig"] == {"S3OutputPath": "s3://mine/models"}
-    assert body["CheckpointConfig"] == {"S3Uri": "s3://mine/kept", "LocalPath": "/opt/ml/checkpoints"}
-
-
 def test_the_driver_that_lesson_11_shows_is_one_of_the_sdk_s():
     from sagemaker.train.distributed import DistributedConfig  # it takes seconds
 
@@ -80,20 +62,6 @@ def test_the_driver_that_lesson_11_shows_is_one_of_the_sdk_s():
     exec(snippet, names)
     driver = names["WorkshopDriver"]()
     assert (driver.driver_dir, driver.driver_script) == ("drivers", "driver.py")
-
-
-def test_the_driver_comes_as_one_of_the_sdk_s_with_what_each_host_starts(make_job):
-    job = make_job(TORCH, strategy="horovod", nodes=2, processes_per_node=2, image="mine")
-    request = place(mode="drivers", input_mode="FastFile").render(job)
-    assert "sm_train.sh" in request.body["AlgorithmSpecification"]["ContainerArguments"][1]
-    modes = {channel["ChannelName"]: channel["InputMode"] for channel in request.body["InputDataConfig"]}
-    assert modes == {"training": "FastFile", "code": "File", "sm_drivers": "File"}
-    names = {host: [member["name"] for member in listed] for host, listed in request.members.items()}
-    assert names == {"algo-1": ["rendezvous-0", "worker-0", "worker-1"], "algo-2": ["worker-2", "worker-3"]}
-    assert request.members["algo-1"][0]["command"][-2:] == ["0.0.0.0", "7000"]
-    variables = request.members["algo-2"][1]["environment"]
-    assert variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "algo-1"
-    assert variables["HOROVOD_GLOO_IFACE"] == "{interface}"
 
 
 def test_no_secret_is_shown(make_job):

@@ -66,55 +66,16 @@ def make(make_job):
 # Rendering
 
 
-def test_the_application_is_one_torchrun_a_node(make):
-    # TorchX's own notation has no way to write these: a quote, the same word twice, an equals sign, a comma.
-    awkward = {"a": "it's", "b": -1, "c": -1}
-    job = make(
-        workers=6,
-        processes_per_node=2,
-        arguments=awkward,
-        environment={"FLAGS": "x=1,y=2"},
-        resources={"cpu": 2},
-    )
-    rendered = TorchX(max_restarts=1).render(job)
-    (role,) = rendered.application["roles"]
-    assert (role["num_replicas"], role["resource"]["cpu"], role["env"]["FLAGS"]) == (3, 4, "x=1,y=2")
-    words = role["args"][1].split()
-    assert words[:4] == ["exec", "torchrun", "--nnodes=3", "--nproc-per-node=2"]
-    assert words[-6:] == ["--a", """'it'"'"'s'""", "--b", "-1", "--c", "-1"]
-    assert len(rendered.request["role_params"]["worker"]) == 3
+def test_what_torchx_s_own_notation_cannot_write_reaches_the_application(make):
+    awkward = {"a": "it's", "b": -1, "c": -1}  # a quote, the same word twice; below, an equals sign, a comma
+    (role,) = TorchX().render(make(arguments=awkward, environment={"FLAGS": "x=1,y=2"})).application["roles"]
+    assert role["env"]["FLAGS"] == "x=1,y=2"
+    assert role["args"][1].split()[-6:] == ["--a", """'it'"'"'s'""", "--b", "-1", "--c", "-1"]
 
 
-def test_the_nodes_of_a_cluster_meet_at_the_first_and_ask_for_no_interface_that_they_lack(make):
-    # With EFA, a claim and etcd it is the job of lesson 13, which the guards keep as it is.
-    pod = {"service_account": "reader", "priority_class": "high", "node_selector": {"zone": "a"}}
-    place = TorchX(scheduler="kubernetes", queue="training", instance_type="trn1.2xlarge", **pod)
-    # The longest name that there may be.
-    described = place.render(make(name="b" * 37, image="me/mine:1", outputs="claim:models")).request
-    name, spec = described["metadata"]["name"], described["spec"]
-    assert name.startswith("b" * 37 + "-")
-    assert (spec["queue"], spec["minAvailable"], spec["priorityClassName"]) == ("training", 2, "high")
-    pods = [task["template"]["spec"] for task in spec["tasks"]]
-    first, second = (pod["containers"][0] for pod in pods)
-    assert all((each["serviceAccountName"], each["nodeSelector"]["zone"]) == ("reader", "a") for each in pods)
-    # On the first node itself its name is known before the pod's service is.
-    assert "${TORCHX_RANK0_HOST:=localhost}:29500" in first["command"][2]
-    assert "${VC_WORKER_0_HOSTS:=localhost}:29500" in second["command"][2]
-    assert first["image"] == "me/mine:1"
-    limits = first["resources"]["limits"]
-    assert (limits["aws.amazon.com/neuron"], limits.get("vpc.amazonaws.com/efa")) == ("1", None)
-    assert "FI_PROVIDER" not in {each["name"] for each in first["env"]}
-    volumes = {volume["name"]: volume for volume in pods[0]["volumes"]}
-    assert volumes["data"]["configMap"]["name"] == f"{name}-data"
-    assert volumes["model"]["persistentVolumeClaim"]["claimName"] == "models"
-    assert {mount["name"] for mount in first["volumeMounts"]} == set(volumes)
-
-
-def test_what_a_cluster_cannot_have_is_refused(make):
+def test_a_name_that_is_too_long_for_a_cluster_is_refused(make):
     with pytest.raises(JobError, match="it may have at most 37 characters"):
         TorchX(scheduler="kubernetes").render(make(name="b" * 38))
-    with pytest.raises(JobError, match="outputs is '/models'; here it must be claim:NAME"):
-        TorchX(scheduler="kubernetes").render(make(outputs="/models"))
 
 
 # Real processes

@@ -59,15 +59,6 @@ def test_between_two_reports_a_colour_is_as_high_as_its_share_of_the_time(run):
     )
 
 
-def test_a_framework_that_reports_no_times_has_a_band_with_a_stroke_for_each_report(run):
-    tell(run, 0, 0, 1.5, kind="start")
-    for step in (1, 2, 3):
-        tell(run, 0, step, 1.0 + step, loss=1 / step)
-    picture = live.draw(run)
-    assert lanes(picture)[:2] == [(0, 1.5, 1), (2, 4, 1)]
-    assert len(picture.axes[0].collections[1].get_segments()) == 3
-
-
 def test_a_long_run_is_drawn_in_a_bounded_number_of_strips_that_hold_all_its_seconds():
     run = RunByHand("worker-0")
     for step in range(1, 2001):
