@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+SHORT_WAIT_SECONDS = 0.005
 FORWARD = 1 / 3  # of a step; the backward pass has twice as many products (Kaplan et al. 2020, section 2.1)
 
 
@@ -28,7 +29,7 @@ class EmulatedDevice:
         self.seconds, self.steps = seconds, 0
         self._jitter, self._random, self._factor = jitter, random.Random(seed), 1.0
         self._free = 0.0  # when the device has done what it was given
-        self._worked = 0.0  # the thread's processor time then
+        self._left = self._worked = 0.0  # when the host left `compute`, and the thread's processor time then
         self._marks = [_clocks()]  # at the first step, then at the second; and at the last
 
     def begin_step(self) -> None:
@@ -38,19 +39,20 @@ class EmulatedDevice:
         self._marks = [*self._marks[: self.steps > 2], _clocks()]
         self._factor = math.exp(self._jitter * self._random.gauss(0, 1)) if self._jitter else 1.0
         self._free, self._worked = time.perf_counter(), time.thread_time()
+        self._left = self._free
 
     def compute(self, share: float) -> None:
         """Return when `share` of a step's work is done.
 
         What the host itself has computed since the last call is a part of it. What it has waited for, such as another
-        rank's activations, is not: the device waited as well.
+        rank's activations, is not: the device waited as well. (Less than 5 ms may have been for a core.)
         """
         now = time.perf_counter()
-        self._free = max(self._free, now - (time.thread_time() - self._worked))
-        self._free += share * self.seconds * self._factor
+        waited = now - self._left - (time.thread_time() - self._worked)
+        self._free += (waited if waited > SHORT_WAIT_SECONDS else 0.0) + share * self.seconds * self._factor
         if self._free > now:
             time.sleep(self._free - now)
-        self._worked = time.thread_time()
+        self._left, self._worked = time.perf_counter(), time.thread_time()
 
     def host_share(self) -> float:
         """The part of the time, from the second step to the last, in which this process kept a core busy.
