@@ -261,7 +261,8 @@ def runs(monkeypatch):
             self.append(setting)
             device_seconds = float(setting.device.seconds.removesuffix("ms")) / 1000
             row = {"state": "succeeded", "reason": "", "host_share": 0.05}
-            row["step_seconds"] = (3, 9, 2)[setting.repeat] * device_seconds
+            is_alone = setting.job.workers == 1 and setting.job.strategy != SERVER
+            row["step_seconds"] = (1 if is_alone else (3, 9, 2)[setting.repeat]) * device_seconds
             outcome = self.outcomes[min(len(self), len(self.outcomes)) - 1]
             return [setting.described() | row | outcome]
 
@@ -274,13 +275,13 @@ def runs(monkeypatch):
 def test_what_was_measured_is_scaled_back_kept_and_not_run_again(runs, tmp_path):
     model = vgg()
     table = model.measure([1, 4], Store(tmp_path))
-    assert table["efficiency"].tolist() == pytest.approx([1 / 3] * 2)
-    assert table["throughput"].tolist() == pytest.approx([SPEED / 3, 4 * SPEED / 3])
+    assert table["efficiency"].tolist() == pytest.approx([1, 1 / 3], rel=1e-4)
+    assert table["throughput"].tolist() == pytest.approx([SPEED, 4 * SPEED / 3], rel=1e-4)
     assert table["predicted"].tolist() == model.predict([1, 4])["efficiency"].tolist()
     assert [setting.job.workers for setting in runs] == [1, 4]
     assert model.measure([1, 4], Store(tmp_path)).equals(table)
     assert len(runs) == 2
-    repeated = model.measure([1], Store(tmp_path), repeats=3)
+    repeated = model.measure([4], Store(tmp_path), repeats=3)
     assert repeated["efficiency"].tolist() == pytest.approx([1 / 3])  # the median of 3, 9 and 2
     assert [setting.repeat for setting in runs] == [0, 0, 1, 2]
 
@@ -293,6 +294,13 @@ def test_a_run_that_keeps_the_host_busy_is_stretched_and_measured_again(runs, tm
     assert table["host_share"].tolist() == [0.05]
     assert table["stretch"].tolist() == pytest.approx([second / 1000 / ALONE], rel=1e-4)
     assert table["efficiency"].tolist() == pytest.approx([1 / 3])
+
+
+def test_a_device_by_itself_that_is_late_shows_that_the_machine_is_busy_with_other_things(runs, tmp_path):
+    runs.outcomes = [{"step_seconds": 0.25}, {"step_seconds": 0.41}]  # of 0.2 and 0.4
+    table = vgg().measure([1], Store(tmp_path))
+    assert [setting.device.seconds for setting in runs] == ["200.000ms", "400.000ms"]
+    assert table["efficiency"].tolist() == pytest.approx([0.4 / 0.41], rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +345,7 @@ def test_the_command_predicts_or_measures_and_says_what_is_imitated(runs, tmp_pa
     rows = json.loads(command(*words, "--predict", "--json"))
     assert rows == json.loads(vgg("torch_ddp", batch=32).predict([1, 4]).to_json(orient="records"))
     measured = json.loads(command(*words, "--json", "--repeats", "3"))
-    assert [row["efficiency"] for row in measured] == pytest.approx([1 / 3] * 2)
+    assert [row["efficiency"] for row in measured] == pytest.approx([1, 1 / 3], rel=1e-4)
     assert [row["predicted"] for row in measured] == pytest.approx([row["efficiency"] for row in rows])
     assert len(runs) == 6
     assert "4 × " in command(*words)

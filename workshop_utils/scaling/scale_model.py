@@ -57,6 +57,7 @@ LEAST_EXCHANGE_SECONDS = (
 LEAST_DEVICE_SECONDS = 0.2
 LONGEST_STEP_SECONDS = 60
 LEAST_SHARE = 0.002  # of a step: a shorter exchange may be off by any part of it
+MOST_LATE = 1.03  # times its time, of a device that exchanges nothing
 MOST_TRIES = 3
 WIDTH, HEAD = 64, 650  # of the scaled model: its layers' inputs, and the parameters of its last layer
 FORWARDED_NBYTES = 32 << 20
@@ -203,7 +204,9 @@ class ScaleModel:
             f"{self.strategy}: sends {sends} the backward pass",
         ]
         if cluster.devices > 1:
-            lines.append(f"folded: the {cluster.devices} devices of a machine are one emulated worker")
+            lines.append(
+                f"folded: the {cluster.devices} devices of a machine are one worker; a ring passes through all devices"
+            )
         return "\n".join(lines)
 
     def predict(self, workers: Sequence[int]) -> pd.DataFrame:
@@ -234,6 +237,9 @@ class ScaleModel:
     def _seconds(self, devices: int) -> float:
         across = Link(self.cluster.latency, self.link_of(devices))
         return self.exchanged(self.alone(devices), self.machines(devices), across)
+
+    def _exchanges(self, devices: int) -> bool:
+        return devices > 1 or self.strategy == "workshop_parameter_server"
 
     def alone(self, devices: int) -> float:
         """Seconds of a folded machine's step, without what it exchanges with others.
@@ -362,15 +368,18 @@ class ScaleModel:
                 failed = runs.query("state != 'succeeded'")
                 if len(failed):
                     raise JobError(f"{count} workers could not be measured: {failed['reason'].iloc[0]}")
-                share = float(runs["host_share"].median())
-                if share <= MOST_HOST_SHARE:
+                share, seconds = (float(runs[name].median()) for name in ("host_share", "step_seconds"))
+                # A device by itself shows what else this machine does, since nothing is exchanged.
+                is_late = not self._exchanges(count) and seconds > MOST_LATE * emulation.expected_seconds
+                if share <= MOST_HOST_SHARE and not is_late:
                     break
-                slower *= 1.2 * share / MOST_HOST_SHARE
+                slower *= max(1.2 * share / MOST_HOST_SHARE, 2.0 if is_late else 0.0)
             else:
                 raise JobError(
-                    f"{count} workers keep {share:.0%} of this machine busy however slow the devices are; take fewer"
+                    f"{count} workers keep {share:.0%} of this machine busy however slow the devices are, or other "
+                    "programs do; take fewer, or close the others"
                 )
-            steps.append((count, float(runs["step_seconds"].median()) / emulation.stretch))
+            steps.append((count, seconds / emulation.stretch))
             sizes = [4 * count for count in emulation.elements]
             notes.append(
                 {
