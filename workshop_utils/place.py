@@ -158,7 +158,14 @@ def report_host_share() -> None:
     """Tell the launcher what part of the time this rank kept a core busy beside its emulated device."""
     if device := emulated_device():
         who = _who(from_environment(os.environ), "device")
-        _print_record({**who, "passes": device.steps, "host_share": round(device.host_share(), 4)})
+        _print_record(
+            {
+                **who,
+                "passes": device.steps,
+                "host_share": round(device.host_share(), 4),
+                "late_share": round(device.late_share(), 4),
+            }
+        )
 
 
 @contextlib.contextmanager

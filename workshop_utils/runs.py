@@ -30,7 +30,7 @@ METRIC_COLUMNS = ("worker", "rank", "step", "seconds", "loss", "accuracy", "samp
 RECORD_NUMBERS = {
     "metric": ("time", "step"),
     "start": ("time", "pid"),
-    "device": ("time", "passes", "host_share"),
+    "device": ("time", "passes", "host_share", "late_share"),
 }  # what each kind must have, as numbers
 
 
@@ -138,7 +138,7 @@ class Run(ABC):
 
     @property
     def devices(self) -> list[dict[str, Any]]:
-        """What each rank with an emulated device told in the end: its `passes`, and its `host_share` of a core."""
+        """What each rank with an emulated device told: its `passes`, `host_share` of a core and `late_share`."""
         with self._changed:
             return [record for record in self._records if record["workshop"] == "device"]
 

@@ -51,6 +51,12 @@ def test_tensorflow_is_refused(name):
         on_ranks(2, lambda strategy: None, framework="tensorflow", emulated_device="100ms")
 
 
+def test_a_job_with_gpus_is_refused():
+    job = TrainingJob.load(JOBS / "mnist_torch_ddp").replace(resources={"gpu": 1})
+    with pytest.raises(JobError, match=r"resources.gpu is 1"):
+        Local(emulated_device="100ms").render(job)
+
+
 def test_a_slow_worker_that_there_is_not_is_refused():
     with pytest.raises(
         JobError, match="there is no worker-7 in this job; its processes are worker-0, worker-1"
@@ -141,7 +147,7 @@ def test_jitter_is_each_rank_s_own_and_the_same_again():
 
 def test_a_device_that_nobody_uses_is_named():
     results = on_ranks(2, lambda communicator: communicator.rank, emulated_device="50ms")
-    assert "no rank has used its emulated device" in repr(results)
+    assert "worker-0, worker-1 did not use the emulated device" in repr(results)
 
 
 def test_a_run_that_kept_the_host_busy_says_so():
@@ -161,9 +167,13 @@ def test_a_run_that_kept_the_host_busy_says_so():
 
 def test_the_remark_says_how_much_slower_the_device_would_have_to_be():
     names = [f"worker-{rank}" for rank in range(4)]
-    devices = [{"worker": name, "passes": 5, "host_share": 0.2} for name in names]
+    devices = [{"worker": name, "passes": 5, "host_share": 0.2, "late_share": 0.0} for name in names]
     assert host_remark(devices[:1], names[:1], cores=2) == ""
     assert "not known, since worker-2, worker-3 did not tell" in host_remark(devices[:2], names, cores=2)
+    assert "up to 5% late" in host_remark([devices[0] | {"late_share": 0.05}], names[:1], cores=2)
+    assert (
+        host_remark([devices[0], devices[1] | {"worker": "server-0", "passes": 0}], names[:1], cores=4) == ""
+    )
     remark = host_remark(devices, names, cores=2)
-    assert "kept 40% of its 2 cores busy" in remark
+    assert "kept 40.0% of its 2 cores busy" in remark
     assert "4.0 times as slow" in remark

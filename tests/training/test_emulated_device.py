@@ -192,6 +192,27 @@ def test_a_model_that_is_called_in_parts_takes_as_long_as_one_call(device, clock
     assert device.steps == 2
 
 
+def test_what_a_checkpoint_computes_again_takes_its_forward_time_within_the_backward_pass(device, clock):
+    from torch.utils.checkpoint import checkpoint
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for _ in range(3):
+        started, steps = clock.now, device.steps
+        checkpoint(model, torch.ones(1, 4), use_reentrant=False).sum().backward()
+        assert clock.now - started == pytest.approx(SECONDS + THIRD / 2)  # PyTorch stops before the last layer
+        assert device.steps == steps + 1
+
+
+def test_a_late_wake_up_does_not_lengthen_the_pass_and_a_late_end_is_told(device, clock, monkeypatch):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    step(clock, model, torch.ones(1, 4))
+    monkeypatch.setattr(clock, "sleep", lambda seconds: clock.wait(seconds + 0.1))
+    for _ in range(3):
+        forward, backward = step(clock, model, torch.ones(1, 4))
+        assert forward + backward == pytest.approx(SECONDS + 0.1)
+    assert device.late_share() == pytest.approx(0.1 / SECONDS)
+
+
 def test_an_evaluation_takes_no_time_and_a_part_of_the_model_its_share(device, clock):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     step(clock, model, torch.ones(1, 8))

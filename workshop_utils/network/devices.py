@@ -23,6 +23,7 @@ from workshop_utils.jobs.quantities import seconds_of
 
 LEAST_SECONDS = 0.02  # a sleep ends up to 0.2 ms late, which is then 1 % at most
 MOST_HOST_SHARE = 0.1  # of all cores
+MOST_LATE_SHARE = 0.03  # of a device's time
 
 _FORM = "a duration with its unit, such as 400ms, or settings such as seconds=400ms,jitter=0.1,worker-1=3"
 
@@ -116,16 +117,22 @@ def host_remark(devices: Sequence[Mapping[str, Any]], workers: Sequence[str], co
             f"whether this machine was too busy is not known, since {', '.join(silent)} did not tell: a script calls "
             "place.here(), and ends by itself"
         )
-    if not any(each["passes"] for each in devices):
+    idle = [
+        each["worker"] for each in devices if not each["passes"] and not each["worker"].startswith("server")
+    ]
+    if idle:
         return (
-            "no rank has used its emulated device: the script must import PyTorch itself, or put what it computes into "
-            "a block `with place.computing():`"
+            f"{', '.join(idle)} did not use the emulated device: a script must import PyTorch itself, or put what it "
+            "computes into a block `with place.computing():`"
         )
     share = sum(each["host_share"] for each in devices) / cores
-    if share <= MOST_HOST_SHARE:
+    late = max((each["late_share"] for each in devices), default=0.0)
+    if share <= MOST_HOST_SHARE and late <= MOST_LATE_SHARE:
         return ""
+    if share <= MOST_HOST_SHARE:
+        return f"this machine was busy with other work: the emulated devices were up to {late:.0%} late; run it again"
     return (
-        f"this measured the machine, too: beside their emulated devices, {len(devices)} processes kept {share:.0%} of "
+        f"this measured the machine, too: beside their emulated devices, {len(devices)} processes kept {share:.1%} of "
         f"its {cores} cores busy, where {MOST_HOST_SHARE:.0%} is the most for a fair picture; take a device that is "
         f"{share / MOST_HOST_SHARE:.1f} times as slow (and links, too), fewer ranks, or a smaller model"
     )

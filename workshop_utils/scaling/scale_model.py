@@ -244,8 +244,8 @@ class ScaleModel:
     def alone(self, devices: int) -> float:
         """Seconds of a folded machine's step, without what it exchanges with others.
 
-        One machine is a ring of its devices. Among several, the ring passes through all devices and waits at the links
-        between machines, so that those inside cost nothing more; what devices push to a server is summed inside before.
+        One machine is a ring of its devices. Among several, the ring passes through all devices and goes as fast as its
+        slowest link, so that the others cost nothing more; what devices push to a server is summed inside before.
         """
         if self.machines(devices) > 1 and self.strategy != "workshop_parameter_server":
             return self.step_seconds
@@ -258,7 +258,8 @@ class ScaleModel:
         rate = self.cluster.link * self.cluster.reached * self.faster_link
         if machines == 1 or self.strategy == "workshop_parameter_server":
             return rate
-        return rate * (machines - 1) / machines * devices / (devices - 1)
+        slower = min(rate, self.cluster.inner if self.cluster.devices > 1 else rate)  # of the ring's links
+        return slower * (machines - 1) / machines * devices / (devices - 1)
 
     def exchanged(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,35 +30,52 @@ class EmulatedDevice:
         self.seconds, self.steps = seconds, 0
         self._jitter, self._random, self._factor = jitter, random.Random(seed), 1.0
         self._free = 0.0  # when the device has done what it was given
-        self._left = self._worked = 0.0  # when the host left `compute`, and the thread's processor time then
+        self._left = self._worked = 0.0  # when the host left `compute`, and its thread's processor time then
+        self._thread = 0
+        self._late, self._due = 0.0, 0.0  # seconds, of all steps that have ended
         self._marks = [_clocks()]  # at the first step, then at the second; and at the last
 
     def begin_step(self) -> None:
         """A forward pass begins, now that the host has come to it."""
         self.steps += 1
+        if self.steps > 2:
+            self._late += max(0.0, self._left - self._free)
+            self._due += self.seconds
         # In the first step connections open up and libraries are imported, so the second takes its place.
         self._marks = [*self._marks[: self.steps > 2], _clocks()]
         self._factor = math.exp(self._jitter * self._random.gauss(0, 1)) if self._jitter else 1.0
         self._free, self._worked = time.perf_counter(), time.thread_time()
-        self._left = self._free
+        self._left, self._thread = self._free, threading.get_ident()
 
-    def compute(self, share: float) -> None:
-        """Return when `share` of a step's work is done.
+    @property
+    def factor(self) -> float:
+        """This step's jitter."""
+        return self._factor
+
+    def compute(self, share: float, factor: float | None = None) -> None:
+        """Return when `share` of a step's work is done, of a step with another `factor` if that is given.
 
         What the host itself has computed since the last call is a part of it. What it has waited for, such as another
         rank's activations, is not: the device waited as well. (Less than 5 ms may have been for a core.)
         """
         now = time.perf_counter()
         waited = now - self._left - (time.thread_time() - self._worked)
-        self._free += (waited if waited > SHORT_WAIT_SECONDS else 0.0) + share * self.seconds * self._factor
+        if waited > SHORT_WAIT_SECONDS and self._thread == threading.get_ident():
+            self._free += waited
+        self._free += share * self.seconds * (factor or self._factor)
         if self._free > now:
             time.sleep(self._free - now)
         self._left, self._worked = time.perf_counter(), time.thread_time()
+        self._thread = threading.get_ident()
+
+    def late_share(self) -> float:
+        """By how much of its time the device was late at the end of a step, on average; the first step is left out."""
+        return self._late / self._due if self._due else 0.0
 
     def host_share(self) -> float:
         """The part of the time, from the second step to the last, in which this process kept a core busy.
 
-        With two steps or fewer, and for a process that computes nothing, such as a parameter server, from the start.
+        With two steps or fewer, from the last one until now; for a process that computes nothing, from the start.
         """
         (began, before), (ended, after) = [*self._marks, _clocks()][:2]
         return (after - before) / (ended - began)
@@ -73,7 +91,8 @@ def _clocks() -> tuple[float, float]:
 class _Pass:
     """Forward calls, and the backward pass that they lead to; work in multiplications."""
 
-    called: set[int] = field(default_factory=set)  # modules, from outside of any other
+    called: set[Any] = field(default_factory=set)  # modules, from outside of any other
+    factor: float = 1.0  # its jitter
     cost: float = 0.0
     taken: float = 0.0  # the share of a forward pass that they have lasted
     is_backward: bool = False
@@ -87,7 +106,7 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
     backward pass, or until a module is called again. The largest so far lasts `device.seconds`, forward and backward,
     and a smaller one its share; so each micro-batch takes all of it, and so does a pipeline's stage. The first forward
     pass, in which the work is counted, lasts at its end. Nothing takes any time without gradients, in compiled modules,
-    or in functions that are no modules.
+    in functions that are no modules, or in checkpoints that are reentrant.
     """
     import torch
     from torch.nn.modules import module as hooks
@@ -95,13 +114,17 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
     current, whole = _Pass(is_backward=True), 0.0  # the largest pass
     depth = 0  # of calls inside others
 
+    def in_backward() -> bool:
+        return bool(torch._C._current_graph_task_id() != -1)
+
     def before(module: Any, _: Any) -> None:
         nonlocal current, depth
-        if depth == 0 and torch.is_grad_enabled():
-            if current.is_backward or id(module) in current.called:
-                current = _Pass()
+        is_first = depth == 0 and torch.is_grad_enabled() and not in_backward()
+        if is_first and next(module.parameters(), None) is not None:
+            if current.is_backward or module in current.called:
                 device.begin_step()
-            current.called.add(id(module))
+                current = _Pass(factor=device.factor)
+            current.called.add(module)
         depth += 1
 
     def after(module: Any, _: Any, output: Any) -> None:
@@ -111,6 +134,11 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
         if not results:
             return
         cost = _cost(module, results[0])
+        if (
+            in_backward()
+        ):  # computed again, for a checkpoint; its own backward pass is a part of the one under way
+            device.compute(FORWARD * cost / whole if whole else 0.0, current.factor)
+            return
         current.cost += cost
         if whole:
             share = min(cost / whole, 1 - current.taken)  # a larger pass than any before does not last longer
@@ -126,8 +154,8 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
             nonlocal whole
             if not own.is_backward:
                 own.is_backward, whole = True, max(whole, own.cost)
-                device.compute(FORWARD * (own.cost / whole - own.taken))
-            device.compute((1 - FORWARD) * cost / whole)
+                device.compute(FORWARD * (own.cost / whole - own.taken), own.factor)
+            device.compute((1 - FORWARD) * cost / whole, own.factor)
 
         return compute
 

@@ -189,6 +189,10 @@ class Local:
                 bandwidths = [self.network.bandwidth_of(name) for name in names]
                 link = {"bandwidths": bandwidths, "latency_seconds": self.network.latency_seconds}
                 shared["WORKSHOP_LINK"] = json.dumps(link)
+        if self.device is not None and job.resources.gpu:
+            raise JobError(
+                f"resources.gpu is {job.resources.gpu}; with an emulated device it must be 0 (--gpus 0)"
+            )
         if self.device is not None:
             shared |= self.device.variables(job.script_path, framework, names)
         listening = [spec.name for spec in planned if spec.listens]
