@@ -43,6 +43,8 @@ def shell(tmp_path_factory):
     before = sys.modules["__main__"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IPYTHONDIR", str(tmp_path_factory.mktemp("ipython")))
+        if InteractiveShell.initialized():  # another file's, which knows nothing of this one's cells
+            type(InteractiveShell.instance()).clear_instance()
         started = InteractiveShell.instance(config=Config(HistoryManager={"enabled": False}))
         yield started
     InteractiveShell.clear_instance()

@@ -199,7 +199,8 @@ def test_what_a_checkpoint_computes_again_takes_its_forward_time_within_the_back
     for _ in range(3):
         started, steps = clock.now, device.steps
         checkpoint(model, torch.ones(1, 4), use_reentrant=False).sum().backward()
-        assert clock.now - started == pytest.approx(SECONDS + THIRD / 2)  # PyTorch stops before the last layer
+        # PyTorch stops before the last layer.
+        assert clock.now - started == pytest.approx(SECONDS + THIRD / 2)
         assert device.steps == steps + 1
 
 

@@ -202,7 +202,8 @@ def test_horovods_bytes_hold_the_tensor_s():
         import torch
 
         hvd.allreduce(torch.zeros(4))
-        with count_bytes(hvd.barrier) as counted:  # so that no rank leaves, and closes its connections, too early
+        # Between barriers, so that no rank leaves, and closes its connections, too early.
+        with count_bytes(hvd.barrier) as counted:
             hvd.allreduce(torch.zeros(250_000))
         return counted.sent
 
