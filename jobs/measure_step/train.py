@@ -110,6 +110,30 @@ def flatten(model: nn.Module) -> tuple[NDArray[np.float32], NDArray[np.float32]]
     return weights, gradients
 
 
+def report(
+    step: int, loss: float, nbytes: int, marks: tuple[float, float, float, float], traffic: Any = None
+) -> None:
+    """Report a step whose `marks` are when it began, had computed, had averaged, and ended."""
+    started, computed, averaged, ended = marks
+    counted = (
+        {}
+        if traffic is None
+        else {
+            "bytes_sent": int(traffic.bytes_sent.sum()),
+            "bytes_received": int(traffic.bytes_received.sum()),
+        }
+    )
+    place.report(
+        step=step,
+        loss=loss,
+        gradient_nbytes=nbytes,
+        step_seconds=ended - started,
+        compute_seconds=computed - started,
+        communication_seconds=averaged - computed,
+        **counted,
+    )
+
+
 def by_ring(model: nn.Module, backward: Backward, arguments: argparse.Namespace) -> None:
     from workshop_utils.comm import tcp
     from workshop_utils.comm.ring import ring_all_reduce
@@ -127,16 +151,8 @@ def by_ring(model: nn.Module, backward: Backward, arguments: argparse.Namespace)
             averaged = time.perf_counter()
             weights -= np.float32(arguments.learning_rate) * gradients
             ended = time.perf_counter()
-            place.report(
-                step=step,
-                loss=loss,
-                gradient_nbytes=gradients.nbytes,
-                step_seconds=ended - started,
-                compute_seconds=computed - started,
-                communication_seconds=averaged - computed,
-                bytes_sent=int(communicator.traffic.bytes_sent.sum()),
-                bytes_received=int(communicator.traffic.bytes_received.sum()),
-            )
+            traffic = communicator.traffic
+            report(step, loss, gradients.nbytes, (started, computed, averaged, ended), traffic)
         communicator.barrier()  # so that nobody closes a link that another still reads from
 
 
@@ -169,16 +185,7 @@ def by_servers(model: nn.Module, backward: Backward, arguments: argparse.Namespa
                 return
             step, loss, started, computed = marks[-1]
             ended = time.perf_counter()
-            place.report(
-                step=step,
-                loss=loss,
-                gradient_nbytes=gradients.nbytes,
-                step_seconds=ended - started,
-                compute_seconds=computed - started,
-                communication_seconds=ended - computed,
-                bytes_sent=int(traffic.bytes_sent.sum()),
-                bytes_received=int(traffic.bytes_received.sum()),
-            )
+            report(step, loss, gradients.nbytes, (started, computed, ended, ended), traffic)
 
         def update(part: NDArray[np.float32], gradient: NDArray[np.float32]) -> None:
             part -= np.float32(arguments.learning_rate) * gradient
@@ -212,14 +219,7 @@ def by_ddp(model: nn.Module, backward: Backward, arguments: argparse.Namespace) 
         averaged = time.perf_counter()
         optimizer.step()
         ended = time.perf_counter()
-        place.report(
-            step=step,
-            loss=loss,
-            gradient_nbytes=nbytes,
-            step_seconds=ended - started,
-            compute_seconds=handed_over - started,
-            communication_seconds=averaged - handed_over,
-        )
+        report(step, loss, nbytes, (started, handed_over, averaged, ended))
 
 
 def by_horovod(model: nn.Module, backward: Backward, arguments: argparse.Namespace) -> None:
@@ -244,14 +244,7 @@ def by_horovod(model: nn.Module, backward: Backward, arguments: argparse.Namespa
         averaged = time.perf_counter()
         with optimizer.skip_synchronize():
             optimizer.step()
-        place.report(
-            step=step,
-            loss=loss,
-            gradient_nbytes=nbytes,
-            step_seconds=time.perf_counter() - started,
-            compute_seconds=computed - started,
-            communication_seconds=averaged - computed,
-        )
+        report(step, loss, nbytes, (started, computed, averaged, time.perf_counter()))
     hvd.shutdown()
 
 

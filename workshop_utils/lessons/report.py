@@ -49,7 +49,6 @@ def write_report(
         total_seconds=sum(lesson.seconds for lesson in lessons),
         runs=None if runs is None else _runs(runs),
         headline=None if scaled is None else _picture(scaling.throughput(scaled), "")[0],
-        on_cores=scaled is not None,
         machine=f"{platform.system()} {platform.machine()}, {cores()} cores",
         versions=f"torch {version('torch')}, numpy {version('numpy')}",
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

@@ -108,8 +108,8 @@ class EmulatedDevice(Description):
 def host_remark(devices: Sequence[Mapping[str, Any]], workers: Sequence[str], cores: int) -> str:
     """What is wrong with a run whose `devices` (`Run.devices`) were emulated on so many cores; "" if nothing is.
 
-    That is so if one of the `workers` has not told of its device, if none was used, or if the processes kept more than
-    a tenth of the cores busy.
+    That is so if one of the `workers` has not told of its device or not used it, if a device was late, or if the
+    processes kept more than a tenth of the cores busy.
     """
     silent = [name for name in workers if name not in {each["worker"] for each in devices}]
     if silent:

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workshop_utils.jobs.quantities import bytes_per_second_of
-from workshop_utils.network import INTERFACE, QUEUE_SECONDS, SUBNET, Network
+from workshop_utils.network import INTERFACE, SUBNET, Network
+
+QUEUE_SECONDS = 0.05  # that a full link holds packets back before it drops more
 
 Command = tuple[str, ...]
 

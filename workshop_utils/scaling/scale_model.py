@@ -173,7 +173,7 @@ class ScaleModel:
     @property
     def nbytes(self) -> int:
         """Of the gradient, in float32."""
-        return 4 * sum(each.parameters for each in self.table)
+        return 4 * sum(each.parameters for each in layers(self.model))
 
     def machines(self, devices: int) -> int:
         """How many machines `devices` fill. Raises JobError where they fill some in part."""
@@ -238,8 +238,10 @@ class ScaleModel:
         across = Link(self.cluster.latency, self.link_of(devices))
         return self.exchanged(self.alone(devices), self.machines(devices), across)
 
-    def _exchanges(self, devices: int) -> bool:
-        return devices > 1 or self.strategy == "workshop_parameter_server"
+    @property
+    def _has_server(self) -> bool:
+        """Whether gradients go to a server, so even those of a single worker over a link."""
+        return self.strategy == "workshop_parameter_server"
 
     def alone(self, devices: int) -> float:
         """Seconds of a folded machine's step, without what it exchanges with others.
@@ -247,7 +249,7 @@ class ScaleModel:
         One machine is a ring of its devices. Among several, the ring passes through all devices and goes as fast as its
         slowest link, so that the others cost nothing more; what devices push to a server is summed inside before.
         """
-        if self.machines(devices) > 1 and self.strategy != "workshop_parameter_server":
+        if self.machines(devices) > 1 and not self._has_server:
             return self.step_seconds
         inside = Link(0.0, self.cluster.inner)
         return self.exchanged(self.step_seconds, min(devices, self.cluster.devices), inside, by_ring=True)
@@ -256,7 +258,7 @@ class ScaleModel:
         """Bytes of gradients per second of a folded machine, through whose link a ring passes along all devices."""
         machines = self.machines(devices)
         rate = self.cluster.link * self.cluster.reached * self.faster_link
-        if machines == 1 or self.strategy == "workshop_parameter_server":
+        if machines == 1 or self._has_server:
             return rate
         slower = min(rate, self.cluster.inner if self.cluster.devices > 1 else rate)  # of the ring's links
         return slower * (machines - 1) / machines * devices / (devices - 1)
@@ -276,13 +278,14 @@ class ScaleModel:
         Horovod what has become ready while it sent; one all-reduce follows the other. The layers' `table` and the
         gradient's `nbytes` are by default the model's own.
         """
-        if workers == 1 and (by_ring or self.strategy != "workshop_parameter_server"):
+        to_server = self._has_server and not by_ring
+        if workers == 1 and not to_server:
             return step
         table = (table or layers(self.model))[::-1]
         shrunk = 1.0 if nbytes is None else nbytes / self.nbytes
         sizes = np.array([4 * shrunk * each.parameters for each in table])
         if self.strategy not in FUSED_NBYTES:
-            if self.strategy == "workshop_parameter_server" and not by_ring:
+            if to_server:
                 return step + float(synchronous_server_seconds(workers, sizes.sum(), link))
             return step + float(all_reduce_seconds("ring", workers, sizes.sum(), link))
         costs = np.cumsum([each.flops for each in table])
@@ -371,7 +374,9 @@ class ScaleModel:
                     raise JobError(f"{count} workers could not be measured: {failed['reason'].iloc[0]}")
                 share, seconds = (float(runs[name].median()) for name in ("host_share", "step_seconds"))
                 # A device by itself shows what else this machine does, since nothing is exchanged.
-                is_late = not self._exchanges(count) and seconds > MOST_LATE * emulation.expected_seconds
+                is_late = (
+                    count == 1 and not self._has_server and seconds > MOST_LATE * emulation.expected_seconds
+                )
                 if share <= MOST_HOST_SHARE and not is_late:
                     break
                 slower *= max(1.2 * share / MOST_HOST_SHARE, 2.0 if is_late else 0.0)
