@@ -174,6 +174,8 @@ def test_the_remark_says_how_much_slower_the_device_would_have_to_be():
     assert (
         host_remark([devices[0], devices[1] | {"worker": "server-0", "passes": 0}], names[:1], cores=4) == ""
     )
+    unused = [device | {"passes": 0} for device in reversed(devices[:2])]
+    assert host_remark(unused, names[:2], cores=2).startswith("worker-0, worker-1 did not use")
     remark = host_remark(devices, names, cores=2)
     assert "kept 40.0% of its 2 cores busy" in remark
     assert "4.0 times as slow" in remark

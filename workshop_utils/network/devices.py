@@ -117,9 +117,8 @@ def host_remark(devices: Sequence[Mapping[str, Any]], workers: Sequence[str], co
             f"whether this machine was too busy is not known, since {', '.join(silent)} did not tell: a script calls "
             "place.here(), and ends by itself"
         )
-    idle = [
-        each["worker"] for each in devices if not each["passes"] and not each["worker"].startswith("server")
-    ]
+    unused = {each["worker"] for each in devices if not each["passes"]}
+    idle = [name for name in workers if name in unused and not name.startswith("server")]
     if idle:
         return (
             f"{', '.join(idle)} did not use the emulated device: a script must import PyTorch itself, or put what it "
