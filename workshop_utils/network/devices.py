@@ -22,6 +22,7 @@ from workshop_utils.jobs.imports import PYTORCH, imported, packages
 from workshop_utils.jobs.quantities import seconds_of
 
 LEAST_SECONDS = 0.02  # a sleep ends up to 0.2 ms late, which is then 1 % at most
+MOST_SECONDS = 3600
 MOST_HOST_SHARE = 0.1  # of all cores
 MOST_LATE_SHARE = 0.03  # of a device's time
 
@@ -31,8 +32,10 @@ _FORM = "a duration with its unit, such as 400ms, or settings such as seconds=40
 def _takes_time(text: str) -> str:
     if text.strip().replace(".", "", 1).isdecimal():
         raise ValueError(f"it must have a unit, such as {text.strip()}ms")
-    if seconds_of(text) < LEAST_SECONDS:
-        raise ValueError(f"it must be at least {1000 * LEAST_SECONDS:g}ms, since the host's clock is coarse")
+    if not LEAST_SECONDS <= seconds_of(text) <= MOST_SECONDS:
+        raise ValueError(
+            f"it must be at least {1000 * LEAST_SECONDS:g}ms, since the host's clock is coarse, and at most an hour"
+        )
     return text
 
 
@@ -108,13 +111,13 @@ class EmulatedDevice(Description):
 def host_remark(devices: Sequence[Mapping[str, Any]], workers: Sequence[str], cores: int) -> str:
     """What is wrong with a run whose `devices` (`Run.devices`) were emulated on so many cores; "" if nothing is.
 
-    That is so if one of the `workers` has not told of its device or not used it, if a device was late, or if the
+    That is so if one of the `workers` has not reported its device or not used it, if a device was late, or if the
     processes kept more than a tenth of the cores busy.
     """
     silent = [name for name in workers if name not in {each["worker"] for each in devices}]
     if silent:
         return (
-            f"whether this machine was too busy is not known, since {', '.join(silent)} did not tell: a script calls "
+            f"cannot tell whether this machine was too busy: {', '.join(silent)} reported nothing; a script calls "
             "place.here(), and ends by itself"
         )
     unused = {each["worker"] for each in devices if not each["passes"]}
@@ -133,5 +136,5 @@ def host_remark(devices: Sequence[Mapping[str, Any]], workers: Sequence[str], co
     return (
         f"this measured the machine, too: beside their emulated devices, {len(devices)} processes kept {share:.1%} of "
         f"its {cores} cores busy, where {MOST_HOST_SHARE:.0%} is the most for a fair picture; take a device that is "
-        f"{share / MOST_HOST_SHARE:.1f} times as slow (and links, too), fewer ranks, or a smaller model"
+        f"{max(1.1, share / MOST_HOST_SHARE):.1f} times as slow (and links, too), fewer ranks, or a smaller model"
     )

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from workshop_utils.jobs.quantities import bytes_per_second_of
 from workshop_utils.network import INTERFACE, SUBNET, Network
 
-QUEUE_SECONDS = 0.05  # that a full link holds packets back before it drops more
+# What a full link holds back before it drops more, whichever is longer: where many senders fill a server's link, TCP
+# notices the loss of a message's end only after 0.2 s.
+QUEUE_SECONDS, QUEUE_NBYTES = 0.05, 8_000_000
 
 Command = tuple[str, ...]
 
@@ -103,7 +105,7 @@ def burst_nbytes(bytes_per_second: float) -> int:
 
 def _limit(device: str, bytes_per_second: float) -> Command:
     rate, burst = round(bytes_per_second * 8), burst_nbytes(bytes_per_second)
-    queue = round(max(QUEUE_SECONDS * bytes_per_second, 1_000_000)) + burst
+    queue = round(max(QUEUE_SECONDS * bytes_per_second, QUEUE_NBYTES)) + burst
     return _command(
         f"tc qdisc add dev {device} root handle 1: tbf rate {rate}bit burst {burst} limit {queue}"
     )

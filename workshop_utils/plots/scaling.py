@@ -173,11 +173,11 @@ def throughput(rows: pd.DataFrame) -> Figure:
             times = each * points["efficiency"].to_numpy(float)
             style.measured(axes, each, times, colour=name, marker=style.MARKERS[index])
             reached.append(
-                f"{name_of(name).removeprefix('parameter ')} {times[-1]:.{1 if times[-1] > 2 else 2}f}"
+                f"{name_of(name).removeprefix('parameter ')} {times[-1]:.{1 if times[-1] > 2 else 2}f}×"
             )
         axes.set(xlabel="workers, on emulated devices", xticks=counts, yticks=counts)
         axes.set(xlim=(0, None), ylim=(0, None))
-        finding = f"{MODELS.get(model, model)}: {', '.join(reached)} times"
+        finding = f"{MODELS.get(model, model)}, {counts.max()} workers: {', '.join(reached)}"
         ratio = f"{first['gradient_nbytes'] / 1e6:.0f} MB of gradients for {first['device_seconds']:.2f} s of computing"
         style.finish(axes, finding, ratio)
     grid.flat[0].set_ylabel("times the throughput of one device")

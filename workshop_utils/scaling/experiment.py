@@ -219,7 +219,8 @@ def measure_all(
 ) -> pd.DataFrame:
     """Run what `store` does not have yet; a table of all `settings`, in order, a row a run (or a run and size).
 
-    A run that fails is a row whose `state` says so, and is tried again next time. With `fresh`, all is measured again.
+    A run that fails is a row whose `state` says so, and is tried again next time, like one on emulated devices with a
+    `remark` (`network.devices.host_remark`). With `fresh`, all is measured again.
 
     Returns:
         The columns of `Setting.described`; `state` and `reason`; what `rows_of` finds; `measured_at`; and
@@ -231,8 +232,10 @@ def measure_all(
             key = setting.key()
             kept = None if fresh else store.get(key)
             table = kept if kept is not None else pd.DataFrame(measure_once(setting)).assign(key=key)
-            succeeded = (table["state"] == RunState.SUCCEEDED).all()
-            if kept is None and succeeded:  # others may have failed by chance
+            is_sound = (table["state"] == RunState.SUCCEEDED).all() and not table.get(
+                "remark", pd.Series()
+            ).any()
+            if kept is None and is_sound:  # others may have failed by chance, or the machine was busy
                 table = store.put(key, table)
             tables.append(table.assign(scaling=setting.scaling, cached=kept is not None))
     return pd.concat(tables, ignore_index=True)
@@ -260,6 +263,7 @@ def measure_once(setting: Setting, warm: bool = True) -> list[dict[str, Any]]:
         }
         if setting.device is not None:
             outcome["host_share"] = sum(each["host_share"] for each in run.devices) / cores()
+            outcome["remark"] = run.remark
         return [setting.described() | outcome | row for row in rows_of(setting.job, run)]
 
 

@@ -14,9 +14,12 @@ import random
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-SHORT_WAIT_SECONDS = 0.005
+_SCHEDULED = Path("/proc/thread-self/schedstat")  # the kernel's documentation: scheduler/sched-stats
+# Where it is missing, a shorter wait may have been for a core.
+SHORTEST_WAIT_SECONDS = 0.0005 if _SCHEDULED.exists() else 0.005
 FORWARD = 1 / 3  # of a step; the backward pass has twice as many products (Kaplan et al. 2020, section 2.1)
 
 
@@ -30,8 +33,9 @@ class EmulatedDevice:
         self.seconds, self.steps = seconds, 0
         self._jitter, self._random, self._factor = jitter, random.Random(seed), 1.0
         self._free = 0.0  # when the device has done what it was given
-        self._left = self._worked = 0.0  # when the host left `compute`, and its thread's processor time then
+        self._left = self._worked = 0.0  # when the host left `compute`, and its thread's `_busy_seconds` then
         self._thread = 0
+        self._asked = 0.0  # seconds, of this step
         self._late, self._due = 0.0, 0.0  # seconds, of all steps that have ended
         self._marks = [_clocks()]  # at the first step, then at the second; and at the last
 
@@ -40,11 +44,11 @@ class EmulatedDevice:
         self.steps += 1
         if self.steps > 2:
             self._late += max(0.0, self._left - self._free)
-            self._due += self.seconds
+            self._due += self._asked
         # In the first step connections open up and libraries are imported, so the second takes its place.
         self._marks = [*self._marks[: self.steps > 2], _clocks()]
         self._factor = math.exp(self._jitter * self._random.gauss(0, 1)) if self._jitter else 1.0
-        self._free, self._worked = time.perf_counter(), time.thread_time()
+        self._free, self._worked, self._asked = time.perf_counter(), _busy_seconds(), 0.0
         self._left, self._thread = self._free, threading.get_ident()
 
     @property
@@ -55,17 +59,19 @@ class EmulatedDevice:
     def compute(self, share: float, factor: float | None = None) -> None:
         """Return when `share` of a step's work is done, of a step with another `factor` if that is given.
 
-        What the host itself has computed since the last call is a part of it. What it has waited for, such as another
-        rank's activations, is not: the device waited as well. (Less than 5 ms may have been for a core.)
+        What the host itself has computed since the last call is a part of it, and so is its waiting for a core. What
+        else it has waited for, such as another rank's activations, is not: the device waited as well.
         """
         now = time.perf_counter()
-        waited = now - self._left - (time.thread_time() - self._worked)
-        if waited > SHORT_WAIT_SECONDS and self._thread == threading.get_ident():
+        waited = now - self._left - (_busy_seconds() - self._worked)
+        if waited > SHORTEST_WAIT_SECONDS and self._thread == threading.get_ident():
             self._free += waited
-        self._free += share * self.seconds * (factor or self._factor)
+        seconds = share * self.seconds * (factor or self._factor)
+        self._asked += seconds
+        self._free += seconds
         if self._free > now:
             time.sleep(self._free - now)
-        self._left, self._worked = time.perf_counter(), time.thread_time()
+        self._left, self._worked = time.perf_counter(), _busy_seconds()
         self._thread = threading.get_ident()
 
     def late_share(self) -> float:
@@ -79,6 +85,18 @@ class EmulatedDevice:
         """
         (began, before), (ended, after) = [*self._marks, _clocks()][:2]
         return (after - before) / (ended - began)
+
+
+def _busy_seconds() -> float:
+    """Processor time of this thread, and the time in which it could have run and had to wait for a core."""
+    return time.thread_time() + _core_wait_seconds()
+
+
+def _core_wait_seconds() -> float:
+    try:
+        return 1e-9 * int(_SCHEDULED.read_text().split()[1])
+    except FileNotFoundError:  # not on Linux
+        return 0.0
 
 
 def _clocks() -> tuple[float, float]:
@@ -102,11 +120,11 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
     """From now on every module of PyTorch computes on `device`.
 
     The time is spread over the layers, which are the modules with parameters of their own, in proportion to their
-    multiplications (about; an attribute `emulated_cost` takes precedence). A pass is what is called until the next
+    multiplications (`_cost`; an attribute `emulated_cost` takes precedence). A pass is what is called until the next
     backward pass, or until a module is called again. The largest so far lasts `device.seconds`, forward and backward,
     and a smaller one its share; so each micro-batch takes all of it, and so does a pipeline's stage. The first forward
-    pass, in which the work is counted, lasts at its end. Nothing takes any time without gradients, in compiled modules,
-    in functions that are no modules, or in checkpoints that are reentrant.
+    pass, in which the work is counted, takes its time at its end. Nothing takes any time without gradients, in compiled
+    modules, in functions that are no modules, or in checkpoints that are reentrant.
     """
     import torch
     from torch.nn.modules import module as hooks
@@ -127,13 +145,13 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
             current.called.add(module)
         depth += 1
 
-    def after(module: Any, _: Any, output: Any) -> None:
+    def after(module: Any, inputs: Any, output: Any) -> None:
         nonlocal depth
         depth -= 1
         results = _tensors(output) if torch.is_grad_enabled() and _parameters(module) else []
         if not results:
             return
-        cost = _cost(module, results[0])
+        cost = _cost(module, inputs, results[0])
         if (
             in_backward()
         ):  # computed again, for a checkpoint; its own backward pass is a part of the one under way
@@ -154,8 +172,8 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
             nonlocal whole
             if not own.is_backward:
                 own.is_backward, whole = True, max(whole, own.cost)
-                device.compute(FORWARD * (own.cost / whole - own.taken), own.factor)
-            device.compute((1 - FORWARD) * cost / whole, own.factor)
+                device.compute(FORWARD * (own.cost / (whole or 1.0) - own.taken), own.factor)
+            device.compute((1 - FORWARD) * cost / (whole or 1.0), own.factor)
 
         return compute
 
@@ -183,14 +201,28 @@ def _once(compute: Any) -> Any:
     return lambda gradient: waiting.pop()(gradient) if waiting else None
 
 
-def _cost(module: Any, output: Any) -> float:
-    """Multiplications of one layer's forward pass, about."""
+def _cost(module: Any, inputs: Any, output: Any) -> float:
+    """Multiplications of one layer's forward pass: positions × weights; of other layers, the numbers that come out.
+
+    Attention's own products, of queries with keys and of these with values, are left out.
+    """
+    from torch import nn
+
     if (cost := getattr(module, "emulated_cost", None)) is not None:
         return float(cost)
-    matrices = [each for each in _parameters(module) if each.ndim > 1]
-    is_table = type(module).__name__.startswith("Embedding")
-    if is_table or not matrices or next(module.children(), None) is not None:
+    is_attention = isinstance(module, nn.MultiheadAttention)  # which uses its children without calling them
+    convolves = isinstance(module, nn.modules.conv._ConvNd)
+    own = list(module.parameters()) if is_attention else _parameters(module)
+    matrices = [each for each in own if each.ndim == 2 or (convolves and each.ndim > 2)]
+    multiplies = is_attention or next(module.children(), None) is None
+    if not (matrices and multiplies) or isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return float(max(output.numel(), 1))
-    recurrent = type(module).__name__ in ("RNN", "LSTM", "GRU")
-    features = output.shape[-1] if recurrent else matrices[0].shape[0]
-    return max(sum(each.numel() for each in matrices) * output.numel() / features, 1.0)
+    if convolves:
+        positions = (
+            inputs[0].numel() / module.in_channels
+            if module.transposed
+            else output.numel() / module.out_channels
+        )
+    else:
+        positions = output.numel() / output.shape[-1]
+    return max(sum(each.numel() for each in matrices) * positions, 1.0)
