@@ -112,6 +112,7 @@ def test_a_machine_of_several_devices_exchanges_inside_and_several_by_a_ring_thr
 def test_what_nobody_published_is_estimated_from_another_device_or_from_the_peak():
     scaled, worked_out = vgg(cluster="p3.2xlarge"), ScaleModel.of("p3.2xlarge", "gpt-1b", batch=2)
     assert scaled.step_seconds == pytest.approx(ALONE * 10.6 / 15.7)
+    assert vgg(cluster="p3.2xlarge", batch=32).step_seconds == pytest.approx(scaled.step_seconds / 2)
     assert "estimated from one P100: Horovod" in str(scaled)
     flops = 3 * 2 * sum(each.flops for each in layers("gpt-1b"))
     assert worked_out.step_seconds == pytest.approx(flops / (0.4 * 15.7e12))
@@ -133,6 +134,8 @@ def test_a_cluster_is_one_of_the_scale_model_s_own_or_an_instance_of_the_planner
     assert instance.latency == pytest.approx(20e-6)
     other = own.model_copy(update={"name": "mine", "devices": 2})
     assert ScaleModel.of(other, "vgg16").machines(4) == 2
+    inside = own.model_copy(update={"inner": 1e9})  # slower than the link to other machines
+    assert ScaleModel.of(inside, "vgg16").link_of(16) == pytest.approx(1e9 * 1 / 2 * 16 / 15)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +231,10 @@ def test_what_is_sent_in_pieces_has_more_bytes_and_the_host_more_time_for_them()
     ring, ddp = (vgg(strategy).emulation(16, 1e9) for strategy in ("ring", "torch_ddp"))
     assert ddp.nbytes == pytest.approx(3 * ring.nbytes, rel=0.01)
     assert ddp.expected_seconds == pytest.approx(3 * ring.expected_seconds, rel=0.01)
+    near = vgg("torch_ddp", faster_link=10).emulation(
+        2, 1e9
+    )  # hides its exchange, which is long enough all the same
+    assert near.nbytes / near.bytes_per_second == pytest.approx(scale_model.LEAST_EXCHANGE_SECONDS, rel=0.01)
 
 
 def test_four_hundred_workers_are_predicted_and_refused_before_anything_is_measured(monkeypatch, tmp_path):

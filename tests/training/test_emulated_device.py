@@ -54,11 +54,11 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def device(clock):
-    """A device on which PyTorch computes during the test."""
+def device(clock, request):
+    """A device on which PyTorch computes during the test; a parameter is its jitter."""
     from torch.nn.modules import module as hooks
 
-    made = EmulatedDevice(SECONDS)
+    made = EmulatedDevice(SECONDS, jitter=getattr(request, "param", 0.0))
     before = dict(hooks._global_forward_pre_hooks), dict(hooks._global_forward_hooks)
     emulated_device.attach_to_pytorch(made)
     yield made
@@ -232,6 +232,18 @@ def test_each_micro_batch_takes_a_step_s_time_in_whatever_order(device, clock, o
             losses.pop(0).backward()
     assert clock.now - started == pytest.approx(4 * SECONDS)
     assert device.steps == 5
+
+
+@pytest.mark.parametrize("device", [0.5], indirect=True)
+def test_a_micro_batch_has_one_jitter_forward_and_backward(device, clock):
+    model = nn.Linear(4, 4)
+    step(clock, model, torch.ones(1, 4))
+    losses, forward = zip(
+        *(lasts(clock, lambda: model(torch.ones(1, 4)).sum()) for _ in range(2)), strict=True
+    )
+    backward = [lasts(clock, loss.backward)[1] for loss in losses]
+    assert forward[0].expected != forward[1]
+    assert [each.expected / 2 for each in backward] == list(forward)
 
 
 def test_a_model_that_is_called_in_parts_takes_as_long_as_one_call(device, clock):
