@@ -177,8 +177,9 @@ def throughput(rows: pd.DataFrame) -> Figure:
             )
         axes.set(xlabel="workers, on emulated devices", xticks=counts, yticks=counts)
         axes.set(xlim=(0, None), ylim=(0, None))
-        finding = f"{MODELS.get(model, model)}, {counts.max()} workers: {', '.join(reached)}"
-        ratio = f"{first['gradient_nbytes'] / 1e6:.0f} MB of gradients for {first['device_seconds']:.2f} s of computing"
+        finding = f"{MODELS.get(model, model)}: {', '.join(reached)}"
+        ratio = f"{counts.max()} workers; {first['gradient_nbytes'] / 1e6:.0f} MB of gradients for "
+        ratio += f"{first['device_seconds']:.2f} s of computing"
         style.finish(axes, finding, ratio)
     grid.flat[0].set_ylabel("times the throughput of one device")
     return figure
