@@ -226,7 +226,8 @@ class WorkshopParameterServer(Strategy):
 
 
 # torchrun's ranks share its store by default; restarted ranks may then find the addresses of dead ones there, and hang
-# (https://github.com/pytorch/pytorch/issues/135712).
+# (https://github.com/pytorch/pytorch/issues/135712). Without it, torchrun looks for a free port, and rank 0 binds it
+# seconds later; another program may have taken it by then. So it is set only where ranks may be restarted.
 TORCHRUN_RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 

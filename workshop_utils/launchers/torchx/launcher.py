@@ -244,7 +244,8 @@ class TorchX(TargetSettings):
         each, (nodes, count) = job.resources, self.layout(job)
         cpu, megabytes = max(1, round(each.cpu * count)), max(1, each.memory_nbytes * count // 10**6)
         resource: dict[str, Any] = {"cpu": cpu, "gpu": each.gpu * count, "memMB": megabytes}
-        variables = {**TORCHRUN_RESTARTS, LINE_PREFIX_VARIABLE: LINE_PREFIX, "LOGLEVEL": "WARNING"}
+        variables = dict(TORCHRUN_RESTARTS) if self.max_restarts else {}
+        variables |= {LINE_PREFIX_VARIABLE: LINE_PREFIX, "LOGLEVEL": "WARNING"}
         if self.scheduler == "local_cwd":
             script, address = str(job.script_path.absolute()), ["--local-addr=127.0.0.1"]
             variables |= {"WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints")}
