@@ -14,6 +14,7 @@ import ast
 import base64
 import hashlib
 import io
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +28,7 @@ from workshop_utils.lessons import batch, selection
 from workshop_utils.lessons.checks.choice import WIDGET_VIEW
 
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+PROGRESS = re.compile(r"(\r[^\r\n]*)+\n?")  # of tqdm: the states of a bar, and the end of its line
 COLOURS = 64  # of a figure: few enough that GitHub and a browser open a notebook quickly
 
 
@@ -72,17 +74,15 @@ def clean(notebook: Any) -> None:
         if selection.SOLUTION in (tags or ()):
             cell.metadata["jupyter"] = {"source_hidden": True}
         if cell.cell_type == "code":
-            cell.outputs = [each for each in cell.outputs if not _is_progress(each)]
+            for output in cell.outputs:
+                if output.output_type == "stream":
+                    output.text = PROGRESS.sub("", output.text)
+            cell.outputs = [each for each in cell.outputs if each.get("text", "x").strip()]
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             data.pop(WIDGET_VIEW, None)
             if png := data.get("image/png"):
                 data["image/png"] = base64.b64encode(light(base64.b64decode(png))).decode()
-
-
-def _is_progress(output: Any) -> bool:
-    """Whether it is a state of tqdm's bar, or the empty line at its end."""
-    return output.get("name") == "stderr" and (output.text.startswith("\r") or not output.text.strip())
 
 
 def light(png: bytes) -> bytes:

@@ -19,6 +19,7 @@ import importlib.metadata
 import itertools
 import json
 import platform
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -227,7 +228,7 @@ def measure_all(
         `cached`, true where the row was in the store.
     """
     tables = []
-    with tqdm(settings, desc="measuring", unit="run", bar_format=BAR, disable=not progress) as bar:
+    with progress_bar(settings, "measuring", disable=not progress) as bar:
         for setting in bar:
             key = setting.key()
             kept = None if fresh else store.get(key)
@@ -239,6 +240,12 @@ def measure_all(
                 table = store.put(key, table)
             tables.append(table.assign(scaling=setting.scaling, cached=kept is not None))
     return pd.concat(tables, ignore_index=True)
+
+
+def progress_bar(items: Sequence[Any], title: str, disable: bool = False) -> tqdm:
+    """On standard error, as usual; in a notebook on standard output, since there the other looks like a mistake."""
+    file = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
+    return tqdm(items, title, bar_format=BAR, disable=disable, file=file)
 
 
 def missing(settings: Sequence[Setting], store: Store) -> list[Setting]:

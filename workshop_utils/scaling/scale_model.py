@@ -27,7 +27,6 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 from pydantic import Field, PositiveFloat, PositiveInt
-from tqdm import tqdm
 
 from workshop_utils.comm.topology import Link
 from workshop_utils.jobs import Description, JobError, TrainingJob
@@ -38,7 +37,15 @@ from workshop_utils.scaling import catalogue
 from workshop_utils.scaling.catalogue import BytesPerSecond, Seconds
 from workshop_utils.scaling.communication import GOODPUT
 from workshop_utils.scaling.cost import all_reduce_seconds, synchronous_server_seconds
-from workshop_utils.scaling.experiment import BAR, Setting, Store, key_of, machine, measure_all, package
+from workshop_utils.scaling.experiment import (
+    Setting,
+    Store,
+    key_of,
+    machine,
+    measure_all,
+    package,
+    progress_bar,
+)
 from workshop_utils.scaling.layers import Layer, layers
 from workshop_utils.scaling.published import published_table
 from workshop_utils.setup.machine import cores
@@ -366,7 +373,7 @@ class ScaleModel:
             self.emulation(count, math.inf)
         forwarded = forwarded_bytes_per_second(store)
         steps, notes = [], []
-        for count in tqdm(workers, f"emulating {self.model}, {self.strategy}", bar_format=BAR):
+        for count in progress_bar(workers, f"emulating {self.model}, {self.strategy}"):
             slower = 1.0
             for _ in range(MOST_TRIES):
                 emulation = self.emulation(count, forwarded, slower)
