@@ -78,13 +78,13 @@ def network(pixels: int, width: int, layers: int) -> nn.Sequential:
 class Part(nn.Module):
     """y = x + Wᵀ relu(W x) / rows: a layer with any number of parameters that keeps the width of its input."""
 
-    def __init__(self, elements: int, width: int, cost: float | None) -> None:
+    emulated_cost: float | None = None  # of the forward pass, in multiplications
+
+    def __init__(self, elements: int, width: int) -> None:
         super().__init__()
-        self.weight, self.cost = nn.Parameter(torch.randn(elements // width, width) / width**0.5), cost
-        self.emulated_cost = 0.0  # of the forward pass, in multiplications
+        self.weight = nn.Parameter(torch.randn(elements // width, width) / width**0.5)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        self.emulated_cost = 2.0 * len(inputs) * self.weight.numel() if self.cost is None else self.cost
         return inputs + (inputs @ self.weight.T).relu() @ self.weight / len(self.weight)
 
 
@@ -94,7 +94,9 @@ class Head(nn.Linear):
 
 def scale_model(elements: list[float], costs: list[float] | None) -> nn.Sequential:
     """Layers of so many parameters, for images of 64 pixels; then one of 650, on which a device spends no time."""
-    parts = [Part(int(count), 64, costs[index] if costs else None) for index, count in enumerate(elements)]
+    parts = [Part(int(count), 64) for count in elements]
+    for part, cost in zip(parts, costs or [], strict=False):
+        part.emulated_cost = cost
     return nn.Sequential(*parts, Head(64, 10))
 
 

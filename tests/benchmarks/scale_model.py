@@ -72,11 +72,13 @@ def published(quick: bool) -> Iterator[Row]:
     print(errors(table).to_string(), flush=True)
     whole = table.dropna(subset=["from_machine"])
     print(f"where one machine's efficiency is known:\n{errors(whole).to_string()}", flush=True)
-    for ours, rival, chosen in (("middle", "constant", table), ("from_machine", "one_machine", whole)):
+    rivals = [("middle", each, table) for each in ("constant", "mean", "formula", "data_sheets")]
+    for ours, rival, chosen in (*rivals, ("from_machine", "one_machine", whole)):
         for name, rows in (("all", chosen), (f"below {HARD}", chosen[chosen["published"] < HARD])):
             off = [100 * float((rows[each] - rows["published"]).abs().mean()) for each in (ours, rival)]
             title = f"published efficiencies, {name}: mean error of {ours}, beside {rival}"
-            yield Row(title, [(off[0], off[1])], "pt", Bar(high=1.0))
+            goal = 0.5 if (rival, name) == ("constant", f"below {HARD}") else 1.0
+            yield Row(title, [(off[0], off[1])], "pt", Bar(high=goal))
 
 
 def errors(table: pd.DataFrame) -> pd.DataFrame:

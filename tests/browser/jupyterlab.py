@@ -41,6 +41,7 @@ SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "notebook-extension/tracker": {"windowingMode": "none"},
 }
+THEME = "apputils-extension/themes"
 
 
 def chromium() -> str:
@@ -65,6 +66,10 @@ class Lab:
         self.token = token
         self.server = server
         self.browser = browser
+
+    def use_theme(self, name: str) -> None:
+        """Show what is opened from now on in this theme, such as "JupyterLab Dark"."""
+        _write_setting(self.folder, THEME, {"theme": name})
 
     def processes(self) -> list[psutil.Process]:
         """All that the server has started and that is alive: kernels, and what runs in them."""

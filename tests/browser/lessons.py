@@ -84,6 +84,7 @@ def test_an_interrupted_cell_leaves_no_process_and_the_next_one_runs(lab, bench)
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab, name):
+    lab.use_theme("JupyterLab Light")
     pictures = PICTURES / Path(name).stem
     with lab.notebook(f"notebooks/{name}", WIDE) as notebook:
         notebook.menu("Edit", "Clear Outputs of All Cells")
@@ -100,6 +101,10 @@ def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab, 
         notebook.hide_files()
         notebook.photograph(pictures, "narrow")
         check_figures(notebook, name)
+        notebook.menu("Settings", "Theme", "JupyterLab Dark")
+        notebook.page.wait_for_selector("body[data-jp-theme-light='false']", state="attached")
+        notebook.page.set_viewport_size({"width": WIDE, "height": 900})
+        notebook.photograph(pictures, "dark")
 
 
 def test_closing_a_lesson_ends_its_kernel_and_all_that_it_started(lab):

@@ -31,7 +31,10 @@ def test_the_ring_sends_what_the_formula_says_and_synchronous_servers_come_to_it
     for servers in (1, 2):
         changes = {"workers": workers, "parameter_servers": servers, "arguments": arguments}
         run, by_server = trained("digits_parameter_server", tmp_path / f"{servers}-servers", **changes)
-        np.testing.assert_allclose(by_server, by_ring, rtol=0, atol=1e-3)  # float32, another order of adding
+        # float32, added in another order; where that decides whether a unit is on, its weights differ by one example.
+        difference = np.abs(by_server - by_ring)
+        assert np.quantile(difference, 0.95) <= 1e-5
+        assert difference.max() <= 1e-3
         assert run.metrics["staleness_max"].dropna().tolist() == [0] * servers
 
 

@@ -36,7 +36,6 @@ INTERFACE = "eth0"  # what each process sees as its network card
 SUBNET = "10.77.0"  # unreachable from outside the run's namespaces
 MOST_PROCESSES = 250  # addresses in the subnet, less the reserved ones
 
-
 _NAME = re.compile(r"[a-z]+-\d+")
 _FORM = "a rate such as 100Mbit, or settings such as bandwidth=100Mbit,latency=1ms,racks=2,spine=200Mbit"
 

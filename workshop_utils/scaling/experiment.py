@@ -233,9 +233,9 @@ def measure_all(
             key = setting.key()
             kept = None if fresh else store.get(key)
             table = kept if kept is not None else pd.DataFrame(measure_once(setting)).assign(key=key)
-            is_sound = (table["state"] == RunState.SUCCEEDED).all() and not table.get(
-                "remark", pd.Series()
-            ).any()
+            is_sound = (table["state"] == RunState.SUCCEEDED).all()
+            if "remark" in table:
+                is_sound &= not table["remark"].any()
             if kept is None and is_sound:  # others may have failed by chance, or the machine was busy
                 table = store.put(key, table)
             tables.append(table.assign(scaling=setting.scaling, cached=kept is not None))

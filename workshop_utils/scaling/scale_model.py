@@ -386,7 +386,7 @@ class ScaleModel:
                 share, seconds = (float(runs[name].median()) for name in ("host_share", "step_seconds"))
                 if not runs["remark"].any():
                     break
-                slower *= max(1.2 * share / MOST_HOST_SHARE, 2.0 if share <= MOST_HOST_SHARE else 0.0)
+                slower *= 1.2 * share / MOST_HOST_SHARE if share > MOST_HOST_SHARE else 2.0
             else:
                 raise JobError(
                     f"{count} workers could not be measured, however slow their devices: {runs['remark'].max()}"

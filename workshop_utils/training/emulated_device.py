@@ -152,9 +152,8 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
         if not results:
             return
         cost = _cost(module, inputs, results[0])
-        if (
-            in_backward()
-        ):  # computed again, for a checkpoint; its own backward pass is a part of the one under way
+        if in_backward():
+            # Computed again, for a checkpoint; its own backward pass is a part of the one under way.
             device.compute(FORWARD * cost / whole if whole else 0.0, current.factor)
             return
         current.cost += cost
