@@ -193,7 +193,7 @@ class Notebook:
     def verdicts(self) -> list[str]:
         """What the checks of exercises said, in order."""
         texts = self.page.locator(f".jp-CodeCell {OUTPUT}").all_inner_texts()
-        return [text.strip() for text in texts if re.match(r"(Right|Wrong|Not yet): ", text.strip())]
+        return [text.strip() for text in texts if re.match(r"(Right|Wrong|Not yet|Answered): ", text.strip())]
 
     def output(self, index: int) -> str:
         """All text below the code cell of this index."""

@@ -38,7 +38,7 @@ EXERCISE, GRADED = "exercise", "graded"
 SECONDS = 600.0  # for one notebook
 INHERITED = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "OMP_NUM_THREADS", "JUPYTER_PREFER_ENV_PATH")
 COLUMNS = ["learner", "lesson", "exercise", "state", "verdict", "seconds"]
-STATES = ("right", "wrong", "not yet")  # of a check that ran
+STATES = ("right", "wrong", "not yet", "answered")  # of a check that ran
 
 
 def submissions(folder: Path) -> dict[Path, Path]:
@@ -62,8 +62,9 @@ def submissions(folder: Path) -> dict[Path, Path]:
 def grade_class(folder: Path, output: Path, seconds: float = SECONDS) -> Iterator[list[dict[str, Any]]]:
     """Run each notebook of `folder` and yield its rows: learner, lesson, exercise, state, verdict, seconds.
 
-    `state` is right, wrong, not yet, failed (the answer or its check raised), not reached (the time was over, or the
-    kernel had died) or unreadable. The executed notebooks are kept below `output`, by learner.
+    `state` is right, wrong, not yet, answered (an open question, for a person to judge), failed (the answer or its
+    check raised), not reached (the time was over, or the kernel had died) or unreadable. The executed notebooks are
+    kept below `output`, by learner.
     """
     for path, lesson in submissions(folder).items():
         kept = output / path.parent.name / path.name

@@ -36,7 +36,7 @@ import numpy as np
 import yaml
 from numpy.typing import ArrayLike
 
-State = Literal["not yet", "wrong", "right"]
+State = Literal["not yet", "wrong", "right", "answered"]  # answered: no program can judge it
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,0 +1,35 @@
+"""Open questions: what is asked for is there and could be measured; a person judges the rest."""
+
+import pytest
+
+from workshop_utils.lessons.checks.open_question import OpenQuestion
+
+ASKED = OpenQuestion("workers", (2, 64), "The link is full.")
+WHY = "each worker waits for its pull behind all of the others"
+
+
+def test_numbers_and_words_are_answered_with_an_explanation_to_compare():
+    verdict = ASKED(8, 10, WHY)
+    assert verdict.state == "answered"
+    for part in ("predicted 8 workers", "measured 10, 1.2 times", WHY, "The link is full."):
+        assert part in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "says"),
+    [
+        ((...,), "not yet", "predict a number first"),
+        ((8, ..., WHY), "not yet", "predict"),
+        ((8, 10, ...), "not yet", "write"),
+        (("8", 10, WHY), "wrong", "`predicted` is '8'"),
+        ((True, 10, WHY), "wrong", "`predicted` is True"),
+        ((8, float("nan"), WHY), "wrong", "`measured` is nan"),
+        ((-8, 10, WHY), "wrong", "positive number of workers"),
+        ((8, 100, WHY), "wrong", "between 2 and 64 workers"),
+        ((8, 10, "because because because"), "wrong", "3 words"),
+        ((8, 10, 5), "wrong", "0 words"),
+    ],
+)
+def test_what_is_missing_or_impossible_is_named(answer, state, says):
+    verdict = ASKED(*answer)
+    assert (verdict.state, says in verdict.text) == (state, True)

@@ -1,0 +1,82 @@
+"""Figures to play with: sliders and curves that need neither a kernel nor a network.
+
+    playable.figure("cut")      # the file cut.json beside this one
+
+Each is a Vega-Lite 5 specification, a file of JSON that can be opened in any Vega editor: data from `sequence` or
+`values`, closed forms in `calculate`, sliders in `params`. JupyterLab has the player built in; pages made from a
+notebook bring one (`player`); elsewhere, as on GitHub, the picture of the first setting stands in its place.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+
+SPECIFICATION = "application/vnd.vegalite.v5+json"
+# JupyterLab 4.6 has Vega-Lite 5.6; the oldest that vl-convert has is 5.8. A test in a browser draws them in JupyterLab.
+VERSION = "5.8"
+FOLDER = Path(__file__).parent
+CONFIG: dict[str, Any] = {
+    "background": "white",
+    "view": {"stroke": None},
+    "axis": {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "gridColor": "#E3E3E3"},
+    "title": {"anchor": "start", "fontSize": 14, "subtitleFontSize": 12, "subtitleColor": "#6B6B6B"},
+    "font": "DejaVu Sans, Arial, sans-serif",
+}
+
+
+class Playable:
+    """A figure with sliders, as a notebook shows it; `specification` is the Vega-Lite dictionary."""
+
+    def __init__(self, specification: dict[str, Any]) -> None:
+        self.specification = {**specification, "config": {**CONFIG, **specification.get("config", {})}}
+
+    @property
+    def alternative(self) -> str:
+        """What the figure shows and what its sliders change, in words: its `description`."""
+        return str(self.specification["description"])
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        # No HTML: JupyterLab would prefer it, and drop its script where the notebook is not trusted.
+        png = vl_convert.vegalite_to_png(self.specification, vl_version=VERSION, scale=1.5)
+        data = {
+            SPECIFICATION: self.specification,
+            "image/png": base64.b64encode(png).decode(),
+            "text/plain": self.alternative,
+        }
+        return data, {"image/png": {"alt": self.alternative}}
+
+
+def figure(name: str) -> Playable:
+    """The figure of the file NAME.json.
+
+    Raises:
+        ValueError: if there is none; the message lists all.
+    """
+    path = FOLDER / f"{name}.json"
+    if not path.is_file():
+        names = ", ".join(sorted(each.stem for each in FOLDER.glob("*.json")))
+        raise ValueError(f"there is no figure {name!r} to play with; there are {names}")
+    return Playable(json.loads(path.read_text(encoding="utf-8")))
+
+
+@functools.cache
+def player() -> str:
+    """The JavaScript that plays such figures: it defines `vegaEmbed`. It is 0.9 MB."""
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VERSION))
+
+
+def html(specification: dict[str, Any], alternative: str, place: str) -> str:
+    """The figure as HTML for a page that has the `player`; `place` is an id that the page has once."""
+    source = json.dumps(specification).replace("</", "<\\/")
+    label = escape(alternative)
+    return (
+        f'<div id="{place}" class="playable" role="figure" aria-label="{label}"></div>'
+        f'<script>vegaEmbed("#{place}", {source}, {{actions: false}})</script>'
+    )
