@@ -222,6 +222,29 @@ class Notebook:
             self.page.wait_for_timeout(200)
 
 
+def playables(page: Page) -> list[dict[str, Any]]:
+    """Of each figure to play with on a page, what its sliders are called, and which change what is drawn.
+
+    Each slider is moved by keyboard, five steps to the right, or to the left where it stands at its end: with Shift,
+    since JupyterLab takes the arrows alone for itself.
+    """
+    found = []
+    for place in page.locator(".vega-embed").all():
+        drawing = place.locator("canvas, svg.marks").first
+        sliders = {}
+        for slider in place.locator("input[type=range]").all():
+            name = slider.locator("xpath=..").inner_text().strip()
+            before = drawing.screenshot()
+            at_end = slider.evaluate("input => Number(input.value) >= Number(input.max)")
+            slider.focus()
+            for _ in range(5):
+                page.keyboard.press("Shift+ArrowLeft" if at_end else "Shift+ArrowRight")
+            page.wait_for_timeout(300)
+            sliders[name] = drawing.screenshot() != before
+        found.append({"sliders": sliders, "width": drawing.bounding_box()["width"]})
+    return found
+
+
 @contextlib.contextmanager
 def running_lab(folder: Path) -> Iterator[Lab]:
     """A JupyterLab on a copy of the workshop in `folder`, and a browser; both end with the block."""

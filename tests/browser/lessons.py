@@ -12,7 +12,10 @@ from pathlib import Path
 import nbformat
 import pytest
 from conftest import alive, eventually
-from jupyterlab import PICTURES, ROOT, running_lab
+from jupyterlab import PICTURES, ROOT, playables, running_lab
+
+from workshop_utils.lessons.page import lesson_page
+from workshop_utils.plots import playable
 
 LESSONS = [Path(name).name for name in os.environ.get("NOTEBOOKS", "").split()] or sorted(
     path.name for path in (ROOT / "notebooks").glob("*.ipynb")
@@ -95,6 +98,7 @@ def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab, 
         assert not notebook.errors()
         assert all(prompt != "[ ]:" for prompt in notebook.prompts()), "a cell did not run"
         check_figures(notebook, name)
+        check_playables(notebook.page, name)
         answers = notebook.verdicts()
         assert sum(answer.startswith(("Right: ", "Answered: ")) for answer in answers) >= solutions(name)
         notebook.page.set_viewport_size({"width": NARROW, "height": 900})
@@ -105,6 +109,23 @@ def test_a_lesson_runs_in_the_browser_without_errors_and_shows_its_figures(lab, 
         notebook.page.wait_for_selector("body[data-jp-theme-light='false']", state="attached")
         notebook.page.set_viewport_size({"width": WIDE, "height": 900})
         notebook.photograph(pictures, "dark")
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_s_page_plays_without_a_network(lab, name, tmp_path):
+    path = ROOT / "notebooks" / name
+    file = tmp_path / "page.html"
+    file.write_text(lesson_page(source(name), path), encoding="utf-8")
+    context = lab.browser.new_context(viewport={"width": WIDE, "height": 900}, offline=True)
+    problems = []
+    page = context.new_page()
+    page.on("pageerror", problems.append)
+    page.on("requestfailed", lambda request: problems.append(request.url))
+    page.goto(file.as_uri())
+    check_playables(page, name)
+    page.screenshot(path=str(PICTURES / path.stem / "page.png"), full_page=True)
+    context.close()
+    assert not problems
 
 
 def test_closing_a_lesson_ends_its_kernel_and_all_that_it_started(lab):
@@ -123,8 +144,22 @@ def check_figures(notebook, name):
 
 
 def committed_figures(name):
+    return sum("image/png" in data and playable.SPECIFICATION not in data for data in committed(name))
+
+
+def committed(name):
+    """What the outputs of a lesson hold, by MIME type."""
     outputs = [output for cell in source(name).cells for output in cell.get("outputs", [])]
-    return sum("image/png" in output.get("data", {}) for output in outputs)
+    return [output.get("data", {}) for output in outputs]
+
+
+def check_playables(page, name):
+    """Each figure to play with is drawn, and every slider of it changes it."""
+    played = playables(page)
+    assert len(played) == sum(playable.SPECIFICATION in data for data in committed(name))
+    for figure in played:
+        assert figure["sliders"]
+        assert all(figure["sliders"].values()), figure
 
 
 def solutions(name):

@@ -10,6 +10,7 @@ from bs4 import BeautifulSoup
 
 from workshop_utils.lessons.checks.choice import WIDGET_VIEW, Choice
 from workshop_utils.lessons.page import lesson_page
+from workshop_utils.plots import playable
 
 ROOT = Path(__file__).parents[2]
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
@@ -127,3 +128,15 @@ def test_a_picture_of_the_text_is_in_the_page_wherever_the_page_goes(tmp_path):
     (image,) = body_of(text("![A ring.](../images/a%20ring.svg)"), notebook=notebook).select("img")
     assert image["src"] == "data:image/svg+xml;base64," + base64.b64encode(b"<svg/>").decode()
     assert image["alt"] == "A ring."
+
+
+def test_a_figure_to_play_with_brings_its_player_once():
+    figure = playable.Playable({"description": "A line.", "mark": "line", "title": "</script>", "params": []})
+    data = {playable.SPECIFICATION: figure.specification, "image/png": "aaaa", "text/plain": "A line."}
+    page = page_of(output(data), output(dict(data)))
+    assert page.count(playable.player()) == 1
+    figures = BeautifulSoup(page.replace(playable.player(), ""), "html.parser").select(".playable")
+    assert [each["aria-label"] for each in figures] == ["A line.", "A line."]
+    assert len({each["id"] for each in figures}) == 2
+    assert "aaaa" not in page
+    assert playable.player() not in page_of(output({"text/plain": "3"}))

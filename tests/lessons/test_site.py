@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from workshop_utils.lessons import site
+from workshop_utils.plots import playable
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,3 +59,19 @@ def test_the_site_executes_nothing_and_has_its_formulas_drawn_from_its_own_files
     extensions = config["sphinx"]["config"]["extensions"]
     assert "sphinx-mathjax-offline" in extensions
     assert "sphinx_thebe" not in extensions  # it fetches from elsewhere
+
+
+def test_the_first_figure_to_play_with_on_a_page_loads_the_player(small, tmp_path):
+    path = small / "notebooks" / "00_lesson.ipynb"
+    lesson = nbformat.read(str(path), as_version=4)
+    data = {playable.SPECIFICATION: {"mark": "line"}, "image/png": "aaaa", "text/plain": "A line."}
+    lesson.cells += [
+        nbformat.v4.new_code_cell("2", outputs=[nbformat.v4.new_output("display_data", dict(data))])
+        for _ in range(2)
+    ]
+    nbformat.write(lesson, str(path))
+    site.gather(small, tmp_path / "source")
+    cells = nbformat.read(str(tmp_path / "source" / "notebooks" / "00_lesson.ipynb"), as_version=4).cells[-2:]
+    pages = [cell.outputs[0].data["text/html"] for cell in cells]
+    assert [f'src="../_static/{site.PLAYER}"' in each for each in pages] == [True, False]
+    assert all("vegaEmbed(" in each for each in pages)

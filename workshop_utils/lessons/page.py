@@ -2,7 +2,7 @@
 
 nbconvert leaves formulas to MathJax and widgets to JavaScript, both on other hosts, and pictures in their files. Here
 formulas become MathML, which browsers draw themselves, widgets show their static form, and the page contains its
-pictures.
+pictures, and the player of its figures to play with.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import nbformat
 from jinja2 import pass_context
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-from workshop_utils.plots import alternative
+from workshop_utils.plots import alternative, playable
 
 TEMPLATE = Path(__file__).with_name("templates") / "lesson.html"
 
@@ -29,14 +29,27 @@ def lesson_page(executed: Any, notebook: Path) -> str:
     """The page of an executed notebook, which was read from the file `notebook`."""
     static = nbformat.from_dict(executed)  # a deep copy
     static.metadata.pop("widgets", None)  # without their state nbconvert shows the static form
-    for output in (each for cell in static.cells for each in cell.get("outputs", [])):
+    outputs = [output for cell in static.cells for output in cell.get("outputs", [])]
+    played = play(outputs)
+    for output in outputs:
         data = output.get("data", {})
         about = output.get("metadata", {}).get("image/png", {})
         if "alt" in about and "text/html" not in data:  # nbconvert omits a picture's alternative text
             data["text/html"] = alternative.html_image(data["image/png"], about)
-    resources = {"metadata": {"name": notebook.stem, "path": str(notebook.parent)}}
+    resources: dict[str, Any] = {"metadata": {"name": notebook.stem, "path": str(notebook.parent)}}
+    if played:
+        resources["player"] = playable.player()
     page, _ = _Exporter(template_file=str(TEMPLATE)).from_notebook_node(static, resources)
     return str(page)
+
+
+def play(outputs: list[Any]) -> list[Any]:
+    """Those `outputs` that are figures to play with, which from now on are HTML for a page that has the player."""
+    played = [output for output in outputs if playable.SPECIFICATION in output.get("data", {})]
+    for number, output in enumerate(played, 1):
+        specification, words = output.data[playable.SPECIFICATION], output.data["text/plain"]
+        output.data = {"text/html": playable.html(specification, words, f"playable-{number}")}
+    return played
 
 
 class _Exporter(nbconvert.HTMLExporter):

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import nbformat
 
-from workshop_utils.lessons import selection
+from workshop_utils.lessons import page, selection
+from workshop_utils.plots import playable
 from workshop_utils.setup.environments import Environment
 from workshop_utils.setup.logged_command import SetupError
 
@@ -21,6 +22,7 @@ OUTPUT = Path("build/site")
 CONFIG = Path("docs/_config.yml")
 CONTENTS = Path("docs/_toc.yml")
 STYLE = Path("docs/_static")  # Jupyter Book adds the style sheets of a folder with this name
+PLAYER = "player.js"  # in it
 LEFT_OUT = (".*", "__pycache__", "build", "my_lessons", "tests", "workshop_utils")
 SECONDS = 600.0
 
@@ -33,7 +35,15 @@ def gather(root: Path, folder: Path) -> None:
 
 
 def _prepared(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Fold solutions, and put each figure's alternative text where the builder looks for it: at its cell."""
+    """Fold solutions, and put each figure's alternative text where the builder looks for it: at its cell.
+
+    Figures to play with become HTML; the first of a page loads the player.
+    """
+    played = page.play([output for cell in notebook.cells for output in cell.get("outputs", [])])
+    if played:
+        played[0].data["text/html"] = (
+            f'<script src="../_static/{PLAYER}"></script>' + played[0].data["text/html"]
+        )
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         if selection.SOLUTION in tags:
@@ -57,6 +67,7 @@ def build_site(root: Path, output: Path = OUTPUT) -> Path:
     for file in (CONFIG, CONTENTS):
         shutil.copyfile(root / file, source / file.name)
     shutil.copytree(root / STYLE, source / STYLE.name)
+    (source / STYLE.name / PLAYER).write_text(playable.player(), encoding="utf-8")
     arguments = ["build", str(source), "--path-output", str(root / output), "-W", "--keep-going", "--quiet"]
     ENVIRONMENT.run("jupyter-book", *arguments, timeout_seconds=SECONDS, variables={"NO_COLOR": "1"})
     (root / output / "_build" / "html").rename(html)
@@ -66,11 +77,11 @@ def build_site(root: Path, output: Path = OUTPUT) -> Path:
 def main() -> int:
     """Build the site of the checkout in the working folder; return the exit code."""
     try:
-        page = build_site(Path.cwd())
+        first = build_site(Path.cwd())
     except SetupError as error:
         print(f"The site could not be built. {error}", file=sys.stderr)
         return 1
-    print(f"{page.relative_to(Path.cwd())}: open it in a browser; it needs no server and no network")
+    print(f"{first.relative_to(Path.cwd())}: open it in a browser; it needs no server and no network")
     return 0
 
 
