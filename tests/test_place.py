@@ -30,13 +30,8 @@ def tf_config(cluster, role, index=0):
 
 @pytest.fixture
 def no_platform(monkeypatch):
-    for name in [
-        *filter(None, sum(place.RANK_VARIABLES, ())),
-        "TF_CONFIG",
-        "SM_HOSTS",
-        "SM_CURRENT_HOST",
-        "SLURM_STEP_ID",
-    ]:
+    of_ranks = filter(None, sum(place.RANK_VARIABLES, ()))
+    for name in (*of_ranks, "TF_CONFIG", "SM_HOSTS", "SM_CURRENT_HOST", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -91,19 +86,23 @@ def test_each_process_of_a_machine_has_the_gpu_of_its_local_rank(
     assert (found.device, found.backend) == (device, backend)
 
 
-def test_a_gpu_that_the_framework_does_not_find_is_refused(gpus, monkeypatch):
-    gpus(0)
-    monkeypatch.setenv("WORKSHOP_DEVICE", "cuda:0")
-    with pytest.raises(ValueError, match="WORKSHOP_DEVICE is 'cuda:0', but the framework finds no GPU"):
-        _ = place.from_environment({}).device
+THREE_RANKS = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+TOO_MANY = "3 processes train on this machine and see 2 GPUs"
 
 
-def test_more_processes_than_gpus_on_a_machine_are_refused_on_each_of_them(gpus):
-    gpus(2)
-    for rank in ("0", "2"):
-        ranks = {"RANK": rank, "WORLD_SIZE": "3", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "3"}
-        with pytest.raises(ValueError, match="3 processes train on this machine and see 2 GPUs"):
-            _ = place.from_environment(ranks).device
+@pytest.mark.parametrize(
+    ("count", "environment", "message"),
+    [
+        (0, {"WORKSHOP_DEVICE": "cuda:0"}, "WORKSHOP_DEVICE is 'cuda:0', but the framework finds no GPU"),
+        *((2, {**THREE_RANKS, "RANK": rank, "LOCAL_RANK": rank}, TOO_MANY) for rank in "02"),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused_on_each_process(count, environment, message, gpus, monkeypatch):
+    gpus(count)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        _ = place.from_environment(environment).device
 
 
 MPICH = VARIABLES["MPICH"]
@@ -164,13 +163,9 @@ def test_a_report_is_one_line_of_strict_json(capsys, monkeypatch):
 def test_a_script_that_asks_for_its_place_says_once_that_it_started_and_answers_where_it_stands():
     script = "from workshop_utils import place; place.here(); place.here(); input()"
     with subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "RANK": "1", "WORLD_SIZE": "2"},
-        text=True,
-    ) as process:
+        [sys.executable, "-c", script], env={**os.environ, "RANK": "1", "WORLD_SIZE": "2"}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
         start = json.loads(process.stdout.readline())
         process.send_signal(signal.SIGUSR1)
         stack = list(iter(process.stderr.readline, '  File "<string>", line 1 in <module>\n'))
@@ -182,18 +177,22 @@ def test_a_script_that_asks_for_its_place_says_once_that_it_started_and_answers_
     assert process.returncode == 0
 
 
-def test_place_needs_the_standard_library_alone():
-    script = f"import sys; sys.path.insert(0, {str(Path(place.__file__).parent)!r}); import place"
-    subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True, timeout=60)
+def test_place_and_a_profile_without_steps_need_the_standard_library_alone(tmp_path):
+    script = f"""
+import sys; sys.path.insert(0, {str(Path(place.__file__).parent)!r}); import place
+with place.profile() as profiler: profiler.step()
+assert 'torch' not in sys.modules
+"""
+    subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True, cwd=tmp_path, timeout=60)
+    assert not list(tmp_path.iterdir())
 
 
 # Data
 
 
 def test_a_missing_file_is_named_with_its_folder_and_the_variable_that_says_it(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=rf"train-images-idx3-ubyte is not in {tmp_path} .*WORKSHOP_DATA"
-    ):
+    message = rf"train-images-idx3-ubyte is not in {tmp_path} .*WORKSHOP_DATA"
+    with pytest.raises(FileNotFoundError, match=message):
         place.load("train", tmp_path)
 
 
@@ -277,10 +276,9 @@ def test_a_job_learns_how_often_it_was_restarted(monkeypatch):
     for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     assert place.restart_count() == 0
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert place.restart_count() == 1
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    assert place.restart_count() == 2
+    for name, count in (("SLURM_RESTART_COUNT", 1), ("TORCHELASTIC_RESTART_COUNT", 2)):
+        monkeypatch.setenv(name, str(count))
+        assert place.restart_count() == count
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "twice")
     with pytest.raises(ValueError, match="TORCHELASTIC_RESTART_COUNT is 'twice'"):
         place.restart_count()
@@ -300,13 +298,9 @@ def test_checkpoints_are_where_the_platform_keeps_them(monkeypatch):
 @pytest.fixture
 def rank_1_of_4(no_platform, monkeypatch, tmp_path):
     """The folder in which this process, which takes itself for a rank, leaves its trace."""
-    for name, value in {
-        "RANK": "1",
-        "WORLD_SIZE": "4",
-        "WORKSHOP_MODEL": tmp_path,
-        "KINETO_LOG_LEVEL": "6",
-    }.items():
-        monkeypatch.setenv(name, str(value))
+    rank = {"RANK": "1", "WORLD_SIZE": "4", "WORKSHOP_MODEL": str(tmp_path), "KINETO_LOG_LEVEL": "6"}
+    for name, value in rank.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delenv("WORKSHOP_TRACE", raising=False)
     return tmp_path / "traces"
 
@@ -363,19 +357,7 @@ def test_a_profile_that_ends_within_its_warm_up_says_so(rank_1_of_4, capsys):
     assert not rank_1_of_4.exists()
 
 
-def test_without_steps_a_profile_costs_nothing(tmp_path):
-    program = (
-        "import sys; from workshop_utils import place\n"
-        "with place.profile() as profiler: profiler.step()\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, timeout=60)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_negative_number_of_steps_to_profile_is_refused():
-    with (
-        pytest.raises(ValueError, match="steps is -1; it must be 0, to record nothing, or more"),
-        place.profile(-1),
-    ):
+    message = "steps is -1; it must be 0, to record nothing, or more"
+    with pytest.raises(ValueError, match=message), place.profile(-1):
         pass

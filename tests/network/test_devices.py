@@ -43,26 +43,28 @@ def test_a_mistake_is_one_sentence_with_what_would_be_right(text, message):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["digits_mirrored", "digits_horovod_keras", "mnist_parameter_server"])
-def test_tensorflow_is_refused(name):
-    job = TrainingJob.load(JOBS / name)
-    with pytest.raises(JobError, match="emulated_device: TensorFlow's passes cannot be made to last longer"):
-        Local(emulated_device="100ms").render(job)
+TENSORFLOW = "emulated_device: TensorFlow's passes cannot be made to last longer"
+NO_WORKER_7 = "there is no worker-7 in this job; its processes are worker-0, worker-1"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "device", "message"),
+    [
+        ("digits_mirrored", {}, "100ms", TENSORFLOW),
+        ("digits_horovod_keras", {}, "100ms", TENSORFLOW),
+        ("mnist_parameter_server", {}, "100ms", TENSORFLOW),
+        ("mnist_torch_ddp", {"resources": {"gpu": 1}}, "100ms", "resources.gpu is 1"),
+        ("measure_step", {}, "100ms,worker-7=2", NO_WORKER_7),
+    ],
+)
+def test_a_job_that_can_have_no_such_device_is_refused(name, fields, device, message):
+    with pytest.raises(JobError, match=message):
+        Local(emulated_device=device).render(TrainingJob.load(JOBS / name).replace(**fields))
+
+
+def test_ranks_of_tensorflow_are_refused():
     with pytest.raises(JobError, match="TensorFlow"):
         on_ranks(2, lambda strategy: None, framework="tensorflow", emulated_device="100ms")
-
-
-def test_a_job_with_gpus_is_refused():
-    job = TrainingJob.load(JOBS / "mnist_torch_ddp").replace(resources={"gpu": 1})
-    with pytest.raises(JobError, match=r"resources.gpu is 1"):
-        Local(emulated_device="100ms").render(job)
-
-
-def test_a_slow_worker_that_there_is_not_is_refused():
-    with pytest.raises(
-        JobError, match="there is no worker-7 in this job; its processes are worker-0, worker-1"
-    ):
-        Local(emulated_device="100ms,worker-7=2").render(TrainingJob.load(JOBS / "measure_step"))
 
 
 def test_a_request_shows_the_device():
@@ -73,9 +75,8 @@ def test_a_request_shows_the_device():
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ring", "workshop_parameter_server", "torch_ddp"])
 def test_each_worker_computes_as_long_as_its_device_and_the_slow_one_longer(strategy):
-    job = TrainingJob.load(JOBS / "measure_step").replace(
-        strategy=strategy, arguments={"steps": 4, "width": 64}
-    )
+    fields = {"strategy": strategy, "arguments": {"steps": 4, "width": 64}}
+    job = TrainingJob.load(JOBS / "measure_step").replace(**fields)
     run = Local(warm=True, emulated_device="100ms,worker-1=2").launch(job).wait(60)
     steps = run.metrics.dropna(subset=["step_seconds"])
     compute = steps[steps["step"] > 1].groupby("worker")["compute_seconds"].median()
@@ -118,10 +119,8 @@ def test_a_function_without_pytorch_says_what_its_device_computes():
 @pytest.mark.slow
 def test_a_script_that_does_not_tell_of_its_device_is_named(make_job):
     job = make_job("import torch\n", strategy="torch_ddp", workers=2)
-    assert (
-        "worker-0, worker-1 reported nothing"
-        in Local(warm=True, emulated_device="50ms").launch(job).wait(60).remark
-    )
+    run = Local(warm=True, emulated_device="50ms").launch(job).wait(60)
+    assert "worker-0, worker-1 reported nothing" in run.remark
 
 
 def test_jitter_is_each_rank_s_own_and_the_same_again():
@@ -172,9 +171,8 @@ def test_the_remark_says_how_much_slower_the_device_would_have_to_be():
     assert host_remark(devices[:1], names[:1], cores=2) == ""
     assert "worker-2, worker-3 reported nothing" in host_remark(devices[:2], names, cores=2)
     assert "up to 5% late" in host_remark([devices[0] | {"late_share": 0.05}], names[:1], cores=2)
-    assert (
-        host_remark([devices[0], devices[1] | {"worker": "server-0", "passes": 0}], names[:1], cores=4) == ""
-    )
+    server = devices[1] | {"worker": "server-0", "passes": 0}
+    assert host_remark([devices[0], server], names[:1], cores=4) == ""
     unused = [device | {"passes": 0} for device in reversed(devices[:2])]
     assert host_remark(unused, names[:2], cores=2).startswith("worker-0, worker-1 did not use")
     remark = host_remark(devices, names, cores=2)

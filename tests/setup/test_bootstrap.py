@@ -38,9 +38,7 @@ def steps(checkout, monkeypatch):
     return taken
 
 
-def test_packages_come_before_horovod_and_finished_parts_are_not_repeated(
-    checkout, steps, monkeypatch, capsys
-):
+def test_packages_come_first_and_finished_parts_are_not_repeated(checkout, steps, monkeypatch, capsys):
     bootstrap.set_up(checkout, with_horovod=False)
     assert (steps, bootstrap.is_current(checkout, READY)) == (STEPS[:2], False)
     bootstrap.set_up(checkout)
@@ -54,28 +52,19 @@ def test_packages_come_before_horovod_and_finished_parts_are_not_repeated(
     assert steps == [*STEPS, "horovod"]
 
 
-def _change_requirements(checkout):
-    (checkout / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.11,<3.14"\n')
-    return checkout
-
-
-def _lose_python(checkout):
-    (checkout / ".venv" / "bin" / "python").unlink()
-    (checkout / ".venv" / "bin" / "python").symlink_to("/nowhere/python3.11")
-    return checkout
-
-
-def _move(checkout):
-    return checkout.rename(checkout.with_name("moved"))
-
-
-@pytest.mark.parametrize("change", [_change_requirements, _lose_python, _move])
+@pytest.mark.parametrize("change", ["requirements", "lost Python", "move"])
 def test_changed_requirements_a_lost_python_or_a_move_require_a_new_set_up(change, checkout, steps):
     bootstrap.set_up(checkout)
     assert steps == STEPS
-    changed = change(checkout)
-    assert not bootstrap.is_current(changed, READY)
-    assert not bootstrap.is_current(changed, PACKAGES)
+    if change == "requirements":
+        (checkout / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.11,<3.14"\n')
+    elif change == "lost Python":
+        (checkout / ".venv" / "bin" / "python").unlink()
+        (checkout / ".venv" / "bin" / "python").symlink_to("/nowhere/python3.11")
+    else:
+        checkout = checkout.rename(checkout.with_name("moved"))
+    assert not bootstrap.is_current(checkout, READY)
+    assert not bootstrap.is_current(checkout, PACKAGES)
 
 
 @pytest.mark.usefixtures("steps")

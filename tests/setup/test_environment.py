@@ -16,9 +16,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def make(*arguments, folder=ROOT):
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
-    }
+    environment = {name: os.environ[name] for name in os.environ if not name.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
 
 
@@ -62,15 +60,10 @@ def test_make_test_runs_all_checks_and_any_of_them_can_fail_it(failing, tmp_path
     (tmp_path / "Makefile").write_text(MAKEFILE)
     tools = tmp_path / ".venv" / "bin"
     tools.mkdir(parents=True)
-    fails = {
-        "lint": "ruff check",
-        "unit tests": "pytest tests/launchers",
-        "notebooks (source)": "pytest --nbval",
-    }
+    unit, notebooks = "pytest tests/launchers", "pytest --nbval"
+    fails = {"": "-", "lint": "ruff check", "unit tests": unit, "notebooks (source)": notebooks}[failing]
     for name in ("ruff", "lint-imports", "mypy", "pytest", "python3"):
-        (tools / name).write_text(
-            f'#!/bin/sh\ncase "{name} $*" in "{fails.get(failing, "-")}"*) exit 1; esac\n'
-        )
+        (tools / name).write_text(f'#!/bin/sh\ncase "{name} $*" in "{fails}"*) exit 1; esac\n')
         (tools / name).chmod(0o755)
     answer = make("test", folder=tmp_path)
     assert answer.returncode == (2 if failing else 0)

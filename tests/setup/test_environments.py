@@ -103,6 +103,4 @@ def test_every_version_is_fixed_and_nothing_that_was_asked_for_is_missing(wanted
     lines = re.findall(r"^[^\s#].*", wanted.with_suffix(".txt").read_text(), re.MULTILINE)
     fixed = [re.fullmatch(r"([\w.-]+)(\[[\w,-]+\])?==\S+( ; .+)?", line.split("  #")[0]) for line in lines]
     assert all(fixed)
-    assert set(re.findall(r"^[\w.-]+", wanted.read_text(), re.MULTILINE)) <= {
-        line[1] for line in fixed if line
-    }
+    assert set(re.findall(r"^[\w.-]+", wanted.read_text(), re.MULTILINE)) <= {line[1] for line in fixed}

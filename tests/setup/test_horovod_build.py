@@ -68,9 +68,8 @@ class Machine:
     def start(self, expression="horovod_build.main()", **variables):
         command = [str(self.python), "-c", PROGRAM.format(expression=expression), self.digest]
         environment = {**os.environ, "WORKSHOP_CACHE": str(self.cache), **variables}
-        return subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, env=environment, text=True, **pipes)
 
     def run(self, expression="horovod_build.main()", **variables):
         return self.start(expression, **variables).communicate(timeout=SECONDS)
@@ -99,9 +98,8 @@ def test_a_wheel_is_built_once_kept_and_not_taken_for_other_frameworks(machine):
     assert machine.run("horovod_build.has_horovod()")[0] == "True\n"
     (own,) = machine.python.parents[1].glob("lib/python*/site-packages")
     (own / "torch-1.0.dist-info").mkdir()
-    (own / "torch-1.0.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n"
-    )
+    metadata = "Metadata-Version: 2.1\nName: torch\nVersion: 1.0\n"
+    (own / "torch-1.0.dist-info" / "METADATA").write_text(metadata)
     assert machine.run("horovod_build.has_horovod()")[0] == "False\n"
 
 

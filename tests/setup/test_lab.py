@@ -85,15 +85,14 @@ def opened(tmp_path):
     made.process.communicate(timeout=SECONDS)
 
 
-def test_jupyterlab_listens_on_this_machine_only_and_opens_the_page(opened):
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_jupyterlab_opens_the_page_for_this_machine_alone_and_takes_the_build_with_it_when_it_ends(
+    is_killed, opened, tmp_path, watch
+):
     server = opened.server.read_text()
     assert server.startswith(str(Path(sys.executable).parent))
     assert " -m jupyterlab --ServerApp.ip=127.0.0.1 " in server
     assert "/lab/tree/my%20lessons/00_welcome.ipynb" in server
-
-
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_jupyterlab_takes_the_build_with_it_when_it_ends(is_killed, opened, tmp_path, watch):
     builders = opened.builders()
     os.killpg(opened.process.pid, signal.SIGINT)  # a Ctrl-C is for JupyterLab, which asks, and continues
     assert all(map(watch.alive, builders))
@@ -138,9 +137,7 @@ def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_li
     """
     run = Local().launch(make_job(careful)).wait(SECONDS)
     assert [line.text for line in run.logs()] == ["without"]
-    with pytest.raises(
-        JobError, match=r"strategy is 'horovod', but Horovod is not installed; `workshop install-horo"
-    ):
+    with pytest.raises(JobError, match="'horovod', but Horovod is not installed; `workshop install-horovod`"):
         Local().launch(make_job("import horovod.torch", strategy="horovod", workers=2))
 
 

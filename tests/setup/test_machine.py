@@ -22,15 +22,7 @@ def test_a_process_that_is_bound_to_one_core_has_one():
 
 @pytest.mark.parametrize(
     ("listed", "visible"),
-    [
-        (None, ["0", "1"]),
-        ("1, 0", ["1", "0"]),
-        ("0,5,1", ["0"]),
-        ("0,1,0", []),
-        ("-1", []),
-        ("", []),
-        ("MIG-7", ["MIG-7"]),
-    ],
+    [(None, "01"), ("1, 0", "10"), ("0,5,1", "0"), ("0,1,0", ""), ("-1", ""), ("", ""), ("MIG-7", ["MIG-7"])],
 )
 def test_cuda_visible_devices_limits_the_gpus(listed, visible, monkeypatch):
     monkeypatch.setattr(machine, "nvidia_gpus", lambda: 2)
@@ -38,7 +30,7 @@ def test_cuda_visible_devices_limits_the_gpus(listed, visible, monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    assert machine.visible_gpus() == visible
+    assert machine.visible_gpus() == list(visible)
 
 
 def test_where_there_are_no_device_files_nvidia_s_tool_lists_the_gpus(tmp_path, monkeypatch):

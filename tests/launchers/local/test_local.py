@@ -277,12 +277,27 @@ def test_an_interrupt_ends_the_run_and_the_next_one_works(make_job, watch):
 # Many
 
 
-def test_a_launch_imports_nothing_that_takes_longer_than_it():
-    heavy = {"numpy", "pandas", "matplotlib", "torch", "tensorflow", "pyspark", "kubernetes", "boto3"}
-    script = (
-        "import sys; from workshop_utils import cli; from workshop_utils.launchers import local, targets; "
-    )
-    script += "from workshop_utils.launchers.torchx import TorchX; print(*sys.modules)"
+def test_a_launch_and_the_check_up_import_nothing_that_takes_longer_than_they():
+    heavy = {
+        "numpy",
+        "pandas",
+        "matplotlib",
+        "torch",
+        "tensorflow",
+        "horovod",
+        "pyspark",
+        "kubernetes",
+        "boto3",
+    }
+    script = """
+import sys
+from workshop_utils import cli
+from workshop_utils.launchers import local, targets
+from workshop_utils.launchers.torchx import TorchX
+from workshop_utils.setup import doctor
+doctor.examine()
+print(*sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not heavy & set(done.stdout.split())
 
