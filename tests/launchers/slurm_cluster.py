@@ -8,6 +8,7 @@ Source: Slurm 22.05, slurm.conf(5). As an ordinary user it works as well: the da
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import secrets
@@ -126,15 +127,9 @@ class SlurmCluster:
         self.conf.write_text(
             CONF.format(root=self.root, user=user, address=_own_address(), ports=_free_ports(3))
         )
-        files = {
-            "socket": "socket",
-            "key-file": "key",
-            "log-file": "log",
-            "pid-file": "pid",
-            "seed-file": "seed",
-        }
+        files = ("socket", "key-file", "log-file", "pid-file", "seed-file")
         try:
-            self._start("munged", "-F", *(f"--{option}={munge / name}" for option, name in files.items()))
+            self._start("munged", "-F", *(f"--{file}={munge / file.removesuffix('-file')}" for file in files))
             self._await((munge / "socket").exists)
             self._start("slurmctld", "-D", "-c", "-f", str(self.conf))
             for node in NODES:
@@ -166,12 +161,8 @@ class SlurmCluster:
 
     def __exit__(self, *_: object) -> None:
         if len(self._daemons) > 1:
-            subprocess.run(
-                ["scancel", "--user", str(os.getuid())],
-                env={**os.environ, "SLURM_CONF": str(self.conf)},
-                check=False,
-                capture_output=True,
-            )
+            with contextlib.suppress(subprocess.CalledProcessError):
+                self.ask("scancel", "--user", str(os.getuid()))
         for pid in self.processes():
             psutil.Process(pid).kill()
         for daemon in reversed(self._daemons):

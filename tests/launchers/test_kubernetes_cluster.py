@@ -194,14 +194,6 @@ def test_a_job_counts_as_deleted_once_its_pods_are_gone(server, job, monkeypatch
     assert started.state is RunState.STOPPED
 
 
-def test_a_cluster_that_does_not_answer_is_named_as_such(server, job):
-    port = server.http.server_port
-    server.close()
-    with pytest.raises(KubernetesError, match="creating PyTorchJob ddp: the cluster does not answer"):
-        Kubernetes().launch(job)
-    server.open(port)
-
-
 def test_without_a_cluster_the_way_to_do_without_is_named(server, tmp_path, monkeypatch):
     with pytest.raises(KubernetesError, match=r"there is no cluster to talk to.*other"):
         connect(context="other")
@@ -281,7 +273,7 @@ def test_a_dry_run_passes_on_all_that_the_server_complains_of(server, job):
 # A cluster that goes and comes, and how it is found
 
 
-def test_an_api_server_that_restarts_does_not_end_the_run(server, job):
+def test_an_api_server_that_restarts_does_not_end_a_run_and_begins_none(server, job):
     server.pods = [pod("master")]
     server.logs["ddp-master-0"] = stamped("hello")
     with Kubernetes().launch(job) as started:
@@ -290,6 +282,8 @@ def test_an_api_server_that_restarts_does_not_end_the_run(server, job):
         server.close()
         with pytest.raises(TimeoutError):
             started.wait(timeout_seconds=0.5)
+        with pytest.raises(KubernetesError, match="creating PyTorchJob ddp: the cluster does not answer"):
+            Kubernetes().launch(job)
         asked = len(server.requests)
         server.job_status = condition("Succeeded")
         server.open(port)

@@ -49,10 +49,13 @@ def test_a_job_goes_on_with_what_it_had_saved(make_job):
     assert 1 <= sum(start["worker"] == "worker-0" for start in run.starts) <= 3
 
 
-def test_a_job_that_fails_every_time_is_given_up_and_leaves_the_folder_that_was_named(make_job, tmp_path):
+@pytest.mark.parametrize("by", ["launcher", "job"])
+def test_a_job_that_fails_every_time_is_given_up_and_leaves_the_folder_that_was_named(by, make_job, tmp_path):
     job, folder = make_job(COUNT, "sys.exit('no')"), tmp_path / "kept"
+    if by == "job":
+        job = job.replace(checkpoints=str(folder))
     message = rf"exit code 1(?s:.*)\n{job.name} had been restarted once before\.$"
-    run = Restarting(Local(), restarts=1, checkpoints=folder).launch(job)
+    run = Restarting(Local(), restarts=1, checkpoints=folder if by == "launcher" else None).launch(job)
     with run, pytest.raises(RunFailed, match=message):
         run.wait(60)
     assert len(run.attempts) == 2
@@ -82,12 +85,3 @@ def test_a_second_start_that_cannot_be_made_ends_the_run(make_job, watch):
         os.kill(run.starts[0]["pid"], signal.SIGKILL)
         with pytest.raises(RunFailed, match=r"could not be started again: script is 'train\.py'"):
             run.wait(60)
-
-
-def test_checkpoints_of_the_job_stay_where_the_job_says(make_job, tmp_path):
-    job = make_job(
-        "from workshop_utils import place\n(place.checkpoint_folder() / 'saved').write_text('1')",
-        checkpoints=str(tmp_path / "kept"),
-    )
-    Restarting(Local(), restarts=1).launch(job).wait(60)
-    assert (tmp_path / "kept" / "saved").read_text() == "1"

@@ -118,17 +118,17 @@ def test_mpi_with_tensorflow_needs_an_image_that_has_mpirun(make_job):
         assert body_of(job.replace(image=chosen))["AlgorithmSpecification"]["TrainingImage"] == chosen
 
 
-def test_emulated_instances_choose_a_region_only_without_a_role(make_job, monkeypatch):
+def test_with_a_role_emulated_instances_refuse_what_sagemaker_would(make_job, monkeypatch):
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     assert EmulatedSageMaker().region_name == "us-east-1"
     with pytest.raises(JobError, match="region is missing"):
         EmulatedSageMaker(role=ROLE).launch(make_job(TORCH))
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
-    image = (
-        EmulatedSageMaker(role=ROLE).render(make_job(TORCH)).body["AlgorithmSpecification"]["TrainingImage"]
-    )
-    assert ".eu-west-1." in image
+    algorithm = EmulatedSageMaker(role=ROLE).render(make_job(TORCH)).body["AlgorithmSpecification"]
+    assert ".eu-west-1." in algorithm["TrainingImage"]
+    with pytest.raises(JobError, match="image is missing"):
+        EmulatedSageMaker(role=ROLE).launch(make_job("import horovod.torch", strategy="horovod", workers=2))
 
 
 # What is sent to moto
@@ -218,9 +218,3 @@ def test_the_emulator_renders_a_job_whose_model_and_checkpoints_go_to_folders(ma
     job = make_job("import torch", strategy="torch_ddp", workers=2)
     folders = job.replace(outputs=str(tmp_path / "models"), checkpoints=str(tmp_path / "saved"))
     assert str(tmp_path) not in str(EmulatedSageMaker().render(folders))
-
-
-def test_with_a_role_the_emulator_refuses_what_sagemaker_would(make_job):
-    job = make_job("import horovod.torch", strategy="horovod", workers=2)
-    with pytest.raises(JobError, match="image is missing"):
-        EmulatedSageMaker(role=ROLE, region="eu-west-1").launch(job)

@@ -7,13 +7,11 @@ import signal
 import stat
 from pathlib import Path
 
-import numpy as np
 import pytest
 import slurm_cluster
 from conftest import eventually, failure_of
 from slurm_cluster import SlurmCluster
 
-from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.slurm import Slurm, SlurmJob
 from workshop_utils.runs import RunState
@@ -24,10 +22,9 @@ PATIENCE_SECONDS = 240.0  # frameworks start cold, on a busy machine
 
 needs_slurm = pytest.mark.skipif(not slurm_cluster.is_installed(), reason="Slurm's daemons are not here")
 
-# A job of each strategy, and its arguments.
+# A job of each strategy, and its arguments; other tests launch jobs of one worker.
 QUICKLY = {"epochs": 1}
 JOB_OF = {
-    "single": ("mnist_single", QUICKLY),
     "ring": ("digits_ring", QUICKLY),
     "workshop_parameter_server": ("digits_parameter_server", QUICKLY),
     "torch_ddp": ("mnist_torch_ddp", QUICKLY),
@@ -61,34 +58,16 @@ def target(cluster, tmp_path):
 
 @needs_slurm
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [name for name, each in STRATEGIES.items() if each.only_on is None])
-def test_every_strategy_trains(strategy, target):
+@pytest.mark.parametrize(
+    "strategy", [name for name, each in STRATEGIES.items() if each.only_on is None and name != "single"]
+)
+def test_every_strategy_of_several_workers_trains(strategy, target):
     name, arguments = JOB_OF[strategy]
-    job = TrainingJob.load(JOBS / name).replace(arguments=arguments, timeout="5min")
-    if strategy != "single":
-        job = job.replace(workers=2)
+    job = TrainingJob.load(JOBS / name).replace(workers=2, arguments=arguments, timeout="5min")
     with target.launch(job) as run:
         run.wait(PATIENCE_SECONDS)
     assert {start["worker"] for start in run.starts} == set(run.workers)
     assert run.metrics["accuracy"].max() > 0.5  # chance is 0.1
-
-
-def program(communicator, n, text):
-    array = np.full(n, communicator.rank + 0.5)
-    ring_all_reduce(communicator, array)
-    return array.tolist(), text
-
-
-@needs_slurm
-@pytest.mark.slow
-def test_a_notebook_s_function_runs_on_every_rank(data_folder, target):
-    arguments = {"n": 3, "text": 'it\'s "$HOME"\n`x`'}
-    job = TrainingJob.from_function(program, arguments, workers=2, data=str(data_folder), timeout="5min")
-    with target.launch(job) as run:
-        run.wait(PATIENCE_SECONDS)
-    assert sorted(line.text for line in run.logs() if "returned" in line.text) == [
-        f"rank {rank} returned {([2.0] * 3, arguments['text'])!r}" for rank in range(2)
-    ]
 
 
 def lines_of(run, worker):
@@ -207,16 +186,12 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(make_job, target, cluster, t
 
 
 @needs_slurm
-def test_a_dry_run_asks_the_cluster_and_submits_nothing(make_job, target, cluster):
+def test_a_dry_run_asks_the_cluster_and_it_and_a_job_that_is_refused_leave_nothing(make_job, target, cluster):
     job = make_job("", strategy="torch_ddp", workers=2)
     assert "to start at" in target.dry_run(job)
     with pytest.raises(JobError, match=r"the job cannot be submitted: .*Node count"):
         target.dry_run(job.replace(workers=3))
     assert not target.folder.exists()
-
-
-@needs_slurm
-def test_a_job_that_slurm_refuses_leaves_no_folder(make_job, target):
     with pytest.raises(JobError, match=r"the job cannot be submitted: .*invalid partition"):
         target.model_copy(update={"options": ("--partition=gpu",)}).launch(make_job(""))
     assert not list(target.folder.iterdir())
@@ -233,14 +208,17 @@ def test_a_folder_of_runs_within_the_job_s_own_is_refused(make_job):
 
 
 @needs_slurm
-def test_what_links_in_the_job_s_folder_point_to_travels_with_it(make_job, target, tmp_path):
+def test_arguments_arrive_as_they_are_and_what_links_in_the_job_s_folder_point_to(make_job, target, tmp_path):
+    arguments = {"text": 'it\'s "$HOME"\n`x`'}
     job = make_job(
         """
+        import sys
         from common.util import ANSWER
         from one import ANSWER
 
-        print(ANSWER)
-        """
+        print([ANSWER, *sys.argv[1:]])
+        """,
+        arguments=arguments,
     )
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "util.py").write_text("ANSWER = 42")
@@ -249,7 +227,7 @@ def test_what_links_in_the_job_s_folder_point_to_travels_with_it(make_job, targe
     (job.folder / ".#train.py").symlink_to("me@here")  # an editor's, which leads nowhere
     with target.launch(job) as run:
         run.wait(PATIENCE_SECONDS)
-    assert lines_of(run, "worker-0") == ["42"]
+    assert lines_of(run, "worker-0") == [str([42, "--text", arguments["text"]])]
 
 
 def test_words_of_a_job_reach_the_script_as_they_are(make_job):
@@ -349,10 +327,16 @@ def test_how_a_job_ended_follows_from_its_state_and_what_its_last_life_printed(
     assert submitted(f"JobState={state}", log, by_mpirun).look() == end
 
 
-def test_a_job_whose_log_was_deleted_has_failed_all_the_same(submitted, tmp_path):
+def test_a_job_whose_log_was_deleted_has_failed_and_one_that_cannot_be_read_may_be_the_next_time(
+    submitted, tmp_path
+):
     job = submitted("JobState=FAILED ExitCode=2:0", "")
     (tmp_path / "log").unlink()
     assert job.look() == (RunState.FAILED, "train failed: the script ended with exit code 2")
+    (tmp_path / "log").mkdir()  # opening it raises an OSError, as a stale file handle does
+    for ask in (job.look, lambda: job.read(print)):
+        with pytest.raises(OSError, match="directory"):
+            ask()
 
 
 def test_the_last_line_is_passed_on_without_a_line_end_once_the_job_has_ended(submitted):
@@ -366,12 +350,3 @@ def test_the_last_line_is_passed_on_without_a_line_end_once_the_job_has_ended(su
         job.look()
         job.read(lambda *line: lines.append(line[1]))
     assert lines == ["one", "two"]
-
-
-def test_a_log_that_cannot_be_read_may_be_the_next_time(submitted, tmp_path):
-    job = submitted("JobState=FAILED ExitCode=1:0", "")
-    (tmp_path / "log").unlink()
-    (tmp_path / "log").mkdir()  # opening it raises an OSError, as a stale file handle does
-    for ask in (job.look, lambda: job.read(print)):
-        with pytest.raises(OSError, match="directory"):
-            ask()

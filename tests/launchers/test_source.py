@@ -32,10 +32,7 @@ def test_a_target_is_the_first_that_a_process_imports():
         ("from workshop_utils import place", {"training"}),
         ("from workshop_utils.comm import tcp", {"training", "comm"}),
         ("import workshop_utils.comm.process_group", {"training", "comm"}),
-        (
-            "def main():\n    from workshop_utils import parallel",
-            {"training", "comm", "parallel"},
-        ),  # which needs comm
+        ("def f():\n    from workshop_utils import parallel", {"training", "comm", "parallel"}),  # needs comm
         ("from workshop_utils.parallel.data import average", {"training", "comm", "parallel"}),
     ],
 )

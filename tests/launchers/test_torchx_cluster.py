@@ -72,21 +72,24 @@ def summary(rank, code):
     return ["  time      : 2026-11-01_10:00:00", f"  rank      : {rank} (0)", f"  exitcode  : {code} (7)"]
 
 
-def test_of_ranks_that_fail_in_the_same_second_the_lowest_is_named(server, job):
-    run = TEAM.launch(job.replace(workers=11))
-    see_pods(server, [summary(10, 1), summary(2, 1)])
-    server.job_status = {"state": {"phase": "Terminated"}}
-    with run, pytest.raises(RunFailed, match=r"worker-2 \(rank 2\) ended with exit code 1"):
-        run.wait(60)
+LOST = ["[worker-0]: RuntimeError: Connection closed by peer", *summary(0, 1)]
+KILLED = r"worker-1 \(rank 1\) was killed by SIGKILL; the others were stopped.* Its last lines:\n  loading"
 
 
-def test_a_job_that_fails_names_the_rank_that_failed_first(server, job):
-    run = TEAM.launch(job)
-    lost = ["[worker-0]: RuntimeError: Connection closed by peer", *summary(0, 1)]
-    see_pods(server, [lost, ["[worker-1]: loading", *summary(1, -9)]])
+@pytest.mark.parametrize(
+    ("workers", "logs", "said"),
+    [
+        (2, [LOST, ["[worker-1]: loading", *summary(1, -9)]], KILLED),
+        (11, [summary(10, 1), summary(2, 1)], r"worker-2 \(rank 2\) ended with exit code 1"),
+    ],
+    ids=["killed", "in the same second"],
+)
+def test_a_job_that_fails_names_the_rank_that_failed_first_and_of_several_the_lowest(
+    server, job, workers, logs, said
+):
+    run = TEAM.launch(job.replace(workers=workers))
+    see_pods(server, logs)
     server.job_status = {"state": {"phase": "Terminated"}}
-    with run, pytest.raises(RunFailed) as failed:
+    with run, pytest.raises(RunFailed, match=said):
         run.wait(60)
     assert server.made() == []
-    assert "worker-1 (rank 1) was killed by SIGKILL; the others were stopped" in str(failed.value)
-    assert "Its last lines:\n  loading" in str(failed.value)

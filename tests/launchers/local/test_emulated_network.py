@@ -63,8 +63,6 @@ TAKE_TURNS = f"""
         link.recv(1)
 """
 
-# How many hops away each other rank is: each forwarding namespace takes one off a packet's time to live.
-
 
 def transfer_seconds(run):
     """How long each rank's transfer to rank 0 took."""
@@ -121,7 +119,9 @@ def test_a_short_exchange_on_an_idle_link_gets_no_more_than_a_small_burst_for_no
             taken.append(time.perf_counter() - started)
         return taken
 
-    seconds = statistics.median(map(max, *on_ranks(2, exchange, network="20Mbit").values))
+    results = on_ranks(2, exchange, network="20Mbit")
+    assert results.warm  # forked ranks have the network, too
+    seconds = statistics.median(map(max, *results.values))
     assert EARLIEST < seconds / ((60_000 - 16_000) / (0.956 * 2.5e6)) < 1.5
 
 
@@ -164,17 +164,13 @@ def test_a_user_without_privileges_can_make_one_too(nothing_is_left, data_folder
     # The shell has none of root's rights left when it looks for a program.
     nobody += ["sh", "-c", 'exec "$0" "$@"']
     environment = {**os.environ, "HOME": "/nonexistent", "PYTHONPATH": ":".join(filter(None, sys.path))}
-    probe = (
-        "from workshop_utils import network; raise SystemExit(network.availability() != 'user namespaces')"
-    )
+    probe = "from workshop_utils.network import availability; exit(availability() != 'user namespaces')"
     # This Python may lie in a folder that is root's alone; the system's may do for the same packages.
     for python in (sys.executable, "/usr/bin/python3"):
         if subprocess.run([*nobody, python, "-c", probe], env=environment, check=False).returncode == 0:
             break
     else:
-        pytest.skip(
-            "this kernel lets no users make namespaces, or they may not read a Python with the packages"
-        )
+        pytest.skip("no user may make namespaces here, or read a Python with the packages")
     folder = nothing_is_left / "job"
     shutil.copytree(data_folder, folder)
     (folder / "train.py").write_text(textwrap.dedent(TAKE_TURNS))
@@ -194,24 +190,14 @@ print(run.records[0]["transfer_seconds"])
     assert EARLIEST < float(done.stdout) / theory(2.5e6) < LATEST
 
 
-def test_a_warm_start_has_the_network_too(make_job):
-    job = make_job("    import numpy", TAKE_TURNS, strategy="torch_ddp", workers=2)
-    run = Local(network=Network(bandwidth="20Mbit"), warm=True).launch(job)
-    assert run.warm
-    assert EARLIEST < transfer_seconds(run)[1] / theory(2.5e6) < LATEST
-
-
 def test_the_workshop_s_own_ranks_feel_it_and_stamped_links_where_there_is_no_netem():
     job = TrainingJob.load(JOBS / "measure_all_reduce")
     job = job.replace(workers=3, arguments={"nbytes": 300_000, "repeats": 1})
-    plain = Local(network=Network(bandwidth="10Mbit")).launch(job).wait(60)
-    assert plain.metrics["all_reduce_seconds"].max() > EARLIEST * 4 / 3 * 300_000 / 1.25e6
     delayed = Local(network=Network(bandwidth="10Mbit", latency="50ms")).launch(job).wait(60)
     assert ("network namespaces" if has_netem() else "stamped links") in delayed.network
     assert delayed.metrics["all_reduce_seconds"].max() > EARLIEST * 4 / 3 * 300_000 / 1.25e6 + 4 * 0.05
-    for run in (plain, delayed):
-        assert run.metrics["error"].max() == 0
-        assert set(run.metrics["bytes_sent"]) == {400_000}
+    assert delayed.metrics["error"].max() == 0
+    assert set(delayed.metrics["bytes_sent"]) == {400_000}
 
 
 # MPI: a host for each rank, entered by mpirun's launch agent

@@ -98,10 +98,8 @@ def test_more_gpus_than_there_are_are_refused_before_anything_starts(
 ):
     gpus(count)
     models = tmp_path / "models"
-    resources = {"gpu": each}
-    job = make_job(
-        LOOK, strategy="torch_ddp", nodes=1, processes_per_node=3, resources=resources, outputs=str(models)
-    )
+    fields = {"nodes": 1, "processes_per_node": 3, "resources": {"gpu": each}, "outputs": str(models)}
+    job = make_job(LOOK, strategy="torch_ddp", **fields)
     for launcher in (Local(), TorchX()) if each == 1 else (Local(),):
         with pytest.raises(JobError, match=message):
             launcher.launch(job)
@@ -128,11 +126,20 @@ def test_a_framework_that_is_built_for_cpus_is_refused_before_anything_starts(
     assert dealt(job) == {"worker-0": FIRST}
 
 
-def test_ranks_that_mpirun_starts_can_have_one_gpu_each_and_no_network_of_their_own(make_job, gpus):
+@pytest.mark.parametrize(
+    ("each", "network", "message"),
+    [
+        (2, None, "each takes one of its GPUs: set it to 1"),
+        (1, Network(bandwidth="100Mbit"), r"the same GPU|^network"),
+    ],
+)
+def test_ranks_that_mpirun_starts_have_one_gpu_each_and_none_in_an_emulated_network(
+    each, network, message, make_job, gpus
+):
     gpus(8)
-    job = make_job(LOOK, strategy="mpi", workers=2, resources={"gpu": 2})
-    with pytest.raises(JobError, match=r"each takes one of its GPUs: set it to 1"):
-        Local().render(job)
+    job = make_job(LOOK, strategy="mpi", workers=2, resources={"gpu": each})
+    with pytest.raises(JobError, match=message):
+        Local(network=network).render(job)
 
 
 def test_a_job_s_own_variables_come_before_what_is_dealt_out(make_job, gpus):
@@ -166,10 +173,3 @@ def test_the_nodes_of_torchx_share_out_the_gpus_of_this_machine(make_job, gpus):
     assert found["worker-0"] == found["worker-1"]
     assert found["worker-2"] == found["worker-3"]
     assert set(found.values()) == {("0,1", None), ("2,3", None)}  # torchrun numbers the nodes as they come
-
-
-def test_mpi_in_an_emulated_network_has_no_gpus(make_job, gpus):
-    gpus(2)
-    job = make_job(LOOK, strategy="mpi", workers=2, resources={"gpu": 1})
-    with pytest.raises(JobError, match=r"the same GPU|^network"):
-        Local(network=Network(bandwidth="100Mbit")).render(job)

@@ -14,21 +14,18 @@ from workshop_utils.launchers.local import Local
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 SAY = """
-    import os, signal, subprocess, sys, threading, time
+    import os, signal, sys, time
     from workshop_utils import place
-    here = place.here()
 """
 
 
-def reason(make_job, *script, warm=False, strategy="torch_ddp"):
-    """What is said of three workers of which not all end within their time limit."""
-    timeout = "6s" if strategy == "mpi" else "4s"
-    job = make_job(*script, strategy=strategy, workers=3, timeout=timeout)
-    run = Local(warm=warm).launch(job)
-    assert run.warm is warm
+def reason(make_job, *script, workers=3, strategy="torch_ddp"):
+    """What is said of a run whose workers do not all end within their time limit."""
+    job = make_job(SAY, *script, strategy=strategy, workers=workers, timeout="6s")
+    run = Local().launch(job)
     message = failure_of(run)
     assert 1.5 < run.seconds < 15
-    prefix = f"{job.name} did not end within its timeout of {timeout.removesuffix('s')} s. "
+    prefix = f"{job.name} did not end within its timeout of 6 s. "
     assert message.startswith(prefix)
     said, *stacks = message.removeprefix(prefix).split("\nThe stack of ")
     for stack in stacks:  # every worker that waits is shown with what it has called
@@ -37,8 +34,9 @@ def reason(make_job, *script, warm=False, strategy="torch_ddp"):
     return said
 
 
-@pytest.mark.parametrize("warm", [False, True])
-def test_a_rank_that_stands_elsewhere_is_told_from_those_that_wait(warm, make_job):
+def test_a_rank_that_stands_elsewhere_is_told_from_those_that_wait_and_each_other_is_named_with_its_state(
+    make_job,
+):
     script = """
         def data_loader():
             time.sleep(1000)
@@ -47,66 +45,35 @@ def test_a_rank_that_stands_elsewhere_is_told_from_those_that_wait(warm, make_jo
             while True:
                 time.sleep(1)
 
+        if os.environ["RANK"] == "5":  # it never asks for its place
+            time.sleep(1000)
+        here = place.here()
+        if here.rank == 3:  # it is deaf to signals
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            time.sleep(1000)
         place.report(7, loss=1.0)
+        if here.rank == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if here.rank == 4:
+            sys.exit()
         if here.rank == 1:
             data_loader()
         else:
             barrier()
     """
-    said = reason(make_job, "import numpy" if warm else "", SAY, script, warm=warm)
+    said = reason(make_job, script, workers=7)
     pattern = (
+        r"worker-2 did not answer: its process is stopped; its last report was of step 7\. "
+        r"worker-3 did not answer: its process is sleeping\. "
+        r"worker-5 never reported that it had started \(`place\.here\(\)`\)\. "
         r"worker-1 waits at train\.py, line (\d+) \(in data_loader\) after step 7\. "
-        r"worker-0, worker-2 wait at train\.py, line (\d+) \(in barrier\) after step 7\."
+        r"worker-0, worker-6 wait at train\.py, line (\d+) \(in barrier\) after step 7\. "
+        r"worker-4 had ended before\."
     )
     match = re.fullmatch(pattern, said)
     assert match, said
     assert int(match[2]) == int(match[1]) + 4
-
-
-STOPPED = """
-    place.report(2)
-    if here.rank == 2:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(1000)
-"""
-LATE = """
-    import os, time
-    if os.environ["RANK"] == "0":
-        time.sleep(1000)
-    from workshop_utils import place
-    place.here()
-    time.sleep(1000)
-"""
-DEAF = """
-    if here.rank == 2:
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-    time.sleep(1000)
-"""
-
-
-@pytest.mark.parametrize(
-    ("script", "pattern"),
-    [
-        (
-            (SAY, STOPPED),
-            r"worker-2 did not answer: its process is stopped; its last report was of step 2\. worker-0, .*",
-        ),
-        ((SAY, DEAF), r"worker-2 did not answer: its process is sleeping\. worker-0, worker-1 wait at .*"),
-        (
-            (LATE,),
-            r"worker-0 never reported that it had started \(`place\.here\(\)`\)\. worker-1, worker-2 wait at .*",
-        ),
-        (
-            (SAY, "if here.rank == 1: time.sleep(1000)"),
-            r"worker-1 waits at train\.py, line \d+ \(in <module>\)\. worker-0, worker-2 had ended before\.",
-        ),
-    ],
-    ids=["stopped", "deaf to signals", "not there yet", "ended"],
-)
-def test_each_rank_is_named_with_its_state(script, pattern, make_job):
-    said = reason(make_job, *script)
-    assert re.fullmatch(pattern, said), said
 
 
 @pytest.mark.slow
@@ -115,10 +82,10 @@ def test_a_hanging_rank_of_mpi_is_named(make_job):
         from mpi4py import MPI
         def elsewhere():
             time.sleep(1000)
-        if here.rank == 1:
+        if place.here().rank == 1:
             elsewhere()
         MPI.COMM_WORLD.Barrier()
     """
-    said = reason(make_job, SAY, script, strategy="mpi")
+    said = reason(make_job, script, strategy="mpi")
     assert re.search(r"worker-1 waits at train\.py, line \d+ \(in elsewhere\)", said), said
     assert re.search(r"worker-0, worker-2 wait at train\.py, line \d+ \(in <module>\)", said), said

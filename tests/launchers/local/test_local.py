@@ -70,18 +70,18 @@ def test_a_job_succeeds_and_its_lines_and_metrics_come_back(make_job, watch):
     assert watch.reserved_ports() == []
 
 
-def test_a_worker_finds_arguments_variables_data_model_folder_and_its_own_folder(
-    make_job, data_folder, monkeypatch
-):
+NAMES = ("COLOUR", "FROM_OUTSIDE", "RANK", "TF_CONFIG", "OMP_NUM_THREADS", "PYTHONUNBUFFERED")
+
+
+def test_a_worker_finds_arguments_variables_data_and_folders(make_job, data_folder, monkeypatch):
     monkeypatch.setenv("RANK", "7")  # as if launched from inside another job
     monkeypatch.setenv("TF_CONFIG", "not for the job")
     monkeypatch.setenv("FROM_OUTSIDE", "kept")
-    job = make_job("""
+    job = make_job(f"names = {NAMES}", """
     import json, os, sys
     from pathlib import Path
     from workshop_utils import place
     here = place.here()
-    names = ["COLOUR", "FROM_OUTSIDE", "RANK", "TF_CONFIG", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"]
     print(json.dumps({
         "arguments": sys.argv[1:], "folder": os.getcwd(), "images": place.load("test").count,
         "data": str(here.data_folder), "model": here.model_folder.is_dir(),
@@ -97,14 +97,7 @@ def test_a_worker_finds_arguments_variables_data_model_folder_and_its_own_folder
         "images": 2,
         "data": str(data_folder),
         "model": True,
-        "variables": {
-            "COLOUR": "red",
-            "FROM_OUTSIDE": "kept",
-            "RANK": None,
-            "TF_CONFIG": None,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONUNBUFFERED": "1",
-        },
+        "variables": dict(zip(NAMES, ("red", "kept", None, None, "1", "1"), strict=True)),
         "package": ["__init__.py", "checkpoints.py", "place.py", "tcp_bytes.py"],
     }
 
@@ -125,23 +118,29 @@ def test_long_lines_odd_bytes_and_a_last_line_without_its_end_come_whole(make_jo
 # Bad ends
 
 
-def test_a_run_fails_when_a_worker_does_and_says_who_how_and_its_last_lines(make_job, watch):
-    job = make_job(SAY, """
-    print("ready", flush=True)
+@pytest.mark.parametrize("strategy", ["torch_ddp", pytest.param("mpi", marks=pytest.mark.slow)])
+def test_a_run_fails_when_a_worker_does_and_says_who_how_and_its_last_lines(
+    strategy, make_job, watch, nothing_is_left
+):
+    job = make_job(SAY, f"""
+    if {strategy == "mpi"}:
+        from mpi4py import MPI
+    else:
+        print("ready", flush=True)
     if here.rank == 1:
         raise RuntimeError("the gradient is gone")
     time.sleep(1000)
-    """, strategy="torch_ddp", workers=3)  # fmt: skip
+    """, strategy=strategy, workers=3)  # fmt: skip
     run = Local().launch(job)
     message = failure_of(run)
-    assert message.startswith(
-        f"{job.name} failed: worker-1 (rank 1) ended with exit code 1; the others were stopped."
-    )
-    assert "\n  ready\n" in message
+    failed = f"{job.name} failed: worker-1 (rank 1) ended with exit code 1; the others were stopped."
+    assert message.startswith(f"{failed} Its last lines:")
+    assert strategy == "mpi" or "\n  ready\n" in message
     assert message.endswith("RuntimeError: the gradient is gone")
     assert run.state is RunState.FAILED
     assert run.reason == message
     assert not any(map(watch.alive, run.process_ids.values()))
+    assert list(nothing_is_left.iterdir()) == []  # Open MPI keeps its session there
 
 
 @pytest.mark.parametrize(
@@ -159,6 +158,7 @@ def test_a_killed_worker_makes_the_run_fail_within_seconds_though_the_others_ign
     script = SLEEP.replace("print", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    print")
     run = Local().launch(make_job(script, strategy="torch_ddp", workers=3))
     until_ready(run, 3)
+    assert watch.reserved_ports()  # which no other launch can take while the run lasts
     os.kill(run.process_ids["worker-2"], signal.SIGKILL)
     killed_at = time.monotonic()
     with pytest.raises(RunFailed, match=r"worker-2 \(rank 2\) was killed by SIGKILL"):
@@ -319,30 +319,3 @@ def test_a_launch_that_is_refused_keeps_no_port(make_job, watch):
     with pytest.raises(JobError, match="workers is 2"):
         Local().launch(job.replace(strategy="single"))
     assert watch.reserved_ports() == []
-
-
-# Ranks that mpirun starts
-
-RANK_OF_MPI = """
-    import os, signal, subprocess, sys, time
-    from workshop_utils import place
-    here = place.here()
-    from mpi4py import MPI
-    world = MPI.COMM_WORLD
-"""
-
-
-@pytest.mark.slow
-def test_a_rank_of_mpi_that_raises_is_named(make_job, nothing_is_left):
-    job = make_job(RANK_OF_MPI, """
-    if here.rank == 1:
-        raise ValueError("the gradient is gone")
-    world.Barrier()
-    """, strategy="mpi", workers=3)  # fmt: skip
-    run = Local().launch(job)
-    message = failure_of(run)
-    assert message.startswith(
-        f"{job.name} failed: worker-1 (rank 1) ended with exit code 1; the others were stopped. Its last lines:"
-    )
-    assert message.endswith("ValueError: the gradient is gone")
-    assert list(nothing_is_left.iterdir()) == []  # Open MPI keeps its session there

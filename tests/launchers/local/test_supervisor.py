@@ -119,15 +119,6 @@ def test_a_supervisor_that_is_told_to_end_ends_the_group(number):
     assert group.end() == {"event": "ended", "outcome": "stopped"}
 
 
-def test_what_a_killed_supervisor_has_started_ends_although_nobody_looks_for_it():
-    # Without a scratch folder, by which its owner would find it.
-    group = Group(python("one", "time.sleep(1000)"))
-    pid = group.pid("one")
-    os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
-    assert group.end() == {"event": "ended", "outcome": "failed", "name": "supervisor", "code": None}
-    assert Watch.eventually(lambda: not Watch.alive(pid))
-
-
 def test_a_group_that_is_stopped_while_it_starts_ends_by_sigterm_and_needs_no_sigkill():
     for _ in range(10):
         group = Group(*(python(name, "time.sleep(1000)") for name in "abcd"))

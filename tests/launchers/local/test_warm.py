@@ -55,12 +55,15 @@ def test_the_imports_of_a_script_say_what_it_can_be_forked_from(script, framewor
 # A forked rank is as a fresh one
 
 
-def test_a_forked_worker_sees_what_a_cold_one_sees(make_job):
+def test_a_forked_worker_sees_what_a_cold_one_sees_and_holds_no_descriptor_of_another(make_job):
     job = make_job(
         SAY,
         """
     import inspect, __main__
     class Here: pass
+    links = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
+    links = [os.readlink(link) for link in links if os.path.exists(link)]
+    held = [link for link in links if link.startswith(("pipe", "socket", "anon"))]
     names = [name for name in os.environ if not name.startswith("WORKSHOP_MODEL") and name != "PYTHONPATH"]
     print(json.dumps({
         "argv": sys.argv, "name": __name__, "file": __file__, "folder": os.getcwd(), "rank": here.rank,
@@ -72,33 +75,21 @@ def test_a_forked_worker_sees_what_a_cold_one_sees(make_job):
         "descriptors": sorted(int(fd) for fd in os.listdir("/proc/self/fd"))[:3],
         "mask": str(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
         "encoding": [sys.stdout.encoding, sys.stderr.encoding],
-        "limits": sys.flags.safe_path,
+        "limits": sys.flags.safe_path, "held": sorted(held),
     }))
     """,
         arguments={"epochs": 3},
         strategy="torch_ddp",
-        workers=2,
+        workers=3,
     )
     cold, warmed = (
         {worker: json.loads(next(run.logs(worker=worker)).text) for worker in run.workers}
         for run in [Local(warm=is_warm).launch(job).wait(60) for is_warm in (False, True)]
     )
-    assert warmed == cold
-
-
-def test_forked_workers_hold_no_descriptor_of_another(make_job):
-    script = (
-        SAY
-        + """
-    links = [f"/proc/self/fd/{n}" for n in os.listdir("/proc/self/fd")]
-    held = {os.readlink(link) for link in links if os.path.exists(link)}
-    print(json.dumps(sorted(link for link in held if link.startswith(("pipe", "socket", "anon")))))
-    """
-    )
-    run = Local(warm=True).launch(make_job(script, strategy="torch_ddp", workers=3)).wait(60)
-    held = [json.loads(line.text) for line in run.logs()]
+    held = [[worker.pop("held") for worker in run.values()] for run in (cold, warmed)][1]
     assert [len(links) for links in held] == [2, 2, 2]  # standard output and standard error
     assert len({link for links in held for link in links}) == 6
+    assert warmed == cold
 
 
 def test_random_numbers_differ_between_ranks_and_between_runs_and_a_seed_is_kept(make_job):
