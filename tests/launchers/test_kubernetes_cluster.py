@@ -66,13 +66,15 @@ def test_a_job_is_made_followed_and_deleted(server, job):
     assert any("fieldValidation=Strict" in path for _, path in server.requests)
 
 
-def test_a_failed_job_says_why_and_no_line_of_its_log_comes_twice(server, job):
+def test_a_failed_job_says_why_and_each_line_comes_once_when_it_has_ended_or_the_pod_has(server, job):
+    one, two, three = stamped("one", "two", "ValueError: no")
     server.pods = [pod("master")]
     server.script["GET", "log"] = [refused(500, "the node is busy")]
-    server.logs["ddp-master-0"] = stamped("one", "two")
+    server.logs["ddp-master-0"], server.unfinished["ddp-master-0"] = [one], two[:-1]
     with Kubernetes().launch(job) as started:
-        assert eventually(lambda: len(list(started.logs())) == 2)
-        server.logs["ddp-master-0"] = stamped("one", "two", "ValueError: no")
+        assert eventually(lambda: sum("sinceTime" in path for _, path in server.requests) > 2)
+        assert [line.text for line in started.logs()] == ["one"]
+        server.logs["ddp-master-0"], server.unfinished["ddp-master-0"] = [one, two], three
         server.pods = [pod("master", "Failed")]
         server.job_status = condition("Failed", "1 Master replica(s) failed.")
         said = r"(?s)1 Master replica.*\[worker-0\] one.*\[worker-0\] ValueError: no"
@@ -80,20 +82,6 @@ def test_a_failed_job_says_why_and_no_line_of_its_log_comes_twice(server, job):
             started.wait(timeout_seconds=20)
     assert [line.text for line in started.logs(worker="worker-0")] == ["one", "two", "ValueError: no"]
     assert server.made() == []
-
-
-def test_a_line_is_passed_on_once_it_has_ended_or_the_pod_has(server, job):
-    one, two, three = stamped("one", "two", "three")
-    server.pods = [pod("master")]
-    server.logs["ddp-master-0"], server.unfinished["ddp-master-0"] = [one], two[:-1]
-    with Kubernetes().launch(job) as started:
-        assert eventually(lambda: sum("sinceTime" in path for _, path in server.requests) > 2)
-        assert [line.text for line in started.logs()] == ["one"]
-        server.logs["ddp-master-0"], server.unfinished["ddp-master-0"] = [one, two], three
-        server.pods = [pod("master", "Succeeded")]
-        server.job_status = condition("Succeeded")
-        started.wait(timeout_seconds=20)
-    assert [line.text for line in started.logs()] == ["one", "two", "three"]
     since = [parse_qs(urlparse(path).query).get("sinceTime") for _, path in server.requests if "/log" in path]
     assert since[0] is None
     assert since[-1] == [one.split()[0]]

@@ -105,8 +105,12 @@ def description(status, secondary, **more):
 
 
 TRAINING = description("InProgress", "Training")
-
-
+NEEDED = ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition")
+TRAINING_JOB = {
+    "RoleArn": ROLE,
+    "OutputDataConfig": {"S3OutputPath": "s3://a"},
+    **{k: TRAINING[k] for k in NEEDED},
+}
 ENDED = 1 + LATE_LOOKS  # how often a job that has ended is looked at
 
 
@@ -221,7 +225,8 @@ def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone():
     before = cleanup.find(own)  # but buckets, of which moto lists those of all regions
     own.call("logs", "create_log_group", logGroupName=LOG_GROUP)
     for name, tag in (("ours", TAG), ("not-ours", {"Key": "team", "Value": "red"})):
-        own.call("sagemaker", "create_training_job", **training_job(name), Tags=[tag])
+        job = {**TRAINING_JOB, "TrainingJobName": name}
+        own.call("sagemaker", "create_training_job", **job, Tags=[tag])
         own.call("logs", "create_log_stream", logGroupName=LOG_GROUP, logStreamName=f"{name}/algo-1-1")
         own.call("ecr", "create_repository", repositoryName=name, tags=[tag])
         template = '{"Resources": {"Logs": {"Type": "AWS::Logs::LogGroup"}}}'
@@ -241,22 +246,15 @@ def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone():
     assert cleanup.find(own) == before
 
 
-def training_job(name):
-    needed = ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition")
-    own = {"TrainingJobName": name, "RoleArn": ROLE, "OutputDataConfig": {"S3OutputPath": "s3://a"}}
-    return {**own, **{key: TRAINING[key] for key in needed}}
-
-
 def test_the_clean_up_stops_what_runs():
     aws, stubs = scripted("sagemaker", "logs", "s3", "ecr", "cloudformation")
     stubs["s3"].add_response("list_buckets", {"Buckets": []})
     stubs["ecr"].add_response("describe_repositories", {"repositories": []})
     stubs["cloudformation"].add_response("describe_stacks", {"Stacks": []})
-    arn = "arn:aws:sagemaker:us-east-1:123456789012:training-job/"
-    runs = {"TrainingJobName": "runs", "TrainingJobArn": f"{arn}runs", "TrainingJobStatus": "InProgress"}
-    stubs["sagemaker"].add_response(
-        "list_training_jobs", {"TrainingJobSummaries": [{**runs, "CreationTime": NOW}]}
-    )
+    named = ("TrainingJobArn", "TrainingJobStatus")
+    runs = {"TrainingJobName": "runs", **{name: TRAINING[name] for name in named}}
+    listed = {"TrainingJobSummaries": [{**runs, "CreationTime": NOW}]}
+    stubs["sagemaker"].add_response("list_training_jobs", listed)
     stubs["sagemaker"].add_response("list_tags", {"Tags": [TAG]})
     (left,) = cleanup.find(aws)
     assert str(left) == "running job runs (costs money every second)"

@@ -1,6 +1,7 @@
 """Jobs on Spark: what is refused, ranks in a barrier stage, and a cluster of real processes that loses executors."""
 
 import contextlib
+import re
 import socket
 import stat
 import subprocess
@@ -45,6 +46,11 @@ def family(pid):
     return commands
 
 
+def until(run, condition):
+    """Whether `condition` becomes true, or the run ends."""
+    return eventually(lambda: condition() or run.state is not RunState.RUNNING, PATIENCE_SECONDS)
+
+
 # Before anything starts
 
 
@@ -56,14 +62,16 @@ def test_a_master_that_does_not_answer_is_named_before_anything_starts(make_job)
         Spark(master=f"spark://127.0.0.1:{port}").launch(job)
 
 
+MISMATCH = (
+    "x: [PYTHON_VERSION_MISMATCH] Python in worker has different version (3, 6) than that in driver 3.11, "
+    "PySpark cannot run with different minor versions."
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "x: [PYTHON_VERSION_MISMATCH] Python in worker has different version (3, 6) than that in driver 3.11, "
-            "PySpark cannot run with different minor versions.",
-            "the executors' Python is 3.6, and the driver's 3.11",
-        ),
+        (MISMATCH, "the executors' Python is 3.6, and the driver's 3.11"),
         ("\nsomething new\nand more", "something new"),
     ],
 )
@@ -119,13 +127,8 @@ def test_ranks_run_on_loopback_and_the_one_that_fails_is_blamed(make_job, watch,
         outputs=str(tmp_path / "out"),
     )
     with Spark().launch(job) as run:
-        ready = watch.eventually(
-            lambda: len(list((tmp_path / "out").glob("worker-*"))) == 2 or run.state is not RunState.RUNNING,
-            PATIENCE_SECONDS,
-        )
-        assert ready
-        driver = family(run.process_ids["driver-0"])
-        assert listening(set(driver)) == {"127.0.0.1"}
+        assert until(run, lambda: len(list((tmp_path / "out").glob("worker-*"))) == 2)
+        assert listening(family(run.process_ids["driver-0"])) == {"127.0.0.1"}
         (tmp_path / "out" / "go").touch()
         said = failure_of(run, PATIENCE_SECONDS)
     message = f"{job.name} failed: worker-1 (rank 1) ended with exit code 1; the others were stopped."
@@ -146,12 +149,9 @@ def test_a_killed_launching_process_leaves_no_java_behind(tmp_path, watch):
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) as notebook:
         try:
+            java = re.compile(r"\S+/java .*deploy\.SparkSubmit")
             assert watch.eventually(
-                lambda: any(
-                    "deploy.SparkSubmit" in command and command.partition(" ")[0].endswith("/java")
-                    for command in family(notebook.pid).values()
-                ),
-                PATIENCE_SECONDS,
+                lambda: any(map(java.match, family(notebook.pid).values())), PATIENCE_SECONDS
             )
         finally:
             notebook.kill()
@@ -193,10 +193,7 @@ def test_a_lost_executor_is_named_and_the_cluster_outlives_its_job(cluster, make
             time.sleep(0.05)
         """, strategy="torch_ddp", workers=2, timeout="4min")  # fmt: skip
     with cluster.spark().launch(job) as run:
-        watch.eventually(
-            lambda: {record["rank"] for record in run.records} == {0, 1} or run.state is not RunState.RUNNING,
-            PATIENCE_SECONDS,
-        )
+        until(run, lambda: {record["rank"] for record in run.records} == {0, 1})
         assert run.state is RunState.RUNNING, run.reason
         (executor,) = cluster.executors("worker-1")
         psutil.Process(executor).kill()

@@ -69,14 +69,12 @@ def test_it_is_made_on_demand_and_only_once(environment, capfd, monkeypatch):
         environment.run("greet", "linger", timeout_seconds=0.5)
 
 
-def test_other_requirements_give_another_environment(environment, requirements):
+def test_other_requirements_give_another_environment_and_are_named_where_there_are_no_packages(
+    environment, requirements
+):
     before = environment.folder
-    requirements.write_text(requirements.read_text() + "# a later choice\n")
-    assert environment.folder != before
-
-
-def test_without_its_packages_the_message_names_the_requirements(environment, requirements):
     requirements.write_text("--no-index\nno-such-thing==1.0\n")
+    assert environment.folder != before
     with pytest.raises(SetupError, match=r"Greetings could not be made from .*greetings\.txt") as failed:
         environment.build()
     assert "no-such-thing" in str(failed.value)

@@ -28,7 +28,7 @@ def unconfigured(monkeypatch):
         monkeypatch.delenv(name)
 
 
-def test_what_pip_was_told_reaches_uv_with_pips_own_precedence():
+def test_what_pip_was_told_reaches_uv_with_pips_own_precedence_and_what_uv_was_told_itself_stays():
     assert packages.uv_settings(CONFIGURED, {}) == {
         "UV_FIND_LINKS": "/own/wheels,/more/wheels",  # a variable beats a file
         "UV_DEFAULT_INDEX": "https://mirror.example/simple",  # [install] beats [global]
@@ -36,9 +36,6 @@ def test_what_pip_was_told_reaches_uv_with_pips_own_precedence():
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "SSL_CERT_FILE": "/etc/certificates.pem",
     }
-
-
-def test_what_uv_was_told_itself_stays():
     own = {"UV_FIND_LINKS": "mine", "UV_DEFAULT_INDEX": "mine", "UV_INDEX_STRATEGY": "mine"}
     assert not packages.uv_settings(CONFIGURED, own).keys() & own.keys()
 
@@ -49,10 +46,9 @@ def test_a_wheel_comes_from_a_folder_that_only_pip_knows_by_the_uv_beside_it(tmp
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     program(tmp_path / "uv", "exit 2")  # an older one on the PATH
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    packages.run_uv(
-        PYTHON, "pip", "install", "--offline", "--target", str(tmp_path / "installed"), "greetings==1.0"
-    )
-    assert (tmp_path / "installed" / "greetings.py").is_file()
+    installed = tmp_path / "installed"
+    packages.run_uv(PYTHON, "pip", "install", "--offline", "--target", str(installed), "greetings==1.0")
+    assert (installed / "greetings.py").is_file()
 
 
 # PyTorch

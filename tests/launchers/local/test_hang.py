@@ -21,11 +21,11 @@ SAY = """
 
 def reason(make_job, *script, workers=3, strategy="torch_ddp"):
     """What is said of a run whose workers do not all end within their time limit."""
-    job = make_job(SAY, *script, strategy=strategy, workers=workers, timeout="6s")
+    job = make_job(SAY, *script, strategy=strategy, workers=workers, timeout="8s")
     run = Local().launch(job)
     message = failure_of(run)
     assert 1.5 < run.seconds < 15
-    prefix = f"{job.name} did not end within its timeout of 6 s. "
+    prefix = f"{job.name} did not end within its timeout of 8 s. "
     assert message.startswith(prefix)
     said, *stacks = message.removeprefix(prefix).split("\nThe stack of ")
     for stack in stacks:  # every worker that waits is shown with what it has called

@@ -5,12 +5,11 @@ import io
 import os
 import pickle
 import signal
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import failure_of
+from conftest import eventually, failure_of
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
@@ -48,11 +47,9 @@ def test_an_address_is_read_and_code_in_its_place_is_not_run(tmp_path):
 
 
 def until(run, condition):
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert run.state is RunState.RUNNING, run.reason
-        assert time.monotonic() < deadline, [str(line) for line in run.logs()]
-        time.sleep(0.05)
+    come = eventually(lambda: run.state is not RunState.RUNNING or condition(), PATIENCE_SECONDS)
+    assert come, [str(line) for line in run.logs()]
+    assert condition(), run.reason
 
 
 def steps_of(run, size):
@@ -79,9 +76,8 @@ def listening_addresses(watch):
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch, tmp_path):
-    job = TrainingJob.load(JOB).replace(
-        workers=3, timeout="4min", arguments={"steps": 1000, "step-seconds": 0.02}
-    )
+    arguments = {"steps": 1000, "step-seconds": 0.02}
+    job = TrainingJob.load(JOB).replace(workers=3, timeout="4min", arguments=arguments)
     with Local(warm=True, output=tmp_path).launch(job) as run:
         assert run.workers == ("worker-0", "worker-1", "worker-2")
         until(run, lambda: max(steps_of(run, 3), default=0) >= 20)
@@ -95,9 +91,7 @@ def test_a_worker_is_killed_the_others_train_on_and_another_joins(watch, tmp_pat
         until(run, lambda: len(pids_of(run, "worker-1")) == 2)
         alone = max(steps_of(run, 2))
         until(run, lambda: max(steps_of(run, 3)) > alone + 10)
-        joined = [
-            record for record in run.records if record["worker"] == "worker-1" and record["step"] > before + 5
-        ]
+        joined = [each for each in run.records if each["worker"] == "worker-1" and each["step"] > before + 5]
         assert min(record["step"] for record in joined) > alone  # it got the state of those who had gone on
         assert {record["rank"] for record in joined} == {2}
         losses = run.metrics.dropna(subset=["loss"])
@@ -115,9 +109,7 @@ def test_the_killed_worker_may_be_rank_0_and_the_run_ends_well(tmp_path):
         until(run, lambda: max(steps_of(run, 2), default=0) >= 10)
         os.kill(pids_of(run, "worker-0")[0], signal.SIGKILL)
         run.wait(PATIENCE_SECONDS)
-    taken_over = [
-        record for record in run.records if record["worker"] == "worker-1" and record["world_size"] == 1
-    ]
+    taken_over = [each for each in run.records if (each["worker"], each["world_size"]) == ("worker-1", 1)]
     assert {record["rank"] for record in taken_over} == {0}
     assert max(record["step"] for record in run.records) == 80
     assert run.metrics["accuracy"].dropna().iloc[-1] > 0.6
