@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 from conftest import failure_of
+from launching import JOBS, MPI
 
 from workshop_utils.jobs import TrainingJob, imports
 from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.source import shipped
-from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE, mpi_options, strategy_of
+from workshop_utils.strategies import MPI_FOLDERS, strategy_of
 from workshop_utils.training import data
 
-JOBS = Path(__file__).parents[2] / "jobs"
 SCRIPTS = sorted(JOBS.glob("*/train.py"))
 PROGRAMS = Path(sys.prefix) / "bin"  # torchrun, horovodrun and mpirun of this environment
-MPI = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *mpi_options(MPI_ON_ONE_MACHINE))
 
 # What these jobs may import beside Python's own library: their image holds nothing else.
 FRAMEWORKS = {
