@@ -347,7 +347,7 @@ def test_the_command_predicts_or_measures_and_says_what_is_imitated(runs, tmp_pa
 @pytest.mark.parametrize(
     ("name", "strategy", "workers"),
     # AlexNet's bytes are ready early and its work is done late: the step shows whether costs are the layers' own.
-    [("vgg16", "ring", [2, 3]), ("vgg16", SERVER, [2, 3]), ("alexnet", "torch_ddp", [2])],
+    [("vgg16", "ring", [3]), ("vgg16", SERVER, [3]), ("alexnet", "torch_ddp", [2])],
 )
 def test_real_steps_take_what_the_closed_form_says(
     name, strategy, workers, tmp_path, monkeypatch, nothing_is_left

@@ -5,7 +5,6 @@ import json
 import math
 import time
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -13,7 +12,7 @@ from workshop_utils.cli import app
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network, availability
-from workshop_utils.scaling.traces import TraceError, covered, merge, read_traces, step_times, write_merged
+from workshop_utils.scaling.traces import TraceError, merge, read_traces, step_times, write_merged
 
 BASE = 1790857026000000000  # nanoseconds, as PyTorch 2.13 writes it
 PARAMETERS = 784 * 128 + 128 + 128 * 10 + 10
@@ -142,17 +141,6 @@ def test_a_step_has_the_communication_within_it(tmp_path, events, milliseconds):
     write(tmp_path, events=events, complete_steps=1)
     ((step, *_, communication, exposed),) = step_times(read_traces(tmp_path)).to_numpy().tolist()
     assert (step, communication, exposed) == (3, pytest.approx(milliseconds), pytest.approx(milliseconds))
-
-
-def test_the_length_of_a_union_of_intervals_agrees_with_counting():
-    generator = np.random.default_rng(0)
-    for count in (0, 1, 2, 30):
-        starts = generator.integers(0, 100, count)
-        intervals = np.stack([starts, starts + generator.integers(0, 20, count)], axis=1).astype(float)
-        points = {
-            point for start, end in intervals.astype(int) for point in range(start, end) if 20 <= point < 90
-        }
-        assert covered(intervals, 20, 90) == len(points)
 
 
 @pytest.mark.parametrize(
