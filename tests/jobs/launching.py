@@ -12,9 +12,11 @@ from conftest import eventually
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local, ProcessRun
 from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.strategies import MPI_ON_ONE_MACHINE, mpi_options
 from workshop_utils.training import data, models
 
 JOBS = Path(__file__).parents[2] / "jobs"
+MPI = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *mpi_options(MPI_ON_ONE_MACHINE))
 
 
 def job_of(name: str, **changes: object) -> TrainingJob:

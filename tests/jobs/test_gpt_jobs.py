@@ -33,8 +33,7 @@ def bytes_of_a_step(run):
     return run.metrics.dropna(subset=["bytes_sent"]).groupby("rank")["bytes_sent"].last().tolist()
 
 
-@pytest.mark.parametrize("sequence_parallel", [0, 1])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(("workers", "sequence_parallel"), [(3, 0), (2, 1)])
 def test_tensor_parallel_training_equals_one_process(workers, sequence_parallel):
     run = trained("gpt_tensor_parallel", workers, sequence_parallel=sequence_parallel)
     nbytes, cut = TOKENS * SIZES.width * 4, bool(sequence_parallel)
@@ -46,10 +45,7 @@ def test_tensor_parallel_training_equals_one_process(workers, sequence_parallel)
     assert bytes_of_a_step(run) == [expected] * workers
 
 
-@pytest.mark.parametrize(
-    ("workers", "schedule", "chunks"),
-    [(2, "naive", 1), (2, "interleaved", 2), (3, "gpipe", 1), (3, "one_f_one_b", 1)],
-)
+@pytest.mark.parametrize(("workers", "schedule", "chunks"), [(2, "interleaved", 2), (3, "one_f_one_b", 1)])
 def test_pipeline_training_equals_one_process(workers, schedule, chunks):
     run = trained("gpt_pipeline", workers, schedule=schedule, chunks=chunks, microbatches=4, timeline=1)
     nbytes = TOKENS // 4 * SIZES.width * 4
@@ -62,7 +58,6 @@ def test_pipeline_training_equals_one_process(workers, schedule, chunks):
 @pytest.mark.parametrize(
     ("data", "tensor", "pipeline", "more"),
     [
-        (2, 1, 1, {}),
         (1, 3, 1, {"sequence_parallel": 1}),
         (1, 2, 2, {"sequence_parallel": 1, "schedule": "interleaved", "chunks": 2}),
         (2, 2, 2, {}),
@@ -77,9 +72,7 @@ def test_three_directions_together_equal_one_process(data, tensor, pipeline, mor
     assert [bool(total) for total in by_direction.sum()] == [data > 1, tensor > 1, pipeline > 1]
 
 
-@pytest.mark.parametrize(
-    ("workers", "schedule", "chunks"), [(2, "gpipe", 1), (3, "one_f_one_b", 1), (4, "interleaved", 2)]
-)
+@pytest.mark.parametrize(("workers", "schedule", "chunks"), [(3, "one_f_one_b", 1), (4, "interleaved", 2)])
 def test_the_measured_bubble_is_at_least_that_of_the_formula(workers, schedule, chunks):
     arguments = {"schedule": schedule, "chunks": chunks, "microbatches": 4}
     arguments |= {"forward_seconds": 0.03, "backward_seconds": 0.06}

@@ -49,11 +49,9 @@ def steps_of_rank_0(run):
     [
         # Small parts of the batch, so that it takes its time.
         pytest.param("mnist_single", 1, {"dropout": 0.1, "accumulate": 60}, {}, id="one process"),
-        pytest.param("mnist_torch_ddp", 2, EVERYTHING, {}, id="DDP"),
-        pytest.param("mnist_torch_ddp", 4, {"dropout": 0.1}, {}, id="DDP, four workers"),
+        pytest.param("mnist_torch_ddp", 4, EVERYTHING, {}, id="DDP"),
         pytest.param("mnist_fsdp", 2, {**EVERYTHING, "batch_size": 60, "epochs": 2}, {}, id="FSDP"),
-        pytest.param("mnist_horovod", 2, EVERYTHING, {}, id="Horovod"),
-        pytest.param("mnist_horovod", 4, EVERYTHING, UNFUSED, id="Horovod, four workers without fusion"),
+        pytest.param("mnist_horovod", 4, EVERYTHING, UNFUSED, id="Horovod without fusion"),
         pytest.param("mnist_mpi", 4, {"hidden": 2048}, {}, id="MPI"),
     ],
 )

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import JOBS, launched
+from launching import JOBS, MPI, launched
 
 from workshop_utils.launchers.local.environment import mpirun_program
 from workshop_utils.runs import RunFailed
-from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE, mpi_options
+from workshop_utils.strategies import MPI_FOLDERS
 from workshop_utils.training import data
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
@@ -30,22 +30,16 @@ def ended(command, tmp_path, **variables):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        (
-            "mnist_horovod",
-            "started 2 workers, but Horovod connects 1; start the job with horovodrun or mpirun",
-        ),
-        ("mnist_mpi", "started 2 workers, but MPI connects 1; start the job with mpirun"),
-    ],
+    ("name", "who", "launcher"),
+    [("mnist_horovod", "Horovod", "horovodrun or mpirun"), ("mnist_mpi", "MPI", "mpirun")],
 )
-def test_under_torchrun_the_job_names_both_counts_and_the_right_launcher(name, message, tmp_path):
+def test_under_torchrun_the_job_names_both_counts_and_the_right_launcher(name, who, launcher, tmp_path):
     # All that a script sees of torchrun, which itself would listen on every interface.
     torchrun = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
     script = [sys.executable, JOBS / name / "train.py"]
     result = ended(script, tmp_path, WORKSHOP_DATA=str(data.prepare("digits")), **torchrun)
     assert result.returncode == 1
-    assert message in result.stderr
+    assert f"started 2 workers, but {who} connects 1; start the job with {launcher}" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -53,15 +47,8 @@ def test_plain_mpirun_ends_when_one_rank_has_no_data(tmp_path):
     def rank(folder):
         return ["-n", "1", "-x", f"WORKSHOP_DATA={folder}", sys.executable, JOBS / "mnist_mpi" / "train.py"]
 
-    options = [
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        *mpi_options(MPI_ON_ONE_MACHINE),
-    ]
     ranks = [*rank(data.prepare("digits")), ":", *rank(tmp_path / "missing")]
-    result = ended([mpirun_program("the test"), *options, *ranks], tmp_path)
+    result = ended([mpirun_program("the test"), *MPI, *ranks], tmp_path)
     assert result.returncode == 1
     assert f"FileNotFoundError: train-images-idx3-ubyte is not in {tmp_path / 'missing'}" in result.stderr
 

@@ -8,18 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import failure_of
+from launching import JOBS, MPI
 
 from workshop_utils.jobs import TrainingJob, imports
-from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.source import shipped
-from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE, mpi_options, strategy_of
+from workshop_utils.strategies import MPI_FOLDERS, strategy_of
 from workshop_utils.training import data
 
-JOBS = Path(__file__).parents[2] / "jobs"
 SCRIPTS = sorted(JOBS.glob("*/train.py"))
 PROGRAMS = Path(sys.prefix) / "bin"  # torchrun, horovodrun and mpirun of this environment
-MPI = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *mpi_options(MPI_ON_ONE_MACHINE))
 
 # What these jobs may import beside Python's own library: their image holds nothing else.
 FRAMEWORKS = {
@@ -134,8 +131,3 @@ def test_a_script_takes_no_argument_for_the_beginning_of_a_longer_one(script):
     ]
     parsers = [call for call in calls if call.startswith("argparse.ArgumentParser(")]
     assert all("allow_abbrev=False" in parser for parser in parsers)
-
-
-def test_a_mistyped_argument_ends_the_run_and_is_named():
-    run = Local().launch(TrainingJob.load(JOBS / "mnist_single").replace(arguments={"epoch": 1}))
-    assert "unrecognized arguments: --epoch 1" in failure_of(run)

@@ -79,9 +79,8 @@ def test_in_graph_replication_equals_one_process_of_replicas_and_has_its_variabl
     run = trained("digits_in_graph", tmp_path, WORKERS, servers)
     assert_equal(run, mirrored, steps_an_epoch(WORKERS))
     assert set().union(*run.devices.values()) == {f"/job:ps/task:{server}" for server in range(servers)}
-    assert set(run.metrics.dropna(subset=["loss"])["worker"]) == {
-        "chief-0"
-    }  # nobody else has a training loop
+    # Nobody else has a training loop.
+    assert set(run.metrics.dropna(subset=["loss"])["worker"]) == {"chief-0"}
 
 
 def test_synchronous_between_graph_replication_equals_the_same_and_goes_at_the_pace_of_the_slowest(
@@ -99,10 +98,7 @@ def test_synchronous_between_graph_replication_equals_the_same_and_goes_at_the_p
 
 def test_asynchronous_between_graph_replication_steps_for_every_batch_and_waits_for_nobody(tmp_path):
     late = {"slow_worker": WORKERS - 1, "slow_seconds": 0.1}
-    one = {
-        "consistency": "asynchronous",
-        "learning_rate": RATE / WORKERS,
-    }  # since its steps are of one worker
+    one = {"consistency": "asynchronous", "learning_rate": RATE / WORKERS}  # its steps are of one worker
     run = trained("digits_between_graph", tmp_path, WORKERS, **one, **late)
     tested = run.metrics.dropna(subset=["test_loss"])
     assert tested["step"].iloc[-1] == WORKERS * EPOCHS * steps_an_epoch(WORKERS)

@@ -34,10 +34,8 @@ def trained(job, folder):
         return run, int(words[0][-1]) if words else 0, {name: arrays[name].tobytes() for name in arrays.files}
 
 
-@pytest.mark.parametrize(("workers", "epochs"), [(2, 16), (4, 24)])
-def test_mirrored_workers_that_were_killed_end_with_the_bits_of_an_uninterrupted_run(
-    workers, epochs, tmp_path
-):
+def test_mirrored_workers_that_were_killed_end_with_the_bits_of_an_uninterrupted_run(tmp_path):
+    workers, epochs = 4, 24  # of two workers' gradients the sum is the same in either order
     arguments = {"epochs": epochs, "batch_size": 32, "hidden": 33, "checkpoint_steps": 15}
     job = job_of("mnist_multi_worker_mirrored", workers=workers, arguments=arguments)
     _, begin, expected = trained(job, tmp_path / "whole")

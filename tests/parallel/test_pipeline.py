@@ -101,7 +101,7 @@ def test_in_virtual_time_the_pipeline_takes_as_long_as_predicted(name, ranks, ch
     assert lengths[0] - 1e-9 <= lengths[1] <= 1.03 * lengths[2] + 1e-4
 
 
-def test_a_schedule_for_other_ranks_or_stages_is_refused():
+def test_a_schedule_for_other_ranks_or_stages_and_a_first_stage_without_inputs_are_refused():
     def program(communicator):
         message = np.zeros(1, np.float32)
         stages = {communicator.rank: EmulatedStage(communicator, 0, 0, message)}
@@ -110,12 +110,9 @@ def test_a_schedule_for_other_ranks_or_stages_is_refused():
         with pytest.raises(ValueError, match=r"stages is \[7\]; rank . must have stages"):
             run(schedule_of("gpipe", 2, 1), {7: stages[communicator.rank]}, communicator, (1,))
 
-    threads.run(2, program)
-
-
-def test_a_first_stage_without_inputs_is_refused():
-    def program(communicator):
+    def alone(communicator):
         with pytest.raises(ValueError, match="inputs is None; the first stage of a pipeline needs them"):
             run(schedule_of("gpipe", 1, 1), {0: ModuleStage(nn.Identity())}, communicator, (1,))
 
-    threads.run(1, program)
+    threads.run(2, program)
+    threads.run(1, alone)

@@ -84,18 +84,16 @@ def test_a_schedule_that_cannot_be_is_refused_by_name(call, said):
         call()
 
 
+ONCE = "must run every pass of its stages exactly once; look at"
 FORWARD, BACKWARD = Pass("forward", 0, 0), Pass("backward", 0, 0)
 
 
 @pytest.mark.parametrize(
     ("passes", "said"),
     [
-        ((FORWARD,), "must run every pass of its stages exactly once; look at"),
-        ((FORWARD, BACKWARD, BACKWARD), "must run every pass of its stages exactly once; look at"),
-        (
-            (FORWARD, BACKWARD, Pass("forward", 0, 1)),
-            "must run every pass of its stages exactly once; look at",
-        ),
+        ((FORWARD,), ONCE),
+        ((FORWARD, BACKWARD, BACKWARD), ONCE),
+        ((FORWARD, BACKWARD, Pass("forward", 0, 1)), ONCE),
         ((BACKWARD, FORWARD), "runs backward of microbatch 0 through stage 0 before its forward"),
     ],
     ids=["missing", "repeated", "foreign", "too early"],

@@ -103,20 +103,14 @@ def test_sequence_parallelism_keeps_a_share_of_all_activations_tensor_parallelis
         assert 1.5 / ranks < plain < 0.9
 
 
-def test_a_sequence_without_equal_shares_is_refused():
+def test_a_sequence_without_equal_shares_and_more_ranks_than_heads_are_refused():
     tokens, _ = batch_of(TEXT, 1, 1, ODD.sequence)
 
     def rank_main(communicator):
-        model = parallelize(GPT(ODD), Region(communicator, sequence_parallel=True))
+        region = Region(communicator, sequence_parallel=True)
         with pytest.raises(ValueError, match=r"the sequence has 9 tokens; .* choose a multiple of 2"):
-            model(tokens)
+            parallelize(GPT(ODD), region)(tokens)
+        with pytest.raises(ValueError, match="2 ranks cannot share 1 units of 24 features"):
+            parallelize(GPT(GPTSizes(layers=1, width=8, heads=1, sequence=4)), region)
 
     threads.run(2, rank_main)
-
-
-def test_more_ranks_than_heads_are_refused():
-    def rank_main(communicator):
-        with pytest.raises(ValueError, match="3 ranks cannot share 2 units of 12 features"):
-            parallelize(GPT(GPTSizes(layers=1, width=8, heads=2, sequence=4)), Region(communicator))
-
-    threads.run(3, rank_main)

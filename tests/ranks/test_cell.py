@@ -3,7 +3,6 @@
 import atexit
 import re
 import sys
-from pathlib import Path
 from textwrap import dedent
 
 import nbformat
@@ -77,9 +76,10 @@ def test_the_notebooks_variables_travel_and_what_the_cell_assigns_stays_on_the_r
     assert "own" not in shell.user_ns
 
 
-def test_variables_that_the_cell_does_not_name_stay_where_they_are(run):
+def test_variables_that_the_cell_does_not_name_or_assigns_itself_stay_where_they_are(run):
     run("import threading\nlock = threading.Lock()")
     assert values(run("%%ranks 2\nrank")) == [0, 1]
+    assert values(run("%%ranks 2\nlock = rank + 1\nlock")) == [1, 2]
     _, printed = run("%%ranks 2\nlock")
     assert "`lock` (lock) cannot be sent to the ranks" in printed
     assert "Traceback" not in printed
@@ -153,8 +153,6 @@ def test_open_and_exit_are_pythons_own(run, shell, tmp_path):
         ("%%ranks 2 --speed 1\n1", "UsageError: unrecognized arguments: --speed 1"),
         ("%%ranks 2 --framework jax\n1", "UsageError: argument --framework: invalid choice: 'jax' .*torch.*"),
         ("%%ranks 2 --network '100\n1", "UsageError: No closing quotation"),
-        ("%%ranks 2 --network fast\n1", "JobError: bandwidth is 'fast'; .*"),
-        ("%%ranks 2 --timeout soon\n1", "JobError: timeout is 'soon'; .*"),
         ("%%ranks 0\n1", "JobError: ranks is 0; .*"),
     ],
 )
@@ -225,14 +223,3 @@ def test_a_notebook_shows_lines_a_table_and_its_own_cells_in_errors_and_may_be_i
     assert "rank 1 waits at Cell In[5], line 3 (in <module>)." in outputs[4][0].traceback[0]
     assert outputs[5][-1].ename == "KeyboardInterrupt"
     assert outputs[6][0].data["text/plain"] == "[0, 1]"
-
-
-def test_a_name_that_the_cell_assigns_itself_need_not_travel(shell, run):
-    shell.user_ns["handle"] = Path(__file__).open()  # noqa: SIM115  # as a learner leaves it open
-    value, _ = run("""
-        %%ranks 2
-        handle = rank + 1
-        handle
-    """)
-    shell.user_ns.pop("handle").close()
-    assert value.values == [1, 2]

@@ -25,17 +25,6 @@ from workshop_utils.ranks import RanksFailed
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-LOCK = threading.Lock()
-
-
-class Holder:
-    def __init__(self):
-        self.lock = LOCK
-
-    def method(self, communicator):
-        return communicator.rank
-
-
 def ring(communicator, elements):
     array = np.full(elements, float(communicator.rank))
     ring_all_reduce(communicator, array)
@@ -79,13 +68,6 @@ def test_each_call_has_processes_of_its_own_without_what_the_last_one_changed():
     first, second = (dict(on_ranks(2, program).values) for _ in range(2))
     assert len({os.getpid(), *first, *second}) == 5
     assert {*first.values(), *second.values()} == {(None, False)}
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_any_number_of_ranks_will_do(ranks):
-    results = on_ranks(ranks, lambda communicator: (communicator.rank, communicator.size))
-    assert results.values == [(rank, ranks) for rank in range(ranks)]
-    assert len(results) == ranks
 
 
 def test_a_slow_network_is_slow_and_named():
@@ -186,25 +168,6 @@ def test_a_tensor_travels_without_a_warning(recwarn):
     assert not [str(each.message) for each in recwarn if "storage" in str(each.message).lower()]
 
 
-SCALE = 10
-
-
-def scaled(x):
-    return SCALE * x
-
-
-def test_the_variables_and_functions_that_a_function_uses_travel_along():
-    offset = 1
-
-    def program(communicator):
-        def inner(x):
-            return scaled(x) + offset
-
-        return inner(communicator.rank)
-
-    assert on_ranks(2, program).values == [1, 11]
-
-
 def test_a_module_beside_the_notebook_travels_as_it_is_now(tmp_path, monkeypatch):
     (tmp_path / "beside.py").write_text(
         "FACTOR = 2\ndef twice(communicator):\n    return FACTOR * communicator.rank\n"
@@ -251,6 +214,14 @@ class OnGPU:
 TENSOR = OnGPU()
 
 
+class Holder:
+    def __init__(self):
+        self.lock = LOCK
+
+    def method(self, communicator):
+        return communicator.rank
+
+
 def uses_lock(communicator):
     return [LOCK for _ in range(3)]
 
@@ -286,12 +257,10 @@ def takes(communicator, value):
         (uses_tensor, {}, "`TENSOR` (OnGPU) cannot be sent to the ranks: it is on a GPU"),
         (takes, {"value": LARGE}, "`value` (ndarray) is too large"),
         (takes, {"value": (each for each in [])}, "`value` (generator) cannot be sent"),
-        (
-            takes,
-            {"value": OPEN},
-            "`value` (TextIOWrapper) cannot be sent to the ranks: it is an open file",
-        ),
+        (takes, {"value": OPEN}, "`value` (TextIOWrapper) cannot be sent to the ranks: it is an open file"),
         (takes, {"value": uses_lock}, "`LOCK` (lock) cannot be sent"),
+        (lambda communicator, table=LOCK: table, {}, "`table` (lock) cannot be sent to the ranks"),
+        (Holder().method, {}, "`program.__self__` (Holder) cannot be sent to the ranks"),
         (takes, {}, "a rank would call takes(communicator): missing a required argument: 'value'"),
         (takes, {"other": 1}, "a rank would call takes(communicator, other=…)"),
         (takes, [1], "arguments is [1]; it must hold values by the names of parameters"),
@@ -326,23 +295,28 @@ def test_a_wrong_value_is_named_with_what_would_be_right(ranks, options, words):
     assert words in str(refused.value)
 
 
+def needs_cuda(communicator):
+    raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.")
+
+
+def fails_with_a_note(communicator):
+    error = ValueError("the real one")
+    error.add_note("see also elsewhere")
+    raise error
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
         (lambda communicator: (each for each in []), "it returned a generator, which cannot be sent back"),
         (lambda communicator: threading.Lock(), "it returned a lock, which cannot be sent back"),
         (lambda communicator: input("Your name? "), "input('Your name? ') has nobody to ask on a rank"),
+        (needs_cuda, "was in use in the process from which this one was forked"),
+        (fails_with_a_note, "raised ValueError: the real one"),
     ],
 )
 def test_what_a_rank_cannot_do_is_named(program, words):
     assert words in failure_of(1, program)
-
-
-def test_cuda_after_a_fork_is_explained():
-    def program(communicator):
-        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.")
-
-    assert "was in use in the process from which this one was forked" in failure_of(1, program)
 
 
 # Who is to blame
@@ -631,20 +605,3 @@ def test_a_rank_that_has_returned_is_not_said_to_have_died():
 
 def test_a_rank_waits_for_a_message_as_long_as_the_call_may_take():
     assert min(on_ranks(2, lambda communicator: communicator.timeout_seconds).values) > 24 * 3600
-
-
-@pytest.mark.parametrize(
-    "program", [lambda communicator, table=LOCK: table, Holder().method], ids=["a default", "a bound method"]
-)
-def test_what_a_function_carries_with_it_is_named(program):
-    with pytest.raises(JobError, match=r"`(table|program.__self__)` \(\w+\) cannot be sent to the ranks"):
-        on_ranks(2, program)
-
-
-def test_an_error_is_named_by_itself_and_not_by_its_notes():
-    def program(communicator):
-        error = ValueError("the real one")
-        error.add_note("see also elsewhere")
-        raise error
-
-    assert "raised ValueError: the real one" in failure_of(1, program)

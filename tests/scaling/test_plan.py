@@ -133,9 +133,6 @@ def test_the_command_prints_the_plan_and_says_by_its_exit_code_whether_there_is_
     code, output = command("--budget", "10")
     assert code == 1
     assert "The budget alone is too tight" in output
-
-
-def test_the_command_prints_json_for_programs():
     code, output = command("--fastest", "--json", "--batch", "262144")
     found = json.loads(output)
     assert code == 0

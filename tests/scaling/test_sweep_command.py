@@ -5,22 +5,11 @@ import re
 import pandas as pd
 import pytest
 from conftest import save
+from test_sweep_experiment import SCRIPT
 from test_sweep_extrapolate import sweep
 from typer.testing import CliRunner
 
 from workshop_utils import cli
-
-SCRIPT = """
-import argparse
-from workshop_utils import place
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--width", type=int, default=1)
-options = parser.parse_args()
-place.here()
-for step in (1, 2):
-    place.report(step=step, loss=1.0, step_seconds=0.1 * options.width)
-"""
 
 
 def run(*words):
@@ -48,7 +37,7 @@ def test_measure_writes_a_table_and_says_what_was_measured_before(make_job, monk
     run(*words)
     measured = pd.read_parquet(output)
     assert sorted(measured["width"]) == [1, 1, 2, 2]
-    assert measured.groupby("width")["step_seconds"].first().tolist() == pytest.approx([0.1, 0.2])
+    assert measured.groupby("width")["bytes_sent"].first().tolist() == [100, 200]
     assert run(*words).startswith("4 runs, 4 of them measured before")
 
 

@@ -70,7 +70,7 @@ class Server:
 @pytest.fixture
 def server(folder):
     server = Server(folder.parent)
-    thread = threading.Thread(target=server.http.serve_forever)
+    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))
     thread.start()
     yield server
     server.http.shutdown()
