@@ -108,11 +108,11 @@ def _share(answer: Callable[..., Iterable[int]], rank: int, workers: int, count:
     for image in islice(share, count + 1):
         if isinstance(image, bool | str) or not hasattr(image, "__index__"):
             raise Wrong(f"{case} one of its images is {image!r}; an image's number is a whole number.")
-        if not 0 <= operator.index(image) < count:
-            raise Wrong(f"{case} it gave image {image}; the images have the numbers 0 to {count - 1}.")
-        if image in images:
-            raise Wrong(f"{case} it gave image {image} more than once.")
-        images.add(operator.index(image))
+        if not 0 <= (number := operator.index(image)) < count:
+            raise Wrong(f"{case} it gave image {number}; the images have the numbers 0 to {count - 1}.")
+        if number in images:
+            raise Wrong(f"{case} it gave image {number} more than once.")
+        images.add(number)
     return images
 
 
