@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -28,7 +27,6 @@ from workshop_utils.plots import (
     spark,
     tensorflow,
     torchx,
-    welcome,
 )
 from workshop_utils.scaling import efficiency
 from workshop_utils.scaling.memory import TrainingMemory
@@ -51,9 +49,6 @@ def shown(axes):
     return [(bar.get_x(), bar.get_width()) for bar in bars]
 
 
-TRAINED = table("worker seconds", ("worker-0", 6.0), ("worker-0", 7.0))
-STARTS = [{"worker": "worker-0", "time": 102.0}]
-RUN = SimpleNamespace(workers=("worker-0",), launched_at=100.0, starts=STARTS, metrics=TRAINED)
 PUSHES = table("pusher push_seconds staleness late", (0.0, 0.0, 0, 0), (1.0, 0.1, 40, 0), (0.0, 0.2, 9, 1))
 STEP = [Phase("forward", 0.0, 1.0), Phase("wait", 1.0, 2.5), Phase("all-reduce", 1.0, 2.5, 8)]
 STEPS = (10, 1, 0), (11, 2, 0), (12, 3, 0), (14, 2, 1), (15, 3, 1), (16, 4, 1)
@@ -103,7 +98,6 @@ EMULATED = pd.concat([EMULATED.assign(model=name) for name in ("vgg16", "mine")]
 
 # Figures that order, sum up or mark what they are given; and what their panels show, from the first on.
 SHOWN = {
-    "starts": (lambda: welcome.starts({"cold": RUN}), [[(0, 2), (2, 4), (6, 1)]]),
     "step": (lambda: baseline.step_shares({16: {"data": 1, "forward": 2, "backward": 4, "update": 13}}),
         [[(0, 0.05), (0.05, 0.1), (0.15, 0.2), (0.35, 0.65)]]),
     "memory": (lambda: baseline.memory(NBYTES, TrainingMemory(10e6, 10e6, 20e6, 5e6)),

@@ -313,10 +313,13 @@ def test_what_cannot_be_measured_is_said_in_a_sentence(runs, tmp_path, outcome, 
 
 
 def test_the_headline_has_two_models_by_two_strategies(runs, tmp_path):
-    table = scale_model.headline(Store(tmp_path), (1, 2))
-    assert table.groupby(["model", "strategy"])["workers"].apply(list).to_dict() == {
-        (model, strategy): [1, 2] for model in ("resnet101", "vgg16") for strategy in ("ring", SERVER)
-    }
+    table = scale_model.headline(Store(tmp_path), (1, 4))
+    kinds = [(model, strategy) for model in ("resnet101", "vgg16") for strategy in ("ring", SERVER)]
+    for rows, workers in ((table, [1, 2, 3, 4]), (table.dropna(subset=["efficiency"]), [1, 4])):
+        assert rows.groupby(["model", "strategy"])["workers"].apply(list).to_dict() == dict.fromkeys(
+            kinds, workers
+        )
+    assert table["predicted"].notna().all()
 
 
 def command(*words):

@@ -158,20 +158,21 @@ MODELS = {"resnet50": "ResNet-50", "resnet101": "ResNet-101", "vgg16": "VGG-16",
 def throughput(rows: pd.DataFrame) -> Figure:
     """Throughput over that of one device, a panel a model: points measured on emulated devices, lines closed forms.
 
-    `rows` are those of `scale_model.ScaleModel.measure`, of several strategies.
+    `rows` are those of `scale_model.headline`; a row without `efficiency` is of a line alone.
     """
     models = list(rows["model"].unique())
     figure, grid = style.figure(9.6, 4.4, columns=len(models), sharex=True, sharey=True, squeeze=False)
     for axes, model in zip(grid.flat, models, strict=True):
         own = rows[rows["model"] == model]
-        first, counts, reached = own.iloc[0], np.unique(own["workers"]), []
+        emulated = own.dropna(subset=["efficiency"])
+        first, counts, reached = own.iloc[0], np.unique(emulated["workers"]), []
         ends = np.array([0, counts.max()])
         style.theory(axes, ends, ends, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
         for index, (strategy, points) in enumerate(own.groupby("strategy", sort=False)):
-            name, each = str(strategy), points["workers"].to_numpy(float)
+            name, each = str(strategy), points["workers"]
             style.theory(axes, each, each * points["predicted"], name_of(name), colour=name)
-            times = each * points["efficiency"].to_numpy(float)
-            style.measured(axes, each, times, colour=name, marker=style.MARKERS[index])
+            times = (each * points["efficiency"]).dropna().to_numpy(float)
+            style.measured(axes, counts, times, colour=name, marker=style.MARKERS[index])
             reached.append(
                 f"{name_of(name).removeprefix('parameter ')} {times[-1]:.{1 if times[-1] > 2 else 2}f}×"
             )

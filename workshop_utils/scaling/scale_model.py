@@ -436,13 +436,19 @@ def _one_device(cluster: Cluster, model: str, batch: int | None) -> tuple[int, f
 
 
 def headline(store: Store, workers: Sequence[int] = (1, 2, 4, 8, 16)) -> pd.DataFrame:
-    """What every report begins with: a model that computes much and one that sends much, by ring and by one server."""
+    """What every report begins with: a model that computes much and one that sends much, by ring and by one server.
+
+    Rows of `measure`; numbers of workers between those are rows, too, in which nothing but `predicted` is known.
+    """
     models = [
         ScaleModel.of("p100-25g", model, strategy)
         for model in ("resnet101", "vgg16")
         for strategy in ("ring", "workshop_parameter_server")
     ]
-    return pd.concat([each.measure(workers, store) for each in models], ignore_index=True)
+    known = ["cluster", "model", "strategy", "workers", "gradient_nbytes", "device_seconds", "predicted"]
+    lines = pd.concat([each.predict(range(1, max(workers) + 1)) for each in models])
+    measured = pd.concat([each.measure(workers, store) for each in models])
+    return lines.rename(columns={"efficiency": "predicted"})[known].merge(measured, how="left", on=known)
 
 
 @dataclass(frozen=True)
