@@ -50,7 +50,7 @@ def unwritten(serial_fraction, workers):
 
 @pytest.mark.parametrize("answer", [None, ..., lambda serial, workers: ..., lambda s, n: None, unwritten])
 def test_what_is_not_written_yet_is_not_wrong(answer):
-    assert one_worker.amdahl(answer).state == "not yet"
+    assert one_worker.fit(answer).state == "not yet"
 
 
 def test_a_new_exercise_needs_only_to_say_what_is_wrong():

@@ -29,7 +29,6 @@ from workshop_utils.plots import (
     torchx,
 )
 from workshop_utils.scaling import efficiency
-from workshop_utils.scaling.memory import TrainingMemory
 from workshop_utils.scaling.overlap import Phase
 from workshop_utils.training import models
 from workshop_utils.training.horovod_timeline import TimelineSpan
@@ -69,7 +68,8 @@ SCALED = efficiency.scaling(
 MEASURED = SCALED.assign(outlier=[False, False, True] * 2)
 CURVE = pd.DataFrame({"step": [0, 10, 20], "seconds": [0.0, 1.0, 2.0], "test_loss": [2.0, 1.0, 0.5]})
 FUSED = [TimelineSpan("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), TimelineSpan("a", "GLOO_ALLREDUCE", 1.5, 2.5, 1)]
-NBYTES = {"model": 10e6, "forward": 14e6, "backward": 21e6, "update": 41e6}
+NBYTES = {512: {"parameters": 10e6, "optimizer": 20e6, "gradients": 10e6, "activations": 5e6}}
+HELD = {"returned": [[31e6, 36e6, 41e6, 42e6]], "kept": [[33e6, 38e6, 43e6, 44e6]]}
 EVENTS = [[Event("send", 1, 8, 0, 1, "")], [Event("recv", 0, 8, 0, 3, "")]]
 SERIES = communication.Series([2, 4], [1.0, 1.5], [1.0, 1.25])
 RULES = table(
@@ -100,10 +100,10 @@ EMULATED = pd.concat([EMULATED.assign(model=name) for name in ("vgg16", "mine")]
 SHOWN = {
     "step": (lambda: baseline.step_shares({16: {"data": 1, "forward": 2, "backward": 4, "update": 13}}),
         [[(0, 0.05), (0.05, 0.1), (0.15, 0.2), (0.35, 0.65)]]),
-    "memory": (lambda: baseline.memory(NBYTES, TrainingMemory(10e6, 10e6, 20e6, 5e6)),
-        [[(0, 10), (1, 14), (2, 21), (3, 41)]]),
-    "speed-up": (lambda: scaling.measured_speedups({1: [1.0], 2: [1.5, 1.6, 1.7], 4: [1.2]}, 0.25, cores=2),
-        [[(1, 1.0), (2, 1.6), (4, 1.2)]]),
+    "memory": (lambda: baseline.memory(NBYTES, HELD),
+        [sorted((x, each + 2 * kept) for x, each in enumerate((31, 36, 41, 42)) for kept in (0, 1))]),
+    "step times": (lambda: baseline.step_times({1: [1.2, 1.2], 2: [0.8], 4: [0.9]}, (0.0, 1.2, 0.2), fitted=2),
+        [[(1, 1.2), (1, 1.2), (2, 0.8), (4, 0.9)], [(2, 1 / 3), (4, 2 / 3)]]),
     "equal losses": (lambda: parallelism.losses_agree([2.0, 1.0], {"data parallel, N = 2": [2.0, 1.0]}),
         [[(1, 2.0), (2, 1.0)]]),
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),

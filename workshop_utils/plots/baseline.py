@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
-from workshop_utils.scaling.laws import training_flops
-from workshop_utils.scaling.memory import TrainingMemory
+from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup, training_flops
 from workshop_utils.scaling.published import PEAK_FLOPS_PER_SECOND, TRAINING_RUNS, UTILISATION
 
 # The phases of a step, in order, and the two that grow with the batch in hues of their own.
@@ -52,40 +52,46 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def memory(measured: Mapping[str, float], predicted: TrainingMemory) -> Figure:
-    """Memory after each stage of a first step: what the process was seen to hold, over what the formulas say.
+def memory(
+    formulas: Mapping[int, Mapping[str, float]], measured: Mapping[str, Sequence[Sequence[float]]]
+) -> Figure:
+    """Memory in one step, a panel a batch: bars are `formulas`, bytes of each part by batch; points are `measured`.
 
-    `measured` are bytes above the start by stage: model, forward, backward, update.
+    `measured` has for each way to measure the bytes of each batch before the step and after its forward pass, its
+    backward pass and its update.
     """
-    parts = {
-        "model": ("parameters",),
-        "forward": ("parameters", "activations"),
-        "backward": ("parameters", "gradients"),
-        "update": ("parameters", "gradients", "optimizer"),
-    }
-    colours = {"parameters": "compute", "activations": "load", "gradients": "send", "optimizer": "#9DB0BF"}
-    _, axes = style.figure(7.2, 4.2)
-    named = set()
-    for x, stage in enumerate(parts):
-        bottom = 0.0
-        for part in parts[stage]:
-            height, colour = getattr(predicted, part) / 1e6, style.colour_of(colours[part])
-            axes.bar(x, height, bottom=bottom, width=0.62, color=colour, edgecolor="white")
-            if part not in named:
-                label = "optimizer's\nstate" if part == "optimizer" else part
-                style.inside(axes, x, bottom + height / 2, label, colour)
-                named.add(part)
-            bottom += height
-    seen = [measured[stage] / 1e6 for stage in parts]
-    style.measured(axes, range(len(parts)), seen, colour="one process", marker="D", markersize=8)
-    style.note(axes, "measured", (0, seen[0]), (0, 10), ha="center")
-    axes.set_xticks(range(len(parts)), ["model made", "after forward", "after backward", "after update"])
-    axes.set(ylabel="memory, in MB", ylim=(0, 1.12 * max(*seen, bottom)))
-    axes.grid(visible=False, axis="x")
-    total = predicted.parameters + predicted.gradients + predicted.optimizer
-    finding = f"Training holds {total / predicted.parameters:.0f} times the model, and the activations"
-    detail = "bars: the formulas; diamonds: what the operating system counted for this process"
-    return style.finish(axes, finding, detail)
+    kept = {"parameters": "compute", "optimizer": "#9DB0BF"}
+    parts = [kept, kept | {"activations": "load"}, *[kept | {"gradients": "send"}] * 2]
+    drawn, panels = style.panels([f"batch {batch:,}" for batch in formulas], 9.6, 4.2, sharey=True)
+    for index, (axes, sizes) in enumerate(zip(panels, formulas.values(), strict=True)):
+        for x, colours in enumerate(parts):
+            bottom = 0.0
+            for part, colour in colours.items():
+                height = sizes[part] / 1e6
+                axes.bar(x, height, 0.86, bottom, color=style.colour_of(colour), edgecolor="white")
+                bottom += height
+                middle = bottom - height / 2
+                if axes is panels[-1] and part == "activations":
+                    style.inside(axes, x, middle, part, colour, fontsize=8, rotation=90)
+                elif axes is panels[-1] and x == len(parts) - 1:
+                    words = "Adam's state" if part == "optimizer" else part
+                    style.note(axes, words, (x, middle), (22, 0), va="center")
+        for (name, nbytes), hollow in zip(measured.items(), (False, True), strict=True):
+            look: dict[str, Any] = {"marker": "D", "markersize": 7 - hollow, "hollow": hollow}
+            label = name if axes is panels[0] else "_measured"
+            style.measured(axes, range(4), np.divide(nbytes[index], 1e6), label, colour="server", **look)
+        axes.set_xticks(range(4), ["before", "forward", "backward", "update"], fontsize=8)
+        axes.grid(visible=False, axis="x")
+    panels[0].set(ylabel="memory, in MB", xlabel="after each part of a step")
+    panels[0].set_ylim(top=1.3 * panels[0].get_ylim()[1])
+    panels[0].legend(loc="upper left", fontsize=8.5)
+    held = next(iter(measured.values()))
+    first, last = held[0], held[-1]
+    batches = list(formulas)
+    grown = (last[1] - last[0]) / (first[1] - first[0])
+    finding = f"{batches[-1] / batches[0]:g} times the batch: {grown:.1f} times the activations"
+    finding += f", {last[-1] / first[-1]:.1f} times the rest"
+    return style.finish(drawn, finding, "bars: the formulas; points: what the operating system counts")
 
 
 def time_to_train() -> Figure:
@@ -111,3 +117,65 @@ def time_to_train() -> Figure:
     longest = max(run.device_hours for run in TRAINING_RUNS) * 3600 / YEAR_SECONDS
     detail = "points: GPU hours that were reported; lines: 6 · N · D at 40 % of the peak"
     return style.finish(axes, f"One GPU would have needed up to {float(f'{longest:.2g}'):,.0f} years", detail)
+
+
+def laws() -> Figure:
+    """Both laws against the number of workers, for some fractions that cannot be shared."""
+    _, (fixed_work, fixed_time) = style.figure(9.2, 4.2, columns=2, sharex=True)
+    workers = np.geomspace(1, 1024, 101)
+    style.theory(fixed_work, workers, workers, colour="ideal", linestyle=(0, (1.5, 1.5)))
+    for index, fraction in enumerate((0.01, 0.05, 0.25)):
+        look: dict[str, Any] = {"colour": f"worker {index}", "linestyle": style.DASHES[index]}
+        percent, speedup = _percent(fraction), amdahl_speedup(fraction, workers)
+        style.theory(fixed_work, workers, speedup, f"s = {percent}", **look)
+        scaled = gustafson_speedup(fraction, workers)
+        style.theory(fixed_time, workers, scaled / workers, f"g = {percent}", **look)
+        style.theory(fixed_time, workers, speedup / workers, **look, linewidth=0.8)
+    style.power_axis(fixed_time, [1, 4, 16, 64, 256, 1024])
+    style.power_axis(fixed_work, [1, 4, 16, 64, 256, 1024])
+    style.power_axis(fixed_work, [1, 4, 16, 64, 256, 1024], "y")
+    fixed_work.set(xlabel="workers", ylabel="times as fast as one worker")
+    fixed_time.set(xlabel="workers", ylabel="speed-up over perfect speed-up", ylim=(0, 1.04))
+    style.percent_axis(fixed_time.yaxis)
+    style.headline(fixed_work, "Amdahl: a ceiling at 1 / s", "the same work; dotted: perfect")
+    return style.finish(fixed_time, "Gustafson: no ceiling", "the work grows with N; thin: Amdahl, s = g")
+
+
+def step_times(
+    seconds: Mapping[int, Sequence[float]], model: tuple[float, float, float], fitted: int
+) -> Figure:
+    """Steps of several workers over a + b/N + c(N − 1), and the fraction of Karp and Flatt over (a + cN)/(a + b).
+
+    `seconds` are those of each run, by number of workers from 1 on; `model` is a, b, c, from up to `fitted` workers.
+    """
+    a, b, c = model
+    _, (times, fractions) = style.figure(9.6, 4.2, columns=2)
+    sizes = np.array(sorted(seconds))
+    middle = np.array([np.median(seconds[size]) for size in sizes])
+    serial = (middle / middle[0] - 1 / sizes)[1:] / (1 - 1 / sizes[1:])
+    for first, last, name in ((1, fitted, False), (fitted, sizes[-1], True)):
+        n = np.geomspace(first, last, 101)
+        look: dict[str, Any] = {"linestyle": style.DASHES[name]}
+        label = ("a + b/N + c(N − 1)", "(a + cN)/(a + b)") if name else ("_theory", "_theory")
+        style.theory(times, n, a + b / n + c * (n - 1), label[0], **look)
+        style.theory(fractions, n, (a + c * n) / (a + b), label[1], **look)
+    n = np.geomspace(1, sizes[-1], 101)
+    amdahl = middle[0] / amdahl_speedup(serial[0], n)
+    style.theory(times, n, amdahl, "Amdahl, from N = 1, 2", colour="ideal", linestyle=style.DASHES[2])
+    for size, runs in seconds.items():
+        style.measured(times, [size] * len(runs), runs, colour="ring", hollow=size > fitted)
+    for size, fraction in zip(sizes[1:], serial, strict=True):
+        style.measured(fractions, [size], [fraction], colour="ring", hollow=size > fitted)
+    for axes in (times, fractions):
+        style.power_axis(axes, [*sizes])
+        axes.set(xlabel="workers", ylim=(0, None))
+    times.set_ylabel("time of a step")
+    style.unit_axis(times.yaxis, "s")
+    fractions.set_ylabel("Karp–Flatt fraction e")
+    style.percent_axis(fractions.yaxis)
+    off = np.abs((a + b / sizes + c * (sizes - 1)) / middle - 1).max()
+    finding = f"Fitted up to {fitted} workers, off by {_percent(off)} at most"
+    style.headline(times, finding, "points: each run; rings were not in the fit")
+    finding = f"e {'rises' if (np.diff(serial) > 0).all() else 'goes'} from {_percent(serial[0])}"
+    detail = "medians; a serial share alone would be a flat line"
+    return style.finish(fractions, f"{finding} to {_percent(serial[-1])}", detail)

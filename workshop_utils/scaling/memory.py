@@ -13,7 +13,6 @@ Recomputation in Large Transformer Models", section 4, for activations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
@@ -104,15 +103,6 @@ def sharded(whole: TrainingMemory, workers: Numbers, stage: Numbers) -> Training
         whole.gradients / np.where(stages >= 2, workers, 1),
         whole.optimizer / np.where(stages >= 1, workers, 1),
     )
-
-
-def mlp_activation_nbytes(batch: int, widths: Sequence[int]) -> int:
-    """What the forward pass of a multilayer perceptron in 32 bits keeps for the backward pass, in bytes.
-
-    `widths` are the sizes of its hidden layers and of its output. Each hidden layer's rectified values are the next
-    layer's input, and kept once; the loss keeps its log-probabilities. The input itself was there before.
-    """
-    return 4 * batch * sum(widths)
 
 
 @dataclass(frozen=True)

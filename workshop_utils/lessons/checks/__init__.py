@@ -3,8 +3,8 @@
 Learners pass in what they wrote and read a sentence. Nothing is raised, so a notebook with unsolved exercises still
 runs to its end:
 
-    one_worker.amdahl(...)                        # Not yet: put your answer in place of the dots, then run this again.
-    one_worker.amdahl(my_speedup)                 # Wrong: speed-up with 1 worker gave 20; it must be 1 ...
+    one_worker.fit(...)                           # Not yet: put your answer in place of the dots, then run this again.
+    one_worker.fit(my_fit)                        # Wrong: the numbers are right, but not their order: return a, b, c.
 
 This module has what all lessons share; each lesson's own checks have a module beside it. Questions whose answer is a
 number are in `questions.yaml`, with the typical mistakes and a sentence on each; a lesson's module has them as
