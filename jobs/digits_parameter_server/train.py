@@ -1,23 +1,20 @@
 """Train a small network on handwritten digits with the workshop's own parameter servers, as consistent as you ask.
 
 Servers keep the weights; each worker pulls them, computes a gradient and pushes it. `--consistency` says how far
-workers may drift apart; `--slow-worker` makes one of them a straggler. With `--locking`, asynchronous workers change
-the weights themselves, in memory that all share, with a lock or without any (Hogwild!).
+workers may drift apart; `--slow-worker` makes one of them a straggler.
 """
 
 import argparse
-import functools
 import sys
 import time
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workshop_utils import place
-from workshop_utils.comm import hogwild, parameter_server, tcp
+from workshop_utils.comm import parameter_server, tcp
 from workshop_utils.comm.activity import Activity
-from workshop_utils.comm.parameter_server import Arrangement, ServerLog
+from workshop_utils.comm.parameter_server import Arrangement
 
 Floats = NDArray[np.float32]
 
@@ -63,22 +60,11 @@ def main() -> None:
     parser.add_argument(
         "--backup-workers", type=int, default=0, help="gradients not waited for (synchronous)"
     )
-    parser.add_argument(
-        "--locking",
-        choices=["server", "lock", "none"],
-        default="server",
-        help="who applies gradients (asynchronous): the server, or workers in shared memory with or without a lock",
-    )
     parser.add_argument("--compute-seconds", type=float, default=0.0, help="added to each gradient")
     parser.add_argument("--slow-worker", type=int, default=-1, help="this worker takes longer")
     parser.add_argument("--slow-seconds", type=float, default=0.02, help="by so much a step")
     parser.add_argument("--log-pushes", type=int, default=0, help="1: the first server reports each push")
     options = parser.parse_args()
-    if options.locking != "server" and options.consistency != "asynchronous":
-        sys.exit(
-            f"locking is {options.locking!r} and consistency {options.consistency!r}; workers that change the "
-            "weights themselves do not wait for each other: give consistency 'asynchronous'"
-        )
 
     images, labels = place.load("train").arrays()
     test_images, test_labels = place.load("test").arrays()
@@ -131,10 +117,7 @@ def main() -> None:
         activity.communicates()
 
     activity.communicates()
-    rank_main: Callable[..., ServerLog | None] = parameter_server.train
-    if options.locking != "server":
-        rank_main = functools.partial(hogwild.train, locking=options.locking)
-    log = rank_main(communicator, arrangement, weights, gradient_of, update)
+    log = parameter_server.train(communicator, arrangement, weights, gradient_of, update)
     if log is not None:
         if options.log_pushes and here.rank == 0:
             entries = zip(log.worker, log.seconds, log.staleness, log.dropped, strict=True)

@@ -13,7 +13,6 @@ import numpy as np
 
 from workshop_utils import place
 from workshop_utils.comm import parameter_server, tcp
-from workshop_utils.comm.asynchronous import compute_times
 from workshop_utils.comm.parameter_server import Arrangement
 from workshop_utils.parallel.ensemble import Ensemble, Floats
 
@@ -64,7 +63,8 @@ def main() -> None:
     serves = communicator.rank == 0
     shard = np.arange(len(images))[0 if serves else worker :: workers]
     batches = ensemble.batches(shard, arguments.batch_size, steps)
-    waits = compute_times(workers, steps, arguments.compute_seconds, arguments.jitter, seed=0)
+    spread = np.random.default_rng(0).standard_normal((workers, steps))
+    waits = arguments.compute_seconds * np.exp(arguments.jitter * spread)
     extra = arguments.slow_seconds if worker == arguments.slow_worker else 0.0
 
     def gradient_of(flat: Floats, step: int) -> Floats:

@@ -1,15 +1,10 @@
 """Links, clusters and servers that cannot be are refused by name."""
 
-import numpy as np
 import pytest
 
-from workshop_utils.comm.asynchronous import simulate_pushes
 from workshop_utils.comm.parameter_server import Arrangement
 from workshop_utils.comm.simulated import simulate
 from workshop_utils.comm.topology import Link, Topology
-
-ASYNCHRONOUS = Arrangement(1, 2, 3, "asynchronous")
-TWO_SERVERS = Arrangement(2, 2, 3, "asynchronous")
 
 
 @pytest.mark.parametrize(
@@ -25,16 +20,6 @@ TWO_SERVERS = Arrangement(2, 2, 3, "asynchronous")
         (lambda: Arrangement(1, 0, 1), "workers"),
         (lambda: Arrangement(1, 2, 1, backup_workers=2), "backup_workers"),
         (lambda: Arrangement(1, 2, 1, bound=-1), "bound"),
-        (
-            lambda: simulate_pushes(Arrangement(1, 2, 3), 8, np.ones((2, 3)), Link()),
-            "consistency is 'synchronous'",
-        ),
-        (lambda: simulate_pushes(TWO_SERVERS, 8, np.ones((2, 3)), Link()), "servers 2; .* with one server"),
-        (
-            lambda: simulate_pushes(ASYNCHRONOUS, 8, np.ones((3, 2)), Link()),
-            r"shape \(3, 2\).*2 workers × 3 steps",
-        ),
-        (lambda: simulate_pushes(ASYNCHRONOUS, 8, -np.ones((2, 3)), Link()), "times of at least 0"),
     ],
 )
 def test_numbers_that_cannot_be_are_named(call, message):

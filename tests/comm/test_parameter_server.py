@@ -7,6 +7,7 @@ import pytest
 
 from workshop_utils.comm import parameter_server, threads
 from workshop_utils.comm.parameter_server import Arrangement
+from workshop_utils.comm.simulated import simulate
 
 TARGET = np.arange(7.0)
 
@@ -63,3 +64,39 @@ def test_a_communicator_of_another_size_is_refused():
                 c, Arrangement(1, 1, 1), np.zeros(3), lambda p, _: p, lambda p, g: None
             ),
         )
+
+
+@pytest.mark.parametrize(("workers", "bound"), [(2, 0), (2, 3), (4, 2)])
+def test_staleness_under_a_bound_has_the_limit_that_lesson_03_derives(workers, bound):
+    arrangement = Arrangement(1, workers, steps=30, consistency="stale_synchronous", bound=bound)
+    uneven = np.random.default_rng(0).choice([1.0, 10.0], size=(workers, 30), p=[0.8, 0.2])
+
+    def program(communicator):
+        def gradient_of(current, step):
+            communicator.sleep(uneven[communicator.rank - 1, step])
+            return current - TARGET
+
+        update = np.subtract
+        return parameter_server.train(
+            communicator,
+            arrangement,
+            np.zeros(TARGET.size),
+            gradient_of,
+            lambda p, g: update(p, 0.1 * g, out=p),
+        )
+
+    log = simulate(arrangement.size, program).results[0]
+    assert 0 < max(log.staleness) <= (workers - 1) * (2 * bound + 1)
+
+
+def test_an_asynchronous_server_among_equals_sees_gradients_as_stale_as_there_are_others():
+    arrangement = Arrangement(1, 5, steps=20, consistency="asynchronous")
+
+    def program(communicator):
+        def gradient_of(current, step):
+            communicator.sleep(1.0 + 0.01 * communicator.rank)
+            return current
+
+        return parameter_server.train(communicator, arrangement, np.zeros(3), gradient_of, lambda *_: None)
+
+    assert set(simulate(6, program).results[0].staleness[10:60]) == {4}

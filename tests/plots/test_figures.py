@@ -107,7 +107,6 @@ SHOWN = {
     "equal losses": (lambda: parallelism.losses_agree([2.0, 1.0], {"data parallel, N = 2": [2.0, 1.0]}),
         [[(1, 2.0), (2, 1.0)]]),
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),
-    "staleness": (lambda: consistency.staleness_histograms({"a": PUSHES}), []),
     "ring": (lambda: communication.ring_steps(ring_all_reduce, 4), []),
     # Pale from when the sender was done with it until it had been received.
     "messages": (lambda: communication.message_timelines({"real": {"ring": EVENTS}}, "so"), [[(0, 1), (1, 2)]]),
@@ -165,11 +164,6 @@ def test_each_step_of_a_ring_adds_one_contribution_to_one_chunk_of_each_rank():
     for rank, step in itertools.product(range(3), (1, 2)):
         assert held[rank, step, (rank - step) % 3].sum() == step + 1
     assert (held[:, -1] == 1).all()  # every chunk has every rank's contribution once
-
-
-def test_staleness_leaves_out_what_was_dropped_and_keeps_what_is_long_ago():
-    (axes,) = consistency.staleness_histograms({"a": PUSHES}).axes
-    assert [bar.get_height() for bar in axes.patches] == [0.5] + 15 * [0] + [0.5]
 
 
 def line_of(figure, label):

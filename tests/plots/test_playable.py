@@ -28,3 +28,21 @@ def test_a_figure_has_a_picture_words_and_labelled_sliders(name):
 def test_an_unknown_figure_names_those_there_are():
     with pytest.raises(ValueError, match="no figure 'nothing'"):
         playable.figure("nothing")
+
+
+def evaluated(expression, **names):
+    """A Vega expression of numbers, `max` and one condition or none, in Python."""
+    text = expression.replace("datum.", "").replace("max(", "most(")
+    return eval(text, {"most": max, **names})
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (8, 1), (8, 4), (3, 8), (64, 64)])
+def test_the_server_s_step_time_is_the_lesson_s_formula(workers, servers):
+    (above, below) = playable.figure("server").specification["vconcat"]
+    nbytes, goodput, seconds = 100e6, 10e9 / 8, 0.5
+    expected = seconds + 2 * nbytes / goodput * max(workers / servers, 1)
+    values = {"c": seconds, "K": nbytes / 1e6, "B": goodput * 8 / 1e9, "k": servers}
+    step = evaluated(above["transform"][0]["calculate"], workers=workers, **values)
+    one_way = evaluated(below["transform"][0]["calculate"], W=workers, **values)
+    assert step == pytest.approx(expected)
+    assert seconds + 2 * one_way == pytest.approx(expected)

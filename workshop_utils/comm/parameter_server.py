@@ -1,25 +1,23 @@
 """Parameter servers: some ranks keep the parameters; the others compute gradients, push them and pull the result.
 
 The first `servers` ranks of the communicator serve, each a part of the parameters; the rest work. A worker's step is
-`push` (its gradient) and `pull` (the parameters as they are when its server answers). The
-consistency models differ only in when the server answers:
+`push` (its gradient) and `pull` (the parameters as they are when its server answers). All servers run the same loop,
+`serve`; the consistency models differ in a `Mode`, that is in how many gradients an update takes and in the rule by
+which a push is answered:
 
-| consistency | the server answers a push | source |
-| --- | --- | --- |
-| synchronous | when all workers' gradients of this step are in, and applied as one mean | Li et al. 2014 |
-| ... with b backup workers | when all but b are in; later ones are dropped | Chen et al. 2016 |
-| stale_synchronous | at once, unless the worker is more than `bound` steps ahead of the slowest | Ho et al. 2013 |
-| asynchronous | at once | Dean et al. 2012 (Downpour SGD) |
-
-`asynchronous` simulates thousands of workers with the last one. In `hogwild`, workers of one machine apply their
-gradients themselves, in shared memory.
+| consistency | gradients of an update | the server answers a push | source |
+| --- | --- | --- | --- |
+| synchronous | all of a step | after the update | Li et al. 2014 |
+| ... with b backup workers | all but b; later ones are dropped | after the update | Chen et al. 2016 |
+| stale_synchronous | one | unless the worker is more than `bound` pushes ahead | Ho et al. 2013 |
+| asynchronous | one | at once | Dean et al. 2012 (Downpour SGD) |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -28,7 +26,8 @@ from workshop_utils.comm.communicator import Array, Communicator, chunk, inside
 Consistency = Literal["synchronous", "stale_synchronous", "asynchronous"]
 Update = Callable[[Array, Array], None]  # (parameters, gradient): change the parameters in place
 
-VERSION_NBYTES = 8  # sent before each answer: how many updates the parameters have seen
+VERSION_NBYTES = 8  # sent before each answer: how many updates the parameters have seen, or STOP
+STOP = -1
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,20 @@ class Arrangement:
         """The ranks that compute."""
         return range(self.servers, self.size)
 
+    @property
+    def mode(self) -> Mode:
+        """The mode of its servers."""
+        if self.consistency == "synchronous":
+            return Mode(has_newer, self.workers - self.backup_workers, lambda *now: not has_newer(*now))
+        if self.consistency == "asynchronous":
+            return Mode(always)
+        return Mode(lambda state, worker: state.ahead(worker) <= self.bound)
+
+    def is_done(self, state: State, worker: int) -> bool:
+        """Whether `worker` has made all its steps; dropped pushes are no steps."""
+        made = state.version if self.consistency == "synchronous" else state.pushes[worker]
+        return made >= self.steps
+
     def check(self, communicator: Communicator) -> None:
         """Raise ValueError unless the communicator has as many ranks as the arrangement."""
         if communicator.size != self.size:
@@ -84,95 +97,117 @@ class Arrangement:
 
 @dataclass
 class ServerLog:
-    """What one server saw, an entry a push: the worker's rank, when it was answered (seconds on the server's
-    clock), its staleness (updates by others between the worker's pull and its push) and whether it was dropped.
-
-    In shared memory (`hogwild`) also whether another update `overlapped` the pull.
-    """
+    """What one server saw, an entry a push: the worker's rank, when it came (seconds on the server's clock), its
+    staleness (updates between the worker's pull and its push) and whether it was dropped."""
 
     worker: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     staleness: list[int] = field(default_factory=list)
     dropped: list[bool] = field(default_factory=list)
-    overlapped: list[bool] = field(default_factory=list)
     version: int = 0
 
 
-class Server:
-    """One server: `parameters` is its part, changed in place by `update(parameters, gradient)`."""
+class State:
+    """What a server knows, for `workers`, and what rules may ask.
 
-    def __init__(
-        self, communicator: Communicator, arrangement: Arrangement, parameters: Array, update: Update
-    ) -> None:
-        self._communicator, self._arrangement = communicator, arrangement
-        self._parameters, self._update = parameters, update
-        self._gradient = np.empty_like(parameters)
-        self._sum = np.zeros_like(parameters)
-        self._in_sum = 0
-        self._waiting: list[int] = []  # workers whose push is not answered yet
-        self._pulled = dict.fromkeys(arrangement.worker_ranks, 0)  # the version that each worker has
-        self._pushes = dict.fromkeys(arrangement.worker_ranks, 0)
-        self.log = ServerLog()
+    Attributes:
+        version: how many updates the parameters have seen.
+        has: the version that each worker computes with; -1 before its first pull.
+        pushes: how many gradients each worker has pushed.
+        active: the workers that have not been told to stop.
+    """
 
-    def serve(self) -> ServerLog:
-        """Answer pushes until every worker has made all its steps (synchronous: until it has the last update)."""
-        for worker in self._arrangement.worker_ranks:
-            self._answer(worker)  # the initial parameters
-        while active := self._active():
-            worker = self._communicator.recv(active, self._gradient)
-            self._take(worker)
-            for waiting in [rank for rank in self._waiting if self._may_go_on(rank)]:
-                self._waiting.remove(waiting)
-                self._answer(waiting)
-        return self.log
+    def __init__(self, workers: range) -> None:
+        self.version = 0
+        self.has, self.pushes = dict.fromkeys(workers, -1), dict.fromkeys(workers, 0)
+        self.active = set(workers)
 
-    def _active(self) -> list[int]:
-        """Workers that still have something to push and are not waiting for an answer."""
-        made = self._pulled if self._arrangement.consistency == "synchronous" else self._pushes
-        steps = self._arrangement.steps
-        return [rank for rank, count in made.items() if count < steps and rank not in self._waiting]
+    def ahead(self, worker: int) -> int:
+        """How many more gradients `worker` has pushed than the slowest that is active."""
+        return self.pushes[worker] - min(self.pushes[each] for each in self.active)
 
-    def _take(self, worker: int) -> None:
-        stale = self.log.version - self._pulled[worker]
-        synchronous = self._arrangement.consistency == "synchronous"
-        late = synchronous and stale > 0  # its step has finished without it
-        self._pushes[worker] += 1
-        if not synchronous:
-            self._apply(self._gradient)
-        elif not late:
-            self._add(self._gradient)
-        self.log.worker.append(worker)
-        self.log.seconds.append(self._communicator.now())
-        self.log.staleness.append(stale)
-        self.log.dropped.append(late)
-        self._waiting.append(worker)
 
-    def _add(self, gradient: Array) -> None:
-        """Synchronous: one more gradient of this step; with the last one needed, update by their mean."""
-        self._sum += gradient
-        self._in_sum += 1
-        if self._in_sum == self._arrangement.workers - self._arrangement.backup_workers:
-            self._sum /= self._in_sum
-            self._apply(self._sum)
-            self._sum[:] = 0
-            self._in_sum = 0
+Rule = Callable[[State, int], bool]  # (state, worker)
 
-    def _apply(self, gradient: Array) -> None:
-        self._update(self._parameters, gradient)
-        self.log.version += 1
 
-    def _may_go_on(self, worker: int) -> bool:
-        if self._arrangement.consistency == "asynchronous":
-            return True
-        if self._arrangement.consistency == "synchronous":
-            return self.log.version > self._pulled[worker]
-        slowest = min(self._pushes.values())  # those that have finished have made all steps
-        return self._pushes[worker] - slowest <= self._arrangement.bound
+def has_newer(state: State, worker: int) -> bool:
+    """Whether there has been an update since `worker` pulled."""
+    return state.version > state.has[worker]
 
-    def _answer(self, worker: int) -> None:
-        self._pulled[worker] = self.log.version
-        self._communicator.send(worker, np.array([self.log.version], np.int64))
-        self._communicator.send(worker, self._parameters)
+
+def always(*_: object) -> bool:
+    """Whatever the state and the worker."""
+    return True
+
+
+class Mode(NamedTuple):
+    """How consistent servers are: may a worker that has pushed be answered, how many gradients make an update (by their
+    mean), and does the gradient that a worker pushes count?"""
+
+    may_answer: Rule
+    needed: int = 1
+    counts: Rule = always
+
+
+def serve(
+    communicator: Communicator,
+    workers: range,
+    parameters: Array,
+    update: Update,
+    mode: Mode,
+    is_done: Rule,
+) -> ServerLog:
+    """Answer pushes until every worker has been told to stop; `parameters` are changed in place."""
+    state, log = State(workers), ServerLog()
+    gradient, total, count = np.empty_like(parameters), np.zeros_like(parameters), 0
+    waiting = list(workers)  # at first for the initial parameters
+    while state.active:
+        if ready := [worker for worker in waiting if mode.may_answer(state, worker)]:
+            worker, stop = ready[0], is_done(state, ready[0])
+            waiting.remove(worker)
+            state.has[worker] = state.version
+            communicator.send(worker, np.array([STOP if stop else state.version], np.int64))
+            communicator.send(worker, parameters)
+            state.active -= {worker} if stop else set()
+            continue
+        worker = communicator.recv([each for each in state.active if each not in waiting], gradient)
+        counts = mode.counts(state, worker)
+        log.worker.append(worker)
+        log.seconds.append(communicator.now())
+        log.staleness.append(state.version - state.has[worker])
+        log.dropped.append(not counts)
+        state.pushes[worker] += 1
+        waiting.append(worker)
+        if counts:
+            total += gradient
+            count += 1
+        if count == mode.needed:
+            total /= count
+            update(parameters, total)
+            total[:], count = 0, 0
+            state.version += 1
+    log.version = state.version
+    return log
+
+
+def work(
+    communicator: Communicator, parts: Sequence[Array], gradient_of: Callable[[int], Sequence[Array]]
+) -> None:
+    """Pull `parts` of the parameters, by server, and push the parts of `gradient_of(step)`, until all servers stop."""
+    # Each worker starts with a different server, so that no server's link idles.
+    count, version, step = len(parts), np.empty(1, np.int64), 0
+    servers = [(communicator.rank + place) % count for place in range(count)]
+    while servers:
+        going_on = []  # servers may drop different workers' gradients, so that one has finished before another
+        for server in servers:
+            communicator.recv(server, version)
+            communicator.recv(server, parts[server])
+            going_on += [server] if version[0] != STOP else []
+        servers = going_on
+        gradient = gradient_of(step) if servers else ()
+        for server in servers:
+            communicator.send(server, gradient[server])
+        step += 1
 
 
 def train(
@@ -199,39 +234,17 @@ def train(
         ValueError: if the communicator has not `arrangement.size` ranks.
     """
     arrangement.check(communicator)
+    workers = arrangement.worker_ranks
+
+    def parts(whole: Array) -> list[Array]:
+        return [arrangement.part(whole, server) for server in range(arrangement.servers)]
+
     with inside(communicator, "parameter_server"):
-        if communicator.rank < arrangement.servers:
-            part = arrangement.part(parameters, communicator.rank)
-            return Server(communicator, arrangement, part, update).serve()
-        _work(communicator, arrangement, parameters, gradient_of)
-    return None
-
-
-def _work(
-    communicator: Communicator,
-    arrangement: Arrangement,
-    parameters: Array,
-    gradient_of: Callable[[Array, int], Array],
-) -> None:
-    """Pull, compute and push; every server that it has pushed to owes it an answer, at the start all do."""
-    synchronous, count = arrangement.consistency == "synchronous", arrangement.servers
-    # Each worker starts with a different server, so that no server's link idles.
-    servers = [(communicator.rank + place) % count for place in range(count)]
-    versions, version = [0] * count, np.empty(1, np.int64)
-    awaited, step = servers, 0
-    while awaited:
-        for server in awaited:  # pull
-            communicator.recv(server, version)
-            versions[server] = int(version[0])
-            communicator.recv(server, arrangement.part(parameters, server))
-        # A worker whose gradients were dropped has made fewer pushes than a server has made steps; and servers may drop
-        # different workers' gradients, so that one of them has finished before another.
-        awaited = [each for each in servers if (versions[each] if synchronous else step) < arrangement.steps]
-        if awaited:
-            gradient = gradient_of(parameters, step)
-        for server in awaited:  # push
-            communicator.send(server, arrangement.part(gradient, server))
-        step += 1
+        if communicator.rank in workers:
+            work(communicator, parts(parameters), lambda step: parts(gradient_of(parameters, step)))
+            return None
+        own = arrangement.part(parameters, communicator.rank)
+        return serve(communicator, workers, own, update, arrangement.mode, arrangement.is_done)
 
 
 def server_bytes_received(workers: int, nbytes: int, servers: int = 1) -> float:

@@ -275,7 +275,7 @@ class SimulatedCommunicator(Communicator):
             self.trace.append(Event(kind, peer, array.nbytes, start, end, self._collective))
 
     def _describe_wait(self) -> str:
-        if len(self._waits_for) > 1:
+        if len(self._waits_for) != 1:
             return f"rank {self.rank} waits for any of the ranks {sorted(self._waits_for)}"
         (peer,) = self._waits_for
         ended = ", which has finished" if self._clock.ranks[peer]._greenlet.dead else ""

@@ -4,27 +4,18 @@
     measure(TrainingJob.load("jobs/measure_all_reduce").replace(workers=4), network)
 
 gives one row for each size: nbytes, seconds, and in the column `how` what made the network slow. In virtual time the
-same algorithms run by `simulated_seconds`. Of asynchronous parameter servers,
-
-    pushes, how = measured_pushes(job, network)
-    simulated_pushes(job, link_of(network, how))
-
-are who pushed when, with the same computing times for both; `steady_rates` sums them up.
+same algorithms run by `simulated_seconds`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from workshop_utils.comm.asynchronous import Pushes, compute_times, simulate_pushes
 from workshop_utils.comm.central import central_all_reduce
 from workshop_utils.comm.communicator import Event
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
-from workshop_utils.comm.parameter_server import Arrangement
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.shape import Shape
 from workshop_utils.comm.simulated import simulate
@@ -123,46 +114,3 @@ def simulated_seconds(algorithm: str, size: int, nbytes: int, link: Link) -> flo
     """Seconds of one all-reduce of `nbytes` among `size` ranks, by the algorithm's own text in virtual time."""
     all_reduce = ALL_REDUCES[algorithm]
     return simulate(size, lambda communicator: all_reduce(communicator, Shape(nbytes // 4)), link).seconds
-
-
-def measured_pushes(job: TrainingJob, network: Network | None = None) -> tuple[Pushes, str]:
-    """What the servers log when `job`, jobs/measure_parameter_server, runs as real processes behind `network`.
-
-    Returns:
-        The pushes, whose `seconds` count from each server's first one; and what made the network slow ("network
-        namespaces", "stamped links", "full speed").
-
-    Raises:
-        JobError: if this machine cannot emulate `network`.
-        RunFailed: if the job fails.
-    """
-    with Local(network=network, warm=True).launch(job.replace(arguments={"log-pushes": 1})) as run:
-        table = run.wait().metrics
-    logs = [log.sort_values("step") for _, log in table.dropna(subset=["pusher"]).groupby("worker")]
-    columns = {"pusher": int, "push_seconds": float, "staleness": int}
-    pushes = (np.array([log[name].to_numpy(kind) for log in logs]) for name, kind in columns.items())
-    return Pushes(*pushes), "full speed" if network is None else network.emulation(strategy_of(job))
-
-
-def simulated_pushes(job: TrainingJob, link: Link) -> Pushes:
-    """The same by the event kernel, all behind such a `link`; starts nothing. Raises as `simulate_pushes` does."""
-    defaults = {"compute-seconds": 0.0, "jitter": 0.0, "seed": 0}  # as the job's own
-    given: dict[str, Any] = defaults | dict(job.arguments)
-    steps = given["steps"]
-    arrangement = Arrangement(job.parameter_servers, job.workers, steps, given["consistency"])
-    times = compute_times(job.workers, steps, given["compute-seconds"], given["jitter"], given["seed"])
-    return simulate_pushes(arrangement, given["nbytes"], times, link)
-
-
-def link_of(network: Network, how: str = "stamped links") -> Link:
-    """A link of `network` as the simulated clock takes it: for payload, in namespaces, less what TCP's headers take."""
-    bandwidth = network.bandwidth_bytes_per_second if how == "stamped links" else goodput(network)
-    return Link(network.latency_seconds, bandwidth)
-
-
-def steady_rates(pushes: Pushes) -> pd.Series:
-    """Updates per second, and mean and largest staleness, in the steady part of a run."""
-    steady = pushes.steady()
-    mean, largest = float(steady.staleness.mean()), float(steady.staleness.max())
-    rates = {"updates per second": steady.updates_per_second, "mean staleness": mean}
-    return pd.Series(rates | {"largest staleness": largest})

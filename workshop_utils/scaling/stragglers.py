@@ -22,7 +22,7 @@ WEIGHTS = stats.norm.pdf(NODES) * (NODES[1] - NODES[0])
 
 @dataclass(frozen=True)
 class LognormalTimes:
-    """How long workers take for a step: median · exp(spread · z) with z normal, as `comm.asynchronous.compute_times`.
+    """How long workers take for a step: median · exp(spread · z) with z normal.
 
     Attributes:
         median: in seconds.

@@ -2,33 +2,269 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, is_missing, mistakes, questions
+import numpy as np
 
-__getattr__ = questions(__name__)
+from workshop_utils.comm import parameter_server, threads
+from workshop_utils.comm.communicator import CommunicationError, Communicator
+from workshop_utils.comm.parameter_server import Mode, State, has_newer, work
+from workshop_utils.comm.simulated import Link, simulate
+from workshop_utils.lessons.checks import (
+    NotYet,
+    Wrong,
+    compare,
+    exercise,
+    explain,
+    is_missing,
+    mistakes,
+    recognise,
+)
+from workshop_utils.lessons.checks.open_question import OpenQuestion
 
-Rule = Callable[[dict[int, int], int, int], bool]
+Rule = Callable[..., bool]
 
-_PUSHES = ((1, 1, 1), (2, 1, 1), (4, 1, 3), (5, 1, 4), (9, 7, 9), (1, 0, 0), (3, 5, 6))
-_CASES = list(itertools.product([dict(enumerate(each)) for each in _PUSHES], range(3), range(4)))
+largest_staleness = OpenQuestion(
+    "updates",
+    (1, 15),
+    "(W − 1)(2 · bound + 1) = 15 would need a worker that first runs ahead by the bound and then falls behind by it. A "
+    "worker that is always slow is never ahead. During its first gradient each of the other three pushes bound + 1 = 3 "
+    "times and is then held: 9 updates. From then on each of its pushes releases the others for one push each: 3.",
+)
 
 
 @exercise
-def stale_synchronous(answer: Rule) -> str:
-    """`answer(pushes, worker, bound)`: may `worker` go on, if each worker has pushed so often (by its number)?"""
-    given = [answer(dict(pushes), worker, bound) for pushes, worker, bound in _CASES]
-    if any(is_missing(got) for got in given):
-        raise NotYet("your rule gave nothing: write it, then run this again.")
-    for got, (pushes, worker, bound) in zip(given, _CASES, strict=True):
-        ahead = pushes[worker] - min(pushes.values())
-        if bool(got) is not (ahead <= bound):
-            right = "may go on" if ahead <= bound else "must wait"
-            case = f"with pushes {pushes} and bound {bound}, worker {worker} is {ahead} ahead of the slowest"
-            result = f"{case}, so it {right}; your rule says the opposite"
-            others = mistakes(__name__, "stale_synchronous").items()
-            results = {f"{result}: {why}": [rule(*each) for each in _CASES] for why, rule in others}
-            explain([bool(each) for each in given], results)
-            raise Wrong(f"{result}.")
-    return "bound 0 waits for everybody at every step, and an endless bound never waits."
+def rules(answer: tuple[Rule, Rule]) -> str:
+    """`answer` is (stale_synchronous(state, worker, bound), is_fresh(state, worker))."""
+    held, fresh = answer
+    _judge(
+        "stale_synchronous", held, _held_cases(), lambda state, worker, bound: state.ahead(worker) <= bound
+    )
+    _judge("is_fresh", fresh, _fresh_cases(), lambda state, worker: not has_newer(state, worker))
+    return (
+        "a bound of 0 lets nobody get ahead, and nobody waits for a worker that has finished; a gradient of an old "
+        "version comes too late for its step."
+    )
+
+
+def _state(version: int, has: tuple[int, ...], pushes: tuple[int, ...], active: tuple[int, ...]) -> State:
+    state = State(range(1, len(has) + 1))
+    state.version, state.active = version, set(active)
+    state.has, state.pushes = dict(enumerate(has, 1)), dict(enumerate(pushes, 1))
+    return state
+
+
+def _held_cases() -> list[tuple[Any, ...]]:
+    pushes = ((1, 1, 1), (2, 1, 1), (4, 1, 3), (5, 1, 4), (9, 7, 9), (1, 0, 0), (3, 5, 6))
+    return [
+        (_state(sum(made), (0, 0, 0), made, active), worker, bound)
+        for made, active, bound in itertools.product(pushes, ((1, 2, 3), (1, 3)), range(4))
+        for worker in active
+    ]
+
+
+def _fresh_cases() -> list[tuple[Any, ...]]:
+    versions = ((0, (0, 0)), (3, (3, 2)), (7, (1, 7)), (2, (2, 2)))
+    return [
+        (_state(version, has, pushes, (1, 2)), worker)
+        for (version, has), pushes in itertools.product(versions, ((4, 3), (3, 8), (7, 7)))
+        for worker in (1, 2)
+    ]
+
+
+def _judge(name: str, answer: Rule, cases: list[tuple[Any, ...]], right: Rule) -> None:
+    """Raise Wrong unless the rule `answer` says what `right` says in all cases."""
+    given = [answer(*case) for case in cases]
+    if any(is_missing(each) for each in given):
+        raise NotYet(f"`{name}` gave nothing: write it, then run this again.")
+    for each, case in zip(given, cases, strict=True):
+        expected = right(*case)
+        if bool(each) is not expected:
+            state, worker, *bound = case
+            known = f"version {state.version}, has {state.has}, pushes {state.pushes}, active {state.active}"
+            about = f"worker {worker}" + (f" and bound {bound[0]}" if bound else "")
+            text = f"`{name}` is {bool(each)} for {about}; it must be {expected}, with {known}"
+            others = mistakes(__name__, name).items()
+            explain(
+                [bool(one) for one in given],
+                {f"{text}: {why}": [bool(rule(*one)) for one in cases] for why, rule in others},
+            )
+            raise Wrong(f"{text}.")
+
+
+@exercise
+def workers_for_a_full_link(answer: Callable[[float, float, float], float]) -> str:
+    """`answer(compute_seconds, nbytes, bandwidth)` is (c + 2s) / s with s = K / B."""
+
+    def right(seconds: float, nbytes: float, bandwidth: float) -> float:
+        return (seconds + 2 * nbytes / bandwidth) / (nbytes / bandwidth)
+
+    cases = [(0.1, 1e6, 1e7), (2.56, 4e8, 1.25e9), (0.0, 1e6, 1e7), (0.3, 1e6, 1e8)]
+    recognise(answer, cases, mistakes(__name__, "workers_for_a_full_link"))
+    what = "with {0} s of computing, {1:g} bytes and {2:g} bytes/s"
+    compare(
+        answer,
+        right,
+        [(what, "compare one worker's round with the link's work in it", *case) for case in cases],
+    )
+    return "W* = (c + r) / s, with r = 2s: the round of one worker, divided by the link's time for one push."
+
+
+class _Trial(NamedTuple):
+    """What a server did: its parameters, its version, and of each push worker, staleness and whether it was dropped."""
+
+    parameters: np.ndarray
+    version: int
+    pushes: list[tuple[int, int, bool]]
+
+
+_TARGET = np.array([1.0, -2.0, 3.0, 0.5])
+_UPDATES = 12
+_MOST_MESSAGES = 5_000  # of a server; a loop that never ends sends more
+_NAMES = ("synchronous", "1 backup worker", "stale synchronous", "asynchronous")
+
+
+def _modes(workers: int) -> dict[str, Mode]:
+    def held(state: Any, worker: int) -> bool:
+        return bool(state.pushes[worker] - min(state.pushes[each] for each in state.active) <= 1)
+
+    def fresh(state: Any, worker: int) -> bool:
+        return bool(state.version == state.has[worker])
+
+    modes = (
+        Mode(has_newer, workers, fresh),
+        Mode(has_newer, max(1, workers - 1), fresh),
+        Mode(held),
+        Mode(lambda *_: True),
+    )
+    return dict(zip(_NAMES, modes, strict=True))
+
+
+def _train(communicator: Communicator, server: Any, mode: Mode, delay: float) -> _Trial | None:
+    """A server, or one of workers that take differently long; the server's `_Trial`."""
+    parameters, rank = np.zeros(len(_TARGET)), communicator.rank
+    if rank == 0:
+
+        def update(parameters: np.ndarray, gradient: np.ndarray) -> None:
+            parameters -= 0.1 * gradient
+
+        sent = itertools.count()
+
+        def watch(*_: Any) -> None:
+            if next(sent) > _MOST_MESSAGES:
+                raise Wrong("the server goes on for ever: tell a worker to stop where `done(state)`.")
+
+        communicator.watch = watch
+        state = server(communicator, parameters, update, mode, lambda state: state.version >= _UPDATES)
+        if not hasattr(state, "version") or not hasattr(state, "log"):
+            raise Wrong("the server returned no state: end with `return state`.")
+        return _Trial(parameters, state.version, [(each[1], each[2], bool(each[3])) for each in state.log])
+    steps = np.random.default_rng(rank)
+
+    def gradient_of(_: int) -> list[np.ndarray]:
+        communicator.sleep(delay * rank * steps.choice([1, 1, 1, 6]))
+        return [parameters - rank * _TARGET]
+
+    work(communicator, [parameters], gradient_of)
+    return None
+
+
+def _reference(communicator: Communicator, parameters: Any, update: Any, mode: Mode, done: Any) -> Any:
+    """The workshop's own server, as the lesson calls its own."""
+    workers = range(1, communicator.size)
+    log = parameter_server.serve(
+        communicator, workers, parameters, update, mode, lambda state, _: done(state)
+    )
+    pushes = zip(log.seconds, log.worker, log.staleness, log.dropped, strict=True)
+    return SimpleNamespace(version=log.version, log=list(pushes))
+
+
+@exercise
+def server(answer: Callable[..., Any]) -> str:
+    """`answer(communicator, parameters, update, mode, done)` serves as the lesson's `serve`, and returns its state."""
+    from workshop_utils.ranks import RanksFailed, on_ranks  # here, since ranks import this module
+
+    def on_processes(communicator: Communicator) -> list[_Trial | None]:
+        trials = []
+        for mode in _modes(3).values():
+            trials.append(_train(communicator, answer, mode, 0.0005))
+            communicator.watch = None
+            communicator.barrier()
+        return trials
+
+    real, failure = [], None
+    try:
+        real = on_ranks(4, on_processes, timeout="8s").values[0]
+    except RanksFailed as error:
+        failure = error
+        if "NotImplementedError" in str(error):
+            raise NotImplementedError from None
+        if "did not end" in str(error):
+            raise Wrong(
+                "on real processes your server does not end. Receive only from workers that are active and do not "
+                "wait, ask again for each that waits after each push, and send `version` before `parameters`."
+            ) from None
+    for workers in (1, 3, 4):
+        for name, mode in _modes(workers).items():
+            case = f"{name}, {workers} worker{'s' * (workers > 1)}"
+            program = _simulated(answer, mode, case)
+            _compare(case, program, _simulated(_reference, mode, case))
+    if failure is not None:
+        raise Wrong(f"on threads of one process your server is right; on real processes {failure}")
+    for name, trial in zip(_NAMES, real, strict=True):
+        _plausible(f"{name}, 3 real processes", trial)
+    for mode in _modes(3).values():
+        threads.run(4, functools.partial(_train, server=answer, mode=mode, delay=0.0), 5.0, is_buffered=False)
+    return (
+        "in all four modes, with 1, 3 and 4 workers, parameters, versions, staleness and drops are those of "
+        "the lesson's server; and on threads and on real processes it ends, whoever comes first."
+    )
+
+
+def _simulated(server: Any, mode: Mode, case: str) -> _Trial:
+    size = int(case.split(", ")[1].split()[0]) + 1
+    try:
+        trial = simulate(size, lambda each: _train(each, server, mode, 0.01), Link(1e-4)).results[0]
+    except CommunicationError as error:
+        raise Wrong(f"{case}: {error}. Who may be answered, and who is still to push?") from None
+    assert trial is not None
+    return trial
+
+
+def _compare(case: str, mine: _Trial, right: _Trial) -> None:
+    for number, (got, expected) in enumerate(zip(mine.pushes, right.pushes, strict=False), 1):
+        if got == expected:
+            continue
+        if got[0] != expected[0]:
+            raise Wrong(
+                f"{case}: push {number} comes from worker {got[0]}; it must come from {expected[0]}. Somebody was "
+                "answered too early or too late."
+            )
+        if got[1] != expected[1]:
+            raise Wrong(
+                f"{case}: push {number} has staleness {got[1]}; it must be {expected[1]}, the updates since the worker "
+                "was answered."
+            )
+        verb = "counts" if expected[2] else "is dropped"
+        raise Wrong(f"{case}: push {number} {verb}; ask `mode.counts` before anything else changes.")
+    if len(mine.pushes) != len(right.pushes) or mine.version != right.version:
+        numbers = f"{len(mine.pushes)} pushes and {mine.version} updates"
+        raise Wrong(f"{case}: {numbers}; it must be {len(right.pushes)} and {right.version}.")
+    if not np.allclose(mine.parameters, right.parameters, rtol=1e-9):
+        raise Wrong(
+            f"{case}: the parameters end at {np.round(mine.parameters, 4)}; it must be "
+            f"{np.round(right.parameters, 4)}. "
+            "An update takes the mean of the gradients that count since the last one, and no other."
+        )
+
+
+def _plausible(case: str, trial: _Trial | None) -> None:
+    assert trial is not None
+    counted = sum(not dropped for *_, dropped in trial.pushes)
+    needed = {"synchronous": 3, "1 backup worker": 2}.get(case.partition(",")[0], 1)
+    if trial.version < _UPDATES or counted // needed != trial.version:
+        raise Wrong(f"{case}: {counted} gradients count, and there are {trial.version} updates.")
