@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import eventually
+from one_process import MLP
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import Local, ProcessRun
 from workshop_utils.runs import RunFailed, RunState
 from workshop_utils.strategies import MPI_ON_ONE_MACHINE, mpi_options
-from workshop_utils.training import data, models
+from workshop_utils.training import data
 
 JOBS = Path(__file__).parents[2] / "jobs"
 MPI = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *mpi_options(MPI_ON_ONE_MACHINE))
@@ -44,11 +45,11 @@ def killed(job: TrainingJob, worker: str, is_time: Callable[[ProcessRun], bool])
 
 def trained_by_one_process(
     width: int, batches: Iterable[list[int]], rate: Callable[[int], float]
-) -> tuple[list[float], models.MLP]:
+) -> tuple[list[float], MLP]:
     """Each step's loss, and the network after it has taken `batches`, rows of the digits, at the rate of each step."""
     digits = data.arrays(data.prepare("digits"))
     images, labels = digits.train_images.astype(np.float64), digits.train_labels
-    mlp, losses = models.MLP.initialise(images.shape[1], width, data.CLASSES), []
+    mlp, losses = MLP.initialise(images.shape[1], width, data.CLASSES), []
     for step, rows in enumerate(batches):
         loss, gradients = mlp.gradients(images[rows], labels[rows])
         mlp = mlp.step(gradients, rate(step))

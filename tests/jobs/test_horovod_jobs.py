@@ -53,7 +53,7 @@ def test_every_front_end_takes_the_steps_that_one_process_would(front_end, tmp_p
     assert rates.iloc[-1] == pytest.approx(RATE * workers)
     if front_end == "torch":
         weights = torch.load(tmp_path / "model.pt")
-        assert pytest.approx(mlp.hidden.weights, abs=1e-3) == weights["0.weight"].numpy().T
+        assert pytest.approx(mlp.w1, abs=1e-3) == weights["0.weight"].numpy().T
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,6 @@ from workshop_utils.plots import (
 )
 from workshop_utils.scaling import efficiency
 from workshop_utils.scaling.overlap import Phase
-from workshop_utils.training import models
 from workshop_utils.training.horovod_timeline import TimelineSpan
 
 
@@ -82,6 +81,10 @@ WAITED = table(
     ("worker-0", 2, 0.1, 0.25),
     ("worker-1", 2, 0.3, 0.05),
 )
+SENT = pd.Series(
+    {(cut, batch): 2.0 + place for place, cut in enumerate(parallelism.CUTS) for batch in (1, 4)}
+)
+LOSSES = np.arange(1.0, 19).reshape(2, 3, 3)  # seeds, evaluations, [gradients, seconds, loss]
 PATH = Link(1e-3, 2e7)
 CHECKED = table("workers nbytes fastest", (64, 1e8, "ring"), (64, 1e3, "tree"))
 MODES = table("mode seconds_taken accuracy", ("synchronous", 3.0, 0.95), ("hogwild", 5.0, 0.9))
@@ -104,8 +107,9 @@ SHOWN = {
         [sorted((x, each + 2 * kept) for x, each in enumerate((31, 36, 41, 42)) for kept in (0, 1))]),
     "step times": (lambda: baseline.step_times({1: [1.2, 1.2], 2: [0.8], 4: [0.9]}, (0.0, 1.2, 0.2), fitted=2),
         [[(1, 1.2), (1, 1.2), (2, 0.8), (4, 0.9)], [(2, 1 / 3), (4, 2 / 3)]]),
-    "equal losses": (lambda: parallelism.losses_agree([2.0, 1.0], {"data parallel, N = 2": [2.0, 1.0]}),
-        [[(1, 2.0), (2, 1.0)]]),
+    "bytes of four cuts": (lambda: parallelism.bytes_per_step(SENT, dict.fromkeys(parallelism.CUTS, np.sqrt), 3),
+        [[(1, 2), (1, 3), (1, 4), (1, 5), (4, 2), (4, 3), (4, 4), (4, 5)]]),
+    "not waiting": (lambda: parallelism.asynchronous_losses({"waiting": LOSSES}, {"waiting": 0.5}), []),
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),
     "ring": (lambda: communication.ring_steps(ring_all_reduce, 4), []),
     # Pale from when the sender was done with it until it had been received.
@@ -229,8 +233,6 @@ def test_curves_are_one_only_if_all_their_steps_and_losses_agree():
 
 
 def test_what_cannot_be_drawn_is_refused_with_the_reason():
-    with pytest.raises(ValueError, match="workers is 1; one worker sends nothing"):
-        parallelism.bytes_per_step(models.MLP.initialise(64, 50, 10), 1, {})
     with pytest.raises(ValueError, match="holds no step"):
         horovod.gradient_timelines({"empty": []})
 

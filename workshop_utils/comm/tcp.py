@@ -114,11 +114,11 @@ class TcpCommunicator(Communicator):
         self._control.raise_failure()
         unsent, awaited, header, expected = [], [], bytearray(), b""
         if to is not None:
-            unsent = [memoryview(self._header(self._sent, to, outgoing)), outgoing.view(np.uint8).data]
+            unsent = [memoryview(self._header(self._sent, to, outgoing)), _bytes(outgoing)]
         if source is not None:
             expected = self._header(self._received, source, incoming)
             header = bytearray(len(expected))
-            awaited = [memoryview(header), incoming.view(np.uint8).data]
+            awaited = [memoryview(header), _bytes(incoming)]
         moved_at = time.monotonic()  # when the rank that this one waits for last made progress
         while unsent or awaited:
             has_sent = to is not None and bool(unsent) and self._send(to, unsent)
@@ -207,6 +207,11 @@ class TcpCommunicator(Communicator):
         elif error is None:
             self._leave()
         self.close()
+
+
+def _bytes(array: Array) -> memoryview:
+    """The bytes of `array` as one row, whatever its shape: `_drop` counts them."""
+    return array.view(np.uint8).data.cast("B") if array.nbytes else memoryview(b"")
 
 
 def _drop(parts: list[memoryview], nbytes: int) -> None:

@@ -2,73 +2,198 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import compare, exercise, expect, explain, mistakes, questions, recognise
-from workshop_utils.training import models
+from workshop_utils.comm import threads
+from workshop_utils.comm.communicator import CommunicationError, Communicator
+from workshop_utils.lessons.checks import Wrong, exercise, expect, explain, result_of
+from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.processes import NETWORK
 
-__getattr__ = questions(__name__)
+Answer = Callable[..., Any]
+Outcome = tuple[Any, int]  # what a rank returned, and the bytes that it sent
 
+WEIGHTS, RATE = np.array([3.0, -1.0, 0.5]), 0.1
 
-@exercise
-def weighted_mean(answer: Callable[[list[np.ndarray], list[int]], np.ndarray]) -> str:
-    """`answer(gradients, sizes)` is the gradient of the whole batch from those of shards of these sizes."""
-    same = [np.array([1.0, 2.0]), np.array([3.0, 6.0])]
-    other = [np.array([1.0, 2.0]), np.array([5.0, -3.0])]
-    recognise(answer, [(same, [30, 10]), (other, [1, 3])], mistakes(__name__, "weighted_mean"))
-    generator = np.random.default_rng(0)
-    each_counts = "each image counts the same, so the first shard counts three times as much"
-    cases = [
-        ("the mean of equal shards", "", same, [5, 5]),
-        ("the mean of shards of 30 and 10 images", each_counts, same, [30, 10]),
-        ("the mean of shards of 1, 1 and 0 images", "a shard without images has no say",
-         [*same, np.array([9.0, 9.0])], [1, 1, 0]),
-        ("the mean of gradients of shape (3, 4)", "", list(generator.normal(size=(3, 3, 4))), [17, 17, 16]),
-    ]  # fmt: skip
-    compare(answer, lambda gradients, sizes: np.average(gradients, axis=0, weights=sizes), cases)
-    return "that is the gradient of the whole batch."
+equal_time = OpenQuestion(
+    "images",
+    (5, 90),
+    "Equal bytes do not mean equal time. The column cut has three exchanges a step and data parallelism two, each of "
+    "N − 1 messages in turn; the three messages more cost 15 ms, in which such a link carries 18,750 bytes. So the "
+    "times are equal at a smaller batch than the bytes: about (45,120 − 18,750) / 660 = 40 images instead of 68.",
+)
 
 
 @exercise
-def combined_logits(answer: Callable[[list[np.ndarray], list[np.ndarray], np.ndarray], np.ndarray]) -> str:
-    """`answer(activations, rows, bias)` is the logits of a layer whose weights are cut by their rows.
+def uneven_step(answer: Answer) -> str:
+    """`answer(communicator, weights, gradient, count, learning_rate)` is one step by the gradient of all images."""
+    for counts in ((30, 10), (5, 5), (3,), (17, 17, 16), (40, 9, 0, 1), (0, 2, 4)):
+        slopes = [_slope(rank, count) for rank, count in enumerate(counts)]
+        expected = WEIGHTS - RATE * np.average(np.nan_to_num(slopes), axis=0, weights=counts)
+        for where, outcomes in _tried(
+            _step, answer, len(counts), {"counts": counts}, counts == (40, 9, 0, 1)
+        ):
+            case = f"{where} with {_and(counts)} images"
+            if 0 not in counts and len(counts) > 1:
+                for got, _ in outcomes:
+                    explain(got, {f"{case}: {why}": value for why, value in _wrong_steps(slopes, counts)})
+            for rank, (got, _) in enumerate(outcomes):
+                if np.size(got) and np.asarray(got).dtype.kind == "f" and np.isnan(got).any():
+                    because = "a rank without images has a gradient of NaN, and 0 · NaN is NaN too"
+                    raise Wrong(f"{case}, rank {rank} gets NaN: {because}. Let it contribute zeros.")
+                expect(
+                    got, expected, f"{case}, the weights of rank {rank}", "all ranks take the same step", 1e-9
+                )
+    return (
+        "each image counts the same, on threads and on four processes, one of which had no image at all; "
+        "all ranks keep the same weights."
+    )
 
-    Worker k has activations[k] of shape (batch, units k) and rows[k] of shape (units k, classes).
+
+def _slope(rank: int, count: int) -> np.ndarray:
+    return np.random.default_rng(rank).normal(size=3) if count else np.full(3, np.nan)
+
+
+def _step(communicator: Communicator, answer: Answer, counts: tuple[int, ...]) -> Any:
+    count = counts[communicator.rank]
+    return result_of(answer, communicator, WEIGHTS.copy(), _slope(communicator.rank, count), count, RATE)
+
+
+def _wrong_steps(slopes: list[np.ndarray], counts: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
+    """What typical mistakes give where no shard is empty, each with a sentence."""
+    total = np.tensordot(counts, slopes, axes=1)
+    yield "the gradient must be subtracted.", WEIGHTS + RATE * total / sum(counts)
+    yield "the sum of the images' gradients was never divided by their number.", WEIGHTS - RATE * total
+    yield "divided by the ranks; divide by the number of all images.", WEIGHTS - RATE * total / len(counts)
+    yield (
+        "that is the sum of the shards' means; it must be their weighted mean.",
+        WEIGHTS - RATE * sum(slopes),
+    )
+    yield "nothing was exchanged: that is the step of one shard.", WEIGHTS - RATE * slopes[0]
+    if len(set(counts)) > 1:
+        why = "that is the plain mean; weight each shard by its number of images."
+        yield why, WEIGHTS - RATE * np.mean(slopes, axis=0)
+
+
+@exercise
+def row_block(answer: Answer) -> str:
+    """`answer(communicator, inputs, w1, w2, bias, d_outputs)` is a block cut by columns, then by rows.
+
+    It returns the outputs, the gradient of the inputs, and those of the rank's own `w1` and `w2`.
     """
-    generator = np.random.default_rng(0)
-    mlp = models.MLP.initialise(5, 7, 4)
-    bias = generator.normal(size=4)
-    activations, _ = mlp.forward(generator.normal(size=(6, 5)))
-    expected = activations @ mlp.output.weights + bias
-    for workers in (1, 2, 3):
-        cut = models.shards(7, workers)
-        own = [activations[:, units].copy() for units in cut]
-        rows = [mlp.output.weights[units].copy() for units in cut]
-        got = answer(own, rows, bias.copy())
-        if np.shape(got) == expected.shape:
-            parts = [mine @ part for mine, part in zip(own, rows, strict=True)]
-            explain(got, _logit_mistakes(parts, bias))
-        what = f"the logits from {workers} worker{'s' * (workers > 1)}"
-        expect(got, expected, what, "each worker has a part of every sum")
-    return "and only the logits had to cross: the hidden activations stayed at home."
+    names = ("the outputs", "the gradient of the inputs", "the gradient of w1", "the gradient of w2")
+    for size, units in ((1, 7), (2, 30), (3, 61), (4, 3)):
+        parts = [_block_of(rank, size, units) for rank in range(size)]
+        inputs, _, _, bias, d_outputs = parts[0]
+        w1, w2 = np.hstack([part[1] for part in parts]), np.vstack([part[2] for part in parts])
+        hidden = np.maximum(inputs @ w1, 0)
+        d_hidden = d_outputs @ w2.T * (hidden > 0)
+        whole = hidden @ w2 + bias, d_hidden @ w1.T
+        for where, outcomes in _tried(_block, answer, size, {"units": units}, size == 3):
+            for rank, (got, _) in enumerate(outcomes):
+                if not isinstance(got, tuple | list) or len(got) != len(names):
+                    raise Wrong(f"{where}, rank {rank} returns {type(got).__name__}; return the four arrays.")
+                own = np.array_split(np.arange(units), size)[rank]
+                right = (*whole, inputs.T @ d_hidden[:, own], hidden[:, own].T @ d_outputs)
+                _explain_block(got, right, parts, where)
+                for name, mine, expected in zip(names, got, right, strict=True):
+                    expect(mine, expected, f"{where}, {name} on rank {rank}", tolerance=1e-9)
+            _judge_bytes(sum(sent for _, sent in outcomes), size, inputs.nbytes + d_outputs.nbytes, where)
+    return (
+        "outputs, gradients and bytes are right on threads and on three processes. Only what enters and what leaves "
+        "the block was summed, once in each direction; the hidden activations stayed at home."
+    )
 
 
-def _logit_mistakes(parts: list[np.ndarray], bias: np.ndarray) -> dict[str, np.ndarray]:
-    """What a missing part, or a wrong number of biases, gives, by the sentence on each."""
-    workers, total = len(parts), np.sum(parts, axis=0)
-    of = f"with {workers} worker{'s' * (workers > 1)}"
-    mistakes = {f"{of} the bias is missing; it belongs in once.": total}
-    if workers > 1:
-        mean = f"{of} this is the mean of their parts; a logit is their sum"
-        mistakes |= {
-            f"{of} the bias was added {workers} times; it belongs in once.": total + workers * bias,
-            f"{mean}.": total / workers + bias,
-            f"{mean}, and the bias belongs in whole.": (total + bias) / workers,
-        }
-        for worker, part in enumerate(parts):
-            others = f"{of} the part of worker {worker} is missing; each has some of every sum."
-            alone = f"{of} this is the part of worker {worker} alone; add those of the others."
-            mistakes |= {others: total - part + bias, alone: part + bias}
-    return mistakes
+def _block_of(rank: int, size: int, units: int) -> tuple[np.ndarray, ...]:
+    """A rank's inputs, w1, w2, bias and d_outputs."""
+    draw = np.random.default_rng(0)
+    inputs, w1, w2 = draw.normal(size=(6, 5)), draw.normal(size=(5, units)), draw.normal(size=(units, 4))
+    own = np.array_split(np.arange(units), size)[rank]
+    return inputs, w1[:, own], w2[own], draw.normal(size=4), draw.normal(size=(6, 4))
+
+
+def _block(communicator: Communicator, answer: Answer, units: int) -> Any:
+    return result_of(answer, communicator, *_block_of(communicator.rank, communicator.size, units))
+
+
+def _explain_block(
+    got: Any, right: tuple[np.ndarray, ...], parts: list[tuple[np.ndarray, ...]], where: str
+) -> None:
+    """Raise Wrong if a typical mistake explains what a rank `got`."""
+    size, bias = len(parts), parts[0][3]
+    outputs, d_inputs = right[:2]
+    forward, backward, unmasked = [], [], []
+    for inputs, w1, w2, _, d_outputs in parts:
+        hidden = np.maximum(inputs @ w1, 0)
+        forward.append(hidden @ w2)
+        backward.append((d_outputs @ w2.T * (hidden > 0)) @ w1.T)
+        unmasked.append(d_outputs @ w2.T @ w1.T)
+    explain(got[0], {f"{where}, the bias is missing from the outputs.": outputs - bias})
+    mask = "the gradient must not pass units that the ReLU has set to zero: multiply by `hidden > 0`"
+    explain(got[1], {f"{where}, {mask}.": sum(unmasked)})
+    if size == 1:
+        return
+    times = f"{where}, the bias was added {size} times; add it once, after the sum."
+    explain(got[0], {times: outputs + (size - 1) * bias})
+    for part in forward:
+        alone = f"{where}, the outputs hold the part of one rank alone; sum all ranks' parts."
+        explain(got[0], {alone: part + bias})
+    alone = (
+        f"{where}, the gradient of the inputs holds the part of one rank alone: every hidden unit contributes to it, "
+        "so the backward pass needs a sum over the ranks too."
+    )
+    for part in [*backward, *unmasked]:
+        explain(got[1], {alone: part})
+    for value, what in (
+        ((outputs - bias) / size + bias, "outputs"),
+        (d_inputs / size, "gradient of the inputs"),
+    ):
+        explain(
+            got[what != "outputs"],
+            {f"{where}, the {what} must be the sum of the parts, not the mean.": value},
+        )
+
+
+def _judge_bytes(sent: int, size: int, nbytes: int, where: str) -> None:
+    """An all-reduce of K bytes needs no more than 2 (N − 1) K, all ranks together."""
+    most = 2 * (size - 1) * nbytes
+    if sent > most:
+        enough = f"2 (N − 1) times the outputs and the inputs, {most:,} bytes, are enough"
+        why = "sum parts of the outputs and of the inputs' gradient, and gather no activations or weights"
+        raise Wrong(f"{where}, all ranks together send {sent:,} bytes; {enough}: {why}.")
+
+
+def _tried(
+    program: Callable[..., Any], answer: Answer, size: int, arguments: dict[str, Any], on_processes: bool
+) -> Iterator[tuple[str, list[Outcome]]]:
+    """Where `program(communicator, answer, ...)` ran, and each rank's outcome: on threads, then on real processes."""
+    whole = {"program": program, "answer": answer, **arguments}
+    where = f"with {size} rank{'s' * (size > 1)}"
+    try:
+        yield where, threads.run(size, functools.partial(_counted, **whole), 5.0, is_buffered=False)
+    except CommunicationError as failure:
+        raise Wrong(f"{where}: {failure}.") from None
+    if on_processes:
+        from workshop_utils.ranks import RanksFailed, on_ranks  # here, since ranks import this module
+
+        where = f"on {size} processes behind links of {NETWORK}/s"
+        try:
+            yield where, on_ranks(size, _counted, whole, network=NETWORK, timeout="30s").values
+        except RanksFailed as failure:
+            raise Wrong(f"{where}: {failure}") from None
+
+
+def _counted(
+    communicator: Communicator, program: Callable[..., Any], answer: Answer, **arguments: Any
+) -> Outcome:
+    got = program(communicator, answer, **arguments)
+    return got, int(communicator.traffic.bytes_sent.sum())
+
+
+def _and(counts: tuple[int, ...]) -> str:
+    return " and ".join(filter(None, (", ".join(map(str, counts[:-1])), str(counts[-1]))))
