@@ -1,10 +1,9 @@
 """Train with the workshop's own data parallelism: gradients travel one by one, in buckets, or during the backward pass.
 
 The batch is cut between the workers, so that any number of them takes the very same steps, up to rounding. Each rank
-reports for every step: `loss` (the mean over ranks is that of the batch), `step_seconds`, `exposed_seconds` (how long
-it waited for gradients once its backward pass had ended), `bytes_sent` and `messages_sent`; of the last step also
-when it did what, in seconds since the first rank began it: `forward_start`, `forward_end`, `backward_end`,
-`synchronised`, and for each all-reduce its `nbytes`, `start` and `end`.
+reports for every step: `loss` (the mean over ranks is that of the batch), `step_seconds`, `bytes_sent` and
+`messages_sent`; of the last step also when it did what, in seconds since the first rank began it: `forward_start`,
+`forward_end`, `backward_end`, `synchronised`, and for each all-reduce its `nbytes`, `start` and `end`.
 """
 
 import argparse
@@ -101,7 +100,6 @@ def train(
             step=step,
             loss=loss,
             step_seconds=time.perf_counter() - marks["forward_start"],
-            exposed_seconds=marks["synchronised"] - marks["backward_end"],
             bytes_sent=int(communicator.traffic.bytes_sent.sum()),
             messages_sent=int(communicator.traffic.messages_sent.sum()),
         )

@@ -1,9 +1,7 @@
 """Measure an all-reduce among real processes: how long it takes, and how many bytes each rank sends. Trains nothing.
 
 Reports for each size and repeat, and from each rank: `all_reduce_seconds` (for all `--calls`), `bytes_sent`,
-`messages_sent`, and `error`, the largest relative difference from the mean that must come out. With `--trace 1`, also
-each message of the last repeat of each size: `send_to` or `recv_from`, `message_nbytes`, and on the clock that all
-ranks of a machine share `start_seconds` and `end_seconds`. A send ends when the kernel has taken its last byte.
+`messages_sent`, and `error`, the largest relative difference from the mean that must come out.
 """
 
 import argparse
@@ -15,7 +13,6 @@ import numpy as np
 from workshop_utils import place
 from workshop_utils.comm import tcp
 from workshop_utils.comm.central import central_all_reduce
-from workshop_utils.comm.communicator import Event
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.tree import tree_all_reduce
@@ -28,13 +25,6 @@ ALGORITHMS = {
 }
 
 
-def report_message(step: int, event: Event) -> None:
-    assert event.peer is not None  # a message has two ends
-    peer = {{"send": "send_to", "recv": "recv_from"}[event.kind]: event.peer}
-    times = {"start_seconds": event.start, "end_seconds": event.end}
-    place.report(step=step, message_nbytes=event.nbytes, **peer, **times)
-
-
 def main() -> None:
     place.here()
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
@@ -42,7 +32,6 @@ def main() -> None:
     parser.add_argument("--nbytes", default="1000000", help="size of an array; several, separated by commas")
     parser.add_argument("--calls", type=int, default=1, help="all-reduces in a row, timed together")
     parser.add_argument("--repeats", type=int, default=5, help="how often each size is measured")
-    parser.add_argument("--trace", type=int, choices=(0, 1), default=0, help="1: report every message, too")
     options = parser.parse_args()
     sizes = [int(text) for text in str(options.nbytes).split(",")]
     if any(nbytes % 4 for nbytes in sizes):
@@ -56,12 +45,10 @@ def main() -> None:
                 array[:] = communicator.rank + 1
                 communicator.barrier()  # so that all begin together
                 communicator.traffic.reset()
-                communicator.trace = [] if options.trace and repeat == options.repeats - 1 else None
                 start = time.perf_counter()
                 for _ in range(options.calls):
                     all_reduce(communicator, array, "mean")
                 seconds = time.perf_counter() - start
-                trace, communicator.trace = communicator.trace or [], None
                 expected = (size + 1) / 2  # after the first call; the mean of equals is the same again
                 place.report(
                     step=repeat,
@@ -71,9 +58,6 @@ def main() -> None:
                     messages_sent=int(communicator.traffic.messages_sent.sum()),
                     error=float(np.abs(array / expected - 1).max(initial=0)),
                 )
-                for event in trace:
-                    if event.kind != "combine":
-                        report_message(repeat, event)
         communicator.barrier()
 
 

@@ -10,7 +10,7 @@ from workshop_utils.comm.double_tree import double_tree_all_reduce
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
 from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
 from workshop_utils.comm.simulated import Link, Shape, simulate
-from workshop_utils.comm.tree import tree_all_reduce, tree_all_reduce_seconds, tree_ring_crossover_nbytes
+from workshop_utils.comm.tree import tree_all_reduce, tree_all_reduce_seconds
 
 LATENCY, BANDWIDTH = 50e-6, 125e6
 LINK = Link(LATENCY, BANDWIDTH)
@@ -53,20 +53,3 @@ def test_a_double_tree_is_near_a_ring_for_large_arrays_and_near_a_tree_for_small
     assert seconds(in_pieces, 10_000_000) < 1.7 * seconds(ring_all_reduce, 10_000_000)
     in_one_piece = functools.partial(double_tree_all_reduce, segments=1)
     assert seconds(in_one_piece, 10) < 2 * seconds(tree_all_reduce, 10)
-
-
-@pytest.mark.parametrize("size", [4, 8, 16, 64])
-def test_tree_and_ring_cross_where_the_formula_says(size):
-    def seconds(algorithm, nbytes):
-        elements = int(nbytes) // 4
-        return simulate(size, lambda communicator: algorithm(communicator, Shape(elements)), LINK).seconds
-
-    crossover = tree_ring_crossover_nbytes(size, LATENCY, BANDWIDTH)
-    assert seconds(tree_all_reduce, 0.98 * crossover) < seconds(ring_all_reduce, 0.98 * crossover)
-    assert seconds(tree_all_reduce, 1.02 * crossover) > seconds(ring_all_reduce, 1.02 * crossover)
-
-
-def test_up_to_three_ranks_a_ring_is_never_slower_than_a_tree():
-    assert [tree_ring_crossover_nbytes(size, LATENCY, BANDWIDTH) for size in (2, 3)] == [0, 0]
-    with pytest.raises(ValueError, match="size is 1"):
-        tree_ring_crossover_nbytes(1, LATENCY, BANDWIDTH)

@@ -25,16 +25,15 @@ WORKSHOP = Path(sys.executable).with_name("workshop")
 # Jobs that end by themselves, and jobs that go on until they are ended: these communicate, but few load an optimizer.
 SHORT = {
     "ring": ("jobs/digits_ring", "-a", "epochs=1"),
-    "torch_ddp": ("jobs/measure_gloo",),
-    "horovod": ("jobs/measure_horovod",),
+    "torch_ddp": ("jobs/digits_torch_ddp",),
+    "horovod": ("jobs/horovod_fusion",),
     "mpi": ("jobs/mnist_mpi", "-a", "epochs=1"),
 }
-FOR_EVER = ("-a", "repeats=1000000", "-a", "calls=20", "--timeout", "5min")
 ENDLESS = {
     "ring": ("jobs/digits_ring", "-a", "epochs=1000000", "--timeout", "5min"),
-    "torch_ddp": ("jobs/measure_gloo", *FOR_EVER),
-    "horovod": ("jobs/measure_horovod", *FOR_EVER),
-    "mpi": ("jobs/measure_mpi", *FOR_EVER),
+    "torch_ddp": ("jobs/digits_torch_ddp", "-a", "steps=100000000", "--timeout", "5min"),
+    "horovod": ("jobs/horovod_fusion", "-a", "repeats=100000000", "--timeout", "5min"),
+    "mpi": ("jobs/measure_mpi", "-a", "repeats=1000000", "-a", "calls=20", "--timeout", "5min"),
 }
 START_SECONDS = 90.0  # in which a busy machine starts every worker
 ENDING_SECONDS = 30.0  # in which a busy machine ends what is to be ended

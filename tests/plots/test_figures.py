@@ -113,7 +113,8 @@ SHOWN = {
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),
     "ring": (lambda: communication.ring_steps(ring_all_reduce, 4), []),
     # Pale from when the sender was done with it until it had been received.
-    "messages": (lambda: communication.message_timelines({"real": {"ring": EVENTS}}, "so"), [[(0, 1), (1, 2)]]),
+    "messages": (lambda: communication.message_timelines({"real": {"ring": EVENTS}}, "Found", "so"),
+        [[(0, 1), (1, 2)]]),
     "workers": (lambda: communication.against_workers({"ring": SERIES}, "Found", "so"),
         [[(2, 1.0), (4, 1.5)], [(2, 1.0), (4, 1.2)]]),
     "tuning": (lambda: horovod.tuning({"0": [0.2], "1MB": [0.02]}, {0.001: [0.004], 0.02: [0.021]}, 7),
@@ -121,8 +122,6 @@ SHOWN = {
     "recorded": (lambda: horovod.gradient_timelines({"fused": FUSED}), [[(0, 500), (500, 1000)]]),
     "overlap": (lambda: pytorch.steps_with_communication({"naive": {0: STEP}}, "Found", "so"),
         [[(0, 1), (1, 1.5), (1, 1.5)]]),
-    "exposed": (lambda: pytorch.exposed_communication({"naive": [0.2, 0.9], "lapped": [0.1]}, 0.2, "so"),
-        [[(0.1, 1), (0.2, 0), (0.9, 0)]]),
     # What diverged counts as a guess.
     "batch": (lambda: convergence.against_batch(RULES), [[(32, 0.3), (64, convergence.GIVEN_UP)]]),
     "warm-up": (lambda: convergence.warm_up_losses(WARM_UPS), [[(-0.12, convergence.GIVEN_UP), (0.88, 0.3)]]),

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from workshop_utils.scaling.overlap import Phase, exposed_seconds, timeline
+from workshop_utils.scaling.overlap import Phase, timeline
 
 MARKS = {"forward_start": 0.0, "forward_end": 1.0, "backward_end": 3.0}
 
@@ -36,12 +36,6 @@ def test_where_the_backward_pass_waits_itself_the_wait_begins_with_the_last_buck
     assert found[:3] == [Phase("forward", 0, 1), Phase("backward", 1, 2.5), Phase("wait", 2.5, 3)]
 
 
-def test_exposed_seconds_are_the_mean_of_the_ranks_without_the_first_step():
-    records = [
-        {"rank": rank, "step": step, "exposed_seconds": step + rank} for step in (1, 2, 3) for rank in (0, 1)
-    ]
-    assert exposed_seconds(run_of(*records)) == [2.5, 3.5]
-    with pytest.raises(ValueError, match="of 1 steps; there must be at least 2"):
-        exposed_seconds(run_of(*records[:2]))
+def test_a_run_without_a_timeline_is_refused():
     with pytest.raises(ValueError, match="made up has reported no timeline"):
-        timeline(run_of(*records))
+        timeline(run_of({"rank": 0, "step": 1}))

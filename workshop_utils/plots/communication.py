@@ -94,16 +94,15 @@ def _cell(axes: Axes, corner: tuple[float, float], counts: np.ndarray) -> None:
 Traces = Mapping[str, Sequence[Sequence[Event]]]  # by algorithm, of each rank
 
 
-def message_timelines(
-    columns: Mapping[str, Traces],
-    detail: str,
-    finding: str = "A ring keeps all links busy; a central rank makes the others wait",
-) -> Figure:
+def message_timelines(columns: Mapping[str, Traces], finding: str, detail: str) -> Figure:
     """Who sent what when: a row an algorithm, a column for each way in which they ran, all on one time axis.
 
-    The bars are the sends of each rank (from `communicator.trace`), pale from when the sender was done with it until it
-    had been received. A dashed line is where the last rank was ready.
+    Time 0 is when the first rank began. The bars are the sends of each rank (from `communicator.trace`), pale from when
+    the sender was done with it until it had been received. A dashed line is where the last rank was ready.
     """
+    columns = {
+        way: {name: _from_zero(ranks) for name, ranks in traces.items()} for way, traces in columns.items()
+    }
     ranks = [each for traces in columns.values() for each in traces.values()]
     size = max(map(len, ranks))
     longest = max(event.end for each in ranks for events in each for event in events)
@@ -129,9 +128,6 @@ def timeline(results: Results) -> Figure:
         figure, axes = style.figure(9.6, 1.2)
         axes.axis("off")
         return style.finish(figure, "No message went through the workshop's communicator", "nothing to draw")
-    begin = min(event.start for event in events)
-    shifted = lambda event: replace(event, start=event.start - begin, end=event.end - begin)  # noqa: E731
-    traces = [[shifted(event) for event in each.trace] for each in results]
     name = ", ".join(dict.fromkeys(event.collective or "send and receive" for event in events))
     way = f"{results.network.split()[0]}/s" if results.network else "full speed"
     count, nbytes = (sum(getattr(each, what) for each in results) for what in ("messages", "bytes_sent"))
@@ -140,7 +136,15 @@ def timeline(results: Results) -> Figure:
     detail = "a bar: a call that sends, in the colour of the receiver, until it returns; pale: until it is received"
     if count > sum(event.kind == "send" for event in events):
         detail = f"the first events of each rank; {detail}"
-    return message_timelines({way: {name: traces}}, detail, finding)
+    return message_timelines({way: {name: [each.trace for each in results]}}, finding, detail)
+
+
+def _from_zero(ranks: Sequence[Sequence[Event]]) -> list[list[Event]]:
+    begin = min(event.start for events in ranks for event in events)
+    return [
+        [replace(event, start=event.start - begin, end=event.end - begin) for event in events]
+        for events in ranks
+    ]
 
 
 def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: float) -> None:
@@ -199,29 +203,14 @@ def against_workers(series: Mapping[str, Series], finding: str, detail: str) -> 
     return style.finish(right, "Held against theory", "1: as predicted")
 
 
-def bytes_a_rank(counted: Mapping[int, float], formula: Callable[[int], float]) -> Figure:
-    """Bytes that a rank sends in a ring, as multiples of the array, by number of ranks: counted, and by `formula`."""
-    _, axes = style.figure(7.8, 3.7)
-    sizes = np.unique(np.round(np.geomspace(2, max(128, *counted), 80)).astype(int))
-    style.theory(axes, sizes, [formula(int(size)) for size in sizes], "2(N − 1)/N", colour="ring")
-    style.measured(axes, list(counted), list(counted.values()), colour="ring")
-    axes.axhline(2, color=style.colour_of("ideal"), linewidth=1.2, linestyle=(0, (4, 2)))
-    style.note(axes, "never above 2", (2, 2), (0, 5), color=style.QUIET)
-    style.power_axis(axes, [2, 4, 8, 16, 32, 64, 128])
-    axes.set(xlabel="ranks N", ylabel="bytes sent / bytes of the array", ylim=(0.8, 2.2))
-    finding = "Bounded, not constant: from K at two ranks towards 2K"
-    return style.finish(axes, finding, "points: counted by communicator.traffic")
-
-
 def against_size(
     nbytes: Sequence[int],
     series: Mapping[str, Sequence[float]],
     lines: Mapping[str, npt.ArrayLike],
-    crossover: float | None,
     headline: tuple[str, str],
     axes: Axes,
 ) -> None:
-    """Seconds by size on logarithmic axes: points of `series`, `lines` of the same names; where two cross."""
+    """Seconds by size on logarithmic axes: points of `series`, `lines` of the same names."""
     for index, (name, seconds) in enumerate(series.items()):
         colour = style.colour_of("ring") if name == "ring" else SHADES[index % len(SHADES)]
         line = np.asarray(lines.get(name, seconds), dtype=float)
@@ -233,33 +222,8 @@ def against_size(
     style.unit_axis(axes.xaxis, "B")
     style.unit_axis(axes.yaxis, "s")
     axes.minorticks_off()
-    if crossover:
-        style.mark(axes, crossover)
     style.headline(axes, *headline)
     style.label_ends(axes)
 
 
 SHADES = ("#0072B2", "#CC6677", "#117733", "#999933")
-
-
-def fusion(seconds: Mapping[int, Sequence[float]], nbytes: int) -> Figure:
-    """Time to all-reduce `nbytes` in so many messages: every measurement as a point, medians as bars."""
-    _, axes = style.figure(7.2, 3.4)
-    counts = list(seconds)
-    medians = [float(np.median(seconds[count])) for count in counts]
-    axes.barh(range(len(counts)), medians, 0.62, color=style.tint("ring", 0.55))
-    for row, count in enumerate(counts):
-        style.measured(axes, list(seconds[count]), [row] * len(seconds[count]), colour="ring")
-        times = f" {medians[row] / min(medians):.1f}×"
-        style.note(axes, times, (max(seconds[count]), row), (6, 0), va="center")
-    style.rows(axes, [f"{count:,} × {_shown_nbytes(nbytes / count)}" for count in counts])
-    axes.set(xlabel="time", xlim=(0, 1.12 * max(map(max, seconds.values()))))
-    style.unit_axis(axes.xaxis, "s")
-    cut = f"{_shown_nbytes(nbytes)} of gradients, cut into so many arrays"
-    detail = f"{cut}; bars: medians, points: measurements"
-    return style.finish(axes, "One large message beats many small ones", detail)
-
-
-def _shown_nbytes(nbytes: float) -> str:
-    """With three digits: EngFormatter's `places` would write 4.00 MB."""
-    return EngFormatter("B")(float(f"{nbytes:.3g}"))

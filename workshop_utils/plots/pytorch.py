@@ -66,28 +66,6 @@ def _bar(axes: Axes, phase: Phase, top: float, height: float, colour: str) -> No
     axes.barh(top, width, height, left, align="edge", color=colour, edgecolor="white", linewidth=0.8)
 
 
-def exposed_communication(seconds: Mapping[str, Sequence[float]], alone: float, detail: str) -> Figure:
-    """How long ranks waited for gradients after the backward pass: a point a step, medians as bars.
-
-    `alone` are the seconds that the bytes need on the link when nothing hides them.
-    """
-    _, axes = style.figure(7.6, 0.55 * len(seconds) + 1.7)
-    names = list(seconds)
-    medians = [float(np.median(seconds[name])) for name in names]
-    axes.barh(range(len(names)), medians, 0.6, color=style.tint("send", 0.5))
-    for row, name in enumerate(names):
-        style.measured(axes, list(seconds[name]), [row] * len(seconds[name]), colour="send")
-    axes.axvline(alone, color=style.colour_of("theory"), linewidth=1.6, zorder=2)
-    style.rows(axes, names, (len(names) - 0.4, -0.85))
-    axes.text(alone, -0.6, " bytes / bandwidth", fontsize=9.5, color=style.QUIET, va="center")
-    longest = max(1.3 * alone, *map(max, seconds.values()))
-    axes.set(xlabel="waiting for gradients after the backward pass", xlim=(0, 1.08 * longest))
-    style.unit_axis(axes.xaxis, "s")
-    first, last = 1000 * medians[0], 1000 * medians[-1]
-    finding = f"{names[-1].capitalize()}, ranks wait {last:.0f} ms instead of {first:.0f} ms"
-    return style.finish(axes, finding, detail)
-
-
 class Held(NamedTuple):
     """What a rank was measured to hold, in bytes, and what it should by a formula."""
 

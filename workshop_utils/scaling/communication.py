@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 
 from workshop_utils.comm.central import central_all_reduce
-from workshop_utils.comm.communicator import Event
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.shape import Shape
@@ -25,7 +24,6 @@ from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
 from workshop_utils.runs import Run
-from workshop_utils.scaling.cost import CLOSED_FORMS as CLOSED_FORMS
 from workshop_utils.strategies import strategy_of
 
 ALL_REDUCES: Mapping[str, Callable[..., None]] = {
@@ -35,8 +33,7 @@ ALL_REDUCES: Mapping[str, Callable[..., None]] = {
     "halving_doubling": halving_doubling_all_reduce,
 }
 
-# What is left of a link's rate for payload: Ethernet, IP and TCP headers take the rest, 66 + 24 of 1,538 bytes, and
-# acknowledgements share the way back.
+# What is left of a link's rate for payload: of each 1,514 bytes, the headers of Ethernet, IP and TCP take 66.
 GOODPUT = 0.956
 
 COLUMNS = ["workers", "servers", "nbytes", "seconds", "how"]
@@ -92,22 +89,6 @@ def seconds_by_repeat(run: Run) -> pd.DataFrame:
     table = run.metrics.dropna(subset=["all_reduce_seconds"])
     slowest = table.groupby(["nbytes", "step"])["all_reduce_seconds"].max()
     return slowest.rename("seconds").reset_index()
-
-
-def traces(run: Run) -> list[list[Event]]:
-    """Who sent what when: by rank, the messages that jobs/measure_all_reduce has reported (`--trace 1`).
-
-    Time 0 is when the first rank began. The ranks' clocks are one, that of their machine, so they need no aligning.
-    """
-    records = [record for record in run.records if record.get("message_nbytes") is not None]
-    zero = min((record["start_seconds"] for record in records), default=0.0)
-    ranks: list[list[Event]] = [[] for _ in run.workers]
-    for record in records:
-        kind, peer = ("send", "send_to") if "send_to" in record else ("recv", "recv_from")
-        start, end = record["start_seconds"] - zero, record["end_seconds"] - zero
-        event = Event(kind, int(record[peer]), int(record["message_nbytes"]), start, end, "")
-        ranks[int(record["rank"])].append(event)
-    return ranks
 
 
 def simulated_seconds(algorithm: str, size: int, nbytes: int, link: Link) -> float:

@@ -52,19 +52,3 @@ def timeline(run: Run) -> dict[int, list[Phase]]:
         jobs = "jobs/digits_buckets or digits_torch_ddp"
         raise ValueError(f"{run.name} has reported no timeline; it must be {jobs}")
     return dict(sorted(phases.items()))
-
-
-def exposed_seconds(run: Run) -> list[float]:
-    """How long the ranks of jobs/digits_buckets waited for gradients after their backward pass, a value a step.
-
-    The mean of the ranks; the first step, in which connections open up, is left out.
-
-    Raises:
-        ValueError: if fewer than two steps were reported.
-    """
-    reported = run.metrics.reindex(columns=["step", "exposed_seconds"]).dropna()
-    seconds = reported.groupby("step")["exposed_seconds"].mean()
-    if len(seconds) < 2:
-        steps = f"exposed_seconds of {len(seconds)} steps"
-        raise ValueError(f"{run.name} has reported {steps}; there must be at least 2")
-    return seconds.iloc[1:].tolist()

@@ -12,10 +12,9 @@ import numpy as np
 from workshop_utils.comm import ring as collectives
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import CommunicationError, Communicator
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, questions
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise
+from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.lessons.checks.processes import compare_on_processes, refuse_collectives
-
-__getattr__ = questions(__name__)
 
 BLOCKED = (
     ": if all ranks send first, all may wait for each other to receive. A send returns at once only as long as its "
@@ -36,6 +35,86 @@ def ring_all_reduce(answer: Answer) -> str:
         "100 Mbit/s, too, it gave the values, messages and bytes of the workshop's own: that is a ring all-reduce. "
         "Its time is not judged."
     )
+
+
+@exercise
+def doubling(answer: Answer) -> str:
+    """`answer(communicator, array)` gives every rank all blocks in log₂ N steps, where rank r starts with block r."""
+    for size, elements in ((2, 2), (4, 4), (8, 8), (8, 19), (1, 3)):
+        _judge_doubling(answer, size, elements)
+    compare_on_processes(answer, _doubling, size=4, elements=40_000)
+    return (
+        "with 8 ranks each sent 3 messages, 7/8 of the array in all. On four processes behind links of 100 Mbit/s, "
+        "too, values, messages and bytes are right. Halving and doubling together are an all-reduce."
+    )
+
+
+def _doubling(communicator: Communicator, array: np.ndarray, *_: object) -> None:
+    rank, size, distance = communicator.rank, communicator.size, 1
+    while distance < size:
+        first = rank // distance * distance
+        mine, theirs = (
+            array[start * array.size // size : (start + distance) * array.size // size]
+            for start in (first, first ^ distance)
+        )
+        communicator.send_recv(rank ^ distance, mine, rank ^ distance, theirs)
+        distance *= 2
+
+
+def _judge_doubling(answer: Answer, size: int, elements: int) -> None:
+    """Raise for the first mistake on threads. Block r holds r + 1 on rank r, and -1, which is not ready, elsewhere."""
+    case, steps = f"with {size} ranks and {elements} elements", (size - 1).bit_length()
+    complete = np.repeat(np.arange(1.0, size + 1), np.diff(np.arange(size + 1) * elements // size))
+    arrays = [np.where(complete == rank + 1, complete, -1.0) for rank in range(size)]
+    before = [array.copy() for array in arrays]
+    sent: list[list[int]] = [[] for _ in range(size)]
+
+    def program(communicator: Communicator) -> None:
+        def watch(to: int | None, outgoing: Any) -> None:
+            refuse_collectives(communicator)
+            if to is not None:
+                sent[communicator.rank].append(outgoing.nbytes)
+
+        communicator.watch = watch
+        answer(communicator, arrays[communicator.rank])
+
+    try:
+        threads.run(size, program, 5.0, is_buffered=False)
+    except CommunicationError as failure:
+        blocked = "" if "to receive what it sent" not in str(failure) else BLOCKED
+        raise Wrong(f"{case}: {failure}{blocked}.") from None
+    if size > 1 and not any(sent):
+        raise NotYet("no message was sent: write the function, then run this again.")
+    for rank, sizes in enumerate(sent):
+        if len(sizes) != steps:
+            double = f"what a rank has doubles in each step, so {steps} are enough"
+            raise Wrong(f"{case}, rank {rank} sends {len(sizes)} messages; {double}.")
+    if all(np.array_equal(a, b) for a, b in zip(arrays, before, strict=True)) and size > 1:
+        raise Wrong(f"{case}, `array` has not changed on any rank: receive into it, not into a copy.")
+    for rank, array in enumerate(arrays):
+        for place in np.flatnonzero(array != complete):
+            block = int(complete[place]) - 1
+            value = array[place]
+            held = "a value that was not complete where it came from" if value == -1 else f"{value:g}"
+            if value in range(1, size + 1):
+                held = f"what belongs in block {int(value) - 1}"
+            raise Wrong(f"{case}, block {block} of rank {rank} does not hold the result, but {held}.")
+    total, right = sum(map(sum, sent)), (size - 1) * arrays[0].nbytes
+    if total != right:
+        ready = "in step s a rank sends the 2^s blocks that it has, and no others"
+        raise Wrong(
+            f"{case}, all ranks together send {total:,} bytes; it must be (N - 1) K = {right:,}: {ready}."
+        )
+
+
+across_racks = OpenQuestion(
+    "times",
+    (1.05, 20),
+    "in its first halving step all four pairs have one rank in each rack, so four messages of K/2 share a link each "
+    "way that is as fast as one of theirs: that step takes four times as long, and so does its mirror image at the "
+    "end. 2 (4 · 1/2 + 1/4 + 1/8) against 2 (1/2 + 1/4 + 1/8) is 2.7 times. In the ring one rank of each rack "
+    "sends to the other rack in each step, so its time stays. Few steps are not enough: partners must be near.",
+)
 
 
 class _Sent(NamedTuple):
