@@ -1,5 +1,6 @@
 """The site has all lessons in order, with their pictures, and runs none of them."""
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -75,3 +76,14 @@ def test_the_first_figure_to_play_with_on_a_page_loads_the_player(small, tmp_pat
     pages = [cell.outputs[0].data["text/html"] for cell in cells]
     assert [f'src="../_static/{site.PLAYER}"' in each for each in pages] == [True, False]
     assert all("vegaEmbed(" in each for each in pages)
+
+
+def test_every_link_of_a_page_leads_to_something_that_the_site_has(tmp_path):
+    site.gather(ROOT, tmp_path / "source")
+    broken = []
+    for page in [*(tmp_path / "source").glob("docs/*.md"), *(tmp_path / "source").glob("notebooks/*.ipynb")]:
+        cells = nbformat.read(str(page), as_version=4).cells if page.suffix == ".ipynb" else []
+        text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown") or page.read_text()
+        links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text)
+        broken += [f"{page.name}: {link}" for link in links if not (page.parent / link).exists()]
+    assert not broken

@@ -46,3 +46,8 @@ def test_the_server_s_step_time_is_the_lesson_s_formula(workers, servers):
     one_way = evaluated(below["transform"][0]["calculate"], W=workers, **values)
     assert step == pytest.approx(expected)
     assert seconds + 2 * one_way == pytest.approx(expected)
+
+
+def test_the_player_s_own_names_are_hidden_from_other_scripts_of_a_page():
+    assert playable.player().startswith("(() => {")
+    assert playable.player().endswith("})();")
