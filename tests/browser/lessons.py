@@ -119,7 +119,7 @@ def test_a_lesson_s_page_plays_without_a_network(lab, name, tmp_path):
     context = lab.browser.new_context(viewport={"width": WIDE, "height": 900}, offline=True)
     problems = []
     page = context.new_page()
-    page.on("pageerror", problems.append)
+    page.on("pageerror", lambda error: problems.append(error))
     page.on("requestfailed", lambda request: problems.append(request.url))
     page.goto(file.as_uri())
     check_playables(page, name)
