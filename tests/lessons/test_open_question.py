@@ -15,6 +15,13 @@ def test_numbers_and_words_are_answered_with_an_explanation_to_compare():
         assert part in verdict.text
 
 
+def test_a_prediction_keeps_to_what_the_unit_allows():
+    share = OpenQuestion("percent", (85, 95), "The sum is usually right.", predictable=(1, 100))
+    assert "between 1 and 100 percent" in share(5000, 91, WHY).text
+    assert "between 1 and 100 percent" in share(0.9, 91, WHY).text
+    assert share(100, 91, WHY).state == "answered"
+
+
 @pytest.mark.parametrize(
     ("answer", "state", "says"),
     [
@@ -26,8 +33,9 @@ def test_numbers_and_words_are_answered_with_an_explanation_to_compare():
         ((8, float("nan"), WHY), "wrong", "`measured` is nan"),
         ((-8, 10, WHY), "wrong", "positive number of workers"),
         ((8, 100, WHY), "wrong", "between 2 and 64 workers"),
-        ((8, 10, "because because because"), "wrong", "3 words"),
-        ((8, 10, 5), "wrong", "0 words"),
+        ((8, 10, "because because because"), "wrong", "1 different words"),
+        ((8, 10, "a b c d e f g h"), "wrong", "0 different words"),
+        ((8, 10, 5), "wrong", "0 different words"),
     ],
 )
 def test_what_is_missing_or_impossible_is_named(answer, state, says):

@@ -163,7 +163,8 @@ def throughput(rows: pd.DataFrame) -> Figure:
     for axes, model in zip(grid.flat, models, strict=True):
         own = rows[rows["model"] == model]
         emulated = own.dropna(subset=["efficiency"])
-        first, counts, reached = own.iloc[0], np.unique(emulated["workers"]), []
+        first, counts = own.iloc[0], np.unique(emulated["workers"])
+        reached: list[str] = []
         ends = np.array([0, counts.max()])
         style.theory(axes, ends, ends, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
         for index, (strategy, points) in enumerate(own.groupby("strategy", sort=False)):
@@ -171,13 +172,13 @@ def throughput(rows: pd.DataFrame) -> Figure:
             style.theory(axes, each, each * points["predicted"], name_of(name), colour=name)
             times = (each * points["efficiency"]).dropna().to_numpy(float)
             style.measured(axes, counts, times, colour=name, marker=style.MARKERS[index])
-            reached.append(
-                f"{name_of(name).removeprefix('parameter ')} {times[-1]:.{1 if times[-1] > 2 else 2}f}×"
-            )
-        axes.set(xlabel="workers, on emulated devices", xticks=counts, yticks=counts)
+            how = {"ring": "a ring", "workshop_parameter_server": "one server"}.get(name, name_of(name))
+            unit = "" if reached else " devices"
+            reached.append(f"{times[-1]:.{1 if times[-1] > 2 else 2}f}{unit} with {how}")
+        axes.set(xlabel="workers, on emulated devices", xticks=counts, yticks=sorted({1, *counts.tolist()}))
         axes.set(xlim=(0, None), ylim=(0, None))
-        finding = f"{MODELS.get(model, model)}: {', '.join(reached)}"
-        ratio = f"{counts.max()} workers; {first['gradient_nbytes'] / 1e6:.0f} MB of gradients for "
+        finding = f"{MODELS.get(model, model)}: {counts.max()} workers are worth\n{', '.join(reached)}"
+        ratio = f"{first['gradient_nbytes'] / 1e6:.0f} MB of gradients for "
         ratio += f"{first['device_seconds']:.2f} s of computing"
         style.finish(axes, finding, ratio)
     grid.flat[0].set_ylabel("times the throughput of one device")

@@ -11,6 +11,7 @@ person reads the rest, and grading keeps the text.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -24,13 +25,14 @@ FEWEST_WORDS = 8  # of an explanation
 class OpenQuestion:
     """Asks for a number of `unit` that is predicted and measured, and for the reason why they differ or agree.
 
-    `plausible` are the smallest and largest number that such a measurement can give on any machine; `ours` is an
-    explanation to compare with, which learners read once they have written theirs.
+    `plausible` are the smallest and largest number that such a measurement can give on any machine, `predictable`
+    those that a prediction can be; `ours` is an explanation to compare with, read once theirs is written.
     """
 
     unit: str
     plausible: tuple[float, float]
     ours: str
+    predictable: tuple[float, float] = (0, math.inf)
 
     def __call__(self, predicted: Any = None, measured: Any = None, why: Any = None) -> Verdict:
         """The verdict "answered" on two positive numbers and a sentence; "not yet" while one of them is missing."""
@@ -47,9 +49,14 @@ class OpenQuestion:
         if not low <= measured <= high:
             between = f"a measurement gives something between {low:,g} and {high:,g} {self.unit}"
             return Verdict("wrong", f"`measured` is {measured:,g}; {between}.")
-        words = why.split() if isinstance(why, str) else []
-        if len(set(words)) < FEWEST_WORDS:
-            return Verdict("wrong", f"`why` has {len(words)} words; explain the number in a sentence or two.")
+        least, most = self.predictable
+        if not least <= predicted <= most:
+            between = f"it must be between {least:,g} and {most:,g} {self.unit}"
+            return Verdict("wrong", f"`predicted` is {predicted:,g}; {between}.")
+        words = {word.lower() for word in re.findall(r"[^\W\d_]{2,}", why if isinstance(why, str) else "")}
+        if len(words) < FEWEST_WORDS:
+            different = f"{len(words)} different words"
+            return Verdict("wrong", f"`why` has {different}; explain the number in a sentence or two.")
         compared = f"you predicted {predicted:,.4g} {self.unit} and measured {measured:,.4g}"
         factor = f"{measured / predicted:.2g} times what you predicted"
         return Verdict("answered", f"{compared}, {factor}. You wrote: “{why.strip()}” Compare: {self.ours}")

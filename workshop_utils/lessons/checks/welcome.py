@@ -13,22 +13,25 @@ from workshop_utils.lessons.checks import Wrong, exercise, expect, is_missing, m
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.lessons.checks.processes import refuse_collectives
 
-NUMBERS = ((2.5, -1.0, 40.25, 8.0, 0.5), (3.25, 11.5, -7.0, 0.25, 100.0))  # of the ranks, in two calls
+# Of the ranks, in two calls.
+NUMBERS = ((2.5, -1.0, 40.25, 8.0, 0.5, 16.75, 4.125), (3.25, 11.5, -7.0, 0.25, 100.0, -1.5, 6.0))
 SHARES = ((2, 10), (3, 10), (1, 4), (4, 2), (5, 1500))  # workers, images
 
 averaged_at_the_end = OpenQuestion(
     "percent",
-    (20, 100),
-    "we measured about 90. Scores are sums of pixels times weights, so averaged weights give the mean of both workers' "
-    "scores. Each worker tells its own five digits apart and says little about the others. But no gradient compared a "
-    "3 with an 8, which averaging in every step does. With hidden layers, such a mean may be worse than either model.",
+    (85, 95),  # 87.5 to 92.6 in 12 seeds each of 100 and 200 steps, at learning rates of 0.3 and 1
+    "scores are sums of pixels times weights, so averaged weights give the mean of both workers' scores. On a 3, "
+    "worker 0 clearly favours some digit from 0 to 4, usually 3; worker 1 favours one from 5 to 9, usually by less. So "
+    "the sum is usually right. But neither training set held digits of both halves, so nothing calibrated one worker's "
+    "scores against the other's. With random halves, averaging this linear model once loses little or nothing.",
+    predictable=(1, 100),
 )
 
 
 @exercise
 def total(answer: Callable[[Communicator, float], float]) -> str:
-    """`answer(communicator, number)`: the sum of all ranks' numbers on every rank, sending to the right alone."""
-    for size in (2, 3, 5, 1):
+    """`answer(communicator, number)`: the sum of all ranks' numbers on every rank, sending only to the right."""
+    for size in (2, 3, 5, 7, 1):
         where = f"with {size} rank{'s' * (size > 1)}"
         try:
             totals = threads.run(size, lambda each: _totals(each, answer), timeout_seconds=2)
@@ -43,7 +46,7 @@ def total(answer: Callable[[Communicator, float], float]) -> str:
         raise Wrong(f"on 3 processes: {error}") from None
     _judge_totals("on 3 processes", values)
     return (
-        "every rank knows the sum, among 1 to 5 threads and on 3 processes; messages went to the right alone."
+        "every rank knows the sum, among 1 to 7 threads and on 3 processes; messages went only to the right."
     )
 
 
@@ -55,7 +58,7 @@ def _totals(communicator: Communicator, answer: Callable[[Communicator, float], 
         refuse_collectives(communicator)
         if to not in (None, right := (rank + 1) % size):
             raise Wrong(
-                f"with {size} ranks, rank {rank} sends to rank {to}; it may send to rank {right} alone."
+                f"with {size} ranks, rank {rank} sends to rank {to}; it may send only to rank {right}."
             )
 
     communicator.watch = watch
@@ -67,7 +70,7 @@ def _judge_totals(where: str, totals: Sequence[Sequence[Any]]) -> None:
         own = numbers[: len(totals)]
         for rank, values in enumerate(totals):
             what, got = f"{where}{', called a second time,' * call} rank {rank}", values[call]
-            if rank and is_missing(got):
+            if is_missing(got) and (len(totals) == 1 or not all(is_missing(each[call]) for each in totals)):
                 raise Wrong(f"{what} gave nothing; every rank must return the sum.")
             got = got.item() if getattr(got, "size", 0) == 1 else got
             for sentence, mistake in mistakes(__name__, "total").items():
@@ -87,7 +90,9 @@ def my_images(answer: Callable[[dict[str, str], int], Iterable[int]]) -> str:
     for case in reversed(asked):  # each worker is a process of its own, and knows nothing of earlier calls
         if _share(answer, *case) != shares[case]:
             called = "called twice with RANK={}, WORLD_SIZE={} and {} images".format(*case)
-            raise Wrong(f"{called}, it gave others; they must follow from environment and count alone.")
+            raise Wrong(
+                f"{called}, it returned different images; they may depend only on environment and count."
+            )
     for workers, count in SHARES:
         _judge_shares([shares[rank, workers, count] for rank in range(workers)], count)
     return "every image belongs to one worker, and each found its own without asking anybody."
