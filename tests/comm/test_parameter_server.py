@@ -12,7 +12,7 @@ from workshop_utils.comm.simulated import simulate
 TARGET = np.arange(7.0)
 
 
-def descend(arrangement, delays=None, rate=0.3):
+def descend(arrangement, delays=None, rate=0.3, **options):
     """Each worker pulls, computes the gradient of |p - target|²/2 after a delay, pushes. Returns rank → results."""
 
     def program(communicator):
@@ -29,7 +29,7 @@ def descend(arrangement, delays=None, rate=0.3):
         log = parameter_server.train(communicator, arrangement, parameters, gradient_of, update)
         return parameters, log, communicator.traffic
 
-    return threads.run(arrangement.size, program)
+    return threads.run(arrangement.size, program, **options)
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
@@ -100,3 +100,26 @@ def test_an_asynchronous_server_among_equals_sees_gradients_as_stale_as_there_ar
         return parameter_server.train(communicator, arrangement, np.zeros(3), gradient_of, lambda *_: None)
 
     assert set(simulate(6, program).results[0].staleness[10:60]) == {4}
+
+
+MODES = [
+    {"consistency": "synchronous"},
+    {"consistency": "synchronous", "backup_workers": 1},
+    {"consistency": "synchronous", "backup_workers": 2},
+    {"consistency": "stale_synchronous"},
+    {"consistency": "stale_synchronous", "bound": 2},
+    {"consistency": "asynchronous"},
+]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: " ".join(map(str, mode.values())))
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [3, 5])
+def test_no_mode_deadlocks_where_a_send_lasts_until_its_message_is_received(servers, workers, mode):
+    arrangement = Arrangement(servers, workers, steps=30, **mode)
+    ended = descend(arrangement, rate=0.1, is_buffered=False, timeout_seconds=5)
+    logs = [log for _, log, _ in ended[:servers]]
+    pushes = 30 if arrangement.consistency == "synchronous" else 30 * workers
+    assert [log.version for log in logs] == [pushes] * servers
+    for parameters, _, _ in ended[servers:]:
+        np.testing.assert_allclose(parameters, TARGET, atol=0.5)
