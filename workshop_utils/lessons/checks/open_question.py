@@ -2,7 +2,8 @@
 
     where_it_stops = OpenQuestion("workers", (2, 64), "The server's link is full: W* = (c + r) / s.")
     where_it_stops(predicted=8, measured=10, why="each worker also waits for its pull")
-    # Answered: you predicted 8 workers and measured 10 workers, 1.25 times as much. You wrote: ... Compare: ...
+    # Answered: you predicted 8 workers and measured 10, 1.2 times what you predicted. You wrote: “each worker also
+    # waits for its pull” Compare: The server's link is full: W* = (c + r) / s.
 
 No program judges an explanation. The check makes sure that there is one, and that the measurement could be one; a
 person reads the rest, and grading keeps the text.
@@ -17,20 +18,27 @@ from typing import Any
 
 from workshop_utils.lessons.checks import Verdict, is_missing
 
-FEWEST_WORDS = 8  # of an explanation
+FEWEST_LETTERS, FEWEST_IDEOGRAPHS = (
+    30,
+    10,
+)  # of an explanation; in Chinese, for example, one is about a syllable
+FEWEST_DIFFERENT = 8  # of its letters: “because because because” has 6
+FARTHEST = 10  # a prediction may be so many times off what can be measured
 
 
 @dataclass(frozen=True)
 class OpenQuestion:
     """Asks for a number of `unit` that is predicted and measured, and for the reason why they differ or agree.
 
-    `plausible` are the smallest and largest number that such a measurement can give on any machine; `ours` is an
-    explanation to compare with, which learners read once they have written theirs.
+    `plausible` are the smallest and largest number that such a measurement can give on any machine, and `whole` says
+    that it counts something; `ours` is an explanation to compare with, which learners read once they have written
+    theirs.
     """
 
     unit: str
     plausible: tuple[float, float]
     ours: str
+    whole: bool = False
 
     def __call__(self, predicted: Any = None, measured: Any = None, why: Any = None) -> Verdict:
         """The verdict "answered" on two positive numbers and a sentence; "not yet" while one of them is missing."""
@@ -47,9 +55,30 @@ class OpenQuestion:
         if not low <= measured <= high:
             between = f"a measurement gives something between {low:,g} and {high:,g} {self.unit}"
             return Verdict("wrong", f"`measured` is {measured:,g}; {between}.")
-        words = why.split() if isinstance(why, str) else []
-        if len(set(words)) < FEWEST_WORDS:
-            return Verdict("wrong", f"`why` has {len(words)} words; explain the number in a sentence or two.")
+        if self.whole and measured != int(measured):
+            return Verdict(
+                "wrong", f"`measured` is {measured:,g}; it counts {self.unit}, so it is a whole number."
+            )
+        if not low / FARTHEST <= predicted <= high * FARTHEST:
+            reach = f"from {low / FARTHEST:,g} to {high * FARTHEST:,g} {self.unit}"
+            return Verdict(
+                "wrong", f"`predicted` is {predicted:,g}; a prediction worth measuring is {reach}."
+            )
+        if not is_explanation(why):
+            words = len(why.split()) if isinstance(why, str) else 0
+            said = f"`why` has {words} word{'s' * (words != 1)}; explain the number in a sentence or two"
+            least = f"with at least {FEWEST_LETTERS} letters, not always the same ones"
+            return Verdict("wrong", f"{said}, {least}.")
         compared = f"you predicted {predicted:,.4g} {self.unit} and measured {measured:,.4g}"
         factor = f"{measured / predicted:.2g} times what you predicted"
         return Verdict("answered", f"{compared}, {factor}. You wrote: “{why.strip()}” Compare: {self.ours}")
+
+
+def is_explanation(text: Any) -> bool:
+    """Whether `text` is long enough for a sentence in any script, and no word or letter again and again."""
+    letters = [each for each in text if each.isalpha()] if isinstance(text, str) else []
+    ideographs = [
+        each for each in letters if each >= "\u3040"
+    ]  # kana, Han and Hangul come after all alphabets
+    is_long = len(letters) >= FEWEST_LETTERS or len(ideographs) >= FEWEST_IDEOGRAPHS
+    return is_long and len(set(letters)) >= FEWEST_DIFFERENT
