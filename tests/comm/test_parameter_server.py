@@ -7,12 +7,12 @@ import pytest
 
 from workshop_utils.comm import parameter_server, threads
 from workshop_utils.comm.parameter_server import Arrangement
-from workshop_utils.comm.simulated import simulate
+from workshop_utils.comm.simulated import Link, simulate
 
 TARGET = np.arange(7.0)
 
 
-def descend(arrangement, delays=None, rate=0.3):
+def descend(arrangement, delays=None, rate=0.3, **options):
     """Each worker pulls, computes the gradient of |p - target|²/2 after a delay, pushes. Returns rank → results."""
 
     def program(communicator):
@@ -29,7 +29,7 @@ def descend(arrangement, delays=None, rate=0.3):
         log = parameter_server.train(communicator, arrangement, parameters, gradient_of, update)
         return parameters, log, communicator.traffic
 
-    return threads.run(arrangement.size, program)
+    return threads.run(arrangement.size, program, **options)
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
@@ -66,8 +66,10 @@ def test_a_communicator_of_another_size_is_refused():
         )
 
 
-@pytest.mark.parametrize(("workers", "bound"), [(2, 0), (2, 3), (4, 2)])
-def test_staleness_under_a_bound_has_the_limit_that_lesson_03_derives(workers, bound):
+@pytest.mark.parametrize(("workers", "bound"), [(2, 0), (2, 1), (2, 3), (4, 2)])
+def test_staleness_under_a_bound_has_the_limit_that_lesson_03_derives_and_the_lead_reaches_the_bound(
+    workers, bound
+):
     arrangement = Arrangement(1, workers, steps=30, consistency="stale_synchronous", bound=bound)
     uneven = np.random.default_rng(0).choice([1.0, 10.0], size=(workers, 30), p=[0.8, 0.2])
 
@@ -87,6 +89,38 @@ def test_staleness_under_a_bound_has_the_limit_that_lesson_03_derives(workers, b
 
     log = simulate(arrangement.size, program).results[0]
     assert 0 < max(log.staleness) <= (workers - 1) * (2 * bound + 1)
+    made, leads = dict.fromkeys(arrangement.worker_ranks, 0), []
+    for worker in log.worker:
+        leads.append(made[worker] - min(made.values()))  # when it was let go on
+        made[worker] += 1
+    assert max(leads) == bound
+
+
+def test_servers_that_drop_different_gradients_end_at_different_times_and_each_makes_all_its_updates():
+    arrangement = Arrangement(2, 3, steps=9, backup_workers=1)
+    uneven = np.random.default_rng(15).uniform(1, 3, size=(3, 100))  # one of few seeds with such an end
+
+    def program(communicator):
+        parameters = np.zeros(40)
+
+        def gradient_of(current, step):
+            communicator.sleep(uneven[communicator.rank - 2, step])
+            return current - 1
+
+        def update(part, gradient):
+            part -= 0.5 * gradient
+
+        log = parameter_server.train(communicator, arrangement, parameters, gradient_of, update)
+        return parameters, log, communicator.traffic.messages_sent[:2].tolist()
+
+    ended = simulate(5, program, Link(0, 160)).results  # a push to one server takes a second
+    logs = [log for _, log, _ in ended[:2]]
+    assert [log.version for log in logs] == [9, 9]
+    dropped = [[each for each, late in zip(log.worker, log.dropped, strict=True) if late] for log in logs]
+    assert sorted(dropped[0]) != sorted(dropped[1])
+    assert any(sent[0] != sent[1] for _, _, sent in ended[2:])  # one goes on with a server alone
+    for parameters, _, _ in ended[2:]:
+        np.testing.assert_allclose(parameters, 1 - 0.5**9)
 
 
 def test_an_asynchronous_server_among_equals_sees_gradients_as_stale_as_there_are_others():
@@ -100,3 +134,26 @@ def test_an_asynchronous_server_among_equals_sees_gradients_as_stale_as_there_ar
         return parameter_server.train(communicator, arrangement, np.zeros(3), gradient_of, lambda *_: None)
 
     assert set(simulate(6, program).results[0].staleness[10:60]) == {4}
+
+
+MODES = [
+    {"consistency": "synchronous"},
+    {"consistency": "synchronous", "backup_workers": 1},
+    {"consistency": "synchronous", "backup_workers": 2},
+    {"consistency": "stale_synchronous"},
+    {"consistency": "stale_synchronous", "bound": 2},
+    {"consistency": "asynchronous"},
+]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: " ".join(map(str, mode.values())))
+@pytest.mark.parametrize("servers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [3, 5])
+def test_no_mode_deadlocks_where_a_send_lasts_until_its_message_is_received(servers, workers, mode):
+    arrangement = Arrangement(servers, workers, steps=30, **mode)
+    ended = descend(arrangement, rate=0.1, is_buffered=False, timeout_seconds=5)
+    logs = [log for _, log, _ in ended[:servers]]
+    pushes = 30 if arrangement.consistency == "synchronous" else 30 * workers
+    assert [log.version for log in logs] == [pushes] * servers
+    for parameters, _, _ in ended[servers:]:
+        np.testing.assert_allclose(parameters, TARGET, atol=0.5)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from messages import random_exchanges
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.central import central_all_reduce
@@ -80,6 +81,14 @@ def test_another_dtype_is_a_mismatch():
 def test_a_bandwidth_is_missing():
     with pytest.raises(ValueError, match="bandwidths has 1 entries; 2 ranks need one each"):
         run(2, lambda _: None, (1.0,))
+
+
+def exchanges_through_a_link(communicator):
+    return random_exchanges(StampedCommunicator(communicator, (FAST,) * communicator.size))
+
+
+def test_messages_of_every_size_dtype_and_shape_arrive_whole(ranks):
+    assert ranks.run(3, exchanges_through_a_link) == [0] * 3
 
 
 def all_reduce_a_large_array(communicator, bandwidth):

@@ -7,17 +7,22 @@ from workshop_utils.lessons import grading
 
 LESSON = "07_wheels.ipynb"
 STUBS = [f"answer{number} = ...\nchecks.wheels(answer{number})" for number in range(4)]
+OPEN = "predicted, measured, why = ..., ..., ...\nchecks.spokes(predicted, measured, why)"
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
 
 
-def lesson(answers=STUBS):
+def lesson(answers=(*STUBS, OPEN)):
     new, code = nbformat.v4.new_markdown_cell, nbformat.v4.new_code_cell
     start = (
         "import os, pathlib, time\n"
         "from types import SimpleNamespace\n"
         "from workshop_utils.lessons import checks as package\n"
-        "checks = SimpleNamespace(wheels=package.number(4, 'wheels', 'two axles'))"
+        "from workshop_utils.lessons.checks.open_question import OpenQuestion\n"
+        "checks = SimpleNamespace(\n"
+        "    wheels=package.number(4, 'wheels', 'two axles'),\n"
+        "    spokes=OpenQuestion('spokes', (20, 40), 'A spoke carries little.'),\n"
+        ")"
     )
     cells = [new("# 07 · Wheels", id="first"), code(start, id="start")]
     for number, answer in enumerate(answers):
@@ -66,22 +71,27 @@ def test_each_answer_is_asked_by_the_lessons_own_check_away_from_credentials_and
         "answer1 = 3\n'Right: I say so'",  # a check that was changed does not count
         STUBS[2],
         "answer3 = 4 +",
+        OPEN.replace("..., ..., ...", "30, 32, 'the rim would bend between spokes farther apart'"),
     ]
     hand_in("fay", answers, helper)
     (tmp_path / "handed_in/hal").mkdir()
     (tmp_path / "handed_in/hal" / LESSON).write_text("{ half")  # costs only its owner
     graded = grade(tmp_path)
-    right, wrong, not_yet, failed, unreadable = ((row["state"], row["verdict"]) for row in graded)
+    right, wrong, not_yet, failed, answered, unreadable = ((row["state"], row["verdict"]) for row in graded)
     assert right == ("right", "4 wheels: two axles.")
     assert wrong[0] == "wrong"
     assert "gave 3; it must be 4" in wrong[1]
     assert not_yet[0] == "not yet"
     assert failed == ("failed", "NameError: name 'answer3' is not defined")
+    assert answered[0] == "answered"
+    assert "the rim would bend" in answered[1]
+    assert grading.summary(graded[:-1]) == "1 of 4 right, 1 answered for you to judge"
+    assert grading.summary(graded[:4]) == "1 of 4 right"
     assert (graded[-1]["learner"], unreadable[0]) == ("hal", "unreadable")
     assert (tmp_path / "out/fay" / LESSON).is_file()
     assert not (tmp_path / "jobs/left").exists()
     table = grading.grades_table(graded)
-    assert table.set_index("learner").loc["fay", ["exercises", "wrong"]].tolist() == [4, 1]
+    assert table.set_index("learner").loc["fay", ["exercises", "wrong", "answered"]].tolist() == [5, 1, 1]
 
 
 def test_the_time_is_limited_and_what_was_started_ends_with_it(hand_in, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 
-ASKED = OpenQuestion("workers", (2, 64), "The link is full.")
+ASKED = OpenQuestion("workers", (2, 64), "The link is full.", whole=True)
 WHY = "each worker waits for its pull behind all of the others"
 
 
@@ -17,8 +17,8 @@ def test_numbers_and_words_are_answered_with_an_explanation_to_compare():
 
 def test_a_prediction_keeps_to_what_the_unit_allows():
     share = OpenQuestion("percent", (85, 95), "The sum is usually right.", predictable=(1, 100))
-    assert "between 1 and 100 percent" in share(5000, 91, WHY).text
-    assert "between 1 and 100 percent" in share(0.9, 91, WHY).text
+    assert "from 1 to 100 percent" in share(5000, 91, WHY).text
+    assert "from 1 to 100 percent" in share(0.9, 91, WHY).text
     assert share(100, 91, WHY).state == "answered"
 
 
@@ -33,11 +33,28 @@ def test_a_prediction_keeps_to_what_the_unit_allows():
         ((8, float("nan"), WHY), "wrong", "`measured` is nan"),
         ((-8, 10, WHY), "wrong", "positive number of workers"),
         ((8, 100, WHY), "wrong", "between 2 and 64 workers"),
-        ((8, 10, "because because because"), "wrong", "1 different words"),
-        ((8, 10, "a b c d e f g h"), "wrong", "0 different words"),
-        ((8, 10, 5), "wrong", "0 different words"),
+        ((8, 10.5, WHY), "wrong", "it counts workers, so it is a whole number"),
+        (
+            (0.1, 10, WHY),
+            "wrong",
+            "`predicted` is 0.1; a prediction worth measuring is from 0.2 to 640 workers",
+        ),
+        ((1000, 10, WHY), "wrong", "`predicted` is 1,000"),
+        ((0.2, 2, WHY), "answered", "10 times what you predicted"),
+        ((640, 64, WHY), "answered", "0.1 times"),
+        ((8, 10, "a b c d e f g h"), "wrong", "at least 16 letters"),
+        ((8, 10, "1 2 3 4 5 6 7 8 9 10"), "wrong", "no explanation yet"),
+        ((8, 10, "because " * 10), "wrong", "not always the same ones"),
+        ((8, 10, 5), "wrong", "no explanation yet"),
+        ((8, 10, "the link is full and every pull waits"), "answered", "the link is full"),
+        ((8, 10, "链路已经饱和，每个工作进程都要等待。"), "answered", "链路"),
+        ((8, 10, "链路已满"), "wrong", "no explanation yet"),
     ],
 )
 def test_what_is_missing_or_impossible_is_named(answer, state, says):
     verdict = ASKED(*answer)
     assert (verdict.state, says in verdict.text) == (state, True)
+
+
+def test_a_measurement_that_counts_nothing_may_be_any_number():
+    assert OpenQuestion("times", (1, 20), "Racks share one way.")(2, 2.7, WHY).state == "answered"

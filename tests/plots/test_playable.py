@@ -8,7 +8,7 @@ import pytest
 from workshop_utils.plots import playable
 
 NAMES = sorted(path.stem for path in playable.FOLDER.glob("*.json"))
-MOST_NBYTES = 60_000  # of a specification, a grid computed beforehand included
+MOST_NBYTES = 10_000  # of a specification
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -28,6 +28,14 @@ def test_a_figure_has_a_picture_words_and_labelled_sliders(name):
 def test_an_unknown_figure_names_those_there_are():
     with pytest.raises(ValueError, match="no figure 'nothing'"):
         playable.figure("nothing")
+
+
+def test_no_text_of_a_figure_ends_or_hides_its_script():
+    page = playable.html({"title": "</script><!--<script>"}, "words", "here")
+    assert page.count("<script>") == page.count("</script>") == 1
+    assert "<!--" not in page
+    source = page.partition('vegaEmbed("#here", ')[2].partition(", {actions")[0]
+    assert json.loads(source) == {"title": "</script><!--<script>"}
 
 
 def evaluated(expression, **names):

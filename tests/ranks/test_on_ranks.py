@@ -497,8 +497,8 @@ def program(communicator):
 def rank_of(communicator):
     return communicator.rank
 
-print("ready", flush=True)
 try:
+    print("ready", flush=True)  # here, since the interrupt may come as soon as this line is read
     on_ranks(3, program, network=sys.argv[1] or None)
 except KeyboardInterrupt:
     print("interrupted", flush=True)

@@ -198,8 +198,7 @@ def grade(
     rows = []
     for graded in grading.grade_class(folder, output, seconds):
         rows += graded
-        right = sum(row["state"] == "right" for row in graded)
-        typer.echo(f"{graded[0]['learner']}, {graded[0]['lesson']}: {right} of {len(graded)} right")
+        typer.echo(f"{graded[0]['learner']}, {graded[0]['lesson']}: {grading.summary(graded)}")
     typer.echo(f"\n{grading.grades_table(rows).to_string(index=False)}")
     typer.echo(f"\nthe checks' messages are in {grading.write_grades(rows, output)}")
 

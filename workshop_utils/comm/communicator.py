@@ -19,7 +19,7 @@ import functools
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType
@@ -162,12 +162,17 @@ class Communicator(ABC):
         """Send `array` to rank `to`."""
         self._transfer(to, array, None, None)
 
-    def recv(self, source: int | Sequence[int], into: Array) -> int:
+    def recv(self, source: int | Sequence[int] | Mapping[int, Array], into: Array = None) -> int:
         """Receive from rank `source`, or from whichever of several ranks sends first; returns the rank.
 
-        `into` must have the size and dtype that were sent.
+        `into` must have the size and dtype that were sent. Where ranks send different things, `source` is a mapping
+        from each rank to its own `into`.
         """
-        sender = self._first_of(source) if isinstance(source, Sequence) else source
+        if isinstance(source, Mapping):
+            sender = self._first_of(list(source))
+            into = source[sender]
+        else:
+            sender = self._first_of(source) if isinstance(source, Sequence) else source
         self._transfer(None, None, sender, into)
         return sender
 

@@ -11,6 +11,10 @@ which a push is answered:
 | ... with b backup workers | all but b; later ones are dropped | after the update | Chen et al. 2016 |
 | stale_synchronous | one | unless the worker is more than `bound` pushes ahead | Ho et al. 2013 |
 | asynchronous | one | at once | Dean et al. 2012 (Downpour SGD) |
+
+A server is busy until its answer is received, and a worker until its push is. A server among several could thus answer
+a worker that still pushes to the next one, which answers a worker that still pushes to the first: all would wait for
+ever. So a worker that has pushed to all of several servers asks each for its answer.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ Update = Callable[[Array, Array], None]  # (parameters, gradient): change the pa
 
 VERSION_NBYTES = 8  # sent before each answer: how many updates the parameters have seen, or STOP
 STOP = -1
+REQUEST_NBYTES = 8  # of a worker's question for its answer, where there are several servers
 
 
 @dataclass(frozen=True)
@@ -156,11 +161,18 @@ def serve(
     update: Update,
     mode: Mode,
     is_done: Rule,
+    is_asked: bool = False,
 ) -> ServerLog:
-    """Answer pushes until every worker has been told to stop; `parameters` are changed in place."""
+    """Answer pushes until every worker has been told to stop; `parameters` are changed in place.
+
+    A server among several `is_asked`: it answers a push only once the worker asks for the answer.
+    """
     state, log = State(workers), ServerLog()
     gradient, total, count = np.empty_like(parameters), np.zeros_like(parameters), 0
-    waiting = list(workers)  # at first for the initial parameters
+    request = np.empty(REQUEST_NBYTES, np.uint8)
+    # The initial parameters are answers, too. What comes next from a worker that does not wait:
+    waiting = [] if is_asked else list(workers)
+    expected = dict.fromkeys(workers, request) if is_asked else {}
     while state.active:
         if ready := [worker for worker in waiting if mode.may_answer(state, worker)]:
             worker, stop = ready[0], is_done(state, ready[0])
@@ -169,15 +181,22 @@ def serve(
             communicator.send(worker, np.array([STOP if stop else state.version], np.int64))
             communicator.send(worker, parameters)
             state.active -= {worker} if stop else set()
+            expected |= {} if stop else {worker: gradient}
             continue
-        worker = communicator.recv([each for each in state.active if each not in waiting], gradient)
+        worker = communicator.recv(expected)
+        if expected.pop(worker) is request:
+            waiting.append(worker)
+            continue
         counts = mode.counts(state, worker)
         log.worker.append(worker)
         log.seconds.append(communicator.now())
         log.staleness.append(state.version - state.has[worker])
         log.dropped.append(not counts)
         state.pushes[worker] += 1
-        waiting.append(worker)
+        if is_asked:
+            expected[worker] = request
+        else:
+            waiting.append(worker)
         if counts:
             total += gradient
             count += 1
@@ -190,21 +209,32 @@ def serve(
     return log
 
 
+def pull(communicator: Communicator, servers: Sequence[int], parts: Sequence[Array]) -> list[int]:
+    """Receive `parts` of the parameters from `servers`; returns which of them go on.
+
+    Of several servers each is asked, the next one while the last one answers.
+    """
+    version, request, going_on = np.empty(1, np.int64), np.zeros(REQUEST_NBYTES, np.uint8), []
+    is_asked = len(parts) > 1
+    if is_asked:
+        communicator.send(servers[0], request)
+    for server, after in zip(servers, [*servers[1:], None], strict=True):
+        communicator.recv(server, version)
+        communicator.send_recv(after if is_asked else None, request, server, parts[server])
+        going_on += [server] if version[0] != STOP else []
+    return going_on
+
+
 def work(
     communicator: Communicator, parts: Sequence[Array], gradient_of: Callable[[int], Sequence[Array]]
 ) -> None:
     """Pull `parts` of the parameters, by server, and push the parts of `gradient_of(step)`, until all servers stop."""
     # Each worker starts with a different server, so that no server's link idles.
-    count, version, step = len(parts), np.empty(1, np.int64), 0
+    count, step = len(parts), 0
     servers = [(communicator.rank + place) % count for place in range(count)]
-    while servers:
-        going_on = []  # servers may drop different workers' gradients, so that one has finished before another
-        for server in servers:
-            communicator.recv(server, version)
-            communicator.recv(server, parts[server])
-            going_on += [server] if version[0] != STOP else []
-        servers = going_on
-        gradient = gradient_of(step) if servers else ()
+    # Servers may drop different workers' gradients, so that one has finished before another.
+    while servers := pull(communicator, servers, parts):
+        gradient = gradient_of(step)
         for server in servers:
             communicator.send(server, gradient[server])
         step += 1
@@ -244,7 +274,8 @@ def train(
             work(communicator, parts(parameters), lambda step: parts(gradient_of(parameters, step)))
             return None
         own = arrangement.part(parameters, communicator.rank)
-        return serve(communicator, workers, own, update, arrangement.mode, arrangement.is_done)
+        is_asked = arrangement.servers > 1
+        return serve(communicator, workers, own, update, arrangement.mode, arrangement.is_done, is_asked)
 
 
 def server_bytes_received(workers: int, nbytes: int, servers: int = 1) -> float:

@@ -83,6 +83,14 @@ def grade_class(folder: Path, output: Path, seconds: float = SECONDS) -> Iterato
         yield [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
+def summary(rows: list[dict[str, Any]]) -> str:
+    """One notebook's rows in a few words; what only a person can judge counts neither as right nor as not right."""
+    states = [row["state"] for row in rows]
+    right, answered = states.count("right"), states.count("answered")
+    judged = f"{right} of {len(states) - answered} right"
+    return f"{judged}, {answered} answered for you to judge" if answered else judged
+
+
 def grades_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """One line per learner and lesson: the number of exercises, and of those in each state."""
     frame = pd.DataFrame(rows)

@@ -163,15 +163,19 @@ def throughput(rows: pd.DataFrame) -> Figure:
     for axes, model in zip(grid.flat, models, strict=True):
         own = rows[rows["model"] == model]
         emulated = own.dropna(subset=["efficiency"])
-        first, counts = own.iloc[0], np.unique(emulated["workers"])
-        reached: list[str] = []
+        first, reached = own.iloc[0], list[str]()
+        counts = np.unique(emulated["workers"])  # by any strategy: where the axes have ticks
         ends = np.array([0, counts.max()])
         style.theory(axes, ends, ends, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
         for index, (strategy, points) in enumerate(own.groupby("strategy", sort=False)):
             name, each = str(strategy), points["workers"]
             style.theory(axes, each, each * points["predicted"], name_of(name), colour=name)
-            times = (each * points["efficiency"]).dropna().to_numpy(float)
-            style.measured(axes, counts, times, colour=name, marker=style.MARKERS[index])
+            measured = points.dropna(subset=["efficiency"])
+            if measured.empty:
+                continue
+            times = (measured["workers"] * measured["efficiency"]).to_numpy(float)
+            places = measured["workers"].to_numpy(float)
+            style.measured(axes, places, times, colour=name, marker=style.MARKERS[index])
             how = {"ring": "a ring", "workshop_parameter_server": "one server"}.get(name, name_of(name))
             unit = "" if reached else " devices"
             reached.append(f"{times[-1]:.{1 if times[-1] > 2 else 2}f}{unit} with {how}")

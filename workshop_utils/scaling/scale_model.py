@@ -445,10 +445,14 @@ def headline(store: Store, workers: Sequence[int] = (1, 2, 4, 8, 16)) -> pd.Data
         for model in ("resnet101", "vgg16")
         for strategy in ("ring", "workshop_parameter_server")
     ]
-    known = ["cluster", "model", "strategy", "workers", "gradient_nbytes", "device_seconds", "predicted"]
+    of_row, predicted = (
+        ["cluster", "model", "strategy", "workers"],
+        ["gradient_nbytes", "device_seconds", "predicted"],
+    )
     lines = pd.concat([each.predict(range(1, max(workers) + 1)) for each in models])
     measured = pd.concat([each.measure(workers, store) for each in models])
-    return lines.rename(columns={"efficiency": "predicted"})[known].merge(measured, how="left", on=known)
+    lines = lines.rename(columns={"efficiency": "predicted"})[of_row + predicted]
+    return lines.merge(measured.drop(columns=predicted), how="left", on=of_row)
 
 
 @dataclass(frozen=True)

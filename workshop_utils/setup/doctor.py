@@ -21,8 +21,8 @@ from workshop_utils import network
 from workshop_utils.setup import horovod_build
 from workshop_utils.setup.machine import cores, visible_gpus
 
-State = Literal["good", "limited", "missing"]
-MARKS: dict[State, str] = {"good": "✓", "limited": "–", "missing": "✗"}
+Condition = Literal["good", "limited", "missing"]
+MARKS: dict[Condition, str] = {"good": "✓", "limited": "–", "missing": "✗"}
 
 GIB = 1024**3
 ENOUGH_MEMORY_NBYTES = 6 * GIB  # four TensorFlow processes and a notebook
@@ -33,7 +33,7 @@ class Finding:
     """One line of the check-up: the subject, its state, and what to do if the state is not good."""
 
     subject: str
-    state: State
+    state: Condition
     text: str
     remedy: str = ""
 
@@ -84,7 +84,7 @@ def show(findings: Sequence[Finding]) -> None:
 
 
 def _check(
-    subject: str, good: bool, text: str, bad: str, remedy: str = "", state: State = "limited"
+    subject: str, good: bool, text: str, bad: str, remedy: str = "", state: Condition = "limited"
 ) -> Finding:
     return Finding(subject, "good", text) if good else Finding(subject, state, bad, remedy)
 

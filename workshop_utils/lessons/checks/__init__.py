@@ -36,14 +36,14 @@ import numpy as np
 import yaml
 from numpy.typing import ArrayLike
 
-State = Literal["not yet", "wrong", "right", "answered"]  # answered: no program can judge it
+Outcome = Literal["not yet", "wrong", "right", "answered"]  # answered: no program can judge it
 
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
     """The result of a check; a notebook shows it as one line of text below the cell."""
 
-    state: State
+    state: Outcome
     text: str
 
     def __repr__(self) -> str:

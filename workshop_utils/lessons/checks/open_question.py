@@ -2,7 +2,8 @@
 
     where_it_stops = OpenQuestion("workers", (2, 64), "The server's link is full: W* = (c + r) / s.")
     where_it_stops(predicted=8, measured=10, why="each worker also waits for its pull")
-    # Answered: you predicted 8 workers and measured 10 workers, 1.25 times as much. You wrote: ... Compare: ...
+    # Answered: you predicted 8 workers and measured 10, 1.2 times what you predicted. You wrote: “each worker also
+    # waits for its pull” Compare: The server's link is full: W* = (c + r) / s.
 
 No program judges an explanation. The check makes sure that there is one, and that the measurement could be one; a
 person reads the rest, and grading keeps the text.
@@ -11,14 +12,15 @@ person reads the rest, and grading keeps the text.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from workshop_utils.lessons.checks import Verdict, is_missing
 
-FEWEST_WORDS = 8  # of an explanation
+FEWEST_LETTERS = 16  # of an explanation, in any script
+FEWEST_DIFFERENT = 8  # of its letters: “because because because” has 6
+FARTHEST = 10  # a prediction may be so many times off what can be measured
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,15 @@ class OpenQuestion:
     """Asks for a number of `unit` that is predicted and measured, and for the reason why they differ or agree.
 
     `plausible` are the smallest and largest number that such a measurement can give on any machine, `predictable`
-    those that a prediction can be; `ours` is an explanation to compare with, read once theirs is written.
+    those that a prediction can be (by default ten times as far), and `whole` says that it counts something; `ours` is
+    an explanation to compare with, read once theirs is written.
     """
 
     unit: str
     plausible: tuple[float, float]
     ours: str
-    predictable: tuple[float, float] = (0, math.inf)
+    predictable: tuple[float, float] | None = None
+    whole: bool = False
 
     def __call__(self, predicted: Any = None, measured: Any = None, why: Any = None) -> Verdict:
         """The verdict "answered" on two positive numbers and a sentence; "not yet" while one of them is missing."""
@@ -49,14 +53,19 @@ class OpenQuestion:
         if not low <= measured <= high:
             between = f"a measurement gives something between {low:,g} and {high:,g} {self.unit}"
             return Verdict("wrong", f"`measured` is {measured:,g}; {between}.")
-        least, most = self.predictable
+        if self.whole and measured != int(measured):
+            counts = f"it counts {self.unit}, so it is a whole number"
+            return Verdict("wrong", f"`measured` is {measured:,g}; {counts}.")
+        least, most = self.predictable or (low / FARTHEST, high * FARTHEST)
         if not least <= predicted <= most:
-            between = f"it must be between {least:,g} and {most:,g} {self.unit}"
-            return Verdict("wrong", f"`predicted` is {predicted:,g}; {between}.")
-        words = {word.lower() for word in re.findall(r"[^\W\d_]{2,}", why if isinstance(why, str) else "")}
-        if len(words) < FEWEST_WORDS:
-            different = f"{len(words)} different words"
-            return Verdict("wrong", f"`why` has {different}; explain the number in a sentence or two.")
+            reach = f"from {least:,g} to {most:,g} {self.unit}"
+            return Verdict(
+                "wrong", f"`predicted` is {predicted:,g}; a prediction worth measuring is {reach}."
+            )
+        letters = [each for each in why if each.isalpha()] if isinstance(why, str) else []
+        if len(letters) < FEWEST_LETTERS or len(set(letters)) < FEWEST_DIFFERENT:
+            needed = f"at least {FEWEST_LETTERS} letters, not always the same ones"
+            return Verdict("wrong", f"`why` is no explanation yet; write a sentence or two, {needed}.")
         compared = f"you predicted {predicted:,.4g} {self.unit} and measured {measured:,.4g}"
         factor = f"{measured / predicted:.2g} times what you predicted"
         return Verdict("answered", f"{compared}, {factor}. You wrote: “{why.strip()}” Compare: {self.ours}")

@@ -103,7 +103,7 @@ def player() -> str:
 
 def html(specification: dict[str, Any], alternative: str, place: str) -> str:
     """The figure as HTML for a page that has the `player`; `place` is an id that the page has once."""
-    source = json.dumps(specification).replace("</", "<\\/")
+    source = json.dumps(specification).replace("<", "\\u003c")  # no tag, no comment begins in it
     play = f'vegaEmbed("#{place}", {source}, {{actions: false, renderer: "svg"}})'
     return (
         f'<div class="playable" role="figure" aria-label="{escape(alternative)}" id="{place}"></div>'
