@@ -18,7 +18,7 @@ from typing import Any
 
 from workshop_utils.lessons.checks import Verdict, is_missing
 
-FEWEST_LETTERS = 16  # of an explanation, in any script
+FEWEST_LETTERS = 24  # of an explanation, in any script
 FEWEST_DIFFERENT = 8  # of its letters: “because because because” has 6
 FARTHEST = 10  # a prediction may be so many times off what can be measured
 
