@@ -67,7 +67,9 @@ def _judge_doubling(answer: Answer, size: int, elements: int, dtype: type = np.f
     """Raise for the first mistake on threads. Block r holds r + 1 on rank r, and -1, which is not ready, elsewhere."""
     case, steps = _case(size, elements, dtype), (size - 1).bit_length()
     complete = np.repeat(np.arange(1.0, size + 1), np.diff(np.arange(size + 1) * elements // size))
-    arrays = [np.where(complete == rank + 1, complete, -1.0).astype(dtype) for rank in range(size)]
+    arrays: list[np.ndarray] = [
+        np.where(complete == rank + 1, complete, -1.0).astype(dtype) for rank in range(size)
+    ]
     before = [array.copy() for array in arrays]
     sent: list[list[int]] = [[] for _ in range(size)]
 
@@ -136,7 +138,7 @@ class _RingTrial:
     def __init__(self, answer: Answer, size: int, elements: int, dtype: type = np.float64) -> None:
         self.size, self.elements = size, elements
         self.case = _case(size, elements, dtype)
-        self.arrays = [np.full(elements, size * 16**rank, dtype) for rank in range(size)]
+        self.arrays: list[np.ndarray] = [np.full(elements, size * 16**rank, dtype) for rank in range(size)]
         self.before = [array.copy() for array in self.arrays]
         self.sent: list[list[_Sent]] = [[] for _ in range(size)]
         self.failure: CommunicationError | None = None
