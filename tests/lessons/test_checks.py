@@ -195,6 +195,25 @@ def test_a_ring_may_begin_with_any_chunk():
     assert ring.ring_all_reduce(answer).state == "right"
 
 
+def test_a_ring_may_leave_the_remainder_to_the_last_chunk_which_then_can_hold_the_whole_array():
+    def part(array, index, count):
+        index, length = index % count, len(array) // count
+        return array[index * length :] if index == count - 1 else array[index * length : (index + 1) * length]
+
+    def answer(communicator, array):
+        rank, size = communicator.rank, communicator.size
+        for adds in (1, 0):
+            for step in range(size - 1):
+                arriving = part(array, rank - step - adds, size)
+                incoming = np.empty_like(arriving)
+                outgoing = part(array, rank + 1 - adds - step, size)
+                communicator.send_recv((rank + 1) % size, outgoing, (rank - 1) % size, incoming)
+                arriving[:] = adds * arriving + incoming
+        array /= size
+
+    assert ring.ring_all_reduce(answer).state == "right"
+
+
 def there_and_back(communicator, number):
     """The sum grows once round, and goes round once more."""
     rank, size, carried = communicator.rank, communicator.size, np.zeros(1)
