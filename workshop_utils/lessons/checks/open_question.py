@@ -24,13 +24,14 @@ FEWEST_WORDS = 8  # of an explanation
 class OpenQuestion:
     """Asks for a number of `unit` that is predicted and measured, and for the reason why they differ or agree.
 
-    `plausible` are the smallest and largest number that such a measurement can give on any machine; `ours` is an
-    explanation to compare with, which learners read once they have written theirs.
+    `plausible` are the smallest and largest number that such a measurement can give on any machine, `whole` if it
+    counts; `ours` is an explanation to compare with, which learners read once they have written theirs.
     """
 
     unit: str
     plausible: tuple[float, float]
     ours: str
+    whole: bool = False
 
     def __call__(self, predicted: Any = None, measured: Any = None, why: Any = None) -> Verdict:
         """The verdict "answered" on two positive numbers and a sentence; "not yet" while one of them is missing."""
@@ -47,6 +48,8 @@ class OpenQuestion:
         if not low <= measured <= high:
             between = f"a measurement gives something between {low:,g} and {high:,g} {self.unit}"
             return Verdict("wrong", f"`measured` is {measured:,g}; {between}.")
+        if self.whole and measured != int(measured):
+            return Verdict("wrong", f"`measured` is {measured:,g}; it must be a whole number of {self.unit}.")
         words = why.split() if isinstance(why, str) else []
         if len(set(words)) < FEWEST_WORDS:
             return Verdict("wrong", f"`why` has {len(words)} words; explain the number in a sentence or two.")
