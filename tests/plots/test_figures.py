@@ -70,7 +70,7 @@ MEASURED = SCALED.assign(outlier=[False, False, True] * 2)
 CURVE = pd.DataFrame({"step": [0, 10, 20], "seconds": [0.0, 1.0, 2.0], "test_loss": [2.0, 1.0, 0.5]})
 FUSED = [TimelineSpan("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), TimelineSpan("a", "GLOO_ALLREDUCE", 1.5, 2.5, 1)]
 NBYTES = {512: {"parameters": 10e6, "optimizer": 20e6, "gradients": 10e6, "activations": 5e6}}
-HELD = {"returned": [[31e6, 36e6, 41e6, 42e6]], "kept": [[33e6, 38e6, 43e6, 44e6]]}
+HELD = [[31e6, 36e6, 41e6, 42e6]]
 EVENTS = [[Event("send", 1, 8, 0, 1, "")], [Event("recv", 0, 8, 0, 3, "")]]
 SERIES = communication.Series([2, 4], [1.0, 1.5], [1.0, 1.25])
 RULES = table(
@@ -109,7 +109,7 @@ SHOWN = {
     "step": (lambda: baseline.step_shares({16: {"data": 1, "forward": 2, "backward": 4, "update": 13}}),
         [[(0, 0.05), (0.05, 0.1), (0.15, 0.2), (0.35, 0.65)]]),
     "memory": (lambda: baseline.memory(NBYTES, HELD),
-        [sorted((x, each + 2 * kept) for x, each in enumerate((31, 36, 41, 42)) for kept in (0, 1))]),
+        [[(0, 31), (1, 36), (2, 41), (3, 42)]]),
     "step times": (lambda: baseline.step_times({1: [1.2, 1.2], 2: [0.8], 4: [0.9]}, (0.0, 1.2, 0.2), fitted=2),
         [[(1, 1.2), (1, 1.2), (2, 0.8), (4, 0.9)], [(2, 1 / 3), (4, 2 / 3)]]),
     "bytes of four cuts": (lambda: parallelism.bytes_per_step(SENT, dict.fromkeys(parallelism.CUTS, np.sqrt), 3),

@@ -32,7 +32,8 @@ def step_shares(medians: Mapping[int, Mapping[str, float]]) -> Figure:
             if share > 0.06:
                 style.inside(axes, left + share / 2, row, label, colour, linespacing=1.2)
             left += share
-        axes.text(1.01, row, f"{1000 * sum(seconds.values()):,.1f} ms", va="center", fontsize=9.5)
+        whole, update = 1000 * sum(seconds.values()), 1000 * seconds["update"]
+        axes.text(1.01, row, f"{whole:,.1f} ms,\nupdate {update:,.1f} ms", va="center", fontsize=9)
     style.rows(axes, [f"{batch:,}" for batch in medians])
     axes.set(xlim=(0, 1), xlabel="share of a step", ylabel="samples in a batch")
     style.percent_axis(axes.xaxis)
@@ -41,7 +42,7 @@ def step_shares(medians: Mapping[int, Mapping[str, float]]) -> Figure:
     small, large = (_percent(shares[index]["update"]) for index in (0, -1))
     finding = f"The update takes {small} of a small batch's step, {large} of a large one's"
     sliver = f"data, the yellow sliver, takes {100 * data:.1f} % at most"
-    return style.finish(axes, finding, f"one core, medians; at the right the whole step; {sliver}")
+    return style.finish(axes, finding, f"one core, medians; right: time of the whole step; {sliver}")
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -52,13 +53,10 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def memory(
-    formulas: Mapping[int, Mapping[str, float]], measured: Mapping[str, Sequence[Sequence[float]]]
-) -> Figure:
+def memory(formulas: Mapping[int, Mapping[str, float]], measured: Sequence[Sequence[float]]) -> Figure:
     """Memory in one step, a panel a batch: bars are `formulas`, bytes of each part by batch; points are `measured`.
 
-    `measured` has for each way to measure the bytes of each batch before the step and after its forward pass, its
-    backward pass and its update.
+    `measured` has the bytes of each batch before the step and after its forward pass, its backward pass and its update.
     """
     kept = {"parameters": "compute", "optimizer": "#9DB0BF"}
     parts = [kept, kept | {"activations": "load"}, *[kept | {"gradients": "send"}] * 2]
@@ -76,26 +74,21 @@ def memory(
                 elif axes is panels[-1] and x == len(parts) - 1:
                     words = "Adam's state" if part == "optimizer" else part
                     style.note(axes, words, (x, middle), (22, 0), va="center")
-        for (name, nbytes), hollow in zip(measured.items(), (False, True), strict=True):
-            look: dict[str, Any] = {"marker": "D", "markersize": 7 - hollow, "hollow": hollow}
-            label = name if axes is panels[0] else "_measured"
-            style.measured(axes, range(4), np.divide(nbytes[index], 1e6), label, colour="server", **look)
+        style.measured(axes, range(4), np.divide(measured[index], 1e6), colour="server", marker="D")
         axes.set_xticks(range(4), ["before", "forward", "backward", "update"], fontsize=8)
         axes.grid(visible=False, axis="x")
     panels[0].set(ylabel="memory, in MB", xlabel="after each part of a step")
-    panels[0].set_ylim(top=1.3 * panels[0].get_ylim()[1])
-    panels[0].legend(loc="upper left", fontsize=8.5)
-    held = next(iter(measured.values()))
-    first, last = held[0], held[-1]
+    first, last = measured[0], measured[-1]
     batches = list(formulas)
     grown = (last[1] - last[0]) / (first[1] - first[0])
     finding = f"{batches[-1] / batches[0]:g} times the batch: {grown:.1f} times the activations"
-    finding += f", {last[-1] / first[-1]:.1f} times the rest"
-    return style.finish(drawn, finding, "bars: the formulas; points: what the operating system counts")
+    finding += f", {last[-1] / first[-1]:.1f} times the memory after the update"
+    detail = "bars: the formulas, named at the right; points: what the operating system counts"
+    return style.finish(drawn, finding, detail)
 
 
 def time_to_train() -> Figure:
-    """Published training runs: device-years against 6 · N · D, over what devices at 40 % of their peak would need."""
+    """Published training runs: device-years against 6 · P · D, over what devices at 40 % of their peak would need."""
     _, axes = style.figure(7.4, 4.6)
     flops = [training_flops(run.parameters, run.tokens) for run in TRAINING_RUNS]
     for device, peak in PEAK_FLOPS_PER_SECOND.items():
@@ -107,44 +100,47 @@ def time_to_train() -> Figure:
         years = run.device_hours * 3600 / YEAR_SECONDS
         colour, marker = ("worker 0", "o") if run.device == "A100" else ("worker 5", "s")
         style.measured(axes, [work], [years], colour=colour, marker=marker, markersize=8)
-        # The LLaMA points lie just under the line of their device, the others on theirs.
+        # The LLaMA points lie on or under the line of their device, the others above theirs.
         offset, side = ((9, -9), "left") if run.name.startswith("LLaMA") else ((-9, 6), "right")
         style.note(axes, run.name, (work, years), offset, ha=side)
-    axes.set(xscale="log", xlabel="training compute 6 · N · D, in floating-point operations")
+    axes.set(xscale="log", xlabel="training compute 6 · P · D, in floating-point operations")
     axes.set(yscale="log", ylabel="years on one GPU")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axes.set_xlim(right=max(flops) * 2.5)
-    longest = max(run.device_hours for run in TRAINING_RUNS) * 3600 / YEAR_SECONDS
-    detail = "points: GPU hours that were reported; lines: 6 · N · D at 40 % of the peak"
-    return style.finish(axes, f"One GPU would have needed up to {float(f'{longest:.2g}'):,.0f} years", detail)
+    seconds = np.array([run.device_hours * 3600 for run in TRAINING_RUNS])
+    used = flops / seconds / [PEAK_FLOPS_PER_SECOND[run.device] for run in TRAINING_RUNS]
+    detail = (
+        f"lines: 6 · P · D at {_percent(UTILISATION)} of the peak; the points mean {100 * min(used):.0f} to "
+    )
+    years = float(f"{max(seconds) / YEAR_SECONDS:.2g}")
+    finding = f"Reported GPU hours add up to as much as {years:,.0f} years"
+    return style.finish(axes, finding, f"{detail}{_percent(max(used))}")
 
 
 def laws() -> Figure:
     """Both laws against the number of workers, for some fractions that cannot be shared."""
     _, (fixed_work, fixed_time) = style.figure(9.2, 4.2, columns=2, sharex=True)
     workers = np.geomspace(1, 1024, 101)
-    style.theory(fixed_work, workers, workers, colour="ideal", linestyle=(0, (1.5, 1.5)))
     for index, fraction in enumerate((0.01, 0.05, 0.25)):
         look: dict[str, Any] = {"colour": f"worker {index}", "linestyle": style.DASHES[index]}
         percent, speedup = _percent(fraction), amdahl_speedup(fraction, workers)
         style.theory(fixed_work, workers, speedup, f"s = {percent}", **look)
         scaled = gustafson_speedup(fraction, workers)
-        style.theory(fixed_time, workers, scaled / workers, f"g = {percent}", **look)
-        style.theory(fixed_time, workers, speedup / workers, **look, linewidth=0.8)
-    style.power_axis(fixed_time, [1, 4, 16, 64, 256, 1024])
-    style.power_axis(fixed_work, [1, 4, 16, 64, 256, 1024])
-    style.power_axis(fixed_work, [1, 4, 16, 64, 256, 1024], "y")
-    fixed_work.set(xlabel="workers", ylabel="times as fast as one worker")
-    fixed_time.set(xlabel="workers", ylabel="speed-up over perfect speed-up", ylim=(0, 1.04))
-    style.percent_axis(fixed_time.yaxis)
-    style.headline(fixed_work, "Amdahl: a ceiling at 1 / s", "the same work; dotted: perfect")
-    return style.finish(fixed_time, "Gustafson: no ceiling", "the work grows with N; thin: Amdahl, s = g")
+        style.theory(fixed_time, workers, scaled, f"g = {percent}", **look)
+        fixed_work.axhline(1 / fraction, color=style.colour_of(f"worker {index}"), linewidth=0.6)
+    for axes in (fixed_work, fixed_time):
+        style.theory(axes, workers, workers, colour="ideal", linestyle=(0, (1.5, 1.5)))
+        style.power_axis(axes, [1, 4, 16, 64, 256, 1024])
+        style.power_axis(axes, [1, 4, 16, 64, 256, 1024], "y")
+        axes.set(xlabel="workers", ylabel="times as fast as one worker")
+    style.headline(fixed_work, "Amdahl: a ceiling at 1 / s", "the same work; thin: 1 / s; dotted: perfect")
+    return style.finish(fixed_time, "Gustafson: no ceiling", "the work grows with N; dotted: perfect")
 
 
 def step_times(
     seconds: Mapping[int, Sequence[float]], model: tuple[float, float, float], fitted: int
 ) -> Figure:
-    """Steps of several workers over a + b/N + c(N − 1), and the fraction of Karp and Flatt over (a + cN)/(a + b).
+    """Steps of several workers over a + b/N + c(N − 1) and rivals; Karp and Flatt's fraction over (a + cN)/(a + b).
 
     `seconds` are those of each run, by number of workers from 1 on; `model` is a, b, c, from up to `fitted` workers.
     """
@@ -159,9 +155,13 @@ def step_times(
         label = ("a + b/N + c(N − 1)", "(a + cN)/(a + b)") if name else ("_theory", "_theory")
         style.theory(times, n, a + b / n + c * (n - 1), label[0], **look)
         style.theory(fractions, n, (a + c * n) / (a + b), label[1], **look)
-    n = np.geomspace(1, sizes[-1], 101)
-    amdahl = middle[0] / amdahl_speedup(serial[0], n)
-    style.theory(times, n, amdahl, "Amdahl, from N = 1, 2", colour="ideal", linestyle=style.DASHES[2])
+    n, known = np.geomspace(1, sizes[-1], 101), sizes <= fitted
+    for rival, terms in {"Amdahl: a + b/N": 2, "a + b/N + c log₂ N": 3}.items():
+        rows, line = (
+            np.stack([each**0, 1 / each, np.log2(each)][:terms], axis=1) for each in (sizes[known], n)
+        )
+        times_of_rival = line @ np.linalg.lstsq(rows, middle[known])[0]
+        style.theory(times, n, times_of_rival, rival, colour="ideal", linestyle=style.DASHES[2])
     for size, runs in seconds.items():
         style.measured(times, [size] * len(runs), runs, colour="ring", hollow=size > fitted)
     for size, fraction in zip(sizes[1:], serial, strict=True):
@@ -169,13 +169,12 @@ def step_times(
     for axes in (times, fractions):
         style.power_axis(axes, [*sizes])
         axes.set(xlabel="workers", ylim=(0, None))
-    times.set_ylabel("time of a step")
-    style.unit_axis(times.yaxis, "s")
+    times.set_ylabel("time of a step, in s")
     fractions.set_ylabel("Karp–Flatt fraction e")
     style.percent_axis(fractions.yaxis)
-    off = np.abs((a + b / sizes + c * (sizes - 1)) / middle - 1).max()
-    finding = f"Fitted up to {fitted} workers, off by {_percent(off)} at most"
-    style.headline(times, finding, "points: each run; rings were not in the fit")
+    off = np.abs((a + b / sizes + c * (sizes - 1)) / middle - 1)[~known].max()
+    finding = f"Beyond the fit, off by at most {_percent(off)}"
+    style.headline(times, finding, "points: runs; rings: not in the fit; the title: medians")
     finding = f"e {'rises' if (np.diff(serial) > 0).all() else 'goes'} from {_percent(serial[0])}"
-    detail = "medians; a serial share alone would be a flat line"
+    detail = "flat: a serial share; above 100 %: slower than one"
     return style.finish(fractions, f"{finding} to {_percent(serial[-1])}", detail)

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 
 def training_flops(parameters: float, samples: float) -> float:
-    """Floating-point operations to train on `samples`: 6 · N · D.
+    """Floating-point operations to train on `samples`: 6 · P · D.
 
-    N is the number of parameters, D that of samples: images for a network of dense layers, tokens for a language
+    P is the number of parameters, D that of samples: images for a network of dense layers, tokens for a language
     model. A parameter takes part in one multiplication and one addition in the forward pass, and in twice as many
     in the backward pass (one gradient for the parameter, one for its input). Attention's own products, a few per
     cent in a large model, are left out.

@@ -14,8 +14,25 @@ from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup
 Function = Callable[..., Any]
 
 # A law's cases: the first two are compared with typical mistakes.
-FRACTIONS: list[tuple[float, ...]] = [(0.05, 8), (0.3, 64), (0.2, 1), (0, 8), (1, 8), (0.05, 1000), (0.1, 7)]
-SECONDS: list[tuple[float, ...]] = [(10, 4, 4), (3, 1, 5), (2, 1, 2), (1.28, 0.6, 4), (6, 6, 3), (5, 7, 8)]
+FRACTIONS: list[tuple[float, ...]] = [
+    (0.05, 8),
+    (0.3, 64),
+    (0.2, 1),
+    (0, 8),
+    (1, 8),
+    (0.05, 1000),
+    (0.1, 7),
+    (0.001, 1000),
+]
+SECONDS: list[tuple[float, ...]] = [
+    (10, 4, 4),
+    (3, 1, 5),
+    (2, 1, 2),
+    (1.28, 0.6, 4),
+    (6, 6, 3),
+    (5, 7, 8),
+    (10, 2, 4),
+]
 
 
 def karp_flatt(alone: float, together: float, workers: float) -> float:
@@ -29,7 +46,7 @@ def karp_flatt(alone: float, together: float, workers: float) -> float:
 @exercise
 def laws(answer: tuple[Function, Function, Function]) -> str:
     """`answer` is Amdahl's speed-up, Gustafson's scaled speed-up, and the fraction of Karp and Flatt."""
-    if not isinstance(answer, tuple) or len(answer) != 3:
+    if not isinstance(answer, tuple | list) or len(answer) != 3:
         raise Wrong("give three functions: (my_amdahl, my_gustafson, my_karp_flatt).")
     references: tuple[Function, ...] = (amdahl_speedup, gustafson_speedup, karp_flatt)
     for own, name, law, cases in zip(
@@ -43,7 +60,7 @@ def laws(answer: tuple[Function, Function, Function]) -> str:
             raise NotYet(f"write `{name.partition('(')[0]}`, then run this again.")
         recognise(own, cases[:2], mistakes(__name__, name.partition("(")[0]))
         compare(own, law, [(name, "", *case) for case in cases])
-    return "the three are one law: with s = g / (g + (1 − g) N), Amdahl and Gustafson give the same speed-up."
+    return "Amdahl and Gustafson are one law: with s = g / (g + (1 − g) N) they give the same speed-up."
 
 
 def fitted(workers: np.ndarray, seconds: np.ndarray) -> np.ndarray:
@@ -56,30 +73,36 @@ def fitted(workers: np.ndarray, seconds: np.ndarray) -> np.ndarray:
 def fit(answer: Function) -> str:
     """`answer(workers, seconds)` is `fitted`, or raises ValueError where there are fewer than three different N."""
     cases = []
-    for sizes in ((4, 1, 2, 2, 1, 8, 4), (2, 6, 12, 3, 24), (1, 2, 4), (16, 3, 8, 5)):
+    for a, *sizes in (
+        (0.1, 4, 1, 2, 2, 1, 8, 4),
+        (0.1, 2, 6, 12, 3, 24),
+        (-0.1, 1, 2, 4),
+        (0.1, 16, 3, 8, 5),
+    ):
         workers, noise = np.array(sizes, dtype=float), np.random.default_rng(0).normal(size=len(sizes))
-        seconds = 0.1 + 1.2 / workers + 0.07 * (workers - 1) + 0.02 * noise * (len(sizes) > 4)
+        seconds = a + 1.2 / workers + 0.07 * (workers - 1) + 0.02 * noise * (len(sizes) > 4)
         cases.append((workers, seconds))
     recognise(answer, cases[:2], mistakes(__name__, "fit", fitted=fitted))
     because = "a, b, c by least squares of all times"
     for case in reversed(cases):
         compare(answer, fitted, [("my_fit({}, {})", because, *case)])
-    for few in ((1, 4), (2, 2, 8, 8)):
+    for few in ((1, 4), (2, 2, 8, 8), (2, 2, 2), (2, 2, 2, 8, 8, 8)):
         try:
             got = answer(np.array(few, dtype=float), 0.1 + 1.2 / np.array(few))
         except ValueError:
             continue
         raise Wrong(
-            f"of the workers {few} it gave {got}; two different numbers of workers cannot tell three unknowns "
-            "apart, so many fits are as good: raise ValueError."
+            f"of the workers {few} it gave {got}; one or two different numbers of workers cannot tell three "
+            "unknowns apart, so many fits are as good: raise ValueError."
         )
     return "it finds a, b and c from any three or more numbers of workers, and refuses to guess from fewer."
 
 
 where_it_stops = OpenQuestion(
     "workers",
-    (2, 16),
+    (3, 10),
     "a link twice as fast halves c alone. a + b/N + c(N − 1) is smallest at N = √(b/c), so this N grows by √2 only, "
-    "from 4 to between 5 and 6. The minimum is flat: by the model, 4 to 8 workers differ by about 5 %, and 5 and 6 "
-    "by less than 1 %.",
+    "not by 2. The minimum is flat: compare the spread of your runs with the difference between neighbouring N, "
+    "and say which of them you can tell apart.",
+    whole=True,
 )
