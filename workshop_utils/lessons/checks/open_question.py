@@ -31,6 +31,7 @@ class OpenQuestion:
     unit: str
     plausible: tuple[float, float]
     ours: str
+    is_counted: bool = False  # such a measurement is a whole number
 
     def __call__(self, predicted: Any = None, measured: Any = None, why: Any = None) -> Verdict:
         """The verdict "answered" on two positive numbers and a sentence; "not yet" while one of them is missing."""
@@ -47,6 +48,8 @@ class OpenQuestion:
         if not low <= measured <= high:
             between = f"a measurement gives something between {low:,g} and {high:,g} {self.unit}"
             return Verdict("wrong", f"`measured` is {measured:,g}; {between}.")
+        if self.is_counted and measured != int(measured):
+            return Verdict("wrong", f"`measured` is {measured:,g}; {self.unit} are counted: a whole number.")
         words = why.split() if isinstance(why, str) else []
         if len(set(words)) < FEWEST_WORDS:
             return Verdict("wrong", f"`why` has {len(words)} words; explain the number in a sentence or two.")
