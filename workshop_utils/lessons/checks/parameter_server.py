@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 
 from workshop_utils.comm import parameter_server, threads
 from workshop_utils.comm.communicator import CommunicationError, Communicator
-from workshop_utils.comm.parameter_server import Mode, State, has_newer, work
+from workshop_utils.comm.parameter_server import Mode, State, has_newer
 from workshop_utils.comm.simulated import Link, simulate
 from workshop_utils.lessons.checks import (
     NotYet,
@@ -30,10 +31,11 @@ Rule = Callable[..., bool]
 
 largest_staleness = OpenQuestion(
     "updates",
-    (1, 15),
+    (3, 14),
     "(W − 1)(2 · bound + 1) = 15 would need a worker that first runs ahead by the bound and then falls behind by it. A "
     "worker that is always slow is never ahead. During its first gradient each of the other three pushes bound + 1 = 3 "
     "times and is then held: 9 updates. From then on each of its pushes releases the others for one push each: 3.",
+    whole=True,
 )
 
 
@@ -59,16 +61,16 @@ def _state(version: int, has: tuple[int, ...], pushes: tuple[int, ...], active: 
 
 
 def _held_cases() -> list[tuple[Any, ...]]:
-    pushes = ((1, 1, 1), (2, 1, 1), (4, 1, 3), (5, 1, 4), (9, 7, 9), (1, 0, 0), (3, 5, 6))
+    pushes = ((1, 1, 1), (2, 1, 1), (4, 1, 3), (5, 1, 4), (9, 7, 9), (1, 0, 0), (3, 5, 6), (9, 3, 3))
     return [
         (_state(sum(made), (0, 0, 0), made, active), worker, bound)
-        for made, active, bound in itertools.product(pushes, ((1, 2, 3), (1, 3)), range(4))
+        for made, active, bound in itertools.product(pushes, ((1, 2, 3), (1, 3)), range(7))
         for worker in active
     ]
 
 
 def _fresh_cases() -> list[tuple[Any, ...]]:
-    versions = ((0, (0, 0)), (3, (3, 2)), (7, (1, 7)), (2, (2, 2)))
+    versions = ((0, (0, 0)), (3, (3, 2)), (7, (1, 7)), (2, (2, 2)), (5, (4, 3)))
     return [
         (_state(version, has, pushes, (1, 2)), worker)
         for (version, has), pushes in itertools.product(versions, ((4, 3), (3, 8), (7, 7)))
@@ -78,7 +80,9 @@ def _fresh_cases() -> list[tuple[Any, ...]]:
 
 def _judge(name: str, answer: Rule, cases: list[tuple[Any, ...]], right: Rule) -> None:
     """Raise Wrong unless the rule `answer` says what `right` says in all cases."""
-    given = [answer(*case) for case in cases]
+    given = [
+        answer(*copy.deepcopy(case)) for case in cases
+    ]  # a rule that changes the state helps itself to nothing
     if any(is_missing(each) for each in given):
         raise NotYet(f"`{name}` gave nothing: write it, then run this again.")
     for each, case in zip(given, cases, strict=True):
@@ -103,7 +107,7 @@ def workers_for_a_full_link(answer: Callable[[float, float, float], float]) -> s
     def right(seconds: float, nbytes: float, bandwidth: float) -> float:
         return (seconds + 2 * nbytes / bandwidth) / (nbytes / bandwidth)
 
-    cases = [(0.1, 1e6, 1e7), (2.56, 4e8, 1.25e9), (0.0, 1e6, 1e7), (0.3, 1e6, 1e8)]
+    cases = [(0.1, 1e6, 1e7), (2.5, 4e8, 1.25e9), (0.0, 1e6, 1e7), (0.037, 1e6, 1e8)]
     recognise(answer, cases, mistakes(__name__, "workers_for_a_full_link"))
     what = "with {0} s of computing, {1:g} bytes and {2:g} bytes/s"
     compare(
@@ -115,17 +119,20 @@ def workers_for_a_full_link(answer: Callable[[float, float, float], float]) -> s
 
 
 class _Trial(NamedTuple):
-    """What a server did: its parameters, its version, and of each push worker, staleness and whether it was dropped."""
+    """What a server did: its parameters, its version, of each push worker, staleness and whether it was dropped, and
+    when it came; then, of each worker, the versions and the last parameters that it was sent."""
 
     parameters: np.ndarray
     version: int
     pushes: list[tuple[int, int, bool]]
+    seconds: list[float]
+    answers: list[tuple[list[int], np.ndarray]]
 
 
 _TARGET = np.array([1.0, -2.0, 3.0, 0.5])
 _UPDATES = 12
 _MOST_MESSAGES = 5_000  # of a server; a loop that never ends sends more
-_NAMES = ("synchronous", "1 backup worker", "stale synchronous", "asynchronous")
+_NAMES = ("synchronous", "1 backup worker", "stale synchronous", "asynchronous", "a mode of our own")
 
 
 def _modes(workers: int) -> dict[str, Mode]:
@@ -140,12 +147,13 @@ def _modes(workers: int) -> dict[str, Mode]:
         Mode(has_newer, max(1, workers - 1), fresh),
         Mode(held),
         Mode(lambda *_: True),
+        Mode(lambda *_: True, 2, lambda state, worker: (state.pushes[worker] + worker) % 3 != 0),
     )
     return dict(zip(_NAMES, modes, strict=True))
 
 
-def _train(communicator: Communicator, server: Any, mode: Mode, delay: float) -> _Trial | None:
-    """A server, or one of workers that take differently long; the server's `_Trial`."""
+def _train(communicator: Communicator, server: Any, mode: Mode, delay: float) -> Any:
+    """A server, or one of workers that take differently long: its `_Trial`, or the versions and parameters it got."""
     parameters, rank = np.zeros(len(_TARGET)), communicator.rank
     if rank == 0:
 
@@ -162,15 +170,19 @@ def _train(communicator: Communicator, server: Any, mode: Mode, delay: float) ->
         state = server(communicator, parameters, update, mode, lambda state: state.version >= _UPDATES)
         if not hasattr(state, "version") or not hasattr(state, "log"):
             raise Wrong("the server returned no state: end with `return state`.")
-        return _Trial(parameters, state.version, [(each[1], each[2], bool(each[3])) for each in state.log])
+        pushes = [(each[1], each[2], bool(each[3])) for each in state.log]
+        return _Trial(parameters, state.version, pushes, [float(each[0]) for each in state.log], [])
     steps = np.random.default_rng(rank)
 
-    def gradient_of(_: int) -> list[np.ndarray]:
+    version, versions = np.zeros(1, np.int64), []
+    while True:
+        communicator.recv(0, version)
+        communicator.recv(0, parameters)
+        versions.append(int(version[0]))
+        if version[0] < 0:
+            return versions, parameters
         communicator.sleep(delay * rank * steps.choice([1, 1, 1, 6]))
-        return [parameters - rank * _TARGET]
-
-    work(communicator, [parameters], gradient_of)
-    return None
+        communicator.send(0, parameters - rank * _TARGET)
 
 
 def _reference(communicator: Communicator, parameters: Any, update: Any, mode: Mode, done: Any) -> Any:
@@ -220,7 +232,7 @@ def server(answer: Callable[..., Any]) -> str:
     for mode in _modes(3).values():
         threads.run(4, functools.partial(_train, server=answer, mode=mode, delay=0.0), 5.0, is_buffered=False)
     return (
-        "in all four modes, with 1, 3 and 4 workers, parameters, versions, staleness and drops are those of "
+        "in all four modes, and in one of our own, with 1, 3 and 4 workers, parameters, versions and log are those of "
         "the lesson's server; and on threads and on real processes it ends, whoever comes first."
     )
 
@@ -228,11 +240,10 @@ def server(answer: Callable[..., Any]) -> str:
 def _simulated(server: Any, mode: Mode, case: str) -> _Trial:
     size = int(case.split(", ")[1].split()[0]) + 1
     try:
-        trial = simulate(size, lambda each: _train(each, server, mode, 0.01), Link(1e-4)).results[0]
+        trial, *answers = simulate(size, lambda each: _train(each, server, mode, 0.01), Link(1e-4)).results
     except CommunicationError as error:
         raise Wrong(f"{case}: {error}. Who may be answered, and who is still to push?") from None
-    assert trial is not None
-    return trial
+    return trial._replace(answers=answers)
 
 
 def _compare(case: str, mine: _Trial, right: _Trial) -> None:
@@ -260,11 +271,23 @@ def _compare(case: str, mine: _Trial, right: _Trial) -> None:
             f"{np.round(right.parameters, 4)}. "
             "An update takes the mean of the gradients that count since the last one, and no other."
         )
+    if not np.allclose(mine.seconds, right.seconds, atol=0.004):
+        raise Wrong(f"{case}: `state.log` must hold the seconds from the start to each push.")
+    for worker, (sent, right_sent) in enumerate(zip(mine.answers, right.answers, strict=True), 1):
+        if sent[0] != right_sent[0]:
+            raise Wrong(
+                f"{case}: worker {worker} is sent the versions {sent[0]}; it must be {right_sent[0]}."
+            )
+        if not np.allclose(sent[1], right_sent[1], rtol=1e-9):
+            raise Wrong(
+                f"{case}: worker {worker} is told to stop too early or too late: that, too, is an answer, so ask "
+                "`mode.may_answer` first."
+            )
 
 
 def _plausible(case: str, trial: _Trial | None) -> None:
     assert trial is not None
     counted = sum(not dropped for *_, dropped in trial.pushes)
-    needed = {"synchronous": 3, "1 backup worker": 2}.get(case.partition(",")[0], 1)
+    needed = {"synchronous": 3, "1 backup worker": 2, "a mode of our own": 2}.get(case.partition(",")[0], 1)
     if trial.version < _UPDATES or counted // needed != trial.version:
         raise Wrong(f"{case}: {counted} gradients count, and there are {trial.version} updates.")
