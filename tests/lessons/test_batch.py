@@ -132,7 +132,7 @@ def test_the_report_begins_with_the_scale_model_and_calls_the_rest_bare_cores(tm
 
     page = page_of(scaled=scaled())
     first, *others = page.select("img")
-    assert "VGG-16: ring 1.50" in first["alt"]
+    assert "VGG-16: 2 workers are worth 1.50 devices with a ring" in first["alt"]
     assert first.parent.find_next_sibling("p").find("b").text == "emulated device"
     titles = [title.text for title in page.select("h2")]
     assert len(titles) == 2
