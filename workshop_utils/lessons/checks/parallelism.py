@@ -22,7 +22,7 @@ equal_time = OpenQuestion(
     (25, 60),  # 68 would mean equal bytes, and no latency
     "Equal bytes do not mean equal time. The column cut has three exchanges a step and data parallelism two, each of "
     "N − 1 messages in turn; the three extra messages cost 15 ms, enough time for this link to carry 18,750 bytes. "
-    "So the times are equal at a smaller batch than the bytes: about (45,120 − 18,750) / 660 = 40 images instead of 68.",
+    "So times are equal at a smaller batch than bytes: about (45,120 − 18,750) / 660 = 40 images instead of 68.",
 )
 
 
