@@ -17,7 +17,7 @@ CUTS = {
     "data": ("keep_all", "data_parallel"),
     "layer (2 ranks)": ("keep_layer", "layer_parallel"),
     "column": ("keep_columns", "column_parallel"),
-    "column, then row": ("keep_rows", "row_parallel"),
+    "row": ("keep_rows", "row_parallel"),
 }
 
 

@@ -21,37 +21,55 @@ def bytes_per_step(
     _, axes = style.figure(8.2, 4.4)
     batches = np.unique(counted.index.get_level_values(1))
     line = np.geomspace(batches[0], batches[-1], 50)
+    crossings, shifts = [], {"column": (-13, 9), "layer": (13, -19), "row": (0, -20)}
     for colour, marker, name in zip(style.MUTED, style.MARKERS, CUTS, strict=False):
         label = f"{name}, {workers} ranks" if name != "layer" else "layer, 2 ranks"
         style.theory(axes, line, np.broadcast_to(formulas[name](line), line.shape), label, colour=colour)
         style.measured(axes, batches, counted[name].to_numpy(), colour=colour, marker=marker)
-    axes.set(yscale="log", ylabel="sent per rank and step, mean of the ranks", xlabel="batch (images)")
+        if name != "data":
+            # By the counts: data parallelism sends the same at each batch, a cut of the network so much an image.
+            data = counted["data"].iloc[-1]
+            crossings.append(batches[-1] * data / counted[name].iloc[-1])
+            style.note(
+                axes, f"{crossings[-1]:,.0f}", (crossings[-1], data), shifts[name], color=colour, ha="center"
+            )
+            axes.plot(crossings[-1], data, "o", ms=9, mfc="white", mec=colour, mew=1.6, zorder=4)
+    axes.set(yscale="log", ylabel="sent per rank and step (bytes; mean of ranks)", xlabel="batch (images)")
     style.power_axis(axes, list(batches))
     style.unit_axis(axes.yaxis, "B")
-    detail = "lines: formulas, points: counted on real ranks"
-    return style.finish(axes, "Cuts of the network send more with larger batches", detail)
+    detail = "lines: formulas; points: counted on real ranks; rings: as many bytes as data parallelism"
+    return style.finish(axes, f"Data parallelism sends least above {max(crossings):,.0f} images", detail)
 
 
 def asynchronous_losses(runs: Mapping[str, np.ndarray], rates: Mapping[str, float]) -> Figure:
     """The server's loss by gradients and by virtual seconds.
 
     `runs` has an array of (seeds, evaluations, [gradients, seconds, loss]) for each side; `rates` are their learning
-    rates. Seconds are those of the seeds' mean, for their spread is small against that of the losses.
+    rates. Seconds are those of the seeds' mean, for their spread is small against that of the losses. A final loss is
+    the mean of the last five evaluations.
     """
-    figure, panels = style.figure(9.6, 4.2, columns=2, sharey=True)
-    ends = []
-    for (name, run), colour in zip(runs.items(), style.MUTED, strict=False):
-        mean, low, high = run.mean(axis=0), run[:, :, 2].min(axis=0), run[:, :, 2].max(axis=0)
+    figure, panels = style.figure(10.4, 4.4, columns=2, sharey=True)
+    finals = []
+    for (name, run), colour, dashes in zip(runs.items(), style.MUTED, style.DASHES, strict=False):
+        mean, (low, high) = run.mean(axis=0), np.percentile(run[:, :, 2], (25, 75), axis=0)
+        last = run[:, -5:, 2].mean(axis=1)
+        finals.append(f"{name} {last.mean():.2f}")
+        ends = f"{name},\nrate {rates[name]:g}:\n{last.min():.2f} to {last.max():.2f}"
         for axes, column in zip(panels, (0, 1), strict=True):
             axes.fill_between(mean[:, column], low, high, color=colour, alpha=0.2, linewidth=0)
-            axes.plot(mean[:, column], mean[:, 2], color=colour, label=f"{name}, rate {rates[name]:g}")
-        ends.append(f"{name} {mean[-1, 2]:.2f} after {mean[-1, 1]:.0f} s")
+            axes.plot(
+                mean[:, column], mean[:, 2], color=colour, linestyle=dashes, label="_" if column else ends
+            )
     panels[0].set(xlabel="gradients computed by all replicas", ylabel="loss on the test images (nats)")
+    style.plain_ticks(panels[0].xaxis, next(iter(runs.values()))[0, 4::5, 0])
     panels[0].set_yscale("log")
     style.log_ticks(panels[0].yaxis)
     panels[0].yaxis.set_major_formatter("{x:g}")
-    panels[0].legend(loc="upper right")
-    panels[1].set_xlabel("virtual time (s)")
-    detail = f"simulated; lines: mean of {len(run)} seeds, bands: lowest to highest"
-    style.headline(figure, f"Final loss: {', '.join(ends)}", detail)
+    panels[1].set(xlabel="virtual time (s)", xscale="log")
+    panels[1].xaxis.set_major_formatter("{x:,g}")
+    detail = (
+        f"simulated; lines: mean of {len(run)} seeds, bands: their middle half; named: range of final losses"
+    )
+    style.headline(figure, f"Mean final loss: {', '.join(finals)}", detail)
+    style.label_ends(panels[0], gap_points=40)
     return figure

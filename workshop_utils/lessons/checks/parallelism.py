@@ -17,14 +17,12 @@ from workshop_utils.lessons.checks.processes import NETWORK
 Answer = Callable[..., Any]
 Outcome = tuple[Any, int]  # what a rank returned, and the bytes that it sent
 
-WEIGHTS, RATE = np.array([3.0, -1.0, 0.5]), 0.1
-
 equal_time = OpenQuestion(
     "images",
-    (5, 90),
+    (25, 60),  # 68 would mean equal bytes, and no latency
     "Equal bytes do not mean equal time. The column cut has three exchanges a step and data parallelism two, each of "
-    "N − 1 messages in turn; the three messages more cost 15 ms, in which such a link carries 18,750 bytes. So the "
-    "times are equal at a smaller batch than the bytes: about (45,120 − 18,750) / 660 = 40 images instead of 68.",
+    "N − 1 messages in turn; the three extra messages cost 15 ms, enough time for this link to carry 18,750 bytes. "
+    "So times are equal at a smaller batch than bytes: about (45,120 − 18,750) / 660 = 40 images instead of 68.",
 )
 
 
@@ -33,7 +31,8 @@ def uneven_step(answer: Answer) -> str:
     """`answer(communicator, weights, gradient, count, learning_rate)` is one step by the gradient of all images."""
     for counts in ((30, 10), (5, 5), (3,), (17, 17, 16), (40, 9, 0, 1), (0, 2, 4)):
         slopes = [_slope(rank, count) for rank, count in enumerate(counts)]
-        expected = WEIGHTS - RATE * np.average(np.nan_to_num(slopes), axis=0, weights=counts)
+        weights, rate = _start(counts)
+        expected = weights - rate * np.average(np.nan_to_num(slopes), axis=0, weights=counts)
         for where, outcomes in _tried(
             _step, answer, len(counts), {"counts": counts}, counts == (40, 9, 0, 1)
         ):
@@ -58,25 +57,30 @@ def _slope(rank: int, count: int) -> np.ndarray:
     return np.random.default_rng(rank).normal(size=3) if count else np.full(3, np.nan)
 
 
+def _start(counts: tuple[int, ...]) -> tuple[np.ndarray, float]:
+    """Weights and a learning rate, others for each case."""
+    return np.random.default_rng(100 + sum(counts)).normal(size=3), 0.3 / len(counts)
+
+
 def _step(communicator: Communicator, answer: Answer, counts: tuple[int, ...]) -> Any:
-    count = counts[communicator.rank]
-    return result_of(answer, communicator, WEIGHTS.copy(), _slope(communicator.rank, count), count, RATE)
+    count, (weights, rate) = counts[communicator.rank], _start(counts)
+    return result_of(answer, communicator, weights, _slope(communicator.rank, count), count, rate)
 
 
 def _wrong_steps(slopes: list[np.ndarray], counts: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
     """What typical mistakes give where no shard is empty, each with a sentence."""
-    total = np.tensordot(counts, slopes, axes=1)
-    yield "the gradient must be subtracted.", WEIGHTS + RATE * total / sum(counts)
-    yield "the sum of the images' gradients was never divided by their number.", WEIGHTS - RATE * total
-    yield "divided by the ranks; divide by the number of all images.", WEIGHTS - RATE * total / len(counts)
+    total, (weights, rate) = np.tensordot(counts, slopes, axes=1), _start(counts)
+    yield "the gradient must be subtracted.", weights + rate * total / sum(counts)
+    yield "the sum of the images' gradients was never divided by their number.", weights - rate * total
+    yield "divided by the ranks; divide by the number of all images.", weights - rate * total / len(counts)
     yield (
         "that is the sum of the shards' means; it must be their weighted mean.",
-        WEIGHTS - RATE * sum(slopes),
+        weights - rate * sum(slopes),
     )
-    yield "nothing was exchanged: that is the step of one shard.", WEIGHTS - RATE * slopes[0]
+    yield "nothing was exchanged: that is the step of one shard.", weights - rate * slopes[0]
     if len(set(counts)) > 1:
         why = "that is the plain mean; weight each shard by its number of images."
-        yield why, WEIGHTS - RATE * np.mean(slopes, axis=0)
+        yield why, weights - rate * np.mean(slopes, axis=0)
 
 
 @exercise
@@ -105,7 +109,7 @@ def row_block(answer: Answer) -> str:
             _judge_bytes(sum(sent for _, sent in outcomes), size, inputs.nbytes + d_outputs.nbytes, where)
     return (
         "outputs, gradients and bytes are right on threads and on three processes. Only what enters and what leaves "
-        "the block was summed, once in each direction; the hidden activations stayed at home."
+        "the block was exchanged, once in each direction; no hidden activations were sent."
     )
 
 
@@ -113,6 +117,7 @@ def _block_of(rank: int, size: int, units: int) -> tuple[np.ndarray, ...]:
     """A rank's inputs, w1, w2, bias and d_outputs."""
     draw = np.random.default_rng(0)
     inputs, w1, w2 = draw.normal(size=(6, 5)), draw.normal(size=(5, units)), draw.normal(size=(units, 4))
+    w1[:, 0] *= 0.005 / (inputs[0] @ w1[:, 0])  # a unit that is hardly active: the mask is 0, not a bit more
     own = np.array_split(np.arange(units), size)[rank]
     return inputs, w1[:, own], w2[own], draw.normal(size=4), draw.normal(size=(6, 4))
 
@@ -160,11 +165,11 @@ def _explain_block(
 
 
 def _judge_bytes(sent: int, size: int, nbytes: int, where: str) -> None:
-    """An all-reduce of K bytes needs no more than 2 (N − 1) K, all ranks together."""
-    most = 2 * (size - 1) * nbytes
+    """Sending K bytes to all others needs N (N − 1) K, all ranks together; an all-reduce 2 (N − 1) K."""
+    most = size * (size - 1) * nbytes
     if sent > most:
-        enough = f"2 (N − 1) times the outputs and the inputs, {most:,} bytes, are enough"
-        why = "sum parts of the outputs and of the inputs' gradient, and gather no activations or weights"
+        enough = f"{most:,} bytes are enough even if each rank sends its parts to all others"
+        why = "sum parts of the outputs and of the inputs' gradient, and send nothing else"
         raise Wrong(f"{where}, all ranks together send {sent:,} bytes; {enough}: {why}.")
 
 
