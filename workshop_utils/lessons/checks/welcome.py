@@ -14,7 +14,7 @@ from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.lessons.checks.processes import refuse_collectives
 
 # Of the ranks, in two calls.
-NUMBERS = ((2.5, -1.0, 40.25, 8.0, 0.5, 16.75, 4.125), (3.25, 11.5, -7.0, 0.25, 100.0, -1.5, 6.0))
+NUMBERS = ((2.5, -1.0, 40.25, 8.0, 0.5, 1000.1, 4.125), (3.25, 11.5, -7.0, 0.25, 100.0, -1.5, 6.0))
 SHARES = ((2, 10), (3, 10), (1, 4), (4, 2), (5, 1500))  # workers, images
 
 averaged_at_the_end = OpenQuestion(
@@ -31,7 +31,7 @@ averaged_at_the_end = OpenQuestion(
 @exercise
 def total(answer: Callable[[Communicator, float], float]) -> str:
     """`answer(communicator, number)`: the sum of all ranks' numbers on every rank, sending only to the right."""
-    for size in (2, 3, 5, 7, 1):
+    for size in (2, 3, 4, 5, 6, 7, 1):
         where = f"with {size} rank{'s' * (size > 1)}"
         try:
             totals = threads.run(size, lambda each: _totals(each, answer), timeout_seconds=2)
@@ -45,9 +45,7 @@ def total(answer: Callable[[Communicator, float], float]) -> str:
     except RanksFailed as error:
         raise Wrong(f"on 3 processes: {error}") from None
     _judge_totals("on 3 processes", values)
-    return (
-        "every rank knows the sum, among 1 to 7 threads and on 3 processes; messages went only to the right."
-    )
+    return "every rank knows the sum, on 1 to 7 threads and 3 processes; messages went only to the right."
 
 
 def _totals(communicator: Communicator, answer: Callable[[Communicator, float], float]) -> list[Any]:
@@ -95,12 +93,28 @@ def my_images(answer: Callable[[dict[str, str], int], Iterable[int]]) -> str:
             )
     for workers, count in SHARES:
         _judge_shares([shares[rank, workers, count] for rank in range(workers)], count)
-    return "every image belongs to one worker, and each found its own without asking anybody."
+    from workshop_utils.ranks import RanksFailed, on_ranks
+
+    try:  # with a count that is new: what the calls above have left in the notebook helps nobody there
+        on_processes = on_ranks(3, _share_of_rank, {"answer": answer, "count": 11}, timeout="20s").values
+    except RanksFailed as error:
+        raise Wrong(f"on 3 processes: {error}") from None
+    _judge_shares(on_processes, 11)
+    return "every image belongs to one worker, and each found its own without communicating."
+
+
+def _share_of_rank(communicator: Communicator, answer: Callable[..., Iterable[int]], count: int) -> set[int]:
+    return _share(answer, communicator.rank, communicator.size, count)
 
 
 def _share(answer: Callable[..., Iterable[int]], rank: int, workers: int, count: int) -> set[int]:
     case = f"with RANK={rank}, WORLD_SIZE={workers} and {count} images"
-    environment = {"RANK": rank, "WORLD_SIZE": workers, "LOCAL_RANK": rank % 2, "LOCAL_WORLD_SIZE": 2}
+    environment = {
+        "RANK": rank,
+        "WORLD_SIZE": workers,
+        "LOCAL_RANK": 0,
+        "LOCAL_WORLD_SIZE": 1,
+    }  # one a machine
     try:
         share = result_of(answer, {name: str(value) for name, value in environment.items()}, count)
     except TypeError as error:
