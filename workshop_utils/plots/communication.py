@@ -107,7 +107,7 @@ def message_timelines(columns: Mapping[str, Traces], finding: str, detail: str) 
     size = max(map(len, ranks))
     longest = max(event.end for each in ranks for events in each for event in events)
     names = list(next(iter(columns.values())))
-    wide, high = 9.6 if len(columns) == 1 else 11.5, 0.75 + (0.25 * size + 0.5) * len(names)
+    wide, high = 9.6 if len(columns) == 1 else 10.5, 0.75 + (0.25 * size + 0.5) * len(names)
     shape = {"columns": len(columns), "rows": len(names)}
     figure, grid = style.figure(wide, high, sharex=True, sharey=True, squeeze=False, **shape)
     for column, (way, traces) in enumerate(columns.items()):
@@ -193,8 +193,9 @@ def against_workers(series: Mapping[str, Series], finding: str, detail: str) -> 
         style.theory(left, each.workers, each.theory, name, colour=each.colour)
         ratio = np.asarray(each.seconds) / np.asarray(each.theory)
         look: dict[str, Any] = {"colour": each.colour, "marker": each.marker}
-        # Rings of different sizes, so that each is seen where they agree.
-        style.measured(left, each.workers, each.seconds, hollow=True, markersize=6 + 4 * index, **look)
+        # Outlines of different sizes, so that each is seen where they agree.
+        outline: dict[str, Any] = {"hollow": True, "markerfacecolor": "none", "markersize": 6 + 4 * index}
+        style.measured(left, each.workers, each.seconds, **look, **outline)
         beside = np.asarray(each.workers) + 0.12 * (index - (len(series) - 1) / 2)
         style.measured(right, beside, ratio, **look)
         ratios += [*ratio]
