@@ -35,6 +35,7 @@ from workshop_utils.lessons.checks import (
     tensorflow,
     welcome,
 )
+from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup
 from workshop_utils.training import checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +52,10 @@ def unwritten(serial_fraction, workers):
 @pytest.mark.parametrize("answer", [None, ..., lambda serial, workers: ..., lambda s, n: None, unwritten])
 def test_what_is_not_written_yet_is_not_wrong(answer):
     assert one_worker.fit(answer).state == "not yet"
+
+
+def test_the_three_laws_may_come_in_a_list():
+    assert one_worker.laws([amdahl_speedup, gustafson_speedup, one_worker.karp_flatt]).state == "right"
 
 
 def test_a_new_exercise_needs_only_to_say_what_is_wrong():
