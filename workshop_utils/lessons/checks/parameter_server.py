@@ -31,7 +31,7 @@ Rule = Callable[..., bool]
 
 largest_staleness = OpenQuestion(
     "updates",
-    (3, 14),
+    (6, 11),
     "(W − 1)(2 · bound + 1) = 15 would need a worker that first runs ahead by the bound and then falls behind by it. A "
     "worker that is always slow is never ahead. During its first gradient each of the other three pushes bound + 1 = 3 "
     "times and is then held: 9 updates. From then on each of its pushes releases the others for one push each: 3.",
@@ -64,13 +64,13 @@ def _held_cases() -> list[tuple[Any, ...]]:
     pushes = ((1, 1, 1), (2, 1, 1), (4, 1, 3), (5, 1, 4), (9, 7, 9), (1, 0, 0), (3, 5, 6), (9, 3, 3))
     return [
         (_state(sum(made), (0, 0, 0), made, active), worker, bound)
-        for made, active, bound in itertools.product(pushes, ((1, 2, 3), (1, 3)), range(7))
+        for made, active, bound in itertools.product(pushes, ((1, 2, 3), (1, 3), (2,)), range(7))
         for worker in active
     ]
 
 
 def _fresh_cases() -> list[tuple[Any, ...]]:
-    versions = ((0, (0, 0)), (3, (3, 2)), (7, (1, 7)), (2, (2, 2)), (5, (4, 3)))
+    versions = ((0, (0, 0)), (3, (3, 2)), (7, (1, 7)), (2, (2, 2)), (5, (4, 3)), (90, (90, 89)))
     return [
         (_state(version, has, pushes, (1, 2)), worker)
         for (version, has), pushes in itertools.product(versions, ((4, 3), (3, 8), (7, 7)))
