@@ -78,7 +78,7 @@ def _both(
 
 
 def _outcome(communicator: Communicator, collective: Collective, elements: int, *options: Any) -> _Outcome:
-    array = np.random.default_rng(communicator.rank).random(elements)
+    array = np.random.default_rng(communicator.rank).standard_normal(elements)
     communicator.traffic.reset()
     collective(communicator, array, *options)
     traffic = communicator.traffic

@@ -113,7 +113,7 @@ def _judge_doubling(answer: Answer, size: int, elements: int, dtype: type = np.f
 
 across_racks = OpenQuestion(
     "times",
-    (2, 4),
+    (2.3, 3.2),
     "in its first halving step all four pairs have one rank in each rack, so four messages of K/2 share a link each "
     "way that is as fast as one of theirs: that step takes four times as long, and so does its mirror image at the "
     "end. 2 (4 · 1/2 + 1/4 + 1/8) against 2 (1/2 + 1/4 + 1/8) is 2.7 times. In the ring one rank of each rack "
