@@ -108,7 +108,7 @@ SHOWN = {
     "step times": (lambda: baseline.step_times({1: [1.2, 1.2], 2: [0.8], 4: [0.9]}, (0.0, 1.2, 0.2), fitted=2),
         [[(1, 1.2), (1, 1.2), (2, 0.8), (4, 0.9)], [(2, 1 / 3), (4, 2 / 3)]]),
     "bytes of four cuts": (lambda: parallelism.bytes_per_step(SENT, dict.fromkeys(parallelism.CUTS, np.sqrt), 3),
-        [[(1, 2), (1, 3), (1, 4), (1, 5), (4, 2), (4, 3), (4, 4), (4, 5)]]),
+        [sorted([(batch, sent) for batch in (1, 4) for sent in (2, 3, 4, 5)] + [(8 / sent, 2) for sent in (3, 4, 5)])]),
     "not waiting": (lambda: parallelism.asynchronous_losses({"waiting": LOSSES}, {"waiting": 0.5}), []),
     "pushes": (lambda: consistency.pushes({"a": PUSHES}, 1, 0), [[(0, 0), (0.1, 1), (0.2, 0)]]),
     "ring": (lambda: communication.ring_steps(ring_all_reduce, 4), []),
