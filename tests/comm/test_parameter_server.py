@@ -98,7 +98,7 @@ def test_staleness_under_a_bound_has_the_limit_that_lesson_03_derives_and_the_le
 
 def test_servers_that_drop_different_gradients_end_at_different_times_and_each_makes_all_its_updates():
     arrangement = Arrangement(2, 3, steps=9, backup_workers=1)
-    uneven = np.random.default_rng(15).uniform(1, 3, size=(3, 100))  # one of few seeds with such an end
+    uneven = np.random.default_rng(15).uniform(1, 3, size=(3, 200))  # one of few seeds with such an end
 
     def program(communicator):
         parameters = np.zeros(40)
