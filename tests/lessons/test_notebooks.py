@@ -2,6 +2,8 @@
 
 import ast
 import base64
+import importlib
+import inspect
 import io
 import json
 import re
@@ -29,6 +31,23 @@ def notebook(request):
 
 def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_every_name_taken_from_the_package_exists(notebook):
+    modules = {}
+    for cell in code_cells(notebook):
+        tree = ast.parse(re.sub(r"^\s*[%!].*$", "pass", cell.source, flags=re.MULTILINE))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workshop_utils"):
+                parent = importlib.import_module(node.module)
+                for alias in node.names:
+                    if not hasattr(parent, alias.name):
+                        importlib.import_module(f"{node.module}.{alias.name}")
+                    modules[alias.asname or alias.name] = getattr(parent, alias.name)
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                owner = modules.get(node.value.id)
+                if inspect.ismodule(owner):
+                    assert hasattr(owner, node.attr), f"{owner.__name__} has no {node.attr}:\n{cell.source}"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

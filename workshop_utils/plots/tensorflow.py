@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from workshop_utils.plots import style
 
@@ -120,3 +122,20 @@ def progress(runs: Mapping[str, pd.DataFrame], slow: str) -> Figure:
     grid[0].set_ylabel("the worker's own steps")
     finding = "One late worker holds up all, or itself alone"
     return style.finish(figure, finding, f"{slow} sleeps before each step")
+
+
+def packs(seconds: Mapping[int, Sequence[float]], nbytes: int) -> Figure:
+    """Time to all-reduce `nbytes` in so many messages: every measurement as a point, medians as bars."""
+    _, axes = style.figure(7.2, 3.4)
+    medians = [float(np.median(measured)) for measured in seconds.values()]
+    axes.barh(range(len(medians)), medians, 0.62, color=style.tint("ring", 0.55))
+    for row, (median, measured) in enumerate(zip(medians, seconds.values(), strict=True)):
+        style.measured(axes, list(measured), [row] * len(measured), colour="ring")
+        times = f" {median / min(medians):.1f}×"
+        style.note(axes, times, (max(measured), row), (6, 0), va="center")
+    shown = EngFormatter("B")
+    style.rows(axes, [f"{count:,} × {shown(float(f'{nbytes / count:.3g}'))}" for count in seconds])
+    axes.set(xlabel="time", xlim=(0, 1.12 * max(map(max, seconds.values()))))
+    style.unit_axis(axes.xaxis, "s")
+    detail = f"{shown(nbytes)} of gradients, cut into so many arrays; bars: medians, points: measurements"
+    return style.finish(axes, "The same bytes cost more in more messages", detail)
