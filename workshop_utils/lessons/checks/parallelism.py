@@ -12,7 +12,7 @@ from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import CommunicationError, Communicator
 from workshop_utils.lessons.checks import Wrong, exercise, expect, explain, result_of
 from workshop_utils.lessons.checks.open_question import OpenQuestion
-from workshop_utils.lessons.checks.processes import NETWORK
+from workshop_utils.lessons.checks.processes import NETWORK, values_on_ranks
 
 Answer = Callable[..., Any]
 Outcome = tuple[Any, int]  # what a rank returned, and the bytes that it sent
@@ -184,13 +184,8 @@ def _tried(
     except CommunicationError as failure:
         raise Wrong(f"{where}: {failure}.") from None
     if on_processes:
-        from workshop_utils.ranks import RanksFailed, on_ranks  # here, since ranks import this module
-
         where = f"on {size} processes behind links of {NETWORK}/s"
-        try:
-            yield where, on_ranks(size, _counted, whole, network=NETWORK, timeout="30s").values
-        except RanksFailed as failure:
-            raise Wrong(f"{where}: {failure}") from None
+        yield where, values_on_ranks(where, size, _counted, whole, network=NETWORK)
 
 
 def _counted(

@@ -26,6 +26,7 @@ from workshop_utils.lessons.checks import (
     recognise,
 )
 from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.ranks import RanksFailed, on_ranks
 
 Rule = Callable[..., bool]
 
@@ -198,7 +199,6 @@ def _reference(communicator: Communicator, parameters: Any, update: Any, mode: M
 @exercise
 def server(answer: Callable[..., Any]) -> str:
     """`answer(communicator, parameters, update, mode, done)` serves as the lesson's `serve`, and returns its state."""
-    from workshop_utils.ranks import RanksFailed, on_ranks  # here, since ranks import this module
 
     def on_processes(communicator: Communicator) -> list[_Trial | None]:
         trials = []

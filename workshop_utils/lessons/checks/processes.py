@@ -10,6 +10,7 @@ import numpy as np
 
 from workshop_utils.comm.communicator import COLLECTIVES, Communicator
 from workshop_utils.lessons.checks import Wrong
+from workshop_utils.ranks import RanksFailed, on_ranks
 
 NETWORK = "100Mbit"
 Collective = Callable[..., None]
@@ -33,21 +34,31 @@ def refuse_collectives(communicator: Communicator) -> None:
         raise Wrong(f"`{names[-1]}` is the workshop's own: write yours from `send_recv`.")
 
 
+def values_on_ranks(
+    where: str,
+    size: int,
+    program: Callable[..., Any],
+    arguments: dict[str, Any],
+    *,
+    network: str | None = None,
+    timeout: str = "30s",
+) -> list[Any]:
+    """What `on_ranks` returns for each rank; Wrong, which begins with `where`, if a rank fails."""
+    try:
+        return on_ranks(size, program, arguments, network=network, timeout=timeout).values
+    except RanksFailed as error:
+        raise Wrong(f"{where}: {error}") from None
+
+
 def compare_on_processes(answer: Collective, reference: Collective, size: int, elements: int) -> None:
     """Raise Wrong unless `answer(communicator, array)` does on real processes what `reference` does with "mean".
 
     That is the same values on each of `size` ranks, to a relative 1e-9, by as many messages and bytes; `size` divides
     `elements`.
     """
-    from workshop_utils.ranks import RanksFailed, on_ranks  # here, since ranks import this module
-
     where = f"on {size} processes behind links of {NETWORK}/s"
     arguments = {"answer": answer, "reference": reference, "elements": elements}
-    try:
-        results = on_ranks(size, _both, arguments, network=NETWORK, timeout="30s")
-    except RanksFailed as error:
-        raise Wrong(f"{where}: {error}") from None
-    for rank, both in enumerate(results.values):
+    for rank, both in enumerate(values_on_ranks(where, size, _both, arguments, network=NETWORK)):
         if both is None:
             raise Wrong(f"{where}, rank {rank} ended with SystemExit.")
         mine, right = both

@@ -11,7 +11,7 @@ from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator, PeerSilent
 from workshop_utils.lessons.checks import Wrong, exercise, expect, is_missing, mistakes, result_of
 from workshop_utils.lessons.checks.open_question import OpenQuestion
-from workshop_utils.lessons.checks.processes import refuse_collectives
+from workshop_utils.lessons.checks.processes import refuse_collectives, values_on_ranks
 
 # Of the ranks, in two calls.
 NUMBERS = ((2.5, -1.0, 40.25, 8.0, 0.5, 1000.1, 4.125), (3.25, 11.5, -7.0, 0.25, 100.0, -1.5, 6.0))
@@ -38,13 +38,8 @@ def total(answer: Callable[[Communicator, float], float]) -> str:
         except PeerSilent as error:
             raise Wrong(f"{where}, {error}; if all ranks receive first, no rank gets to send.") from None
         _judge_totals(where, totals)
-    from workshop_utils.ranks import RanksFailed, on_ranks  # here, since ranks import this package
-
-    try:
-        values = on_ranks(3, _totals, {"answer": answer}, timeout="20s").values
-    except RanksFailed as error:
-        raise Wrong(f"on 3 processes: {error}") from None
-    _judge_totals("on 3 processes", values)
+    where = "on 3 processes"
+    _judge_totals(where, values_on_ranks(where, 3, _totals, {"answer": answer}))
     return "every rank knows the sum, on 1 to 7 threads and 3 processes; messages went only to the right."
 
 
@@ -93,13 +88,10 @@ def my_images(answer: Callable[[dict[str, str], int], Iterable[int]]) -> str:
             )
     for workers, count in SHARES:
         _judge_shares([shares[rank, workers, count] for rank in range(workers)], count)
-    from workshop_utils.ranks import RanksFailed, on_ranks
-
-    try:  # with a count that is new: what the calls above have left in the notebook helps nobody there
-        on_processes = on_ranks(3, _share_of_rank, {"answer": answer, "count": 11}, timeout="20s").values
-    except RanksFailed as error:
-        raise Wrong(f"on 3 processes: {error}") from None
-    _judge_shares(on_processes, 11)
+    # With a count that is new: what the calls above have left in the notebook helps nobody there.
+    count = 11
+    arguments = {"answer": answer, "count": count}
+    _judge_shares(values_on_ranks("on 3 processes", 3, _share_of_rank, arguments), count)
     return "every image belongs to one worker, and each found its own without communicating."
 
 
