@@ -125,7 +125,7 @@ def _share(answer: Callable[..., Iterable[int]], rank: int, workers: int, count:
         raise Wrong(f"{case} it gave {share!r}; it must give the numbers of all its images, as a list.")
     images = set()
     for image in islice(share, count + 1):
-        if isinstance(image, bool | str) or not hasattr(image, "__index__") or getattr(image, "ndim", 0):
+        if isinstance(image, bool | str) or not hasattr(image, "__index__") or getattr(image, "ndim", False):
             raise Wrong(f"{case} one of its images is {image!r}; an image's number is a whole number.")
         if not 0 <= (number := operator.index(image)) < count:
             raise Wrong(f"{case} it gave image {number}; the images have the numbers 0 to {count - 1}.")
