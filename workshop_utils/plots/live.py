@@ -8,7 +8,7 @@ A lane is a row for a worker, from left to right in seconds since the launch. Wh
 - Nothing yet: from the launch until the process comes to its first line (`place.here`), it is starting and importing.
 - `compute_seconds`, `send_seconds` and `wait_seconds` (`comm.activity`): between two reports, how high a colour is says
   what share of that time it had. With `compute_seconds` and `communication_seconds`, sending and waiting are one.
-- A step and no such times, as from most frameworks: a pale band from the first report to the last, a stroke for each.
+- A step and no such times, as from most frameworks: a pale band from the first report to the last, a line for each.
 
 White is time of which nothing was reported.
 
@@ -121,7 +121,7 @@ def _draw_lanes(axes: Axes, run: Run, metrics: pd.DataFrame, seconds: float) -> 
         strips = [*_strips(rows)]
         if not strips and len(reports) > 1:
             colour = style.tint(worker, 0.35)
-            strips = [Strip("train (a stroke: a report)", colour, reports[0], reports[-1])]
+            strips = [Strip("train (black line: one report)", colour, reports[0], reports[-1])]
             every = 1 + len(reports) // MOST_SPANS
             strokes += [[(at, row - 0.38), (at, row + 0.38)] for at in reports[::every]]
         first = min([*started, *reports[:1]], default=seconds)

@@ -117,7 +117,7 @@ def _share(answer: Callable[..., Iterable[int]], rank: int, workers: int, count:
         raise Wrong(f"{case} it gave {share!r}; it must give the numbers of all its images, as a list.")
     images = set()
     for image in islice(share, count + 1):
-        if isinstance(image, bool | str) or not hasattr(image, "__index__"):
+        if isinstance(image, bool | str) or not hasattr(image, "__index__") or getattr(image, "ndim", False):
             raise Wrong(f"{case} one of its images is {image!r}; an image's number is a whole number.")
         if not 0 <= (number := operator.index(image)) < count:
             raise Wrong(f"{case} it gave image {number}; the images have the numbers 0 to {count - 1}.")
@@ -137,5 +137,4 @@ def _judge_shares(shares: list[set[int]], count: int) -> None:
             raise Wrong(f"{of}, image {index} belongs to nobody; a division's remainder needs an owner, too.")
     sizes = [len(share) for share in shares]
     if max(sizes) - min(sizes) > 1:
-        slowest = sizes.index(max(sizes))
-        raise Wrong(f"{of}, the ranks have {sizes} images; so the others wait for rank {slowest}.")
+        raise Wrong(f"{of}, the ranks have {sizes} images; shares may differ by at most one.")
