@@ -109,10 +109,11 @@ def time_to_train() -> Figure:
     axes.set_xlim(right=max(flops) * 2.5)
     seconds = np.array([run.device_hours * 3600 for run in TRAINING_RUNS])
     used = flops / seconds / [PEAK_FLOPS_PER_SECOND[run.device] for run in TRAINING_RUNS]
-    detail = f"lines: 6 · P · D at {_percent(UTILISATION)} of the peak; points: as reported, {100 * min(used):.0f} to "
+    detail = f"lines: 6 · P · D at {_percent(UTILISATION)} of the peak; the reported hours imply "
+    detail += f"{100 * min(used):.0f} to {_percent(max(used))}"
     years = float(f"{max(seconds) / YEAR_SECONDS:.2g}")
     finding = f"Reported GPU hours add up to as much as {years:,.0f} years"
-    return style.finish(axes, finding, f"{detail}{_percent(max(used))}")
+    return style.finish(axes, finding, detail)
 
 
 def laws() -> Figure:
