@@ -110,7 +110,7 @@ SHOWN = {
         [[(0, 0.05), (0.05, 0.1), (0.15, 0.2), (0.35, 0.65)]]),
     "memory": (lambda: baseline.memory(NBYTES, HELD),
         [[(0, 31), (1, 36), (2, 41), (3, 42)]]),
-    "step times": (lambda: baseline.step_times({1: [1.2, 1.2], 2: [0.8], 4: [0.9]}, (0.0, 1.2, 0.2), fitted=2),
+    "step times": (lambda: baseline.step_times({1: [1.2, 1.2], 2: [0.8], 4: [0.9]}, (0.0, 1.2, 0.2), 2, 0.1),
         [[(1, 1.2), (1, 1.2), (2, 0.8), (4, 0.9)], [(2, 1 / 3), (4, 2 / 3)]]),
     "bytes of four cuts": (lambda: parallelism.bytes_per_step(SENT, dict.fromkeys(parallelism.CUTS, np.sqrt), 3),
         [sorted([(batch, sent) for batch in (1, 4) for sent in (2, 3, 4, 5)] + [(8 / sent, 2) for sent in (3, 4, 5)])]),

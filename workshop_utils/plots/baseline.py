@@ -109,40 +109,48 @@ def time_to_train() -> Figure:
     axes.set_xlim(right=max(flops) * 2.5)
     seconds = np.array([run.device_hours * 3600 for run in TRAINING_RUNS])
     used = flops / seconds / [PEAK_FLOPS_PER_SECOND[run.device] for run in TRAINING_RUNS]
-    detail = (
-        f"lines: 6 · P · D at {_percent(UTILISATION)} of the peak; the points mean {100 * min(used):.0f} to "
-    )
+    detail = f"lines: 6 · P · D at {_percent(UTILISATION)} of the peak; the reported hours imply "
+    detail += f"{100 * min(used):.0f} to {_percent(max(used))}"
     years = float(f"{max(seconds) / YEAR_SECONDS:.2g}")
     finding = f"Reported GPU hours add up to as much as {years:,.0f} years"
-    return style.finish(axes, finding, f"{detail}{_percent(max(used))}")
+    return style.finish(axes, finding, detail)
 
 
 def laws() -> Figure:
-    """Both laws against the number of workers, for some fractions that cannot be shared."""
-    _, (fixed_work, fixed_time) = style.figure(9.2, 4.2, columns=2, sharex=True)
+    """Amdahl's speed-up and Gustafson's efficiency against the workers, for some fractions that cannot be shared."""
+    _, (speedups, efficiencies) = style.figure(9.2, 4.2, columns=2, sharex=True)
     workers = np.geomspace(1, 1024, 101)
     for index, fraction in enumerate((0.01, 0.05, 0.25)):
-        look: dict[str, Any] = {"colour": f"worker {index}", "linestyle": style.DASHES[index]}
-        percent, speedup = _percent(fraction), amdahl_speedup(fraction, workers)
-        style.theory(fixed_work, workers, speedup, f"s = {percent}", **look)
-        scaled = gustafson_speedup(fraction, workers)
-        style.theory(fixed_time, workers, scaled, f"g = {percent}", **look)
-        fixed_work.axhline(1 / fraction, color=style.colour_of(f"worker {index}"), linewidth=0.6)
-    for axes in (fixed_work, fixed_time):
-        style.theory(axes, workers, workers, colour="ideal", linestyle=(0, (1.5, 1.5)))
+        colour, percent = f"worker {index}", _percent(fraction)
+        look: dict[str, Any] = {"colour": colour, "linestyle": style.DASHES[index]}
+        style.theory(speedups, workers, amdahl_speedup(fraction, workers), f"s = {percent}", **look)
+        speedups.axhline(1 / fraction, color=style.colour_of(colour), linewidth=0.6)
+        efficiency = gustafson_speedup(fraction, workers) / workers
+        style.theory(efficiencies, workers, efficiency, f"g = {percent}", **look)
+    perfect: dict[str, Any] = {"colour": "ideal", "linestyle": (0, (1.5, 1.5))}
+    style.theory(speedups, workers, workers, **perfect)
+    style.theory(efficiencies, workers, amdahl_speedup(0.05, workers) / workers, "Amdahl, s = 5 %", **perfect)
+    for axes in (speedups, efficiencies):
         style.power_axis(axes, [1, 4, 16, 64, 256, 1024])
-        style.power_axis(axes, [1, 4, 16, 64, 256, 1024], "y")
-        axes.set(xlabel="workers", ylabel="times as fast as one worker")
-    style.headline(fixed_work, "Amdahl: a ceiling at 1 / s", "the same work; thin: 1 / s; dotted: perfect")
-    return style.finish(fixed_time, "Gustafson: no ceiling", "the work grows with N; dotted: perfect")
+        axes.set_xlabel("workers")
+    style.power_axis(speedups, [1, 4, 16, 64, 256, 1024], "y")
+    speedups.set_ylabel("times as fast as one worker")
+    style.percent_axis(efficiencies.yaxis)
+    efficiencies.set(ylabel="efficiency", ylim=(0, 1.04))
+    style.headline(
+        speedups, "Amdahl: a ceiling at 1 / s", "the same work; thin: 1 / s; dotted, grey: perfect"
+    )
+    finding = "Gustafson: efficiency stays above 1 − g"
+    return style.finish(efficiencies, finding, "times as fast ÷ workers; the work grows with N")
 
 
 def step_times(
-    seconds: Mapping[int, Sequence[float]], model: tuple[float, float, float], fitted: int
+    seconds: Mapping[int, Sequence[float]], model: tuple[float, float, float], fitted: int, limit: float
 ) -> Figure:
     """Steps of several workers over a + b/N + c(N − 1) and rivals; Karp and Flatt's fraction over (a + cN)/(a + b).
 
-    `seconds` are those of each run, by number of workers from 1 on; `model` is a, b, c, from up to `fitted` workers.
+    `seconds` are those of each run, by number of workers from 1 on; `model` is a, b, c, from up to `fitted` workers. It
+    passes if no median beyond them is farther than the share `limit` from its prediction.
     """
     a, b, c = model
     _, (times, fractions) = style.figure(9.6, 4.2, columns=2)
@@ -154,27 +162,33 @@ def step_times(
         look: dict[str, Any] = {"linestyle": style.DASHES[name]}
         label = ("a + b/N + c(N − 1)", "(a + cN)/(a + b)") if name else ("_theory", "_theory")
         style.theory(times, n, a + b / n + c * (n - 1), label[0], **look)
-        style.theory(fractions, n, (a + c * n) / (a + b), label[1], **look)
+        several = n[n > 1.99]  # of one worker there is no fraction
+        style.theory(fractions, several, (a + c * several) / (a + b), label[1], **look)
     n, known = np.geomspace(1, sizes[-1], 101), sizes <= fitted
     for rival, terms in {"Amdahl: a + b/N": 2, "a + b/N + c log₂ N": 3}.items():
         rows, line = (
             np.stack([each**0, 1 / each, np.log2(each)][:terms], axis=1) for each in (sizes[known], n)
         )
-        times_of_rival = line @ np.linalg.lstsq(rows, middle[known])[0]
-        style.theory(times, n, times_of_rival, rival, colour="ideal", linestyle=style.DASHES[2])
+        rivals, dotted = np.linalg.lstsq(rows, middle[known])[0], style.DASHES[2]
+        style.theory(times, n, line @ rivals, rival, colour="ideal", linestyle=dotted)
+        if terms == 2:
+            flat = np.full(2, rivals[0] / sum(rivals))
+            style.theory(fractions, (2, sizes[-1]), flat, "Amdahl: flat", colour="ideal", linestyle=dotted)
     for size, runs in seconds.items():
         style.measured(times, [size] * len(runs), runs, colour="ring", hollow=size > fitted)
     for size, fraction in zip(sizes[1:], serial, strict=True):
         style.measured(fractions, [size], [fraction], colour="ring", hollow=size > fitted)
-    for axes in (times, fractions):
-        style.power_axis(axes, [*sizes])
+    for axes, ticks in ((times, sizes), (fractions, sizes[1:])):
+        style.power_axis(axes, [*ticks])
         axes.set(xlabel="workers", ylim=(0, None))
     times.set_ylabel("time of a step, in s")
     fractions.set_ylabel("Karp–Flatt fraction e")
     style.percent_axis(fractions.yaxis)
     off = np.abs((a + b / sizes + c * (sizes - 1)) / middle - 1)[~known].max()
-    finding = f"Beyond the fit, off by at most {_percent(off)}"
-    style.headline(times, finding, "points: runs; rings: not in the fit; the title: medians")
-    finding = f"e {'rises' if (np.diff(serial) > 0).all() else 'goes'} from {_percent(serial[0])}"
-    detail = "flat: a serial share; above 100 %: slower than one"
-    return style.finish(fractions, f"{finding} to {_percent(serial[-1])}", detail)
+    verdict = "passed" if off <= limit else "failed"
+    finding = f"Predictions off by up to {100 * off:.1f} %: {verdict}"
+    detail = f"rings: not in the fit; test: medians within {_percent(limit)}"
+    style.headline(times, finding, detail)
+    finding = f"Karp–Flatt: e {'rises' if (np.diff(serial) > 0).all() else 'goes'}"
+    finding += f" from {_percent(serial[0])} to {_percent(serial[-1])}"
+    return style.finish(fractions, finding, "of the medians; above 100 %: slower than one worker")

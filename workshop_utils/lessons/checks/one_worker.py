@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -64,19 +65,25 @@ def fit(answer: Function) -> str:
     ):
         workers, noise = np.array(sizes, dtype=float), np.random.default_rng(0).normal(size=len(sizes))
         seconds = a + 1.2 / workers + 0.07 * (workers - 1) + 0.02 * noise * (len(sizes) > 4)
-        cases.append((workers, seconds))
+        cases.append((workers, np.round(seconds, 3)))
     recognise(answer, cases[:2], mistakes(__name__, "fit", fitted=fitted))
     because = "a, b, c by least squares of all times"
     for case in reversed(cases):
         compare(answer, fitted, [("my_fit({}, {})", because, *case)])
+    given = copy.deepcopy(cases[0])
+    answer(*given)
+    if not np.array_equal(given, cases[0]):
+        raise Wrong("the numbers are right, but it changes the arrays that it is given: compute with copies.")
     for few in ((1, 4), (2, 2, 8, 8), (2, 2, 2), (2, 2, 2, 8, 8, 8), (1, 4) * 6):
         try:
             got = answer(np.array(few, dtype=float), 0.1 + 1.2 / np.array(few))
         except ValueError:
             continue
+        with np.printoptions(precision=3):
+            gave = f"of the workers {few} it gave {got}"
         raise Wrong(
-            f"of the workers {few} it gave {got}; one or two different numbers of workers cannot tell three "
-            "unknowns apart, so many fits are as good: raise ValueError."
+            f"{gave}; one or two different numbers of workers cannot tell three unknowns apart, so many fits are as "
+            "good: raise ValueError."
         )
     return "it finds a, b and c from any three or more numbers of workers, and refuses to guess from fewer."
 
