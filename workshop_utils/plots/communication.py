@@ -107,7 +107,7 @@ def message_timelines(columns: Mapping[str, Traces], finding: str, detail: str) 
     size = max(map(len, ranks))
     longest = max(event.end for each in ranks for events in each for event in events)
     names = list(next(iter(columns.values())))
-    wide, high = 9.6 if len(columns) == 1 else 10.5, 0.75 + (0.25 * size + 0.5) * len(names)
+    wide, high = 9.6 if len(columns) == 1 else 10.5, 0.75 + (0.21 * size + 0.45) * len(names)
     shape = {"columns": len(columns), "rows": len(names)}
     figure, grid = style.figure(wide, high, sharex=True, sharey=True, squeeze=False, **shape)
     for column, (way, traces) in enumerate(columns.items()):
@@ -228,7 +228,8 @@ def against_size(
         style.measured(
             axes, nbytes, np.divide(seconds, fastest), colour=colour, marker=style.MARKERS[index % 8]
         )
-    axes.set(xscale="log", yscale="log", xlabel="size of the array", ylabel="times as long as the fastest")
+    axes.set(xscale="log", yscale="log", ylim=(0.85, None), xlabel="size of the array")
+    axes.set_ylabel("times as long as the fastest")
     style.plain_ticks(axes.yaxis, [1, 2, 3, 5, 8])
     style.unit_axis(axes.xaxis, "B")
     axes.minorticks_off()
