@@ -107,7 +107,7 @@ def message_timelines(columns: Mapping[str, Traces], finding: str, detail: str) 
     size = max(map(len, ranks))
     longest = max(event.end for each in ranks for events in each for event in events)
     names = list(next(iter(columns.values())))
-    wide, high = 9.6 if len(columns) == 1 else 10.5, 0.75 + (0.25 * size + 0.5) * len(names)
+    wide, high = 9.6 if len(columns) == 1 else 10.5, 0.75 + (0.21 * size + 0.45) * len(names)
     shape = {"columns": len(columns), "rows": len(names)}
     figure, grid = style.figure(wide, high, sharex=True, sharey=True, squeeze=False, **shape)
     for column, (way, traces) in enumerate(columns.items()):
@@ -133,7 +133,7 @@ def timeline(results: Results) -> Figure:
     count, nbytes = (sum(getattr(each, what) for each in results) for what in ("messages", "bytes_sent"))
     size = EngFormatter(unit="B", places=1 if nbytes >= 1000 else 0)(nbytes)
     finding = f"{len(results)} ranks sent {count:,} message{'s' * (count > 1)}, {size} in all"
-    detail = "a bar: a call that sends, in the colour of the receiver, until it returns; pale: until it is received"
+    detail = "a bar: a call that sends, until it returns; arrow: to which rank; pale: until it is received"
     if count > sum(event.kind == "send" for event in events):
         detail = f"the first events of each rank; {detail}"
     return message_timelines({way: {name: [each.trace for each in results]}}, finding, detail)
@@ -149,14 +149,13 @@ def _from_zero(ranks: Sequence[Sequence[Event]]) -> list[list[Event]]:
 
 def _timeline(axes: Axes, ranks: Sequence[Sequence[Event]], name: str, longest: float) -> None:
     for event in _sends(ranks):
-        colour, duration = style.colour_of(f"worker {event.peer}"), event.end - event.start
+        colour, duration = style.colour_of("send"), event.end - event.start
         axes.barh(event.rank, duration, 0.74, event.start, color=colour, edgecolor="white", linewidth=0.6)
         if duration > 0.022 * longest:
             style.inside(axes, event.start + duration / 2, event.rank, f"→{event.peer}", colour, fontsize=8)
         if event.end_received - event.end > 1e-3 * longest:
-            colour = style.tint(f"worker {event.peer}", 0.3)
-            on_its_way = event.end_received - event.end
-            axes.barh(event.rank, on_its_way, 0.74, left=event.end, color=colour, linewidth=0, zorder=0.5)
+            pale, on_its_way = style.tint("send", 0.3), event.end_received - event.end
+            axes.barh(event.rank, on_its_way, 0.74, left=event.end, color=pale, linewidth=0, zorder=0.5)
     finish = max(event.end for events in ranks for event in events)
     style.mark(axes, finish)
     seconds = f"{finish:.2f} s" if finish >= 1 else f"{1000 * finish:.0f} ms"
@@ -190,7 +189,8 @@ def against_workers(series: Mapping[str, Series], finding: str, detail: str) -> 
     _, (left, right) = style.figure(10.0, 4.2, columns=2, width_ratios=(1.75, 1))
     ratios = [0.95, 1.05]  # what is seen in any case
     for index, (name, each) in enumerate(series.items()):
-        style.theory(left, each.workers, each.theory, name, colour=each.colour)
+        dashes = style.DASHES[index % len(style.DASHES)]  # so that each is seen where they agree
+        style.theory(left, each.workers, each.theory, name, colour=each.colour, linestyle=dashes)
         ratio = np.asarray(each.seconds) / np.asarray(each.theory)
         look: dict[str, Any] = {"colour": each.colour, "marker": each.marker}
         # Outlines of different sizes, so that each is seen where they agree.
@@ -200,10 +200,10 @@ def against_workers(series: Mapping[str, Series], finding: str, detail: str) -> 
         style.measured(right, beside, ratio, **look)
         ratios += [*ratio]
     ticks = sorted({count for each in series.values() for count in each.workers})
-    left.set(xlabel="workers", xticks=ticks, ylabel="seconds", ylim=(0, None))
+    left.set(xlabel="ranks", xticks=ticks, ylabel="seconds", ylim=(0, None))
     right.axhline(1, color=style.colour_of("theory"), linewidth=1.4)
     right.set(
-        xlabel="workers",
+        xlabel="ranks",
         xticks=ticks,
         ylabel="measured over theory",
         ylim=(min(ratios) - 0.01, max(ratios) + 0.01),
@@ -220,17 +220,18 @@ def against_size(
     headline: tuple[str, str],
     axes: Axes,
 ) -> None:
-    """Seconds by size on logarithmic axes: points of `series`, `lines` of the same names."""
+    """Times as long as the fastest of `series` at each size: points of `series`, `lines` of the same names."""
+    fastest = np.min([*series.values()], axis=0)
     for index, (name, seconds) in enumerate(series.items()):
         colour = style.colour_of("ring") if name == "ring" else SHADES[index % len(SHADES)]
-        line = np.asarray(lines.get(name, seconds), dtype=float)
-        dashes = style.DASHES[0 if name in lines else 2]
-        style.theory(axes, nbytes, line, name.replace("_", "-"), colour=colour, linestyle=dashes)
-        style.measured(axes, nbytes, seconds, colour=colour, marker=style.MARKERS[index % 8])
-    axes.set(xscale="log", yscale="log", xlabel="size of the array", ylabel="time of one all-reduce")
-    style.log_ticks(axes.yaxis)
+        style.theory(axes, nbytes, np.asarray(lines[name]) / fastest, name, colour=colour)
+        style.measured(
+            axes, nbytes, np.divide(seconds, fastest), colour=colour, marker=style.MARKERS[index % 8]
+        )
+    axes.set(xscale="log", yscale="log", ylim=(0.85, None), xlabel="size of the array")
+    axes.set_ylabel("times as long as the fastest")
+    style.plain_ticks(axes.yaxis, [1, 2, 3, 5, 8])
     style.unit_axis(axes.xaxis, "B")
-    style.unit_axis(axes.yaxis, "s")
     axes.minorticks_off()
     style.headline(axes, *headline)
     style.label_ends(axes)
