@@ -116,7 +116,7 @@ def workers_for_a_full_link(answer: Callable[[float, float, float], float]) -> s
         right,
         [(what, "compare one worker's round with the link's work in it", *case) for case in cases],
     )
-    return "W* = (c + r) / s, with r = 2s: the round of one worker, divided by the link's time for one push."
+    return "W* = (c + 2s) / s: the round of one worker, divided by the link's time for one push."
 
 
 class _Trial(NamedTuple):
@@ -168,6 +168,7 @@ def _train(communicator: Communicator, server: Any, mode: Mode, delay: float) ->
                 raise Wrong("the server goes on for ever: tell a worker to stop where `done(state)`.")
 
         communicator.watch = watch
+        communicator.sleep(20 * delay)  # so that the clock does not begin with the server
         state = server(communicator, parameters, update, mode, lambda state: state.version >= _UPDATES)
         if not hasattr(state, "version") or not hasattr(state, "log"):
             raise Wrong("the server returned no state: end with `return state`.")
@@ -188,11 +189,12 @@ def _train(communicator: Communicator, server: Any, mode: Mode, delay: float) ->
 
 def _reference(communicator: Communicator, parameters: Any, update: Any, mode: Mode, done: Any) -> Any:
     """The workshop's own server, as the lesson calls its own."""
-    workers = range(1, communicator.size)
+    workers, start = range(1, communicator.size), communicator.now()
     log = parameter_server.serve(
         communicator, workers, parameters, update, mode, lambda state, _: done(state)
     )
-    pushes = zip(log.seconds, log.worker, log.staleness, log.dropped, strict=True)
+    seconds = [when - start for when in log.seconds]
+    pushes = zip(seconds, log.worker, log.staleness, log.dropped, strict=True)
     return SimpleNamespace(version=log.version, log=list(pushes))
 
 
@@ -272,7 +274,7 @@ def _compare(case: str, mine: _Trial, right: _Trial) -> None:
             "An update takes the mean of the gradients that count since the last one, and no other."
         )
     if not np.allclose(mine.seconds, right.seconds, atol=0.004):
-        raise Wrong(f"{case}: `state.log` must hold the seconds from the start to each push.")
+        raise Wrong(f"{case}: `state.log` must hold the seconds from `start` to each push.")
     for worker, (sent, right_sent) in enumerate(zip(mine.answers, right.answers, strict=True), 1):
         if sent[0] != right_sent[0]:
             raise Wrong(
