@@ -12,10 +12,10 @@ from workshop_utils.comm import threads
 from workshop_utils.plots import playable
 
 CELLS = ("network", "collectives", "data-parallel", "layer-cut", "column-cut", "row-cut")
-ONLY = {"layer (2 ranks)": (2,)}  # the others cut for any number of ranks
+ONLY = {"layer": (2,)}  # the others cut for any number of ranks
 CUTS = {
     "data": ("keep_all", "data_parallel"),
-    "layer (2 ranks)": ("keep_layer", "layer_parallel"),
+    "layer": ("keep_layer", "layer_parallel"),
     "column": ("keep_columns", "column_parallel"),
     "row": ("keep_rows", "row_parallel"),
 }

@@ -15,7 +15,7 @@ CUTS = ("data", "column", "layer", "row")  # in the colours and markers of `styl
 
 
 def bytes_per_step(
-    counted: pd.Series, formulas: Mapping[str, Callable[[np.ndarray], Any]], workers: int
+    counted: pd.Series, formulas: Mapping[str, Callable[[np.ndarray], Any]], ranks: int
 ) -> Figure:
     """What a rank sends per step, by batch: `counted` by cut and batch, and the lines of `formulas`."""
     _, axes = style.figure(8.2, 4.4)
@@ -23,8 +23,7 @@ def bytes_per_step(
     line = np.geomspace(batches[0], batches[-1], 50)
     crossings, shifts = [], {"column": (-13, 9), "layer": (13, -19), "row": (0, -20)}
     for colour, marker, name in zip(style.MUTED, style.MARKERS, CUTS, strict=False):
-        label = f"{name}, {workers} ranks" if name != "layer" else "layer, 2 ranks"
-        style.theory(axes, line, np.broadcast_to(formulas[name](line), line.shape), label, colour=colour)
+        style.theory(axes, line, np.broadcast_to(formulas[name](line), line.shape), name, colour=colour)
         style.measured(axes, batches, counted[name].to_numpy(), colour=colour, marker=marker)
         if name != "data":
             # By the counts: data parallelism sends the same at each batch, a cut of the network so much an image.
@@ -38,27 +37,28 @@ def bytes_per_step(
     style.power_axis(axes, list(batches))
     style.unit_axis(axes.yaxis, "B")
     detail = "lines: formulas; points: counted on real ranks; rings: as many bytes as data parallelism"
-    return style.finish(axes, f"Data parallelism sends least above {max(crossings):,.0f} images", detail)
+    title = f"With {ranks} ranks, data parallelism sends least above {max(crossings):,.0f} images"
+    return style.finish(axes, title, detail)
 
 
 def asynchronous_losses(runs: Mapping[str, np.ndarray], rates: Mapping[str, float]) -> Figure:
     """The server's loss by gradients and by virtual seconds.
 
     `runs` has an array of (seeds, evaluations, [gradients, seconds, loss]) for each side; `rates` are their learning
-    rates. Seconds are those of the seeds' mean, for their spread is small against that of the losses. A final loss is
-    the mean of the last five evaluations.
+    rates. Seconds are the seeds' median, too: their spread is small against that of the losses. A final loss is the
+    mean of the last five evaluations.
     """
     figure, panels = style.figure(10.4, 4.4, columns=2, sharey=True)
     finals = []
     for (name, run), colour, dashes in zip(runs.items(), style.MUTED, style.DASHES, strict=False):
-        mean, (low, high) = run.mean(axis=0), np.percentile(run[:, :, 2], (25, 75), axis=0)
+        middle, (low, high) = np.median(run, axis=0), np.percentile(run[:, :, 2], (25, 75), axis=0)
         last = run[:, -5:, 2].mean(axis=1)
-        finals.append(f"{name} {last.mean():.2f}")
+        finals.append(f"{name} {np.median(last):.2f}")
         ends = f"{name},\nrate {rates[name]:g}:\n{last.min():.2f} to {last.max():.2f}"
         for axes, column in zip(panels, (0, 1), strict=True):
-            axes.fill_between(mean[:, column], low, high, color=colour, alpha=0.2, linewidth=0)
+            axes.fill_between(middle[:, column], low, high, color=colour, alpha=0.2, linewidth=0)
             axes.plot(
-                mean[:, column], mean[:, 2], color=colour, linestyle=dashes, label="_" if column else ends
+                middle[:, column], middle[:, 2], color=colour, linestyle=dashes, label="_" if column else ends
             )
     panels[0].set(xlabel="gradients computed by all replicas", ylabel="loss on the test images (nats)")
     style.plain_ticks(panels[0].xaxis, next(iter(runs.values()))[0, 4::5, 0])
@@ -67,9 +67,7 @@ def asynchronous_losses(runs: Mapping[str, np.ndarray], rates: Mapping[str, floa
     panels[0].yaxis.set_major_formatter("{x:g}")
     panels[1].set(xlabel="virtual time (s)", xscale="log")
     panels[1].xaxis.set_major_formatter("{x:,g}")
-    detail = (
-        f"simulated; lines: mean of {len(run)} seeds, bands: their middle half; named: range of final losses"
-    )
-    style.headline(figure, f"Mean final loss: {', '.join(finals)}", detail)
+    detail = f"simulated; lines: median of {len(run)} seeds; bands: their middle half; labels: range of final losses"
+    style.headline(figure, f"Median final loss: {', '.join(finals)}", detail)
     style.label_ends(panels[0], gap_points=40)
     return figure

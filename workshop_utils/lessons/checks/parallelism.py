@@ -20,9 +20,10 @@ Outcome = tuple[Any, int]  # what a rank returned, and the bytes that it sent
 equal_time = OpenQuestion(
     "images",
     (25, 60),  # 68 would mean equal bytes, and no latency
-    "Equal bytes do not mean equal time. The column cut has three exchanges a step and data parallelism two, each of "
-    "N − 1 messages in turn; the three extra messages cost 15 ms, enough time for this link to carry 18,750 bytes. "
-    "So times are equal at a smaller batch than bytes: about (45,120 − 18,750) / 660 = 40 images instead of 68.",
+    "Equal bytes do not mean equal time. The column cut has three exchanges a step, data parallelism two, each of "
+    "N − 1 = 3 messages in turn. The column cut's three extra messages cost 15 ms of latency, in which this link "
+    "carries 18,750 bytes. So, without computation, the times are equal where the column cut sends 18,750 bytes less: "
+    "(45,120 − 18,750) / 660 = 40 images instead of 68.",
 )
 
 
@@ -30,8 +31,8 @@ equal_time = OpenQuestion(
 def uneven_step(answer: Answer) -> str:
     """`answer(communicator, weights, gradient, count, learning_rate)` is one step by the gradient of all images."""
     for counts in ((30, 10), (5, 5), (3,), (17, 17, 16), (40, 9, 0, 1), (0, 2, 4)):
-        slopes = [_slope(rank, count) for rank, count in enumerate(counts)]
         weights, rate = _start(counts)
+        slopes = [_slope(rank, count, weights.size) for rank, count in enumerate(counts)]
         expected = weights - rate * np.average(np.nan_to_num(slopes), axis=0, weights=counts)
         for where, outcomes in _tried(
             _step, answer, len(counts), {"counts": counts}, counts == (40, 9, 0, 1)
@@ -47,24 +48,32 @@ def uneven_step(answer: Answer) -> str:
                 expect(
                     got, expected, f"{case}, the weights of rank {rank}", "all ranks take the same step", 1e-9
                 )
+    for _, outcomes in _tried(_step, answer, 3, {"counts": (2, 0, 1), "diverged": 2}, False):
+        if not all(np.isnan(np.asarray(got, dtype=float)).all() for got, _ in outcomes):
+            hidden = "a shard with images has a gradient of NaN, and your step hides it"
+            raise Wrong(f"{hidden}: nobody would notice. Replace only the gradient of a rank with count 0.")
     return (
         "each image counts the same, on threads and on four processes, one of which had no image at all; "
         "all ranks keep the same weights."
     )
 
 
-def _slope(rank: int, count: int) -> np.ndarray:
-    return np.random.default_rng(rank).normal(size=3) if count else np.full(3, np.nan)
+def _slope(rank: int, count: int, length: int) -> np.ndarray:
+    return np.random.default_rng(rank).normal(size=length) if count else np.full(length, np.nan)
 
 
 def _start(counts: tuple[int, ...]) -> tuple[np.ndarray, float]:
     """Weights and a learning rate, others for each case."""
-    return np.random.default_rng(100 + sum(counts)).normal(size=3), 0.3 / len(counts)
+    images = sum(counts)
+    return np.random.default_rng(100 + images).normal(size=1 + images % 7), 0.3 / len(counts)
 
 
-def _step(communicator: Communicator, answer: Answer, counts: tuple[int, ...]) -> Any:
+def _step(
+    communicator: Communicator, answer: Answer, counts: tuple[int, ...], diverged: int | None = None
+) -> Any:
     count, (weights, rate) = counts[communicator.rank], _start(counts)
-    return result_of(answer, communicator, weights, _slope(communicator.rank, count), count, rate)
+    slope = _slope(communicator.rank, 0 if communicator.rank == diverged else count, weights.size)
+    return result_of(answer, communicator, weights, slope, count, rate)
 
 
 def _wrong_steps(slopes: list[np.ndarray], counts: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
@@ -108,18 +117,20 @@ def row_block(answer: Answer) -> str:
                     expect(mine, expected, f"{where}, {name} on rank {rank}", tolerance=1e-9)
             _judge_bytes(sum(sent for _, sent in outcomes), size, inputs.nbytes + d_outputs.nbytes, where)
     return (
-        "outputs, gradients and bytes are right on threads and on three processes. Only what enters and what leaves "
-        "the block was exchanged, once in each direction; no hidden activations were sent."
+        "outputs, gradients and bytes are right on threads and on three processes. You sent parts of the outputs and "
+        "of the inputs' gradient; their bytes do not grow with the hidden units."
     )
 
 
 def _block_of(rank: int, size: int, units: int) -> tuple[np.ndarray, ...]:
     """A rank's inputs, w1, w2, bias and d_outputs."""
     draw = np.random.default_rng(0)
-    inputs, w1, w2 = draw.normal(size=(6, 5)), draw.normal(size=(5, units)), draw.normal(size=(units, 4))
+    rows, entering, leaving = 5 + size, 4 + size, 7 - size
+    inputs, w1 = draw.normal(size=(rows, entering)), draw.normal(size=(entering, units))
+    w2, bias, d_outputs = (draw.normal(size=shape) for shape in ((units, leaving), leaving, (rows, leaving)))
     w1[:, 0] *= 0.005 / (inputs[0] @ w1[:, 0])  # a unit that is hardly active: the mask is 0, not a bit more
     own = np.array_split(np.arange(units), size)[rank]
-    return inputs, w1[:, own], w2[own], draw.normal(size=4), draw.normal(size=(6, 4))
+    return inputs, w1[:, own], w2[own], bias, d_outputs
 
 
 def _block(communicator: Communicator, answer: Answer, units: int) -> Any:
