@@ -13,9 +13,14 @@ from workshop_utils.lessons.checks import Wrong, exercise, expect, is_missing, m
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.lessons.checks.processes import refuse_collectives, values_on_ranks
 
-# Of the ranks, in two calls.
-NUMBERS = ((2.5, -1.0, 40.25, 8.0, 0.5, 1000.1, 4.125), (3.25, 11.5, -7.0, 0.25, 100.0, -1.5, 6.0))
-SHARES = ((2, 10), (3, 10), (1, 4), (4, 2), (5, 1500))  # workers, images
+# Of the ranks, in three calls; ranks may have the same number.
+NUMBERS = (
+    (2.5, -1.0, 40.25, 8.0, 0.5, 1000.1, 4.125),
+    (3.25, 11.5, -7.0, 0.25, 100.0, -1.5, 6.0),
+    (2.0, 2.0, 0.0, 2.0, 0.0, 0.0, 2.0),
+)
+CALLED = ("", ", called a second time,", ", called a third time,")
+SHARES = ((2, 10), (3, 10), (1, 4), (4, 2), (5, 1500), (12, 16))  # workers, images
 
 averaged_at_the_end = OpenQuestion(
     "percent",
@@ -44,7 +49,7 @@ def total(answer: Callable[[Communicator, float], float]) -> str:
 
 
 def _totals(communicator: Communicator, answer: Callable[[Communicator, float], float]) -> list[Any]:
-    """A rank's results of two calls; a message that the first leaves behind spoils the second."""
+    """A rank's results of some calls; a message that one leaves behind spoils the next."""
     rank, size = communicator.rank, communicator.size
 
     def watch(to: int | None, _: object) -> None:
@@ -62,7 +67,7 @@ def _judge_totals(where: str, totals: Sequence[Sequence[Any]]) -> None:
     for call, numbers in enumerate(NUMBERS):
         own = numbers[: len(totals)]
         for rank, values in enumerate(totals):
-            what, got = f"{where}{', called a second time,' * call} rank {rank}", values[call]
+            what, got = f"{where}{CALLED[call]} rank {rank}", values[call]
             if is_missing(got) and (len(totals) == 1 or not all(is_missing(each[call]) for each in totals)):
                 raise Wrong(f"{what} gave nothing; every rank must return the sum.")
             got = got.item() if getattr(got, "size", 0) == 1 else got
@@ -114,7 +119,7 @@ def _share(answer: Callable[..., Iterable[int]], rank: int, workers: int, count:
             raise Wrong(f"{case}: {error}; an environment holds text: int(...) makes a number.") from None
         raise
     if not isinstance(share, Iterable):
-        raise Wrong(f"{case} it gave {share!r}; it must give the numbers of all its images, as a list.")
+        raise Wrong(f"{case} it gave {share!r}; it must give the indices of all its images, as a list.")
     images = set()
     for image in islice(share, count + 1):
         if isinstance(image, bool | str) or not hasattr(image, "__index__") or getattr(image, "ndim", False):
