@@ -2,6 +2,8 @@
 
 import pytest
 
+from workshop_utils.comm import threads
+from workshop_utils.comm.communicator import CommunicationError
 from workshop_utils.comm.parameter_server import Arrangement
 from workshop_utils.comm.simulated import simulate
 from workshop_utils.comm.topology import Link, Topology
@@ -25,3 +27,13 @@ from workshop_utils.comm.topology import Link, Topology
 def test_numbers_that_cannot_be_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("run", [simulate, threads.run])
+def test_receiving_from_nobody_or_into_nothing_is_refused_at_once(run):
+    with pytest.raises(
+        CommunicationError, match="rank 0 would wait for ever: it receives from the first of no ranks"
+    ):
+        run(1, lambda communicator: communicator.recv({}))
+    with pytest.raises(ValueError, match="rank 0 receives from rank 1 into nothing; give recv an array"):
+        run(2, lambda communicator: communicator.rank == 0 and communicator.recv(1))

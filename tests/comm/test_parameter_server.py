@@ -66,6 +66,32 @@ def test_a_communicator_of_another_size_is_refused():
         )
 
 
+def test_the_log_says_when_each_gradient_came():
+    arrangement = Arrangement(1, 2, steps=2, consistency="asynchronous")
+
+    def program(communicator):
+        def gradient_of(current, step):
+            communicator.sleep(communicator.rank)  # worker 1 takes 1 s, worker 2 takes 2 s
+            return current
+
+        return parameter_server.train(
+            communicator, arrangement, np.zeros(4), gradient_of, lambda part, _: None
+        )
+
+    # A version takes 0.25 s, parameters and gradients 1 s: worker 1 computes from 1.25, worker 2 from 2.5 s. The third
+    # push is there at 6.5 s, but the server answers worker 2 until 6.75 s.
+    log = simulate(3, program, Link(0, 32)).results[0]
+    assert (log.worker, log.seconds) == ([1, 2, 1, 2], [3.25, 5.5, 6.75, 9.75])
+
+
+def test_how_far_a_worker_is_ahead_counts_active_workers_only():
+    state = parameter_server.State(range(1, 4))
+    state.pushes = {1: 5, 2: 3, 3: 0}
+    assert state.ahead(1) == 5
+    state.active = {1, 2}
+    assert (state.ahead(1), state.ahead(2)) == (2, 0)
+
+
 @pytest.mark.parametrize(("workers", "bound"), [(2, 0), (2, 1), (2, 3), (4, 2)])
 def test_staleness_under_a_bound_has_the_limit_that_lesson_03_derives_and_the_lead_reaches_the_bound(
     workers, bound

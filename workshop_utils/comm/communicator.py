@@ -162,17 +162,27 @@ class Communicator(ABC):
         """Send `array` to rank `to`."""
         self._transfer(to, array, None, None)
 
-    def recv(self, source: int | Sequence[int] | Mapping[int, Array], into: Array = None) -> int:
+    def recv(self, source: int | Sequence[int] | Mapping[int, Array], into: Array | None = None) -> int:
         """Receive from rank `source`, or from whichever of several ranks sends first; returns the rank.
 
         `into` must have the size and dtype that were sent. Where ranks send different things, `source` is a mapping
         from each rank to its own `into`.
+
+        Raises:
+            CommunicationError: if there is no rank to receive from.
+            ValueError: if there is no array to receive into.
         """
-        if isinstance(source, Mapping):
-            sender = self._first_of(list(source))
-            into = source[sender]
+        if not isinstance(source, Sequence | Mapping):
+            sender = source
+        elif not source:
+            raise CommunicationError(
+                f"rank {self.rank} would wait for ever: it receives from the first of no ranks"
+            )
         else:
-            sender = self._first_of(source) if isinstance(source, Sequence) else source
+            sender = self._first_of(list(source))
+            into = source[sender] if isinstance(source, Mapping) else into
+        if into is None:
+            raise ValueError(f"rank {self.rank} receives from rank {sender} into nothing; give recv an array")
         self._transfer(None, None, sender, into)
         return sender
 

@@ -275,8 +275,6 @@ class SimulatedCommunicator(Communicator):
             self.trace.append(Event(kind, peer, array.nbytes, start, end, self._collective))
 
     def _describe_wait(self) -> str:
-        if not self._waits_for:
-            return f"rank {self.rank} waits for nobody: it receives from the first of no ranks"
         if len(self._waits_for) != 1:
             return f"rank {self.rank} waits for any of the ranks {sorted(self._waits_for)}"
         (peer,) = self._waits_for

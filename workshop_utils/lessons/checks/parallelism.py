@@ -15,7 +15,7 @@ from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.lessons.checks.processes import NETWORK, values_on_ranks
 
 Answer = Callable[..., Any]
-Outcome = tuple[Any, int]  # what a rank returned, and the bytes that it sent
+RankResult = tuple[Any, int]  # what a rank returned, and the bytes that it sent
 
 equal_time = OpenQuestion(
     "images",
@@ -186,7 +186,7 @@ def _judge_bytes(sent: int, size: int, nbytes: int, where: str) -> None:
 
 def _tried(
     program: Callable[..., Any], answer: Answer, size: int, arguments: dict[str, Any], on_processes: bool
-) -> Iterator[tuple[str, list[Outcome]]]:
+) -> Iterator[tuple[str, list[RankResult]]]:
     """Where `program(communicator, answer, ...)` ran, and each rank's outcome: on threads, then on real processes."""
     whole = {"program": program, "answer": answer, **arguments}
     where = f"with {size} rank{'s' * (size > 1)}"
@@ -201,7 +201,7 @@ def _tried(
 
 def _counted(
     communicator: Communicator, program: Callable[..., Any], answer: Answer, **arguments: Any
-) -> Outcome:
+) -> RankResult:
     got = program(communicator, answer, **arguments)
     return got, int(communicator.traffic.bytes_sent.sum())
 

@@ -26,6 +26,7 @@ from workshop_utils.lessons.checks import (
     recognise,
 )
 from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.processes import refuse_callers
 from workshop_utils.ranks import RanksFailed, on_ranks
 
 Rule = Callable[..., bool]
@@ -164,6 +165,8 @@ def _train(communicator: Communicator, server: Any, mode: Mode, delay: float) ->
         sent = itertools.count()
 
         def watch(*_: Any) -> None:
+            if server is not _reference:
+                refuse_callers({parameter_server.serve.__code__}, "write the loop yourself")
             if next(sent) > _MOST_MESSAGES:
                 raise Wrong("the server goes on for ever: tell a worker to stop where `done(state)`.")
 
@@ -228,11 +231,12 @@ def server(answer: Callable[..., Any]) -> str:
             program = _simulated(answer, mode, case)
             _compare(case, program, _simulated(_reference, mode, case))
     if failure is not None:
-        raise Wrong(f"on threads of one process your server is right; on real processes {failure}")
+        raise Wrong(f"in simulated time your server is right; on real processes {failure}")
     for name, trial in zip(_NAMES, real, strict=True):
         _plausible(f"{name}, 3 real processes", trial)
-    for mode in _modes(3).values():
-        threads.run(4, functools.partial(_train, server=answer, mode=mode, delay=0.0), 5.0, is_buffered=False)
+    for name, mode in _modes(3).items():
+        run = functools.partial(_train, server=answer, mode=mode, delay=0.0)
+        _plausible(f"{name}, 3 threads", threads.run(4, run, 5.0, is_buffered=False)[0])
     return (
         "in all four modes, and in one of our own, with 1, 3 and 4 workers, parameters, versions and log are those of "
         "the lesson's server; and on threads and on real processes it ends, whoever comes first."
@@ -293,3 +297,13 @@ def _plausible(case: str, trial: _Trial | None) -> None:
     needed = {"synchronous": 3, "1 backup worker": 2, "a mode of our own": 2}.get(case.partition(",")[0], 1)
     if trial.version < _UPDATES or counted // needed != trial.version:
         raise Wrong(f"{case}: {counted} gradients count, and there are {trial.version} updates.")
+    if trial.seconds != sorted(trial.seconds) or trial.seconds[0] < 0 or trial.seconds[-1] == 0:
+        raise Wrong(
+            f"{case}: the log's times are no times at which gradients came; they begin with {trial.seconds[:3]}."
+        )
+    if any(staleness < 0 for _, staleness, _ in trial.pushes):
+        raise Wrong(f"{case}: a staleness is negative; it is the updates since the worker was answered.")
+    if case.startswith("synchronous"):  # where it does not matter who comes first
+        right = (1 - 0.9**_UPDATES) * 2 * _TARGET  # the mean of 1, 2 and 3 times the target
+        if not np.allclose(trial.parameters, right, rtol=1e-9):
+            raise Wrong(f"{case}: the parameters end at {trial.parameters}; it must be {right}.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,12 +27,17 @@ def refuse_collectives(communicator: Communicator) -> None:
     """Raise Wrong if a message is sent by a collective of this package, however that was called."""
     if communicator._collective == "barrier":
         raise Wrong("`barrier` sends messages of its own: leave it out; a rank that receives waits anyway.")
+    refuse_callers(COLLECTIVES, "write yours from `send_recv`")
+
+
+def refuse_callers(own: Container[CodeType], advice: str) -> None:
+    """Raise Wrong if the code that calls this was itself called by one of the workshop's `own` functions."""
     frame, names = inspect.currentframe(), []
     while frame is not None:
-        names += [frame.f_code.co_name] if frame.f_code in COLLECTIVES else []
+        names += [frame.f_code.co_name] if frame.f_code in own else []
         frame = frame.f_back
     if names:
-        raise Wrong(f"`{names[-1]}` is the workshop's own: write yours from `send_recv`.")
+        raise Wrong(f"`{names[-1]}` is the workshop's own: {advice}.")
 
 
 def values_on_ranks(
