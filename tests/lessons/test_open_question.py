@@ -11,7 +11,7 @@ WHY = "each worker waits for its pull behind all of the others"
 def test_numbers_and_words_are_answered_with_an_explanation_to_compare():
     verdict = ASKED(8, 10, WHY)
     assert verdict.state == "answered"
-    for part in ("predicted 8 workers", "measured 10, 1.2 times", WHY, "The link is full."):
+    for part in ("predicted 8 workers", "measured 10, 1.25 times", WHY, "The link is full."):
         assert part in verdict.text
 
 
@@ -42,6 +42,9 @@ def test_a_prediction_keeps_to_what_the_unit_allows():
         ((1000, 10, WHY), "wrong", "`predicted` is 1,000"),
         ((0.2, 2, WHY), "answered", "10 times what you predicted"),
         ((640, 64, WHY), "answered", "0.1 times"),
+        ((40, 42, WHY), "answered", "measured 42, 1.05 times what you predicted"),
+        ((37, 20, WHY), "answered", "measured 20, 0.54 times what you predicted"),
+        ((8, 8, WHY), "answered", "you predicted 8 workers and measured 8, as predicted."),
         ((8, 10, "a b c d e f g h"), "wrong", "at least 24 letters"),
         ((8, 10, "1 2 3 4 5 6 7 8 9 10"), "wrong", "no explanation yet"),
         ((8, 10, "because " * 10), "wrong", "not always the same ones"),

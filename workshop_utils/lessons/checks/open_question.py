@@ -2,8 +2,8 @@
 
     where_it_stops = OpenQuestion("workers", (2, 64), "The server's link is full: W* = (c + r) / s.")
     where_it_stops(predicted=8, measured=10, why="each worker also waits for its pull")
-    # Answered: you predicted 8 workers and measured 10, 1.2 times what you predicted. You wrote: “each worker also
-    # waits for its pull” Compare: The server's link is full: W* = (c + r) / s.
+    # Answered: you predicted 8 workers and measured 10, 1.25 times what you predicted. You wrote: “each worker
+    # also waits for its pull” Compare: The server's link is full: W* = (c + r) / s.
 
 No program judges an explanation. The check makes sure that there is one, and that the measurement could be one; a
 person reads the rest, and grading keeps the text.
@@ -67,5 +67,7 @@ class OpenQuestion:
             needed = f"at least {FEWEST_LETTERS} letters, not always the same ones"
             return Verdict("wrong", f"`why` is no explanation yet; write a sentence or two, {needed}.")
         compared = f"you predicted {predicted:,.4g} {self.unit} and measured {measured:,.4g}"
-        factor = f"{measured / predicted:.2g} times what you predicted"
-        return Verdict("answered", f"{compared}, {factor}. You wrote: “{why.strip()}” Compare: {self.ours}")
+        factor = measured / predicted
+        times = f"{factor:.3g}" if factor >= 1 else f"{factor:.2g}"  # 1.05 and 0.54
+        off = "as predicted" if times == "1" else f"{times} times what you predicted"
+        return Verdict("answered", f"{compared}, {off}. You wrote: “{why.strip()}” Compare: {self.ours}")

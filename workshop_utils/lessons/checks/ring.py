@@ -240,7 +240,22 @@ class _RingTrial:
                 raise Wrong(f"never divided: {case} is the sum; {mean_of}.")
             if math.isclose(value, mean / self.size, rel_tol=1e-9):
                 raise Wrong(f"divided twice: {case} is the sum / {self.size}²; divide each chunk once.")
+            if self._is_divided_on_the_way(value):
+                raise Wrong(f"divided in every step: {case} is {value:g}; add up first, then divide once.")
             raise Wrong(f"{case} is wrong: {self._contributions(value)}.")
+
+    def _is_divided_on_the_way(self, value: float) -> bool:
+        """Whether `value` is a chunk's sum, begun at some rank, with a division by N in each step of the adding."""
+        for first in range(self.size):
+            ways = [
+                float(self.size * 16**first)
+            ] * 3  # all is divided, what arrives, or the average of two is taken
+            for other in range(first + 1, first + self.size):
+                own = self.size * 16 ** (other % self.size)
+                ways = [(ways[0] + own) / self.size, ways[1] / self.size + own, (ways[2] + own) / 2]
+            if any(math.isclose(value, way / last, rel_tol=1e-9) for way in ways for last in (1, self.size)):
+                return True
+        return False
 
     def _contributions(self, value: float) -> str:
         """Which ranks' contributions the sum or mean `value` lacks, or includes more than once, in words."""
