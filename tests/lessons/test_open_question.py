@@ -1,5 +1,8 @@
 """Open questions: what is asked for is there and could be measured; a person judges the rest."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 
 from workshop_utils.lessons.checks.open_question import OpenQuestion
@@ -31,6 +34,8 @@ def test_a_prediction_keeps_to_what_the_unit_allows():
         (("8", 10, WHY), "wrong", "`predicted` is '8'"),
         ((True, 10, WHY), "wrong", "`predicted` is True"),
         ((8, float("nan"), WHY), "wrong", "`measured` is nan"),
+        ((10**400, 10, WHY), "wrong", "positive number"),
+        ((Fraction(17, 2), np.array([10]), WHY), "answered", "predicted 8.5 workers and measured 10"),
         ((-8, 10, WHY), "wrong", "positive number of workers"),
         ((8, 100, WHY), "wrong", "between 2 and 64 workers"),
         ((8, 10.5, WHY), "wrong", "it counts workers, so it is a whole number"),

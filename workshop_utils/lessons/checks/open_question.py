@@ -45,11 +45,19 @@ class OpenQuestion:
                 "not yet", "predict a number first, then measure, then write in a sentence or two why."
             )
         low, high = self.plausible
+        numbers = []
         for name, value in (("predicted", predicted), ("measured", measured)):
+            value = value.item() if getattr(value, "size", 0) == 1 else value  # of an array
             if isinstance(value, bool) or not isinstance(value, Real):
                 return Verdict("wrong", f"`{name}` is {value!r}; it must be a number of {self.unit}.")
-            if not math.isfinite(value) or value <= 0:
+            try:
+                number = float(value)
+            except OverflowError:
+                number = math.inf
+            if not 0 < number < math.inf:
                 return Verdict("wrong", f"`{name}` is {value}; it must be a positive number of {self.unit}.")
+            numbers.append(number)
+        predicted, measured = numbers
         if not low <= measured <= high:
             between = f"a measurement gives something between {low:,g} and {high:,g} {self.unit}"
             return Verdict("wrong", f"`measured` is {measured:,g}; {between}.")
