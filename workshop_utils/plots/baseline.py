@@ -104,16 +104,16 @@ def time_to_train() -> Figure:
         offset, side = ((9, -9), "left") if run.name.startswith("LLaMA") else ((-9, 6), "right")
         style.note(axes, run.name, (work, years), offset, ha=side)
     axes.set(xscale="log", xlabel="training compute 6 · P · D, in floating-point operations")
-    axes.set(yscale="log", ylabel="years on one GPU")
+    axes.set(yscale="log", ylabel="GPU years")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     axes.set_xlim(right=max(flops) * 2.5)
     seconds = np.array([run.device_hours * 3600 for run in TRAINING_RUNS])
     used = flops / seconds / [PEAK_FLOPS_PER_SECOND[run.device] for run in TRAINING_RUNS]
-    detail = f"lines: 6 · P · D at {_percent(UTILISATION)} of the peak; the reported hours imply "
-    detail += f"{100 * min(used):.0f} to {_percent(max(used))}"
-    years = float(f"{max(seconds) / YEAR_SECONDS:.2g}")
-    finding = f"Reported GPU hours add up to as much as {years:,.0f} years"
-    return style.finish(axes, finding, detail)
+    peaks = ", ".join(f"{device} {peak / 1e12:.0f}" for device, peak in PEAK_FLOPS_PER_SECOND.items())
+    detail = f"points: as reported, 6 · P · D at {100 * min(used):.0f} to {_percent(max(used))} of the peak "
+    detail += f"({peaks} TFLOP/s)"
+    least, most = (float(f"{each / YEAR_SECONDS:.2g}") for each in (min(seconds), max(seconds)))
+    return style.finish(axes, f"These models took {least:,.0f} to {most:,.0f} GPU years each", detail)
 
 
 def laws() -> Figure:
@@ -129,19 +129,20 @@ def laws() -> Figure:
         style.theory(efficiencies, workers, efficiency, f"g = {percent}", **look)
     perfect: dict[str, Any] = {"colour": "ideal", "linestyle": (0, (1.5, 1.5))}
     style.theory(speedups, workers, workers, **perfect)
-    style.theory(efficiencies, workers, amdahl_speedup(0.05, workers) / workers, "Amdahl, s = 5 %", **perfect)
+    fixed: dict[str, Any] = {"linestyle": style.DASHES[3]}
+    style.theory(efficiencies, workers, amdahl_speedup(0.05, workers) / workers, "Amdahl, s = 5 %", **fixed)
     for axes in (speedups, efficiencies):
         style.power_axis(axes, [1, 4, 16, 64, 256, 1024])
         axes.set_xlabel("workers")
     style.power_axis(speedups, [1, 4, 16, 64, 256, 1024], "y")
     speedups.set_ylabel("times as fast as one worker")
     style.percent_axis(efficiencies.yaxis)
-    efficiencies.set(ylabel="efficiency", ylim=(0, 1.04))
+    efficiencies.set(ylabel="efficiency: times as fast ÷ workers", ylim=(0, 1.04))
     style.headline(
         speedups, "Amdahl: a ceiling at 1 / s", "the same work; thin: 1 / s; dotted, grey: perfect"
     )
     finding = "Gustafson: efficiency stays above 1 − g"
-    return style.finish(efficiencies, finding, "times as fast ÷ workers; the work grows with N")
+    return style.finish(efficiencies, finding, "g: share of N workers' time; s: of one worker's")
 
 
 def step_times(
@@ -165,15 +166,16 @@ def step_times(
         several = n[n > 1.99]  # of one worker there is no fraction
         style.theory(fractions, several, (a + c * several) / (a + b), label[1], **look)
     n, known = np.geomspace(1, sizes[-1], 101), sizes <= fitted
-    for rival, terms in {"Amdahl: a + b/N": 2, "a + b/N + c log₂ N": 3}.items():
+    for rival, terms, dashes in (("Amdahl: a + b/N", 2, 2), ("a + b/N + c log₂ N", 3, 3)):
         rows, line = (
             np.stack([each**0, 1 / each, np.log2(each)][:terms], axis=1) for each in (sizes[known], n)
         )
-        rivals, dotted = np.linalg.lstsq(rows, middle[known])[0], style.DASHES[2]
-        style.theory(times, n, line @ rivals, rival, colour="ideal", linestyle=dotted)
+        rivals = np.linalg.lstsq(rows, middle[known])[0]
+        look = {"colour": "ideal", "linestyle": style.DASHES[dashes]}
+        style.theory(times, n, line @ rivals, rival, **look)
         if terms == 2:
             flat = np.full(2, rivals[0] / sum(rivals))
-            style.theory(fractions, (2, sizes[-1]), flat, "Amdahl: flat", colour="ideal", linestyle=dotted)
+            style.theory(fractions, (2, sizes[-1]), flat, "Amdahl: flat", **look)
     for size, runs in seconds.items():
         style.measured(times, [size] * len(runs), runs, colour="ring", hollow=size > fitted)
     for size, fraction in zip(sizes[1:], serial, strict=True):
@@ -187,7 +189,7 @@ def step_times(
     off = np.abs((a + b / sizes + c * (sizes - 1)) / middle - 1)[~known].max()
     verdict = "passed" if off <= limit else "failed"
     finding = f"Predictions off by up to {100 * off:.1f} %: {verdict}"
-    detail = f"rings: not in the fit; test: medians within {_percent(limit)}"
+    detail = f"rings: measured after the prediction; test: medians within {_percent(limit)}"
     style.headline(times, finding, detail)
     finding = f"Karp–Flatt: e {'rises' if (np.diff(serial) > 0).all() else 'goes'}"
     finding += f" from {_percent(serial[0])} to {_percent(serial[-1])}"

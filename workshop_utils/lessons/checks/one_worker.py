@@ -16,7 +16,11 @@ Function = Callable[..., Any]
 
 # A law's cases: the first two are compared with typical mistakes.
 FRACTIONS: list[tuple[float, ...]] = [(0.05, 8), (0.3, 64), (0.2, 1), (0, 8), (1, 8), (0.001, 1000), (0.1, 7)]
+FRACTIONS += [(0.6, 16), (0.5, 2), (0.9, 3)]
 SECONDS: list[tuple[float, ...]] = [(10, 4, 4), (3, 1, 5), (2, 1, 2), (1.28, 0.6, 4), (10, 2, 4), (5, 7, 8)]
+SECONDS += [(10, 6, 2), (9, 5, 3), (100, 20, 64)]
+# Numbers of workers that cannot tell a, b and c apart: one or two different ones.
+TOO_FEW = [(1, 4), (2, 2, 8, 8), (2, 2, 2), (2, 2, 2, 8, 8, 8), (1, 4) * 6, (3, 5, 5), (6,), (12, 16, 12, 12)]
 
 
 def karp_flatt(alone: float, together: float, workers: float) -> float:
@@ -62,6 +66,7 @@ def fit(answer: Function) -> str:
         (0.1, 2, 6, 12, 3, 24),
         (-0.1, 1, 2, 4),
         (0.1, 16, 3, 8, 5),
+        (0.1, 3, 1, 16, 2, 8, 4, 1, 12, 6, 2, 24),
     ):
         workers, noise = np.array(sizes, dtype=float), np.random.default_rng(0).normal(size=len(sizes))
         seconds = a + 1.2 / workers + 0.07 * (workers - 1) + 0.02 * noise * (len(sizes) > 4)
@@ -74,7 +79,7 @@ def fit(answer: Function) -> str:
     answer(*given)
     if not np.array_equal(given, cases[0]):
         raise Wrong("the numbers are right, but it changes the arrays that it is given: compute with copies.")
-    for few in ((1, 4), (2, 2, 8, 8), (2, 2, 2), (2, 2, 2, 8, 8, 8), (1, 4) * 6):
+    for few in TOO_FEW:
         try:
             got = answer(np.array(few, dtype=float), 0.1 + 1.2 / np.array(few))
         except ValueError:
@@ -91,9 +96,11 @@ def fit(answer: Function) -> str:
 where_it_stops = OpenQuestion(
     "workers",
     (3, 10),
-    "a link twice as fast halves c alone. a + b/N + c(N − 1) is smallest at N = √(b/c), so this N grows by √2 only, "
-    "not by 2. The minimum is flat: compare the spread of your runs with the difference between neighbouring N, "
-    "and say which of them you can tell apart.",
+    "a link twice as fast halves c, except the part that does not depend on the link's speed, such as that of the "
+    "bursts. a + b/N + c(N − 1) is smallest at N = √(b/c), so this N grows by about √2, not by 2. Now compare each "
+    "measured T with its prediction: if all are off in one direction, that is bias, which repeats do not show. Then "
+    "compare the spread of your runs with the difference between neighbouring N, and say which of them you can tell "
+    "apart.",
     predictable=(2, 12),
     whole=True,
 )
