@@ -36,7 +36,8 @@ largest_staleness = OpenQuestion(
     (6, 11),
     "(W − 1)(2 · bound + 1) = 15 would need a worker that first runs ahead by the bound and then falls behind by it. A "
     "worker that is always slow is never ahead. During its first gradient each of the other three pushes bound + 1 = 3 "
-    "times and is then held: 9 updates. From then on each of its pushes releases the others for one push each: 3.",
+    "times and is then held: undisturbed, 9 updates. From then on each of its pushes releases the others for one push "
+    "each: 3. A delay on a busy machine can change both.",
     whole=True,
 )
 
@@ -64,20 +65,44 @@ def _state(version: int, has: tuple[int, ...], pushes: tuple[int, ...], active: 
 
 def _held_cases() -> list[tuple[Any, ...]]:
     pushes = ((1, 1, 1), (2, 1, 1), (4, 1, 3), (5, 1, 4), (9, 7, 9), (1, 0, 0), (3, 5, 6), (9, 3, 3))
-    return [
+    few = [
         (_state(sum(made), (0, 0, 0), made, active), worker, bound)
         for made, active, bound in itertools.product(pushes, ((1, 2, 3), (1, 3), (2,)), range(7))
         for worker in active
     ]
+    many = (
+        (0,) * 4,
+        (5, 1, 4, 2),
+        (12, 30, 2, 21),
+        (60, 41, 70, 40, 52),
+        (3, 997, 500, 4, 1004, 7, 250, 8, 666),
+    )
+    far = []  # more workers and larger leads: a rule for few of them would do above
+    for made in many:
+        workers = range(1, len(made) + 1)
+        for active in (tuple(workers), tuple(workers[1:])):
+            slowest = min(made[each - 1] for each in active)
+            leads = sorted({made[each - 1] - slowest for each in active})
+            far += [
+                (_state(sum(made), (0,) * len(made), made, active), worker, bound)
+                for bound in {max(0, lead + more) for lead in leads for more in (-1, 0, 1)}
+                for worker in active
+            ]
+    return few + far
 
 
 def _fresh_cases() -> list[tuple[Any, ...]]:
     versions = ((0, (0, 0)), (3, (3, 2)), (7, (1, 7)), (2, (2, 2)), (5, (4, 3)), (90, (90, 89)))
-    return [
+    few = [
         (_state(version, has, pushes, (1, 2)), worker)
-        for (version, has), pushes in itertools.product(versions, ((4, 3), (3, 8), (7, 7)))
+        for (version, has), pushes in itertools.product(versions, ((4, 3), (3, 8), (7, 7), (0, 0), (0, 1)))
         for worker in (1, 2)
     ]
+    many = []  # more workers, any age, first gradients, too
+    for age, worker in itertools.product(range(120), range(1, 6)):
+        has = tuple(120 - age if each <= worker else 120 for each in range(1, 6))
+        many.append((_state(120, has, (0, 7, 0, age, 120), (1, 2, 3, 4, 5)), worker))
+    return few + many
 
 
 def _judge(name: str, answer: Rule, cases: list[tuple[Any, ...]], right: Rule) -> None:
