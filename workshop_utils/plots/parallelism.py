@@ -49,11 +49,11 @@ def asynchronous_losses(runs: Mapping[str, np.ndarray], rates: Mapping[str, floa
     mean of the last five evaluations.
     """
     figure, panels = style.figure(10.4, 4.4, columns=2, sharey=True)
-    finals = []
+    seconds = []
     for (name, run), colour, dashes in zip(runs.items(), style.MUTED, style.DASHES, strict=False):
         middle, (low, high) = np.median(run, axis=0), np.percentile(run[:, :, 2], (25, 75), axis=0)
         last = run[:, -5:, 2].mean(axis=1)
-        finals.append(f"{name} {np.median(last):.2f}")
+        seconds.append(f"{name} {middle[-1, 1]:,.0f} s")
         ends = f"{name},\nrate {rates[name]:g}:\n{last.min():.2f} to {last.max():.2f}"
         for axes, column in zip(panels, (0, 1), strict=True):
             axes.fill_between(middle[:, column], low, high, color=colour, alpha=0.2, linewidth=0)
@@ -61,13 +61,13 @@ def asynchronous_losses(runs: Mapping[str, np.ndarray], rates: Mapping[str, floa
                 middle[:, column], middle[:, 2], color=colour, linestyle=dashes, label="_" if column else ends
             )
     panels[0].set(xlabel="gradients computed by all replicas", ylabel="loss on the test images (nats)")
-    style.plain_ticks(panels[0].xaxis, next(iter(runs.values()))[0, 4::5, 0])
+    style.plain_ticks(panels[0].xaxis, next(iter(runs.values()))[0, 4:-1:5, 0])
     panels[0].set_yscale("log")
     style.log_ticks(panels[0].yaxis)
     panels[0].yaxis.set_major_formatter("{x:g}")
     panels[1].set(xlabel="virtual time (s)", xscale="log")
     panels[1].xaxis.set_major_formatter("{x:,g}")
     detail = f"simulated; lines: median of {len(run)} seeds; bands: their middle half; labels: range of final losses"
-    style.headline(figure, f"Median final loss: {', '.join(finals)}", detail)
+    style.headline(figure, f"The same number of gradients takes {', '.join(seconds)}", detail)
     style.label_ends(panels[0], gap_points=40)
     return figure

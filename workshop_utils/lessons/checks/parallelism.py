@@ -48,18 +48,28 @@ def uneven_step(answer: Answer) -> str:
                 expect(
                     got, expected, f"{case}, the weights of rank {rank}", "all ranks take the same step", 1e-9
                 )
-    for _, outcomes in _tried(_step, answer, 3, {"counts": (2, 0, 1), "diverged": 2}, False):
-        if not all(np.isnan(np.asarray(got, dtype=float)).all() for got, _ in outcomes):
-            hidden = "a shard with images has a gradient of NaN, and your step hides it"
-            raise Wrong(f"{hidden}: nobody would notice. Replace only the gradient of a rank with count 0.")
+    counts = (2, 0, 1)
+    weights, rate = _start(counts)
+    for spoiled in (np.nan, np.inf, 1e6):
+        whole = 2 * _slope(0, 2, weights.size) + _slope(2, 1, weights.size, spoiled)
+        for _, outcomes in _tried(_step, answer, 3, {"counts": counts, "spoiled": spoiled}, False):
+            if not all(np.allclose(got, weights - rate * whole / 3, equal_nan=True) for got, _ in outcomes):
+                hidden = f"a shard with images has {spoiled:g} in its gradient, and your step hides it"
+                raise Wrong(
+                    f"{hidden}: nobody would notice. Replace only the gradient of a rank with count 0."
+                )
     return (
         "each image counts the same, on threads and on four processes, one of which had no image at all; "
         "all ranks keep the same weights."
     )
 
 
-def _slope(rank: int, count: int, length: int) -> np.ndarray:
-    return np.random.default_rng(rank).normal(size=length) if count else np.full(length, np.nan)
+def _slope(rank: int, count: int, length: int, spoiled: float | None = None) -> np.ndarray:
+    """A shard's gradient, NaN without images; `spoiled` is its last value."""
+    slope = np.random.default_rng(rank).normal(size=length) if count else np.full(length, np.nan)
+    if spoiled is not None:
+        slope[-1] = spoiled
+    return slope
 
 
 def _start(counts: tuple[int, ...]) -> tuple[np.ndarray, float]:
@@ -69,11 +79,12 @@ def _start(counts: tuple[int, ...]) -> tuple[np.ndarray, float]:
 
 
 def _step(
-    communicator: Communicator, answer: Answer, counts: tuple[int, ...], diverged: int | None = None
+    communicator: Communicator, answer: Answer, counts: tuple[int, ...], spoiled: float | None = None
 ) -> Any:
-    count, (weights, rate) = counts[communicator.rank], _start(counts)
-    slope = _slope(communicator.rank, 0 if communicator.rank == diverged else count, weights.size)
-    return result_of(answer, communicator, weights, slope, count, rate)
+    """`spoiled` is the last value of rank 2's gradient."""
+    rank, (weights, rate) = communicator.rank, _start(counts)
+    slope = _slope(rank, counts[rank], weights.size, spoiled if rank == 2 else None)
+    return result_of(answer, communicator, weights, slope, counts[rank], rate)
 
 
 def _wrong_steps(slopes: list[np.ndarray], counts: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
@@ -117,8 +128,8 @@ def row_block(answer: Answer) -> str:
                     expect(mine, expected, f"{where}, {name} on rank {rank}", tolerance=1e-9)
             _judge_bytes(sum(sent for _, sent in outcomes), size, inputs.nbytes + d_outputs.nbytes, where)
     return (
-        "outputs, gradients and bytes are right on threads and on three processes. You sent parts of the outputs and "
-        "of the inputs' gradient; their bytes do not grow with the hidden units."
+        "outputs and gradients are right on threads and on three processes. You sent no more bytes than parts of the "
+        "outputs and of the inputs' gradient need; they do not grow with the hidden units."
     )
 
 
