@@ -1,5 +1,6 @@
 """Links, clusters and servers that cannot be are refused by name."""
 
+import numpy as np
 import pytest
 
 from workshop_utils.comm import threads
@@ -27,6 +28,20 @@ from workshop_utils.comm.topology import Link, Topology
 def test_numbers_that_cannot_be_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("run", [simulate, threads.run])
+def test_ranks_to_receive_from_may_be_a_set(run):
+    senders = []
+
+    def program(communicator):
+        if communicator.rank == 0:
+            senders.append(communicator.recv({1}, np.zeros(1)))
+        else:
+            communicator.send(0, np.zeros(1))
+
+    run(2, program)
+    assert senders == [1]
 
 
 @pytest.mark.parametrize("run", [simulate, threads.run])

@@ -19,7 +19,7 @@ import functools
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType
@@ -162,7 +162,9 @@ class Communicator(ABC):
         """Send `array` to rank `to`."""
         self._transfer(to, array, None, None)
 
-    def recv(self, source: int | Sequence[int] | Mapping[int, Array], into: Array | None = None) -> int:
+    def recv(
+        self, source: int | Sequence[int] | Set[int] | Mapping[int, Array], into: Array | None = None
+    ) -> int:
         """Receive from rank `source`, or from whichever of several ranks sends first; returns the rank.
 
         `into` must have the size and dtype that were sent. Where ranks send different things, `source` is a mapping
@@ -172,7 +174,7 @@ class Communicator(ABC):
             CommunicationError: if there is no rank to receive from.
             ValueError: if there is no array to receive into.
         """
-        if not isinstance(source, Sequence | Mapping):
+        if not isinstance(source, Sequence | Mapping | Set):
             sender = source
         elif not source:
             raise CommunicationError(

@@ -22,7 +22,7 @@ equal_time = OpenQuestion(
     (25, 60),  # 68 would mean equal bytes, and no latency
     "Equal bytes do not mean equal time. The column cut has three exchanges a step, data parallelism two, each of "
     "N − 1 = 3 messages in turn. The column cut's three extra messages cost 15 ms of latency, in which this link "
-    "carries 18,750 bytes. So, without computation, the times are equal where the column cut sends 18,750 bytes less: "
+    "carries 18,750 bytes. So, without computation, the times are equal where the column cut sends 18,750 bytes fewer: "
     "(45,120 − 18,750) / 660 = 40 images instead of 68.",
 )
 

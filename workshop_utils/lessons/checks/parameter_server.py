@@ -324,11 +324,11 @@ def _plausible(case: str, trial: _Trial | None) -> None:
         raise Wrong(f"{case}: {counted} gradients count, and there are {trial.version} updates.")
     if trial.seconds != sorted(trial.seconds) or trial.seconds[0] < 0 or trial.seconds[-1] == 0:
         raise Wrong(
-            f"{case}: the log's times are no times at which gradients came; they begin with {trial.seconds[:3]}."
+            f"{case}: the log's times are not when gradients came; they begin with {trial.seconds[:3]}."
         )
     if any(staleness < 0 for _, staleness, _ in trial.pushes):
-        raise Wrong(f"{case}: a staleness is negative; it is the updates since the worker was answered.")
+        raise Wrong(f"{case}: a staleness is negative; count the updates since the worker was answered.")
     if case.startswith("synchronous"):  # where it does not matter who comes first
         right = (1 - 0.9**_UPDATES) * 2 * _TARGET  # the mean of 1, 2 and 3 times the target
         if not np.allclose(trial.parameters, right, rtol=1e-9):
-            raise Wrong(f"{case}: the parameters end at {trial.parameters}; it must be {right}.")
+            raise Wrong(f"{case}: the parameters end at {trial.parameters}, not at {right}.")
