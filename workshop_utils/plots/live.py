@@ -87,6 +87,7 @@ def draw(run: Run) -> Figure:
     _draw_lanes(top, run, metrics, seconds)
     _draw_curves(loss, run, metrics, "loss", "loss")
     _draw_curves(speed, run, metrics, "samples_per_second", "samples/s")
+    speed.set_ylim(bottom=0)  # so that a few per cent look like a few per cent
     speed.yaxis.set_major_formatter("{x:,.0f}")
     for axes, name in () if running else ((loss, "loss"), (speed, "speed")):
         if not axes.lines:

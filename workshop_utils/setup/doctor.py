@@ -56,8 +56,8 @@ def examine() -> list[Finding]:
         _check("cores", cores() >= 2, f"{cores()}", "1: workers take turns, so more of them are no faster"),
         _check("memory", memory >= ENOUGH_MEMORY_NBYTES, f"{memory / GIB:.0f} GiB",
                f"{memory / GIB:.0f} GiB; four TensorFlow workers want 6", "run with `-p workers=2`"),
-        Finding("GPUs", "good", f"{gpus} by NVIDIA; `workshop launch --gpus 1` gives each worker one" if gpus else
-                "none by NVIDIA; no lesson needs one"),
+        Finding("GPUs", "good", f"{gpus} from NVIDIA; `workshop launch --gpus 1` gives each worker one" if gpus else
+                "no NVIDIA GPU; no lesson needs one"),
         _check("build tools", not lacking, "a C++ compiler, make and Python's headers, to build Horovod with",
                f"no {', no '.join(lacking)}", horovod_build.install_command(lacking), "missing"),
         _package("PyTorch", "torch"),

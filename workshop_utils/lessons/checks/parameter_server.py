@@ -33,7 +33,7 @@ Rule = Callable[..., bool]
 
 largest_staleness = OpenQuestion(
     "updates",
-    (6, 11),
+    (6, 14),
     "(W − 1)(2 · bound + 1) = 15 would need a worker that first runs ahead by the bound and then falls behind by it. A "
     "worker that is always slow is never ahead. During its first gradient each of the other three pushes bound + 1 = 3 "
     "times and is then held: undisturbed, 9 updates. From then on each of its pushes releases the others for one push "

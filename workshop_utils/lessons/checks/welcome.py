@@ -27,8 +27,8 @@ averaged_at_the_end = OpenQuestion(
     (85, 95),  # 87.5 to 92.6 in 12 seeds each of 100 and 200 steps, at learning rates of 0.3 and 1
     "scores are sums of pixels times weights, so averaged weights give the mean of both workers' scores. On a 3, "
     "worker 0 clearly favours some digit from 0 to 4, usually 3; worker 1 favours one from 5 to 9, usually by less. So "
-    "the sum is usually right. But neither training set held digits of both halves, so nothing calibrated one worker's "
-    "scores against the other's. With random halves, averaging this linear model once loses little or nothing.",
+    "the sum is usually right. But neither training set held digits of both halves, so no gradient told, "
+    "say, a 1 from an 8. With random halves, averaging this linear model once loses little or nothing.",
     predictable=(1, 100),
 )
 
