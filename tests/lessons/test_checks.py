@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from workshop_utils.comm.communicator import chunk
+from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.kubernetes import Kubernetes
 from workshop_utils.launchers.kubernetes.operators import pods_of
@@ -29,6 +30,7 @@ from workshop_utils.lessons.checks import (
     kubernetes,
     model_parallel,
     one_worker,
+    parallelism,
     ring,
     sagemaker,
     spark,
@@ -169,10 +171,17 @@ def ring_in_another_style(communicator, array):
         mine[:] = mine + incoming if step < size - 1 else incoming
 
 
+def one_bad_image_spoils_all_weights(communicator, weights, gradient, count, learning_rate):
+    total = np.append(count * gradient if count else 0 * weights, count)
+    ring_all_reduce(communicator, total)
+    return weights - learning_rate * total[:-1] / total[-1] + (0 if np.isfinite(total).all() else np.nan)
+
+
 @pytest.mark.parametrize(
     ("check", "answer"),
     [
         (welcome.my_images, blocks),
+        (parallelism.uneven_step, one_bad_image_spoils_all_weights),
         (kubernetes.tf_config, grouped_by_role),
         (model_parallel.microbatches_for_five_percent, np.int64(133)),
         (model_parallel.microbatches_for_five_percent, 7 * 0.95 / 0.05),

@@ -9,14 +9,14 @@ from workshop_utils.lessons.checks.choice import WIDGET_VIEW, AnswerError, Choic
 def test_the_answer_nearest_by_ratio_is_the_right_one():
     choice = Choice(1, 8, 125, 1000, unit="times").choose("b")
     assert repr(choice.compare(9.5)) == "Right: you chose b) 8 times; it is 9.5 times."
-    assert repr(choice.compare(400)) == "Wrong: you chose b) 8 times; it is 400 times, that is d)."
-    assert repr(choice.compare(35)).endswith("that is c).")  # nearer to 8 by difference, to 125 by ratio
+    assert repr(choice.compare(400)) == "Wrong: you chose b) 8 times; it is 400 times, which is d)."
+    assert repr(choice.compare(35)).endswith("which is c).")  # nearer to 8 by difference, to 125 by ratio
 
 
 def test_nothing_chosen_is_no_error():
     verdict = Choice(1, 8, unit="times").compare(8)
     assert verdict.state == "not yet"
-    assert verdict.text.startswith("it is 8 times, that is b)")
+    assert verdict.text.startswith("it is 8 times, which is b)")
 
 
 def test_an_answer_that_is_not_there_is_refused_and_the_choice_stays():

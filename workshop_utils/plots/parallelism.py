@@ -37,7 +37,7 @@ def bytes_per_step(
     style.power_axis(axes, list(batches))
     style.unit_axis(axes.yaxis, "B")
     detail = "lines: formulas; points: counted on real ranks; rings: as many bytes as data parallelism"
-    title = f"With {ranks} ranks, data parallelism sends least above {max(crossings):,.0f} images"
+    title = f"With {ranks} ranks, data parallelism sends the least above {max(crossings):,.0f} images"
     return style.finish(axes, title, detail)
 
 
@@ -54,7 +54,7 @@ def asynchronous_losses(runs: Mapping[str, np.ndarray], rates: Mapping[str, floa
         middle, (low, high) = np.median(run, axis=0), np.percentile(run[:, :, 2], (25, 75), axis=0)
         last = run[:, -5:, 2].mean(axis=1)
         seconds.append(f"{name} {middle[-1, 1]:,.0f} s")
-        ends = f"{name},\nrate {rates[name]:g}:\n{last.min():.2f} to {last.max():.2f}"
+        ends = f"{name}, rate {rates[name]:g}:\n{last.min():.2f} to {last.max():.2f}"
         for axes, column in zip(panels, (0, 1), strict=True):
             axes.fill_between(middle[:, column], low, high, color=colour, alpha=0.2, linewidth=0)
             axes.plot(
@@ -68,8 +68,8 @@ def asynchronous_losses(runs: Mapping[str, np.ndarray], rates: Mapping[str, floa
     panels[1].set(xlabel="virtual time (s)", xscale="log")
     panels[1].xaxis.set_major_formatter("{x:,g}")
     detail = (
-        f"simulated; median of {len(run)} seeds; bands: their middle half; labels: range, last 5 evaluations"
+        f"simulated; median of {len(run)} seeds; bands: their middle half; labels: the seeds' final losses"
     )
     style.headline(figure, f"Time for {middle[-1, 0]:,.0f} gradients: {', '.join(seconds)}", detail)
-    style.label_ends(panels[0], gap_points=40)
+    style.label_ends(panels[0], gap_points=27)
     return figure

@@ -165,7 +165,7 @@ def throughput(rows: pd.DataFrame, colours: Mapping[str, str] = {}) -> Figure:
         own = rows[rows["model"] == model]
         emulated = own.dropna(subset=["efficiency"])
         first, reached = own.iloc[0], list[str]()
-        counts = np.unique(emulated["workers"])  # by any strategy: where the axes have ticks
+        counts = np.unique([1, *emulated["workers"]])  # by any strategy: where the axes have ticks
         ends = np.array([0, counts.max()])
         style.theory(axes, ends, ends, "perfect", colour="ideal", linestyle=(0, (1.5, 1.5)))
         for index, (strategy, points) in enumerate(own.groupby("strategy", sort=False)):
@@ -181,11 +181,11 @@ def throughput(rows: pd.DataFrame, colours: Mapping[str, str] = {}) -> Figure:
             how = {"ring": "a ring", "workshop_parameter_server": "one server"}.get(name, name_of(name))
             unit = "" if reached else " devices"
             reached.append(f"{times[-1]:.{1 if times[-1] > 2 else 2}f}{unit} with {how}")
-        axes.set(xlabel="workers, on emulated devices", xticks=counts, yticks=sorted({1, *counts.tolist()}))
+        axes.set(xlabel="workers, on emulated devices", xticks=counts, yticks=counts)
         axes.set(xlim=(0, None), ylim=(0, None))
         finding = f"{MODELS.get(model, model)}: {counts.max()} workers are worth\n{', '.join(reached)}"
         ratio = f"{first['gradient_nbytes'] / 1e6:.0f} MB of gradients for "
-        ratio += f"{first['device_seconds']:.2f} s of computing"
+        ratio += f"{first['device_seconds']:.2f} s of computing; points: measured, lines: formulas"
         style.finish(axes, finding, ratio)
     grid.flat[0].set_ylabel("times the throughput of one device")
     return figure

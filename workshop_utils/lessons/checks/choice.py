@@ -3,7 +3,7 @@
     prediction = Choice(1.14, 8, 125, 1000, unit="times")
     prediction                      # the answers to choose from: buttons where widgets run, a list where not
     prediction.choose("b")          # what a button does, in words
-    prediction.compare(1.142)       # Wrong: you chose b) 8 times; it is 1.14 times, that is a).
+    prediction.compare(1.142)       # Wrong: you chose b) 8 times; it is 1.14 times, which is a).
 
 Nothing is raised where nothing was chosen, so a notebook that nobody answered still runs to its end.
 """
@@ -53,11 +53,11 @@ class Choice:
         result = f"it is {self._value(actual)}"
         if self.chosen is None:
             advice = "Next time choose first: a wrong prediction teaches more than none."
-            return Verdict("not yet", f"{result}, that is {right}). {advice}")
+            return Verdict("not yet", f"{result}, which is {right}). {advice}")
         choice = f"you chose {self._label(self.chosen)}"
         if self.chosen == right:
             return Verdict("right", f"{choice}; {result}.")
-        return Verdict("wrong", f"{choice}; {result}, that is {right}).")
+        return Verdict("wrong", f"{choice}; {result}, which is {right}).")
 
     def _value(self, value: float) -> str:
         digits = ",.10g" if value in self.answers.values() else ",.0f" if value >= 1000 else ".3g"

@@ -3,7 +3,7 @@
     where_it_stops = OpenQuestion("workers", (2, 64), "The server's link is full: W* = (c + r) / s.")
     where_it_stops(predicted=8, measured=10, why="each worker also waits for its pull")
     # Answered: you predicted 8 workers and measured 10, 1.25 times what you predicted. You wrote: “each worker
-    # also waits for its pull” Compare: The server's link is full: W* = (c + r) / s.
+    # also waits for its pull”; ours: the server's link is full: W* = (c + r) / s.
 
 No program judges an explanation. The check makes sure that there is one, and that the measurement could be one; a
 person reads the rest, and grading keeps the text.
@@ -78,4 +78,4 @@ class OpenQuestion:
         factor = measured / predicted
         times = f"{factor:.3g}" if factor >= 1 else f"{factor:.2g}"  # 1.05 and 0.54
         off = "as predicted" if times == "1" else f"{times} times what you predicted"
-        return Verdict("answered", f"{compared}, {off}. You wrote: “{why.strip()}” Compare: {self.ours}")
+        return Verdict("answered", f"{compared}, {off}. You wrote: “{why.strip()}”; ours: {self.ours}")

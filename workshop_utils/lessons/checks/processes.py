@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -28,6 +29,16 @@ def refuse_collectives(communicator: Communicator) -> None:
     if communicator._collective == "barrier":
         raise Wrong("`barrier` sends messages of its own: leave it out; a rank that receives waits anyway.")
     refuse_callers(COLLECTIVES, "write yours from `send_recv`")
+
+
+@contextmanager
+def watching(communicator: Communicator, watch: Callable[[int | None, np.ndarray], None]) -> Iterator[None]:
+    """Call `watch` before each message, while a learner's code runs, which may not replace it."""
+    communicator.watch = watch
+    yield
+    if communicator.watch is not watch:
+        raise Wrong("`communicator.watch` is the check's: leave it as it is.")
+    communicator.watch = None
 
 
 def refuse_callers(own: Container[CodeType], advice: str) -> None:
@@ -86,11 +97,8 @@ def _both(
     def watch(*_: object) -> None:
         refuse_collectives(communicator)
 
-    communicator.watch = watch
-    mine = _outcome(communicator, answer, elements)
-    if communicator.watch is not watch:
-        raise Wrong("`communicator.watch` is the check's: leave it as it is.")
-    communicator.watch = None
+    with watching(communicator, watch):
+        mine = _outcome(communicator, answer, elements)
     return mine, _outcome(communicator, reference, elements, "mean")
 
 

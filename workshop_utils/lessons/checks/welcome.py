@@ -11,12 +11,12 @@ from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator, PeerSilent
 from workshop_utils.lessons.checks import Wrong, exercise, expect, is_missing, mistakes, result_of
 from workshop_utils.lessons.checks.open_question import OpenQuestion
-from workshop_utils.lessons.checks.processes import refuse_collectives, values_on_ranks
+from workshop_utils.lessons.checks.processes import refuse_collectives, values_on_ranks, watching
 
 # Of the ranks, in three calls; ranks may have the same number.
 NUMBERS = (
     (2.5, -1.0, 40.25, 8.0, 0.5, 1000.1, 4.125),
-    (3.25, 11.5, -7.0, 0.25, 100.0, -1.5, 6.0),
+    (3, 11, -7, 25, 100, -1, 6),
     (2.0, 2.0, 0.0, 2.0, 0.0, 0.0, 2.0),
 )
 CALLED = ("", ", called a second time,", ", called a third time,")
@@ -24,7 +24,7 @@ SHARES = ((2, 10), (3, 10), (1, 4), (4, 2), (5, 1500), (12, 16))  # workers, ima
 
 averaged_at_the_end = OpenQuestion(
     "percent",
-    (85, 95),  # 87.5 to 92.6 in 12 seeds each of 100 and 200 steps, at learning rates of 0.3 and 1
+    (86, 93.5),  # 87.5 to 92.6 in 12 seeds each of 100 and 200 steps, at learning rates of 0.3 and 1
     "scores are sums of pixels times weights, so averaged weights give the mean of both workers' scores. On a 3, "
     "worker 0 clearly favours some digit from 0 to 4, usually 3; worker 1 favours one from 5 to 9, usually by less. So "
     "the sum is usually right. But neither training set held digits of both halves, so no gradient told, "
@@ -41,7 +41,7 @@ def total(answer: Callable[[Communicator, float], float]) -> str:
         try:
             totals = threads.run(size, lambda each: _totals(each, answer), timeout_seconds=2)
         except PeerSilent as error:
-            raise Wrong(f"{where}, {error}; if all ranks receive first, no rank gets to send.") from None
+            raise Wrong(f"{where}, {error}: either all receive first, and no rank gets to send, or it receives more than it is sent.") from None
         _judge_totals(where, totals)
     where = "on 3 processes"
     _judge_totals(where, values_on_ranks(where, 3, _totals, {"answer": answer}))
@@ -59,8 +59,8 @@ def _totals(communicator: Communicator, answer: Callable[[Communicator, float], 
                 f"with {size} ranks, rank {rank} sends to rank {to}; it may send only to rank {right}."
             )
 
-    communicator.watch = watch
-    return [answer(communicator, numbers[rank]) for numbers in NUMBERS]
+    with watching(communicator, watch):
+        return [answer(communicator, numbers[rank]) for numbers in NUMBERS]
 
 
 def _judge_totals(where: str, totals: Sequence[Sequence[Any]]) -> None:
@@ -139,7 +139,10 @@ def _judge_shares(shares: list[set[int]], count: int) -> None:
         if len(ranks) > 1:
             raise Wrong(f"{of}, image {index} belongs to rank {' and rank '.join(ranks)}; one must own it.")
         if not ranks:
-            raise Wrong(f"{of}, image {index} belongs to nobody; a division's remainder needs an owner, too.")
+            advice = "a division's remainder needs an owner, too."
+            if count % len(shares) == 0:
+                advice = "do all ranks start from the same order?"
+            raise Wrong(f"{of}, image {index} belongs to nobody; {advice}")
     sizes = [len(share) for share in shares]
     if max(sizes) - min(sizes) > 1:
         raise Wrong(f"{of}, the ranks have {sizes} images; shares may differ by at most one.")
