@@ -19,6 +19,9 @@ def random_exchanges(communicator):
 
         source = (rank - distance) % size
         incoming = np.empty(shape, dtype)
-        communicator.send_recv((rank + distance) % size, contents(rank).copy(), source, incoming)
+        outgoing = contents(rank).copy()
+        if shared.integers(2):  # elements that do not lie next to each other
+            outgoing = np.repeat(outgoing[..., None], 2, axis=-1)[..., 0]
+        communicator.send_recv((rank + distance) % size, outgoing, source, incoming)
         wrong += incoming.tobytes() != contents(source).tobytes()
     return wrong

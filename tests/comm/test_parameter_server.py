@@ -1,6 +1,4 @@
-"""The parameter server on threads: consistency, staleness, backup workers, bytes."""
-
-import time
+"""The parameter server: consistency, staleness, backup workers; in simulated time where it matters who is late."""
 
 import numpy as np
 import pytest
@@ -13,14 +11,17 @@ TARGET = np.arange(7.0)
 
 
 def descend(arrangement, delays=None, rate=0.3, **options):
-    """Each worker pulls, computes the gradient of |p - target|²/2 after a delay, pushes. Returns rank → results."""
+    """Each worker pulls, computes the gradient of |p - target|²/2, pushes. Returns the results of each rank.
+
+    `delays` are the simulated seconds of each worker's gradient; without them the ranks are threads.
+    """
 
     def program(communicator):
         parameters = np.zeros(TARGET.size)
 
         def gradient_of(current, step):
             if delays:
-                time.sleep(delays[communicator.rank - arrangement.servers])
+                communicator.sleep(delays[communicator.rank - arrangement.servers])
             return current - TARGET
 
         def update(part, gradient):
@@ -29,6 +30,8 @@ def descend(arrangement, delays=None, rate=0.3, **options):
         log = parameter_server.train(communicator, arrangement, parameters, gradient_of, update)
         return parameters, log, communicator.traffic
 
+    if delays:
+        return simulate(arrangement.size, program).results
     return threads.run(arrangement.size, program, **options)
 
 
@@ -104,13 +107,12 @@ def test_staleness_under_a_bound_has_the_limit_that_lesson_03_derives_and_the_le
             communicator.sleep(uneven[communicator.rank - 1, step])
             return current - TARGET
 
-        update = np.subtract
         return parameter_server.train(
             communicator,
             arrangement,
             np.zeros(TARGET.size),
             gradient_of,
-            lambda p, g: update(p, 0.1 * g, out=p),
+            lambda p, g: np.subtract(p, 0.1 * g, out=p),
         )
 
     log = simulate(arrangement.size, program).results[0]

@@ -78,16 +78,21 @@ def test_the_lessons_gradient_and_the_tests_own_are_those_of_torch(lesson):
 @pytest.mark.parametrize(("cut", "ranks"), [(cut, ranks) for cut in CUTS for ranks in ONLY.get(cut, (3,))])
 def test_the_figure_to_play_with_has_the_bytes_that_are_counted(lesson, cut, ranks):
     images, labels = batch_of(32)
-    outcomes = threads.run(
-        ranks, functools.partial(step, lesson=lesson, cut=cut, images=images, labels=labels)
-    )
-    layer = playable.figure("cut").specification["layer"][0]
-    values = {"ranks": ranks, "inputs": 64, "hidden": 50, "classes": 10}
-    datum = {"batch": 32}
-    for each in layer["transform"]:
-        if each.get("as") not in ("batch", None) and "calculate" in each:
-            formula = (
-                each["calculate"].replace("datum.batch", "batch").replace("datum.parameters", "parameters")
-            )
-            datum[each["as"]] = eval(formula, values | datum)
-    assert np.mean([sent for _, sent in outcomes]) == pytest.approx(datum[cut])
+    counted = {}
+    for name in {cut, "data"}:
+        program = functools.partial(step, lesson=lesson, cut=name, images=images, labels=labels)
+        counted[name] = np.mean([sent for _, sent in threads.run(ranks, program)])
+    figure = playable.figure("cut").specification
+    names = {"ranks": ranks, "inputs": 64, "hidden": 50, "classes": 10, "batch": 32}
+
+    def calculate(transforms, *fields):
+        for each in transforms:
+            if each.get("as") in fields:
+                names[each["as"]] = eval(each["calculate"].replace("datum.", ""), names)
+
+    calculate(figure["transform"], "parameters", *CUTS)
+    assert counted[cut] == pytest.approx(names[cut])
+    if cut != "data":  # where both send the same
+        names["bytes"] = names[cut] / 32  # the circles' rows are of a batch of one image
+        calculate(figure["layer"][1]["transform"], "limit", "crossing")
+        assert names["crossing"] == pytest.approx(counted["data"] / (counted[cut] / 32))

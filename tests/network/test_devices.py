@@ -81,7 +81,7 @@ def test_each_worker_computes_as_long_as_its_device_and_the_slow_one_longer(stra
     steps = run.metrics.dropna(subset=["step_seconds"])
     compute = steps[steps["step"] > 1].groupby("worker")["compute_seconds"].median()
     # DDP hands its last bucket over, and is done computing, in the middle of the first layer's backward pass.
-    assert 0.07 if strategy == "torch_ddp" else 0.1 <= compute["worker-0"] < 0.15
+    assert compute["worker-0"] >= (0.07 if strategy == "torch_ddp" else 0.1)
     assert compute["worker-1"] > 1.7 * compute["worker-0"]
     assert steps[steps["step"] > 1]["step_seconds"].median() >= 0.2
     assert {"worker-0", "worker-1"} <= {device["worker"] for device in run.devices}

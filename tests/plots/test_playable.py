@@ -39,13 +39,18 @@ def test_no_text_of_a_figure_ends_or_hides_its_script():
 
 
 def evaluated(expression, **names):
-    """A Vega expression of numbers, `max` and one condition or none, in Python."""
-    text = expression.replace("datum.", "").replace("max(", "most(")
-    return eval(text, {"most": max, **names})
+    """A Vega expression of numbers, `max` and conditions, in Python."""
+
+    def in_python(text):
+        condition, is_conditional, branches = text.partition(" ? ")
+        then, _, otherwise = branches.partition(" : ")
+        return f"({then} if {condition} else {in_python(otherwise)})" if is_conditional else text
+
+    return eval(in_python(expression.replace("datum.", "")), names)
 
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (8, 1), (8, 4), (3, 8), (32, 32)])
-def test_the_server_s_step_time_is_the_lesson_s_formula(workers, servers):
+def test_a_step_with_servers_is_computing_and_each_way_over_the_busiest_link(workers, servers):
     (above, below) = playable.figure("server").specification["vconcat"]
     nbytes, goodput, seconds = 100e6, 10e9 / 8, 0.5
     expected = seconds + 2 * nbytes / goodput * max(workers / servers, 1)
@@ -54,6 +59,16 @@ def test_the_server_s_step_time_is_the_lesson_s_formula(workers, servers):
     one_way = evaluated(below["transform"][0]["calculate"], W=workers, **values)
     assert step == pytest.approx(expected)
     assert seconds + 2 * one_way == pytest.approx(expected)
+    bars = {
+        "compute": (0, seconds),
+        "push": (seconds, seconds + one_way),
+        "pull": (seconds + one_way, expected),
+    }
+    for part, (start, end) in bars.items():
+        datum = {"part": part, "way": one_way, "c": seconds}
+        for transform in below["transform"][1:3]:
+            datum[transform["as"]] = evaluated(transform["calculate"], **datum)
+        assert (datum["start"], datum["end"]) == pytest.approx((start, end))
 
 
 def test_the_player_s_own_names_are_hidden_from_other_scripts_of_a_page():

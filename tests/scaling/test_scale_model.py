@@ -14,7 +14,7 @@ from workshop_utils.network import availability
 from workshop_utils.network.devices import MOST_HOST_SHARE
 from workshop_utils.scaling import experiment, scale_model
 from workshop_utils.scaling.catalogue import CatalogueError
-from workshop_utils.scaling.communication import GOODPUT
+from workshop_utils.scaling.communication import goodput
 from workshop_utils.scaling.experiment import Store
 from workshop_utils.scaling.layers import MODELS, layers
 from workshop_utils.scaling.scale_model import STRATEGIES, Cluster, ScaleModel
@@ -172,7 +172,7 @@ def test_an_emulated_step_has_the_ratios_of_the_cluster_s(strategy, cluster, wor
     assert costs == pytest.approx([each.flops for each in layers("vgg16")], rel=1e-5)
     assert (setting.job.strategy, setting.job.workers) == (strategy, 2)
     device_seconds = float(setting.device.seconds.removesuffix("ms")) / 1000
-    rate = GOODPUT * float(setting.network.bandwidth.removesuffix("bit")) / 8
+    rate = goodput(setting.network)
     assert device_seconds * rate / emulation.nbytes == pytest.approx(
         emulation.step_seconds * model.link_of(workers) / VGG, rel=1e-5
     )

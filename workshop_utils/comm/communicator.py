@@ -240,7 +240,7 @@ class Communicator(ABC):
     def _exchange(self, to: int | None, outgoing: Array, source: int | None, incoming: Array) -> None:
         """Send `outgoing` to `to` and receive `incoming` from `source`, both at once; None skips a side.
 
-        Arrays are one-dimensional and contiguous. Raises the errors of this module.
+        Arrays have one dimension and are contiguous. Raises the errors of this module.
         """
 
     @abstractmethod
@@ -261,6 +261,14 @@ class Communicator(ABC):
             return
         if self.watch is not None:
             self.watch(to, outgoing)
+        if to is not None:
+            outgoing = _row(outgoing)
+        if source is not None:
+            if not incoming.flags.c_contiguous:
+                raise ValueError(
+                    "the array to receive into has gaps; receive into np.empty(...), then copy from it"
+                )
+            incoming = _row(incoming)
         start = self.now()
         self._exchange(to, outgoing, source, incoming)
         self.traffic.count(to, outgoing, source, incoming)
@@ -272,6 +280,12 @@ class Communicator(ABC):
     def _record(self, kind: str, peer: int | None, array: Array, start: float) -> None:
         if self.trace is not None:
             self.trace.append(Event(kind, peer, int(array.nbytes), start, self.now(), self._collective))
+
+
+def _row(array: Array) -> Array:
+    """`array` with one dimension: a view, or a copy if its elements do not lie next to each other."""
+    row = array.reshape(()).reshape(-1) if array.size == 1 else array.reshape(-1)
+    return row if row.strides == (row.itemsize,) else row.copy()
 
 
 Arguments = ParamSpec("Arguments")

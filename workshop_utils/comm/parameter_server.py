@@ -39,8 +39,8 @@ REQUEST_NBYTES = 8  # of a worker's question for its answer, where there are sev
 class Arrangement:
     """Which ranks serve and which work, and how far workers may drift apart.
 
-    `steps` is how many times each worker pushes. `bound` matters to stale_synchronous, `backup_workers` to
-    synchronous.
+    `steps` is how many updates synchronous servers make, and how many times each worker pushes to others. `bound`
+    matters to stale_synchronous, `backup_workers` to synchronous.
 
     Raises:
         ValueError: if the numbers contradict each other; the message names the field.
@@ -83,7 +83,7 @@ class Arrangement:
         return Mode(lambda state, worker: state.ahead(worker) <= self.bound)
 
     def is_done(self, state: State, worker: int) -> bool:
-        """Whether `worker` has made all its steps; dropped pushes are no steps."""
+        """Whether the run is over for `worker`."""
         made = state.version if self.consistency == "synchronous" else state.pushes[worker]
         return made >= self.steps
 

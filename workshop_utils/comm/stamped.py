@@ -92,7 +92,7 @@ class StampedCommunicator(Communicator):
         self._uplink.carry(head, outgoing.nbytes)
         letter = np.empty(_STAMP.size + outgoing.nbytes, np.uint8)
         _STAMP.pack_into(letter.data, 0, head, outgoing.dtype.str.encode())
-        letter[_STAMP.size :] = outgoing.reshape(-1).view(np.uint8)
+        letter[_STAMP.size :] = outgoing.view(np.uint8)
         return letter
 
     def _arrival(self, letter: Array, source: int, incoming: Array) -> float:
@@ -101,7 +101,7 @@ class StampedCommunicator(Communicator):
         if dtype.rstrip(b"\0") != incoming.dtype.str.encode():
             sent = np.dtype(dtype.rstrip(b"\0").decode())
             raise Mismatch(f"rank {source} sent {sent} where rank {self.rank} expects {incoming.dtype}")
-        incoming[...] = letter[_STAMP.size :].view(incoming.dtype).reshape(incoming.shape)
+        incoming[...] = letter[_STAMP.size :].view(incoming.dtype)
         first = head + self._latency_seconds
         through = self._downlink.carry(first, incoming.nbytes)
         theirs = first + incoming.nbytes / self._bandwidths[source]

@@ -210,8 +210,7 @@ class TcpCommunicator(Communicator):
 
 
 def _bytes(array: Array) -> memoryview:
-    """The bytes of `array` as one row, whatever its shape: `_drop` counts them."""
-    return array.view(np.uint8).data.cast("B") if array.nbytes else memoryview(b"")
+    return array.view(np.uint8).data if array.nbytes else memoryview(b"")
 
 
 def _drop(parts: list[memoryview], nbytes: int) -> None:

@@ -185,7 +185,7 @@ def throughput(rows: pd.DataFrame, colours: Mapping[str, str] = {}) -> Figure:
         axes.set(xlim=(0, None), ylim=(0, None))
         finding = f"{MODELS.get(model, model)}: {counts.max()} workers are worth\n{', '.join(reached)}"
         ratio = f"{first['gradient_nbytes'] / 1e6:.0f} MB of gradients for "
-        ratio += f"{first['device_seconds']:.2f} s of computing; points: measured, lines: formulas"
+        ratio += f"{first['device_seconds']:.2f} s of computing; lines: formulas"
         style.finish(axes, finding, ratio)
     grid.flat[0].set_ylabel("times the throughput of one device")
     return figure

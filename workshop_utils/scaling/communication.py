@@ -33,15 +33,13 @@ ALL_REDUCES: Mapping[str, Callable[..., None]] = {
     "halving_doubling": halving_doubling_all_reduce,
 }
 
-# What is left of a link's rate for payload: of each 1,514 bytes, the headers of Ethernet, IP and TCP take 66.
-GOODPUT = 0.956
-
 COLUMNS = ["workers", "servers", "nbytes", "seconds", "how"]
 
 
-def goodput(network: Network) -> float:
-    """Bytes of payload per second that one direction of a link of `network` carries over TCP."""
-    return GOODPUT * network.bandwidth_bytes_per_second
+def goodput(network: Network | str) -> float:
+    """Bytes of payload per second in each direction of a link of `network`, as this machine emulates it."""
+    network = Network.parse(network) if isinstance(network, str) else network
+    return network.payload_share * network.bandwidth_bytes_per_second
 
 
 def measure(job: TrainingJob, network: Network | None = None) -> pd.DataFrame:

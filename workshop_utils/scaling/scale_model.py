@@ -35,7 +35,6 @@ from workshop_utils.network.devices import MOST_HOST_SHARE, EmulatedDevice
 from workshop_utils.ranks import on_ranks
 from workshop_utils.scaling import catalogue
 from workshop_utils.scaling.catalogue import BytesPerSecond, Seconds
-from workshop_utils.scaling.communication import GOODPUT
 from workshop_utils.scaling.cost import all_reduce_seconds, synchronous_server_seconds
 from workshop_utils.scaling.experiment import (
     Setting,
@@ -476,8 +475,13 @@ class Emulation:
     elements: tuple[int, ...]
     nbytes: int
 
+    @property
+    def _bits_per_second(self) -> float:
+        """Of a link that carries `bytes_per_second` of payload."""
+        return 8 * self.bytes_per_second / Network(bandwidth="1Mbit").payload_share
+
     def __str__(self) -> str:
-        device, rate = 1000 * self.stretch * self.step_seconds, 8e-6 * self.bytes_per_second / GOODPUT
+        device, rate = 1000 * self.stretch * self.step_seconds, 1e-6 * self._bits_per_second
         shape = f"{self.machines} × {device:.0f} ms, {rate:.3g} Mbit/s, {self.nbytes / 1e3:.0f} kB"
         fused = FUSED_NBYTES.get(self.model.strategy)
         return shape + (
@@ -519,7 +523,7 @@ class Emulation:
         )
         return Setting(
             job,
-            Network(bandwidth=f"{round(8 * self.bytes_per_second / GOODPUT)}bit"),
+            Network(bandwidth=f"{round(self._bits_per_second)}bit"),
             repeat,
             device=EmulatedDevice(seconds=f"{1000 * self.stretch * self.step_seconds:.3f}ms"),
         )

@@ -129,7 +129,7 @@ def result_of(answer: Function, *arguments: Any) -> Any:
 
 def _line_of(error: Exception, answer: object) -> str:
     """The line of the learner's own function at which it stopped, and of several functions, which one."""
-    functions = answer if isinstance(answer, tuple) else (answer,)
+    functions = answer if isinstance(answer, tuple | list) else (answer,)
     codes = [function.__code__ for function in functions if hasattr(function, "__code__")]
     for frame, line in traceback.walk_tb(error.__traceback__):
         if frame.f_code in codes:

@@ -56,13 +56,18 @@ def uneven_step(answer: Answer) -> str:
                 )
     counts = (2, 0, 1)
     weights, rate = _start(counts)
-    for rank, spoiled in product((0, 2), (np.nan, np.inf, -np.inf, 1e6, np.full(weights.size, np.nan))):
-        slopes = [_slope(each, counts[each], weights.size, spoiled if each == rank else None) for each in (0, 2)]
+    lasts: list[ArrayLike] = [np.nan, np.inf, -np.inf, 1e6, np.full(weights.size, np.nan)]
+    for rank, spoiled in product((0, 2), lasts):
+        slopes = [
+            _slope(each, counts[each], weights.size, spoiled if each == rank else None) for each in (0, 2)
+        ]
         expected = weights - rate * (2 * slopes[0] + slopes[1]) / 3
         arguments = {"counts": counts, "spoiled": spoiled, "spoiled_rank": rank}
         for _, outcomes in _tried(_step, answer, 3, arguments, False):
             if not all(_shows(got, expected) for got, _ in outcomes):
-                hidden = f"a shard with images has {np.max(spoiled):g} in its gradient, and your step hides it"
+                hidden = (
+                    f"a shard with images has {np.max(spoiled):g} in its gradient, and your step hides it"
+                )
                 raise Wrong(
                     f"{hidden}: nobody would notice. Replace only the gradient of a rank with count 0."
                 )

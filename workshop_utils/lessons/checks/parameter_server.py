@@ -6,7 +6,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -123,9 +123,9 @@ def _judge(name: str, answer: Rule, cases: list[tuple[Any, ...]], right: Rule) -
     """Raise Wrong unless the rule `answer` says what `right` says in all cases."""
     given = []
     for case in cases:
-        state, *others = copy.deepcopy(case)
-        given.append(answer(state, *others))
-        if vars(state) != vars(case[0]):
+        own = copy.deepcopy(case)
+        given.append(answer(*own))
+        if vars(own[0]) != vars(case[0]):
             raise Wrong(f"`{name}` changes the state; a rule only reads it.")
     if any(is_missing(each) for each in given):
         raise NotYet(f"`{name}` gave nothing: write it, then run this again.")
@@ -203,9 +203,8 @@ def _train(communicator: Communicator, server: Any, name: str, delay: float) -> 
     parameters, rank = np.zeros_like(_TARGETS[name]), communicator.rank
     if rank == 0:
         mode = _modes(communicator.size - 1)[name]
-        ours = {parameter_server.serve.__code__}
-        in_the_lesson = getattr(server, "__globals__", {}).get("serve")
-        ours |= {in_the_lesson.__code__} if hasattr(in_the_lesson, "__code__") else set()
+        serves = (parameter_server.serve, getattr(server, "__globals__", {}).get("serve"))  # and the lesson's
+        ours = [each.__code__ for each in serves if isinstance(each, FunctionType)]
 
         def done(state: Any) -> bool:
             if name == "asynchronous":  # then an update is a push

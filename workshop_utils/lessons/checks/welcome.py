@@ -41,7 +41,9 @@ def total(answer: Callable[[Communicator, float], float]) -> str:
         try:
             totals = threads.run(size, lambda each: _totals(each, answer), timeout_seconds=2)
         except PeerSilent as error:
-            raise Wrong(f"{where}, {error}: either all receive first, and no rank gets to send, or it receives more than it is sent.") from None
+            raise Wrong(
+                f"{where}, {error}: all receive first, and no rank gets to send, or it waits for more than is sent."
+            ) from None
         _judge_totals(where, totals)
     where = "on 3 processes"
     _judge_totals(where, values_on_ranks(where, 3, _totals, {"answer": answer}))
