@@ -37,7 +37,7 @@ from workshop_utils.lessons.checks import (
     tensorflow,
     welcome,
 )
-from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup
+from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup, karp_flatt
 from workshop_utils.training import checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_what_is_not_written_yet_is_not_wrong(answer):
 
 
 def test_the_three_laws_may_come_in_a_list():
-    assert one_worker.laws([amdahl_speedup, gustafson_speedup, one_worker.karp_flatt]).state == "right"
+    assert one_worker.laws([amdahl_speedup, gustafson_speedup, karp_flatt]).state == "right"
 
 
 def test_a_new_exercise_needs_only_to_say_what_is_wrong():

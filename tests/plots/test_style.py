@@ -11,7 +11,6 @@ from matplotlib import colors
 
 from workshop_utils.plots import (
     baseline,
-    communication,
     horovod,
     model_parallel,
     prediction,
@@ -33,7 +32,7 @@ TOGETHER = {
     "two ways to split": ["one process", "data parallel", "model parallel"],
     "parts of a step": [*baseline.PHASES.values()],
     "parts of a step among workers": [colour for _, colour in scaling.PARTS.values()],
-    "numbers of workers": [*communication.SHADES],
+    "all-reduces by size": ["ring", *style.MUTED[1:]],
     "neither workers nor strategies": [*style.MUTED],
     "front ends of Horovod": [*horovod.FRONT_ENDS],
     "passes": [model_parallel.FORWARD, model_parallel.BACKWARD],

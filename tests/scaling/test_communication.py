@@ -32,14 +32,11 @@ def test_without_namespaces_other_frameworks_feel_nothing_so_their_table_is_empt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [*communication.ALL_REDUCES, "mpi4py"])
+@pytest.mark.parametrize("algorithm", communication.ALL_REDUCES)
 def test_every_all_reduce_gives_the_mean_between_processes_and_is_timed_for_each_size(algorithm):
-    workers, ours = 3, algorithm in communication.ALL_REDUCES
-    arguments = {"nbytes": "4,4004", "calls": 2, "repeats": 2} | ({"algorithm": algorithm} if ours else {})
-    if not ours:
-        pytest.importorskip(algorithm)
-    name = "measure_all_reduce" if ours else "measure_mpi"
-    job = TrainingJob.load(JOBS / name).replace(workers=workers, arguments=arguments)
+    workers = 3
+    arguments = {"nbytes": "4,4004", "calls": 2, "repeats": 2, "algorithm": algorithm}
+    job = TrainingJob.load(JOBS / "measure_all_reduce").replace(workers=workers, arguments=arguments)
     run = Local(warm=True).launch(job).wait(60)
     assert len(run.metrics) == workers * 2 * 2
     assert run.metrics["error"].max() < 1e-6

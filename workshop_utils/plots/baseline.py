@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
-from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup, training_flops
+from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup, karp_flatt, training_flops
 from workshop_utils.scaling.published import PEAK_FLOPS_PER_SECOND, TRAINING_RUNS, UTILISATION
 
 # The phases of a step, in order, and the two that grow with the batch in hues of their own.
@@ -75,9 +75,11 @@ def memory(formulas: Mapping[int, Mapping[str, float]], measured: Sequence[Seque
                     words = "Adam's state" if part == "optimizer" else part
                     style.note(axes, words, (x, middle), (22, 0), va="center")
         style.measured(axes, range(4), np.divide(measured[index], 1e6), colour="server", marker="D")
-        axes.set_xticks(range(4), ["before", "forward", "backward", "update"], fontsize=8)
+        axes.set_xticks(
+            range(4), ["before", "after\nforward", "after\nbackward", "after\nupdate"], fontsize=8
+        )
         axes.grid(visible=False, axis="x")
-    panels[0].set(ylabel="memory, in MB", xlabel="after each part of a step")
+    panels[0].set_ylabel("memory, in MB")
     first, last = measured[0], measured[-1]
     batches = list(formulas)
     grown = (last[1] - last[0]) / (first[1] - first[0])
@@ -110,8 +112,8 @@ def time_to_train() -> Figure:
     seconds = np.array([run.device_hours * 3600 for run in TRAINING_RUNS])
     used = flops / seconds / [PEAK_FLOPS_PER_SECOND[run.device] for run in TRAINING_RUNS]
     peaks = ", ".join(f"{device} {peak / 1e12:.0f}" for device, peak in PEAK_FLOPS_PER_SECOND.items())
-    detail = f"points: as reported, 6 · P · D at {100 * min(used):.0f} to {_percent(max(used))} of the peak "
-    detail += f"({peaks} TFLOP/s)"
+    share = f"{100 * min(used):.0f} to {_percent(max(used))}"
+    detail = f"points: reported GPU hours; 6 · P · D makes them {share} of the peak ({peaks} TFLOP/s)"
     least, most = (float(f"{each / YEAR_SECONDS:.2g}") for each in (min(seconds), max(seconds)))
     return style.finish(axes, f"These models took {least:,.0f} to {most:,.0f} GPU years each", detail)
 
@@ -157,7 +159,7 @@ def step_times(
     _, (times, fractions) = style.figure(9.6, 4.2, columns=2)
     sizes = np.array(sorted(seconds))
     middle = np.array([np.median(seconds[size]) for size in sizes])
-    serial = (middle / middle[0] - 1 / sizes)[1:] / (1 - 1 / sizes[1:])
+    serial = karp_flatt(middle[0], middle[1:], sizes[1:])
     for first, last, name in ((1, fitted, False), (fitted, sizes[-1], True)):
         n = np.geomspace(first, last, 101)
         look: dict[str, Any] = {"linestyle": style.DASHES[name]}
@@ -186,10 +188,10 @@ def step_times(
     times.set_ylabel("time of a step, in s")
     fractions.set_ylabel("Karp–Flatt fraction e")
     style.percent_axis(fractions.yaxis)
-    off = np.abs((a + b / sizes + c * (sizes - 1)) / middle - 1)[~known].max()
+    off = np.abs(middle / (a + b / sizes + c * (sizes - 1)) - 1)[~known].max()
     verdict = "passed" if off <= limit else "failed"
     finding = f"Predictions off by up to {100 * off:.1f} %: {verdict}"
-    detail = f"rings: measured after the prediction; test: medians within {_percent(limit)}"
+    detail = f"dashed: predicted; rings: measured later; test: medians within {_percent(limit)}"
     style.headline(times, finding, detail)
     finding = f"Karp–Flatt: e {'rises' if (np.diff(serial) > 0).all() else 'goes'}"
     finding += f" from {_percent(serial[0])} to {_percent(serial[-1])}"

@@ -34,13 +34,7 @@ def contributions(all_reduce: AllReduce, size: int) -> np.ndarray:
     def program(communicator: Communicator) -> list[np.ndarray]:
         array = np.full(size, 16**communicator.rank, np.int64)
         before: list[np.ndarray] = []
-        send_recv = communicator.send_recv
-
-        def watched(*arguments: Any) -> None:
-            before.append(array.copy())
-            send_recv(*arguments)
-
-        communicator.send_recv = watched  # type: ignore[assignment,method-assign]
+        communicator.watch = lambda *_: before.append(array.copy())
         all_reduce(communicator, array)
         return [*before, array]
 
@@ -223,7 +217,7 @@ def against_size(
     """Times as long as the fastest of `series` at each size: points of `series`, `lines` of the same names."""
     fastest = np.min([*series.values()], axis=0)
     for index, (name, seconds) in enumerate(series.items()):
-        colour = style.colour_of("ring") if name == "ring" else SHADES[index % len(SHADES)]
+        colour = style.colour_of("ring") if name == "ring" else style.MUTED[index % len(style.MUTED)]
         style.theory(axes, nbytes, np.asarray(lines[name]) / fastest, name, colour=colour)
         style.measured(
             axes, nbytes, np.divide(seconds, fastest), colour=colour, marker=style.MARKERS[index % 8]
@@ -235,6 +229,3 @@ def against_size(
     axes.minorticks_off()
     style.headline(axes, *headline)
     style.label_ends(axes)
-
-
-SHADES = ("#0072B2", "#CC6677", "#117733", "#999933")

@@ -1,4 +1,4 @@
-"""The arithmetic of a training run, and the two laws of parallel speed-up.
+"""The arithmetic of a training run, the two laws of parallel speed-up, and the first one turned around.
 
 Both laws describe work of which a fraction cannot be shared. Amdahl keeps the work fixed and asks how much sooner it
 is done; Gustafson keeps the time fixed and asks how much more is done in it.
@@ -47,3 +47,14 @@ def gustafson_speedup(unshared_fraction: float, workers: npt.ArrayLike) -> Any:
     Source: Gustafson (1988), "Reevaluating Amdahl's law", Communications of the ACM 31(5).
     """
     return unshared_fraction + (1 - unshared_fraction) * np.asarray(workers)
+
+
+def karp_flatt(seconds_alone: float, seconds: npt.ArrayLike, workers: npt.ArrayLike) -> Any:
+    """The serial fraction with which Amdahl's law gives the time `seconds` of more than one of `workers`.
+
+    Below 0 where N workers are more than N times as fast, above 1 where they are slower than one.
+
+    Source: Karp and Flatt (1990), "Measuring parallel processor performance", Communications of the ACM 33(5).
+    """
+    share = 1 / np.asarray(workers)
+    return (np.asarray(seconds) / seconds_alone - share) / (1 - share)

@@ -201,14 +201,16 @@ def _explain(answer: float, right: float, unit: str, mistakes: Mapping[float, st
             raise Wrong(f"{given}: the digits are right, but it is {factor:,.0f} times too {size}: the unit?")
 
 
-def compare(answer: Function, reference: Function, cases: Sequence[Sequence[Any]]) -> None:
-    """Raise Wrong unless `answer` gives what `reference` gives, in all `cases`.
+def compare(
+    answer: Function, reference: Function, cases: Sequence[Sequence[Any]], tolerance: float = 1e-6
+) -> None:
+    """Raise Wrong unless `answer` gives what `reference` gives, to a relative `tolerance`, in all `cases`.
 
     A case is the call in words (a format string for the arguments), the reason for its result, and the arguments.
     """
     for what, because, *arguments in cases:
         got = answer(*copy.deepcopy(arguments))
-        expect(got, reference(*arguments), what.format(*arguments), because)
+        expect(got, reference(*arguments), what.format(*arguments), because, tolerance)
 
 
 def recognise(answer: Function, cases: Sequence[tuple[Any, ...]], mistakes: Mapping[str, Function]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from workshop_utils.lessons.checks import NotYet, Wrong, compare, exercise, is_missing, mistakes, recognise
 from workshop_utils.lessons.checks.open_question import OpenQuestion
-from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup
+from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup, karp_flatt
 
 Function = Callable[..., Any]
 
@@ -21,14 +21,6 @@ SECONDS: list[tuple[float, ...]] = [(10, 4, 4), (3, 1, 5), (2, 1, 2), (1.28, 0.6
 SECONDS += [(10, 6, 2), (9, 5, 3), (100, 20, 64)]
 # Numbers of workers that cannot tell a, b and c apart: one or two different ones.
 TOO_FEW = [(1, 4), (2, 2, 8, 8), (2, 2, 2), (2, 2, 2, 8, 8, 8), (1, 4) * 6, (3, 5, 5), (6,), (12, 16, 12, 12)]
-
-
-def karp_flatt(alone: float, together: float, workers: float) -> float:
-    """The serial share with which Amdahl's law gives the time `together`.
-
-    Source: Karp and Flatt (1990), "Measuring parallel processor performance", Communications of the ACM 33(5).
-    """
-    return (together / alone - 1 / workers) / (1 - 1 / workers)
 
 
 @exercise
@@ -64,25 +56,29 @@ def fit(answer: Function) -> str:
     for a, *sizes in (
         (0.1, 4, 1, 2, 2, 1, 8, 4),
         (0.1, 2, 6, 12, 3, 24),
-        (-0.1, 1, 2, 4),
+        (-0.1, 1, 2, 4),  # whole numbers
         (0.1, 16, 3, 8, 5),
         (0.1, 3, 1, 16, 2, 8, 4, 1, 12, 6, 2, 24),
     ):
-        workers, noise = np.array(sizes, dtype=float), np.random.default_rng(0).normal(size=len(sizes))
+        workers = np.array(sizes, dtype=int if len(sizes) == 3 else float)
+        noise = np.random.default_rng(0).normal(size=len(sizes))
+        noise[-1] *= 20  # a run that was disturbed counts as any other
         seconds = a + 1.2 / workers + 0.07 * (workers - 1) + 0.02 * noise * (len(sizes) > 4)
         cases.append((workers, np.round(seconds, 3)))
     recognise(answer, cases[:2], mistakes(__name__, "fit", fitted=fitted))
     because = "a, b, c by least squares of all times"
     for case in reversed(cases):
-        compare(answer, fitted, [("my_fit({}, {})", because, *case)])
-    given = copy.deepcopy(cases[0])
-    answer(*given)
-    if not np.array_equal(given, cases[0]):
-        raise Wrong("the numbers are right, but it changes the arrays that it is given: compute with copies.")
+        compare(answer, fitted, [("my_fit({}, {})", because, *case)], tolerance=1e-4)
+        given = copy.deepcopy(case)
+        answer(*given)
+        _refuse_changes(given, case)
     for few in TOO_FEW:
+        case = np.array(few, dtype=float), 0.1 + 1.2 / np.array(few)
+        given = copy.deepcopy(case)
         try:
-            got = answer(np.array(few, dtype=float), 0.1 + 1.2 / np.array(few))
+            got = answer(*given)
         except ValueError:
+            _refuse_changes(given, case)
             continue
         with np.printoptions(precision=3):
             gave = f"of the workers {few} it gave {got}"
@@ -93,14 +89,19 @@ def fit(answer: Function) -> str:
     return "it finds a, b and c from any three or more numbers of workers, and refuses to guess from fewer."
 
 
+def _refuse_changes(given: tuple[np.ndarray, ...], case: tuple[np.ndarray, ...]) -> None:
+    if not all(map(np.array_equal, given, case)):
+        raise Wrong("the numbers are right, but it changes the arrays that it is given: compute with copies.")
+
+
 where_it_stops = OpenQuestion(
     "workers",
-    (3, 10),
-    "a link twice as fast halves c, except the part that does not depend on the link's speed, such as that of the "
-    "bursts. a + b/N + c(N − 1) is smallest at N = √(b/c), so this N grows by about √2, not by 2. Now compare each "
-    "measured T with its prediction: if all are off in one direction, that is bias, which repeats do not show. Then "
-    "compare the spread of your runs with the difference between neighbouring N, and say which of them you can tell "
-    "apart.",
-    predictable=(2, 12),
+    (4, 8),
+    "a link twice as fast halves c, except a part that does not depend on the link's speed, such as that of the "
+    "kernel's bursts. a + b/N + c(N − 1) is smallest at N = √(b/c), so this N grows by about √2, not by 2. Now "
+    "compare each measured T with its prediction: if all are off in one direction, that is bias, which repeats do not "
+    "show. Then compare the spread of your runs with the difference between neighbouring N, and say which of them "
+    "you can tell apart.",
+    predictable=(2, 16),
     whole=True,
 )
