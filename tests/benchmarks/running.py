@@ -17,7 +17,6 @@ from workshop_utils.jobs import Argument, TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.launchers.restarting import Restarting
 from workshop_utils.network import Network
-from workshop_utils.scaling.communication import goodput
 from workshop_utils.strategies import TORCHRUN_RESTARTS
 
 NETWORK = Network(bandwidth="100Mbit")
@@ -41,7 +40,7 @@ def records_of(job: str, workers: int, place: Any, **arguments: Argument) -> lis
 
 def network(quick: bool) -> Iterator[Row]:
     """Of the slowest rank. Theory: what the bytes need at the 95.6 % of the rate that TCP leaves for payload."""
-    place, bandwidth, nbytes = Local(network=NETWORK, warm=True), goodput(NETWORK), 4_000_000
+    place, bandwidth, nbytes = Local(network=NETWORK, warm=True), NETWORK.goodput, 4_000_000
     for workers in (2,) if quick else (2, 3, 4, 8):
         records = records_of("measure_all_reduce", workers, place, nbytes=nbytes, repeats=REPEATS)
         theory = ring_seconds(workers, nbytes, 0.0, bandwidth)

@@ -14,7 +14,6 @@ from workshop_utils.network import availability
 from workshop_utils.network.devices import MOST_HOST_SHARE
 from workshop_utils.scaling import experiment, scale_model
 from workshop_utils.scaling.catalogue import CatalogueError
-from workshop_utils.scaling.communication import goodput
 from workshop_utils.scaling.experiment import Store
 from workshop_utils.scaling.layers import MODELS, layers
 from workshop_utils.scaling.scale_model import STRATEGIES, Cluster, ScaleModel
@@ -172,7 +171,7 @@ def test_an_emulated_step_has_the_ratios_of_the_cluster_s(strategy, cluster, wor
     assert costs == pytest.approx([each.flops for each in layers("vgg16")], rel=1e-5)
     assert (setting.job.strategy, setting.job.workers) == (strategy, 2)
     device_seconds = float(setting.device.seconds.removesuffix("ms")) / 1000
-    rate = goodput(setting.network)
+    rate = setting.network.goodput
     assert device_seconds * rate / emulation.nbytes == pytest.approx(
         emulation.step_seconds * model.link_of(workers) / VGG, rel=1e-5
     )

@@ -144,6 +144,11 @@ class Network(Description):
         """
         return 0.956 if self.in_namespaces else 1.0
 
+    @property
+    def goodput(self) -> float:
+        """Bytes of payload per second in each direction of a link, as this machine emulates it."""
+        return self.payload_share * self.bandwidth_bytes_per_second
+
     def emulation(self, strategy: Strategy) -> Emulation:
         """How this machine emulates it for jobs of `strategy`.
 

@@ -36,10 +36,9 @@ ALL_REDUCES: Mapping[str, Callable[..., None]] = {
 COLUMNS = ["workers", "servers", "nbytes", "seconds", "how"]
 
 
-def goodput(network: Network | str) -> float:
-    """Bytes of payload per second in each direction of a link of `network`, as this machine emulates it."""
-    network = Network.parse(network) if isinstance(network, str) else network
-    return network.payload_share * network.bandwidth_bytes_per_second
+def goodput(network: Network) -> float:
+    """Bytes of payload per second that one direction of a link of `network` carries."""
+    return network.goodput
 
 
 def measure(job: TrainingJob, network: Network | None = None) -> pd.DataFrame:

@@ -96,7 +96,7 @@ def _refuse_changes(given: tuple[np.ndarray, ...], case: tuple[np.ndarray, ...])
 
 where_it_stops = OpenQuestion(
     "workers",
-    (4, 8),
+    (3, 6),
     "a link twice as fast halves c, except a part that does not depend on the link's speed, such as that of the "
     "kernel's bursts. a + b/N + c(N − 1) is smallest at N = √(b/c), so this N grows by about √2, not by 2. Now "
     "compare each measured T with its prediction: if all are off in one direction, that is bias, which repeats do not "
