@@ -1,7 +1,9 @@
 """Recursive halving and doubling: a ring's bytes in log₂ N steps, between ranks that are ever nearer or farther.
 
-Rabenseifner's algorithm, as in Thakur, Rabenseifner and Gropp (2005), "Optimization of collective communication
-operations in MPICH", section 4.5. With P the largest power of two up to N:
+After Rabenseifner's algorithm (2004), in Thakur, Rabenseifner and Gropp (2005), "Optimization of collective
+communication operations in MPICH", section 4.5. His halving, and MPICH's, begins with the nearest partner, to which the
+largest messages then go; this one with the farthest, so that rank r ends with block r. With P the largest power of two
+up to N:
 
 | phase | who sends what | bytes a rank sends |
 | --- | --- | --- |

@@ -58,7 +58,7 @@ def ring_steps(all_reduce: AllReduce, size: int) -> Figure:
             _panel(axes, held[:, step], held[:, max(0, step - 1)], name if step else "start")
     finding = f"Each chunk makes {size - 1} hops to be summed, and {size - 1} more to be shared"
     framed = "framed: just came from the left neighbour"
-    detail = f"a row: a rank; a column: a chunk; colours: whose gradients are in it; {framed}"
+    detail = f"rows: ranks; columns: chunks, from 0; colours: whose gradients are in a chunk; {framed}"
     return style.finish(figure, finding, detail)
 
 
@@ -214,14 +214,14 @@ def against_size(
     headline: tuple[str, str],
     axes: Axes,
 ) -> None:
-    """Times as long as the fastest of `series` at each size: points of `series`, `lines` of the same names."""
-    fastest = np.min([*series.values()], axis=0)
-    for index, (name, seconds) in enumerate(series.items()):
+    """Times as long as the fastest of `lines` at each size: those lines, and points of `series` for some of them."""
+    fastest = np.min([np.asarray(each) for each in lines.values()], axis=0)
+    for index, (name, line) in enumerate(lines.items()):
         colour = style.colour_of("ring") if name == "ring" else style.MUTED[index % len(style.MUTED)]
-        style.theory(axes, nbytes, np.asarray(lines[name]) / fastest, name, colour=colour)
-        style.measured(
-            axes, nbytes, np.divide(seconds, fastest), colour=colour, marker=style.MARKERS[index % 8]
-        )
+        style.theory(axes, nbytes, np.divide(line, fastest), name, colour=colour)
+        if name in series:
+            points = np.divide(series[name], fastest)
+            style.measured(axes, nbytes, points, colour=colour, marker=style.MARKERS[index % 8])
     axes.set(xscale="log", yscale="log", ylim=(0.85, None), xlabel="size of the array")
     axes.set_ylabel("times as long as the fastest")
     style.plain_ticks(axes.yaxis, [1, 2, 3, 5, 8])

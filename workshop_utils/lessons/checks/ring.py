@@ -33,7 +33,7 @@ def ring_all_reduce(answer: Answer) -> str:
     compare_on_processes(answer, collectives.ring_all_reduce, size=4, elements=40_000)
     return (
         "with 4 ranks each sent 6 messages of a quarter, 1.5 times the array. On four processes behind links of "
-        "100 Mbit/s, too, it gave the values, messages and bytes of the workshop's own: that is a ring all-reduce. "
+        "100 Mbit/s, too, its values, messages and bytes were those of the workshop's own: that is a ring all-reduce. "
         "Its time is not judged."
     )
 
@@ -114,10 +114,12 @@ def _judge_doubling(answer: Answer, size: int, elements: int, dtype: type = np.f
 across_racks = OpenQuestion(
     "times",
     (2.3, 3.2),
-    "in its first halving step all four pairs have one rank in each rack, so four messages of K/2 share a link each "
-    "way that is as fast as one of theirs: that step takes four times as long, and so does its mirror image at the "
-    "end. 2 (4 · 1/2 + 1/4 + 1/8) against 2 (1/2 + 1/4 + 1/8) is 2.7 times. In the ring one rank of each rack "
-    "sends to the other rack in each step, so its time stays. Few steps are not enough: partners must be near.",
+    "in its first halving step all four pairs have one rank in each rack, so in each direction four messages of K/2 "
+    "share a link that is no faster than each rank's own: that step takes four times as long, and so does its mirror "
+    "image at the end. 2 (4 · 1/2 + 1/4 + 1/8) against 2 (1/2 + 1/4 + 1/8) is 2.7 times. Beginning with the nearest "
+    "partner, as MPICH and Gloo do, only the messages of K/8 cross: 2 (1/2 + 1/4 + 4 · 1/8), 1.4 times. In the ring "
+    "one rank of each rack sends to the other rack in each step, so its time stays the same. Few steps are not enough: "
+    "large messages must go to near partners.",
 )
 
 
@@ -226,7 +228,7 @@ class _RingTrial:
         expected = 2 * (self.size - 1) * self.arrays[0].nbytes
         if sent != expected:
             of = f"{self.case}, all ranks together send {sent:,} bytes"
-            chunks = f"cut the array into {self.size} chunks"
+            chunks = f"cut the array into {self.size} chunks, without padding"
             raise Wrong(f"{of}; it must be 2 (N - 1) K = {expected:,}: {chunks}.")
 
     def _judge_result(self, rank: int, array: np.ndarray) -> None:
