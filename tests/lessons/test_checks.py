@@ -246,7 +246,7 @@ def there_and_back(communicator, number):
 def everything_seen(communicator, number):
     """Every rank keeps what came, and sends it on."""
     right, left = (communicator.rank + 1) % communicator.size, (communicator.rank - 1) % communicator.size
-    numbers = [np.array([number])]
+    numbers = [np.array([float(number)])]
     while len(numbers) < communicator.size:
         numbers.append(np.empty_like(numbers[-1]))
         communicator.send_recv(right, numbers[-2], left, numbers[-1])
