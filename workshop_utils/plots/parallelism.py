@@ -67,9 +67,7 @@ def asynchronous_losses(runs: Mapping[str, np.ndarray], rates: Mapping[str, floa
     panels[0].yaxis.set_major_formatter("{x:g}")
     panels[1].set(xlabel="virtual time (s)", xscale="log")
     panels[1].xaxis.set_major_formatter("{x:,g}")
-    detail = (
-        f"simulated; median of {len(run)} seeds; bands: their middle half; labels: the seeds' final losses"
-    )
+    detail = f"simulated; median of {len(run)} seeds; bands: their middle half; labels: means of the last 5, by seed"
     style.headline(figure, f"Time for {middle[-1, 0]:,.0f} gradients: {', '.join(seconds)}", detail)
     style.label_ends(panels[0], gap_points=27)
     return figure
