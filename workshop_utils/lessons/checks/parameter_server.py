@@ -288,8 +288,8 @@ def server(answer: Callable[..., Any]) -> str:
             _compare(case, mine, _simulated(_reference, name, workers, case))
     if "in barrier" in str(failure):  # where the workers are that have finished
         raise Wrong(
-            "in simulated time your server is right; on real processes it waits for workers that have finished: receive "
-            "only from those that are active."
+            "in simulated time your server is right; on real processes it waits for workers that have finished: "
+            "receive only from those that are active."
         )
     if failure is not None:
         raise Wrong(f"in simulated time your server is right; on real processes {failure}")
