@@ -39,7 +39,7 @@ def records_of(job: str, workers: int, place: Any, **arguments: Argument) -> lis
 
 
 def network(quick: bool) -> Iterator[Row]:
-    """Of the slowest rank. Theory: what the bytes need at the 95.6 % of the rate that TCP leaves for payload."""
+    """Of the slowest rank. Theory: what the bytes need at the rate that is left for payload."""
     place, bandwidth, nbytes = Local(network=NETWORK, warm=True), NETWORK.goodput, 4_000_000
     for workers in (2,) if quick else (2, 3, 4, 8):
         records = records_of("measure_all_reduce", workers, place, nbytes=nbytes, repeats=REPEATS)

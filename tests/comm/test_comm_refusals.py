@@ -52,3 +52,16 @@ def test_receiving_from_nobody_or_into_nothing_is_refused_at_once(run):
         run(1, lambda communicator: communicator.recv({}))
     with pytest.raises(ValueError, match="rank 0 receives from rank 1 into nothing; give recv an array"):
         run(2, lambda communicator: communicator.rank == 0 and communicator.recv(1))
+
+
+@pytest.mark.parametrize("run", [simulate, threads.run])
+@pytest.mark.parametrize("into", [np.zeros((3, 2)).T, np.zeros(6)[::-1], np.zeros((6, 2))[:, 0]])
+def test_an_array_to_receive_into_that_is_not_contiguous_is_refused(run, into):
+    def program(communicator):
+        if communicator.rank == 0:
+            communicator.recv(1, into)
+        else:
+            communicator.send(0, np.ones(6))
+
+    with pytest.raises(ValueError, match="is not contiguous; receive into"):
+        run(2, program)

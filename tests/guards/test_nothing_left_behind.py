@@ -5,6 +5,7 @@ processes from all others on the machine.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -164,7 +165,7 @@ class Command:
     def wait_until_it_trains(self):
         """Wait until a step of each worker has been reported; the processes by rank."""
         return self.wait_until(
-            lambda: all(f"[worker-{rank}] step" in self.out.read_text() for rank in (0, 1))
+            lambda: all(re.search(rf"\[worker-{rank}\] .*step", self.out.read_text()) for rank in (0, 1))
         )
 
     def wait_until(self, condition):

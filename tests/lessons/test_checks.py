@@ -31,6 +31,7 @@ from workshop_utils.lessons.checks import (
     model_parallel,
     one_worker,
     parallelism,
+    parameter_server,
     ring,
     sagemaker,
     spark,
@@ -58,6 +59,34 @@ def test_what_is_not_written_yet_is_not_wrong(answer):
 
 def test_the_three_laws_may_come_in_a_list():
     assert one_worker.laws([amdahl_speedup, gustafson_speedup, karp_flatt]).state == "right"
+
+    def unwritten(s, workers):
+        return s / {}[workers]
+
+    assert "(line 2 of your `unwritten`)" in one_worker.laws([unwritten, gustafson_speedup, karp_flatt]).text
+
+
+def test_a_fit_may_stop_where_its_steps_are_small():
+    def nearly(workers, seconds):
+        if len(set(workers)) < 3:
+            raise ValueError
+        return one_worker.fitted(workers, seconds) * (1 + 1e-5)
+
+    assert one_worker.fit(nearly).state == "right"
+
+
+def test_rules_are_run_if_they_are_right_and_otherwise_ours(capsys):
+    def held(state, worker, bound):
+        return all(state.pushes[worker] <= state.pushes[each] + bound for each in state.active)
+
+    def fresh(state, worker):
+        return state.version == state.has[worker]
+
+    assert parameter_server.rules_to_run((held, fresh)) == (held, fresh)
+    assert capsys.readouterr().out == ""
+    ours = parameter_server.rules_to_run((held, lambda state, worker: ...))
+    assert parameter_server.rules(ours).state == "right"
+    assert "ours are run" in capsys.readouterr().out
 
 
 def test_a_new_exercise_needs_only_to_say_what_is_wrong():

@@ -68,6 +68,22 @@ def test_where_namespaces_do_not_do_links_are_stamped_for_the_workshop_and_other
         slow.model_copy(update={"racks": 2, "spine": "1Mbit"}).emulation(STRATEGIES["ring"])
 
 
+@pytest.mark.parametrize(
+    ("available", "netem", "latency", "share"),
+    [
+        ("none", False, None, 1),
+        ("root", False, None, 0.956),
+        ("root", False, "1ms", 1),
+        ("root", True, "1ms", 0.956),
+    ],
+)
+def test_headers_take_their_part_of_the_rate_where_the_kernel_emulates_the_link(
+    machine, available, netem, latency, share
+):
+    machine(available, netem)
+    assert Network(bandwidth="8Mbit", latency=latency).goodput == pytest.approx(share * 1e6)
+
+
 def test_without_any_namespaces_the_workshop_s_own_ranks_feel_the_network_all_the_same(
     machine, nothing_is_left
 ):

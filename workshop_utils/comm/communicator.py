@@ -172,7 +172,7 @@ class Communicator(ABC):
 
         Raises:
             CommunicationError: if there is no rank to receive from.
-            ValueError: if there is no array to receive into.
+            ValueError: if there is no array to receive into, or it is not contiguous.
         """
         if not isinstance(source, Sequence | Mapping | Set):
             sender = source
@@ -262,13 +262,9 @@ class Communicator(ABC):
         if self.watch is not None:
             self.watch(to, outgoing)
         if to is not None:
-            outgoing = _row(outgoing)
+            outgoing = _row(outgoing, may_copy=True)
         if source is not None:
-            if not incoming.flags.c_contiguous:
-                raise ValueError(
-                    "the array to receive into has gaps; receive into np.empty(...), then copy from it"
-                )
-            incoming = _row(incoming)
+            incoming = _row(incoming, may_copy=False)
         start = self.now()
         self._exchange(to, outgoing, source, incoming)
         self.traffic.count(to, outgoing, source, incoming)
@@ -282,10 +278,22 @@ class Communicator(ABC):
             self.trace.append(Event(kind, peer, int(array.nbytes), start, self.now(), self._collective))
 
 
-def _row(array: Array) -> Array:
-    """`array` with one dimension: a view, or a copy if its elements do not lie next to each other."""
+def _row(array: Array, may_copy: bool) -> Array:
+    """`array` with one dimension: a view, or where that is allowed a copy.
+
+    Raises:
+        ValueError: if it is not contiguous and may not be copied.
+    """
+    if array.ndim == 1 and array.size != 1 and array.flags.c_contiguous:
+        return array
     row = array.reshape(()).reshape(-1) if array.size == 1 else array.reshape(-1)
-    return row if row.strides == (row.itemsize,) else row.copy()
+    if row.strides == (row.itemsize,) and (may_copy or array.flags.c_contiguous):
+        return row
+    if not may_copy:
+        raise ValueError(
+            "the array to receive into is not contiguous; receive into np.empty(...), then copy from it"
+        )
+    return row.copy()
 
 
 Arguments = ParamSpec("Arguments")

@@ -28,7 +28,7 @@ class TorchCommunicator(Communicator):
         pending: list[Any] = []
         try:
             if to is not None:
-                parts = self._header(outgoing), outgoing.reshape(-1).view(np.uint8)
+                parts = self._header(outgoing), outgoing.view(np.uint8)
                 pending.append(dist.isend(torch.from_numpy(np.concatenate(parts)), to))
             if source is not None:
                 expected = self._header(incoming)
@@ -43,7 +43,7 @@ class TorchCommunicator(Communicator):
             header, content = np.split(message, [expected.size])
             if not np.array_equal(header, expected):
                 raise frames.difference(header.tobytes(), source, expected.tobytes(), self.rank)
-            np.copyto(incoming, content.view(incoming.dtype).reshape(incoming.shape))
+            np.copyto(incoming, content.view(incoming.dtype))
 
     def _header(self, array: Array) -> np.ndarray:
         # No message is counted, since gloo keeps their order.

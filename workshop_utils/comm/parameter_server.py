@@ -39,8 +39,8 @@ REQUEST_NBYTES = 8  # of a worker's question for its answer, where there are sev
 class Arrangement:
     """Which ranks serve and which work, and how far workers may drift apart.
 
-    `steps` is how many updates synchronous servers make, and how many times each worker pushes to others. `bound`
-    matters to stale_synchronous, `backup_workers` to synchronous.
+    `steps` is how many updates synchronous servers make; of others, how often each worker pushes. `bound` matters to
+    stale_synchronous, `backup_workers` to synchronous.
 
     Raises:
         ValueError: if the numbers contradict each other; the message names the field.
@@ -247,7 +247,7 @@ def train(
     gradient_of: Callable[[Array, int], Array],
     update: Update,
 ) -> ServerLog | None:
-    """Play this rank's part: serve, or pull, compute and push `arrangement.steps` times.
+    """Play this rank's part: serve, or pull, compute and push until that has `arrangement.steps`.
 
     Args:
         communicator: of `arrangement.size` ranks.

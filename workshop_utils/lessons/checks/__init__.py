@@ -108,15 +108,20 @@ def expect(got: Any, expected: ArrayLike, what: str, because: str = "", toleranc
     if values.shape != target.shape:
         raise Wrong(f"{what} has shape {values.shape}; it must be {target.shape}{reason}.")
     if not np.allclose(values, target, rtol=tolerance, atol=tolerance * float(np.abs(target).max(initial=0))):
-        raise Wrong(f"{what} gave {formatted(values)}; it must be {formatted(target)}{reason}.")
+        digits = next((each for each in (6, 9, 17) if formatted(values, each) != formatted(target, each)), 17)
+        raise Wrong(
+            f"{what} gave {formatted(values, digits)}; it must be {formatted(target, digits)}{reason}."
+        )
 
 
 def is_missing(answer: object) -> bool:
     return answer is None or answer is ...
 
 
-def formatted(values: np.ndarray) -> str:
-    return f"{float(values):.6g}" if values.ndim == 0 else np.array2string(values, precision=4, threshold=20)
+def formatted(values: np.ndarray, digits: int = 6) -> str:
+    if values.ndim == 0:
+        return f"{float(values):.{digits}g}"
+    return np.array2string(values, precision=digits - 2, threshold=20)
 
 
 def result_of(answer: Function, *arguments: Any) -> Any:

@@ -3,7 +3,7 @@
     where_it_stops = OpenQuestion("workers", (2, 64), "The server's link is full: W* = (c + r) / s.")
     where_it_stops(predicted=8, measured=10, why="each worker also waits for its pull")
     # Answered: you predicted 8 workers and measured 10, 1.25 times what you predicted. You wrote: “each worker
-    # also waits for its pull”; ours: the server's link is full: W* = (c + r) / s.
+    # also waits for its pull”; ours: The server's link is full: W* = (c + r) / s.
 
 No program judges an explanation. The check makes sure that there is one, and that the measurement could be one; a
 person reads the rest, and grading keeps the text.

@@ -22,7 +22,7 @@ RankResult = tuple[Any, int]  # what a rank returned, and the bytes that it sent
 equal_time = OpenQuestion(
     "images",
     (25, 60),  # 68 would mean equal bytes, and no latency
-    "Equal bytes do not mean equal time. The column cut has three exchanges a step, data parallelism two, each of "
+    "equal bytes do not mean equal time. The column cut has three exchanges a step, data parallelism two, each of "
     "N − 1 = 3 messages in turn. The column cut's three extra messages cost 15 ms of latency, in which this link "
     "carries 18,750 bytes. So, without computation, the times are equal where the column cut sends 18,750 bytes fewer: "
     "(45,120 − 18,750) / 660 = 40 images instead of 68.",
@@ -78,7 +78,7 @@ def uneven_step(answer: Answer) -> str:
 
 
 def _shows(got: Any, expected: np.ndarray) -> bool:
-    """Whether weights are as expected; where NaN or infinity is, there or anywhere, either will do."""
+    """Whether weights are as expected. NaN or infinity is shown by either, there alone or in all weights."""
     values = np.asarray(got, dtype=float)
     lost = ~np.isfinite(expected)
     return bool(np.all(np.where(lost, ~np.isfinite(values), np.isclose(values, expected)))) or (

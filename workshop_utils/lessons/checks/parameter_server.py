@@ -6,7 +6,7 @@ import copy
 import functools
 import itertools
 from collections.abc import Callable
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,7 +46,7 @@ largest_staleness = OpenQuestion(
 def rules(answer: tuple[Rule, Rule]) -> str:
     """`answer` is (stale_synchronous(state, worker, bound), is_fresh(state, worker))."""
     held, fresh = answer
-    _judge("stale_synchronous", held, _held_cases(), _is_held_at)
+    _judge("stale_synchronous", held, _held_cases(), _may_go_on)
     _judge("is_fresh", fresh, _fresh_cases(), _is_fresh)
     return (
         "a bound of 0 lets nobody get ahead, and nobody waits for a worker that has finished; a gradient of an old "
@@ -59,10 +59,10 @@ def rules_to_run(answer: tuple[Rule, Rule]) -> tuple[Rule, Rule]:
     if rules(answer).state == "right":
         return answer
     print("Your two rules are not right yet, so ours are run.")
-    return _is_held_at, _is_fresh
+    return _may_go_on, _is_fresh
 
 
-def _is_held_at(state: Any, worker: int, bound: int) -> bool:
+def _may_go_on(state: Any, worker: int, bound: int) -> bool:
     return bool(state.pushes[worker] - min(state.pushes[each] for each in state.active) <= bound)
 
 
@@ -188,7 +188,7 @@ def _modes(workers: int) -> dict[str, Mode]:
     modes = (
         Mode(has_newer, workers, _is_fresh),
         Mode(has_newer, max(1, workers - 1), _is_fresh),
-        Mode(lambda state, worker: _is_held_at(state, worker, 1)),
+        Mode(lambda state, worker: _may_go_on(state, worker, 1)),
         Mode(lambda *_: True),
         Mode(
             lambda state, worker: worker == 1 or state.version > 0,
@@ -207,8 +207,6 @@ def _train(communicator: Communicator, server: Any, name: str, delay: float) -> 
     parameters, rank = np.zeros_like(_TARGETS[name]), communicator.rank
     if rank == 0:
         mode = _modes(communicator.size - 1)[name]
-        serves = (parameter_server.serve, getattr(server, "__globals__", {}).get("serve"))  # and the lesson's
-        ours = [each.__code__ for each in serves if isinstance(each, FunctionType)]
 
         def done(state: Any) -> bool:
             if name == "asynchronous":  # then an update is a push
@@ -222,7 +220,7 @@ def _train(communicator: Communicator, server: Any, name: str, delay: float) -> 
 
         def watch(*_: Any) -> None:
             if server is not _reference:
-                refuse_callers(ours, "write the loop yourself")
+                refuse_callers({parameter_server.serve.__code__}, "write the loop yourself")
             if next(sent) > _MOST_MESSAGES:
                 raise Wrong("the server goes on for ever: tell a worker to stop where `done(state)`.")
 

@@ -33,7 +33,7 @@ def refuse_collectives(communicator: Communicator) -> None:
 
 @contextmanager
 def watching(communicator: Communicator, watch: Callable[[int | None, np.ndarray], None]) -> Iterator[None]:
-    """Call `watch` before each message, while a learner's code runs, which may not replace it."""
+    """Call `watch` before each message, while a learner's code runs, which may not leave another there."""
     communicator.watch = watch
     yield
     if communicator.watch is not watch:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import operator
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -109,9 +112,7 @@ def _share_in_a_process(
     answer: Callable[..., Iterable[int]], rank: int, workers: int, count: int
 ) -> set[int]:
     """A worker's share in an interpreter of its own, with its own hashes of text, as a launcher starts it."""
-    program = (
-        "import pickle, sys; share, arguments = pickle.load(sys.stdin.buffer); print(*share(**arguments))"
-    )
+    program = f"import {__name__} as checks; checks._answer_in_this_process()"
     arguments = {"answer": answer, "rank": rank, "workers": workers, "count": count}
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -121,10 +122,24 @@ def _share_in_a_process(
         check=False,
         timeout=60,
     )
-    if done.returncode:
-        error = done.stderr.decode().rstrip().rpartition("\n")[2]
-        raise Wrong(f"in a process of its own, worker {rank} of {workers} stopped with {error}")
-    return set(map(int, done.stdout.split()))
+    told = json.loads(done.stdout or '"its process ended"')
+    if isinstance(told, str):
+        raise Wrong(f"worker {rank} of {workers}, in a process of its own: {told}")
+    return set(told)
+
+
+def _answer_in_this_process() -> None:
+    """Write the share that a call from standard input asks for, or why there is none, as JSON."""
+    (share, arguments), out = pickle.load(sys.stdin.buffer), sys.stdout
+    told: list[int] | str
+    with contextlib.redirect_stdout(sys.stderr):  # what the learner prints is no share
+        try:
+            told = sorted(share(**arguments))
+        except Wrong as wrong:
+            told = str(wrong)
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+    json.dump(told, out)
 
 
 def _share(answer: Callable[..., Iterable[int]], rank: int, workers: int, count: int) -> set[int]:
@@ -162,10 +177,10 @@ def _judge_shares(shares: list[set[int]], count: int) -> None:
         if len(ranks) > 1:
             raise Wrong(f"{of}, image {index} belongs to rank {' and rank '.join(ranks)}; one must own it.")
         if not ranks:
-            advice = "a division's remainder needs an owner, too."
-            if count % len(shares) == 0:
-                advice = "do all ranks start from the same order?"
-            raise Wrong(f"{of}, image {index} belongs to nobody; {advice}")
+            advice = "; a division's remainder needs an owner, too" if count % len(shares) else ""
+            if sum(map(len, shares)) > len(set().union(*shares)):
+                advice = ", and another to several ranks; do all start from the same order?"
+            raise Wrong(f"{of}, image {index} belongs to nobody{advice}.")
     sizes = [len(share) for share in shares]
     if max(sizes) - min(sizes) > 1:
         raise Wrong(f"{of}, the ranks have {sizes} images; shares may differ by at most one.")
