@@ -223,14 +223,15 @@ def test_another_right_answer_is_right(check, answer):
     assert check(answer).state == "right"
 
 
-def test_a_ring_may_begin_with_any_chunk():
+@pytest.mark.parametrize("way", [1, -1])  # in which chunks are numbered along the ring
+def test_a_ring_may_begin_with_any_chunk(way):
     def answer(communicator, array):
         rank, size = communicator.rank, communicator.size
         for phase, first in (("add", 2), ("pass on", 3)):
             for step in range(size - 1):
-                arriving = chunk(array, rank + first - step - 1, size)
+                arriving = chunk(array, way * (rank + first - step - 1), size)
                 incoming = np.empty_like(arriving)
-                outgoing = chunk(array, rank + first - step, size)
+                outgoing = chunk(array, way * (rank + first - step), size)
                 communicator.send_recv((rank + 1) % size, outgoing, (rank - 1) % size, incoming)
                 arriving[:] = arriving + incoming if phase == "add" else incoming
         array /= size

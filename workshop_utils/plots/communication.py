@@ -58,7 +58,7 @@ def ring_steps(all_reduce: AllReduce, size: int) -> Figure:
             _panel(axes, held[:, step], held[:, max(0, step - 1)], name if step else "start")
     finding = f"Each chunk makes {size - 1} hops to be summed, and {size - 1} more to be shared"
     framed = "framed: just came from the left neighbour"
-    detail = f"rows: ranks; columns: chunks, from 0; colours: whose gradients are in a chunk; {framed}"
+    detail = f"rows: ranks; columns: chunks; colours: whose gradients are in a chunk; {framed}"
     return style.finish(figure, finding, detail)
 
 
@@ -68,6 +68,7 @@ def _panel(axes: Axes, held: np.ndarray, before: np.ndarray, name: str) -> None:
     axes.set(xlim=(-0.55, size + 0.1), ylim=(size + 0.05, -0.35), aspect="equal")
     axes.set_title(name, fontsize=10, fontweight="normal", pad=2)
     for rank in range(size):
+        axes.text(rank + 0.5, -0.08, f"{rank}", ha="center", fontsize=9, color=style.QUIET)
         axes.text(-0.12, rank + 0.5, f"{rank}", ha="right", va="center", fontsize=9, color=style.QUIET)
         for chunk in range(size):
             _cell(axes, (chunk, rank), held[rank, chunk])

@@ -12,6 +12,7 @@ import numpy as np
 from workshop_utils.comm import ring as collectives
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import CommunicationError, Communicator
+from workshop_utils.comm.simulated import Link, simulate
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.lessons.checks.processes import compare_on_processes, refuse_collectives
@@ -30,12 +31,24 @@ def ring_all_reduce(answer: Answer) -> str:
     for size, elements in ((4, 4), (2, 2), (3, 3), (4, 10), (3, 7), (1, 5), (8, 8), (5, 3), (3, 0)):
         _RingTrial(answer, size, elements).judge()
     _RingTrial(answer, 5, 7, np.float32).judge()
+    _judge_time(answer)
     compare_on_processes(answer, collectives.ring_all_reduce, size=4, elements=40_000)
     return (
         "with 4 ranks each sent 6 messages of a quarter, 1.5 times the array. On four processes behind links of "
-        "100 Mbit/s, too, its values, messages and bytes were those of the workshop's own: that is a ring all-reduce. "
-        "Its time is not judged."
+        "100 Mbit/s, too, its values, messages and bytes were those of the workshop's own: that is a ring all-reduce."
     )
+
+
+def _judge_time(answer: Answer) -> None:
+    """Refuse a ring in which ranks wait for their turn. In simulated time, one that sends or receives takes twice."""
+    array, link = np.ones(800), Link(0.0, 800.0)
+    run = simulate(8, lambda communicator: answer(communicator, array.copy()), link)
+    times = run.seconds / (2 * 7 / 8 * array.nbytes / link.bandwidth_bytes_per_second)
+    if times > 3:
+        raise Wrong(
+            f"with 8 ranks in simulated time it takes {times:.0f} times as long as a ring's bytes need: not all ranks "
+            "send at once. `send_recv` sends and receives at once, on every rank."
+        )
 
 
 @exercise
@@ -198,14 +211,19 @@ class _RingTrial:
                     raise Wrong(f"whole tensors sent: {of} holds all {self.elements} elements; {chunks}.")
 
     def _judge_chunks(self) -> None:
-        """With one element per chunk, its place is the chunk's number; any first chunk is right, if all ranks agree."""
-        first = self.sent[0][0].place if self.sent[0] else None
-        if first is None:
+        """With one element per chunk, its place is the chunk's number.
+
+        Ranks may begin with any chunks, if no two begin with the same; then each passes on what has just come.
+        """
+        firsts = [messages[0].place if messages else None for messages in self.sent]
+        if firsts[0] is None:
             return
+        if set(firsts) != set(range(self.size)):
+            firsts = [(firsts[0] + rank) % self.size for rank in range(self.size)]
         for step in range(2 * (self.size - 1)):
             for rank, messages in enumerate(self.sent):
                 place = messages[step].place if step < len(messages) else None
-                expected = (first + rank - step) % self.size
+                expected = firsts[(rank - step) % self.size]
                 if place is not None and place != expected:
                     passing_on, number = divmod(step, self.size - 1)
                     phase = f"{'all-gather' if passing_on else 'reduce-scatter'} step {number + 1}"
