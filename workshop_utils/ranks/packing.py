@@ -109,6 +109,9 @@ class _Pickler(cloudpickle.Pickler):
             return getattr, (sys.modules["builtins"], "open")
         if type(value).__name__ in ("ExitAutocall", "ZMQExitAutocall"):
             return getattr, (sys.modules["builtins"], "exit")
+        if isinstance(value, CodeType):  # cloudpickle 3.1.3 leaves its file out, which a traceback names
+            make, parts = cloudpickle.Pickler.dispatch_table[CodeType](value)
+            return make, tuple(value.co_filename if part == "<dynamic-code>" else part for part in parts)
         if isinstance(value, io.IOBase):  # cloudpickle would send what is in it
             raise TypeError("it is an open file")
         if type(value).__module__ == "torch" and getattr(value, "is_cuda", False):
