@@ -223,6 +223,10 @@ def test_another_right_answer_is_right(check, answer):
     assert check(answer).state == "right"
 
 
+def test_a_ring_whose_ranks_send_by_turns_is_told_how_long_it_takes():
+    assert "8 ranks take 2.0 times as long" in ring.ring_all_reduce(ring_in_another_style).text
+
+
 @pytest.mark.parametrize("way", [1, -1])  # in which chunks are numbered along the ring
 def test_a_ring_may_begin_with_any_chunk(way):
     def answer(communicator, array):

@@ -95,6 +95,6 @@ def test_the_figure_to_play_with_has_the_bytes_that_are_counted(lesson, cut, ran
     if cut != "data":  # where both send the same
         shown = figure["layer"][1]["transform"][0]["filter"].replace("datum.", "").replace("&&", "and")
         (k,) = [k for k in range(101) if eval(shown, {"k": k, "cut": cut})]
-        names["bytes"] = names[cut] / 32 * 10 ** (k / 25)  # of the one row from which a circle is drawn
+        names["bytes"] = names[cut] / 32 * 10 ** (k / 20)  # of the one row from which a circle is drawn
         calculate(figure["layer"][1]["transform"], "limit", "crossing")
         assert names["crossing"] == pytest.approx(counted["data"] / (counted[cut] / 32))

@@ -82,9 +82,9 @@ def memory(formulas: Mapping[int, Mapping[str, float]], measured: Sequence[Seque
     panels[0].set_ylabel("memory, in MB")
     first, last = measured[0], measured[-1]
     batches = list(formulas)
-    grown = (last[1] - last[0]) / (first[1] - first[0])
+    grown, after = (last[1] - last[0]) / (first[1] - first[0]), f"{last[-1] / first[-1]:.1f} times the"
     finding = f"{batches[-1] / batches[0]:g} times the batch: {grown:.1f} times the activations"
-    finding += f", {last[-1] / first[-1]:.1f} times the memory after the update"
+    finding += f", {'the same' if after.startswith('1.0') else after} memory after the update"
     detail = "bars: the formulas, named at the right; points: what the operating system counts"
     return style.finish(drawn, finding, detail)
 
@@ -97,7 +97,7 @@ def time_to_train() -> Figure:
         own = [work for run, work in zip(TRAINING_RUNS, flops, strict=True) if run.device == device]
         span = np.array([min(own) / 3, max(own) * 2.5])
         needed = span / (UTILISATION * peak) / YEAR_SECONDS
-        style.theory(axes, span, needed, f"{device} at {_percent(UTILISATION)}")
+        style.theory(axes, span, needed, f"{device}, {peak / 1e12:.0f} TFLOP/s, at {_percent(UTILISATION)}")
     for run, work in zip(TRAINING_RUNS, flops, strict=True):
         years = run.device_hours * 3600 / YEAR_SECONDS
         colour, marker = ("worker 0", "o") if run.device == "A100" else ("worker 5", "s")
@@ -111,11 +111,14 @@ def time_to_train() -> Figure:
     axes.set_xlim(right=max(flops) * 2.5)
     seconds = np.array([run.device_hours * 3600 for run in TRAINING_RUNS])
     used = flops / seconds / [PEAK_FLOPS_PER_SECOND[run.device] for run in TRAINING_RUNS]
-    peaks = ", ".join(f"{device} {peak / 1e12:.0f}" for device, peak in PEAK_FLOPS_PER_SECOND.items())
     share = f"{100 * min(used):.0f} to {_percent(max(used))}"
-    detail = f"points: reported GPU hours; 6 · P · D makes them {share} of the peak ({peaks} TFLOP/s)"
-    least, most = (float(f"{each / YEAR_SECONDS:.2g}") for each in (min(seconds), max(seconds)))
-    return style.finish(axes, f"These models took {least:,.0f} to {most:,.0f} GPU years each", detail)
+    detail = f"circles (A100), squares (H100): reported hours, in which 6 · P · D is {share} of the peak"
+    times = []
+    for index in (seconds.argmin(), seconds.argmax()):
+        years = float(f"{seconds[index] / YEAR_SECONDS:.2g}")
+        run = TRAINING_RUNS[index]
+        times.append(f"{years:,.0f} {run.device} years ({run.name.rpartition(' ')[2]})")
+    return style.finish(axes, f"From {times[0]} to {times[1]}", detail)
 
 
 def laws() -> Figure:
@@ -139,7 +142,7 @@ def laws() -> Figure:
     style.power_axis(speedups, [1, 4, 16, 64, 256, 1024], "y")
     speedups.set_ylabel("times as fast as one worker")
     style.percent_axis(efficiencies.yaxis)
-    efficiencies.set(ylabel="efficiency: times as fast ÷ workers", ylim=(0, 1.04))
+    efficiencies.set(ylabel="efficiency: speed-up ÷ workers", ylim=(0, 1.04))
     style.headline(
         speedups, "Amdahl: a ceiling at 1 / s", "the same work; thin: 1 / s; dotted, grey: perfect"
     )
@@ -191,7 +194,7 @@ def step_times(
     off = np.abs(middle / (a + b / sizes + c * (sizes - 1)) - 1)[~known].max()
     verdict = "passed" if off <= limit else "failed"
     finding = f"Predictions off by up to {100 * off:.1f} %: {verdict}"
-    detail = f"dashed: predicted; rings: measured later; test: medians within {_percent(limit)}"
+    detail = f"dots: fitted; dashed: predicted; rings: measured later; test: medians within {_percent(limit)}"
     style.headline(times, finding, detail)
     finding = f"Karp–Flatt: e {'rises' if (np.diff(serial) > 0).all() else 'goes'}"
     finding += f" from {_percent(serial[0])} to {_percent(serial[-1])}"

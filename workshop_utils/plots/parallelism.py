@@ -61,13 +61,13 @@ def asynchronous_losses(runs: Mapping[str, np.ndarray], rates: Mapping[str, floa
                 middle[:, column], middle[:, 2], color=colour, linestyle=dashes, label="_" if column else ends
             )
     panels[0].set(xlabel="gradients computed by all replicas", ylabel="loss on the test images (nats)")
-    style.plain_ticks(panels[0].xaxis, next(iter(runs.values()))[0, 4:-1:5, 0])
+    style.plain_ticks(panels[0].xaxis, next(iter(runs.values()))[0, 4::5, 0])
     panels[0].set_yscale("log")
     style.log_ticks(panels[0].yaxis)
     panels[0].yaxis.set_major_formatter("{x:g}")
     panels[1].set(xlabel="virtual time (s)", xscale="log")
     panels[1].xaxis.set_major_formatter("{x:,g}")
-    detail = f"simulated; median of {len(run)} seeds; bands: their middle half; labels: means of the last 5, by seed"
+    detail = f"simulated; median of {len(run)} seeds; bands: middle half; labels: range of their means of the last 5"
     style.headline(figure, f"Time for {middle[-1, 0]:,.0f} gradients: {', '.join(seconds)}", detail)
     style.label_ends(panels[0], gap_points=27)
     return figure

@@ -68,7 +68,7 @@ class Choice:
 
     def __repr__(self) -> str:
         labels = "   ".join(map(self._label, self.answers))
-        chosen = self._label(self.chosen) if self.chosen else f"nothing yet; choose with .choose({'b'!r})"
+        chosen = self._label(self.chosen) if self.chosen else "nothing yet; choose with .choose(letter)"
         return f"{labels}\nchosen: {chosen}"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:

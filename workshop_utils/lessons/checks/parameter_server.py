@@ -74,6 +74,8 @@ def _state(version: int, has: tuple[int, ...], pushes: tuple[int, ...], active: 
     state = State(range(1, len(has) + 1))
     state.version, state.active = version, set(active)
     state.has, state.pushes = dict(enumerate(has, 1)), dict(enumerate(pushes, 1))
+    log = [(0.01, worker, 0, False) for worker, count in state.pushes.items() for _ in range(count)]
+    vars(state)["log"] = log  # the lesson's state has one; a rule may count there
     return state
 
 
