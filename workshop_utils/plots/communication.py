@@ -215,11 +215,12 @@ def against_size(
     headline: tuple[str, str],
     axes: Axes,
 ) -> None:
-    """Times as long as the fastest of `lines` at each size: those lines, and points of `series` for some of them."""
+    """Times as long as the fastest of `lines` at each size: those lines, solid where `series` has points for them."""
     fastest = np.min([np.asarray(each) for each in lines.values()], axis=0)
     for index, (name, line) in enumerate(lines.items()):
         colour = style.colour_of("ring") if name == "ring" else style.MUTED[index % len(style.MUTED)]
-        style.theory(axes, nbytes, np.divide(line, fastest), name, colour=colour)
+        dashes = "solid" if name in series else style.DASHES[1]
+        style.theory(axes, nbytes, np.divide(line, fastest), name, colour=colour, linestyle=dashes)
         if name in series:
             points = np.divide(series[name], fastest)
             style.measured(axes, nbytes, points, colour=colour, marker=style.MARKERS[index % 8])

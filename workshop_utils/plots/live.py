@@ -121,8 +121,9 @@ def _draw_lanes(axes: Axes, run: Run, metrics: pd.DataFrame, seconds: float) -> 
         started = [start["time"] - run.launched_at for start in run.starts if start["worker"] == worker]
         strips = [*_strips(rows)]
         if not strips and len(reports) > 1:
-            colour = style.tint(worker, 0.35)
-            strips = [Strip("train (black line: one report)", colour, reports[0], reports[-1])]
+            strips = [
+                Strip("train (black line: a report)", style.tint("compute", 0.35), reports[0], reports[-1])
+            ]
             every = 1 + len(reports) // MOST_SPANS
             strokes += [[(at, row - 0.38), (at, row + 0.38)] for at in reports[::every]]
         first = min([*started, *reports[:1]], default=seconds)

@@ -67,7 +67,9 @@ def asynchronous_losses(runs: Mapping[str, np.ndarray], rates: Mapping[str, floa
     panels[0].yaxis.set_major_formatter("{x:g}")
     panels[1].set(xlabel="virtual time (s)", xscale="log")
     panels[1].xaxis.set_major_formatter("{x:,g}")
-    detail = f"simulated; median of {len(run)} seeds; bands: middle half; labels: range of their means of the last 5"
+    detail = (
+        f"simulated; median of {len(run)} seeds; bands: middle half; labels: lowest and highest final loss"
+    )
     style.headline(figure, f"Time for {middle[-1, 0]:,.0f} gradients: {', '.join(seconds)}", detail)
     style.label_ends(panels[0], gap_points=27)
     return figure

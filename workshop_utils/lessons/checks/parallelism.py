@@ -32,7 +32,7 @@ equal_time = OpenQuestion(
 @exercise
 def uneven_step(answer: Answer) -> str:
     """`answer(communicator, weights, gradient, count, learning_rate)` is one step by the gradient of all images."""
-    for counts in ((30, 10), (5, 5), (3,), (40_000, 170), (170, 170, 160), (40, 9, 0, 1), (0, 2, 4)):
+    for counts in ((30, 10), (5, 5), (3,), (40_001, 170), (170, 170, 160), (40, 9, 0, 1), (0, 2, 4)):
         weights, rate = _start(counts)
         slopes = [_slope(rank, count, weights.size) for rank, count in enumerate(counts)]
         expected = weights - rate * np.average(np.nan_to_num(slopes), axis=0, weights=counts)
@@ -56,16 +56,8 @@ def uneven_step(answer: Answer) -> str:
                 )
     counts = (2, 0, 1)
     weights, rate = _start(counts)
-    everywhere = slice(None)
-    spoils = (
-        (-1, np.nan),
-        (-1, np.inf),
-        (-1, -np.inf),
-        (-1, 1e6),
-        (0, np.nan),
-        (1, np.inf),
-        (everywhere, np.nan),
-    )
+    spoils: list[Spoiled] = [(place, np.nan) for place in (slice(None), *range(weights.size))]
+    spoils += [(-1, value) for value in (np.inf, -np.inf, 1e9)]
     for rank, spoiled in product((0, 2), spoils):
         slopes = [
             _slope(each, counts[each], weights.size, spoiled if each == rank else None) for each in (0, 2)
@@ -105,7 +97,8 @@ def _slope(rank: int, count: int, length: int, spoiled: Spoiled | None = None) -
 def _start(counts: tuple[int, ...]) -> tuple[np.ndarray, float]:
     """Weights and a learning rate, others for each case."""
     images = sum(counts)
-    return np.random.default_rng(100 + images).normal(size=1 + images % 7), 0.3 / len(counts)
+    length = (1, 12, 4, 7, 3, 1000, 1)[images % 7]
+    return np.random.default_rng(100 + images).normal(size=length), 0.3 / len(counts)
 
 
 def _step(
@@ -162,8 +155,8 @@ def row_block(answer: Answer) -> str:
                     expect(mine, expected, f"{where}, {name} on rank {rank}", tolerance=1e-9)
             _judge_bytes(sum(sent for _, sent in outcomes), size, inputs.nbytes + d_outputs.nbytes, where)
     return (
-        "outputs and gradients are right on threads and on three processes. You sent no more bytes than parts of the "
-        "outputs and of the inputs' gradient need; they do not grow with the hidden units."
+        "outputs and gradients are right on threads and on three processes. You sent no more than if each rank sent "
+        "its parts of the outputs and of the inputs' gradient to all others, which does not grow with the hidden units."
     )
 
 
@@ -224,7 +217,7 @@ def _explain_block(
 def _judge_bytes(sent: int, size: int, nbytes: int, where: str) -> None:
     """Sending K bytes to all others needs N (N − 1) K, all ranks together; an all-reduce 2 (N − 1) K."""
     most = size * (size - 1) * nbytes
-    if sent > most:
+    if sent > most + 64:  # room for the single bytes of a barrier
         enough = f"{most:,} bytes are enough even if each rank sends its parts to all others"
         why = "sum parts of the outputs and of the inputs' gradient, and send nothing else"
         raise Wrong(f"{where}, all ranks together send {sent:,} bytes; {enough}: {why}.")

@@ -38,6 +38,7 @@ largest_staleness = OpenQuestion(
     "worker that is always slow is never ahead. During its first gradient each of the other three pushes bound + 1 = 3 "
     "times and is then held: undisturbed, 9 updates. From then on each of its pushes releases the others for one push "
     "each: 3. A delay on a busy machine can change both.",
+    predictable=(1, 15),
     whole=True,
 )
 
@@ -201,6 +202,17 @@ def _modes(workers: int) -> dict[str, Mode]:
     return dict(zip(_TARGETS, modes, strict=True))
 
 
+def _momentum(parameters: np.ndarray) -> Callable[[np.ndarray, np.ndarray], None]:
+    """An `update` that remembers: it must be called once for each step, with the mean, and nothing else will do."""
+    velocity = np.zeros_like(parameters)
+
+    def update(parameters: np.ndarray, gradient: np.ndarray) -> None:
+        velocity[:] = 0.5 * velocity + gradient
+        parameters -= 0.1 * velocity
+
+    return update
+
+
 def _train(communicator: Communicator, server: Any, name: str, delay: float) -> Any:
     """A server in the mode `name`, or one of workers that take differently long.
 
@@ -215,9 +227,6 @@ def _train(communicator: Communicator, server: Any, name: str, delay: float) -> 
                 return bool(sum(state.pushes.values()) >= 2 * _UPDATES)
             return bool(state.version >= _UPDATES)
 
-        def update(parameters: np.ndarray, gradient: np.ndarray) -> None:
-            parameters -= 0.1 * gradient
-
         sent = itertools.count()
 
         def watch(*_: Any) -> None:
@@ -228,7 +237,7 @@ def _train(communicator: Communicator, server: Any, name: str, delay: float) -> 
 
         communicator.watch = watch
         communicator.sleep(20 * delay)  # so that the clock does not begin with the server
-        state = server(communicator, parameters, update, mode, done)
+        state = server(communicator, parameters, _momentum(parameters), mode, done)
         if not hasattr(state, "version") or not hasattr(state, "log"):
             raise Wrong("the server returned no state: end with `return state`.")
         pushes = [(each[1], each[2], bool(each[3])) for each in state.log]
@@ -337,7 +346,7 @@ def _compare(case: str, mine: _Trial, right: _Trial) -> None:
         raise Wrong(
             f"{case}: the parameters end at {np.round(mine.parameters, 4)}; it must be "
             f"{np.round(right.parameters, 4)}. "
-            "An update takes the mean of the gradients that count since the last one, and no other."
+            "Call `update` once for each step, with the mean of the gradients that count since the last one."
         )
     if not np.allclose(mine.seconds, right.seconds, atol=0.004):
         raise Wrong(f"{case}: `state.log` must hold the seconds from `start` to each push.")
@@ -366,6 +375,9 @@ def _plausible(case: str, trial: _Trial | None) -> None:
     if any(staleness < 0 for _, staleness, _ in trial.pushes):
         raise Wrong(f"{case}: a staleness is negative; count the updates since the worker was answered.")
     if case.startswith("synchronous"):  # where it does not matter who comes first
-        right = (1 - 0.9**_UPDATES) * 2 * _TARGETS["synchronous"]  # the mean of 1, 2 and 3 times the target
+        right = np.zeros_like(_TARGETS["synchronous"])
+        update = _momentum(right)
+        for _ in range(_UPDATES):
+            update(right, right - 2 * _TARGETS["synchronous"])  # the mean of 1, 2 and 3 times the target
         if not np.allclose(trial.parameters, right, rtol=1e-9):
             raise Wrong(f"{case}: the parameters end at {trial.parameters}, not at {right}.")
