@@ -54,17 +54,19 @@ def uneven_step(answer: Answer) -> str:
                     "all ranks take the same step, in float64",
                     1e-9,
                 )
-    counts = (2, 0, 1)
+    counts = (2, 40, 0, 1)
     weights, rate = _start(counts)
-    spoils: list[Spoiled] = [(place, np.nan) for place in (slice(None), *range(weights.size))]
+    spoils: list[Spoiled] = [(place, np.nan) for place in (slice(None), slice(3), *range(weights.size))]
     spoils += [(-1, value) for value in (np.inf, -np.inf, 1e9)]
-    for rank, spoiled in product((0, 2), spoils):
+    for rank, spoiled in product((0, 1, 3), spoils):
         slopes = [
-            _slope(each, counts[each], weights.size, spoiled if each == rank else None) for each in (0, 2)
+            _slope(each, count, weights.size, spoiled if each == rank else None) * count
+            for each, count in enumerate(counts)
+            if count
         ]
-        expected = weights - rate * (2 * slopes[0] + slopes[1]) / 3
+        expected = weights - rate * np.sum(slopes, axis=0) / sum(counts)
         arguments = {"counts": counts, "spoiled": spoiled, "spoiled_rank": rank}
-        for _, outcomes in _tried(_step, answer, 3, arguments, False):
+        for _, outcomes in _tried(_step, answer, len(counts), arguments, False):
             if not all(_shows(got, expected) for got, _ in outcomes):
                 hidden = f"a shard with images has {spoiled[1]:g} in its gradient, and your step hides it"
                 raise Wrong(
