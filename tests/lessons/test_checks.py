@@ -223,6 +223,17 @@ def test_another_right_answer_is_right(check, answer):
     assert check(answer).state == "right"
 
 
+def test_a_rule_may_hold_a_worker_that_has_the_newest_version():
+    def held(state, worker, bound):
+        slowest = min(state.pushes[each] for each in state.active)
+        return state.version > state.has[worker] and state.pushes[worker] - slowest <= bound
+
+    assert (
+        parameter_server.rules((held, lambda state, worker: state.has[worker] == state.version)).state
+        == "right"
+    )
+
+
 def test_a_ring_whose_ranks_send_by_turns_is_told_how_long_it_takes():
     assert "8 ranks take 2.0 times as long" in ring.ring_all_reduce(ring_in_another_style).text
 

@@ -108,7 +108,7 @@ UNEVEN = EMULATED[
 SHOWN = {
     "step": (lambda: baseline.step_shares({16: {"data": 1, "forward": 2, "backward": 4, "update": 13}}),
         [[(0, 0.05), (0.05, 0.1), (0.15, 0.2), (0.35, 0.65)]]),
-    "memory": (lambda: baseline.memory(NBYTES, HELD),
+    "memory": (lambda: baseline.memory(NBYTES, HELD, [5e7]),
         [[(0, 31), (1, 36), (2, 41), (3, 42)]]),
     "step times": (lambda: baseline.step_times({1: [1.2, 1.2], 2: [0.8], 4: [0.9]}, (0.0, 1.2, 0.2), 2, 0.1),
         [[(1, 1.2), (1, 1.2), (2, 0.8), (4, 0.9)], [(2, 1 / 3), (4, 2 / 3)]]),

@@ -53,10 +53,15 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def memory(formulas: Mapping[int, Mapping[str, float]], measured: Sequence[Sequence[float]]) -> Figure:
+def memory(
+    formulas: Mapping[int, Mapping[str, float]],
+    measured: Sequence[Sequence[float]],
+    peaks: Sequence[float],
+) -> Figure:
     """Memory in one step, a panel a batch: bars are `formulas`, bytes of each part by batch; points are `measured`.
 
-    `measured` has the bytes of each batch before the step and after its forward pass, its backward pass and its update.
+    `measured` has the bytes of each batch before the step and after its forward pass, its backward pass and its update;
+    `peaks` the most that there were in between, NaN where the system does not tell.
     """
     kept = {"parameters": "compute", "optimizer": "#9DB0BF"}
     parts = [kept, kept | {"activations": "load"}, *[kept | {"gradients": "send"}] * 2]
@@ -70,11 +75,14 @@ def memory(formulas: Mapping[int, Mapping[str, float]], measured: Sequence[Seque
                 bottom += height
                 middle = bottom - height / 2
                 if axes is panels[-1] and part == "activations":
-                    style.inside(axes, x, middle, part, colour, fontsize=8, rotation=90)
+                    style.inside(axes, x, middle, part, colour, fontsize=7, rotation=90)
                 elif axes is panels[-1] and x == len(parts) - 1:
                     words = "Adam's state" if part == "optimizer" else part
                     style.note(axes, words, (x, middle), (22, 0), va="center")
         style.measured(axes, range(4), np.divide(measured[index], 1e6), colour="server", marker="D")
+        style.theory(
+            axes, (-0.45, 3.45), [peaks[index] / 1e6] * 2, colour="server", linestyle=style.DASHES[1]
+        )
         axes.set_xticks(
             range(4), ["before", "after\nforward", "after\nbackward", "after\nupdate"], fontsize=8
         )
@@ -82,10 +90,10 @@ def memory(formulas: Mapping[int, Mapping[str, float]], measured: Sequence[Seque
     panels[0].set_ylabel("memory, in MB")
     first, last = measured[0], measured[-1]
     batches = list(formulas)
-    grown, after = (last[1] - last[0]) / (first[1] - first[0]), f"{last[-1] / first[-1]:.1f} times the"
+    grown = (last[1] - last[0]) / (first[1] - first[0])
     finding = f"{batches[-1] / batches[0]:g} times the batch: {grown:.1f} times the activations"
-    finding += f", {'the same' if after.startswith('1.0') else after} memory after the update"
-    detail = "bars: the formulas, named at the right; points: what the operating system counts"
+    finding += f", {peaks[-1] / peaks[0]:.1f} times the peak" if np.isfinite(peaks).all() else ""
+    detail = "bars: formulas; points: what the operating system counts; dashed: its peak"
     return style.finish(drawn, finding, detail)
 
 
@@ -194,7 +202,7 @@ def step_times(
     off = np.abs(middle / (a + b / sizes + c * (sizes - 1)) - 1)[~known].max()
     verdict = "passed" if off <= limit else "failed"
     finding = f"Predictions off by up to {100 * off:.1f} %: {verdict}"
-    detail = f"dots: fitted; dashed: predicted; rings: measured later; test: medians within {_percent(limit)}"
+    detail = f"dots: fitted; dashed: predicted; rings: measured; test: within {_percent(limit)}"
     style.headline(times, finding, detail)
     finding = f"Karp–Flatt: e {'rises' if (np.diff(serial) > 0).all() else 'goes'}"
     finding += f" from {_percent(serial[0])} to {_percent(serial[-1])}"

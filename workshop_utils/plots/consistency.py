@@ -29,7 +29,7 @@ def pushes(runs: Mapping[str, pd.DataFrame], seconds: float, straggler: int) -> 
             )  # fmt: skip
         names = [f"{worker}, slow" if worker == straggler else f"{worker}" for worker in workers]
         style.rows(axes, names, (workers[-1] + 0.6, workers[0] - 0.6), workers)
-        axes.set(xlim=(-0.01 * seconds, seconds), ylabel="worker")
+        axes.set(xlim=(-0.01 * seconds, 1.01 * seconds), ylabel="worker")
     grid[-1].set_xlabel("seconds since the first push")
     detail = "a dot: a gradient reaches the server; hollow: it came too late and was dropped"
     return style.finish(figure, "How far workers drift apart is a choice", detail)

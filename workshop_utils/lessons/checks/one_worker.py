@@ -58,11 +58,13 @@ def fit(answer: Function) -> str:
         (0.1, 1.2, 0.07, 2, 6, 12, 3, 24),
         (-0.1, 1.2, 0.07, 1, 2, 4),  # whole numbers
         (0.1, 1.2, 0.07, 16, 3, 8, 5),
+        (0.1, 1.2, 0.07, 4, 5, 6),  # neighbours: nearly alike, but not quite
+        (0.1, 1.2, 0.07, 10, 8, 9),
         (0.9, 1.2, -0.2, 1, 2, 4, 4, 2, 1, 1, 2, 4),  # three numbers of workers only
         (2.0, -1.2, 0.07, 3, 8, 2, 5, 1, 6),
         (0.1, 1.2, 0.07, 3, 1, 16, 2, 8, 4, 1, 12, 6, 2, 24),
     ):
-        workers = np.array(sizes, dtype=int if len(sizes) == 3 else float)
+        workers = np.array(sizes, dtype=int if sizes == [1, 2, 4] else float)
         noise = np.random.default_rng(0).normal(size=len(sizes))
         noise[-1] *= 20  # a run that was disturbed counts as any other
         seconds = a + b / workers + c * (workers - 1) + 0.02 * noise * (len(sizes) > 4)
@@ -100,10 +102,10 @@ where_it_stops = OpenQuestion(
     "workers",
     (3, 5),
     "a link twice as fast halves c. a + b/N + c(N − 1) is smallest at N = √(b/c), so this N grows by √2, not by 2. Now "
-    "compare each measured T with its prediction: if all are off in one direction, that is bias, which repeats do not "
-    "show. In network namespaces bursts save about 10 ms an exchange, at 50 as at 100 Mbit/s; the fit, which has no "
-    "term for it, takes even more off a, so its predictions here are too short. Then compare the spread of your runs "
-    "with the difference between neighbouring N, and say which of them you can tell apart.",
+    "compare each measured T with its prediction. All predictions share one fit, so they err together. In network "
+    "namespaces bursts save about 10 ms an exchange, at 50 as at 100 Mbit/s; the fit, which has no term for it, lowers "
+    "a by more than that, so it predicts steps that are too short. Then compare the spread of your runs with the "
+    "difference between neighbouring N, and say which of them you can tell apart.",
     predictable=(2, 16),
     whole=True,
 )

@@ -34,10 +34,10 @@ Rule = Callable[..., bool]
 largest_staleness = OpenQuestion(
     "updates",
     (7, 14),
-    "(W − 1)(2 · bound + 1) = 15 would need a worker that first runs ahead by the bound and then falls behind by it. A "
-    "worker that is always slow is never ahead. During its first gradient each of the other three pushes bound + 1 = 3 "
-    "times and is then held: undisturbed, 9 updates. From then on each of its pushes releases the others for one push "
-    "each: 3. A delay on a busy machine can change both.",
+    "(W − 1)(2 · bound + 1) = 15 would need a worker that first runs ahead by the bound, then falls behind by bound + "
+    "1. A worker that is always slow is never ahead. During its first gradient each of the other three pushes "
+    "bound + 1 = 3 times and is then held: undisturbed, 9 updates. From then on each of its pushes releases the others "
+    "for one push each: 3. A delay on a busy machine can change both.",
     predictable=(1, 15),
     whole=True,
 )
@@ -50,8 +50,8 @@ def rules(answer: tuple[Rule, Rule]) -> str:
     _judge("stale_synchronous", held, _held_cases(), _may_go_on)
     _judge("is_fresh", fresh, _fresh_cases(), _is_fresh)
     return (
-        "a bound of 0 lets nobody get ahead, and nobody waits for a worker that has finished; a gradient of an old "
-        "version comes too late for its step."
+        "with a bound of 0 nobody begins another gradient while ahead of the slowest, and nobody waits for a worker "
+        "that has finished; a gradient of an old version comes too late for its step."
     )
 
 
@@ -80,10 +80,25 @@ def _state(version: int, has: tuple[int, ...], pushes: tuple[int, ...], active: 
     return state
 
 
+def _has(made: tuple[int, ...]) -> tuple[int, ...]:
+    """Versions that workers may have: none before the first push; then an older one than the pushes have made."""
+    return tuple(max(0, sum(made) - 1 - 3 * worker % 5) if count else -1 for worker, count in enumerate(made))
+
+
 def _held_cases() -> list[tuple[Any, ...]]:
-    pushes = ((1, 1, 1), (2, 1, 1), (4, 1, 3), (5, 1, 4), (9, 7, 9), (1, 0, 0), (3, 5, 6), (9, 3, 3))
+    pushes = (
+        (0, 0, 0),
+        (1, 1, 1),
+        (2, 1, 1),
+        (4, 1, 3),
+        (5, 1, 4),
+        (9, 7, 9),
+        (1, 0, 0),
+        (3, 5, 6),
+        (9, 3, 3),
+    )
     few = [
-        (_state(sum(made), (0, 0, 0), made, active), worker, bound)
+        (_state(sum(made), _has(made), made, active), worker, bound)
         for made, active, bound in itertools.product(pushes, ((1, 2, 3), (1, 3), (2,)), range(7))
         for worker in active
     ]
@@ -101,7 +116,7 @@ def _held_cases() -> list[tuple[Any, ...]]:
             slowest = min(made[each - 1] for each in active)
             leads = sorted({made[each - 1] - slowest for each in active})
             far += [
-                (_state(sum(made), (0,) * len(made), made, active), worker, bound)
+                (_state(sum(made), _has(made), made, active), worker, bound)
                 for bound in {max(0, lead + more) for lead in leads for more in (-1, 0, 1)}
                 for worker in active
             ]
@@ -345,7 +360,7 @@ def _compare(case: str, mine: _Trial, right: _Trial) -> None:
     if not np.allclose(mine.parameters, right.parameters, rtol=tolerance):
         raise Wrong(
             f"{case}: the parameters end at {np.round(mine.parameters, 4)}; it must be "
-            f"{np.round(right.parameters, 4)}. "
+            f"{np.round(right.parameters, 4)} (off by up to {np.abs(mine.parameters - right.parameters).max():.1g}). "
             "Call `update` once for each step, with the mean of the gradients that count since the last one."
         )
     if not np.allclose(mine.seconds, right.seconds, atol=0.004):
