@@ -29,7 +29,7 @@ from workshop_utils.launchers import output
 from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
 from workshop_utils.launchers.local.environment import NO_GPU, PROGRAMS, inherited_variables, shared_variables
 from workshop_utils.launchers.settings import TargetSettings
-from workshop_utils.launchers.source import packed
+from workshop_utils.launchers.source import packed, unpack
 from workshop_utils.runs import RunState
 from workshop_utils.strategies import Addresses, ProcessSpec, launched, strategy_of
 
@@ -201,8 +201,9 @@ def _fill(folder: Path, job: TrainingJob, secret: Mapping[str, str]) -> None:
     for path in (job.outputs or folder / "model", job.checkpoints or folder):
         Path(path).mkdir(parents=True, exist_ok=True)
     shutil.copytree(PROGRAMS, files / "programs", ignore=shutil.ignore_patterns("__pycache__"))
-    (files / "source.tgz").write_bytes(packed(job))
-    shutil.unpack_archive(files / "source.tgz", files / "source", "gztar", filter="data")
+    source = packed(job)
+    (files / "source.tgz").write_bytes(source)
+    unpack(source, files / "source")
     shutil.copy(Path(__file__).with_name("slurm_task.py"), files / "task.py")
     (files / "secrets").write_text(_exports(secret), encoding="utf-8")
 

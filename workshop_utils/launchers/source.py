@@ -33,6 +33,27 @@ def shipped(job: TrainingJob) -> dict[str, str]:
     return {f"workshop_utils/{name}": content for name, content in {"__init__.py": "", **text}.items()}
 
 
+def unpack(archive: bytes, folder: Path) -> list[Path]:
+    """Write the files of a `.tar.gz` into `folder`, and nothing outside it, no device and no odd owner; their paths.
+
+    Raises:
+        tarfile.TarError: if it holds something else.
+    """
+    with tarfile.open(fileobj=io.BytesIO(archive)) as file:
+        members = file.getmembers()
+        if hasattr(tarfile, "data_filter"):
+            file.extractall(folder, filter="data")
+        else:  # Python before 3.11.4
+            for member in members:
+                inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
+                if not inside or not (member.isfile() or member.isdir()):
+                    raise tarfile.ExtractError(
+                        f"{member.name!r} is no file or folder below the archive's own"
+                    )
+            file.extractall(folder)
+        return [folder / member.name for member in members if member.isfile()]
+
+
 def packed(job: TrainingJob) -> bytes:
     """A `.tar.gz` of the job's folder, with the modules that its script may import beside the script.
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from workshop_utils.launchers.sagemaker import account, price
 from workshop_utils.launchers.sagemaker.account import Aws, AwsError
 from workshop_utils.launchers.sagemaker.request import Request, Submission, submission_of
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
-from workshop_utils.launchers.source import packed
+from workshop_utils.launchers.source import packed, unpack
 from workshop_utils.runs import RunState
 from workshop_utils.training import data
 
@@ -128,9 +126,7 @@ class SageMakerRun(FollowedRun):
         content = self._aws.call("s3", "get_object", Bucket=bucket, Key=key)["Body"].read()
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            archive.extractall(target, filter="data")  # nothing outside the folder, no devices, no odd owners
-            return [target / member.name for member in archive.getmembers() if member.isfile()]
+        return unpack(content, target)
 
 
 class RemoteJob:
