@@ -71,12 +71,14 @@ def _is_fresh(state: Any, worker: int) -> bool:
     return bool(state.has[worker] == state.version)
 
 
-def _state(version: int, has: tuple[int, ...], pushes: tuple[int, ...], active: tuple[int, ...]) -> State:
-    state = State(range(1, len(has) + 1))
+def _state(version: int, has: tuple[int, ...], pushes: tuple[int, ...], active: tuple[int, ...]) -> Any:
+    state: Any = State(range(1, len(has) + 1))
     state.version, state.active = version, set(active)
     state.has, state.pushes = dict(enumerate(has, 1)), dict(enumerate(pushes, 1))
-    log = [(0.01, worker, 0, False) for worker, count in state.pushes.items() for _ in range(count)]
-    vars(state)["log"] = log  # the lesson's state has one; a rule may count there
+    # The lesson's state has a log, in which a rule may count.
+    state.log = [
+        push for worker, count in state.pushes.items() for push in [(0.01, worker, 0, False)] * count
+    ]
     return state
 
 
@@ -140,10 +142,13 @@ def _fresh_cases() -> list[tuple[Any, ...]]:
 def _judge(name: str, answer: Rule, cases: list[tuple[Any, ...]], right: Rule) -> None:
     """Raise Wrong unless the rule `answer` says what `right` says in all cases."""
     given = []
-    for case in cases:
-        own = copy.deepcopy(case)
-        given.append(answer(*own))
-        if vars(own[0]) != vars(case[0]):
+    for state, *rest in cases:
+        own = copy.copy(
+            state
+        )  # and its fields, in which nothing else can be changed: a deep copy takes 50 times as long
+        vars(own).update((field, copy.copy(value)) for field, value in vars(state).items())
+        given.append(answer(own, *rest))
+        if vars(own) != vars(state):
             raise Wrong(f"`{name}` changes the state; a rule only reads it.")
     if any(is_missing(each) for each in given):
         raise NotYet(f"`{name}` gave nothing: write it, then run this again.")

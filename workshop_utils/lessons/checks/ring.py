@@ -162,9 +162,8 @@ class _RingTrial:
     def __init__(self, answer: Answer, size: int, elements: int, dtype: type = np.float64) -> None:
         self.size, self.elements, self.base = size, elements, 16 if size <= 8 else 2
         self.case = _case(size, elements, dtype)
-        self.arrays: list[np.ndarray] = [
-            np.full(elements, size * self.base**rank, dtype) for rank in range(size)
-        ]
+        self.units = [self.base**rank for rank in range(size)]
+        self.arrays: list[np.ndarray] = [np.full(elements, size * unit, dtype) for unit in self.units]
         self.before = [array.copy() for array in self.arrays]
         self.sent: list[list[_Sent]] = [[] for _ in range(size)]
         self.failure: CommunicationError | None = None
@@ -262,7 +261,7 @@ class _RingTrial:
             raise Wrong(f"{of}; it must be 2 (N - 1) K = {expected:,}: {chunks}.")
 
     def _judge_result(self, rank: int, array: np.ndarray) -> None:
-        mean = float(sum(self.base**other for other in range(self.size)))
+        mean = float(sum(self.units))
         for place, value in enumerate(array):
             case = f"{self.case}, element {place} of rank {rank}"
             if math.isclose(value, mean, rel_tol=1e-9):
@@ -279,11 +278,10 @@ class _RingTrial:
     def _is_divided_on_the_way(self, value: float) -> bool:
         """Whether `value` is a chunk's sum, begun at some rank, with a division by N in each step of the adding."""
         for first in range(self.size):
-            ways = [
-                float(self.size * self.base**first)
-            ] * 3  # all is divided, what arrives, or the average of two is taken
+            # All is divided, what arrives, or the average of two is taken.
+            ways = [float(self.size * self.units[first])] * 3
             for other in range(first + 1, first + self.size):
-                own = self.size * self.base ** (other % self.size)
+                own = self.size * self.units[other % self.size]
                 ways = [(ways[0] + own) / self.size, ways[1] / self.size + own, (ways[2] + own) / 2]
             if any(math.isclose(value, way / last, rel_tol=1e-9) for way in ways for last in (1, self.size)):
                 return True
@@ -291,13 +289,12 @@ class _RingTrial:
 
     def _contributions(self, value: float) -> str:
         """Which ranks' contributions the sum or mean `value` lacks, or includes more than once, in words."""
-        for units in (round(value), round(value / self.size)):
-            counts = [units // self.base**rank % self.base for rank in range(self.size)]
+        for total in (round(value), round(value / self.size)):
+            counts = [total // unit % self.base for unit in self.units]
             missing = [str(rank) for rank, count in enumerate(counts) if count == 0]
             twice = [str(rank) for rank, count in enumerate(counts) if count > 1]
-            if units == sum(count * self.base**rank for rank, count in enumerate(counts)) and (
-                missing or twice
-            ):
+            is_sum = total == sum(count * unit for count, unit in zip(counts, self.units, strict=True))
+            if is_sum and (missing or twice):
                 lacks = f"it lacks the contribution of rank {', '.join(missing)}" if missing else ""
                 repeats = f"it counts more than once that of rank {', '.join(twice)}" if twice else ""
                 return "; ".join(filter(None, (lacks, repeats)))
