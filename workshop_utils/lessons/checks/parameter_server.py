@@ -143,9 +143,8 @@ def _judge(name: str, answer: Rule, cases: list[tuple[Any, ...]], right: Rule) -
     """Raise Wrong unless the rule `answer` says what `right` says in all cases."""
     given = []
     for state, *rest in cases:
-        own = copy.copy(
-            state
-        )  # and its fields, in which nothing else can be changed: a deep copy takes 50 times as long
+        # In its fields nothing else can be changed, so no deep copy is needed, which takes 50 times as long.
+        own = copy.copy(state)
         vars(own).update((field, copy.copy(value)) for field, value in vars(state).items())
         given.append(answer(own, *rest))
         if vars(own) != vars(state):
