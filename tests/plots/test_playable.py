@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 
 import pytest
 
@@ -74,3 +75,25 @@ def test_a_step_with_servers_is_computing_and_each_way_over_the_busiest_link(wor
 def test_the_player_s_own_names_are_hidden_from_other_scripts_of_a_page():
     assert playable.player().startswith("(() => {")
     assert playable.player().endswith("})();")
+
+
+@pytest.mark.parametrize(
+    ("limit", "goodput", "latency"), [(100, 10, 50), (25, 10, 50), (1, 8, 100), (30, 50, 0)]
+)
+def test_all_reduces_of_buckets_wait_for_their_bucket_and_for_the_one_before(limit, goodput, latency):
+    (above, below) = playable.figure("buckets").specification["vconcat"]
+    backward, buckets = 120, math.ceil(100 / limit)
+    settings = {"t": backward, "B": goodput, "latency": latency, "size": limit, "chosen": buckets}
+    seconds = 2 * 7 * latency / 1e6 + 2 * 7 / 8 * (100e6 / buckets) / (goodput * 1e9 / 8)
+    end = 0.0
+    for bucket in range(1, buckets + 1):
+        start = max(bucket / buckets * backward, end)
+        end = start + 1000 * seconds
+        row = {"i": bucket}
+        for transform in below["transform"][1:]:
+            row[transform["as"]] = evaluated(transform["calculate"], **settings, **row)
+        assert (row["start"], row["end"]) == pytest.approx((start, end))
+    point = {"m": buckets}
+    for transform in above["transform"]:
+        point[transform["as"]] = evaluated(transform["calculate"], **settings, **point)
+    assert point["exposed"] == pytest.approx(end - backward)
