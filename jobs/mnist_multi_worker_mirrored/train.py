@@ -4,8 +4,8 @@ The workers compute gradients of different images, average them in an all-reduce
 worker trains on a GPU of its own, where its machine has any, with NCCL between them, or on its CPU, with TensorFlow's
 ring. It has been run on CPUs; what concerns GPUs has not been run.
 
-It has its own training loop, since Keras 3's `fit` takes MirroredStrategy alone (digits_mirrored trains with it). Under
-this strategy fit ends with "Attempt to convert a value (PerReplica ...) with an unsupported type ... to a Tensor"
+It has its own training loop, since Keras 3's `fit` takes MirroredStrategy alone. Under this strategy fit
+ends with "Attempt to convert a value (PerReplica ...) with an unsupported type ... to a Tensor"
 (https://github.com/keras-team/keras/issues/20585).
 
 Where the launch names a place for checkpoints, a job that was killed goes on from the newest: `--checkpoints FOLDER`.

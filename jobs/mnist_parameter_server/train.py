@@ -5,9 +5,8 @@ them, computes a gradient and sends it back, while others may have changed them 
 computes on a GPU of its own, where its machine has any; chief and servers never do. It has been run on CPUs; what
 concerns GPUs has not been run.
 
-The chief has its own training loop, since Keras 3's `fit` takes MirroredStrategy alone (digits_mirrored trains with
-it). Under this strategy fit ends with "To use this dataset, you need to pass this dataset to
-ClusterCoordinator.create_per_worker_dataset".
+The chief has its own training loop, since Keras 3's `fit` takes MirroredStrategy alone. Under this strategy fit ends
+with "To use this dataset, you need to pass this dataset to ClusterCoordinator.create_per_worker_dataset".
 
 Where the launch names a place for checkpoints, a job that was killed goes on from the newest: `--checkpoints FOLDER`.
 The embedded `data: digits` are scikit-learn's, of 8 × 8 pixels; `data: mnist` is the real thing.

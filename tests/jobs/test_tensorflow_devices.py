@@ -69,31 +69,8 @@ def test_a_mirrored_worker_without_gpus_takes_the_ring_and_one_thread_where_it_s
     assert config.threading.set_intra_op_parallelism_threads.mock_calls == [call(count) for count in threads]
 
 
-def test_replicas_of_one_process_take_as_many_gpus_or_parts_of_the_processor(script, machine):
-    job, alone = script("digits_mirrored"), place.from_environment({})
-    config = machine(2)
-    assert job.choose_devices(alone, 2) == ["GPU:0", "GPU:1"]
-    assert config.experimental.set_memory_growth.mock_calls == [call("gpu-0", True), call("gpu-1", True)]
-    for replicas in (1, 4):
-        with pytest.raises(
-            ValueError, match=rf"replicas is {replicas}; .* has 2 GPU\(s\) .*--gpus {replicas}"
-        ):
-            job.choose_devices(alone, replicas)
-    config = machine(0)
-    assert job.choose_devices(alone, 2) == ["CPU:0", "CPU:1"]
-    config.set_visible_devices.assert_called_once_with([], "GPU")
-    (((_, parts), _),) = config.set_logical_device_configuration.call_args_list
-    assert len(parts) == 2
-
-
-JOBS_WITH_SERVERS = ("mnist_parameter_server", "digits_in_graph", "digits_between_graph")
-
-
-@pytest.mark.parametrize("name", JOBS_WITH_SERVERS)
-def test_beside_parameter_servers_each_worker_has_a_gpu_of_its_own_and_nobody_else_has_any(
-    name, script, machine
-):
-    job = script(name)
+def test_beside_parameter_servers_each_worker_has_a_gpu_of_its_own_and_nobody_else_has_any(script, machine):
+    job = script("mnist_parameter_server")
     machine(2)
     for index in (0, 1):
         options = job.server_options(task(SERVERS, "worker", index))
@@ -106,10 +83,9 @@ def test_beside_parameter_servers_each_worker_has_a_gpu_of_its_own_and_nobody_el
 
 @pytest.mark.parametrize(
     ("name", "choose"),
-    [(name, lambda job: job.server_options(task(SERVERS, "worker", 0))) for name in JOBS_WITH_SERVERS]
-    + [
+    [
+        ("mnist_parameter_server", lambda job: job.server_options(task(SERVERS, "worker", 0))),
         ("mnist_multi_worker_mirrored", lambda job: job.choose_device(task(MIRRORED, "worker", 0))),
-        ("digits_mirrored", lambda job: job.choose_devices(place.from_environment({}), 1)),
     ],
 )
 def test_a_worker_that_was_given_a_gpu_and_finds_none_does_not_train_on_the_processor(

@@ -26,15 +26,11 @@ class Trained(NamedTuple):
     devices: dict[str, set[str]]
     weights: np.ndarray
 
-    def of(self, worker):
-        """The steps that `worker` reported."""
-        return self.metrics[self.metrics["worker"] == worker].dropna(subset=["loss"])
-
 
 def trained(name, folder, workers, servers=1, **arguments):
     arguments = {"batch_size": BATCH, "hidden": HIDDEN, "epochs": EPOCHS, "learning_rate": RATE, **arguments}
     changes = {"workers": workers, "parameter_servers": servers, "arguments": arguments}
-    warm = name != "digits_mirrored"  # so that one starts as a command line would have it
+    warm = workers > 1  # so that one starts as a command line would have it
     run = launched(name, folder, warm=warm, **changes)
     assert run.warm is warm
     lines = list(run.logs())
@@ -55,12 +51,6 @@ def steps_an_epoch(workers):
     return count // workers // BATCH
 
 
-@pytest.fixture(scope="module")
-def mirrored(tmp_path_factory):
-    """What replicas in one process come to; a test below compares them with one without any."""
-    return trained("digits_mirrored", tmp_path_factory.mktemp("mirrors"), 1, replicas=WORKERS)
-
-
 def assert_equal(one, other, steps):
     """The same loss after every epoch, and the same weights in the end; and it has learnt."""
     tested, expected = (found.metrics.dropna(subset=["test_loss"]) for found in (one, other))
@@ -72,69 +62,20 @@ def assert_equal(one, other, steps):
     assert tested["test_loss"].iloc[-1] < 0.5 * tested["test_loss"].iloc[0]
 
 
-def test_in_graph_replication_equals_one_process_of_replicas_and_has_its_variables_on_the_servers(
-    mirrored, tmp_path
-):
-    servers = 2
-    run = trained("digits_in_graph", tmp_path, WORKERS, servers)
-    assert_equal(run, mirrored, steps_an_epoch(WORKERS))
-    assert set().union(*run.devices.values()) == {f"/job:ps/task:{server}" for server in range(servers)}
-    # Nobody else has a training loop.
-    assert set(run.metrics.dropna(subset=["loss"])["worker"]) == {"chief-0"}
-
-
-def test_synchronous_between_graph_replication_equals_the_same_and_goes_at_the_pace_of_the_slowest(
-    mirrored, tmp_path
-):
-    late = {"slow_worker": WORKERS - 1, "slow_seconds": 0.02}
-    run = trained("digits_between_graph", tmp_path, WORKERS, consistency="synchronous", **late)
-    assert_equal(run, mirrored, steps_an_epoch(WORKERS))
-    assert set().union(*run.devices.values()) == {"/job:ps/task:0"}
-    # The slow worker reports a step before it pushes for the next one, without which nobody ends that.
-    fast, slow = (run.of(f"worker-{index}").set_index("step")["seconds"] for index in (0, WORKERS - 1))
-    for step, following in zip(slow.index[:-1], slow.index[1:], strict=True):
-        assert slow[step] < fast[following]
-
-
-def test_asynchronous_between_graph_replication_steps_for_every_batch_and_waits_for_nobody(tmp_path):
-    late = {"slow_worker": WORKERS - 1, "slow_seconds": 0.1}
-    one = {"consistency": "asynchronous", "learning_rate": RATE / WORKERS}  # its steps are of one worker
-    run = trained("digits_between_graph", tmp_path, WORKERS, **one, **late)
-    tested = run.metrics.dropna(subset=["test_loss"])
-    assert tested["step"].iloc[-1] == WORKERS * EPOCHS * steps_an_epoch(WORKERS)
-    assert tested["accuracy"].iloc[-1] > 0.8
-    reports = {index: run.of(f"worker-{index}") for index in range(WORKERS)}
-    assert {table["step"].iloc[-1] for table in reports.values()} == {EPOCHS * steps_an_epoch(WORKERS)}
-    assert reports[0]["seconds"].iloc[-1] < reports[WORKERS - 1]["seconds"].iloc[-1]
-
-
-def test_replicas_equal_one_that_takes_the_batch_of_all_and_have_a_mirror_of_every_variable(
-    mirrored, tmp_path
-):
-    serial = trained("digits_mirrored", tmp_path, 1, replicas=1, batch_size=WORKERS * BATCH)
-    assert_equal(mirrored, serial, steps_an_epoch(WORKERS))
-    mirrors = {f"/job:localhost/task:0/device:CPU:{index}" for index in range(WORKERS)}
-    assert mirrored.devices == dict.fromkeys(("w1", "b1", "w2", "b2"), mirrors)
-
-
-def test_workers_in_a_ring_equal_the_same_and_have_a_mirror_each_however_gradients_are_packed(
-    mirrored, tmp_path
-):
+def test_workers_in_a_ring_equal_one_that_takes_the_batch_of_all_however_gradients_are_packed(tmp_path):
+    serial = trained("mnist_multi_worker_mirrored", tmp_path, 1, batch_size=WORKERS * BATCH)
     run = trained("mnist_multi_worker_mirrored", tmp_path, WORKERS, bytes_per_pack=1)
-    assert_equal(run, mirrored, steps_an_epoch(WORKERS))
+    assert_equal(run, serial, steps_an_epoch(WORKERS))
     mirrors = {f"/job:worker/task:{index}/device:CPU:0" for index in range(WORKERS)}
     assert run.devices == dict.fromkeys(("w1", "b1", "w2", "b2"), mirrors)
 
 
-def test_a_hint_decides_how_many_collectives_there_are():
-    arguments = {"tensors": 7, "nbytes": 400, "bytes_per_pack": "1,400,1000,0", "repeats": 2}
-    changes = {"workers": WORKERS, "arguments": arguments}
-    metrics = launched("measure_collective_hints", **changes).metrics
-    assert dict(metrics.groupby("bytes_per_pack")["collectives"].unique().map(list)) == {
-        1: [7],
-        400: [4],  # two in a pack, since one is not more than 400
-        1000: [3],
-        0: [1],
+def test_a_coordinator_makes_an_update_of_every_batch_and_has_its_variables_on_the_servers(tmp_path):
+    servers = 2
+    run = trained("mnist_parameter_server", tmp_path, WORKERS, servers, learning_rate=RATE / WORKERS)
+    tested = run.metrics.dropna(subset=["test_loss"])
+    assert tested["step"].iloc[-1] == WORKERS * EPOCHS * steps_an_epoch(WORKERS)
+    assert tested["accuracy"].iloc[-1] > 0.8
+    assert {server for places in run.devices.values() for server in places} == {
+        f"/job:ps/task:{server}/device:CPU:0" for server in range(servers)
     }
-    assert len(metrics) == 3 * 4 * 2
-    assert (metrics["all_reduce_seconds"] > 0).all()

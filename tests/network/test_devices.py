@@ -50,7 +50,7 @@ NO_WORKER_7 = "there is no worker-7 in this job; its processes are worker-0, wor
 @pytest.mark.parametrize(
     ("name", "fields", "device", "message"),
     [
-        ("digits_mirrored", {}, "100ms", TENSORFLOW),
+        ("mnist_multi_worker_mirrored", {}, "100ms", TENSORFLOW),
         ("digits_horovod_keras", {}, "100ms", TENSORFLOW),
         ("mnist_parameter_server", {}, "100ms", TENSORFLOW),
         ("mnist_torch_ddp", {"resources": {"gpu": 1}}, "100ms", "resources.gpu is 1"),
@@ -91,7 +91,7 @@ def test_each_worker_computes_as_long_as_its_device_and_the_slow_one_longer(stra
 @pytest.mark.slow
 def test_ranks_of_horovod_compute_on_their_devices():
     pytest.importorskip("horovod")
-    job = TrainingJob.load(JOBS / "digits_horovod_torch").replace(arguments={"epochs": 1})
+    job = TrainingJob.load(JOBS / "mnist_horovod").replace(arguments={"epochs": 1})
     run = Local(warm=True, emulated_device="50ms").launch(job).wait(120)
     assert {device["worker"] for device in run.devices} == set(run.workers)
     assert all(device["passes"] > 2 for device in run.devices)

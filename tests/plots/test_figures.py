@@ -29,7 +29,6 @@ from workshop_utils.plots import (
     torchx,
 )
 from workshop_utils.scaling import efficiency
-from workshop_utils.scaling.overlap import Phase
 from workshop_utils.training.horovod_timeline import TimelineSpan
 
 
@@ -50,7 +49,8 @@ def shown(axes):
 
 
 PUSHES = table("pusher push_seconds staleness late", (0.0, 0.0, 0, 0), (1.0, 0.1, 40, 0), (0.0, 0.2, 9, 1))
-STEP = [Phase("forward", 0.0, 1.0), Phase("wait", 1.0, 2.5), Phase("all-reduce", 1.0, 2.5, 8)]
+STEP = pytorch.Step(5.0, 6.0, 8.0, 9.0, [(6.5, 8.0, 4), (8.0, 9.0, 4)])
+MEMORY = {"DDP": (0, [16e6, 16e6]), "FSDP2": (3, [8e6, 4e6])}
 STEPS = (10, 1, 0), (11, 2, 0), (12, 3, 0), (14, 2, 1), (15, 3, 1), (16, 4, 1)
 RESTARTED = table("seconds step attempt", *STEPS).assign(worker="worker-0", loss=1.0)
 SCALED = efficiency.scaling(
@@ -67,7 +67,6 @@ SCALED = efficiency.scaling(
     )
 )  # fmt: skip
 MEASURED = SCALED.assign(outlier=[False, False, True] * 2)
-CURVE = pd.DataFrame({"step": [0, 10, 20], "seconds": [0.0, 1.0, 2.0], "test_loss": [2.0, 1.0, 0.5]})
 FUSED = [TimelineSpan("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), TimelineSpan("a", "GLOO_ALLREDUCE", 1.5, 2.5, 1)]
 NBYTES = {512: {"parameters": 10e6, "optimizer": 20e6, "gradients": 10e6, "activations": 5e6}}
 HELD = [[31e6, 36e6, 41e6, 42e6]]
@@ -127,8 +126,9 @@ SHOWN = {
     "tuning": (lambda: horovod.tuning({"0": [0.2], "1MB": [0.02]}, {0.001: [0.004], 0.02: [0.021]}, 7),
         [[(0, 0.2)] * 2 + [(1, 0.02)] * 2, [(0.001, 0.004)] * 2 + [(0.02, 0.021)] * 2]),
     "recorded": (lambda: horovod.gradient_timelines({"fused": FUSED}), [[(0, 500), (500, 1000)]]),
-    "overlap": (lambda: pytorch.steps_with_communication({"naive": {0: STEP}}, "Found", "so"),
-        [[(0, 1), (1, 1.5), (1, 1.5)]]),
+    "overlap": (lambda: pytorch.steps_with_communication({"buckets": [STEP]}, "Found", "so"),
+        [[(0, 1), (1, 2), (3, 1), (1.5, 1.5), (3, 1)]]),
+    "memory": (lambda: pytorch.memory_by_ranks([2, 4], MEMORY, 1_000_000), [[(2, 8), (2, 16), (4, 4), (4, 16)]]),
     # What diverged counts as a guess.
     "batch": (lambda: convergence.against_batch(RULES), [[(32, 0.3), (64, convergence.GIVEN_UP)]]),
     "warm-up": (lambda: convergence.warm_up_losses(WARM_UPS), [[(-0.12, convergence.GIVEN_UP), (0.88, 0.3)]]),
@@ -219,27 +219,20 @@ def test_no_name_lies_on_a_point(name):
         assert not text.get_window_extent().padded(4).count_contains(places), text.get_text()
 
 
-def test_seconds_count_from_when_the_last_worker_had_made_its_first_step():
-    metrics = table(
-        "worker step seconds loss test_loss",
-        ("worker-0", 0, 5.0, None, 2.3),
-        ("worker-0", 1, 6.0, 2.0, None),
-        ("worker-1", 1, 6.5, 2.1, None),
-        ("worker-0", 9, 8.5, None, 0.4),
-    )
-    assert tensorflow.learning_curve(metrics).to_numpy().tolist() == [[0, 0.0, 2.3], [9, 2.0, 0.4]]
-    with pytest.raises(ValueError, match="hold no test_loss"):
-        tensorflow.learning_curve(metrics.drop(columns="test_loss"))
-
-
-def test_curves_are_one_only_if_all_their_steps_and_losses_agree():
+def test_titles_count_the_forms_that_are_one_with_the_reference():
+    distances = {"in-graph": [1e-7, 3e-7], "MirroredStrategy, fit": [2e-7, 2e-3], "JAX, shard_map": [0, 0]}
+    drawn = tensorflow.distances(distances, 1e-4, 1.5)
+    assert "2 of 3 forms" in drawn.axes[0].get_title(loc="left")
+    images = np.array([0, 64, 128])
+    one = [[2.3, 1.0, 0.5], [2.3, 1.1, 0.6]]
     curves = {
-        "in-graph": CURVE,
-        "MirroredStrategy": CURVE.assign(test_loss=CURVE["test_loss"] + 4e-4),
-        "ParameterServerStrategy": CURVE.assign(test_loss=CURVE["test_loss"] + 2e-3),
-        "between-graph, asynchronous": CURVE.assign(step=[0, 20, 40]),
+        "one process, both batches": one,
+        "one process, each batch": [[2.3, 0.6, 0.3]] * 2,
+        "in-graph": [[2.3, 1.0, 0.5004], [2.3, 1.1, 0.6]],
+        "ParameterServerStrategy": [[2.3, 0.6, 0.3]] * 2,
     }
-    assert tensorflow.equal_forms(curves) == ["in-graph", "MirroredStrategy"]
+    drawn = tensorflow.test_losses(curves, dict.fromkeys(curves, images // 32), images)
+    assert drawn.get_suptitle().startswith("1 forms lie on the line of one process, both batches")
 
 
 def test_what_cannot_be_drawn_is_refused_with_the_reason():

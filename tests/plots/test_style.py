@@ -11,7 +11,6 @@ from matplotlib import colors
 
 from workshop_utils.plots import (
     baseline,
-    horovod,
     model_parallel,
     prediction,
     scaling,
@@ -34,12 +33,11 @@ TOGETHER = {
     "parts of a step among workers": [colour for _, colour in scaling.PARTS.values()],
     "all-reduces by size": ["ring", *style.MUTED[1:]],
     "neither workers nor strategies": [*style.MUTED],
-    "front ends of Horovod": [*horovod.FRONT_ENDS],
     "passes": [model_parallel.FORWARD, model_parallel.BACKWARD],
     "schedules": [*model_parallel.COLOURS.values()],
     "directions of a mesh": [*model_parallel.DIRECTIONS.values()],
     "algorithms": [colour for _, colour in prediction.ALGORITHMS.values()],
-    "forms of replication": [*tensorflow.FORMS.values()],
+    "forms of replication": [colour for colour, *_ in tensorflow.FORMS.values()],
 }  # fmt: skip
 
 

@@ -146,7 +146,7 @@ class Resources(Description):
         cpu: processor cores.
         memory: such as `"2Gi"`.
         gpu: NVIDIA GPUs of its own. With none it trains on the CPU on this machine; instances of SageMaker and pods
-            show it the GPUs that they have. Of the workshop's jobs, only digits_mirrored uses more than one.
+            show it the GPUs that they have. None of the workshop's jobs uses more than one in a process.
     """
 
     cpu: float = Field(default=1, gt=0, allow_inf_nan=False)

@@ -6,136 +6,111 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from workshop_utils.plots import style
 
-# Each form has one colour throughout; those that a strategy of jobs stands for have that strategy's.
+# Each form has one colour and one marker throughout. Equal points lie on each other: synchronous forms are discs, the
+# larger ones below the smaller.
 FORMS = {
-    "in-graph": "#332288",
-    "between-graph, synchronous": "#44AA99",
-    "MirroredStrategy": "#AA4499",
-    "MultiWorkerMirroredStrategy": style.COLOURS["multi_worker_mirrored"],
-    "between-graph, asynchronous": "#CC6677",
-    "ParameterServerStrategy": style.COLOURS["parameter_server"],
+    "in-graph": ("#332288", "o", 18),
+    "between-graph, synchronous": ("#44AA99", "o", 14),
+    "MirroredStrategy, fit": ("#AA4499", "o", 10.5),
+    "MultiWorkerMirroredStrategy": ("multi_worker_mirrored", "o", 7),
+    "JAX, shard_map": ("#88CCEE", "o", 3.5),
+    "between-graph, asynchronous": ("#CC6677", "P", 10),
+    "ParameterServerStrategy": ("parameter_server", "X", 6),
 }
-SAME = 1e-3  # nats; curves that are never further apart than this are drawn and named as one
+SAME = 1e-3  # nats
 
 
-def learning_curve(metrics: pd.DataFrame) -> pd.DataFrame:
-    """A run's test loss over time: columns step (updates of the variables), seconds and test_loss.
+def distances(distances: Mapping[str, Sequence[float]], tolerance: float, other_seed: float) -> Figure:
+    """How far each form's weights end from those of one process, a point for each seed."""
+    _, axes = style.figure(8.2, 3.4)
+    ordered = [form for form in FORMS if form in distances]
+    for row, form in enumerate(ordered):
+        colour, marker, _ = FORMS[form]
+        style.measured(
+            axes, distances[form], [row] * len(distances[form]), colour=colour, marker=marker, markersize=7
+        )
+    style.mark(axes, tolerance, "tolerance")
+    style.mark(axes, other_seed, "two seeds")
+    style.rows(axes, ordered, (len(ordered) - 0.5, -1.2))
+    highest = max(other_seed, *map(max, distances.values()))
+    axes.set(xscale="log", xlim=(2e-8, 6 * highest), xlabel="largest difference of a weight from one process")
+    same = sum(max(each) < tolerance for each in distances.values())
+    finding = f"{same} of {len(ordered)} forms compute the weights of one process"
+    detail = "after the last epoch, from the same batches in each update; a point is a seed"
+    return style.finish(axes, finding, detail)
 
-    Seconds count from the moment at which every worker had made its first step: before that, graphs are traced and
-    sent around. The loss before training stands at 0 seconds.
 
-    Raises:
-        ValueError: if the run has reported no test_loss, or no loss.
+def test_losses(
+    curves: Mapping[str, Sequence[Sequence[float]]], updates: Mapping[str, np.ndarray], images: np.ndarray
+) -> Figure:
+    """Test loss against updates, and against images: `curves` are by form and seed, after every epoch.
+
+    Names that begin with "one process" are references, drawn as lines.
     """
-    for name in ("loss", "test_loss"):
-        if name not in metrics or metrics[name].isna().all():
-            raise ValueError(f"the metrics hold no {name}")
-    first = metrics.dropna(subset=["loss"]).groupby("worker")["seconds"].min().max()
-    tested = metrics.dropna(subset=["test_loss"])
-    seconds = (tested["seconds"] - first).clip(lower=0)
-    return tested.assign(seconds=seconds)[["step", "seconds", "test_loss"]].reset_index(drop=True)
-
-
-def equal_forms(curves: Mapping[str, pd.DataFrame]) -> list[str]:
-    """The names of those `curves` whose losses agree with the first one's at every step, to within SAME."""
-    first = next(iter(curves.values()))
-    return [
-        name
-        for name, curve in curves.items()
-        if list(curve["step"]) == list(first["step"])
-        and (curve["test_loss"] - first["test_loss"]).abs().max() < SAME
+    figure, panels = style.figure(10.6, 4.0, columns=2, sharey=True)
+    references = [name for name in curves if name.startswith("one process")]
+    means = {name: np.mean(curve, axis=0)[1:] for name, curve in curves.items()}
+    for axes, x_of in zip(panels, (updates.__getitem__, lambda _: images), strict=True):
+        for name, colour, dashes in zip(references, ("one process", "theory"), style.DASHES, strict=False):
+            style.theory(axes, x_of(name)[1:], means[name], f"_{name}", colour=colour, linestyle=dashes)
+            low, high = (pick(curves[name], axis=0)[1:] for pick in (np.min, np.max))
+            shade: dict[str, Any] = {"color": style.colour_of(colour), "alpha": 0.12, "linewidth": 0}
+            axes.fill_between(x_of(name)[1:], low, high, **shade)
+        for form in (form for form in FORMS if form in curves):
+            colour, marker, size = FORMS[form]
+            low, high = (abs(pick(curves[form], axis=0)[1:] - means[form]) for pick in (np.min, np.max))
+            bars: dict[str, Any] = {"linestyle": "none", "color": style.colour_of(colour), "elinewidth": 1}
+            axes.errorbar(x_of(form)[1:], means[form], (low, high), **bars)
+            look: dict[str, Any] = {"colour": colour, "marker": marker, "markersize": size}
+            style.measured(axes, x_of(form)[1:], means[form], f"_{form}", **look)
+    lowest = 0.8 * float(np.min([np.min(curve) for curve in curves.values()]))
+    panels[0].set(xlabel="updates", ylabel="test loss (nats)", yscale="log", ylim=(lowest, None))
+    panels[1].set(xlabel="images seen by all workers together")
+    for axes in panels:
+        style.plain_ticks(axes.yaxis, [tick for tick in (0.1, 0.2, 0.3, 0.5, 1, 2) if tick > lowest])
+    lines = [line for line in panels[1].get_lines() if str(line.get_label())[1:] in curves]
+    names = [str(line.get_label())[1:] for line in lines]
+    panels[1].legend(lines, names, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    whole = references[0]
+    alike = [
+        form
+        for form in FORMS
+        if form in curves and np.max(np.abs(np.subtract(curves[form], curves[whole]))) < SAME
     ]
-
-
-def test_losses(curves: Mapping[str, pd.DataFrame], longer: pd.DataFrame) -> Figure:
-    """Test loss against steps and against seconds, of forms named as in FORMS; each curve is a `learning_curve`.
-
-    `longer` is that of in-graph replication with as many updates as the asynchronous forms make.
-    """
-    figure, (by_step, by_time) = style.figure(11.2, 4.4, columns=2, sharey=True)
-    together = equal_forms(curves)
-    _curve(by_step, longer, "step", "in-graph", linestyle="dashed", zorder=1)
-    for name, curve in curves.items():
-        # Equal curves lie on each other: larger marks below smaller ones.
-        below = len(together) - 1 - together.index(name) if name in together else 0
-        _curve(by_step, curve, "step", name, marker="o", markersize=5 + 3.2 * below)
-    end = tuple(curves[together[0]][["step", "test_loss"]].iloc[-1])
-    words = f"{len(together)} synchronous\nforms"
-    style.note(by_step, words, end, (0, -13), ha="right", va="top", linespacing=1.2)
-    for name in sorted(curves, key=lambda name: float(curves[name]["seconds"].iloc[-1])):
-        marker = style.MARKERS[list(FORMS).index(name)]
-        label = f"{name}, {curves[name]['seconds'].iloc[-1]:.1f} s"
-        trained = curves[name].query("seconds > 0")  # what came before has no place on a logarithmic axis
-        _curve(by_time, trained, "seconds", name, marker=marker, markersize=4)
-        _curve(by_time, trained.iloc[-1:], "seconds", name, marker=marker, markersize=9, label=label)
-    lowest = min(float(curve["test_loss"].min()) for curve in (longer, *curves.values()))
-    by_step.set(yscale="log", ylim=(0.55 * lowest, None), ylabel="test loss (nats)")
-    by_step.set_xlabel("steps (updates of the variables)")
-    ticks = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
-    style.plain_ticks(by_step.yaxis, [tick for tick in ticks if tick > 0.55 * lowest])
-    by_time.set(xscale="log", xlabel="seconds since every worker's first step")
-    style.log_ticks(by_time.xaxis)
-    by_time.xaxis.set_major_formatter("{x:g}")
-    by_time.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), title="seconds until the last test")
-    finding = f"The {len(together)} synchronous forms lie on one curve against steps, but not against seconds"
-    rings = f"concentric rings: {len(together)} forms with equal losses"
-    dashed = "dashed: in-graph, with as many updates as the asynchronous forms"
-    detail = f"the same network, batches, rate and first weights; {rings}; {dashed}"
+    finding = f"{len(alike)} forms lie on the line of {whole}, to {SAME:g} nats"
+    detail = (
+        f"means of {len(curves[whole])} seeds, bars and bands from the smallest to the largest; the same rate in every "
+        "update"
+    )
     return style.finish(figure, finding, detail)
 
 
-def _curve(axes: Axes, curve: pd.DataFrame, x: str, name: str, **options: Any) -> None:
-    axes.plot(
-        curve[x], curve["test_loss"], color=FORMS[name], linewidth=1.6, markeredgecolor="white",
-        markeredgewidth=0.8, **({"label": "_curve"} | options),
-    )  # fmt: skip
-
-
-def progress(runs: Mapping[str, pd.DataFrame], slow: str) -> Figure:
-    """Each worker's steps over time, a panel a run; `slow` is the worker that is late, such as `worker-1`.
-
-    `runs` are metrics by name: rows with a loss, and columns worker, step, seconds.
-    """
-    figure, grid = style.panels(runs, 9.6, 3.5, sharey=True, sharex=True)
-    for axes, metrics in zip(grid, runs.values(), strict=True):
-        reports = metrics.dropna(subset=["loss"])
-        begin = reports["seconds"].min()
-        for index, worker in enumerate(sorted(map(str, reports["worker"].unique()))):
-            table = reports[reports["worker"] == worker]
-            label = f"{worker}, slow" if worker == slow else worker
-            # Where all are in step, the marks coincide: larger ones below, so that both are seen.
-            axes.plot(
-                table["seconds"] - begin, table["step"], label=label, color=style.colour_of(worker),
-                marker=style.MARKERS[index % 8], markersize=9 - 4 * (index % 2), linewidth=1.4,
-                markeredgecolor="white", markeredgewidth=0.7,
-            )  # fmt: skip
-        axes.set_xlabel("seconds since the first report")
-        axes.margins(x=0.36)
+def progress(seconds: Mapping[str, Sequence[Sequence[float]]], late_seconds: float) -> Figure:
+    """How many steps each worker has made, by panel; worker 1 sleeps before each step."""
+    figure, panels = style.panels(seconds, 9.6, 3.3, sharex=True, sharey=True)
+    for axes, workers in zip(panels, seconds.values(), strict=True):
+        for index, own in reversed(list(enumerate(workers))):
+            look: dict[str, Any] = {
+                "colour": f"worker {index}",
+                "marker": style.MARKERS[index],
+                "markersize": (4, 8)[index],
+            }
+            label = f"worker {index}" + ", late" * index
+            style.measured(axes, own, np.arange(1, len(own) + 1), label, **look)
+        count = np.arange(1, len(workers[1]) + 1)
+        style.theory(axes, count * late_seconds, count, "sleep alone")
+        axes.set_xlabel("seconds")
+        axes.margins(x=0.3)
         axes.set_xlim(left=0)
-    grid[0].set_ylabel("the worker's own steps")
-    finding = "One late worker holds up all, or itself alone"
-    return style.finish(figure, finding, f"{slow} sleeps before each step")
-
-
-def packs(seconds: Mapping[int, Sequence[float]], nbytes: int) -> Figure:
-    """Time to all-reduce `nbytes` in so many messages: every measurement as a point, medians as bars."""
-    _, axes = style.figure(7.2, 3.4)
-    medians = [float(np.median(measured)) for measured in seconds.values()]
-    axes.barh(range(len(medians)), medians, 0.62, color=style.tint("ring", 0.55))
-    for row, (median, measured) in enumerate(zip(medians, seconds.values(), strict=True)):
-        style.measured(axes, list(measured), [row] * len(measured), colour="ring")
-        times = f" {median / min(medians):.1f}×"
-        style.note(axes, times, (max(measured), row), (6, 0), va="center")
-    shown = EngFormatter("B")
-    style.rows(axes, [f"{count:,} × {shown(float(f'{nbytes / count:.3g}'))}" for count in seconds])
-    axes.set(xlabel="time", xlim=(0, 1.12 * max(map(max, seconds.values()))))
-    style.unit_axis(axes.xaxis, "s")
-    detail = f"{shown(nbytes)} of gradients, cut into so many arrays; bars: medians, points: measurements"
-    return style.finish(axes, "The same bytes cost more in more messages", detail)
+    panels[0].set_ylabel("steps of a worker")
+    ends = [workers[0][-1] for workers in seconds.values()]
+    finding = (
+        f"One late worker holds up worker 0, or does not: it ends at {ends[0]:.2g} s, or at {ends[1]:.2g} s"
+    )
+    return style.finish(
+        figure, finding, f"worker 1 sleeps {late_seconds * 1000:g} ms before each step; one run each"
+    )
