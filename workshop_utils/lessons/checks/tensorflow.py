@@ -19,8 +19,9 @@ mean_staleness = OpenQuestion(
     "in one cycle, from one read to the next, each of the other three workers makes one update on average. If the "
     "whole cycle lay between a worker's read and its push, the mean would be W − 1 = 3. Updates that come before the "
     "read or after the push, while `session.run` begins and ends and the next batch is made, do not count, so it "
-    "can be less. With fewer cores than processes a worker may also stand still between read and push, while others "
-    "make several updates: single gradients are much staler than the mean.",
+    "can be less. With fewer cores than processes, workers also take turns: whole cycles then run without overlap, "
+    "which lowers the mean; or a worker stands still between read and push while others make several updates, so that "
+    "single gradients are much staler than the mean.",
     predictable=(0.05, 60),
 )
 
