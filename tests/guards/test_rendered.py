@@ -30,7 +30,7 @@ STRATEGIES = {
     for name in JOBS
 }
 FIRST = {strategy: name for name, strategy in reversed(STRATEGIES.items())}  # job of each strategy
-FEW = {"digits_fsdp", "digits_resumable", "mnist_single", "mnist_torch_ddp"}
+FEW = {"digits_resumable", "mnist_fsdp", "mnist_single", "mnist_torch_ddp"}
 MOST_LINES = 40  # of a difference, in a message
 TITLE = "===== "
 

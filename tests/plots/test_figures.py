@@ -50,7 +50,7 @@ def shown(axes):
 
 PUSHES = table("pusher push_seconds staleness late", (0.0, 0.0, 0, 0), (1.0, 0.1, 40, 0), (0.0, 0.2, 9, 1))
 STEP = pytorch.Step(5.0, 6.0, 8.0, 9.0, [(6.5, 8.0, 4), (8.0, 9.0, 4)])
-MEMORY = {"DDP": (0, [16e6, 16e6]), "FSDP2": (3, [8e6, 4e6])}
+SHARDED = {"DDP": (0, [16e6, 16e6]), "FSDP2": (3, [8e6, 4e6])}
 STEPS = (10, 1, 0), (11, 2, 0), (12, 3, 0), (14, 2, 1), (15, 3, 1), (16, 4, 1)
 RESTARTED = table("seconds step attempt", *STEPS).assign(worker="worker-0", loss=1.0)
 SCALED = efficiency.scaling(
@@ -128,7 +128,7 @@ SHOWN = {
     "recorded": (lambda: horovod.gradient_timelines({"fused": FUSED}), [[(0, 500), (500, 1000)]]),
     "overlap": (lambda: pytorch.steps_with_communication({"buckets": [STEP]}, "Found", "so"),
         [[(0, 1), (1, 2), (3, 1), (1.5, 1.5), (3, 1)]]),
-    "memory": (lambda: pytorch.memory_by_ranks([2, 4], MEMORY, 1_000_000), [[(2, 8), (2, 16), (4, 4), (4, 16)]]),
+    "sharded": (lambda: pytorch.memory_by_ranks([2, 4], SHARDED, 1_000_000), [[(2, 8), (2, 16), (4, 4), (4, 16)]]),
     # What diverged counts as a guess.
     "batch": (lambda: convergence.against_batch(RULES), [[(32, 0.3), (64, convergence.GIVEN_UP)]]),
     "warm-up": (lambda: convergence.warm_up_losses(WARM_UPS), [[(-0.12, convergence.GIVEN_UP), (0.88, 0.3)]]),

@@ -157,9 +157,9 @@ class BucketedDataParallel(NaiveDataParallel):
     """After the backward pass, one all-reduce for each bucket of about `bucket_bytes`.
 
     Buckets are filled with parameters in the reverse of the order in which the module names them, which is about the
-    order in which a backward pass gives their gradients; a bucket has one dtype. A gradient larger than
-    `bucket_bytes` has a bucket of its own. (PyTorch's DDP makes its first bucket smaller, 1 MB, and puts buckets in
-    the order of gradients that it has seen in the first step.)
+    order in which a backward pass gives their gradients; a bucket has one dtype, and is closed once it has reached
+    `bucket_bytes`. (So does PyTorch's DDP, which by default closes its first bucket at 1 MiB already. In its first
+    step it has one bucket; then it fills buckets in the order in which gradients have come.)
 
     The rest is as in NaiveDataParallel.
 
@@ -252,7 +252,7 @@ class OverlappedDataParallel(BucketedDataParallel):
 
 
 def buckets_of(parameters: dict[str, nn.Parameter], bucket_bytes: int) -> list[dict[str, nn.Parameter]]:
-    """The parameters of each bucket: in reverse order, of one dtype, closed before `bucket_bytes` is passed.
+    """The parameters of each bucket: in reverse order, of one dtype, closed once it has reached `bucket_bytes`.
 
     Raises:
         ValueError: if `bucket_bytes` is not above zero.
@@ -260,13 +260,13 @@ def buckets_of(parameters: dict[str, nn.Parameter], bucket_bytes: int) -> list[d
     if bucket_bytes <= 0:
         raise ValueError(f"bucket_bytes is {bucket_bytes}; it must be above zero")
     buckets: list[dict[str, nn.Parameter]] = []
-    room, dtype = 0, None
+    nbytes, dtype = 0, None
     for name, parameter in reversed(parameters.items()):
-        if parameter.nbytes > room or parameter.dtype != dtype:
+        if not buckets or nbytes >= bucket_bytes or parameter.dtype != dtype:
             buckets.append({})
-            room, dtype = bucket_bytes, parameter.dtype
+            nbytes, dtype = 0, parameter.dtype
         buckets[-1][name] = parameter
-        room -= parameter.nbytes
+        nbytes += parameter.nbytes
     return buckets
 
 

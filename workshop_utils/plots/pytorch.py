@@ -10,83 +10,98 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from workshop_utils.plots import style
-from workshop_utils.scaling.memory import TrainingMemory
-from workshop_utils.scaling.overlap import Phase
+from workshop_utils.scaling.memory import sharded, training_memory
 
-Timeline = Mapping[int, Sequence[Phase]]
-
-PHASES = {"forward": style.tint("compute", 0.45), "backward": "compute", "wait": "wait", "all-reduce": "send"}
+COMMUNICATION = "send"
 
 
-def steps_with_communication(timelines: Mapping[str, Timeline], finding: str, detail: str) -> Figure:
-    """Two lanes a rank, what it computes and what it sends, in one step of each of `timelines`, on one time axis."""
-    ranks = max(len(timeline) for timeline in timelines.values())
-    titles = [f"{name}{_waited(timeline)}" for name, timeline in timelines.items()]
-    height = 0.95 + (0.5 * ranks + 0.5) * len(timelines)
-    figure, grid = style.panels(titles, 9.6, height, below=True, sharex=True)
-    ends = [max(phase.end for each in timeline.values() for phase in each) for timeline in timelines.values()]
-    for axes, timeline, end in zip(grid, timelines.values(), ends, strict=True):
-        for row, phases in enumerate(timeline.values()):
-            _row(axes, row, phases, max(ends))
-        style.mark(axes, end)
-        style.rows(axes, [f"rank {rank}" for rank in timeline], (len(timeline) - 0.45, -0.55))
-    axes.set(xlim=(0, 1.03 * max(ends)), xlabel="time since the step began")
+class Step(NamedTuple):
+    """A rank's step, in seconds: when which part ended, and its all-reduces, each with start, end and bytes."""
+
+    start: float
+    forward: float
+    backward: float  # the last gradient has been computed
+    end: float  # all gradients have been reduced
+    sent: Sequence[tuple[float, float, int]]
+
+    @property
+    def exposed(self) -> float:
+        """Communication that the backward pass does not hide."""
+        return self.end - self.backward
+
+
+def steps_with_communication(panels: Mapping[str, Sequence[Step]], finding: str, detail: str) -> Figure:
+    """Two lanes a rank, what it computes and what it sends, in one step; a panel for each of `panels`."""
+    ranks = max(len(steps) for steps in panels.values())
+    figure, grid = style.panels(
+        panels, 9.6, 0.95 + (0.5 * ranks + 0.5) * len(panels), below=True, sharex=True
+    )
+    last = max(step.end - step.start for steps in panels.values() for step in steps)
+    for axes, steps in zip(grid, panels.values(), strict=True):
+        for row, step in enumerate(steps):
+            _row(axes, row, step, last)
+        style.rows(axes, [f"rank {rank}" for rank in range(len(steps))], (len(steps) - 0.45, -0.55))
+    axes.set(xlim=(0, 1.02 * last), xlabel="time since the step began")
     style.unit_axis(axes.xaxis, "s")
     return style.finish(figure, finding, detail)
 
 
-def _waited(timeline: Timeline) -> str:
-    """How long the ranks waited on the mean, for a title; nothing where that was not reported."""
-    waiting = [phase for phases in timeline.values() for phase in phases if phase.kind == "wait"]
-    waits = [phase.end - phase.start for phase in waiting]
-    return f": waited {1000 * np.mean(waits):.0f} ms for gradients" if waits else ""
+def _row(axes: Axes, row: int, step: Step, last: float) -> None:
+    """The upper lane computes, then waits; the lower one has the all-reduces, those under way at once in turn."""
+    compute, wait = style.colour_of("compute"), style.colour_of("wait")
+    edges = np.array([step.start, step.forward, step.backward, step.end]) - step.start
+    for name, colour, left, right in zip(
+        ("forward", "backward", "exposed"),
+        (style.tint(compute, 0.45), compute, wait),
+        edges,
+        edges[1:],
+        strict=False,
+    ):
+        axes.barh(row - 0.37, right - left, 0.36, left, align="edge", color=colour, edgecolor="white")
+        if right - left > 0.09 * last:
+            words = f"{1000 * (right - left):.0f} ms" if name == "exposed" else name
+            style.inside(axes, (left + right) / 2, row - 0.19, words, colour, fontsize=8.5)
+    done = 0.0
+    for number, (start, end, _) in enumerate(step.sent, 1):
+        # One bucket is sent after the other: one that is handed over waits until those before it are done.
+        left, right = max(start - step.start, done), end - step.start
+        done = right
+        sending = style.colour_of(COMMUNICATION)
+        axes.barh(row + 0.01, right - left, 0.36, left, align="edge", color=sending, edgecolor="white")
+        style.inside(axes, (left + right) / 2, row + 0.19, f"{number}", sending, fontsize=8.5)
 
 
-def _row(axes: Axes, row: int, phases: Sequence[Phase], last: float) -> None:
-    """The upper lane computes or waits; the lower one communicates, in lanes of its own where all-reduces overlap."""
-    free: list[float] = []  # when each of the lower lanes is free again
-    lanes = []
-    for phase in phases:
-        if phase.kind == "all-reduce":
-            lane = next((lane for lane, until in enumerate(free) if until <= phase.start), len(free))
-            free[lane : lane + 1] = [phase.end]
-            lanes.append((lane, phase))
-            continue
-        colour, width = style.colour_of(PHASES[phase.kind]), phase.end - phase.start
-        _bar(axes, phase, row - 0.37, 0.36, colour)
-        if row == 0 and width > 0.07 * last:
-            style.inside(axes, phase.start + width / 2, row - 0.19, phase.kind, colour, fontsize=8.5)
-    height = 0.36 / max(1, len(free))
-    for lane, phase in lanes:
-        _bar(axes, phase, row + 0.01 + lane * height, height, style.colour_of(PHASES["all-reduce"]))
+def memory_by_ranks(
+    counts: Sequence[int], held: Mapping[str, tuple[int, Sequence[float]]], parameters: int
+) -> Figure:
+    """What a rank holds between two steps: a line for each of ZeRO's stages, and what was measured, as points.
 
-
-def _bar(axes: Axes, phase: Phase, top: float, height: float, colour: str) -> None:
-    left, width = phase.start, phase.end - phase.start
-    axes.barh(top, width, height, left, align="edge", color=colour, edgecolor="white", linewidth=0.8)
-
-
-class Held(NamedTuple):
-    """What a rank was measured to hold, in bytes, and what it should by a formula."""
-
-    measured: float
-    expected: TrainingMemory
-    ours: bool = True
-
-
-def memory_per_rank(ways: Mapping[str, Held], workers: int, parameters: int) -> Figure:
-    """What each rank holds between two steps: bars of the formula, in its parts, and diamonds of what was measured."""
-    _, axes = style.figure(8.2, 0.52 * len(ways) + 1.9)
-    colours = {"parameters": "compute", "gradients": "send", "optimizer": "#9DB0BF"}
-    parts = {part: [getattr(held.expected, part) / 1e6 for held in ways.values()] for part in colours}
-    style.stacked(axes, parts, colours, 0.6)
-    for row, held in enumerate(ways.values()):
-        own = "one process" if held.ours else "torch_ddp"
-        style.measured(axes, [held.measured / 1e6], [row], colour=own, marker="D", markersize=8)
-    style.rows(axes, list(ways))
-    largest = max(max(held.measured, held.expected.total) for held in ways.values()) / 1e6
-    axes.set(xlabel="held by one rank, in MB", xlim=(0, 1.08 * largest))
-    totals = [held.expected.total for held in ways.values()]
-    finding = f"Sharding all three, a rank holds 1/{max(totals) / min(totals):.2g} of what it held"
-    case = f"Adam, {parameters / 1e6:.1f} million parameters, N = {workers}"
-    return style.finish(axes, finding, f"{case}; bars: ZeRO's formulas, diamonds: measured")
+    `held` has, by name, the stage, and the bytes for each of `counts`; ours are hollow, PyTorch's are not.
+    """
+    _, axes = style.figure(9.6, 4.4)
+    colours, more = ("one process", *style.MUTED[:3]), np.geomspace(counts[0], counts[-1], 50)
+    for stage, colour in enumerate(colours):
+        nbytes = sharded(training_memory(parameters), more, stage).total
+        style.theory(axes, more, nbytes / 1e6, f"ZeRO-{stage}" if stage else "not sharded", colour=colour)
+    points, drawn = {}, [0, 0, 2, 0]
+    for marker, (name, (stage, nbytes)) in zip("os^DvPX", held.items(), strict=False):
+        beside = np.divide(counts, 1.05 ** drawn[stage])  # they would hide each other
+        drawn[stage] += 1
+        points[name] = style.measured(
+            axes,
+            beside,
+            np.divide(nbytes, 1e6),
+            colour=colours[stage],
+            marker=marker,
+            hollow=name.startswith("ours"),
+            markersize=8,
+        )
+    axes.legend(points.values(), points, title="measured", loc="upper left", bbox_to_anchor=(1.17, 1.0))
+    style.power_axis(axes, counts)
+    axes.set(xlabel="ranks, N", ylabel="held by a rank, in MB", ylim=(0, None))
+    share = held["FSDP2"][1][-1] / held["DDP"][1][-1]
+    finding = f"Of {counts[-1]} ranks, each holds {share:.0%} under FSDP2 of what it holds under DDP"
+    case = (
+        f"formula: {1 / counts[-1]:.1%}; Adam, {parameters / 1e6:.1f} million parameters, between two steps"
+    )
+    return style.finish(axes, finding, f"{case}; lines: formulas")

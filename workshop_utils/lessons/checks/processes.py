@@ -58,11 +58,12 @@ def values_on_ranks(
     arguments: dict[str, Any],
     *,
     network: str | None = None,
+    framework: str | None = None,
     timeout: str = "30s",
 ) -> list[Any]:
     """What `on_ranks` returns for each rank; Wrong, which begins with `where`, if a rank fails."""
     try:
-        return on_ranks(size, program, arguments, network=network, timeout=timeout).values
+        return on_ranks(size, program, arguments, network, framework, timeout).values
     except RanksFailed as error:
         raise Wrong(f"{where}: {error}") from None
 
