@@ -19,7 +19,6 @@ from torch.nn.functional import cross_entropy
 from workshop_utils import place
 
 COMMIT_STEPS = 5  # what is done since the last commit is done again after a failure
-REPORT_STEPS = 2
 
 
 def main() -> None:
@@ -68,8 +67,7 @@ def main() -> None:
             optimizer.step()
             time.sleep(options.step_seconds)
             state.step += 1
-            if state.step % REPORT_STEPS == 0:
-                place.report(state.step, loss=loss.item(), world_size=hvd.size(), images=len(drawn))
+            place.report(state.step, loss=loss.item(), world_size=hvd.size(), images=len(drawn))
             if state.step % COMMIT_STEPS == 0:
                 state.commit()  # keeps a copy, and looks whether somebody has come
 

@@ -1,8 +1,7 @@
 """Horovod under Keras's own `fit`: an optimizer that averages gradients, and callbacks for the rest.
 
 Horovod's Keras module was written for Keras 2, and its optimizer and callbacks fail with Keras 3. What they do fits
-into a few lines each, which stand here. The network, the batches and the schedule are those of digits_horovod_torch
-and digits_horovod_tensorflow.
+into a few lines each, which stand here.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Let Horovod combine gradients that point in different directions, by Adasum and by the mean. Trains nothing.
 
-Rank r has a gradient of length 1 at r times an angle. Reports for each of the angles, from rank 0: `angle` in
+Rank r has a gradient of length r + 1 at r times an angle. Reports for each of the angles, from rank 0: `angle` in
 degrees, and the result's two components, `adasum_x`, `adasum_y`, `mean_x` and `mean_y`.
 """
 
@@ -17,7 +17,7 @@ from workshop_utils import place
 def main() -> None:
     place.here()
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--angles", default="0,45,90,135,180", help="in degrees, separated by commas")
+    parser.add_argument("--angles", default="0,30,60,90,120,150,180", help="in degrees, separated by commas")
     options = parser.parse_args()
     try:
         angles = [float(text) for text in options.angles.split(",")]
@@ -31,7 +31,7 @@ def main() -> None:
 
     for step, angle in enumerate(angles):
         own = math.radians(angle * hvd.rank())
-        gradient = torch.tensor([math.cos(own), math.sin(own)])
+        gradient = (hvd.rank() + 1) * torch.tensor([math.cos(own), math.sin(own)])
         adasum = hvd.allreduce(gradient, op=hvd.Adasum, name=f"adasum {step}").tolist()
         mean = hvd.allreduce(gradient, op=hvd.Average, name=f"mean {step}").tolist()
         if hvd.rank() == 0:

@@ -6,6 +6,7 @@ set by its variables HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME.
 
 import argparse
 import os
+import random
 import sys
 import time
 
@@ -24,10 +25,18 @@ def main() -> None:
     parser.add_argument("--nbytes", type=int, default=10_000, help="size of each")
     parser.add_argument("--compression", choices=["none", "fp16"], default="none")
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument("--timeline", type=int, choices=[0, 1], default=0, help="record the last repeat")
+    parser.add_argument(
+        "--most-idle-seconds",
+        type=float,
+        default=0.0,
+        help="between the barrier and the gradients, drawn up to this",
+    )
+    parser.add_argument("--timeline", type=int, default=0, help="record so many repeats, the last ones")
     options = parser.parse_args()
     if options.nbytes <= 0 or options.nbytes % 4:
         sys.exit(f"nbytes is {options.nbytes}; it must be a multiple of 4, the size of a float32")
+    if not 0 <= options.timeline <= options.repeats:
+        sys.exit(f"timeline is {options.timeline}; there are {options.repeats} repeats to record")
     compression = hvd.Compression.fp16 if options.compression == "fp16" else hvd.Compression.none
     if options.timeline:  # asked for before init, since its writer keeps a core busy all the time
         os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
@@ -36,9 +45,10 @@ def main() -> None:
     gradients = [torch.full((options.nbytes // 4,), float(hvd.rank())) for _ in range(options.tensors)]
     expected = (hvd.size() - 1) / 2  # the mean of 0 … N − 1
     for repeat in range(-SETTLING_REPEATS, options.repeats):
-        if options.timeline and repeat == options.repeats - 1:
+        if options.timeline and repeat == options.repeats - options.timeline:
             hvd.start_timeline(str(here.model_folder / "timeline.json"))
-        hvd.barrier()  # so that all begin together
+        hvd.barrier()  # so that all begin together; it is a message, too, so a cycle has just begun
+        time.sleep(random.Random(repeat).uniform(0, options.most_idle_seconds))  # as long on every rank
         start = time.perf_counter()
         sent = []
         for number, gradient in enumerate(gradients):
