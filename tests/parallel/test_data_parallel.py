@@ -14,10 +14,8 @@ from workshop_utils.parallel.data import (
     BucketedDataParallel,
     NaiveDataParallel,
     OverlappedDataParallel,
-    UnevenInputs,
     UnusedParameters,
     buckets_of,
-    check_even_inputs,
 )
 
 SMALL = 400  # bytes of a bucket: several buckets, and some parameters that are larger than one
@@ -180,11 +178,3 @@ def test_buckets_are_those_of_pytorchs_own_function(limit):
     expected, _ = distributed._compute_bucket_assignment_by_size(gradients, [limit], [False] * len(gradients))
     named = {str(index): nn.Parameter(each) for index, each in reversed([*enumerate(gradients)])}
     assert [[*map(int, bucket)] for bucket in buckets_of(named, limit)] == expected
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_even_inputs_pass_and_uneven_ones_are_named(size):
-    threads.run(size, lambda communicator: check_even_inputs(communicator, 7))
-    if size > 1:
-        with pytest.raises(UnevenInputs, match="rank 1 has 8 batches, rank 0 has 7"):
-            threads.run(size, lambda communicator: check_even_inputs(communicator, 7 + communicator.rank % 2))

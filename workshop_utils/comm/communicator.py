@@ -80,8 +80,7 @@ class FrameError(CommunicationError):
 class Event:
     """One entry of a trace: what this rank did from `start` to `end` (seconds on the communicator's clock).
 
-    `kind` is "send", "recv" or "combine"; `peer` is the other rank, None for "combine". `parallel.data` records whole
-    collectives, of kind "all-reduce".
+    `kind` is "send", "recv" or "combine"; `peer` is the other rank, None for "combine".
     """
 
     kind: str

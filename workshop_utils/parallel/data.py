@@ -23,25 +23,19 @@ Source: Li et al. (2020), "PyTorch Distributed: experiences on accelerating data
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workshop_utils.comm.communicator import CommunicationError, Communicator, Event, as_array
+from workshop_utils.comm.communicator import CommunicationError, Communicator, as_array
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.tree import tree_broadcast
 
 MEBIBYTE = 1024 * 1024
-
-
-class UnevenInputs(ValueError):
-    """Ranks do not have equally many batches, so some would wait for ever for the others."""
 
 
 class UnusedParameters(ValueError):
@@ -60,15 +54,11 @@ class NaiveDataParallel(nn.Module):
     Args:
         module: on the CPU; of the same structure on all ranks.
         communicator: of these ranks. While a step is under way, nobody else may use it.
-
-    Attributes:
-        spans: set to [] to have every all-reduce recorded, of a parameter or of "bucket 2", in `time.perf_counter`.
     """
 
     def __init__(self, module: nn.Module, communicator: Communicator) -> None:
         super().__init__()
         self.module, self.communicator = module, communicator
-        self.spans: list[Event] | None = None
         self._synchronising = True
         broadcast_from_first(communicator, itertools.chain(module.parameters(), module.buffers()))
         # named_parameters leaves out the second name of a tied parameter.
@@ -102,9 +92,9 @@ class NaiveDataParallel(nn.Module):
             UnusedParameters: if a parameter has no gradient.
             CommunicationError: if the others cannot be reached, or do something else.
         """
-        for name, its_gradient in self._gradients().items():
+        for its_gradient in self._gradients().values():
             with contiguous(its_gradient) as gradient:
-                self._all_reduce(name, as_array(gradient))
+                ring_all_reduce(self.communicator, as_array(gradient), "mean")
 
     def close(self) -> None:
         """Let go of hooks and threads. Safe to call twice."""
@@ -114,12 +104,6 @@ class NaiveDataParallel(nn.Module):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _all_reduce(self, of: str, gradient: np.ndarray) -> None:
-        start = time.perf_counter()
-        ring_all_reduce(self.communicator, gradient, "mean")
-        if self.spans is not None:
-            self.spans.append(Event("all-reduce", None, gradient.nbytes, start, time.perf_counter(), of))
 
     def _gradients(self) -> dict[str, Tensor]:
         """By the parameters' names. Raises UnusedParameters if one has none."""
@@ -177,10 +161,10 @@ class BucketedDataParallel(NaiveDataParallel):
     def synchronise(self) -> None:
         """Replace every gradient by its mean over the ranks; as in NaiveDataParallel."""
         self._gradients()  # each has one
-        for index, bucket in enumerate(self.buckets):
+        for bucket in self.buckets:
             for parameter in bucket.parameters:
                 bucket.hold(parameter)
-            self._all_reduce(f"bucket {index}", bucket.memory)
+            ring_all_reduce(self.communicator, bucket.memory, "mean")
             bucket.held.clear()
 
 
@@ -224,7 +208,7 @@ class OverlappedDataParallel(BucketedDataParallel):
         if self._failure is not None:
             raise self._failure
         try:
-            self._all_reduce(f"bucket {index}", self.buckets[index].memory)
+            ring_all_reduce(self.communicator, self.buckets[index].memory, "mean")
         except CommunicationError as failure:
             self._failure = failure
             raise
@@ -275,26 +259,6 @@ def broadcast_from_first(communicator: Communicator, tensors: Iterable[Tensor]) 
     for tensor in tensors:
         with contiguous(tensor) as whole:
             tree_broadcast(communicator, whole)
-
-
-def check_even_inputs(communicator: Communicator, batches: int) -> None:
-    """Return if every rank has as many `batches` as this one; all ranks call it, before training.
-
-    A rank that has run out of batches takes part in no further all-reduce, and the others wait for it. PyTorch's
-    DDP can let it take part with zeros (`torch.distributed.algorithms.join`); here it is refused.
-
-    Raises:
-        UnevenInputs: if they differ; the message names the ranks with the most and the fewest.
-    """
-    counts = np.zeros(communicator.size, np.int64)
-    counts[communicator.rank] = batches
-    ring_all_reduce(communicator, counts)
-    most, fewest = int(counts.argmax()), int(counts.argmin())
-    if counts[most] != counts[fewest]:
-        raise UnevenInputs(
-            f"rank {most} has {counts[most]} batches, rank {fewest} has {counts[fewest]}; every rank must have as "
-            "many, since each step needs them all: drop the remainder, or give the shorter ones more"
-        )
 
 
 @contextmanager
