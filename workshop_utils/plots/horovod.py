@@ -75,7 +75,7 @@ def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure
     tensors = max(len({span.tensor for span in spans}) for spans in shown.values())
     messages = {name: len(horovod_timeline.messages(spans)) for name, spans in shown.items()}
     counts = {name: f"{count} message{'s' * (count > 1)}" for name, count in messages.items()}
-    titles = [f"{name}: {count} for {tensors} gradients" for name, count in counts.items()]
+    titles = [f"{name}, {tensors} gradients" for name in counts]
     figure, grid = style.panels(
         titles, 9.6, 1.0 + len(shown) * (0.75 + 0.16 * tensors), below=True, sharex=True
     )
@@ -85,9 +85,8 @@ def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure
     grid[-1].set_xlabel("milliseconds since the first gradient was handed over")
     _legend(figure, dict(PHASES.values()))
     detail = "a row: a gradient; the fastest recorded step of each run, on one scale"
-    (first, *_), (length, *others) = shown, lengths
-    compared = f", {max(others) / length:.2g} times as long without" if others else ""
-    return style.finish(figure, f"{first[0].upper()}{first[1:]}: {length:.2g} ms{compared}", detail)
+    finding = ", ".join(f"{name}: {count}" for name, count in counts.items())
+    return style.finish(figure, finding[0].upper() + finding[1:], detail)
 
 
 def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
