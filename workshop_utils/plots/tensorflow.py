@@ -40,7 +40,8 @@ def distances(distances: Mapping[str, Sequence[float]], tolerance: float, other_
     axes.set(xscale="log", xlim=(2e-8, 6 * highest), xlabel="largest difference of a weight from one process")
     same = sum(max(each) < tolerance for each in distances.values())
     finding = f"{same} of {len(ordered)} forms compute the weights of one process"
-    detail = "after the last epoch, from the same batches in each update; a point is a seed"
+    seeds = max(map(len, distances.values()))
+    detail = f"after the last epoch; {seeds} seeds a row, some coincide; asynchronous: from one process, each batch"
     return style.finish(axes, finding, detail)
 
 
@@ -83,8 +84,7 @@ def test_losses(
     ]
     finding = f"{len(alike)} forms lie on the line of {whole}, to {SAME:g} nats"
     detail = (
-        f"means of {len(curves[whole])} seeds, bars and bands from the smallest to the largest; the same rate in every "
-        "update"
+        f"each epoch, means of {len(curves[whole])} seeds; bars (below discs) and bands: smallest to largest"
     )
     return style.finish(figure, finding, detail)
 
@@ -109,7 +109,7 @@ def progress(seconds: Mapping[str, Sequence[Sequence[float]]], late_seconds: flo
     panels[0].set_ylabel("steps of a worker")
     ends = [workers[0][-1] for workers in seconds.values()]
     finding = (
-        f"One late worker holds up worker 0, or does not: it ends at {ends[0]:.2g} s, or at {ends[1]:.2g} s"
+        f"With a late worker, worker 0 ends at {ends[0]:.2g} s if synchronous, at {ends[1]:.2g} s if not"
     )
     return style.finish(
         figure, finding, f"worker 1 sleeps {late_seconds * 1000:g} ms before each step; one run each"

@@ -152,6 +152,8 @@ def _on_replicas(_: object, framework: str, answer: Callable[..., Any], parts: S
         return _said(error)
     if given is None or given is ...:
         return None
+    if any(not np.array_equal(weight, value) for weight, value in zip(weights, values, strict=True)):
+        return "it changes `weights`: return the gradients only, and leave the update to others."
     vectors = []
     for index in range(len(parts)):
         try:
@@ -184,9 +186,9 @@ _SETTINGS = ((1, 3), (2, 5), (3, 4), (3, 7))  # parameter servers and variables
 def device_setter(answer: Callable[[int, str], Callable[[Any], str]]) -> str:
     """`answer(servers, worker)` is a function from an operation to a device, as `replica_device_setter` makes."""
     graphs = _on_a_rank("in a graph", _placements, answer=answer, settings=_SETTINGS)
-    if not any(place for given, _ in graphs for place in given.values()):
+    if not any(place for given, *_ in graphs for place in given.values()):
         raise NotYet("your function gave nothing: write it, then run this again.")
-    for (servers, variables), (given, right) in zip(_SETTINGS, graphs, strict=True):
+    for (servers, variables), (given, again, right) in zip(_SETTINGS, graphs, strict=True):
         case = f"with {servers} server{'s' * (servers > 1)} and {variables} variables"
         order = [name for name in right if name.startswith("variable")]
         places = [given[name] for name in order]
@@ -196,15 +198,19 @@ def device_setter(answer: Callable[[int, str], Callable[[Any], str]]) -> str:
             raise Wrong(f"{case}, all variables are on {places[0]}: deal them out in turn, from task 0 on.")
         for name, device in right.items():
             if given[name] != device:
-                what = name if name in order else f"the operation `{name}`, which is no variable,"
+                what = name if name in order else f"the operation `{name}`, which makes no variable,"
                 raise Wrong(f"{case}, {what} is on {given[name] or 'no device'}; it must be on {device}.")
+        if again != right:
+            raise Wrong(
+                f"{case}, two of your functions share what they remember: let each begin with task 0."
+            )
     return "variables are dealt out to the servers in turn, as `replica_device_setter` does; a worker has the rest."
 
 
 def _placements(
     _: object, framework: str, answer: Callable[..., Any], settings: Sequence[tuple[int, int]]
 ) -> Any:
-    """By name the devices of a graph's operations: with the `answer`, and with TensorFlow's own.
+    """By name the devices of a graph's operations: by two functions of the `answer`, and by TensorFlow's own.
 
     Instead a sentence, if the answer makes no function, and None if it gives nothing.
     """
@@ -217,14 +223,18 @@ def _placements(
         names = [f"variable {index}" for index in range(variables)]
         with tf.Graph().as_default() as graph, v1.device(setter):
             images = v1.placeholder(tf.float32, (None, 4), name="images")
-            for index in range(variables):
-                weight = v1.Variable(np.ones((4, 4), np.float32), name=f"weight_{index}", use_resource=True)
-                images = tf.matmul(images, weight, name=f"matmul_{index}")
+            images += tf.constant(1.0, name="one")
+            for letter in "wxyzabc"[:variables]:  # no names with numbers, which would tell the task
+                weight = v1.Variable(np.ones((4, 4), np.float32), name=f"weight_{letter}", use_resource=True)
+                images = tf.matmul(images, weight, name=f"matmul_{letter}")
+        # Reading and initialising a variable happens beside it, whatever the function says.
+        operations = [each for each in graph.get_operations() if "weight" not in each.name]
         handles = [each for each in graph.get_operations() if each.type == "VarHandleOp"]
-        others = [each for each in graph.get_operations() if each.type in ("Placeholder", "MatMul")]
         parsed = {
             name: tf.DeviceSpec.from_string(each.device)
-            for name, each in zip([*names, *(each.name for each in others)], handles + others, strict=True)
+            for name, each in zip(
+                [*names, *(each.name for each in operations)], handles + operations, strict=True
+            )
         }
         return {
             name: "" if spec.job is None else f"/job:{spec.job}/task:{spec.task}"
@@ -235,17 +245,20 @@ def _placements(
     for servers, variables in settings:
         own = v1.train.replica_device_setter(ps_tasks=servers, worker_device=worker)
         try:
-            setter = answer(servers, worker)
+            setter, second = answer(servers, worker), answer(servers, worker)
             if setter is None or setter is ...:
                 return None
             if not callable(setter):
                 return "return a function, which takes an operation and returns its device."
             if str(getattr(setter, "__module__", "")).startswith("tensorflow"):
                 return "that function is TensorFlow's own: write yours."
-            given = place_all(lambda operation, setter=setter: setter(operation) or "", variables)
+            given, again = (
+                place_all(lambda operation, each=each: each(operation) or "", variables)
+                for each in (setter, second)
+            )
         except Exception as error:  # whatever the learner's function raises
             return _said(error)
-        graphs.append((given, place_all(own, variables)))
+        graphs.append((given, again, place_all(own, variables)))
     return graphs
 
 
@@ -285,4 +298,4 @@ def packs(answer: Cut) -> str:
         expected = tensorflow_packs(sizes, hint)
         if got != expected:
             raise Wrong(f"{of}: {first_difference(got, expected, 'pack')}: {because}.")
-    return "that is how many collectives a step takes."
+    return "each pack is one collective."
