@@ -171,10 +171,10 @@ class BucketedDataParallel(NaiveDataParallel):
 class OverlappedDataParallel(BucketedDataParallel):
     """During the backward pass, each bucket is all-reduced on a second thread as soon as it is full.
 
-    All ranks send the buckets in their order, also where a later one is full first: otherwise two ranks might each
-    wait for a bucket that the other has not begun. Arguments, attributes and errors are those of
-    BucketedDataParallel. With `no_sync`, backward passes in the block send nothing; the next one outside it sends
-    what all have added up.
+    All ranks send the buckets in their order, also where a later one is full first. Arrays meet by position: in
+    different orders, different buckets would be added up, without an error where their sizes agree. Arguments,
+    attributes and errors are those of BucketedDataParallel. With `no_sync`, backward passes in the block send nothing;
+    the next one outside it sends what all have added up.
 
     Use it as a context manager, or call `close` in the end, which ends the thread.
     """

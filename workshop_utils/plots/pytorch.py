@@ -76,24 +76,25 @@ def memory_by_ranks(
 ) -> Figure:
     """What a rank holds between two steps: a line for each of ZeRO's stages, and what was measured, as points.
 
-    `held` has, by name, the stage, and the bytes for each of `counts`; ours are hollow, PyTorch's are not.
+    `held` has, by name, the stage, and the bytes for each of `counts`; our own are hollow, PyTorch's are not. Points of
+    a stage stand side by side, about their N.
     """
     _, axes = style.figure(9.6, 4.4)
-    colours, more = ("one process", *style.MUTED[:3]), np.geomspace(counts[0], counts[-1], 50)
+    colours, more = ("one process", *style.MUTED[:3]), np.geomspace(counts[0] / 1.06, counts[-1] * 1.06, 50)
     for stage, colour in enumerate(colours):
         nbytes = sharded(training_memory(parameters), more, stage).total
         style.theory(axes, more, nbytes / 1e6, f"ZeRO-{stage}" if stage else "not sharded", colour=colour)
-    points, drawn = {}, [0, 0, 2, 0]
+    points = {}
     for marker, (name, (stage, nbytes)) in zip("os^DvPX", held.items(), strict=False):
-        beside = np.divide(counts, 1.05 ** drawn[stage])  # they would hide each other
-        drawn[stage] += 1
+        group = [other for other, (its_stage, _) in held.items() if its_stage == stage]
+        beside = np.multiply(counts, 1.055 ** (group.index(name) - (len(group) - 1) / 2))
         points[name] = style.measured(
             axes,
             beside,
             np.divide(nbytes, 1e6),
             colour=colours[stage],
             marker=marker,
-            hollow=name.startswith("ours"),
+            hollow=name.startswith("our "),
             markersize=8,
         )
     axes.legend(points.values(), points, title="measured", loc="upper left", bbox_to_anchor=(1.17, 1.0))
