@@ -1,7 +1,7 @@
 """Horovod under Keras's own `fit`: an optimizer that averages gradients, and callbacks for the rest.
 
-Horovod's Keras module was written for Keras 2, and its optimizer and callbacks fail with Keras 3. What they do fits
-into a few lines each, which stand here.
+Horovod's Keras module was written for Keras 2. With Keras 3 its callbacks raise errors, and its optimizer averages
+nothing without a word. What they should do fits into a few lines each, which stand here.
 """
 
 import argparse

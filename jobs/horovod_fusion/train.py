@@ -6,7 +6,6 @@ set by its variables HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME.
 
 import argparse
 import os
-import random
 import sys
 import time
 
@@ -25,12 +24,6 @@ def main() -> None:
     parser.add_argument("--nbytes", type=int, default=10_000, help="size of each")
     parser.add_argument("--compression", choices=["none", "fp16"], default="none")
     parser.add_argument("--repeats", type=int, default=10)
-    parser.add_argument(
-        "--most-idle-seconds",
-        type=float,
-        default=0.0,
-        help="between the barrier and the gradients, drawn up to this",
-    )
     parser.add_argument("--timeline", type=int, default=0, help="record so many repeats, the last ones")
     options = parser.parse_args()
     if options.nbytes <= 0 or options.nbytes % 4:
@@ -48,7 +41,6 @@ def main() -> None:
         if options.timeline and repeat == options.repeats - options.timeline:
             hvd.start_timeline(str(here.model_folder / "timeline.json"))
         hvd.barrier()  # so that all begin together; it is a message, too, so a cycle has just begun
-        time.sleep(random.Random(repeat).uniform(0, options.most_idle_seconds))  # as long on every rank
         start = time.perf_counter()
         sent = []
         for number, gradient in enumerate(gradients):

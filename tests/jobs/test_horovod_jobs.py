@@ -68,11 +68,6 @@ def test_the_timeline_shows_fused_gradients_in_few_messages_and_others_in_one_ea
     assert least <= len(messages) <= most  # a busy machine may spread a step over several cycles
 
 
-def test_gradients_that_come_at_a_random_moment_are_averaged_as_well():
-    run = launched("horovod_fusion", arguments={"repeats": 4, "most-idle-seconds": 0.02})
-    assert len(run.metrics) == 8  # of two ranks; the job itself compares the averages
-
-
 def test_horovods_adasum_is_the_one_that_is_taught():
     workers = 4  # of pairs, and of a pair of pairs
     run = launched("horovod_adasum", workers=workers, arguments={"angles": "0,30,90,135"})

@@ -124,7 +124,7 @@ SHOWN = {
     "workers": (lambda: communication.against_workers({"ring": SERIES}, "Found", "so"),
         [[(2, 1.0), (4, 1.5)], [(2, 1.0), (4, 1.2)]]),
     "tuning": (lambda: horovod.tuning({"0": [0.2], "1MB": [0.02]}, {0.001: [0.004], 0.02: [0.021]}, 7),
-        [[(0, 0.2)] * 2 + [(1, 0.02)] * 2, [(0.001, 0.004)] * 2 + [(0.02, 0.021)] * 2]),
+        [[(0, 0.2)] * 2 + [(1, 0.02)] * 2, [(0, 0.004)] * 2 + [(1, 0.021)] * 2]),
     "recorded": (lambda: horovod.gradient_timelines({"fused": FUSED}), [[(0, 500), (500, 1000)]]),
     "overlap": (lambda: pytorch.steps_with_communication({"buckets": [STEP]}, "Found", "so"),
         [[(0, 1), (1, 2), (3, 1), (1.5, 1.5), (3, 1)]]),

@@ -19,7 +19,7 @@ from workshop_utils.training.horovod_timeline import TimelineSpan
 Repeats = Sequence[float]  # seconds of the same measurement, repeated
 
 PHASES = {
-    horovod_timeline.NEGOTIATE: ("wait until every rank has it", style.COLOURS["wait"]),
+    horovod_timeline.NEGOTIATE: ("wait for another rank", style.COLOURS["wait"]),
     horovod_timeline.COPY_IN: ("copy in and out", style.COLOURS["load"]),
     horovod_timeline.COPY_OUT: ("copy in and out", style.COLOURS["load"]),
     **dict.fromkeys(horovod_timeline.MESSAGES, ("all-reduce", style.COLOURS["send"])),
@@ -36,40 +36,39 @@ def tuning(thresholds: Mapping[str, Repeats], cycles: Mapping[float, Repeats], t
         tensors: how many gradients there are.
     """
     _, (left, right) = style.figure(11.0, 3.9, columns=2, sharey=True)
-    places = np.arange(len(thresholds))
-    _repeats(left, places, list(thresholds.values()))
-    left.set_xticks(places, ["off" if name == "0" else name for name in thresholds])
-    left.set(xlabel="fusion threshold", yscale="log", xlim=(-0.5, len(thresholds) - 0.5))
-    _repeats(right, list(cycles), list(cycles.values()))
-    ends = np.array([min(cycles), max(cycles)])
-    style.theory(right, ends, ends, "one cycle")
-    right.set(xlabel="cycle time", xscale="log")
-    style.unit_axis(right.xaxis, "s")
-    right.set_xticks(list(cycles))
-    left.set_ylabel("time until all gradients are back")
+    _repeats(left, list(thresholds), list(thresholds.values()))
+    _repeats(right, [f"{seconds * 1e3:g} ms" for seconds in cycles], list(cycles.values()))
+    for place, seconds in enumerate(cycles):
+        style.theory(right, [place - 0.3, place + 0.3], [seconds, seconds])
+    style.note(right, "one cycle", (len(cycles) - 0.7, max(cycles)), (4, -3), color=style.colour_of("theory"))
+    left.set(xlabel="fusion threshold", ylabel="time until all gradients are back", yscale="log")
+    right.set(xlabel="cycle time")
     style.log_ticks(left.yaxis)
     style.unit_axis(left.yaxis, "s")
-    right.minorticks_off()
     medians = [float(np.median(each)) for each in thresholds.values()]
-    detail = f"{tensors} gradients; faint: each repeat; bold: median"
+    detail = f"{tensors} gradients; faint: each repeat; bold: median, quartiles"
     style.headline(left, f"Without fusion: {medians[0] / medians[-1]:.2g} times as long", detail)
     longest = max(cycles)
-    finding = f"A cycle of {longest * 1e3:g} ms: all wait {float(np.median(cycles[longest])) * 1e3:.0f} ms"
+    median = 1e3 * float(np.median(cycles[longest]))
+    finding = f"A cycle of {longest * 1e3:g} ms: {median:.0f} ms in the median"
     return style.finish(right, finding, "the same gradients, with the largest buffer")
 
 
-def _repeats(axes: Axes, x: Sequence[float] | np.ndarray, samples: Sequence[Repeats]) -> None:
+def _repeats(axes: Axes, names: Sequence[str], samples: Sequence[Repeats]) -> None:
     look: dict[str, Any] = {"color": style.colour_of("horovod"), "alpha": 0.25, "markeredgewidth": 0}
-    for place, seconds in zip(x, samples, strict=True):
+    for place, seconds in enumerate(samples):
         axes.plot(np.full(len(seconds), place), seconds, "o", markersize=4, **look)
+        axes.vlines(place, *np.quantile(seconds, [0.25, 0.75]), color=style.colour_of("horovod"), linewidth=3)
     medians = [float(np.median(seconds)) for seconds in samples]
-    style.measured(axes, x, medians, colour="horovod", markersize=9)
+    style.measured(axes, range(len(samples)), medians, colour="horovod", markersize=9)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.5, len(names) - 0.5)
 
 
 def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure:
     """What became of each gradient of one step, as rank 0 recorded it; a panel for each run, on one scale.
 
-    Of several steps in a run the fastest is shown, the one that other work on the machine disturbed least.
+    Of several steps in a run the shortest is shown, in which the ranks wait least for each other.
     """
     shown = {name: _fastest(horovod_timeline.steps(spans)) for name, spans in recorded.items()}
     tensors = max(len({span.tensor for span in spans}) for spans in shown.values())
@@ -82,9 +81,9 @@ def gradient_timelines(recorded: Mapping[str, Sequence[TimelineSpan]]) -> Figure
     lengths = [1e3 * (max(span.end for span in spans) - spans[0].start) for spans in shown.values()]
     for axes, spans in zip(grid, shown.values(), strict=True):
         _gradients(axes, spans, SHORTEST_BAR * max(lengths))
-    grid[-1].set_xlabel("milliseconds since the first gradient was handed over")
+    grid[-1].set_xlabel("milliseconds since a cycle first saw a gradient")
     _legend(figure, dict(PHASES.values()))
-    detail = "a row: a gradient; the fastest recorded step of each run, on one scale"
+    detail = "a row: a gradient; the shortest recorded step of each run, on one scale"
     finding = ", ".join(f"{name}: {count}" for name, count in counts.items())
     return style.finish(figure, finding[0].upper() + finding[1:], detail)
 
@@ -157,7 +156,7 @@ def elastic(metrics: pd.DataFrame, killed_seconds: float) -> Figure:
     pauses = pauses_of(metrics)
     for start, seconds, workers in pauses:
         axes.axvspan(start, start + seconds, color=style.tint("wait", 0.5), zorder=0)
-        words = f"{seconds:.1f} s, then {workers} worker{'s' * (workers > 1)}"
+        words = f"{seconds:.2f} s, then {workers} worker{'s' * (workers > 1)}"
         style.note(axes, words, (start + seconds, 0.04), (4, 0), xycoords=("data", "axes fraction"))
     style.mark(axes, killed_seconds, "killed", linewidth=1.2)
     axes.set(xlabel="seconds since the launch", ylabel="step", ylim=(0, None))
