@@ -22,7 +22,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--tensors", type=int, default=100, help="how many gradients there are")
     parser.add_argument("--nbytes", type=int, default=10_000, help="size of each")
-    parser.add_argument("--compression", choices=["none", "fp16"], default="none")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--timeline", type=int, default=0, help="record so many repeats, the last ones")
     options = parser.parse_args()
@@ -30,7 +29,6 @@ def main() -> None:
         sys.exit(f"nbytes is {options.nbytes}; it must be a multiple of 4, the size of a float32")
     if not 0 <= options.timeline <= options.repeats:
         sys.exit(f"timeline is {options.timeline}; there are {options.repeats} repeats to record")
-    compression = hvd.Compression.fp16 if options.compression == "fp16" else hvd.Compression.none
     if options.timeline:  # asked for before init, since its writer keeps a core busy all the time
         os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
     hvd.init()
@@ -42,11 +40,11 @@ def main() -> None:
             hvd.start_timeline(str(here.model_folder / "timeline.json"))
         hvd.barrier()  # so that all begin together; it is a message, too, so a cycle has just begun
         start = time.perf_counter()
-        sent = []
-        for number, gradient in enumerate(gradients):
-            compressed, context = compression.compress(gradient)
-            sent.append((hvd.allreduce_async(compressed, name=f"gradient {number}", op=hvd.Average), context))
-        averages = [compression.decompress(hvd.synchronize(handle), context) for handle, context in sent]
+        handles = [
+            hvd.allreduce_async(gradient, name=f"gradient {number}", op=hvd.Average)
+            for number, gradient in enumerate(gradients)
+        ]
+        averages = [hvd.synchronize(handle) for handle in handles]
         seconds = time.perf_counter() - start
         wrong = [number for number, average in enumerate(averages) if not torch.all(average == expected)]
         if wrong:
