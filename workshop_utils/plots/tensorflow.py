@@ -31,7 +31,12 @@ def distances(distances: Mapping[str, Sequence[float]], tolerance: float, other_
     for row, form in enumerate(ordered):
         colour, marker, _ = FORMS[form]
         style.measured(
-            axes, distances[form], [row] * len(distances[form]), colour=colour, marker=marker, markersize=7
+            axes,
+            distances[form],
+            row + np.linspace(-0.2, 0.2, len(distances[form])),
+            colour=colour,
+            marker=marker,
+            markersize=5,
         )
     style.mark(axes, tolerance, "tolerance")
     style.mark(axes, other_seed, "two seeds")
@@ -41,7 +46,7 @@ def distances(distances: Mapping[str, Sequence[float]], tolerance: float, other_
     same = sum(max(each) < tolerance for each in distances.values())
     finding = f"{same} of {len(ordered)} forms compute the weights of one process"
     seeds = max(map(len, distances.values()))
-    detail = f"after the last epoch; {seeds} seeds a row, some coincide; asynchronous: from one process, each batch"
+    detail = f"after the last epoch; {seeds} seeds a row; asynchronous: from one process, each batch"
     return style.finish(axes, finding, detail)
 
 
@@ -102,7 +107,9 @@ def progress(seconds: Mapping[str, Sequence[Sequence[float]]], late_seconds: flo
             label = f"worker {index}" + ", late" * index
             style.measured(axes, own, np.arange(1, len(own) + 1), label, **look)
         count = np.arange(1, len(workers[1]) + 1)
-        style.theory(axes, count * late_seconds, count, "sleep alone")
+        style.theory(axes, count * late_seconds, count, "_sleeps alone")
+        middle = len(count) // 2
+        style.note(axes, "sleeps alone", (late_seconds * middle, middle), (-12, 8))
         axes.set_xlabel("seconds")
         axes.margins(x=0.3)
         axes.set_xlim(left=0)

@@ -25,7 +25,7 @@ mean_staleness = OpenQuestion(
     predictable=(0.05, 60),
 )
 
-_PARTS = ((4, 4), (8, 3), (6, 6, 1), (5,))  # of a global batch, by replica
+_PARTS = ((4, 4), (8, 3), (6, 6, 1), (12,))  # of a global batch, by replica
 _SHAPES = ((64, 3), (3,), (3, 10), (10,))  # of the weights
 
 
@@ -71,7 +71,8 @@ def _on_a_rank(where: str, program: Callable[..., Any], **arguments: Any) -> Any
 def _said(error: Exception) -> str:
     """An error in a sentence: TensorFlow's tracebacks are long."""
     lines = str(error).strip().splitlines() or [""]
-    return f"it stopped with {type(error).__name__}: {lines[0].removesuffix('.')}."
+    line = lines[-1] if lines[0].startswith("in user code") else lines[0]
+    return f"it stopped with {type(error).__name__}: {line.strip().removesuffix('.')}."
 
 
 def _listed(parts: Sequence[int]) -> str:
@@ -180,6 +181,19 @@ def _summed(values: list[np.ndarray], images: np.ndarray, labels: np.ndarray) ->
 
 
 _SETTINGS = ((1, 3), (2, 5), (3, 4), (3, 7))  # parameter servers and variables
+_VARIABLES = (
+    "kernel",
+    "bias",
+    "scale",
+    "table",
+    "Variable",
+    "gain",
+    "shift",
+)  # no numbers, which tell a task
+
+
+def _worker(servers: int) -> str:
+    return f"/job:worker/task:{servers % 2}"
 
 
 @exercise
@@ -192,7 +206,7 @@ def device_setter(answer: Callable[[int, str], Callable[[Any], str]]) -> str:
         case = f"with {servers} server{'s' * (servers > 1)} and {variables} variables"
         order = [name for name in right if name.startswith("variable")]
         places = [given[name] for name in order]
-        if all(place == "/job:worker/task:1" for place in places):
+        if all(place == _worker(servers) for place in places):
             raise Wrong(f"{case}, all variables are on the worker: they belong on servers, `/job:ps`.")
         if servers > 1 and len(set(places)) == 1:
             raise Wrong(f"{case}, all variables are on {places[0]}: deal them out in turn, from task 0 on.")
@@ -217,19 +231,22 @@ def _placements(
     tf = importlib.import_module(framework)
 
     v1 = tf.compat.v1
-    worker = "/job:worker/task:1"
 
     def place_all(setter: Any, variables: int) -> dict[str, str]:
         names = [f"variable {index}" for index in range(variables)]
         with tf.Graph().as_default() as graph, v1.device(setter):
             images = v1.placeholder(tf.float32, (None, 4), name="images")
             images += tf.constant(1.0, name="one")
-            for letter in "wxyzabc"[:variables]:  # no names with numbers, which would tell the task
-                weight = v1.Variable(np.ones((4, 4), np.float32), name=f"weight_{letter}", use_resource=True)
-                images = tf.matmul(images, weight, name=f"matmul_{letter}")
-        # Reading and initialising a variable happens beside it, whatever the function says.
-        operations = [each for each in graph.get_operations() if "weight" not in each.name]
+            for name in _VARIABLES[:variables]:
+                weight = v1.Variable(np.ones((4, 4), np.float32), name=name, use_resource=True)
+                images = tf.nn.relu(tf.matmul(images, weight))
+            tf.reduce_mean(images)
         handles = [each for each in graph.get_operations() if each.type == "VarHandleOp"]
+        # Reading and initialising a variable happens beside it, whatever the function says.
+        operations = [
+            each for each in graph.get_operations() if each.name.partition("/")[0] not in _VARIABLES
+        ]
+        operations = [each for each in operations if "ReadVariable" not in each.type]
         parsed = {
             name: tf.DeviceSpec.from_string(each.device)
             for name, each in zip(
@@ -243,6 +260,7 @@ def _placements(
 
     graphs = []
     for servers, variables in settings:
+        worker = _worker(servers)
         own = v1.train.replica_device_setter(ps_tasks=servers, worker_device=worker)
         try:
             setter, second = answer(servers, worker), answer(servers, worker)
@@ -280,6 +298,8 @@ _CASES = (
     ([4, 4, 4, 4], 8, "two of 4 are 8, which is not more than 8: a third goes in"),
     ([100, 4, 4, 100], 10, "a tensor is never cut, so one of 100 fills a pack alone"),
     ([3, 9, 2, 7, 7], 12, "they stay in order"),
+    ([4] * 20, 50, "13 tensors of 4 are the first to be more than 50"),
+    ([0, 0, 4, 4], 1, "bytes count, not tensors"),
 )
 
 
