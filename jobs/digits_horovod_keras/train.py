@@ -1,7 +1,7 @@
 """Horovod under Keras's own `fit`: an optimizer that averages gradients, and callbacks for the rest.
 
-Horovod's Keras module was written for Keras 2. With Keras 3 its callbacks raise errors, and its optimizer averages
-nothing without a word. What they should do fits into a few lines each, which stand here.
+Horovod's Keras module was written for Keras 2. With Keras 3 its callbacks raise errors, and its optimizer silently
+averages nothing. What they should do fits into a few lines each, which stand here.
 """
 
 import argparse
@@ -35,7 +35,6 @@ def read_options() -> argparse.Namespace:
         "--warmup-epochs", type=float, default=1, help="until the learning rate is N times as high"
     )
     parser.add_argument("--hidden", type=int, default=64, help="units in the hidden layer")
-    parser.add_argument("--compression", choices=["none", "fp16"], default="none")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -43,11 +42,9 @@ def read_options() -> argparse.Namespace:
 class DistributedSGD(keras.optimizers.SGD):
     """Gradient descent with the average of all ranks' gradients, which meet here and nowhere else."""
 
-    compression = hvd.Compression.none
-
     def apply(self, grads: list[tf.Tensor], trainable_variables: Any = None) -> None:
         """All gradients as one group, so that they are sent together."""
-        grads = hvd.grouped_allreduce(list(grads), op=hvd.Average, compression=self.compression)
+        grads = hvd.grouped_allreduce(list(grads), op=hvd.Average)
         super().apply(grads, trainable_variables)
 
 
@@ -182,8 +179,6 @@ def main() -> None:
     # As in a script without a seed, each rank draws its own weights.
     model.set_weights(initial_weights([pixels, options.hidden, 10], options.seed + hvd.rank()))
     optimizer = DistributedSGD(options.learning_rate)
-    if options.compression == "fp16":
-        optimizer.compression = hvd.Compression.fp16
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     # XLA does not know Horovod's operations, so they cannot be compiled by it.
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False)

@@ -18,8 +18,6 @@ LINK = Link(1e-4, 1e8)
         (lambda: cost.all_reduce_seconds("rings", 2, 1, LINK), "is 'rings'; it must be one of ring"),
         (lambda: cost.hierarchical_seconds(12, 1, Topology(LINK, 8, LINK)), "is 12; it must be a multiple"),
         (lambda: memory.training_memory(1, "adamw"), "is 'adamw'; it must be one of sgd, momentum, adam"),
-        (lambda: memory.zero_memory(1, 2, 4), "stage is 4; it must be 0, 1, 2 or 3"),
-        (lambda: memory.zero_memory(1, 0, 3), "workers is 0; there must be at least 1"),
     ],
 )
 def test_numbers_that_cannot_be_are_named(call, message):

@@ -19,7 +19,7 @@ from workshop_utils.training.horovod_timeline import TimelineSpan
 Repeats = Sequence[float]  # seconds of the same measurement, repeated
 
 PHASES = {
-    horovod_timeline.NEGOTIATE: ("wait for another rank", style.COLOURS["wait"]),
+    horovod_timeline.NEGOTIATE: ("agreement", style.COLOURS["wait"]),
     horovod_timeline.COPY_IN: ("copy in and out", style.COLOURS["load"]),
     horovod_timeline.COPY_OUT: ("copy in and out", style.COLOURS["load"]),
     **dict.fromkeys(horovod_timeline.MESSAGES, ("all-reduce", style.COLOURS["send"])),

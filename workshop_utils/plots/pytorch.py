@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from workshop_utils.plots import style
 from workshop_utils.scaling.memory import sharded, training_memory
 
-COMMUNICATION = "send"
-
 
 class Step(NamedTuple):
     """A rank's step, in seconds: when which part ended, and its all-reduces, each with start, end and bytes."""
@@ -58,7 +56,7 @@ def _row(axes: Axes, row: int, step: Step, last: float) -> None:
         strict=False,
     ):
         axes.barh(row - 0.37, right - left, 0.36, left, align="edge", color=colour, edgecolor="white")
-        if right - left > 0.09 * last:
+        if right - left > 0.07 * last:
             words = f"{1000 * (right - left):.0f} ms" if name == "exposed" else name
             style.inside(axes, (left + right) / 2, row - 0.19, words, colour, fontsize=8.5)
     done = 0.0
@@ -66,7 +64,7 @@ def _row(axes: Axes, row: int, step: Step, last: float) -> None:
         # One bucket is sent after the other: one that is handed over waits until those before it are done.
         left, right = max(start - step.start, done), end - step.start
         done = right
-        sending = style.colour_of(COMMUNICATION)
+        sending = style.colour_of("send")
         axes.barh(row + 0.01, right - left, 0.36, left, align="edge", color=sending, edgecolor="white")
         style.inside(axes, (left + right) / 2, row + 0.19, f"{number}", sending, fontsize=8.5)
 
@@ -80,12 +78,14 @@ def memory_by_ranks(
     a stage stand side by side, about their N.
     """
     _, axes = style.figure(9.6, 4.4)
-    colours, more = ("one process", *style.MUTED[:3]), np.geomspace(counts[0] / 1.06, counts[-1] * 1.06, 50)
+    colours = ("one process", *style.MUTED[:3])
+    about = np.outer(counts, (1 / 1.08, 1.08)).ravel()  # flat about each N, where its points stand
     for stage, colour in enumerate(colours):
-        nbytes = sharded(training_memory(parameters), more, stage).total
-        style.theory(axes, more, nbytes / 1e6, f"ZeRO-{stage}" if stage else "not sharded", colour=colour)
+        total = sharded(training_memory(parameters), np.repeat(counts, 2), stage).total
+        name = f"ZeRO-{stage}" if stage else "not sharded"
+        style.theory(axes, about, total / 1e6 * np.ones(len(about)), name, colour=colour)
     points = {}
-    for marker, (name, (stage, nbytes)) in zip("os^DvPX", held.items(), strict=False):
+    for marker, (name, (stage, nbytes)) in zip("hos^DvPX", held.items(), strict=False):
         group = [other for other, (its_stage, _) in held.items() if its_stage == stage]
         beside = np.multiply(counts, 1.055 ** (group.index(name) - (len(group) - 1) / 2))
         points[name] = style.measured(

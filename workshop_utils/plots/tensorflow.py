@@ -109,7 +109,9 @@ def progress(seconds: Mapping[str, Sequence[Sequence[float]]], late_seconds: flo
         count = np.arange(1, len(workers[1]) + 1)
         style.theory(axes, count * late_seconds, count, "_sleeps alone")
         middle = len(count) // 2
-        style.note(axes, "sleeps alone", (late_seconds * middle, middle), (-12, 8))
+        style.note(
+            axes, "sleeps alone", (late_seconds * middle, middle), (-8, 4), ha="right", color=style.QUIET
+        )
         axes.set_xlabel("seconds")
         axes.margins(x=0.3)
         axes.set_xlim(left=0)

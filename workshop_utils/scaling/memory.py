@@ -78,19 +78,6 @@ def mixed_precision_adam(parameters: Numbers) -> TrainingMemory:
     return TrainingMemory(2 * parameters, 2 * parameters, 12 * parameters)
 
 
-def zero_memory(parameters: float, workers: int, stage: int) -> TrainingMemory:
-    """What each of `workers` holds between two steps with Adam, in 32 bits, where data parallelism is sharded.
-
-    Raises:
-        ValueError: if the stage is unknown, or there is not at least one worker.
-    """
-    if stage not in (0, 1, 2, 3):
-        raise ValueError(f"stage is {stage}; it must be 0, 1, 2 or 3")
-    if workers < 1:
-        raise ValueError(f"workers is {workers}; there must be at least 1")
-    return sharded(training_memory(parameters), workers, stage)
-
-
 def sharded(whole: TrainingMemory, workers: Numbers, stage: Numbers) -> TrainingMemory:
     """What each of `workers` holds of the `whole` between two steps, by ZeRO's stages.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from workshop_utils.lessons.checks import Wrong, recognise, result_of
 
 Parts = list[list[int]]
-Cut = Callable[[list[int], int], Parts]
-Case = tuple[list[int], int]
+Cut = Callable[[list[int], Any], Parts]
+Case = tuple[list[int], Any]
 
 
 def cut(items: Iterable[int], nbytes: Callable[[int], int], is_full: Callable[[int, int], bool]) -> Parts:

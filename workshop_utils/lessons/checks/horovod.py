@@ -13,13 +13,9 @@ from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.parallel import adasum
 
-IMAGES, BATCH, EPOCHS, RATE, MOMENTUM = (
-    48,
-    8,
-    2,
-    0.1,
-    0.5,
-)  # of the two conversions; momentum is Keras's alone
+# Of the two conversions; momentum is Keras's alone.
+IMAGES, BATCH, EPOCHS, RATE, MOMENTUM = 48, 8, 2, 0.1, 0.5
+STEPS_BEFORE = 7  # that rank 0's optimizer has counted when it resumes
 TOLERANCE = 1e-4  # of weights, which float32 rounds; the mistakes are a hundred times as far off
 
 fp16_on_slow_links = OpenQuestion(
@@ -32,7 +28,7 @@ fp16_on_slow_links = OpenQuestion(
 
 
 class _Trained(NamedTuple):
-    """What a rank has to show for itself."""
+    """What one rank's training did."""
 
     uses_horovod: bool
     first: list[np.ndarray]
@@ -44,10 +40,11 @@ class _Trained(NamedTuple):
     momentum: float = 0.0
     velocity: Sequence[Any] = (0.0, 0.0)  # what momentum begins with
     broadcasts: int = 0  # after the first step began
+    steps: int = 0  # that the optimizer has counted
 
 
 class _Watched:
-    """Horovod's module, which also knows what of it was used."""
+    """Horovod's module; records what of it is used. It is as on N hosts with one process each."""
 
     def __init__(self, hvd: Any) -> None:
         self._hvd, self.is_used, self.broadcasts = hvd, False, 0
@@ -56,6 +53,12 @@ class _Watched:
         self.is_used = True
         self.broadcasts += name.startswith("broadcast")
         return getattr(self._hvd, name)
+
+    def local_rank(self) -> int:
+        return 0
+
+    def local_size(self) -> int:
+        return 1
 
     def broadcast_variables(self, variables: Any, *arguments: Any, **options: Any) -> Any:
         """Horovod's, which would wait for ever where ranks broadcast different numbers of variables."""
@@ -150,7 +153,9 @@ def convert_pytorch(answer: Callable[..., Any]) -> str:
         if None in ranks:
             raise Wrong(f"{where}, rank {ranks.index(None)} ended with SystemExit.")
         differ = any(_distance(rank.last, ranks[0].last) > TOLERANCE for rank in ranks)
-        if differ and not any(rank.uses_horovod for rank in ranks):  # who imports it in person may be right
+        if differ and not any(
+            rank.uses_horovod for rank in ranks
+        ):  # an answer that imports Horovod itself may be right
             raise NotYet("this is still the script of one process, and uses nothing of `hvd`: convert it.")
         _judge_shares(where, ranks)
         _judge_weights(
@@ -159,6 +164,7 @@ def convert_pytorch(answer: Callable[..., Any]) -> str:
             "Wrap the optimizer in `hvd.DistributedOptimizer`, and call `step()` on what it returns.",
             "the batch is larger and the steps are fewer, so take the rate times `hvd.size()`.",
         )
+        _judge_broadcasts(where, ranks)
         _judge_ends(where, ranks)
     return (
         "2 and 3 ranks share each epoch, in an order that changes, and end with the weights of one process that takes "
@@ -177,6 +183,7 @@ def _convert_pytorch(hvd: Any, answer: Callable[..., Any]) -> _Trained:
 
     def note_images(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         if torch.is_grad_enabled():  # else it only looks how good it is
+            watched.broadcasts = watched.broadcasts if used else 0
             used.extend(torch.cdist(torch.atleast_2d(inputs[0]), known).argmin(dim=1).tolist())
 
     def weights() -> list[np.ndarray]:
@@ -187,7 +194,8 @@ def _convert_pytorch(hvd: Any, answer: Callable[..., Any]) -> _Trained:
     save = lambda given: saved.append(weights() if given is model else repr(given))  # noqa: E731
     loss = answer(watched, model, dataset, RATE, EPOCHS, save)
     loss = loss.item() if getattr(loss, "numel", lambda: 0)() == 1 else loss
-    return _Trained(watched.is_used, first, weights(), used, frozenset(dataset.read), saved, loss)
+    trained = _Trained(watched.is_used, first, weights(), used, frozenset(dataset.read), saved, loss)
+    return trained._replace(broadcasts=watched.broadcasts)
 
 
 def _judge_shares(where: str, ranks: Sequence[_Trained]) -> None:
@@ -281,6 +289,14 @@ def _judge_weights(where: str, ranks: Sequence[_Trained], averaging: str, scalin
             raise Wrong(f"{where}, {sentence}")
 
 
+def _judge_broadcasts(where: str, ranks: Sequence[_Trained]) -> None:
+    if any(rank.broadcasts for rank in ranks):
+        raise Wrong(
+            f"{where}, ranks broadcast again while they train. Averaged gradients keep equal weights equal, so "
+            "broadcast once, before the first step."
+        )
+
+
 def _judge_ends(where: str, ranks: Sequence[_Trained]) -> None:
     saves = [len(rank.saved) for rank in ranks]
     if all(saves):
@@ -339,10 +355,11 @@ def convert_keras(answer: Callable[..., tuple[Any, Any]]) -> str:
             "In `apply`, give `super().apply` what `hvd.grouped_allreduce` returns.",
             "average once, by `op=hvd.Average`; the rate that the optimizer is given is scaled already.",
         )
-        if any(rank.broadcasts for rank in ranks):
+        _judge_broadcasts(where, ranks)
+        if len(steps := {rank.steps for rank in ranks}) > 1:
             raise Wrong(
-                f"{where}, ranks broadcast again while they train. Averaged gradients keep equal weights equal, so "
-                "broadcast once, before the first step."
+                f"{where}, the ranks' optimizers count {sorted(steps)} steps in the end: broadcast all of their "
+                "variables, the count of steps and the rate, too."
             )
     return "under Keras's own `fit`, 2 and 3 ranks end with the weights of one process that takes all their batches."
 
@@ -371,6 +388,7 @@ def _convert_keras(hvd: Any, answer: Callable[..., tuple[Any, Any]], imports: st
         optimizer.build(model.trainable_variables)
         for variable, value in zip(optimizer.momentums, velocity, strict=True):
             variable.assign(value)
+        optimizer.iterations.assign(STEPS_BEFORE)
     images, labels = _examples()
     share = list(range(hvd.rank(), IMAGES, hvd.size()))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -382,7 +400,8 @@ def _convert_keras(hvd: Any, answer: Callable[..., tuple[Any, Any]], imports: st
     model.fit(images[share], labels[share], callbacks=[make_callback(), counter], **fitting)
     last = [np.array(each) for each in model.get_weights()]
     trained = _Trained(watched.is_used, first, last, EPOCHS * share)
-    return trained._replace(momentum=MOMENTUM, velocity=velocity, broadcasts=watched.broadcasts - before[0])
+    counts: dict[str, Any] = {"broadcasts": watched.broadcasts - before[0], "steps": int(optimizer.iterations.numpy())}
+    return trained._replace(momentum=MOMENTUM, velocity=velocity, **counts)
 
 
 def _scaled(first: np.ndarray, second: np.ndarray, by_first: float, by_second: float) -> np.ndarray:

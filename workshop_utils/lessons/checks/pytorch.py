@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, mistakes, recognise, result_of
-from workshop_utils.lessons.checks.cuts import Parts, first_difference
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, mistakes
+from workshop_utils.lessons.checks.cuts import Parts, all_parts, first_difference
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.training.tcp_bytes import count_bytes
@@ -53,10 +53,22 @@ class _Work:
         return True
 
     def is_completed(self) -> bool:
-        return bool(self._work.is_completed())
+        self._waits()  # what asks again and again stands still, too
+        return bool(self._work.is_completed()) and self.wait()
 
     def get_future(self) -> Any:
-        return self._work.get_future().then(lambda done: self._end() or done.value())
+        import torch
+
+        waits = self._waits
+
+        class Future(torch.futures.Future[Any]):
+            def wait(self) -> Any:
+                waits()
+                return super().wait()
+
+        future = Future()
+        self._work.get_future().then(lambda done: future.set_result(self._end() or done.value()))
+        return future
 
     def _end(self) -> Any:
         done, self.is_done = self.is_done, True
@@ -81,6 +93,7 @@ class _Step:
     passes: list[int] = field(default_factory=list)  # each one's thread
     standstills: int = 0  # of a backward pass, until an all-reduce is done
     never_waited: int = 0
+    hooks_left: int = 0
     changed: int = 0  # arrays, while they travelled
     factors: list[float] = field(
         default_factory=list
@@ -96,12 +109,9 @@ def overlapped_gradients(answer: Callable[..., None]) -> str:
         arguments = {"answer": answer, "parts": parts}
         for first, second in values_on_ranks(where, size, _take_steps, arguments, framework="torch"):
             _judge_step(first, where, size, parts)
-            twice = f"{where}, second step"
-            if len(second.sent) > len(first.sent):
-                raise Wrong(
-                    f"{twice}: more is sent than in the first: remove your hooks at the end of a step."
-                )
-            _judge_step(second, twice, size, parts)
+            left = f"{first.hooks_left} hooks are left after a step, and would act in the next; remove them"
+            _refuse(first.hooks_left, f"{where}: {left}")
+            _judge_step(second, f"{where}, second step", size, parts)
     return (
         "on 2 and on 3 ranks gradients are those of one process, sent once a step, during the backward pass."
     )
@@ -114,7 +124,7 @@ def _judge_step(step: _Step, where: str, size: int, parts: int) -> None:
     begun = [each for each in step.sent if each.in_backward]
     early = sum(each.numbers for each in begun if each.came < len(step.parameters))
     one_each = "make one for each loss, so that only one part's activations are held at a time"
-    _refuse(passes != parts, f"{where}: {passes} backward passes; {one_each}")
+    _refuse(passes != parts, f"{where}: {passes} backward pass{'es' * (passes > 1)}; {one_each}")
     _refuse(not sent, f"{where}: `dist.all_reduce` was never called, so every rank has its own gradients")
     last = "send only in the last backward pass, when `.grad` has the sum of all parts"
     is_early = any(each.number_of_pass < parts for each in step.sent)
@@ -191,12 +201,12 @@ def _factor(got: Any, expected: Any) -> float:
 
 @contextlib.contextmanager
 def _watched(dist: Any, parameters: Sequence[Any]) -> Iterator[_Step]:
-    """Note what is sent while the block runs. A copy travels, which whoever waits for it writes back."""
+    """Note what is sent while the block runs. A copy is sent; whoever waits for it gets it written back."""
     import torch
 
     step = _Step([parameter.numel() for parameter in parameters])
     works: list[_Work] = []
-    came, running = 0, False
+    came, running, aside = 0, False, set[int | None]()  # the last: threads that a backward pass left at work
     real, real_backward = dist.all_reduce, torch.autograd.backward
 
     def backward(*arguments: Any, **options: Any) -> None:
@@ -207,19 +217,22 @@ def _watched(dist: Any, parameters: Sequence[Any]) -> Iterator[_Step]:
             real_backward(*arguments, **options)
         finally:
             running = False
+            aside.update(thread.ident for thread in threading.enumerate())
 
     def note(_: Any) -> None:
         nonlocal came
         came += 1
 
     def waits() -> None:
-        step.standstills += running and threading.get_ident() == step.passes[-1]
+        is_between = running and came < len(parameters)  # after the last gradient there is nothing to overlap
+        step.standstills += is_between and threading.get_ident() == step.passes[-1]
 
     def all_reduce(
         tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
-        # Another thread does not hold up the pass, whenever its turn comes.
-        is_aside = bool(step.passes) and threading.get_ident() != step.passes[-1]
+        # Another thread does not hold up the pass, whenever its turn comes; it must have been there in the pass.
+        own = threading.get_ident()
+        is_aside = own != step.passes[-1] and (running or own in aside) if step.passes else False
         step.sent.append(
             _Sent(tensor.numel(), len(step.passes), running or is_aside, 0 if is_aside else came)
         )
@@ -244,6 +257,7 @@ def _watched(dist: Any, parameters: Sequence[Any]) -> Iterator[_Step]:
         dist.all_reduce, torch.autograd.backward = real, real_backward
         for hook in hooks:
             hook.remove()
+    step.hooks_left = sum(len(parameter._post_accumulate_grad_hooks or ()) for parameter in parameters)
     step.never_waited = sum(not work.is_done for work in works)
     for work in works:
         work.wait()
@@ -252,10 +266,10 @@ def _watched(dist: Any, parameters: Sequence[Any]) -> Iterator[_Step]:
 
 @dataclass
 class _Sharded:
-    """What a learner's ZeRO-1 came to on one rank."""
+    """The result of a learner's ZeRO-1 on one rank."""
 
-    optimizers: int = 0  # made before the first step, and
-    later: int = 0  # after it
+    optimizers: int = 0  # made up to the end of the first step
+    later: int = 0  # optimizers made after that
     stepped: int = 0  # by all of them together
     numbers: int = 0  # that this rank's optimizer updates
     sent: float = 0.0  # bytes in a step, NaN where that cannot be counted
@@ -293,6 +307,9 @@ def _judge_shards(ranks: list[_Sharded], where: str, size: int) -> None:
     kept = sum(each.numbers for each in ranks)
     lost = f"of {NUMBERS} numbers only {kept} belong to a rank; every parameter needs an owner"
     _refuse(kept < NUMBERS, f"{where}: {lost}")
+    padding = size * 2 * (len(WIDTHS) - 1)
+    twice = f"the ranks' optimizers update {kept} numbers, of {NUMBERS}; give each parameter one owner"
+    _refuse(kept > NUMBERS + padding, f"{where}: {twice}")
     for rank, each in enumerate(ranks):
         keeps = f"rank {rank} keeps {each.numbers} of {NUMBERS} numbers, more than {SHARE} / N"
         deal = "deal out numbers, not parameters: weights are larger than biases"
@@ -315,6 +332,8 @@ def _judge_shards(ranks: list[_Sharded], where: str, size: int) -> None:
         _refuse(behind, f"{which} one step behind: update first, then send")
         raise Wrong(f"{which} not as one process has it; does every rank receive from its owner?")
     times = sum(each.sent for each in ranks) / (4 * NUMBERS * (size - 1))
+    few = "a rank must receive the others' parameters from their owners"
+    _refuse(times < 0.9, f"{where}: only {times:.2f} of the bytes that are needed are sent; {few}")
     _refuse(
         times > PASSES,
         f"{where}: {times:.1f} times as many bytes as needed are sent; send each parameter once",
@@ -347,8 +366,7 @@ def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded | None:
         return None
     if not callable(step):
         raise TypeError(f"your function returned {step!r}; it must return a function `step`")
-    shard.optimizers = len(made)
-    for _ in range(STEPS):
+    for number in range(STEPS):
         behind = [parameter.detach().clone() for parameter in alone]
         for parameter, copy in zip(parameters, alone, strict=True):
             copy.grad = torch.randn_like(copy)
@@ -357,6 +375,7 @@ def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded | None:
         with count_bytes(dist.barrier) as counted, _collectives(dist) as works:
             step()
         shard.sent = counted.sent
+        shard.optimizers = shard.optimizers if number else len(made)
         shard.never_waited += sum(not work.is_done for work in works)
         for work in works:
             work.wait()
@@ -386,7 +405,7 @@ def _collectives(dist: Any) -> Iterator[list[_Work]]:
 
         return collective
 
-    names = "broadcast", "all_gather", "all_gather_into_tensor", "all_reduce"
+    names = "broadcast", "scatter", "all_gather", "all_gather_into_tensor", "all_reduce"
     real = {name: getattr(dist, name) for name in names}
     vars(dist).update({name: noting(each) for name, each in real.items()})
     try:
@@ -437,15 +456,7 @@ _CASES: tuple[tuple[list[int], tuple[int, int]], ...] = (
 @exercise
 def buckets(answer: Callable[[list[int], tuple[int, int]], Parts]) -> str:
     """`answer(nbytes, limits)`: gradients in the order in which they come; limits of the first and other buckets."""
-    given = []
-    for nbytes, limits in _CASES:
-        parts = result_of(answer, list(nbytes), limits)
-        if not isinstance(parts, list | tuple) or not all(isinstance(part, list | tuple) for part in parts):
-            raise Wrong(
-                f"with {nbytes} and {limits} it gave {parts!r}; it must be a list of lists: [[…], …]."
-            )
-        given.append([list(part) for part in parts])
-    recognise(answer, _CASES, mistakes(__name__, "buckets", filled=_filled))
+    given = all_parts(answer, _CASES, mistakes(__name__, "buckets", filled=_filled))
     for parts, (nbytes, limits) in zip(given, _CASES, strict=True):
         expected = _of_pytorch(nbytes, limits)
         if parts == expected:

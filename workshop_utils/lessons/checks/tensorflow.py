@@ -76,7 +76,8 @@ def _said(error: Exception) -> str:
 
 
 def _listed(parts: Sequence[int]) -> str:
-    return " and ".join(map(str, parts))
+    *first, last = map(str, parts)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _explain_scaling(cases: Sequence[tuple[list[np.ndarray], list[np.ndarray]]]) -> None:
@@ -98,8 +99,8 @@ def _explain_scaling(cases: Sequence[tuple[list[np.ndarray], list[np.ndarray]]])
     rules = {
         "you add up means: each replica divides by the size of its own part, so with N equal parts the gradient is N "
         "times too large. Divide by `global_batch`.": everywhere(lambda s, p: sum(means(s, p))),
-        "that is the mean of the replicas' means: right for equal parts, but of 6, 6 and 1 images the one counts six "
-        "times as much as each other. Divide sums by `global_batch`.": everywhere(
+        "that is the mean of the replicas' means: right for equal parts, but of 6, 6 and 1 images the single one "
+        "counts six times as much as each of the others. Divide sums by `global_batch`.": everywhere(
             lambda s, p: sum(means(s, p)) / len(p)
         ),
         "you add up sums and never divide: the gradient is `global_batch` times too large.": everywhere(
