@@ -7,6 +7,7 @@ import torch
 from parallel_training import MODULES, OPTIMIZERS, batches, by_one_process, flat, made, share, train
 from torch import distributed, nn
 
+from workshop_utils import on_ranks
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import PeerDied
 from workshop_utils.comm.ring import ring_bytes_sent
@@ -28,21 +29,29 @@ FORMS = {
 }
 
 
+def trained(communicator, form, name, parts=1):
+    """All parameters after training by this rank and the others. Only rank 0 starts with those of seed 0."""
+    make, options = OPTIMIZERS["momentum"]
+    kind, more = FORMS[form]
+    with kind(made(name, seed=communicator.rank), communicator, **more) as model:
+        optimizer = make([p for p in model.parameters() if p.requires_grad], **options)
+        train(model, optimizer, communicator, parts)
+        return flat(model.module)
+
+
 @pytest.mark.parametrize(("size", "parts"), [(1, 1), (2, 1), (3, 1), (3, 2)])
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("form", FORMS)
 def test_parallel_equals_serial_from_rank_0s_parameters(form, name, size, parts):
-    make, options = OPTIMIZERS["momentum"]
-    kind, more = FORMS[form]
-
-    def program(communicator):
-        with kind(made(name, seed=communicator.rank), communicator, **more) as model:
-            optimizer = make([p for p in model.parameters() if p.requires_grad], **options)
-            train(model, optimizer, communicator, parts)
-            return flat(model.module)
-
     expected = by_one_process(made(name), "momentum", size)
-    for parameters in threads.run(size, program):
+    for parameters in threads.run(size, lambda communicator: trained(communicator, form, name, parts)):
+        torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_processes_over_tcp_train_what_one_process_trains(form):
+    expected = by_one_process(made("tied"), "momentum", 3)
+    for parameters in on_ranks(3, trained, {"form": form, "name": "tied"}).values:
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
 
 

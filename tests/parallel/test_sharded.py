@@ -9,6 +9,7 @@ from parallel_training import MODULES, OPTIMIZERS, batches, by_one_process, flat
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from workshop_utils import on_ranks
 from workshop_utils.comm import threads
 from workshop_utils.parallel.data import BucketedDataParallel, UnusedParameters
 from workshop_utils.parallel.sharded import FullySharded, ShardedGradients, ShardedOptimizer, zero_bytes_sent
@@ -55,6 +56,14 @@ def test_sharded_equals_serial_from_rank_0s_parameters(stage, name, optimizer, s
     expected = by_one_process(made(name), optimizer, size)
     results = threads.run(size, lambda communicator: trained(communicator, stage, name, optimizer, parts))
     for parameters in results:
+        torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_sharded_processes_over_tcp_train_what_one_process_trains(stage):
+    expected = by_one_process(made("tied"), "AdamW", 3)
+    arguments = {"stage": stage, "name": "tied", "optimizer": "AdamW"}
+    for parameters in on_ranks(3, trained, arguments).values:
         torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-12)
 
 
