@@ -400,7 +400,10 @@ def _convert_keras(hvd: Any, answer: Callable[..., tuple[Any, Any]], imports: st
     model.fit(images[share], labels[share], callbacks=[make_callback(), counter], **fitting)
     last = [np.array(each) for each in model.get_weights()]
     trained = _Trained(watched.is_used, first, last, EPOCHS * share)
-    counts: dict[str, Any] = {"broadcasts": watched.broadcasts - before[0], "steps": int(optimizer.iterations.numpy())}
+    counts: dict[str, Any] = {
+        "broadcasts": watched.broadcasts - before[0],
+        "steps": int(optimizer.iterations.numpy()),
+    }
     return trained._replace(momentum=MOMENTUM, velocity=velocity, **counts)
 
 
