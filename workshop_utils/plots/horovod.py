@@ -96,9 +96,8 @@ def _legend(figure: Figure, colours: Mapping[str, str]) -> None:
 def _fastest(steps: Sequence[list[TimelineSpan]]) -> list[TimelineSpan]:
     if not steps:
         raise ValueError("the timeline holds no step; was anything recorded?")
-    steps = [
-        [span for span in spans if span.activity in PHASES] for spans in steps
-    ]  # no barrier, for example
+    # No barrier, for example.
+    steps = [[span for span in spans if span.activity in PHASES] for spans in steps]
     return min(steps, key=lambda spans: max(span.end for span in spans) - spans[0].start)
 
 

@@ -61,11 +61,18 @@ def values_on_ranks(
     framework: str | None = None,
     timeout: str = "30s",
 ) -> list[Any]:
-    """What `on_ranks` returns for each rank; Wrong, which begins with `where`, if a rank fails."""
+    """What `program`, which never returns None, returns on each rank.
+
+    Raises:
+        Wrong: if a rank fails, or leaves by SystemExit; it begins with `where`.
+    """
     try:
-        return on_ranks(size, program, arguments, network, framework, timeout).values
+        values = on_ranks(size, program, arguments, network, framework, timeout).values
     except RanksFailed as error:
         raise Wrong(f"{where}: {error}") from None
+    if None in values:
+        raise Wrong(f"{where}, rank {values.index(None)} ended with SystemExit.")
+    return values
 
 
 def compare_on_processes(answer: Collective, reference: Collective, size: int, elements: int) -> None:
@@ -76,10 +83,8 @@ def compare_on_processes(answer: Collective, reference: Collective, size: int, e
     """
     where = f"on {size} processes behind links of {NETWORK}/s"
     arguments = {"answer": answer, "reference": reference, "elements": elements}
-    for rank, both in enumerate(values_on_ranks(where, size, _both, arguments, network=NETWORK)):
-        if both is None:
-            raise Wrong(f"{where}, rank {rank} ended with SystemExit.")
-        mine, right = both
+    outcomes = values_on_ranks(where, size, _both, arguments, network=NETWORK)
+    for rank, (mine, right) in enumerate(outcomes):
         if not np.allclose(mine.array, right.array, rtol=1e-9, atol=0):
             place = int(np.argmax(~np.isclose(mine.array, right.array, rtol=1e-9, atol=0)))
             values = f"{mine.array[place]:.10g}; it must be {right.array[place]:.10g}"

@@ -8,6 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, mistakes
@@ -20,9 +21,8 @@ from workshop_utils.training.tcp_bytes import count_bytes
 TRIALS = ((2, 3), (3, 1))
 EARLY = 1 / 3  # of all numbers are on their way before the last gradient comes; two equal buckets are enough
 SHARE = 1.5  # of an N-th of the optimizer's state: whole parameters cannot be dealt out evenly
-PASSES = (
-    1.75  # sent by a sharded optimizer, with headers and padding; an all-reduce takes 2, three broadcasts 3
-)
+# Sent by a sharded optimizer, with headers and padding; an all-reduce takes 2, three broadcasts 3.
+PASSES = 1.75
 WIDTHS = (48, 64, 64, 48)
 NUMBERS = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(WIDTHS))
 STEPS = 3
@@ -287,7 +287,7 @@ def sharded_optimizer(answer: Callable[..., Any]) -> str:
     for size in (2, 3):
         where = f"on {size} ranks"
         ranks = values_on_ranks(where, size, _shard, {"answer": answer}, framework="torch", timeout="20s")
-        if None in ranks:
+        if ... in ranks:
             raise NotYet("your function returned nothing: write it, and return `step`.")
         _judge_shards(ranks, where, size)
     return (
@@ -340,8 +340,11 @@ def _judge_shards(ranks: list[_Sharded], where: str, size: int) -> None:
     )
 
 
-def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded | None:
-    """On a rank: three steps of `answer`, beside one process's optimizer. Gradients are the mean already."""
+def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded | EllipsisType:
+    """On a rank: three steps of `answer`, beside one process's optimizer; `...` if it returns nothing.
+
+    Gradients are the mean already.
+    """
     import torch
     from torch import nn
 
@@ -363,7 +366,7 @@ def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded | None:
     reference = torch.optim.Adam(alone, lr=0.01)
     step = answer(dist, list(parameters), make_optimizer)
     if is_missing(step):
-        return None
+        return ...
     if not callable(step):
         raise TypeError(f"your function returned {step!r}; it must return a function `step`")
     for number in range(STEPS):

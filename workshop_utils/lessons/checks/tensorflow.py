@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, mistakes
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, is_missing, mistakes
 from workshop_utils.lessons.checks.cuts import Cut, Parts, all_parts, cut, first_difference
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.lessons.checks.processes import values_on_ranks
@@ -56,12 +56,12 @@ def _on_a_rank(where: str, program: Callable[..., Any], **arguments: Any) -> Any
     """What `program` returns in a process of its own, which may change TensorFlow's devices.
 
     Raises:
-        NotYet: if it is None.
+        NotYet: if it is `...`.
         Wrong: if it is a sentence.
     """
     # That name lets `on_ranks` choose the server that has imported it already.
     (outcome,) = values_on_ranks(where, 1, program, {"framework": "tensorflow", **arguments})
-    if outcome is None:
+    if outcome is ...:
         raise NotYet("your function gave nothing: write it, then run this again.")
     if isinstance(outcome, str):
         raise Wrong(outcome)
@@ -127,7 +127,7 @@ def _explain_scaling(cases: Sequence[tuple[list[np.ndarray], list[np.ndarray]]])
 def _on_replicas(_: object, framework: str, answer: Callable[..., Any], parts: Sequence[int]) -> Any:
     """Every replica's gradient as one vector, and the gradients of the parts' summed losses.
 
-    Instead a sentence, if the answer gives no list of gradients, and None if it gives nothing.
+    Instead a sentence, if the answer gives no list of gradients, and `...` if it gives nothing.
     """
     tf = importlib.import_module(framework)
 
@@ -152,8 +152,8 @@ def _on_replicas(_: object, framework: str, answer: Callable[..., Any], parts: S
         given = strategy.run(answer, (weights, distributed(images), distributed(labels), sum(parts)))
     except Exception as error:  # whatever the learner's function raises
         return _said(error)
-    if given is None or given is ...:
-        return None
+    if is_missing(given):
+        return ...
     if any(not np.array_equal(weight, value) for weight, value in zip(weights, values, strict=True)):
         return "it changes `weights`: return the gradients only, and leave the update to others."
     vectors = []
@@ -227,7 +227,7 @@ def _placements(
 ) -> Any:
     """By name the devices of a graph's operations: by two functions of the `answer`, and by TensorFlow's own.
 
-    Instead a sentence, if the answer makes no function, and None if it gives nothing.
+    Instead a sentence, if the answer makes no function, and `...` if it gives nothing.
     """
     tf = importlib.import_module(framework)
 
@@ -265,8 +265,8 @@ def _placements(
         own = v1.train.replica_device_setter(ps_tasks=servers, worker_device=worker)
         try:
             setter, second = answer(servers, worker), answer(servers, worker)
-            if setter is None or setter is ...:
-                return None
+            if is_missing(setter):
+                return ...
             if not callable(setter):
                 return "return a function, which takes an operation and returns its device."
             if str(getattr(setter, "__module__", "")).startswith("tensorflow"):
