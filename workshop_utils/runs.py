@@ -15,7 +15,7 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
@@ -66,10 +66,12 @@ class Run(ABC):
     Attributes:
         waits_for: what the job is still waiting for, such as free nodes; empty once it runs.
         device: what device is emulated; None where there is none.
+        notices: what the target has warned of so far, such as why a pod cannot start; each is in the log, too.
         remark: what is wrong with measurements on emulated devices, once the run has ended; "" if nothing is.
     """
 
     waits_for: str = ""
+    notices: Sequence[str] = ()
     device: str | None = None
     remark: str = ""
 

@@ -60,8 +60,10 @@ def refused(status: int, message: str) -> tuple[int, Any]:
 class ApiServer:
     """Keeps what is created, and answers as a cluster would, but for what its script says.
 
-    `script` holds answers that come first, by method and the last part of the path. `job_status`, `pods`, `logs` and
-    `warnings` are what it says of the job; `unfinished` are a pod's lines that have no end yet.
+    `script` holds answers that come first, by method and the last part of the path; `late` has those that come in the
+    place of an answer though what was asked has been done. `managers` are who has made an object, and `created_at` is
+    when. `job_status`, `pods`, `logs` and `warnings` are what it says of the job; `unfinished` are a pod's lines that
+    have no end yet.
     """
 
     def __init__(self) -> None:
@@ -73,6 +75,8 @@ class ApiServer:
         self.logs: dict[str, list[str]] = {}
         self.unfinished: dict[str, str] = {}
         self.warnings: list[dict[str, Any]] = []
+        self.late: dict[tuple[str, str], tuple[int, Any]] = {}
+        self.created_at, self.managers = "2026-01-01T00:00:00Z", list[str]()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -104,6 +108,7 @@ class ApiServer:
 
     def open(self, port: int = 0) -> None:
         self.http = ThreadingHTTPServer(("127.0.0.1", port), self.handler)
+        self.port = self.http.server_port
         self.http.daemon_threads = True
         self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.05})
         self.thread.start()
@@ -131,7 +136,8 @@ class ApiServer:
         elif request.command == "GET":
             self.send(request, *self.get(path, last))
         else:
-            self.send(request, *self.change(request.command, path, body, "dryRun" in query))
+            answer = self.change(request.command, path, body, query)
+            self.send(request, *self.late.pop((request.command, last), answer))
 
     def get(self, path: str, last: str) -> tuple[int, Any]:
         if last in ("pods", "events"):
@@ -140,7 +146,7 @@ class ApiServer:
             return refused(404, f"{last} not found")
         return 200, {**self.objects[path], "status": self.job_status}
 
-    def change(self, method: str, path: str, body: bytes, dry_run: bool) -> tuple[int, Any]:
+    def change(self, method: str, path: str, body: bytes, query: dict[str, list[str]]) -> tuple[int, Any]:
         if method == "DELETE":
             self.pods = []
             gone = self.objects.pop(path, None)
@@ -152,9 +158,13 @@ class ApiServer:
         path = f"{path}/{described['metadata']['name']}"
         if path in self.objects:
             return refused(409, "it already exists")
-        if dry_run:
-            described["metadata"] |= {"uid": "none-yet", "managedFields": [{"manager": "python"}]}
-        else:
+        managers = self.managers or query["fieldManager"]
+        described["metadata"] |= {
+            "managedFields": [{"manager": each} for each in managers],
+            "uid": "none-yet",
+        }
+        described["metadata"]["creationTimestamp"] = self.created_at
+        if "dryRun" not in query:
             described["metadata"]["uid"] = f"uid-{len(self.requests)}"
             self.objects[path] = described
         return 201, described

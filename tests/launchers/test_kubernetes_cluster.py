@@ -1,17 +1,25 @@
 """Launching on a cluster: an API server that answers as its script says, on loopback."""
 
+import signal
+import ssl
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import parse_qs, urlparse
 
 import pytest
+import yaml
 from conftest import eventually
 from kubernetes_api import cluster, metric, refused, stamped
 
-from workshop_utils.launchers.kubernetes import Kubernetes
+from workshop_utils.jobs import JobError
+from workshop_utils.launchers.kubernetes import Kubernetes, launcher
 from workshop_utils.launchers.kubernetes.cluster import TRIES, KubernetesError, connect
 from workshop_utils.runs import RunFailed, RunState
 
 ROOT = Path(__file__).parents[2]
+REGISTRY = "registry.example.com/team"
+PLACE = Kubernetes(registry=REGISTRY)
 
 
 @pytest.fixture
@@ -39,12 +47,17 @@ def condition(kind, message=""):
     return {"conditions": [{"type": kind, "status": "True", "message": message}]}
 
 
+def warning(name, reason, message, at="2026-01-02T00:00:00Z"):
+    about = {"involvedObject": {"name": name}, "metadata": {"creationTimestamp": at}}
+    return {"reason": reason, "message": message, **about}
+
+
 def test_a_job_is_made_followed_and_deleted(server, job):
     server.pods = [pod("master"), pod("worker")]
     server.logs = {"ddp-master-0": stamped("hello", metric(0)), "ddp-worker-0": stamped("here too")}
     server.job_status = condition("Succeeded", "all is well")
     server.job_status["conditions"][:0] = [{"type": "Failed"}, {"status": "True"}]  # which say nothing
-    with Kubernetes().launch(job) as started:
+    with PLACE.launch(job) as started:
         assert started.workers == ("worker-0", "worker-1")
         assert server.made() == ["ConfigMap ddp", "ConfigMap ddp-data", "PyTorchJob ddp"]
         objects = list(server.objects.values())
@@ -71,7 +84,7 @@ def test_a_failed_job_says_why_and_each_line_comes_once_when_it_has_ended_or_the
     server.pods = [pod("master")]
     server.script["GET", "log"] = [refused(500, "the node is busy")]
     server.logs["ddp-master-0"], server.unfinished["ddp-master-0"] = [one], two[:-1]
-    with Kubernetes().launch(job) as started:
+    with PLACE.launch(job) as started:
         assert eventually(lambda: sum("sinceTime" in path for _, path in server.requests) > 2)
         assert [line.text for line in started.logs()] == ["one"]
         server.logs["ddp-master-0"], server.unfinished["ddp-master-0"] = [one, two], three
@@ -92,7 +105,7 @@ def test_a_log_that_cannot_be_read_does_not_delay_the_others_or_the_end(server, 
     server.pods = [pod("master"), pod("worker")]
     server.logs["ddp-worker-0"] = stamped("hello")
     server.script["GET", "log"] = [refused(500, "the node does not answer")] * 2
-    with Kubernetes().launch(job) as started:
+    with PLACE.launch(job) as started:
         assert eventually(lambda: [str(line) for line in started.logs()] == ["[worker-1] hello"])
         server.job_status = condition("Succeeded")
         started.wait(timeout_seconds=5)
@@ -100,8 +113,8 @@ def test_a_log_that_cannot_be_read_does_not_delay_the_others_or_the_end(server, 
 
 def test_a_pod_that_cannot_be_scheduled_says_so_once(server, job):
     server.pods = [pod("master", "Pending")]
-    server.warnings = [{"reason": "FailedScheduling", "message": "2 Insufficient cpu."}]
-    with Kubernetes().launch(job) as started:
+    server.warnings = [warning("ddp-master-0", "FailedScheduling", "2 Insufficient cpu.")]
+    with PLACE.launch(job) as started:
         assert str(next(started.logs(follow=True))) == "[ddp-master-0] FailedScheduling: 2 Insufficient cpu."
         assert started.describe().endswith(
             "pod ddp-master-0: Pending\n  FailedScheduling: 2 Insufficient cpu."
@@ -109,21 +122,59 @@ def test_a_pod_that_cannot_be_scheduled_says_so_once(server, job):
         with pytest.raises(TimeoutError):
             started.wait(timeout_seconds=0.5)
         assert len(list(started.logs())) == 1
+        assert started.notices == ["[ddp-master-0] FailedScheduling: 2 Insufficient cpu."]
         assert started.waits_for == "pod ddp-master-0 to start (FailedScheduling: 2 Insufficient cpu.)"
+
+
+def test_what_the_cluster_has_against_the_job_itself_is_told_but_not_what_it_had_against_the_one_before(
+    server, make_job
+):
+    job = make_job("import mpi4py", name="ddp", strategy="mpi", workers=2)
+    server.created_at = "2026-01-02T00:00:00Z"
+    server.warnings = [
+        warning("ddp", "FailedCreate", "violates PodSecurity"),
+        warning("ddp-launcher", "FailedCreate", "exceeded quota"),  # of the Job that the operator makes
+        warning("ddp", "FailedCreate", "of an older job", at="2026-01-01T23:59:59Z"),
+        warning("ddp-2", "FailedCreate", "of another job"),
+    ]
+    with PLACE.launch(job) as started:
+        told = ["[ddp] FailedCreate: violates PodSecurity", "[ddp-launcher] FailedCreate: exceeded quota"]
+        assert eventually(lambda: started.notices == told)
+        assert [str(line) for line in started.logs()] == told
+        waits_for = "its first pod (ddp-launcher: FailedCreate: exceeded quota)"
+        assert eventually(lambda: started.waits_for == waits_for)
+        assert "violates PodSecurity" in started.describe()
+        assert "older" not in started.describe()
+
+
+def test_a_job_of_which_nobody_makes_pods_asks_for_its_operator_and_ends_at_its_timeout(
+    server, job, monkeypatch
+):
+    monkeypatch.setattr(launcher, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.1)
+    with PLACE.launch(job.replace(timeout="1s")) as started:
+        assert eventually(lambda: "is the operator running" in started.waits_for)
+        with pytest.raises(RunFailed, match="ddp ran longer than its timeout of 1 s, and no operator"):
+            started.wait(timeout_seconds=20)
+        assert server.made() == []
+    with PLACE.launch(job.replace(timeout="1s")) as started:  # but one that waits in a queue has time
+        server.job_status = condition("Suspended")
+        with pytest.raises(TimeoutError):
+            started.wait(timeout_seconds=2)
 
 
 def test_logs_are_followed_where_events_may_not_be_read(server, job):
     server.pods = [pod("master"), pod("worker", "Pending")]
     server.logs = {"ddp-master-0": stamped("hello")}
     server.script["GET", "events"] = [refused(403, "no events")] * 1000
-    with Kubernetes().launch(job) as started:
+    with PLACE.launch(job) as started:
         lines = started.logs(follow=True)
         while (line := str(next(lines))) != "[worker-0] hello":
             assert "no events" in line
 
 
 def test_a_job_that_somebody_else_deletes_has_failed(server, job):
-    with Kubernetes().launch(job) as started:
+    with PLACE.launch(job) as started:
         server.objects.clear()
         with pytest.raises(RunFailed, match="ddp is gone or cannot be seen any more"):
             started.wait(timeout_seconds=20)
@@ -140,9 +191,62 @@ def test_a_job_that_somebody_else_deletes_has_failed(server, job):
 def test_a_refusal_says_what_to_do_and_leaves_nothing(server, job, what, status, message, said):
     server.script["POST", what] = [refused(status, message)]
     with pytest.raises(KubernetesError, match=f"^{said}.* Kubernetes says: {message}$"):
-        Kubernetes().launch(job)
+        PLACE.launch(job)
     assert server.made() == []
     assert sum(method == "POST" and "pytorchjobs" in path for method, path in server.requests) == 1
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_creation_whose_answer_is_lost_is_looked_for_and_undone_unless_it_is_somebody_else_s(
+    server, job, is_made
+):
+    server.late["POST", "pytorchjobs"] = refused(504, "the request timed out")
+    if not is_made:
+        server.managers = ["kubectl-create"]
+    with pytest.raises(KubernetesError, match=r"creating PyTorchJob ddp: .* timed out$"):
+        PLACE.launch(job)
+    assert server.made() == ([] if is_made else ["PyTorchJob ddp"])
+
+
+def test_where_the_roll_back_fails_too_the_cause_comes_first_and_what_is_left_is_named(server, job):
+    server.script["POST", "configmaps"] = [refused(403, "no config maps")]
+    server.script["DELETE", "ddp"] = [refused(403, "no deleting")]
+    said = r"^creating ConfigMap ddp: .* no config maps\. PyTorchJob ddp may be there .*no deleting$"
+    with pytest.raises(KubernetesError, match=said):
+        PLACE.launch(job)
+    server.late["POST", "pytorchjobs"] = refused(504, "timed out")
+    server.script["GET", "ddp"] = [refused(403, "no looking")]
+    server.objects.clear()
+    with pytest.raises(KubernetesError, match=r"timed out\. PyTorchJob ddp may be there .*no looking$"):
+        PLACE.launch(job)
+
+
+def test_how_a_job_ended_is_said_even_if_what_is_left_of_it_cannot_be_deleted(server, job, monkeypatch):
+    server.job_status = condition("Succeeded")
+    started = PLACE.launch(job).wait(timeout_seconds=20)
+    server.script["DELETE", "ddp"] = [refused(403, "no")]
+    with pytest.raises(KubernetesError, match=r"^ddp succeeded\. deleting PyTorchJob ddp: you may not"):
+        started.stop()
+    started.stop()
+    monkeypatch.setattr("workshop_utils.launchers.followed.BLIND_SECONDS", 0.1)
+    server.job_status = {}
+    started = PLACE.launch(job)
+    server.close()
+    with pytest.raises(RunFailed, match="ddp does not answer, and may still be running"):
+        started.wait(timeout_seconds=60)
+    with pytest.raises(
+        KubernetesError, match=r"^ddp does not answer, and may still be running\..* could not be deleted"
+    ):
+        started.stop()
+    server.open(server.port)
+
+
+def test_who_may_not_see_pods_may_delete_a_job_all_the_same(server, job):
+    started = PLACE.launch(job)
+    server.script["GET", "pods"] = [refused(403, "no pods")] * 1000
+    started.stop()
+    assert started.state is RunState.STOPPED
+    assert server.made() == []
 
 
 def test_a_cluster_that_fails_for_a_moment_is_asked_again(server, job):
@@ -150,16 +254,16 @@ def test_a_cluster_that_fails_for_a_moment_is_asked_again(server, job):
     server.script["GET", "ddp"] = [refused(500, "leader changed"), (502, b"<html>")]
     server.script["DELETE", "ddp"] = [refused(503, "busy")]
     server.job_status = condition("Succeeded")
-    with Kubernetes().launch(job) as started:
+    with PLACE.launch(job) as started:
         started.wait(timeout_seconds=20)
     assert server.made() == []
     server.script["POST", "configmaps"] = [refused(429, "slow down")] * TRIES
     with pytest.raises(KubernetesError, match=f"asks to slow down after {TRIES} tries"):
-        Kubernetes().launch(job)
+        PLACE.launch(job)
 
 
 def test_a_job_that_cannot_be_deleted_is_not_kept_secret(server, job):
-    started = Kubernetes().launch(job)
+    started = PLACE.launch(job)
     assert started.state is RunState.RUNNING
     server.script["DELETE", "ddp"] = [refused(403, "no")]
     with pytest.raises(KubernetesError, match="ddp could not be deleted and may still run"):
@@ -172,7 +276,7 @@ def test_a_job_that_cannot_be_deleted_is_not_kept_secret(server, job):
 def test_a_job_counts_as_deleted_once_its_pods_are_gone(server, job, monkeypatch):
     monkeypatch.setattr("workshop_utils.launchers.kubernetes.cluster.GONE_SECONDS", 0.1)
     server.pods = [pod("master")]
-    started = Kubernetes().launch(job)
+    started = PLACE.launch(job)
     for name, times in (("ddp", 2), ("ddp-data", 1)):  # it agrees to delete each object, and the pods stay
         server.script["DELETE", name] = [(200, {"kind": "Status", "status": "Success"})] * times
     with pytest.raises(KubernetesError, match=r"ddp could not be deleted.*its pods are still there"):
@@ -186,21 +290,91 @@ def test_without_a_cluster_the_way_to_do_without_is_named(server, tmp_path, monk
     with pytest.raises(KubernetesError, match=r"there is no cluster to talk to.*other"):
         connect(context="other")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(KubernetesError, match="kubernetes-local runs the same pods on this machine"):
+    with pytest.raises(
+        KubernetesError, match=r"there is no file .*/none\).*kubernetes-local runs the same pods on this"
+    ):
         connect()
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [", "hello", "[1, 2]", "clusters: 3", "\0", "current-context: x\ncontexts: [3]"]
+)
+def test_a_file_that_is_no_kubeconfig_is_refused_in_a_sentence(tmp_path, monkeypatch, text):
+    (tmp_path / "kubeconfig").write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    with pytest.raises(KubernetesError, match=r"^there is no cluster to talk to \(.*kubeconfig"):
+        connect()
+
+
+def test_a_program_for_logging_in_that_is_missing_is_named(server, tmp_path, monkeypatch, capfd):
+    file = tmp_path / "kubeconfig"
+    login = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "no-such-aws", "args": []}
+    file.write_text(
+        yaml.safe_dump(
+            {**yaml.safe_load(file.read_text()), "users": [{"name": "me", "user": {"exec": login}}]}
+        )
+    )
+    with pytest.raises(KubernetesError, match=r"no-such-aws.*install the program by which it logs in"):
+        connect()
+    assert capfd.readouterr().err == ""
+
+
+def test_a_certificate_that_is_not_trusted_is_named(server, job, tmp_path):
+    file = tmp_path / "kubeconfig"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
+         "-subj", "/CN=localhost", "-keyout", tmp_path / "key", "-out", tmp_path / "certificate"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context.load_cert_chain(tmp_path / "certificate", tmp_path / "key")
+    server.http.socket = context.wrap_socket(server.http.socket, server_side=True)
+    file.write_text(file.read_text().replace("http://", "https://"))
+    with pytest.raises(KubernetesError, match="its certificate is not one that the kubeconfig trusts"):
+        PLACE.launch(job)
+
+
+def test_a_namespace_that_is_being_deleted_is_no_matter_of_rights(server, job):
+    message = "unable to create new content in namespace default because it is being terminated"
+    server.script["POST", "pytorchjobs"] = [refused(403, message)]
+    with pytest.raises(KubernetesError, match="its namespace is being deleted; wait until it is gone"):
+        PLACE.launch(job)
+
+
+def test_without_a_registry_nothing_is_sent_and_without_a_claim_the_loss_is_told(server, job):
+    with pytest.raises(JobError, match="registry is missing; no cluster can pull workshop-pytorch:cpu"):
+        Kubernetes().launch(job)
+    assert server.requests == []
+    with PLACE.launch(job) as started:
+        assert "The model goes with its pod" in started.warning
+    with PLACE.launch(job.replace(outputs="claim:mine")) as started:
+        assert started.warning == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_closed_terminal_or_a_kill_ends_the_job_as_an_interrupt_does(server, job, tmp_path, number):
+    (tmp_path / "place.yaml").write_text(f"registry: {REGISTRY}\n")
+    (job.folder / "job.yaml").write_text("name: ddp\nstrategy: torch_ddp\nworkers: 2\n")
+    program = [sys.executable, "-c", "from workshop_utils.cli import main; main()"]
+    words = ["launch", str(job.folder), "--on", "kubernetes", "--config", str(tmp_path / "place.yaml")]
+    process = subprocess.Popen([*program, *words], stderr=subprocess.PIPE, text=True)
+    assert eventually(lambda: len(server.made()) == 3, 60)
+    process.send_signal(number)
+    assert "stopped, nothing is left running" in process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number
+    assert server.made() == []
 
 
 def test_the_ranks_of_an_mpi_job_are_told_apart_and_sshd_is_not_heard(server, make_job):
     job = make_job("import mpi4py\n", name="ddp", strategy="mpi", workers=2)
-    launcher, worker = pod("launcher"), pod("worker")
-    launcher["metadata"]["name"] = "ddp-launcher-x7k2p"  # a Job makes it, and gives it letters of its own
+    first, worker = pod("launcher"), pod("worker")
+    first["metadata"]["name"] = "ddp-launcher-x7k2p"  # a Job makes it, and gives it letters of its own
     worker["spec"]["containers"][0]["command"] = ["/usr/sbin/sshd", "-De", "-o", "StrictModes=no"]
-    server.pods = [launcher, worker]
+    server.pods = [first, worker]
     server.logs["ddp-launcher-x7k2p"] = stamped("[1,0]<stdout>:one", "[1,1]<stdout>:two")
     server.logs["ddp-worker-0"] = stamped("Server listening on 0.0.0.0 port 22.")
     server.job_status = condition("Succeeded")
-    with Kubernetes().launch(job) as started:
+    with PLACE.launch(job) as started:
         assert started.workers == ("worker-0", "worker-1")
         started.wait(timeout_seconds=20)
         assert {str(line) for line in started.logs()} == {"[worker-0] one", "[worker-1] two"}
@@ -214,18 +388,18 @@ NO_RUNTIME = "spec.runtimeRef: specified trainingRuntime must be created before 
 
 def test_a_runtime_goes_with_its_trainjob_which_is_sent_again_while_the_trainer_does_not_know_it(server, job):
     server.script["POST", "trainjobs"] = [refused(403, NO_RUNTIME)] * 2
-    with Kubernetes(kind="TrainJob").launch(job):
+    with Kubernetes(kind="TrainJob", registry=REGISTRY).launch(job):
         objects = {each["kind"]: each for each in server.objects.values()}
         owner = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "name": "ddp"}
         owner["uid"] = objects["TrainJob"]["metadata"]["uid"]
         assert objects["TrainingRuntime"]["metadata"]["ownerReferences"] == [owner]
     assert server.made() == []
     server.script["POST", "trainjobs"] = [refused(403, NO_RUNTIME)] * (1 + TRIES)
-    answered = str(Kubernetes(kind="TrainJob").dry_run(job))
+    answered = str(Kubernetes(kind="TrainJob", registry=REGISTRY).dry_run(job))
     assert "# TrainingRuntime ddp: would be made" in answered
     assert "# TrainJob ddp: fits its schema; a dry run makes no runtime, which the trainer's own" in answered
     with pytest.raises(KubernetesError, match="must be created before the TrainJob"):
-        Kubernetes(kind="TrainJob").launch(job)
+        Kubernetes(kind="TrainJob", registry=REGISTRY).launch(job)
     assert server.made() == []
 
 
@@ -233,7 +407,7 @@ def test_a_runtime_goes_with_its_trainjob_which_is_sent_again_while_the_trainer_
 
 
 def test_a_dry_run_asks_for_every_object_and_makes_none(server, job):
-    answered = Kubernetes().dry_run(job)
+    answered = PLACE.dry_run(job)
     assert server.made() == []
     posts = [parse_qs(urlparse(path).query) for method, path in server.requests if method == "POST"]
     assert [(query["dryRun"], query["fieldValidation"]) for query in posts] == [(["All"], ["Strict"])] * 3
@@ -241,7 +415,7 @@ def test_a_dry_run_asks_for_every_object_and_makes_none(server, job):
         f"# {each}: would be made" for each in ("PyTorchJob ddp", "ConfigMap ddp", "ConfigMap ddp-data")
     ]
     assert answered.resource["metadata"]["uid"] == "none-yet"  # it is the server's answer, not ours
-    assert answered.resource["spec"] == Kubernetes().render(job).resource["spec"]
+    assert answered.resource["spec"] == PLACE.render(job).resource["spec"]
     assert "managedFields" not in str(answered)
 
 
@@ -249,7 +423,7 @@ def test_a_dry_run_passes_on_all_that_the_server_complains_of(server, job):
     server.script["POST", "pytorchjobs"] = [refused(422, "ddp is invalid: spec.a: Required value")]
     server.script["POST", "configmaps"] = [refused(400, 'strict decoding error: unknown field "datta"')]
     with pytest.raises(KubernetesError) as raised:
-        Kubernetes().dry_run(job)
+        PLACE.dry_run(job)
     assert str(raised.value).splitlines() == [
         "trying PyTorchJob ddp: the cluster, or an operator, does not accept the object. Kubernetes says: "
         "ddp is invalid: spec.a: Required value",
@@ -264,14 +438,14 @@ def test_a_dry_run_passes_on_all_that_the_server_complains_of(server, job):
 def test_an_api_server_that_restarts_does_not_end_a_run_and_begins_none(server, job):
     server.pods = [pod("master")]
     server.logs["ddp-master-0"] = stamped("hello")
-    with Kubernetes().launch(job) as started:
+    with PLACE.launch(job) as started:
         assert eventually(lambda: list(started.logs()))
         port = server.http.server_port
         server.close()
         with pytest.raises(TimeoutError):
             started.wait(timeout_seconds=0.5)
         with pytest.raises(KubernetesError, match="creating PyTorchJob ddp: the cluster does not answer"):
-            Kubernetes().launch(job)
+            PLACE.launch(job)
         asked = len(server.requests)
         server.job_status = condition("Succeeded")
         server.open(port)

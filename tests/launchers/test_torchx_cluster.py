@@ -6,7 +6,7 @@ from kubernetes_api import cluster, metric, stamped
 from workshop_utils.launchers.torchx import TorchX
 from workshop_utils.runs import RunFailed
 
-TEAM = TorchX(scheduler="kubernetes", namespace="team")
+TEAM = TorchX(scheduler="kubernetes", namespace="team", registry="registry.example.com")
 
 
 @pytest.fixture

@@ -27,7 +27,13 @@ def show(run: Run) -> None:
         if sys.stdout.isatty():  # a notebook forces colours, but it cannot redraw a table
             show_table = Live(get_renderable=lambda: _table(run), refresh_per_second=1 / REFRESH_SECONDS)
             with contextlib.suppress(RunFailed), show_table:
-                run.wait()
+                told = 0
+                while run.state is RunState.RUNNING or told < len(run.notices):
+                    for notice in run.notices[told:]:
+                        show_table.console.print(notice, markup=False)
+                        told += 1
+                    with contextlib.suppress(TimeoutError):
+                        run.wait(REFRESH_SECONDS)
         else:
             _print(run)
     finally:
@@ -36,7 +42,8 @@ def show(run: Run) -> None:
         typer.echo(f"workshop: {run.reason}", err=True)
         raise typer.Exit(1)
     for line in run.logs():  # such as the step from which it resumed
-        typer.echo(str(line))
+        if str(line) not in run.notices:
+            typer.echo(str(line))
     typer.echo(f"{run.name}: {run.state} in {run.seconds:.1f} s")
     if run.remark:
         typer.echo(run.remark)
@@ -66,12 +73,15 @@ def _values(report: Mapping[Any, Any]) -> dict[str, str]:
 
 def _print(run: Run) -> None:
     """Without a terminal: each report as a line of text, as it comes."""
-    printed, waits_for = 0, ""
+    printed, told, waits_for = 0, 0, ""
     while True:
         running = run.state is RunState.RUNNING
         if run.waits_for != waits_for:
             waits_for = run.waits_for
             print(f"{run.name} waits for {waits_for}" if waits_for else f"{run.name} has started")
+        for notice in run.notices[told:]:
+            print(notice)
+            told += 1
         records = run.records[printed:]
         for record in records:
             values = ", ".join(f"{name} {text}" for name, text in _values(record).items() if text)

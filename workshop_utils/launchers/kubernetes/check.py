@@ -2,13 +2,15 @@
 
     spec.tfReplicaSpecs.Worker.template.spec.containers[0].imagee: unknown field; did you mean image?
 
-A cluster drops a field that it does not know, in silence, unless it is asked to be strict. The fields of Kubernetes's
+A server drops a field that it does not know unless it is asked to be strict, as kubectl and the launcher ask from
+Kubernetes 1.27 on; so strict is this check. The fields of Kubernetes's
 own kinds are those of its client, `kubernetes`; those of the others stand in `crds/`, which is made from the operators'
 resource definitions. What an operator asks for in its own code stands in `crds/operators.yaml` if it concerns a single
 field, and below if it concerns several. Schemas are written in the words of JSON Schema, and one check walks over them.
 
-Sources: training-operator v1.9.4, pkg/webhooks; mpi-operator v0.8, pkg/apis/kubeflow/validation; trainer v2.3.0, the
-rules of the TrainJob's resource definition; volcano, pkg/webhooks/admission/jobs/validate.
+Sources: training-operator v1.9.4, pkg/webhooks; mpi-operator v0.8.0, pkg/apis/kubeflow/validation; trainer v2.3.0, the
+rules of the TrainJob's resource definition; volcano, pkg/webhooks/admission/jobs/validate. The cluster of
+jobs/clusters/eks has the operators of these versions.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import kubernetes.client as core
 import yaml
 
 from workshop_utils.jobs import JobError
+from workshop_utils.launchers.kubernetes.settings import LABEL_KEY, LABEL_VALUE
 
 Schema = Mapping[str, Any]
 
@@ -65,6 +68,23 @@ AMOUNTS = {
     "limits": {"type": "object", "additionalProperties": {"type": "quantity"}},
     "requests": {"type": "object", "additionalProperties": {"type": "quantity"}},
     "size_limit": {"type": "quantity"},
+}
+
+
+# What the server asks of its own fields, by the client's class; "*" is any.
+# Source: kubernetes, pkg/apis/core/validation, and apimachinery, pkg/util/validation.
+SECONDS: Schema = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+SERVERS_RULES: dict[str, dict[str, Schema]] = {
+    "*": {
+        "active_deadline_seconds": SECONDS,
+        "ttl_seconds_after_finished": {**SECONDS, "minimum": 0},
+        "node_selector": {
+            "type": "object",
+            "propertyNames": {"pattern": LABEL_KEY},
+            "additionalProperties": {"type": "string", "pattern": LABEL_VALUE},
+        },
+    },
+    "V1EnvVar": {"name": {"type": "string", "pattern": r"^[ -<>-~]+$"}},  # printable, and no "="
 }
 
 
@@ -126,7 +146,8 @@ def _schema_of_model(name: str) -> Schema:
             setattr(blank, attribute, None)
         except ValueError:  # how the client refuses to do without a field
             required.append(field)
-    types = {name: _schema_of_type(written) for name, written in model.openapi_types.items()} | AMOUNTS
+    types = {name: _schema_of_type(written) for name, written in model.openapi_types.items()}
+    types |= {**AMOUNTS, **SERVERS_RULES["*"], **SERVERS_RULES.get(name, {})}
     properties = {field: types[attribute] for attribute, field in model.attribute_map.items()}
     return {"type": "object", "required": required, "properties": properties}
 
@@ -171,6 +192,8 @@ def _problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
                 yield f"{prefix}{name}: unknown field; the fields are {', '.join(sorted(fields))}"
     elif "additionalProperties" in schema:
         for name, each in value.items():
+            if advice := _advice(name, schema.get("propertyNames", {})):
+                yield f"{path}: {name!r} is no name for a field; it must {advice}"
             yield from _problems(each, schema["additionalProperties"], f"{path}.{name}")
     elif "items" in schema:
         names = [each.get("name") for each in value if isinstance(each, dict)]

@@ -1,15 +1,21 @@
 """What a cluster is asked: make the objects of a job, look at them, delete them.
 
-Where it is busy, or was not reached, it is asked again; where it says no, the error says what to do.
+Where it is busy, or was not reached, it is asked again; where it says no, the error says what to do. It must be
+Kubernetes 1.27 or newer: older servers drop a field that they do not know, however strictly they are asked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import logging
 import os
+import re
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import urllib3
@@ -26,6 +32,8 @@ POD_LABELS = {
     "batch.volcano.sh": "volcano.sh/job-name",
 }
 OPERATORS_LABEL = "training.kubeflow.org/job-name"
+# What operators make between a job and its pods, by what they add to the job's name: a TrainJob's Job, an MPIJob's.
+MADE_BY_OPERATORS = ("-node-0", "-launcher")
 # What the trainer answers while it does not know the runtime yet: at once after it was made, and at a dry run, always.
 # Source: trainer v2.3.0, pkg/runtime/core/trainingruntime.go, `ValidateObjects`.
 RUNTIME_UNKNOWN = "must be created before the TrainJob"
@@ -49,17 +57,30 @@ ADVICE = {
     429: f"the cluster still asks to slow down after {TRIES} tries; wait a minute and try again",
     500: f"the cluster still fails after {TRIES} tries; its log knows why",
 }
-
+ENDING = "is being terminated"  # what Kubernetes says of a namespace that is being deleted
+UNTRUSTED = "its certificate is not one that the kubeconfig trusts; is it another cluster's?"
+OBJECT = re.compile(r"^(<[^>]*>|HTTPS?Connection\w*\([^)]*\)): ")  # urllib3's own words for a connection
+# The failures in which a request has not left this machine.
+NOT_SENT = (
+    urllib3.exceptions.NewConnectionError,
+    urllib3.exceptions.ConnectTimeoutError,
+    urllib3.exceptions.SSLError,
+)
 
 Described = Mapping[str, Any]  # an object, as in YAML
 
 
 class KubernetesError(PlainError, ValueError):
-    """The cluster did not do what it was asked to; the message says what was asked, why not, and what to do."""
+    """The cluster did not do what it was asked to; the message says what was asked, why not, and what to do.
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    Attributes:
+        status: that of the answer; None if there was none.
+        sent: whether the cluster may have got the question; it may then have acted, too, and only the answer is lost.
+    """
+
+    def __init__(self, message: str, status: int | None = None, sent: bool = False) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.sent = status, sent
 
 
 def connect(context: str | None = None) -> client.ApiClient:
@@ -69,16 +90,33 @@ def connect(context: str | None = None) -> client.ApiClient:
         KubernetesError: if there is neither.
     """
     configuration = client.Configuration()
-    try:
-        # The client itself reads the variable once, when it is imported; a notebook may set it later.
-        file = os.environ.get("KUBECONFIG")
-        config.load_kube_config(file, context=context, client_configuration=configuration)
-    except (config.ConfigException, OSError, TypeError, yaml.YAMLError) as error:
+    # The client itself reads the variable once, when it is imported; a notebook may set it later.
+    file = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    # A file that is no kubeconfig fails where its content is first used.
+    failures = (
+        config.ConfigException,
+        OSError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        ValueError,
+        yaml.YAMLError,
+    )
+    with (
+        _logged_errors() as complaints
+    ):  # a program for logging in that fails: the client logs it, and goes on
+        try:
+            config.load_kube_config(file, context=context, client_configuration=configuration)
+        except failures as error:
+            is_there = any(map(os.path.exists, file.split(os.pathsep)))
+            why = f"{file}: {' '.join(str(error).split())}" if is_there else f"there is no file {file}"
+            complaints.insert(0, why)
+    if complaints:
         raise KubernetesError(
-            f"there is no cluster to talk to ({' '.join(str(error).split())}); name a kubeconfig in KUBECONFIG. "
-            "Without a cluster, --render shows what would be sent, and --on kubernetes-local runs the same pods on "
-            "this machine"
-        ) from None
+            f"there is no cluster to talk to ({complaints[0]}); name a kubeconfig in KUBECONFIG, and install the "
+            "program by which it logs in. Without a cluster, --render shows what would be sent, and --on "
+            "kubernetes-local runs the same pods on this machine"
+        )
     configuration.retries = urllib3.Retry(
         TRIES - 1,
         # Doing these twice does no harm, should the first answer be lost. `_create` tries again by itself.
@@ -92,6 +130,23 @@ def connect(context: str | None = None) -> client.ApiClient:
     return client.ApiClient(configuration)
 
 
+@contextlib.contextmanager
+def _logged_errors() -> Iterator[list[str]]:
+    """What is logged as an error by the root logger, instead of its being printed."""
+    errors: list[str] = []
+
+    def collect(record: logging.LogRecord) -> bool:
+        if is_error := record.levelno >= logging.ERROR:
+            errors.append(" ".join(record.getMessage().split()))
+        return not is_error
+
+    logging.root.addFilter(collect)
+    try:
+        yield errors
+    finally:
+        logging.root.removeFilter(collect)
+
+
 class JobObjects:
     """The objects of one manifest on a cluster. `config_maps` hold what its pods mount."""
 
@@ -100,6 +155,7 @@ class JobObjects:
         self.name: str = self.resource["metadata"]["name"]
         self.namespace: str = self.resource["metadata"]["namespace"]
         self.deleted = False
+        self._manager = f"workshop-{uuid.uuid4().hex}"  # by which the cluster notes who has made an object
         self._api, self._before, self._config_maps = api, manifest.before, config_maps
         for_logs, once = copy.deepcopy(api.configuration), {"total": 1, "connect": 0, "read": 0}
         # Without a pause: what cannot be read now is read at the next look.
@@ -113,25 +169,55 @@ class JobObjects:
         it goes when the job is deleted, whoever deletes it.
 
         Raises:
-            KubernetesError: where the cluster refuses.
+            KubernetesError: where the cluster refuses; it says so if something is still there.
         """
-        made: list[dict[str, Any]] = []
+        made: list[Described] = []
+        making: Described | None = None
         try:
-            for described in (*self._before, self.resource):
+            for described in (making := each for each in (*self._before, self.resource)):
                 answer = self._create(described)
                 made.append(described)
             owner = {key: self.resource[key] for key in ("apiVersion", "kind")}
             owner |= {"name": self.name, "uid": answer["metadata"]["uid"]}
+            making = None
             for described in self._before:  # which had to be there first, and had no owner then
                 change = {"metadata": {"ownerReferences": [owner]}}
                 self._ask("PATCH", described, described["metadata"]["name"], body=change)
-            for described in self._config_maps:
+            for described in (making := each for each in self._config_maps):
                 self._create({**described, "metadata": {**described["metadata"], "ownerReferences": [owner]}})
                 made.append(described)
-        except BaseException:
-            for described in reversed(made):
-                self._delete(described)
+        except BaseException as error:
+            unsure = making if making not in made and getattr(error, "sent", True) else None
+            if left := self._undo(made, unsure):
+                why = error if isinstance(error, KubernetesError) else "making the job was interrupted"
+                raise KubernetesError(f"{why}. {left}", getattr(error, "status", None)) from None
             raise
+
+    def _undo(self, made: Sequence[Described], unsure: Described | None) -> str:
+        """Delete `made`, and `unsure` if the cluster has it from us; what may be there still, in a sentence."""
+        left: dict[str, str] = {}
+        for described in (*filter(None, [unsure]), *reversed(made)):
+            try:
+                if described is not unsure or self._is_ours(described):
+                    self._delete(described)
+            except KubernetesError as error:
+                left[_name(described)] = str(error)
+        if not left:
+            return ""
+        what, why = " and ".join(left), next(iter(left.values()))
+        return (
+            f"{what} may be there all the same, and run: kubectl --namespace {self.namespace} delete. {why}"
+        )
+
+    def _is_ours(self, described: Described) -> bool:
+        """Whether the cluster has this object from us: its answer may be lost, or it may be somebody else's."""
+        try:
+            metadata = self._ask("GET", described, described["metadata"]["name"])["metadata"]
+        except KubernetesError as error:
+            if error.status == 404:
+                return False
+            raise
+        return any(each.get("manager") == self._manager for each in metadata.get("managedFields", ()))
 
     def dry_run(self) -> Manifest:
         """Have the cluster check everything, operators included, and make nothing.
@@ -173,11 +259,12 @@ class JobObjects:
         for described in (self.resource, *self._before, *self._config_maps):
             self._delete(described)
         deadline = time.monotonic() + GONE_SECONDS
-        while self.pods():
-            if time.monotonic() > deadline:
-                left = f"deleting {_name(self.resource)}: its pods are still there after a minute"
-                raise KubernetesError(f"{left}; kubectl get pods --namespace {self.namespace} shows them")
-            time.sleep(POLL_SECONDS)
+        with contextlib.suppress(_MayNotSee):  # all is deleted; only its pods' last seconds cannot be watched
+            while self.pods():
+                if time.monotonic() > deadline:
+                    left = f"deleting {_name(self.resource)}: its pods are still there after a minute"
+                    raise KubernetesError(f"{left}; kubectl get pods --namespace {self.namespace} shows them")
+                time.sleep(POLL_SECONDS)
         self.deleted = True
 
     def job(self) -> Any:
@@ -189,11 +276,21 @@ class JobObjects:
         label = POD_LABELS.get(self.resource["apiVersion"].partition("/")[0], OPERATORS_LABEL)
         return list(self._ask("GET", _kind("Pod", self.name), labelSelector=f"{label}={self.name}")["items"])
 
-    def warnings(self, name: str) -> list[str]:
-        """What the cluster warns of about the job or pod `name`: why it cannot be scheduled, or has no image."""
-        about = f"involvedObject.name={name},type=Warning"
-        events = self._ask("GET", _kind("Event", name), fieldSelector=about)
-        return [f"{event.get('reason')}: {event.get('message')}" for event in events["items"]]
+    def warnings(self, pods: Sequence[Any], since: str) -> list[tuple[str, str]]:
+        """What the cluster warns of about the job, what its operator makes of it, and its `pods`: name and warning.
+
+        Such as why a pod cannot be made, scheduled or has no image; nothing older than `since`, when the job was made:
+        events outlive the job of the same name before it. Raises KubernetesError.
+        """
+        names = {self.name, *(self.name + made for made in MADE_BY_OPERATORS)}
+        names |= {pod["metadata"]["name"] for pod in pods}
+        events = self._ask("GET", _kind("Event", self.name), fieldSelector="type=Warning")["items"]
+        about = [(event.get("involvedObject", {}).get("name"), event) for event in events]
+        return [
+            (name, f"{event.get('reason')}: {event.get('message')}")
+            for name, event in about
+            if name in names and _time(event)[: len(since)] >= since
+        ]
 
     def log(self, pod: str, container: str, since: str) -> str:
         """The container's log, each line with its time, from the time `since` on if one is given."""
@@ -205,7 +302,8 @@ class JobObjects:
     def _create(self, described: Described, tries: int = TRIES, **query: str) -> Any:
         """Make one object; where the cluster is busy, or the trainer does not know the runtime yet, try again."""
         try:
-            return self._ask("POST", described, body=described, fieldValidation="Strict", **query)
+            own = {"fieldValidation": "Strict", "fieldManager": self._manager, **query}
+            return self._ask("POST", described, body=described, **own)
         except KubernetesError as error:
             awaits_runtime = RUNTIME_UNKNOWN in str(error) and "dryRun" not in query  # which makes none
             if tries == 1 or not (error.status in BUSY_BEFORE or awaits_runtime):
@@ -255,11 +353,32 @@ class JobObjects:
                 message = json.loads(error.body)["message"]  # of a Status object, with all that is wrong
             except (ValueError, KeyError, TypeError):  # a proxy on the way answers in its own words
                 message = error.reason or error.status
+            if not error.status:  # the client's word for a failure of TLS
+                raise KubernetesError(f"{asked}: {UNTRUSTED} ({error.reason})") from None
             advice = ADVICE.get(error.status, f"the cluster answered {error.status}")
-            raise KubernetesError(f"{asked}: {advice}. Kubernetes says: {message}", error.status) from None
+            if ENDING in str(message):
+                advice = (
+                    "its namespace is being deleted; wait until it is gone and make it again, or take another"
+                )
+            kind = _MayNotSee if error.status in (401, 403) else KubernetesError
+            sent = error.status >= 500 and error.status not in BUSY_BEFORE
+            raise kind(f"{asked}: {advice}. Kubernetes says: {message}", error.status, sent) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            why = getattr(error, "reason", error)
-            raise KubernetesError(f"{asked}: the cluster does not answer ({why}); is it up?") from None
+            reason = getattr(error, "reason", error)
+            untrusted = isinstance(reason, urllib3.exceptions.SSLError)
+            why = UNTRUSTED if untrusted else "the cluster does not answer; is it up?"
+            why = f"{why} ({OBJECT.sub('', str(reason))})"
+            raise KubernetesError(f"{asked}: {why}", sent=not isinstance(reason, NOT_SENT)) from None
+
+
+class _MayNotSee(KubernetesError):
+    """The cluster does not let this user see or do something."""
+
+
+def _time(event: Mapping[str, Any]) -> str:
+    """When an event was last seen; texts of this form sort by time."""
+    times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
+    return str(next(filter(None, times), ""))
 
 
 def _kind(kind: str, of: str) -> dict[str, Any]:

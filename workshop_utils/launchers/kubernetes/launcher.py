@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +10,19 @@ from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
 from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
 from workshop_utils.launchers.kubernetes.cluster import JobObjects, KubernetesError, connect
-from workshop_utils.launchers.kubernetes.manifest import SSHD, Manifest, build
+from workshop_utils.launchers.kubernetes.manifest import SSHD, UNSAVED, Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
 from workshop_utils.launchers.kubernetes.pods import config_maps
 from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
+from workshop_utils.launchers.settings import require_registry
 from workshop_utils.runs import RunState
 
 if TYPE_CHECKING:
     import pandas as pd
 
 POLL_SECONDS = 1.0
+PATIENCE_SECONDS = 60.0  # without a pod, before somebody should look at the operator
+GRACE_SECONDS = 60.0  # after the timeout, for the operator to end the job itself
 # The conditions, or Volcano's phases, in which a job stays. Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
 FINAL = dict.fromkeys(("Succeeded", "Complete", "Completed"), RunState.SUCCEEDED)
 FINAL |= dict.fromkeys(("Failed", "Aborted", "Terminated"), RunState.FAILED)
@@ -50,16 +54,20 @@ class Kubernetes(KubernetesSettings):
         """Make the job's objects on the cluster of KUBECONFIG.
 
         Raises:
-            JobError: as `render` does, or if the data is too large; nothing has been sent then.
+            JobError: as `render` does, if the data is too large, or nobody has said where the image is; nothing has
+                been sent then.
             KubernetesError: where the cluster refuses; what was made before is deleted again.
         """
         manifest = self.render(job)
         objects = self._objects(manifest, job)
         objects.create()
         pods = pods_of(manifest)
-        return KubernetesRun(RemoteJob(objects, pods), pods)
+        run = KubernetesRun(RemoteJob(objects, pods, job.timeout_seconds), pods)
+        run.warning = UNSAVED if self.applied_to(job).outputs is None else ""
+        return run
 
     def _objects(self, manifest: Manifest, job: TrainingJob) -> JobObjects:
+        require_registry(self.image_for(job))
         carried = config_maps(job, with_data=self.data_claim is None)
         return JobObjects(connect(self.context), manifest, carried)
 
@@ -79,10 +87,17 @@ def outcome(job: Mapping[str, Any]) -> tuple[RunState, str]:
 
 
 class KubernetesRun(FollowedRun):
-    """A run on a cluster. Leaving its `with` block deletes everything that was made for it."""
+    """A run on a cluster. Leaving its `with` block deletes everything that was made for it.
+
+    Attributes:
+        warning: what will be lost with it; "" if nothing is.
+    """
+
+    warning = ""
 
     def __init__(self, job: RemoteJob, pods: Sequence[Pod]) -> None:
         self._job, self._objects = job, job.objects
+        self.notices = job.notices
         super().__init__(job.objects.name, workers_in(pods), job, POLL_SECONDS)
 
     def pods(self) -> pd.DataFrame:
@@ -92,43 +107,77 @@ class KubernetesRun(FollowedRun):
 
     def describe(self) -> str:
         """The job's conditions, its pods, and what the cluster warns of, a line each. Raises KubernetesError."""
-        conditions = self._objects.job().get("status", {}).get("conditions", [])
+        job, pods = self._objects.job(), self._objects.pods()
+        warnings = self._objects.warnings(pods, job["metadata"].get("creationTimestamp", ""))
+        conditions = job.get("status", {}).get("conditions", [])
         lines = [f"{self._objects.resource['kind']} {self.name}: {self.state}"]
         lines += [f"  {each.get('type')}: {each.get('message', '')}" for each in conditions if _holds(each)]
-        for pod in self._objects.pods():
-            name = pod["metadata"]["name"]
-            lines += [f"pod {name}: {pod['status']['phase']}"]
-            lines += [f"  {warning}" for warning in self._objects.warnings(name)]
+        names = [pod["metadata"]["name"] for pod in pods]
+        lines += [f"  {warning}" for name, warning in warnings if name not in names]
+        for pod in pods:
+            lines += [f"pod {pod['metadata']['name']}: {pod['status']['phase']}"]
+            lines += [f"  {warning}" for name, warning in warnings if name == pod["metadata"]["name"]]
         return "\n".join(lines)
 
     def stop(self) -> None:
         """Delete the job, whether it has ended or not, and all that was made for it.
 
         Raises:
-            KubernetesError: if it cannot be deleted; the message says so, since it may still run.
+            KubernetesError: if it cannot be deleted; the message says how the job had ended, or that it may still run.
         """
-        super().stop()
-        self._objects.delete()
+        try:
+            super().stop()
+            self._objects.delete()
+        except KubernetesError as error:
+            if self.state is RunState.RUNNING:
+                raise
+            ended = self.reason.rstrip(".") or f"{self.name} {self.state}"
+            raise KubernetesError(f"{ended}. {error}", error.status) from None
 
 
 class RemoteJob:
-    """A job on a cluster, as a `Remote`; `pods` say what the workshop calls the worker of each."""
+    """A job on a cluster, as a `Remote`; `pods` say what the workshop calls the worker of each.
 
-    def __init__(self, objects: JobObjects, pods: Sequence[Pod]) -> None:
-        self.objects = objects
+    Attributes:
+        notices: what the cluster has warned of, each once.
+    """
+
+    def __init__(self, objects: JobObjects, pods: Sequence[Pod], timeout_seconds: float) -> None:
+        self.objects, self.notices = objects, list[str]()
+        self._timeout_seconds, self._begun, self._made_at = timeout_seconds, time.monotonic(), ""
+        self._launched = time.monotonic()
         self._worker_by_pod = {pod.name: pod.worker for pod in pods}
         self._last: dict[str, str] = {}  # the time of the last line, by pod
-        self._warned: set[tuple[str, str]] = set()
         self._waits_for = ""
 
     def look(self) -> tuple[RunState, str]:
         try:
-            state, why = outcome(self.objects.job())
+            job = self.objects.job()
+            state, why = outcome(job)
         except KubernetesError as error:
             if error.status not in (401, 403, 404):
                 raise Unreachable(str(error)) from None
             return RunState.FAILED, f"{self.objects.name} is gone or cannot be seen any more. {error}"
+        self._made_at = job["metadata"].get("creationTimestamp", "")
+        if state is RunState.RUNNING and self._is_overdue(job.get("status") or {}):
+            return RunState.FAILED, self._end_overdue()
         return state, self._waits_for if state is RunState.RUNNING else why
+
+    def _end_overdue(self) -> str:
+        limit = f"its timeout of {self._timeout_seconds:g} s, and no operator has ended it"
+        try:
+            self.stop()
+        except KubernetesError as error:
+            limit += f". {error}"
+        return f"{self.objects.name} ran longer than {limit}"
+
+    def _is_overdue(self, status: Mapping[str, Any]) -> bool:
+        """Whether an operator should have ended the job; without one, nothing on the cluster does."""
+        if status and not status.get(
+            "startTime"
+        ):  # an operator has it, and has not started it: it is in a queue
+            self._begun = time.monotonic()
+        return time.monotonic() - self._begun > self._timeout_seconds + GRACE_SECONDS
 
     def read(self, receive: Receive) -> None:
         """Pass on what each pod has printed, or why it does not start."""
@@ -137,12 +186,12 @@ class RemoteJob:
         except KubernetesError as error:
             raise Unreachable(str(error)) from None
         self._waits_for = ""
-        if not pods:
-            self._read_warnings(self.objects.resource["kind"], self.objects.name, receive)
+        if not pods and time.monotonic() - self._launched > PATIENCE_SECONDS:
+            kind = self.objects.resource["kind"]
+            self._waits_for = f"its first pod; is the operator running that makes pods of a {kind}?"
+        self._read_warnings({pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}, pods, receive)
         for pod in pods:
-            if pod["status"]["phase"] == "Pending":
-                self._read_warnings("pod", pod["metadata"]["name"], receive)
-            else:
+            if pod["status"]["phase"] != "Pending":
                 self._read_log(pod, receive)
 
     def stop(self) -> None:
@@ -160,13 +209,16 @@ class RemoteJob:
         # What a Job makes has five more letters; and an elastic job may have grown.
         return self._worker_by_pod.get(pod) or self._worker_by_pod.get(pod.rpartition("-")[0], pod)
 
-    def _read_warnings(self, kind: str, name: str, receive: Receive) -> None:
+    def _read_warnings(self, phases: Mapping[str, str], pods: Sequence[Any], receive: Receive) -> None:
         try:
-            for warning in self.objects.warnings(name):
-                self._waits_for = f"{kind} {name} to start ({warning})"
+            for name, warning in self.objects.warnings(pods, self._made_at):
+                if phases.get(name) == "Pending":
+                    self._waits_for = f"pod {name} to start ({warning})"
+                elif not pods:
+                    self._waits_for = f"its first pod ({name}: {warning})"
                 self._warn(receive, name, warning)
         except KubernetesError as error:  # who may not read events may still read logs
-            self._warn(receive, name, str(error))
+            self._warn(receive, self.objects.name, str(error))
 
     def _read_log(self, pod: Mapping[str, Any], receive: Receive) -> None:
         """Pass on the lines since the last one that was read."""
@@ -189,8 +241,8 @@ class RemoteJob:
 
     def _warn(self, receive: Receive, name: str, text: str) -> None:
         """Put a warning into the log, once."""
-        if (name, text) not in self._warned:
-            self._warned.add((name, text))
+        if (notice := f"[{name}] {text}") not in self.notices:
+            self.notices.append(notice)
             receive(name, text, "stderr")
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import yaml
 
-from workshop_utils.jobs import Resources, TrainingJob
+from workshop_utils.jobs import JobError, Resources, TrainingJob
 from workshop_utils.jobs.quantities import seconds_of
 from workshop_utils.launchers.kubernetes import check, pods
-from workshop_utils.launchers.kubernetes.settings import Kind, KubernetesSettings, nodes_of
+from workshop_utils.launchers.kubernetes.settings import LONGEST_SECONDS, Kind, KubernetesSettings, nodes_of
+from workshop_utils.launchers.settings import NO_REGISTRY
 from workshop_utils.launchers.source import PACKAGE
 from workshop_utils.launchers.template import filled
 from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of
@@ -28,6 +29,10 @@ TF_ROLES = {"chief": "Chief", "ps": "PS", "worker": "Worker"}
 SSHD = ("/usr/sbin/sshd", "-De", "-o", "StrictModes=no")
 # Pods do not know each other's keys; and a worker's name may not be known to the DNS in its first seconds.
 SSH = "-o StrictHostKeyChecking=no -o ConnectionAttempts=10"
+QUEUE = "scheduling.volcano.sh/queue-name"
+UNSAVED = (
+    "The model goes with its pod. To keep it, name a claim in outputs, or a storage_claim in a place.yaml."
+)
 PREPARED = "$(python -c 'from workshop_utils.training import data; print(data.prepare(\"{source}\"))')"
 
 
@@ -57,6 +62,11 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         JobError: for what Kubernetes, or an operator, would refuse.
     """
     kind, (nodes, processes) = settings.kind_for(job), nodes_of(job)
+    if not 1 <= job.timeout_seconds <= LONGEST_SECONDS:
+        raise JobError(
+            f"timeout is {job.timeout!r}; Kubernetes counts whole seconds: 1 to {LONGEST_SECONDS}, 68 years"
+        )
+    job = settings.applied_to(job)
     comment = _how_to(job, settings)
     templates = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
     elastic = settings.elastic
@@ -67,6 +77,9 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
     if elastic is not None:  # what restarted ranks go on from: at least as long as their pod is there
         variables.setdefault("WORKSHOP_CHECKPOINTS", f"{pods.FOLDERS['model']}/checkpoints")
     volumes, mounts = pods.storage(job, settings.data_claim)
+    if settings.shared_memory or job.resources.gpu or processes > 1:
+        volume, mount = pods.shared_memory(settings.shared_memory)
+        volumes, mounts = [*volumes, volume], [*mounts, mount]
     pod = {
         "restart": "Never" if kind in ("TrainJob", "Job") else None,
         "selector": settings.node_selector or None,
@@ -76,20 +89,22 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         "command": [*(["torchrun", "--"] if torchrun else ["python"]), pods.script(job)],
         "args": job.command_line_arguments or None if kind != "TrainJob" else None,
         "env": [{"name": name, "value": value} for name, value in variables.items()],
-        "resources": pods.resources(job.resources, processes),
+        "resources": pods.resources(job.resources, processes, settings.pod_resources),
         "mounts": mounts,
         "volumes": volumes,
+        "scheduler": settings.gang if kind != "Job" else None,  # whose only pod cannot be halved
     }
+    roles = _roles(job, kind, nodes, elastic is not None)
     replicas = {
         role: {
             "replicas": count,
             "restartPolicy": "Never" if elastic is None else "OnFailure",
             "template": filled(templates["pod"], {**pod, **own}),
         }
-        for role, (count, own) in _roles(job, kind, nodes, elastic is not None).items()
+        for role, (count, own) in roles.items()
         if count
     }
-    values = {
+    values: dict[str, Any] = {
         **pod,
         "name": job.name,
         "namespace": settings.namespace,
@@ -103,6 +118,9 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         "success": "AllWorkers" if kind == "TFJob" and "Chief" not in replicas else None,
         "torchrun_processes": str(processes) if torchrun else None,
         "elastic": elastic and elastic.policy,
+        "gang": _gang(settings, kind, nodes, sum(count for count, _ in roles.values())),
+        "pod_group": {settings.gang: {}} if settings.gang else None,
+        "template_metadata": {"annotations": {QUEUE: settings.queue}} if settings.queue else None,
         "trainer_args": job.command_line_arguments or None,
     }
     *before, resource = filled(templates[kind], values)
@@ -140,6 +158,16 @@ def _roles(job: TrainingJob, kind: Kind, nodes: int, elastic: bool) -> dict[str,
     return {"Launcher": (1, launcher), "Worker": (nodes, worker)}
 
 
+def _gang(settings: KubernetesSettings, kind: Kind, nodes: int, count: int) -> dict[str, Any] | None:
+    """The schedulingPolicy: how many pods start together, in which queue."""
+    # The launcher of an MPIJob is made once its workers run, so that they must not wait for it. An MPI operator that
+    # schedules gangs would have them wait, whether a job asks for a gang or not.
+    if settings.gang is None and kind != "MPIJob":
+        return None
+    least = nodes if kind == "MPIJob" else settings.elastic.min_workers if settings.elastic else count
+    return {"minAvailable": least, **({"queue": settings.queue} if settings.queue else {})}
+
+
 def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:
     """How to send the same with kubectl."""
     folder = job.folder.resolve()
@@ -159,6 +187,10 @@ def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:
         source = PREPARED.format(source=job.data)
         lines += [f"kubectl create{space} configmap {pods.data_name(job)} \\", f'  --from-file="{source}"']
     lines.append(f"kubectl create -f {manifest}")
+    if settings.image_for(job).startswith(NO_REGISTRY):
+        lines.append("In the place of REGISTRY belongs yours: jobs/images/build.sh pushes the image there.")
+    if job.outputs is None:
+        lines.append(UNSAVED)
     return "".join(f"# {line}\n" for line in lines)
 
 

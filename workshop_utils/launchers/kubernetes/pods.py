@@ -6,6 +6,7 @@
 | `/workshop/data` | the data: a ConfigMap, or a claim |
 | `/workshop/model` | a sub-folder of the claim in `outputs`; or an empty folder, which goes with the pod |
 | `/workshop/checkpoints` | a sub-folder of the claim in `checkpoints`, where the job names one |
+| `/dev/shm` | memory, through which the processes and the GPUs of one pod talk |
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from __future__ import annotations
 import base64
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from workshop_utils.jobs import JobError, Resources, TrainingJob
+from workshop_utils.jobs.quantities import bytes_of
 from workshop_utils.launchers.kubernetes.check import is_quantity
 from workshop_utils.launchers.kubernetes.settings import nodes_of
 from workshop_utils.launchers.source import shipped
@@ -76,14 +79,29 @@ def variables(job: TrainingJob, kind: str | None = None) -> dict[str, str]:
     }
 
 
-def resources(wanted: Resources, processes: int = 1) -> dict[str, Any]:
+def resources(
+    wanted: Resources, processes: int = 1, further: Mapping[str, int | str] | None = None
+) -> dict[str, Any]:
     """The limits of a container with so many processes. They are its requests too, where none are given."""
     cpus = wanted.cpu * processes
     cpu: int | str = int(cpus) if float(cpus).is_integer() else f"{math.ceil(cpus * 1000)}m"
-    as_written = processes == 1 and is_quantity(wanted.memory)
-    memory = wanted.memory if as_written else str(wanted.memory_nbytes * processes)
+    memory = amount(wanted.memory) if processes == 1 else str(wanted.memory_nbytes * processes)
     gpu = {"nvidia.com/gpu": wanted.gpu * processes} if wanted.gpu else {}
-    return {"limits": {"cpu": cpu, "memory": memory, **gpu}}
+    return {"limits": {"cpu": cpu, "memory": memory, **gpu, **(further or {})}}
+
+
+def amount(size: str) -> str:
+    """`size` as Kubernetes reads it: as it was written, or else in bytes."""
+    return size if is_quantity(size) else str(bytes_of(size))
+
+
+def shared_memory(size: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The volume behind /dev/shm, and its mount. A container's own is 64 MB, too little for NCCL and data loaders."""
+    limit = {"sizeLimit": amount(size)} if size else {}
+    return {"name": "shm", "emptyDir": {"medium": "Memory", **limit}}, {
+        "name": "shm",
+        "mountPath": "/dev/shm",
+    }
 
 
 def storage(job: TrainingJob, data_claim: str | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -127,7 +145,8 @@ def _claim(job: TrainingJob, field: Literal["outputs", "checkpoints"]) -> str | 
         written = job.storage(field, "claim")
     except JobError as error:
         raise JobError(
-            f"{error}. A pod does not see this machine's folders, and its script writes files, not objects of S3"
+            f"{error}. A pod does not see this machine's folders, and its script writes files, not objects of S3; copy "
+            "them from the claim afterwards"
         ) from None
     return written and written.removeprefix("claim:")
 

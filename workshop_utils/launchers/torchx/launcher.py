@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob
 from workshop_utils.launchers.local import environment
 from workshop_utils.launchers.local.run import Process
-from workshop_utils.launchers.settings import TargetSettings
+from workshop_utils.launchers.settings import Registry, TargetSettings, workshop_image
 from workshop_utils.launchers.source import shipped
 from workshop_utils.launchers.torchx.run import LINE_PREFIX, LINE_PREFIX_VARIABLE, TorchXRun
 from workshop_utils.network.ports import PortReservation
@@ -94,7 +94,9 @@ class TorchX(TargetSettings):
             checkpoint.
         queue: Volcano's queue.
         namespace: where the job is made.
-        image: the image of every container, unless the job names one.
+        registry: where jobs/images/build.sh has pushed the workshop's images.
+        image: the full name of the image of every container, unless the job names one; by default the workshop's for
+            PyTorch.
         instance_type: a Trainium instance for each node, whole, in place of the job's resources.
         service_account: the account whose rights the pods have.
         priority_class: the job's priority.
@@ -113,7 +115,8 @@ class TorchX(TargetSettings):
     max_restarts: int = Field(default=0, ge=0, strict=True)
     queue: Name = "default"
     namespace: Name = "default"
-    image: str = Field(default="workshop-pytorch:cpu", min_length=1)
+    registry: Registry | None = None
+    image: str | None = Field(default=None, min_length=1)
     instance_type: InstanceType | None = None
     service_account: Name | None = None
     priority_class: Name | None = None
@@ -158,6 +161,10 @@ class TorchX(TargetSettings):
         if len(job.name) > room:
             added = f"TorchX adds some to it, and {last} to call the last pod"
             raise JobError(f"name is {job.name!r}; it may have at most {room} characters, since {added}")
+
+    def image_for(self, job: TrainingJob) -> str:
+        """The image of the job's containers."""
+        return job.image or self.image or workshop_image("workshop-pytorch:cpu", self.registry)
 
     def layout(self, job: TrainingJob) -> tuple[int, int]:
         """How many nodes `job` has, each with a torchrun, and how many workers each starts; by default one."""
@@ -271,7 +278,7 @@ class TorchX(TargetSettings):
         command = " ".join([*self._torchrun(job, port), *program])
         return {
             "name": "worker",
-            "image": job.image or self.image,
+            "image": self.image_for(job),
             "entrypoint": "bash",
             "args": ["-c", command],
             "env": variables,

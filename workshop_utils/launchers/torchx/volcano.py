@@ -8,8 +8,9 @@ from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.kubernetes import cluster, pods
 from workshop_utils.launchers.kubernetes.cluster import JobObjects
 from workshop_utils.launchers.kubernetes.launcher import KubernetesRun, RemoteJob
-from workshop_utils.launchers.kubernetes.manifest import Manifest
+from workshop_utils.launchers.kubernetes.manifest import UNSAVED, Manifest
 from workshop_utils.launchers.kubernetes.operators import Pod
+from workshop_utils.launchers.settings import require_registry
 from workshop_utils.launchers.torchx.run import TorchrunRun
 
 if TYPE_CHECKING:
@@ -49,12 +50,15 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
 
 def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     """Render the job and make its objects. Raises as `TorchX.launch` does."""
+    require_registry(place.image_for(job))
     resource = place.render(job).request
     resource["metadata"]["namespace"] = place.namespace
     config_maps = pods.config_maps(_called(job, resource), with_data=place.data_claim is None)
     objects = JobObjects(cluster.connect(), Manifest(resource), config_maps)
     objects.create()
-    return VolcanoRun(objects, *place.layout(job))
+    run = VolcanoRun(objects, *place.layout(job), job.timeout_seconds)
+    run.warning = UNSAVED if job.outputs is None else ""
+    return run
 
 
 def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
@@ -65,7 +69,7 @@ def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
 class VolcanoRun(TorchrunRun, KubernetesRun):
     """A run of a Volcano Job, each of whose pods is a torchrun."""
 
-    def __init__(self, objects: JobObjects, nodes: int, per_node: int) -> None:
+    def __init__(self, objects: JobObjects, nodes: int, per_node: int, timeout_seconds: float) -> None:
         pods = [
             Pod(
                 f"{objects.name}-worker-{node}-0",
@@ -75,4 +79,4 @@ class VolcanoRun(TorchrunRun, KubernetesRun):
             for node in range(nodes)
         ]
         handle = f"kubernetes://workshop/{objects.namespace}:{objects.name}"
-        super().__init__(handle, nodes, RemoteJob(objects, pods), pods)
+        super().__init__(handle, nodes, RemoteJob(objects, pods, timeout_seconds), pods)
