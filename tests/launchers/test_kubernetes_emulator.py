@@ -9,6 +9,7 @@ from kubernetes_api import changed
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes
 from workshop_utils.launchers.kubernetes.manifest import Manifest
+from workshop_utils.launchers.kubernetes.operators import Pod, reconcile
 from workshop_utils.launchers.kubernetes.settings import Elastic
 from workshop_utils.runs import RunFailed, RunState
 
@@ -145,3 +146,79 @@ def test_leaving_the_block_ends_every_pod(make_job):
         assert run.state is RunState.RUNNING
         assert eventually(lambda: set(run.pods()["phase"]) == {"Running"})
     assert run.state is RunState.STOPPED
+
+
+# The operator's loop
+
+
+def named(manifest, **replaced):
+    """`manifest` with fields of its replicas or of its run policy replaced."""
+    resource = manifest.resource
+    for name, value in replaced.items():
+        resource = changed(resource, name.replace("__", "."), value)
+    return Manifest(resource)
+
+
+def test_a_deleted_pod_is_made_again_and_finds_the_claim_as_it_was(make_job):
+    script = "from workshop_utils import place\nmark = place.checkpoint_folder() / 'second'\n"
+    script += "import time\nif not mark.exists():\n    mark.touch()\n    print('here')\n    time.sleep(600)\n"
+    job = make_job(script, strategy="torch_ddp", workers=1, checkpoints="claim:shared")
+    with EmulatedKubernetes().launch(job) as run:
+        assert eventually(lambda: [line.text for line in run.logs()] == ["here"])
+        run.delete_pod("job-1-master-0")
+        run.wait(timeout_seconds=60)
+    assert run.pods()["phase"].tolist() == ["Succeeded"]
+    with pytest.raises(JobError, match="no pod 'job-1-master-0' runs; there are: none"):
+        run.delete_pod("job-1-master-0")
+
+
+def test_a_pod_that_failed_is_replaced_on_failure_up_to_the_limit_of_restarts(make_job):
+    job = make_job("import sys\nprint('again', flush=True)\nsys.exit(3)\n", strategy="torch_ddp", workers=1)
+    manifest = named(
+        Kubernetes().render(job),
+        spec__pytorchReplicaSpecs__Master__restartPolicy="OnFailure",
+        spec__runPolicy__backoffLimit=2,
+    )
+    with EmulatedKubernetes().launch(job, manifest) as run:
+        assert "pod job-1-master-0 ended with exit code 3" in failure_of(run)
+    assert [line.text for line in run.logs()] == ["again"] * 3
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ([("create", "other", {}, {})], "JobError: pod other is none of job-1-master-0"),
+        ([("create", "job-1-master-0", {}, {})] * 2, "JobError: pod job-1-master-0 already exists"),
+        ([("condition", "Failed")], "job-1 failed: the operator's loop said so"),
+    ],
+)
+def test_another_loop_may_decide_and_its_mistakes_end_the_run(make_job, actions, message):
+    job = make_job("import time\ntime.sleep(600)\n", strategy="torch_ddp", workers=1)
+    with EmulatedKubernetes().launch(job, reconcile=lambda resource, pods: actions) as run:
+        assert message in failure_of(run)
+
+
+ONE = Pod("job-master-0", "worker-0")
+
+
+@pytest.mark.parametrize(
+    ("condition", "policy", "removed"),
+    [("Succeeded", "Running", ["b", "c"]), ("Failed", "All", ["a", "b", "c"]), ("Failed", "None", [])],
+)
+def test_what_is_left_of_a_job_that_has_ended_goes_by_its_policy(condition, policy, removed):
+    job = {"metadata": {"name": "job"}, "spec": {"runPolicy": {"cleanPodPolicy": policy}}}
+    pods = {"a": "Succeeded", "b": "Running", "c": "Pending"}
+    actions = reconcile({**job, "status": {"condition": condition}}, pods, [ONE])
+    assert actions == [("delete", name) for name in removed]
+
+
+def test_the_loop_sees_states_and_may_run_at_any_time():
+    job = {"metadata": {"name": "job"}, "spec": {}, "status": {}}
+    assert [action[:2] for action in reconcile(job, {}, [ONE])] == [("create", "job-master-0")]
+    assert reconcile(job, {"job-master-0": "Running"}, [ONE]) == []
+    assert reconcile(job, {"job-master-0": "Failed"}, [ONE]) == [("condition", "Failed")]
+    assert reconcile(job, {"job-master-0": "Succeeded"}, [ONE]) == [("condition", "Succeeded")]
+    elastic = [Pod("a", "worker-0", restart_policy="OnFailure"), Pod("b", "worker-1")]
+    pods = {"a": "Failed", "b": "Succeeded"}
+    assert reconcile(job, pods, elastic) == [("delete", "a")]
+    assert reconcile({**job, "spec": {"elasticPolicy": {}}}, pods, elastic) == [("condition", "Succeeded")]

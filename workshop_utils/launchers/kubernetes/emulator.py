@@ -4,10 +4,13 @@
     run = EmulatedKubernetes().launch(job, Manifest(resource))   # or a manifest that was changed by hand
 
 Each pod's container becomes a process with the command, the arguments and the variables of the manifest, and those
-that the operator would add, so that a mistake in the manifest shows as a run that fails. What differs from a pod:
+that the operator adds, so that a mistake in the manifest shows as a run that fails. The operator is `reconcile` of
+`operators`, or another function of that kind: it has pods made, replaced and deleted. What differs:
 
-| in a pod | here |
+| on a cluster | here |
 | --- | --- |
+| an init container waits for the master's name | a process tries to connect until it can |
+| a failed container is first restarted in its pod, later and later | the operator replaces the pod, at once |
 | the image's Python and its packages | this environment's |
 | a folder where a volume is mounted | another folder, whose name replaces it in the command and the variables |
 | the claim in `outputs` or `checkpoints` | a folder that all pods share, and that goes with the run |
@@ -20,10 +23,18 @@ that the operator would add, so that a mistake in the manifest shows as a run th
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
+import math
 import re
+import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +42,18 @@ from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers import output
 from workshop_utils.launchers.kubernetes import pods
 from workshop_utils.launchers.kubernetes.manifest import Manifest, build
-from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
+from workshop_utils.launchers.kubernetes.operators import (
+    Action,
+    Pod,
+    pods_of,
+    reconcile,
+    table_of,
+    workers_in,
+)
 from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
 from workshop_utils.launchers.local import environment, warm
-from workshop_utils.launchers.local.run import Event, Process, ProcessRun
+from workshop_utils.launchers.local.run import Event, Process, ProcessGroup, ProcessRun
+from workshop_utils.runs import RunState
 from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE
 from workshop_utils.training import data
 
@@ -47,6 +66,12 @@ TORCHRUN = re.compile(r"PET_")
 PYTHON = (sys.executable,)
 PROGRAMS = {"python": PYTHON, "python3": PYTHON, "torchrun": (*PYTHON, "-m", "torch.distributed.run")}
 
+# What a pod is after its process has ended so.
+PHASES = {"succeeded": "Succeeded", "failed": "Failed", "timeout": "Failed", "stopped": "Deleted"}
+GRACE_SECONDS = 3.0  # on a cluster 30, unless the pod says otherwise
+# A function that takes the job and the phases of its pods, and says what to do.
+Loop = Callable[[dict[str, Any], dict[str, str]], list[Action]]
+
 
 class EmulatedKubernetes(KubernetesSettings):
     """Launches jobs as a cluster would, on this machine. Its fields are those of `KubernetesSettings`."""
@@ -55,8 +80,12 @@ class EmulatedKubernetes(KubernetesSettings):
         """The manifest whose pods are emulated: the one that `Kubernetes` would send. Raises JobError as there."""
         return build(job, self)
 
-    def launch(self, job: TrainingJob, manifest: Manifest | None = None) -> EmulatedPodsRun:
-        """Start the pods of `manifest`, by default those of `render`; their files come from the job's folder.
+    def launch(
+        self, job: TrainingJob, manifest: Manifest | None = None, reconcile: Loop | None = None
+    ) -> EmulatedPodsRun:
+        """Have `reconcile`, by default the workshop's own operator, make the pods of `manifest`, or of `render`.
+
+        Their files come from the job's folder.
 
         Raises:
             JobError: as `render` does, or if the manifest names a volume or a program that cannot be emulated.
@@ -64,57 +93,154 @@ class EmulatedKubernetes(KubernetesSettings):
         environment.refuse_gpus(job, "emulated pods")
         manifest = manifest or self.render(job)
         environment.await_horovod(job)
-        return EmulatedPodsRun(job, manifest)
+        return EmulatedPodsRun(job, manifest, reconcile)
 
 
 class EmulatedPodsRun(ProcessRun):
-    """A run of the pods of a manifest as local processes; its workers are called as on a cluster."""
+    """A run of the pods of a manifest as local processes, which an operator's loop creates, replaces and deletes.
 
-    def __init__(self, job: TrainingJob, manifest: Manifest) -> None:
-        with environment.reserve(len(pods_of(manifest))) as reservation:
+    The workers are called as on a cluster. Each pod has a supervisor of its own, so that it can be lost on its own.
+    """
+
+    def __init__(self, job: TrainingJob, manifest: Manifest, loop: Loop | None) -> None:
+        wanted = pods_of(manifest)
+        self._job = {**copy.deepcopy(manifest.resource), "status": {}}
+        self._loop: Loop = loop or (lambda resource, observed: reconcile(resource, observed, wanted))
+        self._wanted = {pod.name: pod for pod in wanted}
+        self._by_worker = {pod.worker: pod.name for pod in wanted}
+        self._phases: dict[str, str] = {}
+        self._running: dict[str, ProcessGroup] = {}
+        self._failures: list[Event] = []
+        self._why = "failed: the operator's loop said so"
+        self._stopped = False
+        self._observing = threading.RLock()
+        self._scratch = environment.scratch_folder()
+        # Logs show the paths of the manifest, not those that take their place here.
+        self._in_pod = {sys.executable: "python"}
+        self._started_with: dict[str, tuple[Process, dict[str, str]]] = {}  # by pod, its files too
+        with environment.reserve(len(wanted)) as reservation:
             ports = iter(reservation.ports)
-            emulated = pods_of(manifest, lambda *_: ("127.0.0.1", next(ports)))
-            super().__init__(job.name, workers_in(emulated), reservation)
-            self._pods = {pod.worker: pod for pod in emulated}
-            self._kind = manifest.resource["kind"]
-            self._phases = dict.fromkeys(self._pods, "Pending")
-            scratch = environment.scratch_folder()
-            # Logs show the paths of the manifest, not those that take their place here.
-            self._in_pod = {sys.executable: "python"}
-            processes: list[Process] = []
-            contents: dict[str, str] = {}
-            for pod in emulated:
-                folders, files = _volumes(pod, job, scratch)
-                contents |= files
+            super().__init__(job.name, workers_in(wanted), reservation)
+            for pod in pods_of(manifest, lambda *_: ("127.0.0.1", next(ports))):
+                folders, files = _volumes(pod, job, self._scratch)
                 self._in_pod |= {here: there for there, here in folders.items()}
-                processes.append(_process(pod, folders, scratch))
-            spec = manifest.resource["spec"]
-            deadline = spec.get("runPolicy", spec).get("activeDeadlineSeconds", job.timeout_seconds)
-            by_python = any(not process.argv[1].startswith("-") for process in processes)
-            framework = (
-                warm.framework_for(job) if by_python else None
-            )  # not for torchrun's ranks, nor mpirun's
-            self._start(processes, float(deadline), scratch, contents, start_warm=warm.starter(framework))
+                self._started_with[pod.name] = _process(pod, folders, _own(pod, self._scratch)), files
+            by_python = any(not each.argv[1].startswith("-") for each, _ in self._started_with.values())
+            # Not for torchrun's ranks, nor mpirun's.
+            self._start_warm = warm.starter(warm.framework_for(job) if by_python else None)
+            self.warm = self._start_warm is not None
+            policy = self._job["spec"].get("runPolicy", self._job["spec"])
+            self._deadline = time.monotonic() + policy.get("activeDeadlineSeconds", job.timeout_seconds)
+            self._most_failures = policy.get("backoffLimit", math.inf)
+            self._reconcile()
 
     def pods(self) -> pd.DataFrame:
         """The pods as they are now: pod, worker, phase."""
-        return table_of((self._pods[worker].name, worker, phase) for worker, phase in self._phases.items())
+        return table_of((name, self._wanted[name].worker, phase) for name, phase in self._phases.items())
 
     def describe(self) -> str:
         """The job and its pods, a line each."""
-        lines = [f"{self._kind} {self.name}: {self.state}"]
-        lines += [f"pod {self._pods[worker].name}: {phase}" for worker, phase in self._phases.items()]
+        lines = [f"{self._job['kind']} {self.name}: {self.state}"]
+        lines += [f"pod {name}: {phase}" for name, phase in self._phases.items()]
         return "\n".join(lines + ([self.reason] if self.reason else []))
 
-    def _on_event(self, event: Event) -> None:
-        pod = self._pods.get(event.get("name", ""))
-        if pod is not None and event["event"] == "started":
-            self._phases[pod.worker] = "Running"
-        elif pod is not None and event["event"] == "exited":
-            # A pod that still runs when the job has ended is deleted, by the cleanPodPolicy.
-            failed = "Deleted" if event["code"] < 0 and not pod.awaited else "Failed"
-            self._phases[pod.worker] = failed if event["code"] else "Succeeded"
-        super()._on_event(event)
+    def delete_pod(self, name: str) -> None:
+        """End a pod now, as a person may, or a node that is lost. The operator finds it missing."""
+        with self._observing:
+            if name not in self._running:
+                raise JobError(f"no pod {name!r} runs; there are: {', '.join(self._running) or 'none'}")
+            self._running[name].stop()
+
+    def _reconcile(self) -> None:
+        """Have the loop look at the pods, and do what it says, until that changes nothing more."""
+        with self._observing:
+            try:
+                while not self._stopped:
+                    observed = {name: phase for name, phase in self._phases.items() if phase != "Deleted"}
+                    actions = self._loop(self._job, observed)
+                    if not [action for action in actions if getattr(self, f"_{action[0]}")(*action[1:])]:
+                        break
+            except Exception as error:
+                self._why = f"failed: the operator's loop stopped with {type(error).__name__}: {error}"
+                self._condition("Failed")
+                self._request_stop()
+            if not self._running and (self._stopped or self._job["status"]):
+                self._end()
+
+    def _create(self, name: str, _labels: Mapping[str, str], variables: Mapping[str, str]) -> bool:
+        if name not in self._wanted or self._phases.get(name, "Deleted") != "Deleted":
+            exists = "already exists" if name in self._wanted else f"is none of {', '.join(self._wanted)}"
+            raise JobError(f"pod {name} {exists}")
+        process, files = self._started_with[name]
+        given, pod = process.environment, self._wanted[name]
+        manifest_own = {each["name"] for each in pod.container.get("env", [])}
+        kept = {key: given[key] for key in given if key not in pod.variables or key in manifest_own}
+        # What names a service on a cluster is another address here.
+        told = {
+            key: given[key] if text == pod.variables.get(key) else text for key, text in variables.items()
+        }
+        self._phases[name] = "Pending"
+        self._running[name] = ProcessGroup(
+            [dataclasses.replace(process, environment={**kept, **told})],
+            functools.partial(self._on_pod_event, name),
+            max(0.1, self._deadline - time.monotonic()),
+            _own(pod, self._scratch),
+            files,
+            self._start_warm,
+        )
+        return True
+
+    def _delete(self, name: str) -> bool:
+        if name in self._running:
+            # As on a cluster, a pod has a while in which it may end by itself.
+            succeeded = self._job["status"].get("condition") == "Succeeded"
+            _later(GRACE_SECONDS if succeeded else 0, self._running[name].stop)
+            return False
+        self._phases[name] = "Deleted"
+        return True
+
+    def _condition(self, condition: str) -> bool:
+        if self._job["status"]:
+            return False  # it is final
+        self._job["status"]["condition"] = condition
+        _later(
+            GRACE_SECONDS + 1, self._request_stop
+        )  # whatever the cleanPodPolicy: a run leaves nothing behind
+        return True
+
+    def _on_pod_event(self, name: str, event: Event) -> None:
+        if event["event"] in ("started", "line", "silent"):
+            if event["event"] == "started":
+                self._phases[name] = "Running"
+            super()._on_event(event)
+        elif event["event"] == "ended":
+            with self._observing:
+                del self._running[name]
+                self._phases[name] = PHASES[event["outcome"]]
+                if self._phases[name] == "Failed":
+                    self._failures.append(event)
+                    if event["outcome"] == "timeout" or len(self._failures) > self._most_failures:
+                        self._condition("Failed")
+                self._reconcile()
+
+    def _request_stop(self) -> None:
+        with self._observing:
+            self._stopped = True
+            for group in self._running.values():
+                group.stop()
+            if not self._running:
+                self._end()
+
+    def _end(self) -> None:
+        self._reservation.release()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        if (condition := self._job["status"].get("condition")) != "Failed":
+            self._finish(RunState.SUCCEEDED if condition else RunState.STOPPED)
+        elif not self._failures:
+            self._finish(RunState.FAILED, f"{self.name} {self._why}")
+        else:  # peers of a pod that was killed fail, too, and may be known first
+            killed = [event for event in self._failures if event.get("code") == -signal.SIGKILL]
+            self._finish(*self._verdict((killed or self._failures)[0]))
 
     def _take_line(self, name: str, text: str, stream: str) -> None:
         for here, there in self._in_pod.items():
@@ -125,40 +251,51 @@ class EmulatedPodsRun(ProcessRun):
         return f"{self.name} was active longer than its activeDeadlineSeconds"
 
     def _blame(self, name: str, code: int) -> str:
-        pod = f"pod {self._pods[name].name}" if name in self._pods else name
+        pod = f"pod {self._by_worker[name]}"
         texts = [line.text for line in self.logs() if name in (line.worker, "mpirun")]
         return f"{pod} {output.how(code)}. {output.last_lines(texts)}"
 
 
+def _later(seconds: float, action: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, action)
+    timer.daemon = True
+    timer.start()
+
+
+def _own(pod: Pod, scratch: Path) -> Path:
+    """The pod's own folder, which its supervisor makes and removes."""
+    return Path(f"{scratch}-{pod.name}")
+
+
 def _volumes(pod: Pod, job: TrainingJob, scratch: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The folder here by the path at which it is mounted in the pod, and the text of files below `scratch`."""
+    """The folder here by the path at which it is mounted in the pod, and the text of files in the pod's own folder."""
     volumes: dict[str, Any] = {volume["name"]: volume for volume in pod.spec.get("volumes", [])}
     sources = {Path(path).name: text for path, text in pods.sources(job).items()}
     folders, files = {}, {}
     for mount in pod.container.get("volumeMounts", []):
-        name, below = mount["name"], f"{pod.name}/{mount['name']}"
+        name, folder = mount["name"], _own(pod, scratch) / mount["name"]
         if name not in volumes:
             raise JobError(f"pod {pod.name}: volumeMounts has {name!r}, and there is no volume of that name")
-        volume, folder = volumes[name], None
+        volume = volumes[name]
         config = volume.get("configMap", {})
         if config.get("name") == job.name:
             for item in config.get("items") or [{"key": key, "path": key} for key in sources]:
                 if item["key"] not in sources:
                     raise JobError(f"volume {name!r}: ConfigMap {job.name} has no key {item['key']!r}")
-                files[f"{below}/{item['path']}"] = sources[item["key"]]
+                files[f"{name}/{item['path']}"] = sources[item["key"]]
         elif "emptyDir" in volume:
-            files[f"{below}/.keep"] = ""
+            files[f"{name}/.keep"] = ""
         elif "persistentVolumeClaim" in volume and "subPath" in mount:
-            below = f"claims/{volume['persistentVolumeClaim']['claimName']}/{mount['subPath']}"
-            files[f"{below}/.keep"] = ""
+            folder = scratch / volume["persistentVolumeClaim"]["claimName"] / mount["subPath"]
+            folder.mkdir(parents=True, exist_ok=True)
         elif "persistentVolumeClaim" in volume or config.get("name") == pods.data_name(job):
             folder = data.prepare(job.data)
         else:
             known = f"there is {job.name!r} and {pods.data_name(job)!r}"
             raise JobError(f"pod {pod.name}: volume {name!r} is of {config.get('name')!r}; {known}")
-        folders[mount["mountPath"].rstrip("/")] = str(folder or scratch / below)
+        folders[mount["mountPath"].rstrip("/")] = str(folder)
     if pod.worker == "mpirun":
-        files[f"{pod.name}/hostfile"] = f"localhost slots={len(pod.starts)}\n"
+        files["hostfile"] = f"localhost slots={len(pod.starts)}\n"
     return folders, files
 
 
@@ -175,8 +312,10 @@ def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
     about = f"pod {pod.name}: its command is {program!r}"
     variables = {name: _here(value, folders) for name, value in {**own, **pod.variables}.items()}
     variables |= {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(scratch)}
+    if "PET_RDZV_ENDPOINT" in pod.variables:  # here every pod could hold torchrun's store, on a cluster the first can
+        variables["PET_RDZV_CONF"] = f"is_host={pod.name.endswith('-worker-0')}"
     if program == "mpirun":
-        hostfile = str(scratch / pod.name / "hostfile")
+        hostfile = str(scratch / "hostfile")
         variables |= {
             "OMPI_MCA_orte_default_hostfile": hostfile,
             "PRTE_MCA_prte_default_hostfile": hostfile,
@@ -190,14 +329,8 @@ def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
         command = [*PROGRAMS[program], *rest]
     else:
         raise JobError(f"{about}; the emulator has {', '.join((*PROGRAMS, 'mpirun'))}")
-    return Process(
-        pod.worker,
-        tuple(command),
-        {**environment.inherited_variables(TORCHRUN), **environment.NO_GPU, **variables},
-        tempfile.gettempdir(),
-        awaited=pod.awaited,
-        leaves=pod.awaited or not pod.worker.startswith("ps"),
-    )
+    inherited = {**environment.inherited_variables(TORCHRUN), **environment.NO_GPU}
+    return Process(pod.worker, tuple(command), {**inherited, **variables}, tempfile.gettempdir())
 
 
 def _here(text: str, folders: Mapping[str, str]) -> str:

@@ -1,7 +1,7 @@
-"""What an operator makes of a manifest: its pods, and the variables by which they find each other.
+"""What an operator does: which pods a manifest wants, what they are told, and one pass of the loop that keeps them.
 
-Sources: training-operator v1.9.4, pkg/controller.v1/pytorch/envvar.go and elastic.go, pkg/controller.v1/tensorflow;
-mpi-operator v0.8, pkg/controller/mpi_job_controller.go; trainer v2.3.0, pkg/runtime/framework/plugins/torch.
+Sources: training-operator v1.9.4, pkg/controller.v1/common/job.go and pod.go, pytorch/envvar.go and elastic.go,
+tensorflow; mpi-operator v0.8, pkg/controller/mpi_job_controller.go; trainer v2.3.0, pkg/runtime/framework/plugins.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ TENSORFLOW_PORT, PYTORCH_PORT, NODE_PORT = 2222, 23456, 29400
 
 # The address of a service with this name and port: on a cluster the same.
 Resolve = Callable[[str, int], tuple[str, int]]
+# ("create", pod, labels, variables), ("delete", pod) or ("condition", "Succeeded" or "Failed")
+Action = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Pod:
     variables: Mapping[str, str] = field(default_factory=dict)
     awaited: bool = True
     starts: tuple[str, ...] = ()
+    restart_policy: str = "Never"
 
 
 def workers_in(pods: Iterable[Pod]) -> tuple[str, ...]:
@@ -72,6 +75,31 @@ def pods_of(manifest: Manifest, resolve: Resolve = lambda host, port: (host, por
     return tuple(_PODS[version, kind](manifest, name, spec, resolve))
 
 
+def reconcile(job: Mapping[str, Any], pods: Mapping[str, str], wanted: Iterable[Pod]) -> list[Action]:
+    """One pass of an operator's loop: what brings `pods`, phases by name, nearer to those that `job` wants.
+
+    It sees states, not events, so it may run again at any time. `job` is the resource; its `status` has a `condition`
+    once it has ended.
+    """
+    spec = job["spec"]
+    if job["status"].get("condition"):
+        policy, active = spec.get("runPolicy", {}).get("cleanPodPolicy", "Running"), ("Pending", "Running")
+        remove = {"All": lambda _: True, "Running": active.__contains__, "None": lambda _: False}[policy]
+        return [("delete", name) for name, phase in pods.items() if remove(phase)]
+    phases = [(pod, pods.get(pod.name)) for pod in wanted]
+    enough = any if "elasticPolicy" in spec else all
+    if enough(phase == "Succeeded" for pod, phase in phases if pod.awaited):
+        return [("condition", "Succeeded")]
+    failed = [pod for pod, phase in phases if phase == "Failed"]
+    if any(pod.restart_policy == "Never" for pod in failed):
+        return [("condition", "Failed")]
+    # What failed is deleted, and the next pass makes it again, as it does any pod that is missing.
+    labels = {"training.kubeflow.org/job-name": job["metadata"]["name"]}
+    missing = [pod for pod, phase in phases if phase is None]
+    created = [("create", pod.name, labels, dict(pod.variables)) for pod in missing]
+    return [*(("delete", pod.name) for pod in failed), *created]
+
+
 def _tfjob(manifest: Manifest, name: str, spec: Any, resolve: Resolve) -> Iterator[Pod]:
     replicas, namespace = spec["tfReplicaSpecs"], manifest.resource["metadata"].get("namespace", "default")
     tasks = [(role, index) for role in replicas for index in range(replicas[role].get("replicas", 1))]
@@ -88,7 +116,9 @@ def _tfjob(manifest: Manifest, name: str, spec: Any, resolve: Resolve) -> Iterat
         # A job of one replica gets no cluster.
         variables = {"TF_CONFIG": json.dumps(config)} if len(tasks) > 1 else {}
         worker, pod = f"{role.lower()}-{index}", replicas[role]["template"]["spec"]
-        yield Pod(f"{name}-{worker}", worker, pod, _container(pod, TENSORFLOW), variables, decides)
+        restart = replicas[role].get("restartPolicy", "Never")
+        container = _container(pod, TENSORFLOW)
+        yield Pod(f"{name}-{worker}", worker, pod, container, variables, decides, restart_policy=restart)
 
 
 def _pytorchjob(_manifest: Manifest, name: str, spec: Any, resolve: Resolve) -> Iterator[Pod]:
@@ -119,7 +149,16 @@ def _pytorchjob(_manifest: Manifest, name: str, spec: Any, resolve: Resolve) -> 
         pod, worker = replicas[role]["template"]["spec"], _node(node, processes)
         decides = role == "Master" or not has_master  # the master alone, where there is one
         pod_name, container = f"{name}-{role.lower()}-{index}", _container(pod, PYTORCH)
-        yield Pod(pod_name, **worker, spec=pod, container=container, variables=variables, awaited=decides)
+        restart = replicas[role].get("restartPolicy", "Never")
+        yield Pod(
+            pod_name,
+            **worker,
+            spec=pod,
+            container=container,
+            variables=variables,
+            awaited=decides,
+            restart_policy=restart,
+        )
 
 
 def _mpijob(_manifest: Manifest, name: str, spec: Any, _resolve: Resolve) -> Iterator[Pod]:
