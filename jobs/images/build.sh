@@ -37,6 +37,9 @@ if [ "$name-$variant" = neuron-trn2 ]; then
     fi
     arguments+=(--build-arg "BASE=$BASE")
 fi
+if [ "$name-$variant" = pytorch-gpu ]; then # with EFA's libraries, which there are for Ubuntu
+    arguments+=(--build-arg BASE=ubuntu:24.04 --build-arg EFA_VERSION=1.49.0)
+fi
 if [ "$name-$variant" = horovod-gpu ]; then
     arguments+=(--build-arg BASE=nvidia/cuda:12.9.1-cudnn-devel-ubuntu24.04)
 fi
@@ -62,4 +65,14 @@ fi
 
 $run docker build --platform linux/amd64 -f "jobs/images/$name.Dockerfile" ${arguments[@]+"${arguments[@]}"} -t "$image" .
 $run docker push "$image"
+
+# What was pushed, by its content: a tag may be moved, and a node that has an image of that name does not pull it again.
+# The Kubernetes launcher and TorchX name an image by the digest that stands here.
+if [ -z "$run" ]; then
+    pushed=jobs/images/pushed.yaml
+    digest=$(docker inspect --format '{{index .RepoDigests 0}}' "$image")
+    { grep -v "^\"$image\"" "$pushed" 2>/dev/null || true; } >"$pushed.new"
+    echo "\"$image\": \"${digest#*@}\"" >>"$pushed.new"
+    mv "$pushed.new" "$pushed"
+fi
 echo "image: $image" # for the field of that name in a job.yaml

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from workshop_utils.jobs import imports
@@ -45,7 +46,7 @@ def test_versions_are_those_of_the_workshop_s_own_environment():
     for name, requirement in {**common, **requirements("requirements-cpu.txt")}.items():
         if name in ours:
             assert requirement.specifier == ours[name].specifier, name
-    assert set(common) - set(ours) == {"sagemaker-training"}
+    assert set(common) - set(ours) == {"sagemaker-training", "sagemaker-pytorch-training"}
     neuron = requirements("requirements-neuron.txt")
     assert neuron["transformers"].specifier == ours["transformers"].specifier
     gpu = requirements("requirements-gpu.txt")
@@ -62,6 +63,15 @@ def test_every_file_that_an_image_copies_exists(path):
     for name in names:
         for variant in ("cpu", "gpu"):
             assert (ROOT / name.replace("${VARIANT}", variant)).is_file(), name
+
+
+def test_ranks_can_be_started_through_ssh_as_the_toolkit_asks_of_an_image():
+    text = (IMAGES / "horovod.Dockerfile").read_text()
+    asked = (
+        "sed -i 's@session\\s*required\\s*pam_loginuid.so@session optional pam_loginuid.so@g' /etc/pam.d/sshd"
+    )
+    for line in (asked, "ssh-keygen -A", "StrictHostKeyChecking no", "/run/sshd", "authorized_keys"):
+        assert line in text
 
 
 @pytest.mark.parametrize(
@@ -90,6 +100,7 @@ def test_an_image_copies_all_that_its_script_imports_of_the_workshop(image, scri
     ("name", "variant", "base", "part"),
     [
         ("pytorch", "cpu", "", "VARIANT=cpu"),
+        ("pytorch", "gpu", "", "--build-arg EFA_VERSION="),
         ("horovod", "gpu", "", "BASE=nvidia/cuda"),
         ("neuron", "trn1", "", "--platform linux/amd64"),
         ("neuron", "trn2", "example.com/torch:1", "--build-arg BASE=example.com/torch:1"),
@@ -106,6 +117,25 @@ def test_a_dry_run_prints_create_log_in_build_and_push_and_runs_none(name, varia
     assert f"-f jobs/images/{name}.Dockerfile" in make
     assert part in make
     assert (push, image) == (f"docker push {address}", f"image: {address}")
+
+
+def test_what_was_pushed_is_noted_with_its_digest_the_last_one_alone(tmp_path):
+    images = tmp_path / "jobs" / "images"
+    images.mkdir(parents=True)
+    (images / "build.sh").write_text((IMAGES / "build.sh").read_text())
+    for program, said in (
+        ("aws", "true"),
+        ("docker", 'case $1 in inspect) echo "some/where@sha256:$DIGEST" ;; esac'),
+    ):
+        (tmp_path / program).write_text(f"#!/bin/sh\n{said}\n")
+        (tmp_path / program).chmod(0o755)
+    for variant, digest in (("cpu", "1"), ("gpu", "2"), ("cpu", "3")):
+        command = ["bash", str(images / "build.sh"), "pytorch", variant, "eu-west-1", "123456789012"]
+        variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "DIGEST": digest}
+        subprocess.run(command, env=variables, check=True, capture_output=True)
+    name = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/workshop-pytorch"
+    pushed = yaml.safe_load((images / "pushed.yaml").read_text())
+    assert pushed == {f"{name}:cpu": "sha256:3", f"{name}:gpu": "sha256:2"}
 
 
 @pytest.mark.parametrize(

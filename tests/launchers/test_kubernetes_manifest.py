@@ -9,6 +9,7 @@ import pytest
 from conftest import write_idx
 
 from workshop_utils.jobs import JobError, TrainingJob
+from workshop_utils.launchers import settings
 from workshop_utils.launchers.kubernetes import Kubernetes, check, pods
 from workshop_utils.launchers.kubernetes.operators import pods_of
 
@@ -48,6 +49,109 @@ def test_small_data_travels_in_a_config_map_and_large_data_is_refused(make_job, 
         write_idx(large / f"{prefix}-labels-idx1-ubyte", (count,), bytes(count))
     with pytest.raises(JobError, match=r"a ConfigMap holds 1 MiB: put it on a volume"):
         pods.config_maps(job.replace(data=str(large)), with_data=True)
+
+
+# What a place adds
+
+PLACE = Kubernetes.load(JOBS / "clusters" / "eks" / "place-gpu.yaml")
+
+
+def pods_in(described):
+    """Each specification of a pod in `described`."""
+    if isinstance(described, dict):
+        if "containers" in described:
+            yield described
+        for each in described.values():
+            yield from pods_in(each)
+    for each in described if isinstance(described, list) else ():
+        yield from pods_in(each)
+
+
+def place(**settings):
+    return Kubernetes(**{**{name: getattr(PLACE, name) for name in PLACE.model_fields_set}, **settings})
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "processes"),
+    [
+        ("mnist_torch_ddp", "PyTorchJob", ("nprocPerNode", "8")),
+        ("mnist_torch_ddp", "TrainJob", ("numProcPerNode", 8)),
+        ("mnist_horovod", "MPIJob", ("slotsPerWorker", 8)),
+    ],
+)
+def test_all_gpus_of_a_node_are_one_pod_which_has_shared_memory_efa_and_nccl_s_variables(
+    name, kind, processes
+):
+    job = load(name).replace(
+        nodes=2, processes_per_node=8, resources={"gpu": 1, "cpu": 10, "memory": "100Gi"}
+    )
+    manifest = place(kind=kind).render(job)
+    field, count = processes
+    assert manifest.resource["spec"].get("trainer", manifest.resource["spec"])[field] == count
+    objects = list(manifest.objects)
+    training = [pod for pod in pods_in(objects) if pod["containers"][0]["command"][0] != "mpirun"]
+    assert training
+    for pod in training:
+        limits = pod["containers"][0]["resources"]["limits"]
+        assert limits["nvidia.com/gpu"] == 8
+        assert (limits["vpc.amazonaws.com/efa"], limits["hugepages-2Mi"]) == (4, "5120Mi")
+        shared = next(each for each in pod["volumes"] if each["name"] == "shm")
+        assert shared["emptyDir"]["medium"] == "Memory"
+        assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
+    variables = [pod["containers"][0].get("env", []) for pod in pods_in(objects)]
+    assert {"name": "FI_PROVIDER", "value": "efa"} in variables[0]
+
+
+def test_the_pods_of_every_kind_start_together_or_not_at_all():
+    gang = {"gang": "volcano", "queue": "workshop"}
+    counts = {
+        "mnist_torch_ddp": 2,
+        "mnist_multi_worker_mirrored": 2,
+        "mnist_parameter_server": 4,  # a chief, a server and two workers
+        "mnist_horovod": 2,  # without the launcher, which is made only once these run
+    }
+    for name, least in counts.items():
+        made = Kubernetes(**gang).render(load(name)).resource
+        assert made["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": least, "queue": "workshop"}
+        assert {pod["schedulerName"] for pod in pods_in(made)} == {"volcano"}
+    elastic = Kubernetes(**gang, elastic={"min_workers": 1, "max_workers": 4}).render(load("mnist_torch_ddp"))
+    assert elastic.resource["spec"]["runPolicy"]["schedulingPolicy"]["minAvailable"] == 1
+    (runtime,) = Kubernetes(**gang, kind="TrainJob").render(load("mnist_torch_ddp")).before
+    assert runtime["spec"]["podGroupPolicy"] == {"volcano": {}}
+    assert runtime["spec"]["template"]["metadata"]["annotations"] == {
+        "scheduling.volcano.sh/queue-name": "workshop"
+    }
+    assert [pod["schedulerName"] for pod in pods_in(runtime)] == ["volcano"]
+    alone = Kubernetes(gang="volcano").render(load("mnist_single")).resource  # there is no half of one pod
+    assert "schedulerName" not in str(alone)
+    waits = Kubernetes().render(load("mnist_horovod")).resource["spec"]["runPolicy"]["schedulingPolicy"]
+    assert waits == {"minAvailable": 2}  # or an operator that schedules gangs would wait for the launcher
+
+
+def test_a_place_s_claim_keeps_model_and_checkpoints_unless_the_job_names_its_own(make_job):
+    def claims(**fields):
+        (pod,) = pods_in(Kubernetes(storage_claim="ours").render(make_job("", **fields)).resource)
+        by_volume = {
+            each["name"]: each.get("persistentVolumeClaim", {}).get("claimName") for each in pod["volumes"]
+        }
+        mounts = pod["containers"][0]["volumeMounts"]
+        return {mount["mountPath"]: by_volume[mount["name"]] for mount in mounts}
+
+    assert claims()["/workshop/model"] == claims()["/workshop/checkpoints"] == "ours"
+    own = claims(outputs="claim:mine")
+    assert (own["/workshop/model"], own["/workshop/checkpoints"]) == ("mine", "ours")
+    assert "The model goes with its pod" not in Kubernetes(storage_claim="ours").render(make_job("")).comment
+    assert "The model goes with its pod" in Kubernetes().render(make_job("")).comment
+
+
+def test_an_image_that_was_pushed_from_here_is_named_with_its_digest(tmp_path, monkeypatch):
+    name, digest = "registry.example.com/workshop-pytorch:cpu", f"sha256:{'0' * 64}"
+    assert settings.workshop_image("workshop-pytorch:cpu", "registry.example.com") == name
+    pushed = tmp_path / "pushed.yaml"
+    pushed.write_text(f'"{name}": "{digest}"\n')
+    monkeypatch.setattr(settings, "PUSHED", pushed)
+    assert settings.workshop_image("workshop-pytorch:cpu", "registry.example.com") == f"{name}@{digest}"
+    assert settings.workshop_image("workshop-pytorch:cpu", None) == "REGISTRY/workshop-pytorch:cpu"
 
 
 # What the operators add

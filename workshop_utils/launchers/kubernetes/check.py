@@ -64,7 +64,7 @@ RULES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
 }
 # What the client calls the types of its fields, and those that it calls texts though they are amounts.
 CLIENT_TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "datetime": "string"}
-AMOUNTS = {
+AMOUNTS: dict[str, Schema] = {
     "limits": {"type": "object", "additionalProperties": {"type": "quantity"}},
     "requests": {"type": "object", "additionalProperties": {"type": "quantity"}},
     "size_limit": {"type": "quantity"},
