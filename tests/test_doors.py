@@ -119,7 +119,7 @@ def test_sagemaker_starts_at_once_and_sets_the_workshop_up_behind_it(door, machi
     assert calls.index("workshop copy-lessons my_lessons") < calls.index(kernel)
     if door == "notebook instance":
         assert "make setup PYTHON=python3.11" in calls
-        assert (machine.root / "stop-when-idle").read_text().endswith("/bin/stop-when-idle\n")
+        assert (machine.root / "stop-when-idle").read_text().endswith("/bin/stop-when-idle 60\n")
         packages = next(call for call in calls if call.startswith("dnf"))
         assert {"gcc-c++", "python3.11", "python3.11-devel", "make", "git"} <= set(packages.split())
 

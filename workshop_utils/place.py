@@ -243,12 +243,20 @@ def _slurm_tasks(environment: Mapping[str, str], node: int) -> int:
     return tasks[node]
 
 
-def rendezvous() -> tuple[int, int, str, bytes, dict[str, Any] | None, str | None]:
+def join_seconds() -> float:
+    """How long the processes of a job may take to come together: WORKSHOP_JOIN_SECONDS, or a minute.
+
+    The instances of a cloud pull their images minutes apart, so the launchers of clouds set it.
+    """
+    return float(os.environ.get("WORKSHOP_JOIN_SECONDS", 60))
+
+
+def rendezvous() -> tuple[int, int, str, bytes, dict[str, Any] | None, str | None, float]:
     """The arguments of `comm.tcp.connect`: how this process joins the workshop's own message passing.
 
     Rank, size, `host:port` of rank 0, the run's secret; then the links to emulate (`comm.stamped`: `bandwidths` in
     bytes per second by rank, and `latency_seconds`), or None; and the private subnet that the machines of this run
-    share, such as "10.0.0.0/16", or None on one machine.
+    share, such as "10.0.0.0/16", or None on one machine; and how long all may take to join.
 
     Raises:
         ValueError: if the environment does not say, because the script was not launched by such a strategy.
@@ -261,7 +269,7 @@ def rendezvous() -> tuple[int, int, str, bytes, dict[str, Any] | None, str | Non
     host = socket.gethostbyname(os.environ["MASTER_ADDR"])  # on SageMaker and Kubernetes it is a name
     secret, link = os.environ["WORKSHOP_SECRET"].encode(), os.environ.get("WORKSHOP_LINK")
     subnet = os.environ.get("WORKSHOP_SUBNET") or None
-    return rank, size, f"{host}:{port}", secret, json.loads(link) if link else None, subnet
+    return rank, size, f"{host}:{port}", secret, json.loads(link) if link else None, subnet, join_seconds()
 
 
 def restart_count() -> int:
@@ -359,15 +367,18 @@ def tf_config(environment: Mapping[str, str] | None = None) -> dict[str, Any] | 
     return mended
 
 
-def serve_until_chief_leaves(poll_seconds: float = 0.5, patience_seconds: float = 120.0) -> None:
+def serve_until_chief_leaves(poll_seconds: float = 0.5, patience_seconds: float | None = None) -> None:
     """Return once the chief's port, having answered, answers no more.
 
     For parameter servers and workers under a coordinator: `tf.distribute.Server.join()` never returns, so
     without this the platform would have to kill them.
 
     Raises:
-        TimeoutError: if the chief has not answered within `patience_seconds`.
+        TimeoutError: if the chief has not answered within `patience_seconds`; by default two minutes, or
+            `join_seconds` if that is more.
     """
+    if patience_seconds is None:
+        patience_seconds = max(120.0, join_seconds())
     config = tf_config()
     if config is None or not config["cluster"].get("chief"):
         raise ValueError("TF_CONFIG names no chief, so there is nobody to wait for")

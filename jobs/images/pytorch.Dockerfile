@@ -2,7 +2,8 @@
 # repository's root; build.sh does, and stores it in ECR. For processors:
 #     docker build -f jobs/images/pytorch.Dockerfile -t workshop-pytorch:cpu .
 # and for NVIDIA GPUs (PyTorch's own wheels bring CUDA):
-#     docker build -f jobs/images/pytorch.Dockerfile -t workshop-pytorch:gpu --build-arg VARIANT=gpu .
+#     docker build -f jobs/images/pytorch.Dockerfile -t workshop-pytorch:gpu --build-arg VARIANT=gpu \
+#       --build-arg BASE=ubuntu:24.04 --build-arg EFA_VERSION=1.49.0 .
 ARG BASE=debian:12-slim
 FROM ${BASE}
 ARG VARIANT=cpu
@@ -16,12 +17,28 @@ COPY jobs/images/requirements.txt jobs/images/requirements-${VARIANT}.txt ./
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends gcc libc6-dev python3 python3-dev python3-venv \
     && python3 -m venv /opt/workshop \
-    && grep -E '^(numpy|transformers|sagemaker-training)' requirements.txt > chosen.txt \
+    && grep -E '^(numpy|transformers|sagemaker-(pytorch-)?training)' requirements.txt > chosen.txt \
     && grep -E '^torch' "requirements-${VARIANT}.txt" >> chosen.txt \
     && /opt/workshop/bin/pip install --no-cache-dir -r chosen.txt \
     && apt-get purge -y --auto-remove gcc libc6-dev python3-dev \
     && rm -rf /var/lib/apt/lists/*
+# For GPUs on several machines: libfabric, and the plugin by which NCCL uses it (aws-ofi-nccl), both of AWS's installer,
+# which has the plugin for Ubuntu and Amazon Linux alone. Without them NCCL talks by TCP.
+# As in AWS's own images: github.com/aws/deep-learning-containers, scripts/docker/common/install_efa.sh.
+ARG EFA_VERSION
+# hadolint ignore=DL3003,DL3008
+RUN if [ -n "${EFA_VERSION}" ]; then \
+    apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ca-certificates curl \
+    && curl -fsSL "https://efa-installer.amazonaws.com/aws-efa-installer-${EFA_VERSION}.tar.gz" | tar -xz \
+    && (cd aws-efa-installer && ./efa_installer.sh -y --skip-kmod --skip-limit-conf --no-verify) \
+    && test -f /opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so \
+    && rm -rf aws-efa-installer /var/lib/apt/lists/*; \
+    fi
+ENV LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/efa/lib
+# Without this module the toolkit knows no torchrun.
 ENV PATH=/opt/workshop/bin:$PATH \
+    SAGEMAKER_TRAINING_MODULE=sagemaker_pytorch_container.training:main \
     PYTHONUNBUFFERED=1
 WORKDIR /opt/ml/code
 CMD ["train"]

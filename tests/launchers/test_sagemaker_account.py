@@ -228,7 +228,9 @@ def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone():
         job = {**TRAINING_JOB, "TrainingJobName": name}
         own.call("sagemaker", "create_training_job", **job, Tags=[tag])
         own.call("logs", "create_log_stream", logGroupName=LOG_GROUP, logStreamName=f"{name}/algo-1-1")
-        own.call("ecr", "create_repository", repositoryName=name, tags=[tag])
+        own.call("ecr", "create_repository", repositoryName=f"workshop-{name}", tags=[tag])
+        notebook = {"NotebookInstanceName": name, "InstanceType": "ml.t3.medium", "RoleArn": ROLE}
+        own.call("sagemaker", "create_notebook_instance", **notebook, Tags=[tag])
         template = '{"Resources": {"Logs": {"Type": "AWS::Logs::LogGroup"}}}'
         own.call("cloudformation", "create_stack", StackName=name, TemplateBody=template, Tags=[tag])
         account.ensure_bucket(name, own)
@@ -236,17 +238,21 @@ def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone():
         own.call("s3", "put_object", Bucket=name, Key="model", Body=b"1")
     place_of = {"CreateBucketConfiguration": {"LocationConstraint": "eu-central-1"}}
     own.call("s3", "create_bucket", Bucket="without-tags", **place_of)
-    left = [thing for thing in cleanup.find(own) if thing not in before]
+    left = [thing for thing in cleanup.find(own)[0] if thing not in before[0]]
     assert {(thing.kind, thing.name) for thing in left} == {
         ("log stream", "ours/algo-1-1"),
-        *((kind, "ours") for kind in ("bucket", "image repository", "stack")),
+        *((kind, "ours") for kind in ("bucket", "stack", "running notebook instance")),
+        ("image repository", "workshop-ours"),
     }
     for thing in left:
         cleanup.remove(thing, own)
+    left = [thing for thing in cleanup.find(own)[0] if thing not in before[0]]
+    assert [str(thing) for thing in left] == ["stopped notebook instance ours (its volume costs every month)"]
+    cleanup.remove(left[0], own)
     assert cleanup.find(own) == before
 
 
-def test_the_clean_up_stops_what_runs():
+def test_the_clean_up_stops_what_runs_and_names_what_it_may_not_see():
     aws, stubs = scripted("sagemaker", "logs", "s3", "ecr", "cloudformation")
     stubs["s3"].add_response("list_buckets", {"Buckets": []})
     stubs["ecr"].add_response("describe_repositories", {"repositories": []})
@@ -256,7 +262,10 @@ def test_the_clean_up_stops_what_runs():
     listed = {"TrainingJobSummaries": [{**runs, "CreationTime": NOW}]}
     stubs["sagemaker"].add_response("list_training_jobs", listed)
     stubs["sagemaker"].add_response("list_tags", {"Tags": [TAG]})
-    (left,) = cleanup.find(aws)
+    stubs["sagemaker"].add_client_error("list_notebook_instances", "AccessDeniedException", "no")
+    stubs["sagemaker"].add_response("list_endpoints", {"Endpoints": []})
+    (left,), (unseen,) = cleanup.find(aws)
+    assert unseen.startswith("notebooks: list_notebook_instances: you may not do that")
     assert str(left) == "running job runs (costs money every second)"
     stubs["sagemaker"].add_response("stop_training_job", {}, {"TrainingJobName": "runs"})
     cleanup.remove(left, aws)
@@ -267,10 +276,63 @@ def test_what_cannot_be_removed_does_not_keep_the_rest(monkeypatch):
     aws = account.connect("us-east-1")
     account.ensure_bucket("left-by-the-workshop", aws)
     things = [cleanup.Remains("bucket", name, "") for name in ("not-there", "left-by-the-workshop")]
-    monkeypatch.setattr(cleanup, "find", lambda aws: things)
+    monkeypatch.setattr(cleanup, "find", lambda aws: (things, ["stacks: you may not"]))
     monkeypatch.setenv("AWS_ENDPOINT_URL", str(aws.endpoint))
     assert "nothing was removed" in CliRunner().invoke(cli.app, ["clean-up"], input="n\n").stdout
     cleaned = CliRunner().invoke(cli.app, ["clean-up", "--yes"])
     assert cleaned.exit_code == 1
     assert "could not remove bucket not-there: list_objects_v2: " in cleaned.output
     assert "removed bucket left-by-the-workshop" in cleaned.output
+    assert "could not look at stacks: you may not" in cleaned.output
+
+
+# Stacks, zones, and the role of a notebook
+
+
+def test_a_stack_is_made_once_then_brought_up_to_date_and_the_same_again_is_no_error():
+    aws = account.connect("us-west-2")
+    first = account.deploy("network", aws, Zone="us-west-2a")
+    assert set(first) == {"Subnet", "SecurityGroup"}
+    assert account.deploy("network", aws, Zone="us-west-2a") == first
+
+
+def stack_of(status):
+    outputs = [{"OutputKey": "Subnet", "OutputValue": "subnet-1"}]
+    stack = {"StackName": "workshop-network", "CreationTime": NOW, "StackStatus": status, "Outputs": outputs}
+    return {"Stacks": [stack]}
+
+
+def test_a_stack_that_somebody_else_made_is_taken_as_it_is_and_none_is_an_error():
+    for code, words in (
+        ("AccessDenied", "is not authorized to perform: cloudformation:UpdateStack"),
+        ("ValidationError", "No updates are to be performed."),
+    ):
+        aws, stubs = scripted("cloudformation")
+        stubs["cloudformation"].add_response("describe_stacks", stack_of("CREATE_COMPLETE"))
+        stubs["cloudformation"].add_client_error("update_stack", code, words)
+        stubs["cloudformation"].add_response("describe_stacks", stack_of("CREATE_COMPLETE"))
+        assert account.deploy("network", aws, Zone="us-east-1a") == {"Subnet": "subnet-1"}
+    aws, stubs = scripted("cloudformation")
+    missing = "Stack with id workshop-network does not exist"
+    stubs["cloudformation"].add_client_error("describe_stacks", "ValidationError", missing)
+    stubs["cloudformation"].add_client_error("create_stack", "AccessDenied", "no")
+    with pytest.raises(AwsError, match="create_stack: you may not do that"):
+        account.deploy("network", aws, Zone="us-east-1a")
+
+
+def test_only_zones_that_have_the_instance_type_are_named():
+    aws = account.connect("us-east-1")
+    zones = account.zones("ml.p4d.24xlarge", aws)
+    assert zones
+    assert len(zones) < len(account.zones("ml.c5.xlarge", aws))
+    assert account.zones("ml.nothing.large", aws) == []
+
+
+def test_on_a_notebook_instance_the_account_is_that_of_its_role(monkeypatch, tmp_path):
+    metadata = tmp_path / "resource-metadata.json"
+    monkeypatch.setattr(account, "NOTEBOOK", metadata)
+    assert account.connect("us-east-1").is_emulated
+    metadata.write_text("{}")
+    assert str(account.connect("us-east-1")).startswith(
+        "AWS itself, region us-east-1, the role of this notebook"
+    )

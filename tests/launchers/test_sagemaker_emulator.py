@@ -18,6 +18,7 @@ from workshop_utils.runs import RunFailed
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 DOCUMENTED = Path(__file__).with_name("sagemaker_container.yaml")
+ROLE = "arn:aws:iam::123456789012:role/workshop"
 # What a script finds: arguments, variables, folders, configuration.
 LOOK = """
     import json, os, sys
@@ -146,6 +147,46 @@ def test_model_and_checkpoints_outlive_the_run_in_the_job_s_folders(make_job, tm
     assert (tmp_path / "kept" / "step-1").is_file()
     with pytest.raises(JobError, match="outputs is 's3://bucket/models'; here it must be a folder"):
         EmulatedSageMaker().launch(job.replace(outputs="s3://bucket/models"))
+
+
+# Spot instances
+
+COUNTING = """
+    import os, signal, time
+    from workshop_utils import place
+    signal.signal(signal.SIGTERM, lambda *_: print("told to end", flush=True))
+    saved = place.checkpoint_folder() / "step"
+    step = int(saved.read_text()) if saved.exists() else 0
+    while step < 40:
+        step += 1
+        place.report(step=step)
+        if step % 10 == 0:
+            saved.write_text(str(step))
+        time.sleep(0.05)
+"""
+
+
+def test_on_spot_instances_an_interrupted_job_goes_on_from_its_checkpoint_on_new_ones(make_job, watch):
+    with EmulatedSageMaker(spot=True, role=ROLE, region="eu-west-1").launch(make_job(COUNTING)) as run:
+        assert watch.eventually(lambda: any(record.get("step", 0) >= 15 for record in run.records))
+        run.interrupt("algo-1")
+        run.wait(60)
+    steps = run.metrics.groupby("attempt")["step"].agg(list)
+    last = steps[0][-1]
+    assert steps[0] == list(range(1, last + 1))
+    assert steps[1] == list(range(last // 10 * 10 + 1, 41))
+    assert [attempt.name for attempt in run.attempts] != [run.attempts[0].name] * 2
+
+
+def test_a_script_that_fails_on_spot_instances_is_not_started_again(make_job):
+    with pytest.raises(RunFailed, match="ExecuteUserScriptError on algo-1"):
+        EmulatedSageMaker(spot=True).launch(make_job("raise SystemExit(3)")).wait(60)
+
+
+def test_before_a_launch_the_emulator_says_what_the_job_would_cost(make_job):
+    said = EmulatedSageMaker().preflight(make_job("1", timeout="60min"))
+    assert "price: 1 × 0.204 $/h × 60 min = at most 0.20 $" in said
+    assert said.endswith("emulated, there are no quotas, and it costs nothing")
 
 
 # In network namespaces

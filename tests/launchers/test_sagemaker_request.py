@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from workshop_utils import cli
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker, account, request
+from workshop_utils.launchers.sagemaker import EmulatedSageMaker, SageMaker, account, check, request
 from workshop_utils.launchers.sagemaker.account import TAG, Aws
 from workshop_utils.launchers.sagemaker.price import NotConfirmed
 from workshop_utils.launchers.source import packed
@@ -27,6 +27,7 @@ from workshop_utils.runs import RunState
 ROOT = Path(__file__).parents[2]
 ROLE = "arn:aws:iam::123456789012:role/workshop"
 TORCH = "import torch\n"
+TF_2_12 = "tensorflow-training:2.12-cpu-py310"
 
 
 def place(**settings):
@@ -52,18 +53,6 @@ def test_what_sagemaker_would_not_do_is_refused_with_a_way_out(make_job, fields,
 # The body
 
 
-def test_the_driver_that_lesson_11_shows_is_one_of_the_sdk_s():
-    from sagemaker.train.distributed import DistributedConfig  # it takes seconds
-
-    lesson = json.loads((ROOT / "notebooks" / "11_sagemaker.ipynb").read_text())
-    (text,) = ("".join(cell["source"]) for cell in lesson["cells"] if cell["id"] == "sm29")
-    snippet = text.partition("```python\n")[2].partition("ModelTrainer(")[0]
-    names = {"DistributedConfig": DistributedConfig}
-    exec(snippet, names)
-    driver = names["WorkshopDriver"]()
-    assert (driver.driver_dir, driver.driver_script) == ("drivers", "driver.py")
-
-
 def test_no_secret_is_shown(make_job):
     request = place(mode="drivers").render(make_job(TORCH, strategy="ring", workers=2))
     secret = request.members["algo-1"][0]["environment"]["WORKSHOP_SECRET"]
@@ -85,17 +74,20 @@ def test_nothing_of_the_user_s_own_configuration_gets_into_a_request(make_job, m
 @pytest.mark.parametrize(
     ("script", "region", "kind", "registry", "image"),
     [
-        ("import torch", "us-east-1", "ml.c5.xlarge", "763104351884", "pytorch:2.8-cpu-py312"),
-        ("import torch", "eu-south-1", "ml.g5.xlarge", "692866216735", "pytorch:2.8-gpu-py312"),
-        ("import keras", "cn-north-1", "ml.m5.large", "727897471807", "tensorflow:2.19-cpu-py312"),
-        ("import horovod.tensorflow", "eu-west-1", "ml.c5.large", "763104351884", "tensorflow:2.12-cpu-py310"),
-        ("from horovod import tensorflow", "eu-west-1", "ml.c5.large", "763104351884", "tensorflow:2.12-cpu-py310"),
+        ("import torch", "us-east-1", "ml.c5.xlarge", "763104351884", "pytorch:2.13-cpu-amzn2023-sagemaker"),
+        ("import torch", "eu-south-1", "ml.g5.xlarge", "692866216735", "pytorch:2.13-cu133-amzn2023-sagemaker"),
+        ("import keras", "cn-north-1", "ml.m5.large", "727897471807", "tensorflow-training:2.21-cpu-py312-sagemaker"),
+        ("import horovod.tensorflow", "eu-west-1", "ml.c5.large", "763104351884", TF_2_12),
+        ("from horovod import tensorflow", "eu-west-1", "ml.c5.large", "763104351884", TF_2_12),
     ],
 )  # fmt: skip
 def test_the_image_follows_from_what_the_script_imports(make_job, script, region, kind, registry, image):
     chosen = request.image_for(make_job(script), place(region=region, instance_type=kind))
     assert chosen.startswith(f"{registry}.dkr.ecr.{region}.amazonaws.com")
-    assert chosen.endswith("/" + image.replace(":", "-training:"))
+    assert chosen.endswith("/" + image)
+    repository = chosen.partition("/")[2].partition(":")[0]
+    policy = json.loads((ROOT / "jobs/clusters/sagemaker/policies/training.json").read_text())
+    assert f"arn:aws:ecr:REGION:*:repository/{repository}" in str(policy), "the role may not pull it"
 
 
 @pytest.mark.parametrize("script", ["import horovod.torch", "import horovod.tensorflow\nimport keras"])
@@ -108,14 +100,51 @@ def test_horovod_that_aws_does_not_have_needs_an_image_of_one_s_own(make_job, sc
         body_of(job.replace(image=request.aws_image(request.PYTORCH, "eu-west-1", "ml.c5.xlarge")))
 
 
-def test_mpi_with_tensorflow_needs_an_image_that_has_mpirun(make_job):
-    job = make_job("import tensorflow", strategy="mpi", workers=2)
-    for chosen in (None, request.aws_image(request.TENSORFLOW, "eu-west-1", "ml.c5.xlarge")):
-        with pytest.raises(JobError, match="has neither Horovod nor mpirun in it: use TensorFlow"):
-            body_of(job.replace(image=chosen))
-    older = request.aws_image(request.TENSORFLOW_WITH_HOROVOD, "eu-west-1", "ml.c5.xlarge")
-    for chosen in ("mine:1", older):
-        assert body_of(job.replace(image=chosen))["AlgorithmSpecification"]["TrainingImage"] == chosen
+def test_mpi_without_horovod_runs_in_aws_s_images_which_have_open_mpi(make_job):
+    for script, name in (("import tensorflow", "tensorflow-training:2.21"), ("import torch", "pytorch:2.13")):
+        body = body_of(make_job(f"{script}\nimport mpi4py", strategy="mpi", workers=2))
+        assert name in body["AlgorithmSpecification"]["TrainingImage"]
+        assert body["HyperParameters"]["sagemaker_mpi_enabled"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "module"),
+    [
+        ("torch_ddp", "sagemaker_pytorch_container.training:main"),
+        ("parameter_server", "sagemaker_tensorflow_container.training:main"),
+        ("multi_worker_mirrored", "sagemaker_tensorflow_container.training:main"),
+        ("mpi", None),
+        ("single", None),
+    ],
+)
+def test_the_toolkit_is_told_the_module_without_which_it_would_start_plain_scripts(
+    make_job, strategy, module
+):
+    script = "import torch" if strategy == "torch_ddp" else "import tensorflow"
+    body = body_of(
+        make_job(script, strategy=strategy, workers=1 if strategy == "single" else 2, image="mine:1")
+    )
+    assert body["Environment"].get("SAGEMAKER_TRAINING_MODULE") == module
+    if module:
+        del body["Environment"]["SAGEMAKER_TRAINING_MODULE"]
+        with pytest.raises(
+            JobError, match=r"SAGEMAKER_TRAINING_MODULE is None; it must be sagemaker_\w+_container"
+        ):
+            check.rules(body)
+
+
+def test_the_workshop_s_own_images_have_no_toolkit_for_tensorflow_s_strategies(make_job):
+    own = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/workshop-horovod:cpu"
+    with pytest.raises(JobError, match="leave it out, and AWS's is taken"):
+        body_of(make_job("import tensorflow", strategy="parameter_server", workers=2, image=own))
+
+
+@pytest.mark.parametrize("mode", ["toolkit", "drivers"])
+def test_hosts_may_take_half_an_hour_to_come_together(make_job, mode):
+    body = body_of(make_job("import torch", strategy="torch_ddp", workers=2), mode=mode)
+    assert body["Environment"]["WORKSHOP_JOIN_SECONDS"] == "1800"
+    horovod = make_job("import horovod.torch", strategy="horovod", workers=2, image="mine:1")
+    assert body_of(horovod)["Environment"]["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "1800"
 
 
 def test_with_a_role_emulated_instances_refuse_what_sagemaker_would(make_job, monkeypatch):

@@ -1,14 +1,16 @@
 """The templates and policies that an account is set up with: correct, and with no more rights than are needed."""
 
+import ast
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import boto3
 import yaml
 
-from workshop_utils.launchers.sagemaker import account
+from workshop_utils.launchers.sagemaker import account, cleanup
 from workshop_utils.launchers.sagemaker.account import TAG
 
 FOLDER = Path(__file__).parents[2] / "jobs" / "clusters" / "sagemaker"
@@ -19,6 +21,9 @@ WITHOUT_RESOURCES = (
     "cloudwatch:PutMetricData",
     "ec2:",
     "ecr:DescribeRepositories",
+    "sagemaker:ListEndpoints",
+    "sagemaker:ListNotebookInstances",
+    "sagemaker:ListTags",  # of whatever the clean-up finds
     "ecr:GetAuthorizationToken",
     "s3:ListAllMyBuckets",
     "sagemaker:ListTrainingJobs",
@@ -97,3 +102,67 @@ def test_everything_that_can_bear_a_tag_bears_the_workshop_s():
         for name, resource in cfn_yaml.load(str(path))["Resources"].items():
             if resource["Type"] in WITH_TAGS:
                 assert TAG in resource["Properties"]["Tags"], (path.name, name)
+
+
+# Rights that the code needs
+
+PACKAGE = Path(account.__file__).parent
+# Operations whose permission has another name, or that need more than one.
+# Source: AWS, "Service Authorization Reference".
+OTHERWISE = {
+    "s3:HeadBucket": ["s3:ListBucket"],
+    "s3:ListObjectsV2": ["s3:ListBucket"],
+    "s3:ListBuckets": ["s3:ListAllMyBuckets"],
+    "s3:PutPublicAccessBlock": ["s3:PutBucketPublicAccessBlock"],
+    "sagemaker:CreateTrainingJob": ["sagemaker:CreateTrainingJob", "sagemaker:AddTags", "iam:PassRole"],
+}
+ADMINISTRATORS = {f"cloudformation:{verb}Stack" for verb in ("Create", "Update", "Delete")}
+# Of `docker push` and `aws ecr` in build.sh. Source: AWS, "IAM permissions for pushing an image".
+_PUSHING = """
+    BatchCheckLayerAvailability BatchGetImage CompleteLayerUpload CreateRepository DescribeRepositories
+    GetAuthorizationToken InitiateLayerUpload PutImage TagResource UploadLayerPart
+"""
+OF_BUILD_SH = {f"ecr:{action}" for action in _PUSHING.split()}
+
+
+def calls():
+    """Each call that the launcher makes: service and operation, of `aws.call(...)`, `aws.pages(...)` and REMOVALS."""
+    found = {(service, operation) for service, operation, *_ in cleanup.REMOVALS.values()}
+    for path in PACKAGE.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if is_call and node.func.attr in ("call", "pages") and len(node.args) >= 2:
+                service, operation = node.args[:2]
+                if isinstance(service, ast.Constant) and isinstance(operation, ast.Constant):
+                    found.add((service.value, operation.value))
+                elif isinstance(operation, ast.JoinedStr):  # account.deploy
+                    found |= {(service.value, f"{verb}_stack") for verb in ("create", "update")}
+                else:
+                    assert path.name == "cleanup.py", ast.unparse(node)  # those of REMOVALS
+    return found
+
+
+def test_a_learner_may_make_every_call_that_the_code_makes_and_no_other():
+    needed = set(OF_BUILD_SH)
+    for service, operation in calls():
+        client = boto3.client(service, region_name="us-east-1")
+        action = f"{service}:{client.meta.method_to_api_mapping[operation]}"
+        needed |= set(OTHERWISE.get(action, [action]))
+    allowed = {
+        action
+        for name, statement in _statements()
+        if name == "learner"
+        for action in listed(statement["Action"])
+    }
+    assert needed - allowed == ADMINISTRATORS
+    assert allowed - needed == set()
+
+
+def test_the_set_up_of_a_notebook_instance_is_the_same_by_hand_and_by_template():
+    script = (FOLDER / "lifecycle" / "notebook.sh").read_text()
+    script = script.replace("https://example.org/workshop.git", "${Repository}").replace(
+        "=60", "=${IdleMinutes}"
+    )
+    template = (FOLDER / "templates" / "notebook.yaml").read_text()
+    indented = "".join(f"{' ' * 14}{line}" if line.strip() else line for line in script.splitlines(True))
+    assert indented in template

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -101,18 +103,44 @@ def launch(
     if render or dry_run:
         typer.echo(launcher.render(described))
         return
-    run = launcher.launch(described)
-    try:
-        for detail in ("network", "device", "answered_by"):  # what some targets' runs can tell
-            if getattr(run, detail, None):
-                typer.echo(f"{detail.replace('_', ' ')}: {getattr(run, detail)}")
-        from workshop_utils.plots import terminal  # only now: the ranks start while the display is imported
+    with _signals_interrupt() as caught:
+        run = launcher.launch(described)
+        try:
+            for detail in ("network", "device", "answered_by", "warning"):  # what some targets' runs can tell
+                if getattr(run, detail, None):
+                    typer.echo(f"{detail.replace('_', ' ')}: {getattr(run, detail)}")
+            from workshop_utils.plots import (
+                terminal,
+            )  # only now: the ranks start while the display is imported
 
-        terminal.show(run)
-    except KeyboardInterrupt:
-        run.stop()
-        typer.echo(f"{run.name}: stopped, nothing is left running", err=True)
-        raise typer.Exit(130) from None
+            terminal.show(run)
+        except KeyboardInterrupt:
+            run.stop()
+            with contextlib.suppress(OSError):  # the terminal may be closed
+                typer.echo(f"{run.name}: stopped, nothing is left running", err=True)
+            raise typer.Exit(128 + (caught or [signal.SIGINT])[0]) from None
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[list[int]]:
+    """Let a closed terminal, and a polite kill, end a run as Ctrl-C does, once; the list holds what came."""
+    caught: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        caught.append(number)
+        if len(caught) == 1:
+            raise KeyboardInterrupt
+
+    names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP, and nohup ignores it
+    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {each: signal.getsignal(each) for each in signals if signal.getsignal(each) != signal.SIG_IGN}
+    for each in before:
+        signal.signal(each, interrupt)
+    try:
+        yield caught
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @app.command()
@@ -282,8 +310,9 @@ def clean_up(
 
     aws = account.profile(region)
     typer.echo(f"looking at {aws}")
-    remains = cleanup.find(aws)
-    typer.echo("\n".join(f"  {thing}" for thing in remains) or "nothing of the workshop is left")
+    remains, unseen = cleanup.find(aws)
+    typer.echo("\n".join(f"  {thing}" for thing in remains) or "nothing of the workshop was found")
+    typer.echo("".join(f"could not look at {what}\n" for what in unseen), err=True, nl=False)
     if remains and not yes and not typer.confirm("Remove all of this for good?"):
         typer.echo("nothing was removed")
         return

@@ -37,6 +37,7 @@ def connect(
     secret: bytes,
     link: Mapping[str, Any] | None = None,
     subnet: str | None = None,
+    join_seconds: float | None = None,
     timeout_seconds: float = 60.0,
 ) -> Communicator:
     """This process's communicator in a run of `size` ranks; returns when all have joined.
@@ -51,13 +52,16 @@ def connect(
         link: emulates a link where the kernel cannot: `bandwidths` and `latency_seconds` of `StampedCommunicator`.
         subnet: the private subnet that the run's machines share, such as "10.0.0.0/16". Its security group decides who
             may enter it, the secret who may join.
-        timeout_seconds: how long the ranks may take to join, and later a message to make progress.
+        join_seconds: how long the ranks may take to join; by default `timeout_seconds`.
+        timeout_seconds: how long a message may take to make progress.
 
     Raises:
         ValueError: for an impossible rank, coordinator, subnet or link.
         CommunicationError: if not all ranks join (`rendezvous.meet`).
     """
-    membership = Membership(timeout_seconds, rank, size, secret, subnet)
+    membership = Membership(
+        timeout_seconds if join_seconds is None else join_seconds, rank, size, secret, subnet
+    )
     links = rendezvous.meet(membership, coordinator, ("control", "data"))
     communicator = TcpCommunicator(rank, size, links["control"], links["data"], timeout_seconds)
     return communicator if link is None else StampedCommunicator(communicator, **link)

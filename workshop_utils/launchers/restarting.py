@@ -80,7 +80,7 @@ class RestartedRun(Run):
         self._folder = folder or Path(tempfile.mkdtemp(prefix="workshop-checkpoints-"))
         self._stopping = False
         self._starting = threading.Lock()  # between a new start and a stop
-        self.attempts: list[Run] = []
+        self.attempts: list[Any] = []
         try:
             first = self._start()
         except BaseException:
@@ -132,11 +132,16 @@ class RestartedRun(Run):
             with self._starting:
                 if self._stopping:
                     return RunState.STOPPED, ""
-                if (count := len(self.attempts)) > self._launcher.restarts:
+                if not self._goes_on(run):
+                    count = len(self.attempts)
                     times = "once" if count == 2 else f"{count - 1} times"
                     before = f"\n{self.name} had been restarted {times} before." if count > 1 else ""
                     return RunState.FAILED, run.reason + before
                 self._start()
+
+    def _goes_on(self, run: Any) -> bool:
+        """Whether the job is started again after `run`, which has failed."""
+        return len(self.attempts) <= self._launcher.restarts
 
     def _clean_up(self) -> None:
         if self._own_folder:

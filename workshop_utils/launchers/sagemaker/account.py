@@ -34,6 +34,10 @@ LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 PATIENT = Config(retries={"mode": "standard", "total_max_attempts": 6}, connect_timeout=5)
 NO_SUCH_BUCKET = {"404", "NoSuchBucket", "NotFound"}
 
+# On a notebook instance and in Studio there is a role, and no profile. Source: AWS, "Get notebook instance metadata".
+NOTEBOOK = Path("/opt/ml/metadata/resource-metadata.json")
+TEMPLATES = Path(__file__).parents[3] / "jobs" / "clusters" / "sagemaker" / "templates"
+
 LOGIN = "log in with `aws configure` or `aws sso login`, and name the profile in AWS_PROFILE"
 FOLDER = "jobs/clusters/sagemaker"
 # Words in AWS's code or message, in small letters; and what they mean.
@@ -83,8 +87,9 @@ class Aws:
         if self.is_emulated:
             return f"an emulator of AWS at {self.endpoint}: nothing reaches AWS, nothing costs money"
         profile = os.environ.get("AWS_PROFILE", "default")
+        who = "the role of this notebook" if NOTEBOOK.is_file() else f"profile {profile}"
         where = f" at {self.endpoint}" if self.endpoint else ""
-        return f"AWS itself{where}, region {self.region}, profile {profile}: what is started here is paid for"
+        return f"AWS itself{where}, region {self.region}, {who}: what is started here is paid for"
 
     def client(self, service: str) -> Any:
         """The client of `service`. Raises AwsError if AWS_PROFILE names no profile."""
@@ -120,9 +125,9 @@ def profile(region: str | None = None) -> Aws:
 
 
 def connect(region: str | None = None) -> Aws:
-    """The account of AWS_PROFILE; without that variable, moto's."""
+    """The account of AWS_PROFILE, or of the role of this notebook instance or Studio space; otherwise moto's."""
     aws = profile(region)
-    return aws if os.environ.get("AWS_PROFILE") else replace(aws, endpoint=_moto())
+    return aws if os.environ.get("AWS_PROFILE") or NOTEBOOK.is_file() else replace(aws, endpoint=_moto())
 
 
 @functools.cache
@@ -158,6 +163,49 @@ def explained(asked: str = "AWS") -> Iterator[None]:
         if isinstance(error, errors.ConnectionError | errors.HTTPClientError):
             advice = "is the region's name right, and is there a network?"
         raise AwsError(f"{asked} cannot be reached: {error}; {advice}") from None
+
+
+def deploy(name: str, aws: Aws, **parameters: str) -> dict[str, str]:
+    """Make the stack `workshop-NAME` of `TEMPLATES`, or bring it up to date; its outputs.
+
+    Where somebody else has made it and only they may change it, it is taken as it is.
+
+    Raises:
+        AwsError: if there is none, and it cannot be made.
+    """
+    stack = {"StackName": f"workshop-{name}"}
+    request: dict[str, Any] = {
+        **stack,
+        "TemplateBody": (TEMPLATES / f"{name}.yaml").read_text(encoding="utf-8"),
+        "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()],
+        "Tags": [TAG],
+        "Capabilities": ["CAPABILITY_NAMED_IAM"],
+    }
+    try:
+        aws.call("cloudformation", "describe_stacks", **stack)
+        operation = "update"
+    except AwsError as error:
+        if "does not exist" not in str(error):
+            raise
+        operation = "create"
+    try:
+        aws.call("cloudformation", f"{operation}_stack", **request)
+        with explained(f"{operation}_stack"):
+            aws.client("cloudformation").get_waiter(f"stack_{operation}_complete").wait(**stack)
+    except AwsError as error:
+        stays = "No updates are to be performed" in str(error) or "denied" in f"{error.code} {error}".lower()
+        if operation == "create" or not stays:
+            raise
+    (described,) = aws.call("cloudformation", "describe_stacks", **stack)["Stacks"]
+    return {output["OutputKey"]: output["OutputValue"] for output in described["Outputs"]}
+
+
+def zones(instance_type: str, aws: Aws) -> list[str]:
+    """The Availability Zones of the region in which EC2 offers the type of instance, sorted. Raises AwsError."""
+    wanted = {"Name": "instance-type", "Values": [instance_type.removeprefix("ml.")]}
+    asked = {"LocationType": "availability-zone", "Filters": [wanted]}
+    offered = aws.pages("ec2", "describe_instance_type_offerings", "InstanceTypeOfferings", **asked)
+    return sorted(offer["Location"] for offer in offered)
 
 
 def ensure_bucket(name: str, aws: Aws) -> None:

@@ -18,7 +18,6 @@ from botocore.model import ServiceModel
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.sagemaker import toolkit
-from workshop_utils.launchers.sagemaker.request import lacks_horovod
 
 OPERATION = "CreateTrainingJob"
 LONGEST_JOB_SECONDS = 5 * 86_400  # unless the account's quota was raised
@@ -50,10 +49,19 @@ def rules(request: Mapping[str, Any]) -> None:
     if len(switches) > 1:
         obeyed = "the toolkit obeys one of them and says nothing of the other: a job has one strategy"
         raise JobError(f"{' and '.join(switches)} are both set; {obeyed}")
+    module = toolkit.MODULES.get(switches[0]) if switches else None
+    given = request.get("Environment", {}).get("SAGEMAKER_TRAINING_MODULE")
+    if module and module != given:
+        without = (
+            f"{module}, or the toolkit starts the script alone on each host, whatever {switches[0]} says"
+        )
+        raise JobError(f"SAGEMAKER_TRAINING_MODULE is {given!r}; it must be {without}")
     image = request["AlgorithmSpecification"]["TrainingImage"]
-    if toolkit.MPI in switches and "tensorflow" in image and lacks_horovod(image):
-        advice = "use TensorFlow 2.12, or an image of your own (jobs/images/)"
-        raise JobError(f"TrainingImage is {image}, which has neither Horovod nor mpirun in it: {advice}")
+    if module and "tensorflow" in module and re.search(r"/workshop-\w+[:@]", image):
+        lacks = "an image of jobs/images/, which have no toolkit for TensorFlow's strategies"
+        raise JobError(
+            f"image is {image!r}, {lacks}: leave it out, and AWS's is taken, which has TensorFlow 2.21"
+        )
     stopping = request["StoppingCondition"]
     limit, wait = stopping["MaxRuntimeInSeconds"], stopping.get("MaxWaitTimeInSeconds")
     if limit > LONGEST_JOB_SECONDS:

@@ -46,9 +46,7 @@ def server(tf_config: str) -> None:
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     from workshop_utils import place
 
-    # TensorFlow 2 has no master: `tf_config` calls it chief. The toolkit's own server, of TensorFlow 1, accepts both.
-    config = place.tf_config()
-    assert config is not None
+    config = json.loads(tf_config)  # with a master, as the toolkit hands it over, though scripts need a chief
     # Started first: the master cannot end before this server serves, so the thread sees it while it is there.
     watch = threading.Thread(target=place.serve_until_chief_leaves)
     watch.start()

@@ -2,6 +2,9 @@
 
     with EmulatedSageMaker().launch(job.replace(processes_per_node=2)) as run:
         run.wait()
+    with EmulatedSageMaker(spot=True).launch(job) as run:
+        run.interrupt("algo-1")  # the job goes on, on new instances, from its checkpoints
+        run.wait()
     EmulatedSageMaker(network=Network(bandwidth="100Mbit", racks=2, spine="100Mbit")).launch(job)
 
 Every host has folders of its own in place of those below /opt/ml, and the variables, files and arguments that `toolkit`
@@ -12,21 +15,26 @@ names `algo-N` and the ports are SageMaker's own.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob, storage_kind
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import environment
 from workshop_utils.launchers.local.run import Process, ProcessRun
-from workshop_utils.launchers.sagemaker import check, request, toolkit
+from workshop_utils.launchers.restarting import RestartedRun, Restarting
+from workshop_utils.launchers.sagemaker import check, price, request, toolkit
 from workshop_utils.launchers.sagemaker.request import Request, Submission, submission_of
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.source import shipped
 from workshop_utils.network import INTERFACE, Network, availability, wiring
 from workshop_utils.network.wiring import Cable, Switch
+from workshop_utils.runs import Run
 from workshop_utils.training import data
 
 # How emulated instances differ from real ones.
@@ -36,8 +44,13 @@ EXCEPTIONS = {
     "interface": "outside network namespaces the interface is lo",
     "processors": "the processors are this machine's, and all hosts share them",
     "accelerators": "there are none, whatever the instance type",
+    "parameter servers": "a program of the workshop's starts them as the toolkit does; it looks for the master every "
+    "half second, not every ten",
     "mpi": "all MPI ranks are started by the first host's mpirun, without sshd",
-    "threads": "one for each process, unless the job says more",
+    "threads": "one for arithmetic in each process, unless the job says more; a server has 16 for what waits",
+    "patience": "all hosts start within a second; on SageMaker minutes may lie between them, and the toolkit waits",
+    "spot": "instances are taken away when `interrupt` says so, new ones come at once, and `max_wait` is not watched",
+    "end": "all hosts end with the first that fails; on SageMaker, the others are stopped some time later",
     "python": "Python and its packages are this environment's",
     "drivers": "the driver is started directly, without the SDK's sm_train.sh",
     "left out": "variables about groups of instances, and about libraries that only AWS's images have",
@@ -72,8 +85,12 @@ class EmulatedSageMaker(SageMakerSettings):
 
         return trainer.render(submission)
 
-    def launch(self, job: TrainingJob) -> EmulatedRun:
-        """Start the job.
+    def preflight(self, job: TrainingJob) -> str:
+        """What the job would cost at most on SageMaker. Raises JobError as `launch` does."""
+        return price.preflight(submission_of(job, self), is_free=True)
+
+    def launch(self, job: TrainingJob) -> Run:
+        """Start the job: an `EmulatedRun`, or with `spot` a `SpotRun`.
 
         Raises:
             JobError: if SageMaker's instances cannot run it so, or the network cannot be emulated.
@@ -88,6 +105,8 @@ class EmulatedSageMaker(SageMakerSettings):
             if availability() == "none":
                 no_links = "so emulated instances cannot have slow links; leave the network out"
                 raise JobError(f"network: this machine has no network namespaces, {no_links}")
+        if self.spot:
+            return SpotRun(job, Restarting(self.model_copy(update={"spot": False}), restarts=0))
         environment.await_horovod(job)
         return _start(submission, data.prepare(job.data), self.network)
 
@@ -96,6 +115,12 @@ class EmulatedRun(ProcessRun):
     """A run on emulated instances. Its workers have their hosts' names."""
 
     answered_by = "emulated instances on this machine: nothing reaches AWS, nothing costs money"
+    was_interrupted = False
+
+    def interrupt(self, host: str) -> None:
+        """Take the instance of `host` away, as EC2 does with spot instances: SIGTERM, and the container ends."""
+        self.was_interrupted = True
+        os.kill(self.process_ids[host], signal.SIGTERM)
 
     def _timed_out(self) -> str:
         return "MaxRuntimeExceeded: the job met its time limit"
@@ -104,6 +129,24 @@ class EmulatedRun(ProcessRun):
         texts = [line.text for line in self.logs() if line.worker == name or name not in self.workers]
         how = f"exit code: {code}" if code >= 0 else f"which {output.how(code)}"
         return f"AlgorithmError: ExecuteUserScriptError on {name}, {how}. {output.last_lines(texts)}"
+
+
+class SpotRun(RestartedRun):
+    """A run on emulated spot instances. One that is interrupted goes on, on new ones, from its checkpoints."""
+
+    answered_by = EmulatedRun.answered_by
+
+    def interrupt(self, host: str) -> None:
+        """Take the instance of `host` away. All hosts start again: SageMaker restarts the job, not a host."""
+        self.attempts[-1].interrupt(host)
+
+    def _start(self) -> Run:
+        # A script is not told that it was restarted: what it finds in its checkpoints says so.
+        self.attempts.append(self._launcher.launcher.launch(self._job.replace(checkpoints=str(self._folder))))
+        return self.attempts[-1]
+
+    def _goes_on(self, run: Any) -> bool:
+        return bool(run.was_interrupted)
 
 
 def _start(submission: Submission, data_folder: Path, network: Network | None) -> EmulatedRun:

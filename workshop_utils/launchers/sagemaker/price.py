@@ -41,7 +41,7 @@ def preflight(submission: Submission, is_free: bool = False) -> str:
     kind = "spot training job" if settings.spot else "training job"
     lines.append(f"quota: '{settings.instance_type} for {kind} usage' must be at least {count}")
     if is_free:
-        lines.append("the emulator of AWS has no quotas, and costs nothing")
+        lines.append("emulated, there are no quotas, and it costs nothing")
     return "\n".join(lines)
 
 

@@ -23,12 +23,15 @@ STORED_DATA = ("digits", "mnist")  # every job finds the same there
 HERE = Path(__file__).parent
 DRIVERS = (HERE / "driver.py", HERE.parent / "local" / "horovod_rendezvous.py")  # the first starts the other
 
-# AWS's images. Horovod was in those for TensorFlow up to 2.12, which has Keras 2, and is in none for PyTorch that is
-# still built.
-TENSORFLOW = {"framework": "tensorflow", "version": "2.19", "py_version": "py312"}
+# AWS's images, of the workshop's own versions; all have Open MPI, mpi4py and the toolkit in them. Horovod was in those
+# for TensorFlow up to 2.12, which has Keras 2, and is in none for PyTorch that is still built. Sources: the SDK's
+# image_uris; aws/deep-learning-containers, docs/src/data and docker/, August 2026.
+TENSORFLOW = {"framework": "tensorflow", "version": "2.21", "py_version": "py312"}
 TENSORFLOW_WITH_HOROVOD = {"framework": "tensorflow", "version": "2.12", "py_version": "py310"}
-PYTORCH = {"framework": "pytorch", "version": "2.8", "py_version": "py312"}
-_OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(\w+)-training[a-z-]*:(\d+)\.(\d+)")
+PYTORCH = {"framework": "pytorch-amzn2023", "version": "2.13"}
+_OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(tensorflow|pytorch)(?:-training)?:(\d+)\.(\d+)")
+# How long hosts may take to come together, as the toolkit's own waiting goes (mpi.py: an hour for MPI's workers).
+JOIN_SECONDS = 1800
 
 # How many GPUs an instance of these families has, by its size. Source: AWS, "Amazon EC2 accelerated computing".
 FAMILIES_WITH_GPUS = re.compile(r"ml\.(p[3-6]|g4dn|gr?[56])(?!g\.)[\w-]*\.(\w+)")
@@ -57,7 +60,13 @@ class Submission:
     @property
     def environment(self) -> dict[str, str]:
         """The variables that all hosts get."""
-        return {"PYTHONUNBUFFERED": "1", **self.job.environment}
+        waiting = {"WORKSHOP_JOIN_SECONDS": str(JOIN_SECONDS)}
+        if self.job.strategy == "horovod":
+            waiting["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(JOIN_SECONDS)
+        module = toolkit.MODULES.get(toolkit.SWITCHES.get(self.job.strategy) or "")
+        # AWS's images have set it already, to the same; in others, without it, the toolkit starts plain scripts.
+        starter = {"SAGEMAKER_TRAINING_MODULE": module} if module and self.settings.mode == "toolkit" else {}
+        return {"PYTHONUNBUFFERED": "1", **waiting, **starter, **self.job.environment}
 
     @property
     def limit_seconds(self) -> int:
@@ -266,7 +275,8 @@ def aws_image(image: dict[str, str], region: str, instance_type: str) -> str:
 
     options = {**image, "region": region, "instance_type": instance_type, "image_scope": "training"}
     try:
-        return str(image_uris.retrieve(**options))
+        # AWS lists the tags of TensorFlow 2.21 with this ending, which the SDK leaves out.
+        return str(image_uris.retrieve(**options)) + ("-sagemaker" if image is TENSORFLOW else "")
     except ValueError as error:
         message = f"image is missing, and AWS has none for {instance_type} in region {region}: {error}"
         raise JobError(message) from None
