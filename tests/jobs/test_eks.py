@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from conftest import eventually
 from typer.testing import CliRunner
 
 from workshop_utils.jobs import JobError
@@ -18,9 +20,10 @@ from workshop_utils.launchers.kubernetes import Kubernetes, check
 from workshop_utils.scaling import catalogue
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "jobs" / "clusters" / "eks"))
+sys.path[:0] = [str(ROOT / "jobs" / "clusters" / "eks"), str(ROOT / "tests" / "launchers")]
 
 import eks  # type: ignore[import-not-found]  # noqa: E402  # a program beside the clusters
+import kubernetes_api  # noqa: E402
 
 FOLDER = eks.ROOT / eks.FOLDER
 
@@ -48,12 +51,125 @@ def test_names_agree_between_place_claim_plugin_and_cluster():
 
 
 def test_what_is_fetched_has_a_fixed_version_and_files_that_are_named_exist():
-    text = (FOLDER / "create.sh").read_text() + (FOLDER / "delete-all.sh").read_text()
+    files = [*FOLDER.glob("*.sh"), *FOLDER.glob("operators/**/*.yaml")]
+    text = "".join(path.read_text() for path in files)
     for address in re.findall(r"https://\S+", text):
         assert re.search(r"/v\d+\.\d+\.\d+/|\?ref=v\d+\.\d+\.\d+'?$", address), address
     named = re.findall(r"(?:\$folder|jobs/clusters/eks)/([\w/.-]+)", text)
     assert len(named) >= 7
     assert all((FOLDER / name).exists() for name in named)
+
+
+def test_rules_and_schemas_are_those_of_the_operators_that_the_cluster_has():
+    fetched = "".join(
+        path.read_text() for path in [FOLDER / "create.sh", *FOLDER.glob("operators/**/*.yaml")]
+    )
+    pins = dict(re.findall(r"kubeflow/([\w-]+?)(?:\.git)?/[^\s']*?(v\d+\.\d+\.\d+)", fetched))
+    assert set(pins) == {"training-operator", "mpi-operator", "trainer"}
+    crds = Path(check.__file__).parent.glob("crds/*.yaml")
+    for path in (Path(check.__file__), *crds):
+        for operator, version in re.findall(
+            r"(training-operator|mpi-operator|trainer) (v[\d.]+\d)", path.read_text()
+        ):
+            assert version == pins[operator], f"{path.name} cites {operator} {version}"
+
+
+def test_a_reservation_is_a_comment_that_becomes_a_setting(tmp_path, monkeypatch):
+    monkeypatch.setattr(eks, "ROOT", tmp_path)
+    (tmp_path / eks.FOLDER / "clusters").mkdir(parents=True)
+    for name in ("gpu", "trainium"):
+        text = re.sub(r"# ( *capacityReservation)", r"\1", (FOLDER / "clusters" / f"{name}.yaml").read_text())
+        (tmp_path / eks.FOLDER / "clusters" / f"{name}.yaml").write_text(text)
+        target = eks.load(name)["managedNodeGroups"][1]["capacityReservation"]["capacityReservationTarget"]
+        assert target["capacityReservationID"].startswith("cr-")
+
+
+def test_a_volume_claim_is_the_one_that_is_copied_into_and_a_gang_waits_in_the_queue_that_there_is():
+    (shelf,) = objects("storage/shelf.yaml")
+    (queue,) = objects("queue.yaml")
+    for name in ("place.yaml", "place-gpu.yaml"):
+        place = Kubernetes.load(FOLDER / name)
+        assert shelf["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == place.data_claim
+        assert (place.gang, place.queue) == ("volcano", queue["metadata"]["name"])
+    assert Kubernetes.load(FOLDER / "place-gpu.yaml").context == eks.load("gpu")["metadata"]["name"]
+
+
+# A learner's own namespace
+
+
+def filled(name="ada"):
+    text = (FOLDER / "learner.yaml").read_text()
+    return list(
+        yaml.safe_load_all(re.sub(r"\$\{(\w+)\}", lambda match: name if match[1] == "learner" else "x", text))
+    )
+
+
+def test_a_learner_may_do_in_their_own_namespace_what_the_launcher_asks_for(tmp_path, monkeypatch, make_job):
+    (role,) = [each for each in filled() if each["kind"] == "Role"]
+    allowed = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    verbs = {"POST": "create", "DELETE": "delete", "PATCH": "patch"}
+    with kubernetes_api.cluster(tmp_path, monkeypatch) as server:
+        launcher = Kubernetes(namespace="ada", kind="TrainJob", registry="r.example.com")
+        name = "ddp-node-0-0"
+        server.pods = [
+            {
+                "metadata": {"name": name},
+                "spec": {"containers": [{"name": "node"}]},
+                "status": {"phase": "Running"},
+            }
+        ]
+        server.logs = {name: kubernetes_api.stamped("hello")}
+        with launcher.launch(make_job("import torch", name="ddp", strategy="torch_ddp", workers=2)) as run:
+            assert eventually(lambda: list(run.logs()))
+        asked = set()
+        for method, path in server.requests:
+            before, _, below = path.partition("?")[0].partition("/namespaces/ada/")
+            group = before.split("/")[2] if before.startswith("/apis") else ""
+            resource, *named = below.split("/")
+            verb = verbs.get(method, "get" if named else "list")
+            asked.add((group, "/".join([resource, *named[1:]]), verb))
+    assert ("", "pods/log", "get") in asked
+    assert asked <= allowed
+
+
+def test_a_learner_comes_with_a_claim_on_everybody_s_file_system_and_goes_alone(run, tmp_path):
+    del run  # which puts the recording programs on the path
+    answers = {
+        "volumeName": "echo pv-1",
+        "volumeHandle": "echo fs-1",
+        "dnsname": "echo fs-1.aws",
+        "mountname": "echo abc",
+    }
+    make_programs(tmp_path, answers)
+
+    def learner(*words):
+        (tmp_path / "calls").write_text("")
+        command = ["bash", str(FOLDER / "learner.sh"), *words]
+        done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+        return done.returncode, (tmp_path / "calls").read_text().splitlines()
+
+    arn = "arn:aws:iam::123456789012:user/ada"
+    code, lines = learner("add", "workshop-cpu", "ada", arn)
+    assert code == 0
+    assert lines[-1].endswith(f"--principal-arn {arn} --kubernetes-groups workshop:ada")
+    made = list(yaml.safe_load_all((tmp_path / "given").read_text()))
+    for described in made:
+        assert list(check.problems_of(described)) == []
+    assert {each["metadata"].get("namespace", "ada") for each in made} == {"ada"}
+    volume = next(each for each in made if each["kind"] == "PersistentVolume")
+    assert volume["spec"]["csi"]["volumeHandle"] == "fs-1-ada"
+    assert volume["spec"]["csi"]["volumeAttributes"] == {"dnsname": "fs-1.aws", "mountname": "abc"}
+    code, lines = learner("remove", "workshop-cpu", "ada", arn)
+    assert code == 0
+    assert not any("namespace default" in line or "--all" in line for line in lines)
+    assert "metadata.name=ada" in lines[1]
+    assert learner("add", "workshop-cpu", "kube-system", arn) == (2, [])
 
 
 # The price
@@ -110,6 +226,13 @@ ANSWERS = {
 Run = Callable[..., tuple[Any, list[str]]]
 
 
+def make_programs(folder, answers):
+    cases = "\n".join(f"*{shlex.quote(part)}*) {answer} ;;" for part, answer in answers.items())
+    for name in ("aws", "eksctl", "kubectl", "helm", "sleep"):
+        (folder / name).write_text(PROGRAM.format(folder=shlex.quote(str(folder)), answers=cases))
+        (folder / name).chmod(0o755)
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """`run("create", "cpu", "--yes", **answers)`: what the command line said, and the commands that it ran."""
@@ -118,10 +241,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
 
     def carry_out(*words, answers=ANSWERS, typed=""):
-        cases = "\n".join(f"*{shlex.quote(part)}*) {answer} ;;" for part, answer in answers.items())
-        for name in ("aws", "eksctl", "kubectl", "helm", "sleep"):
-            (tmp_path / name).write_text(PROGRAM.format(folder=shlex.quote(str(tmp_path)), answers=cases))
-            (tmp_path / name).chmod(0o755)
+        make_programs(tmp_path, answers)
         calls = tmp_path / "calls"
         calls.write_text("")
         said = CliRunner().invoke(app, words, input=typed)

@@ -35,12 +35,18 @@ kube get namespace default
 # Nodes; those that are there already are left as they are
 eksctl create nodegroup -f "$file" --install-neuron-plugin=false --install-nvidia-plugin=false
 
-# TFJob and PyTorchJob
-apply -k "$folder/operators"
+# Volcano, before the operators, which look for its PodGroup when they start
+apply -f https://raw.githubusercontent.com/volcano-sh/volcano/v1.15.1/installer/volcano-development.yaml
+available volcano-system
+apply -f "$folder/queue.yaml"
+
+# TFJob and PyTorchJob; INIT_IMAGE names a copy of the image in your own registry
+init_image=${INIT_IMAGE:-public.ecr.aws/docker/library/alpine:3.22}
+kube kustomize "$folder/operators" | sed "s|\${init_image}|$init_image|" | apply -f -
 available kubeflow
 
 # MPIJob v2beta1
-apply -f https://raw.githubusercontent.com/kubeflow/mpi-operator/v0.8.2/deploy/v2beta1/mpi-operator.yaml
+apply -k "$folder/operators/mpi"
 available mpi-operator
 
 # TrainJob
@@ -60,13 +66,8 @@ if grep -q 'efaEnabled: true' "$file"; then
     apply -f "$folder/devices/efa.yaml"
 fi
 
-# Volcano
-apply -f https://raw.githubusercontent.com/volcano-sh/volcano/v1.15.1/installer/volcano-development.yaml
-available volcano-system
-apply -f "$folder/queue.yaml"
-
 # FSx for Lustre: the driver, how a file system is made, and the claim that makes one: 10 minutes
-apply -k 'https://github.com/kubernetes-sigs/aws-fsx-csi-driver/deploy/kubernetes/overlays/stable/?ref=v1.10.0'
+apply -k 'https://github.com/kubernetes-sigs/aws-fsx-csi-driver/deploy/kubernetes/overlays/stable/?ref=v1.9.0'
 kube rollout status --namespace kube-system deployment/fsx-csi-controller --timeout=10m
 zone=${instances##*/}
 subnet=$(aws ec2 describe-subnets --region "$region" --query 'Subnets[0].SubnetId' --output text --filters \

@@ -38,7 +38,7 @@ LUSTRE, LUSTRE_GB = 0.29, 1200
 HOURS_A_MONTH = 730
 QUESTIONS = {
     "create": "Make {}, and pay for it until delete-all?",
-    "delete-all": "Delete {}, with its jobs and all data of its file system, for good?",
+    "delete-all": "Delete {}, with everybody's jobs and all data of its file system, for good?",
 }
 PROGRAMS = {"create": ("aws", "eksctl", "kubectl", "helm"), "delete-all": ("aws", "eksctl", "kubectl")}
 

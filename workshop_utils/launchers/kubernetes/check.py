@@ -33,7 +33,10 @@ Schema = Mapping[str, Any]
 
 CRDS = Path(__file__).parent / "crds"
 CORE = {
-    "v1": ("ConfigMap", "Namespace", "PersistentVolumeClaim", "Service", "ServiceAccount"),
+    "v1": (
+        *("ConfigMap", "LimitRange", "Namespace", "PersistentVolume", "PersistentVolumeClaim", "Pod"),
+        *("ResourceQuota", "Service", "ServiceAccount"),
+    ),
     "apps/v1": ("DaemonSet", "Deployment"),
     "batch/v1": ("Job",),
     "rbac.authorization.k8s.io/v1": ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"),
@@ -147,7 +150,9 @@ def _schema_of_model(name: str) -> Schema:
         except ValueError:  # how the client refuses to do without a field
             required.append(field)
     types = {name: _schema_of_type(written) for name, written in model.openapi_types.items()}
-    types |= {**AMOUNTS, **SERVERS_RULES["*"], **SERVERS_RULES.get(name, {})}
+    rules = {**AMOUNTS, **SERVERS_RULES["*"], **SERVERS_RULES.get(name, {})}
+    lists = {name for name, schema in types.items() if schema.get("type") == "array"}  # a LimitRange's limits
+    types |= {name: schema for name, schema in rules.items() if name not in lists}
     properties = {field: types[attribute] for attribute, field in model.attribute_map.items()}
     return {"type": "object", "required": required, "properties": properties}
 
