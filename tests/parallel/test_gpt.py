@@ -8,7 +8,7 @@ from torch import nn
 from workshop_utils.comm import threads
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.parallel import mesh
-from workshop_utils.parallel.gpt import GPT, GPTSizes, batch_of, gradient_error, manual
+from workshop_utils.parallel.gpt import GPT, GPTSizes, Kept, batch_of, cross_entropy, gradient_error, manual
 
 SIZES = GPTSizes(layers=3, width=12, heads=3, sequence=8)
 
@@ -86,3 +86,20 @@ def test_a_mesh_that_is_not_as_large_as_the_run_is_refused():
         mesh.check(2, 2, 3, 8)
     with pytest.raises(ValueError, match="-1 × -1 × 1; it must make 1"):
         mesh.check(-1, -1, 1, 1)
+
+
+def test_what_is_kept_for_backward_is_counted_until_it_is_let_go_of():
+    model = GPT(SIZES)
+    tokens, targets = batch_of(bytes(range(256)), 1, 2, SIZES.sequence)
+    kept = Kept(model)
+    with kept:
+        losses = [cross_entropy(model(tokens.clone()), targets.clone()) for _ in range(2)]
+    two = kept.now
+    losses.pop().backward()
+    assert kept.now == two / 2
+    losses.pop().backward()
+    assert (kept.now, kept.most) == (0, two)
+    held = kept.keep(tokens), kept.keep(tokens[:1])  # the same memory
+    assert kept.now == tokens.untyped_storage().nbytes()
+    del held
+    assert kept.now == 0

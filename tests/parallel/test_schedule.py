@@ -15,7 +15,6 @@ from workshop_utils.parallel.schedule import (
     held,
     predict,
     schedule_of,
-    timeline_of,
     timetable,
 )
 
@@ -57,15 +56,6 @@ def test_a_timetable_shows_passes_and_bubble():
         "rank 1 | .. F0 B0 –– F1 B1 –– .. ..",
     ]
     assert "f1" in timetable(schedule_of("interleaved", 2, 2, 2))
-
-
-def test_reported_passes_come_back_as_a_timeline_that_begins_at_zero():
-    predicted = predict(schedule_of("interleaved", 2, 4, 2), 1.0, 2.0)
-    records = [
-        {"rank": timed.rank, **timed._replace(start=timed.start + 7, end=timed.end + 7).record()}
-        for timed in predicted
-    ]
-    assert timeline_of([*records, {"rank": 0, "loss": 1.0}]) == predicted
 
 
 @pytest.mark.parametrize(

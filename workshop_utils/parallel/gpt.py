@@ -11,8 +11,12 @@ positions. Input and output embeddings are not tied, so that no parameter belong
 from __future__ import annotations
 
 import copy
+import math
+import weakref
+from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -146,7 +150,8 @@ class GPT(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if "norm" not in name and parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02, generator=generator)  # as GPT-2 begins
+                # GPT-2's 0.02 is that of a width of 768; sums of fewer terms need larger ones.
+                nn.init.normal_(parameter, std=0.02 * math.sqrt(768 / sizes.width), generator=generator)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
         self.to(dtype)
@@ -224,21 +229,55 @@ class OneProcess:
         return loss.item(), self.model.gradients()
 
 
+class Kept:
+    """The bytes of activations that are kept for a backward pass; parameters are not among them.
+
+    kept = Kept(module)
+    with kept:                      # what a forward pass saves here is counted until it is let go of
+        loss = module(x)
+    kept.now, kept.most             # bytes: at present, and at most
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.now = self.most = 0
+        self._parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+        self._uses: Counter[int] = Counter()  # of each piece of memory, which is counted once
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self.keep, lambda held: held[0])
+
+    def keep(self, tensor: Tensor) -> Any:
+        """A list of `tensor` alone; its memory is counted as long as that list, or another one, is held."""
+        held, storage = _Held([tensor]), tensor.untyped_storage()
+        place, nbytes = storage.data_ptr(), storage.nbytes()
+        if place not in self._parameters:
+            self._count(place, nbytes, 1)
+            weakref.finalize(held, self._count, place, nbytes, -1)
+        return held
+
+    def _count(self, place: int, nbytes: int, uses: int) -> None:
+        before = self._uses[place] > 0
+        self._uses[place] += uses
+        self.now += nbytes * ((self._uses[place] > 0) - before)
+        self.most = max(self.most, self.now)
+
+    def __enter__(self) -> Self:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._hooks.__exit__(*raised)
+
+
+class _Held(list[Tensor]):
+    """A list that can be watched."""
+
+
 def kept_for_backward(module: nn.Module, x: Tensor) -> int:
-    """Bytes of activations that `module(x)` keeps until its backward pass; parameters are not among them."""
-    parameters = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    """Bytes of activations that `module(x)` keeps until its backward pass."""
+    with Kept(module) as kept:
         given = module(x)  # held, so that no memory is used twice
+    nbytes = kept.now
     del given
-    return sum(kept.values())
+    return nbytes
 
 
 def manual() -> bytes:

@@ -11,17 +11,17 @@ through one stage. A schedule is no more than the order of passes on every rank:
 | schedule | from | idle share | activations held, in microbatches |
 | --- | --- | --- | --- |
 | `naive` | | (p − 1)/p | 1 |
-| `gpipe` | Huang et al. (2019) | (p − 1)/(m + p − 1) | m |
+| `gpipe` | Huang et al. (2019), without their recomputation | (p − 1)/(m + p − 1) | m |
 | `one_f_one_b` | PipeDream-Flush, Narayanan et al. (2021a) | (p − 1)/(m + p − 1) | p − rank, at most m |
 | `interleaved` | Narayanan et al. (2021b), section 2.2 | (p − 1)/(v · m + p − 1) | up to p (1 + (p − 1)/(p · v)) |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 Kind = Literal["forward", "backward"]
 Ahead = Callable[[int], int]  # by rank, how many forward passes it runs before its first backward pass
@@ -110,27 +110,6 @@ class Timed(NamedTuple):
     start: float
     end: float
 
-    def record(self) -> dict[str, float]:
-        """What a script reports: backward (0 or 1), microbatch, stage, start and end."""
-        kind, microbatch, stage = self.each
-        where = {"backward": kind == "backward", "microbatch": microbatch, "stage": stage}
-        return {**where, "start": self.start, "end": self.end}
-
-
-def timeline_of(records: Iterable[Mapping[str, Any]]) -> list[Timed]:
-    """The passes among a run's `records`, the first of them at 0; records that have no stage are left out."""
-    found = [each for each in records if each.get("stage") is not None]
-    zero = min((each["start"] for each in found), default=0.0)
-    return [
-        Timed(
-            int(each["rank"]),
-            Pass("backward" if each["backward"] else "forward", int(each["microbatch"]), int(each["stage"])),
-            each["start"] - zero,
-            each["end"] - zero,
-        )
-        for each in found
-    ]
-
 
 Timeline = Sequence[Timed]
 
@@ -141,7 +120,11 @@ def naive(ranks: int, microbatches: int) -> Schedule:
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
-    """All forward passes, then all backward passes (Huang et al. 2019, "GPipe", figure 2c)."""
+    """All forward passes, then all backward passes, in the same order of microbatches.
+
+    So drawn by Narayanan et al. (2021b), figure 3. In "GPipe" itself (Huang et al. 2019, figure 2c) the microbatches go
+    backward in reverse order, which takes as long and holds as much.
+    """
     return _schedule("gpipe", ranks, microbatches, lambda _: microbatches)
 
 
@@ -261,7 +244,7 @@ def bubble_fraction(ranks: int, microbatches: float, chunks: int = 1) -> float:
     """(p − 1)/(v · m + p − 1): the idle share of GPipe, 1F1B and, with v chunks, the interleaved schedule.
 
     Of v · m + p − 1 slots each rank works in v · m. Exact where all stages take equally long and messages no time.
-    Source: Huang et al. (2019), section 2.3; Narayanan et al. (2021b), section 2.2.2, who give bubble over work,
+    Source: Huang et al. (2019), section 2.3; Narayanan et al. (2021b), section 2.2, who give bubble over work,
     (p − 1)/(v · m).
     """
     return (ranks - 1) / (chunks * microbatches + ranks - 1)

@@ -16,6 +16,7 @@ IdleShares = Mapping[int, Sequence[float]]  # of several runs, by number of micr
 
 # What crosses in each direction of a mesh, the same in every figure.
 DIRECTIONS = {"tensor": "model parallel", "data": "data parallel", "pipeline": "mpi"}
+FORMS = {"tensor parallel": "model parallel", "with sequence parallelism": "#999933"}
 FORWARD, BACKWARD = "#5B8DB8", "#E0A75E"
 SHOWN_NAMES = {"naive": "naive", "gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "interleaved 1F1B"}
 COLOURS = {"naive": "#1A1A1A", "gpipe": "#882255", "one_f_one_b": "#0072B2", "interleaved": "#117733"}
@@ -23,38 +24,46 @@ MARKERS = {"naive": "X", "gpipe": "s", "one_f_one_b": "o", "interleaved": "^"}
 
 
 def schedule_timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
-    """What each rank did when: as predicted on the left, as measured on the right.
+    """What each rank did when: as predicted on the left, as measured on the right, all on one axis of time.
 
     Args:
-        runs: by schedule, the predicted and the measured timeline, in seconds.
+        runs: by schedule, the predicted and the measured timeline, in seconds; one of them is "one_f_one_b".
     """
     ranks = max(len({timed.rank for timed in predicted}) for predicted, _ in runs.values())
     height = 0.9 + (0.23 * ranks + 0.42) * len(runs)
-    figure, grid = style.figure(11.4, height, rows=len(runs), columns=2, sharex="row", squeeze=False)
+    figure, grid = style.figure(11.4, height, rows=len(runs), columns=2, sharex=True, squeeze=False)
     for row, (name, pair) in zip(grid, runs.items(), strict=True):
         for axes, timeline, what in zip(row, pair, ("predicted", "measured"), strict=True):
             _timeline(axes, timeline, ranks)
-            axes.set_xlim(0, 1.01 * max(timed.end for each in pair for timed in each))
             idle = f"{100 * bubble(timeline):.0f} % idle"
             axes.set_title(f"{SHOWN_NAMES[name]}, {what}: {idle}", fontsize=10, loc="left", pad=3)
+    seconds = {name: _seconds(measured) for name, (_, measured) in runs.items()}
+    grid[0, 0].set_xlim(0, 1.01 * max(seconds.values()))
     for axes in grid[-1]:
         axes.set_xlabel("time")
     for axes in grid[:, 0]:
         axes.set_ylabel("rank")
     numbers = "the number is the microbatch's, a rank's second stage is darker"
     detail = f"blue: forward, orange: backward; {numbers}"
-    return style.finish(figure, "Where nothing is drawn, a rank waits", detail)
+    last = min(seconds, key=lambda name: seconds[name])
+    earlier = 1 - seconds[last] / seconds["one_f_one_b"]
+    finding = f"Where nothing is drawn, a rank waits: {SHOWN_NAMES[last]} takes {earlier:.0%} less than 1F1B"
+    return style.finish(figure, finding, detail)
+
+
+def _seconds(timeline: Timeline) -> float:
+    return max(timed.end for timed in timeline) - min(timed.start for timed in timeline)
 
 
 def _timeline(axes: Axes, timeline: Timeline, ranks: int) -> None:
-    end = max(timed.end for timed in timeline)
+    zero, whole = min(timed.start for timed in timeline), _seconds(timeline)
     for timed in timeline:
-        seconds = timed.end - timed.start
+        start, seconds = timed.start - zero, timed.end - timed.start
         hue = FORWARD if timed.each.kind == "forward" else BACKWARD
         colour = style.tint(hue, 0.65 if timed.each.stage < ranks else 1.0)
-        axes.barh(timed.rank, seconds, 0.8, left=timed.start, color=colour, edgecolor="white", linewidth=0.6)
-        if seconds > 0.014 * end:
-            words, middle = str(timed.each.microbatch), timed.start + seconds / 2
+        axes.barh(timed.rank, seconds, 0.8, left=start, color=colour, edgecolor="white", linewidth=0.6)
+        if seconds > 0.014 * whole:
+            words, middle = str(timed.each.microbatch), start + seconds / 2
             style.inside(axes, middle, timed.rank, words, colour, fontsize=6, color=style.INK)
     style.rows(axes, [str(rank) for rank in range(ranks)], (ranks - 0.5, -0.5))
     style.unit_axis(axes.xaxis, "s")
@@ -89,35 +98,69 @@ def idle_shares(measured: Mapping[str, IdleShares], ranks: int, chunks: Mapping[
     axes.set(xlabel="microbatches m", ylabel="idle share of the ranks' time", ylim=(0, None))
     style.percent_axis(axes.yaxis)
     detail = f"{ranks} real processes whose passes sleep; points: measured, lines: (p − 1)/(v · m + p − 1)"
-    return style.finish(axes, "More microbatches, less waiting", detail)
+    best = [min(measured["one_f_one_b"][count]) for count in (min(measured["one_f_one_b"]), most)]
+    finding = "1F1B: {:.0%} idle with {} microbatch{}, {:.0%} with {}".format(
+        best[0], min(measured["one_f_one_b"]), "es" * (min(measured["one_f_one_b"]) > 1), best[1], most
+    )
+    return style.finish(axes, finding, detail)
 
 
-def held_microbatches(held: Mapping[str, Sequence[float]]) -> Figure:
-    """The most microbatches whose activations each rank kept at once, by schedule."""
-    _, axes = style.figure(7.8, 3.6)
-    for name, counts in held.items():
-        look: dict[str, Any] = {"marker": MARKERS[name], "color": COLOURS[name], "label": SHOWN_NAMES[name]}
-        axes.plot(range(len(counts)), counts, linewidth=1.4, **look)
-    ranks = max(len(counts) for counts in held.values())
+def held_bytes(
+    counted: Mapping[tuple[str, bool], Sequence[float]], formulas: Mapping[tuple[str, bool], Sequence[float]]
+) -> Figure:
+    """The most bytes of activations that each rank kept at once, by schedule and whether it recomputes."""
+    _, axes = style.figure(8.2, 4.1)
+    for (name, recompute), nbytes in counted.items():
+        colour, marker, label = COLOURS[name], MARKERS[name], SHOWN_NAMES[name] + ", recomputing" * recompute
+        dashes = (0, (4, 2)) if recompute else "solid"
+        style.theory(
+            axes, range(len(nbytes)), formulas[name, recompute], label, colour=colour, linestyle=dashes
+        )
+        style.measured(
+            axes, range(len(nbytes)), nbytes, colour=colour, marker=marker, hollow=recompute, markersize=7
+        )
+    ranks = max(len(nbytes) for nbytes in counted.values())
     axes.set_xticks(range(ranks))
-    axes.set(xlabel="rank", ylabel="microbatches held at once", ylim=(0, None), xlim=(-0.2, ranks - 0.8))
-    detail = "counted from the measured timelines; a stage of half the size counts half"
-    return style.finish(axes, "Same bubble, but 1F1B keeps fewer activations than GPipe", detail)
+    axes.set(xlabel="rank", ylabel="activations kept at once, at most", ylim=(0, None))
+    style.unit_axis(axes.yaxis, "B")
+    shown = ("gpipe", False), ("one_f_one_b", False), ("gpipe", True)
+    most = "Kept at most: GPipe {:.2g} MB, 1F1B {:.2g} MB, GPipe recomputing {:.2g} MB"
+    finding = most.format(*(max(counted[each]) / 1e6 for each in shown))
+    return style.finish(
+        axes, finding, "points: counted on each rank; lines: microbatches held × bytes of one"
+    )
 
 
-def training(losses: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Loss by step: the first series as a line, the others as points on it."""
-    _, axes = style.figure(8.0, 3.9)
+def training(losses: Mapping[str, Sequence[float]], unigram: float) -> Figure:
+    """Loss by step: the first series as a line, the others as points on it, beside the `unigram` entropy."""
+    _, axes = style.figure(8.2, 4.1)
     (first, reference), *others = losses.items()
-    style.theory(axes, list(reference), list(reference.values()), first, colour="one process")
+    steps = range(1, len(reference) + 1)
+    style.theory(axes, steps, reference, first, colour="one process", linewidth=1)
+    apart = max(1, len(reference) // 36)
     for index, (name, series) in enumerate(others):
-        every = slice(index, None, max(1, len(others)))  # in turn, so that none hides another
-        steps, values = list(series)[every], list(series.values())[every]
-        style.measured(axes, steps, values, name, colour=f"worker {index}", marker=style.MARKERS[index])
+        shown = slice(index * apart, None, apart * len(others))  # in turn, so that none hides another
+        style.measured(
+            axes, steps[shown], series[shown], name, colour=f"worker {index}", marker=style.MARKERS[index]
+        )
+    axes.axhline(unigram, color=style.QUIET, linewidth=1, linestyle=(0, (4, 2)))
+    words = "bytes' frequencies alone"
+    style.note(
+        axes,
+        words,
+        (0.99, unigram),
+        (0, 4),
+        xycoords=axes.get_yaxis_transform(),
+        ha="right",
+        color=style.QUIET,
+    )
     axes.set(xlabel="step", ylabel="loss (nats a byte)")
     axes.legend(loc="upper right", fontsize=9)
-    detail = "a GPT of 140,064 parameters learns Python's manual"
-    return style.finish(axes, "One curve, however the model is cut", detail)
+    end = float(np.mean(reference[-20:]))
+    side = "below" if end < unigram else "above"
+    finding = f"One curve, however the model is cut; it ends at {end:.2f} nats, {side} {unigram:.2f}"
+    every = f"; points: of each cut, one step in {apart * len(others)}"
+    return style.finish(axes, finding, f"a small GPT reads Python's manual{every}")
 
 
 def bytes_sent(
@@ -132,23 +175,24 @@ def bytes_sent(
     _, axes = style.figure(7.8, 3.9)
     most = max(ranks for series in counted.values() for ranks in series)
     line = np.arange(1, 2 * most + 1)
-    colours = ("model parallel", "data parallel")
+    colours = FORMS.values()
     for name, colour, marker in zip(counted, colours, style.MARKERS, strict=False):
         style.theory(axes, line, [formulas[name](int(ranks)) / nbytes for ranks in line], name, colour=colour)
         sent = [value / nbytes for value in counted[name].values()]
         style.measured(axes, list(counted[name]), sent, colour=colour, marker=marker, markersize=7)
     axes.set(xlabel="tensor-parallel ranks N", ylabel="sent by a rank / one activation", ylim=(0, None))
     axes.set_xticks(line)
-    activation = f"the activation between two blocks has {nbytes / 1e3:,.0f} kB"
-    detail = f"a step; points: counted, lines: formulas; {activation}"
-    return style.finish(axes, "Bounded, whatever N is, and many times an activation", detail)
+    sent = [value / nbytes for series in counted.values() for value in series.values()]
+    finding = f"In a step a rank sends as much as {min(sent):.0f} to {max(sent):.0f} activations"
+    activation = f"an activation, between two blocks, has {nbytes / 1e3:,.0f} kB"
+    return style.finish(axes, finding, f"points: counted, lines: formulas; {activation}")
 
 
 def activations(kept: Mapping[str, float], ranks: int) -> Figure:
     """Bytes of one block's activations that one rank keeps for the backward pass, the first those of one process."""
     _, axes = style.figure(8.0, 1.5 + 0.5 * len(kept))
     values = list(kept.values())
-    colours = ("one process", "model parallel", "data parallel")
+    colours = ("one process", *FORMS.values())
     axes.barh(range(len(kept)), values, 0.6, color=[style.tint(colour, 0.75) for colour in colours])
     for row, value in enumerate(values):
         style.note(axes, f"{value / values[0]:.2f}", (value, row), (5, 0), va="center")
@@ -169,5 +213,6 @@ def bytes_by_direction(sent: Mapping[str, Mapping[str, float]]) -> Figure:
     style.rows(axes, list(sent))
     axes.set(xlabel="sent by a rank in a step (mean over ranks)", ylabel="data × tensor × pipeline")
     style.unit_axis(axes.xaxis, "B")
-    finding = "How the ranks are arranged decides what they send"
+    totals = [sum(directions.values()) for directions in sent.values()]
+    finding = f"The same ranks send {min(totals) / 1e3:,.0f} to {max(totals) / 1e3:,.0f} kB, by how they are arranged"
     return style.finish(axes, finding, "counted by communicator.traffic, by neighbour")

@@ -2,42 +2,236 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from numbers import Integral, Real
+import contextlib
+from collections.abc import Callable, Iterator
+from numbers import Integral
+from types import EllipsisType
+from typing import Any
 
-from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
+import numpy as np
+
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, result_of
+from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.parallel import schedule as schedules
 from workshop_utils.parallel.schedule import Kind, Pass, Schedule, ScheduleError
-
-__getattr__ = questions(__name__)
-
+from workshop_utils.training.tcp_bytes import count_bytes
 
 Answer = Callable[[int, int, int], list[tuple[Kind, int]]]
 
+WIDTH, HIDDEN, ROWS = 40, 96, 50
+MOST_BYTES = 1.3  # of two all-reduces; headers are less than a tenth
+
+slow_stage = OpenQuestion(
+    "times",
+    (1.3, 2.6),
+    "rank 2 sets the pace. It works 8 × 6 slots, not 8 × 3; the first microbatch takes 2 slots to reach it, "
+    "the last gradient 4 to go back, and once it waits a slot for rank 3: 55 slots instead of 33, 1.67 times, though "
+    "only a quarter of the model became slower. The more microbatches, the nearer to 2. So stages are cut to take "
+    "equally long, not to have equally many blocks: embedding and head count, too.",
+    predictable=(1, 4),
+)
+
 
 @exercise
-def microbatches_for_five_percent(answer: float) -> str:
-    """`answer` is the smallest number of microbatches with which 8 ranks wait for 5 % of the time at most."""
-    ranks, fewest = 8, 133
-    if isinstance(answer, bool) or not isinstance(answer, Real):
-        raise Wrong(f"{answer!r} is no number of microbatches.")
-    count = round(answer)
-    if count < 1 or not math.isclose(answer, count):
-        raise Wrong(f"{float(answer):g}: a batch is cut into whole microbatches, at least one.")
-    idle = schedules.bubble_fraction(ranks, count)
-    of = f"with {count} microbatches, 7/({count} + 7) = {100 * idle:.2f} % of the time is idle"
-    if count < fewest:
-        raise Wrong(f"{of}: that is more than 5 %.")
-    if count > fewest:
-        hint = {
-            134: "compare 7/(m + 7) itself with 0.05, since 1 − m/(m + 7) is subject to rounding",
-            140: "7/m is what is lost beside the work; of all the time it is 7/(m + 7)",
-            152: "p − 1 ranks are waited for, that is 7, not 8",
-            160: "p − 1 ranks are waited for, that is 7, not 8, and of all the time it is 7/(m + 7)",
-        }.get(count, "solve 7/(m + 7) = 0.05 for m")
-        raise Wrong(f"{of}; fewer microbatches would do: {hint}.")
-    return f"{fewest} microbatches: 7/(m + 7) ≤ 0.05 from there on, 19 times the 7 slots that are lost."
+def tensor_parallel_mlp(answer: Callable[..., Any]) -> str:
+    """`answer(dist, x, up, down)` is down(gelu(up(x))), of which each rank computes an N-th of the hidden units."""
+    for size in (2, 3):
+        where = f"on {size} ranks"
+        sentences = values_on_ranks(where, size, _mlp, {"answer": answer}, framework="torch", timeout="10s")
+        if ... in sentences:
+            raise NotYet("your function gave nothing: write it, then run this again.")
+        for rank, sentence in enumerate(sentences):
+            if sentence:
+                raise Wrong(f"{where}, rank {rank}: {sentence}.")
+    return (
+        "on 2 and on 3 ranks Z and all gradients are those of one process, by one all-reduce forward and one backward; "
+        "each rank computes its share of the hidden units."
+    )
+
+
+def _mlp(dist: Any, answer: Callable[..., Any]) -> str | EllipsisType:
+    """On a rank: what is wrong with `answer`, "" if nothing, `...` if it gives nothing."""
+    import torch
+    from torch import nn
+    from torch.nn.functional import gelu
+
+    torch.manual_seed(0)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    up, down = nn.Linear(WIDTH, HIDDEN).double(), nn.Linear(HIDDEN, WIDTH).double()
+    x, gradient = torch.randn(2, ROWS, WIDTH, dtype=torch.float64)
+    whole = x.clone().requires_grad_()
+    expected = down(gelu(up(whole)))
+    right = torch.autograd.grad(expected, [whole, up.weight, up.bias, down.weight, down.bias], gradient)
+    own = slice(rank * HIDDEN // size, (rank + 1) * HIDDEN // size)
+    part = x.clone().requires_grad_()
+    partial = gelu(part @ up.weight[own].T + up.bias[own]) @ down.weight[:, own].T
+    (partial_gradient,) = torch.autograd.grad(partial, part, gradient)
+
+    mine = x.clone().requires_grad_()
+    with count_bytes(dist.barrier) as counted, _all_reduces(dist) as calls:
+        z = answer(dist, mine, up, down)
+        forward = len(calls)
+        if isinstance(z, torch.Tensor) and z.shape == expected.shape and z.requires_grad:
+            z.backward(gradient)
+    got = [
+        torch.zeros_like(each) if each.grad is None else each.grad.clone()
+        for each in (mine, up.weight, up.bias, down.weight, down.bias)
+    ]
+    units = int((got[1] != 0).any(dim=1).sum())
+    for each in got[1:4]:  # cut, so that the ranks' parts add up
+        dist.all_reduce(each)
+
+    if is_missing(z):
+        return ...
+    if not isinstance(z, torch.Tensor) or z.shape != expected.shape:
+        shape = tuple(z.shape) if isinstance(z, torch.Tensor) else repr(z)
+        return f"your function gave {shape}; Z is a tensor of shape {tuple(expected.shape)} on every rank"
+
+    def close(one: Any, other: Any) -> bool:
+        return bool(torch.allclose(one, other, rtol=1e-9, atol=1e-9))
+
+    bias, value = down.bias, z.detach()
+    for wrong, sentence in (
+        (partial, "Z is this rank's part only; g must sum the parts of all ranks"),
+        (partial + bias, "Z is this rank's part only; g must sum the parts of all ranks"),
+        (
+            expected + (size - 1) * bias,
+            "every rank adds the bias of `down` before the sum; add it once, behind g",
+        ),
+        (expected - bias, "the bias of `down` is missing in Z"),
+        (
+            size * expected,
+            "every rank computes all of Z, and then they are summed; give each its share of the units",
+        ),
+    ):
+        if close(value, wrong):
+            return sentence
+    if not close(value, expected):
+        advice = "does each rank take the same hidden units of `up`, of its bias and of `down`?"
+        return f"Z is not that of one process; {advice}"
+    if not z.requires_grad:
+        return "no gradient can go back from Z: it was made without autograd; use `Meet`"
+    if not close(mine.detach(), x):
+        return "`x` was changed; work on a copy"
+    names = "x", "up.weight", "up.bias", "down.weight", "down.bias"
+    if units > HIDDEN / size:
+        return f"{units} of {HIDDEN} hidden units were computed here; a rank's share is {HIDDEN // size}"
+    if close(got[1], size * right[1]):
+        behind = "behind g every rank has the whole gradient already, so g does nothing backward"
+        return f"gradients are {size} times too large: {behind}"
+    if close(got[0], partial_gradient):
+        return "the gradient of `x` is this rank's part only; f must sum it over all ranks, backward"
+    if close(got[4], size * right[4]):
+        return f"the gradient of `down.bias` is {size} times too large: add the bias behind g"
+    for name, one, other in zip(names, got, right, strict=True):
+        if not close(one, other):
+            has = "is missing here" if not one.any() else "is not that of one process"
+            return f"Z is right, but the gradient of `{name}` {has}"
+    if forward > 1 or len(calls) - forward > 1:
+        return f"{forward} all-reduces forward and {len(calls) - forward} backward; one and one are enough"
+    nbytes = 2 * 2 * (size - 1) / size * x.nbytes
+    if counted.sent > MOST_BYTES * nbytes:
+        times = counted.sent / nbytes
+        return f"this rank sends {times:.1f} times the bytes of two all-reduces; gather nothing, only sum"
+    return ""
+
+
+@contextlib.contextmanager
+def _all_reduces(dist: Any) -> Iterator[list[Any]]:
+    """The calls of `dist.all_reduce` while the block runs."""
+    calls: list[Any] = []
+    real = dist.all_reduce
+
+    def all_reduce(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return real(*arguments, **options)
+
+    dist.all_reduce = all_reduce
+    try:
+        yield calls
+    finally:
+        dist.all_reduce = real
+
+
+class _Stage:
+    """A stage whose activations tell where they have been; it notes what it is called with."""
+
+    def __init__(self, rank: int, ranks: int, shape: tuple[int, ...]) -> None:
+        self.rank, self.ranks, self.shape = rank, ranks, shape
+        self.calls: list[tuple[str, int]] = []
+        self.problem = ""
+
+    def forward(self, microbatch: int, incoming: Any) -> Any:
+        self._note("forward", microbatch, incoming, None if self.rank == 0 else self.rank - 1)
+        return None if self.rank == self.ranks - 1 else self._values("forward", microbatch, self.rank)
+
+    def backward(self, microbatch: int, incoming: Any) -> Any:
+        self._note("backward", microbatch, incoming, None if self.rank == self.ranks - 1 else self.rank + 1)
+        return None if self.rank == 0 else self._values("backward", microbatch, self.rank)
+
+    def _values(self, kind: str, microbatch: int, rank: int) -> np.ndarray:
+        sign = 1 if kind == "forward" else -1
+        return np.full(self.shape, sign * (100 * rank + microbatch + 1), np.float32)
+
+    def _note(self, kind: str, microbatch: int, incoming: Any, source: int | None) -> None:
+        self.calls.append((kind, microbatch))
+        if not self.problem:
+            wrong = self._wrong(kind, microbatch, incoming, source)
+            self.problem = f"{kind} of microbatch {microbatch} {wrong}" if wrong else ""
+
+    def _wrong(self, kind: str, microbatch: int, incoming: Any, source: int | None) -> str:
+        what = "activations" if kind == "forward" else "gradient"
+        if source is None:
+            return "" if incoming is None else "was given an array; here nothing comes in: give it None"
+        if not isinstance(incoming, np.ndarray) or incoming.shape != self.shape:
+            return f"was not given an array of shape {self.shape}, the {what} from rank {source}"
+        if not np.array_equal(incoming, self._values(kind, microbatch, source)):
+            for other in range(10):
+                if np.array_equal(incoming, self._values(kind, other, source)):
+                    return f"was given the {what} of microbatch {other}"
+            return f"was given other values than the {what} that rank {source} has returned"
+        return ""
+
+
+@exercise
+def pipeline_messages(answer: Callable[..., Any]) -> str:
+    """`answer(communicator, order, stage, shape)` runs the passes in `order`, and exchanges what they give."""
+    for size, name, microbatches in ((2, "gpipe", 3), (3, "one_f_one_b", 5), (1, "gpipe", 2)):
+        where = f"on {size} rank{'s' * (size > 1)}, {name}, {microbatches} microbatches"
+        arguments = {"answer": answer, "name": name, "microbatches": microbatches}
+        outcomes = values_on_ranks(where, size, _passes, arguments, timeout="6s")
+        if not any(calls for calls, *_ in outcomes):
+            raise NotYet("no pass was run: write the function, then run this again.")
+        for rank, (calls, order, problem, messages) in enumerate(outcomes):
+            if problem:
+                raise Wrong(f"{where}, rank {rank}: {problem}.")
+            if calls != order:
+                raise Wrong(f"{where}, rank {rank} runs {_short(calls)}; its order is {_short(order)}.")
+            due = microbatches * ((rank > 0) + (rank < size - 1))
+            if messages != due:
+                raise Wrong(f"{where}, rank {rank} sends {messages} messages; it must send {due}.")
+    return (
+        "between real processes each pass was given what its neighbour had returned, by one message a microbatch, "
+        "boundary and direction. (These messages fit into the sockets' buffers. Larger ones block two neighbours that "
+        "both send first; there Megatron-LM and `parallel.pipeline` send and receive at once.)"
+    )
+
+
+def _short(calls: list[tuple[str, int]]) -> str:
+    return " ".join(f"{kind[0].upper()}{number}" for kind, number in calls)
+
+
+def _passes(
+    communicator: Communicator, answer: Callable[..., Any], name: str, microbatches: int
+) -> tuple[list[tuple[str, int]], list[tuple[str, int]], str, int]:
+    """On a rank: the passes that were run, those that are due, the first problem, and the messages sent."""
+    passes = schedules.schedule_of(name, communicator.size, microbatches).passes[communicator.rank]
+    order = [(str(each.kind), each.microbatch) for each in passes]
+    stage = _Stage(communicator.rank, communicator.size, (2, 3))
+    answer(communicator, list(order), stage, stage.shape)
+    return stage.calls, order, stage.problem, int(communicator.traffic.messages_sent.sum())
 
 
 @exercise
