@@ -66,7 +66,6 @@ SCALED = efficiency.scaling(
         for repeat, step in enumerate(first * (1 + workers / 4) * np.array([0.98, 1.0, 1.0, 1.02]))
     )
 )  # fmt: skip
-MEASURED = SCALED.assign(outlier=[False, False, True] * 2)
 FUSED = [TimelineSpan("a", "NEGOTIATE_ALLREDUCE", 1.0, 1.5), TimelineSpan("a", "GLOO_ALLREDUCE", 1.5, 2.5, 1)]
 NBYTES = {512: {"parameters": 10e6, "optimizer": 20e6, "gradients": 10e6, "activations": 5e6}}
 HELD = [[31e6, 36e6, 41e6, 42e6]]
@@ -87,11 +86,10 @@ SENT = pd.Series(
 )
 LOSSES = np.arange(1.0, 19).reshape(2, 3, 3)  # seeds, evaluations, [gradients, seconds, loss]
 PATH = Link(1e-3, 2e7)
-CHECKED = table("workers nbytes fastest", (64, 1e8, "ring"), (64, 1e3, "tree"))
-MODES = table("mode seconds_taken accuracy", ("synchronous", 3.0, 0.95), ("hogwild", 5.0, 0.9))
+CHECKED = table("workers nbytes fastest", (48, 1e8, "ring"), (64, 1e3, "halving_doubling"))
+SIMULATED = table("algorithm workers seconds", ("ring", 2, 2.0), ("ring", 8, 8.0))
 KNOWN = table("system predicted measured", ("a", 1.05, 1.0), ("a", 1.3, 1.0), ("b", 0.5, 1.0))
 LINE = np.array([2.0, 8.0, 1000.0])
-PREDICTED = prediction.Curve("ring", "ring", LINE, LINE, LINE, LINE, {2: 0.1}, {8: 0.3}, {1000: 4.0})
 
 ROWS = ("ring", 1, 0.95, 1.0), ("ring", 4, 0.8, 0.75), ("horovod", 1, 0.5, 0.5), ("horovod", 4, 0.2, 0.25)
 EMULATED = table("strategy workers efficiency predicted", *ROWS).assign(
@@ -133,11 +131,12 @@ SHOWN = {
     "batch": (lambda: convergence.against_batch(RULES), [[(32, 0.3), (64, convergence.GIVEN_UP)]]),
     "warm-up": (lambda: convergence.warm_up_losses(WARM_UPS), [[(-0.12, convergence.GIVEN_UP), (0.88, 0.3)]]),
     "waiting": (lambda: failures.waiting(WAITED), [[(0, 0.1), (0.1, 0.25), (0, 0.3), (0.3, 0.05)]]),
-    "remedies": (lambda: failures.remedies(pd.DataFrame({"even": 200.0, "straggler": 50.0}, index=["wait"])),
-        [[(50, 0), (200, 0)]]),
+    "hang": (lambda: failures.hang([["1 all_reduce", "1.2 done", "1.25 barrier"], ["1.1 all_reduce", "1.2 done"]]),
+        [[(0, 0.2), (0.2, 0.05), (0.25, 0.075), (0.1, 0.1), (0.2, 0.125)]]),
     "restart": (lambda: failures.restart(RESTARTED), [[(0, 1), (1, 2), (2, 3), (4, 2), (5, 3), (6, 4)]]),
-    "curve": (lambda: prediction.to_a_thousand([PREDICTED], "Found"), [[(2, 0.1), (8, 0.3), (1000, 4)]]),
-    "map": (lambda: prediction.fastest_map(PATH, "Found", "so", CHECKED), [[(1e3, 64), (1e8, 64)]]),
+    "curve": (lambda: prediction.to_a_thousand({"ring": LINE, "tree": 2 * LINE}, LINE, SIMULATED, "Found", "so"),
+        [[(2, 2), (8, 8)]]),
+    "map": (lambda: prediction.fastest_map(PATH, "Found", "so", CHECKED), [[(1e3, 64)], [(1e8, 48)]]),
     "known": (lambda: prediction.against_known(KNOWN, 0.1, "Found", "so"), [[(0.5, 1), (1.05, 0), (1.3, 0)]]),
     "compared": (lambda: prediction.compared({"64": {"ring": 1e-3}}, {"ring": "ring"}, "Found", "so"),
         [[(0, 1e-3)]]),
@@ -146,12 +145,9 @@ SHOWN = {
     "where time goes": (lambda: scaling.where_time_goes(SCALED, "Found", "so"),
         [[bar for step in (0.125, 0.15, 0.2, 0.25, 0.3, 0.4)  # half computing, half sending, and nothing else
             for bar in ((0, step / 2), (step / 2, step / 2), (step, 0), (step, 0))]]),
-    "modes": (lambda: spark.modes(MODES), [[(3.0, 0.95), (5.0, 0.9)]]),
+    "by seed": (lambda: spark.by_seed({"a": [3.0, 4.0], "b": [5.0]}, "loss", "a", "b"), [[(3.0, 0), (4.0, 0), (5.0, 1)]]),
     "throughput": (lambda: scaling.throughput(EMULATED), [[(1, 0.5), (1, 0.95), (4, 0.8), (4, 3.2)]] * 2),
     "uneven throughput": (lambda: scaling.throughput(UNEVEN), [[(1, 0.5), (1, 0.95), (4, 3.2)]] * 2),
-    "noise": (lambda: scaling.noise(MEASURED, "Found", "so"), [[(1, place) for place in range(6)]]),
-    "roofline": (lambda: scaling.roofline(SCALED, pd.Series(1e9, SCALED.index), 1e10, 1e7, "Found", "so"),
-        [sorted((1e3, 1e9 / row.step_seconds) for row in SCALED.itertuples() if row.workers > 1)]),
 }  # fmt: skip
 
 
@@ -195,11 +191,11 @@ def test_the_loss_of_a_pretraining_is_the_running_mean_of_its_ranks():
     assert line_of(figure, "mean of 10 steps")[9:] == pytest.approx([2.1] + [2] * 10)
 
 
-def test_the_gains_of_threads_are_those_of_the_medians():
-    speeds = ((64, 1, 100.0), (64, 2, 90.0), (1024, 1, 100.0), (1024, 2, 180.0))
-    rows = [(step, width, threads, speed + step) for step in range(3) for width, threads, speed in speeds]
-    figure = sagemaker.threads(table("step width threads samples_per_second", *rows))
-    assert line_of(figure, "layers of 1,024 units") == pytest.approx([1.0, 181 / 101])
+def test_the_title_of_an_interruption_counts_the_steps_that_were_made_twice():
+    rows = [(0, step / 10, step) for step in range(1, 30)] + [(1, 5 + step / 10, step) for step in range(21, 41)]
+    for count, title in ((29, "Nothing was interrupted"), (49, "resumed after 20: 9 steps were made twice")):
+        figure = sagemaker.spot(table("attempt seconds step", *rows[:count]), checkpoint_steps=10)
+        assert title in figure.axes[0].get_title(loc="left")
 
 
 def test_perfect_throughput_is_one_device_times_workers_and_predictions_are_lines_below_it():
@@ -209,14 +205,13 @@ def test_perfect_throughput_is_one_device_times_workers_and_predictions_are_line
             assert line == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("name", ["roofline", "map"])
-def test_no_name_lies_on_a_point(name):
-    figure = SHOWN[name][0]()
+def test_no_name_lies_on_a_point():
+    figure = SHOWN["map"][0]()
     figure.draw_without_rendering()
-    (axes,) = figure.axes
-    places = axes.transData.transform(shown(axes))
-    for text in axes.texts:
-        assert not text.get_window_extent().padded(4).count_contains(places), text.get_text()
+    for axes in figure.axes:
+        places = axes.transData.transform(shown(axes))
+        for text in axes.texts:
+            assert not text.get_window_extent().padded(4).count_contains(places), text.get_text()
 
 
 def test_titles_count_the_forms_that_are_one_with_the_reference():
@@ -238,9 +233,3 @@ def test_titles_count_the_forms_that_are_one_with_the_reference():
 def test_what_cannot_be_drawn_is_refused_with_the_reason():
     with pytest.raises(ValueError, match="holds no step"):
         horovod.gradient_timelines({"empty": []})
-
-
-@pytest.mark.parametrize("seconds", [0.12, math.nan])
-def test_racks_are_drawn_even_where_nothing_could_be_measured(seconds):
-    rows = [("ring", "one rack", seconds, 0.125), ("ring", "two racks", seconds, 0.25)]
-    sagemaker.racks(rows, "4 hosts").draw_without_rendering()

@@ -1,8 +1,9 @@
-"""Figures of lesson 10: who waits for whom, what not waiting buys, a restart, and how often to save."""
+"""Figures of lesson 10: a hang, who waits for whom, a restart, and how often to save."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,26 +32,38 @@ def waiting(metrics: pd.DataFrame) -> Figure:
     return style.finish(axes, f"Everybody waits for {slowest}", detail)
 
 
-def remedies(rates: pd.DataFrame) -> Figure:
-    """Gradients applied per second, without and with a straggler.
+def hang(printed: Sequence[Sequence[str]]) -> Figure:
+    """What each rank called when, and which call never returned.
 
-    `rates` has a row a way of co-operating, in the order in which they are shown, and the columns `even`, `straggler`.
+    `printed` are each rank's lines: seconds and a call's name as it begins, seconds and "done" when it has returned.
     """
-    _, axes = style.figure(8.4, 0.6 * len(rates) + 1.6)
-    rows = np.arange(len(rates))
-    even, slow = rates["even"].to_numpy(), rates["straggler"].to_numpy()
-    axes.hlines(rows, slow, even, color=style.FAINT, linewidth=4, zorder=1)
-    style.measured(axes, even, rows, colour="worker 0", hollow=True, markersize=9, markeredgewidth=2)
-    style.measured(axes, slow, rows, colour="worker 5", marker="D", markersize=9)
-    for values, label, shift in ((even, "all equally fast", 14), (slow, "one slow worker", -14)):
-        style.note(axes, label, (values[0], 0), (0, shift), ha="center", va="center")
-    style.rows(axes, list(rates.index), (len(rates) - 0.4, -0.7))
-    axes.set(xlabel="gradients applied per second, all workers together", xlim=(0, None))
-    kept = slow / even
-    best = rates.index[int(np.argmax(kept))]
-    parts = [f"{name} {share:.0%}" for name, share in zip(rates.index, kept, strict=True)]
-    finding = f"Keeps most of its own speed with a slow worker: {best}"
-    return style.finish(axes, finding, f"kept of the speed: {', '.join(parts)}")
+    bars: list[tuple[int, str, float, float]] = []  # rank, what it does, begin, end; without an end: infinity
+    for rank, lines in enumerate(printed):
+        times = [(float(seconds), name) for seconds, name in map(str.split, lines)]
+        for (begin, name), (end, _) in zip(times, [*times[1:], (np.inf, "")], strict=True):
+            bars.append((rank, "compute" if name == "done" else name, begin, end))
+    first, last = min(bar[2] for bar in bars), max(bar[2] for bar in bars)
+    edge = last + 0.3 * (last - first)
+    waiting: dict[str, list[str]] = {}
+    _, axes = style.figure(9.0, 0.55 * len(printed) + 1.6)
+    colours = {"compute": "compute", "all_reduce": "send", "barrier": "server"}
+    for rank, name, begin, end in bars:
+        left, width, colour = begin - first, min(end, edge) - begin, style.colour_of(colours[name])
+        if end < np.inf or name == "compute":
+            axes.barh(rank, width, 0.66, left=left, color=colour, edgecolor="white", linewidth=0.6)
+            continue
+        waiting.setdefault(name, []).append(str(rank))
+        look: dict[str, Any] = {"hatch": "///", "edgecolor": colour, "linewidth": 1}
+        axes.barh(rank, width, 0.66, left=left, color=style.tint(colours[name], 0.15), **look)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        style.inside(axes, left + width / 2, rank, f"{name} …", "wait", bbox=box)
+    style.rows(axes, [f"rank {rank}" for rank in range(len(printed))], (len(printed) - 0.4, -0.6))
+    axes.set(xlabel="time since the first call", xlim=(0, edge - first))
+    style.unit_axis(axes.xaxis, "s")
+    groups = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} in {name}" for name, ranks in waiting.items()]
+    finding = f"They wait for each other: {', '.join(groups)}"
+    detail = "grey: computing; orange: all_reduce; black: barrier; hatched: a call that never returns"
+    return style.finish(axes, finding, detail)
 
 
 def restart(metrics: pd.DataFrame) -> Figure:
@@ -80,7 +93,7 @@ def restart(metrics: pd.DataFrame) -> Figure:
     return style.finish(axes, f"Steps made twice: {twice}", detail)
 
 
-Points = Sequence[tuple[float, float]]
+Points = Mapping[float, Sequence[float]]
 
 
 def interval(
@@ -92,23 +105,32 @@ def interval(
         workers: mean seconds between failures, by number of workers.
         save_seconds: of one checkpoint.
         restart_seconds: of one restart.
-        simulated: (interval, share) of simulated runs, by number of workers.
+        simulated: by number of workers, shares of simulated runs by interval.
     """
     _, axes = style.figure(8.4, 4.2)
-    intervals = np.geomspace(30, 6 * 3600, 200)
+    intervals = np.geomspace(30, 6 * 3600, 400)
+    bests = []
     for index, (count, failure) in enumerate(workers.items()):
         colour = style.WORKERS[index]
         shares = recovery.lost_share(intervals, save_seconds, failure, restart_seconds)
         shown = shares <= 1
         style.theory(axes, intervals[shown] / 60, shares[shown], f"{count:,} workers", colour=colour)
-        points = np.array(simulated[count])
-        style.measured(axes, points[:, 0] / 60, points[:, 1], colour=colour, marker=style.MARKERS[index])
-        best = recovery.best_interval(save_seconds, failure)
-        least = recovery.lost_share(best, save_seconds, failure, restart_seconds)
-        axes.plot(best / 60, least, marker="|", color=style.INK, markersize=16, zorder=4)
-    axes.set(xscale="log", xlabel="minutes between checkpoints")
+        for seconds, each in simulated[count].items():
+            low, middle, high = np.quantile(each, [0, 0.5, 1])
+            axes.plot([seconds / 60] * 2, [low, high], color=colour, linewidth=1.2, zorder=2.5)
+            style.measured(axes, [seconds / 60], [middle], colour=colour, marker=style.MARKERS[index])
+        young = recovery.best_interval(save_seconds, failure)
+        least = recovery.lost_share(young, save_seconds, failure, restart_seconds)
+        axes.plot(young / 60, least, marker="|", color=style.INK, markersize=16, zorder=4)
+        bests.append(intervals[np.argmin(shares)] / 60)
+    axes.set(xscale="log", xlabel="minutes of work between checkpoints")
     style.plain_ticks(axes.xaxis, [1, 3, 10, 30, 100, 300])
     axes.set(ylabel="share of the time that is lost", ylim=(0, 1))
     style.percent_axis(axes.yaxis)
-    detail = "lines: Daly's formula; points: simulated runs; black bars: Young's √(2 δ M)"
-    return style.finish(axes, "More workers fail more often, and must save more often", detail)
+    fewest, *_, most = workers
+    finding = (
+        f"{fewest:,} workers do best saving every {bests[0]:.0f} minutes, {most:,} every {bests[-1]:.0f}"
+    )
+    runs = len(next(iter(simulated[most].values())))
+    detail = f"lines: Daly's formula; points: median of {runs} simulated runs, with range; black bars: Young's √(2 δ M)"
+    return style.finish(axes, finding, detail)

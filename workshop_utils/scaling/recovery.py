@@ -14,17 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 
-def failure_interval(worker_failure_seconds: float, workers: int) -> float:
-    """Mean seconds between failures of any of `workers`, each of which fails once in `worker_failure_seconds`.
-
-    Raises:
-        ValueError: if there is no worker.
-    """
-    if workers < 1:
-        raise ValueError(f"workers is {workers}; it must be at least 1")
-    return worker_failure_seconds / workers
-
-
 def best_interval(save_seconds: float, failure_seconds: float) -> float:
     """Seconds of work between checkpoints that lose the least time: √(2 δ M), for δ much shorter than M.
 
@@ -44,20 +33,3 @@ def lost_share(interval: npt.ArrayLike, save: float, failure: float, restart: fl
     """
     wall = failure * np.exp(restart / failure) * np.expm1((np.asarray(interval) + save) / failure)
     return 1 - np.asarray(interval) / wall
-
-
-def simulated_lost_share(
-    interval: float, save: float, failure: float, restart: float, intervals: int
-) -> float:
-    """The same, of one run of so many `intervals` whose failures were drawn at random."""
-    random = np.random.default_rng(0)
-
-    def attempts(needed: float) -> float:
-        """Seconds that pass, with failures among them, until `needed` have gone by without one."""
-        total = 0.0
-        while (until_failure := random.exponential(failure)) < needed:
-            total += until_failure + (attempts(restart) if restart else 0.0)
-        return total + needed
-
-    wall = sum(attempts(interval + save) for _ in range(intervals))
-    return 1 - intervals * interval / wall
