@@ -103,21 +103,24 @@ def launch(
     if render or dry_run:
         typer.echo(launcher.render(described))
         return
+    run = None
     with _signals_interrupt() as caught:
-        run = launcher.launch(described)
         try:
+            run = launcher.launch(described)
             for detail in ("network", "device", "answered_by", "warning"):  # what some targets' runs can tell
                 if getattr(run, detail, None):
                     typer.echo(f"{detail.replace('_', ' ')}: {getattr(run, detail)}")
-            from workshop_utils.plots import (
-                terminal,
-            )  # only now: the ranks start while the display is imported
+            # Only now: the ranks start while the display is imported.
+            from workshop_utils.plots import terminal
 
+            if caught:  # an import may take an interrupt for a reason to do without something
+                raise KeyboardInterrupt
             terminal.show(run)
         except KeyboardInterrupt:
-            run.stop()
+            if run is not None:  # otherwise the launcher has taken back what it had begun
+                run.stop()
             with contextlib.suppress(OSError):  # the terminal may be closed
-                typer.echo(f"{run.name}: stopped, nothing is left running", err=True)
+                typer.echo(f"{described.name}: stopped, nothing is left running", err=True)
             raise typer.Exit(128 + (caught or [signal.SIGINT])[0]) from None
 
 

@@ -57,6 +57,11 @@ ADVICE = {
     429: f"the cluster still asks to slow down after {TRIES} tries; wait a minute and try again",
     500: f"the cluster still fails after {TRIES} tries; its log knows why",
 }
+# How the client fails at a file that is no kubeconfig: where its content is first used.
+NO_KUBECONFIG = (
+    *(config.ConfigException, OSError, yaml.YAMLError),
+    *(TypeError, AttributeError, KeyError, ValueError),
+)
 ENDING = "is being terminated"  # what Kubernetes says of a namespace that is being deleted
 UNTRUSTED = "its certificate is not one that the kubeconfig trusts; is it another cluster's?"
 OBJECT = re.compile(r"^(<[^>]*>|HTTPS?Connection\w*\([^)]*\)): ")  # urllib3's own words for a connection
@@ -92,22 +97,12 @@ def connect(context: str | None = None) -> client.ApiClient:
     configuration = client.Configuration()
     # The client itself reads the variable once, when it is imported; a notebook may set it later.
     file = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    # A file that is no kubeconfig fails where its content is first used.
-    failures = (
-        config.ConfigException,
-        OSError,
-        TypeError,
-        AttributeError,
-        KeyError,
-        ValueError,
-        yaml.YAMLError,
-    )
     with (
         _logged_errors() as complaints
-    ):  # a program for logging in that fails: the client logs it, and goes on
+    ):  # where the program that logs in fails, the client logs it, and goes on
         try:
             config.load_kube_config(file, context=context, client_configuration=configuration)
-        except failures as error:
+        except NO_KUBECONFIG as error:
             is_there = any(map(os.path.exists, file.split(os.pathsep)))
             why = f"{file}: {' '.join(str(error).split())}" if is_there else f"there is no file {file}"
             complaints.insert(0, why)
@@ -174,18 +169,17 @@ class JobObjects:
         made: list[Described] = []
         making: Described | None = None
         try:
-            for described in (making := each for each in (*self._before, self.resource)):
-                answer = self._create(described)
-                made.append(described)
+            for making in (*self._before, self.resource):
+                answer = self._create(making)
+                made.append(making)
             owner = {key: self.resource[key] for key in ("apiVersion", "kind")}
             owner |= {"name": self.name, "uid": answer["metadata"]["uid"]}
-            making = None
             for described in self._before:  # which had to be there first, and had no owner then
                 change = {"metadata": {"ownerReferences": [owner]}}
                 self._ask("PATCH", described, described["metadata"]["name"], body=change)
-            for described in (making := each for each in self._config_maps):
-                self._create({**described, "metadata": {**described["metadata"], "ownerReferences": [owner]}})
-                made.append(described)
+            for making in self._config_maps:
+                self._create({**making, "metadata": {**making["metadata"], "ownerReferences": [owner]}})
+                made.append(making)
         except BaseException as error:
             unsure = making if making not in made and getattr(error, "sent", True) else None
             if left := self._undo(made, unsure):

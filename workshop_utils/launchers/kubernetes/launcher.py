@@ -60,8 +60,8 @@ class Kubernetes(KubernetesSettings):
         """
         manifest = self.render(job)
         objects = self._objects(manifest, job)
-        objects.create()
         pods = pods_of(manifest)
+        objects.create()
         run = KubernetesRun(RemoteJob(objects, pods, job.timeout_seconds), pods)
         run.warning = UNSAVED if self.applied_to(job).outputs is None else ""
         return run
