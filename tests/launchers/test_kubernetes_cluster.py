@@ -351,13 +351,27 @@ def test_without_a_registry_nothing_is_sent_and_without_a_claim_the_loss_is_told
         assert started.warning == ""
 
 
+PROGRAM = [sys.executable, "-c", "from workshop_utils.cli import main; main()", "launch"]
+
+
+def command_line(job, folder):
+    """The words of a command line that launches `job` on the server of KUBECONFIG."""
+    (folder / "place.yaml").write_text(f"registry: {REGISTRY}\n")
+    (job.folder / "job.yaml").write_text("name: ddp\nstrategy: torch_ddp\nworkers: 2\n")
+    return [*PROGRAM, str(job.folder), "--on", "kubernetes", "--config", str(folder / "place.yaml")]
+
+
+def test_the_command_line_shows_what_the_cluster_warns_of_once(server, job, tmp_path):
+    server.warnings = [warning("ddp", "FailedCreate", "violates PodSecurity")]
+    server.job_status = condition("Succeeded")
+    shown = subprocess.run(command_line(job, tmp_path), capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines().count("[ddp] FailedCreate: violates PodSecurity") == 1
+    assert shown.startswith("warning: The model goes with its pod.")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_closed_terminal_or_a_kill_ends_the_job_as_an_interrupt_does(server, job, tmp_path, number):
-    (tmp_path / "place.yaml").write_text(f"registry: {REGISTRY}\n")
-    (job.folder / "job.yaml").write_text("name: ddp\nstrategy: torch_ddp\nworkers: 2\n")
-    program = [sys.executable, "-c", "from workshop_utils.cli import main; main()"]
-    words = ["launch", str(job.folder), "--on", "kubernetes", "--config", str(tmp_path / "place.yaml")]
-    process = subprocess.Popen([*program, *words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command_line(job, tmp_path), stderr=subprocess.PIPE, text=True)
     assert eventually(lambda: len(server.made()) == 3, 60)
     process.send_signal(number)
     assert "stopped, nothing is left running" in process.communicate(timeout=60)[1]

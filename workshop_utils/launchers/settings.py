@@ -12,7 +12,7 @@ from workshop_utils.jobs import Description, JobError
 from workshop_utils.launchers.source import PACKAGE
 
 Registry = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.:/_-]*[a-z0-9]$")]
-NO_REGISTRY = "REGISTRY/"  # stands for the one that nobody has named; no cluster would take it for a name
+NO_REGISTRY = "REGISTRY/"  # stands for the one that nobody has named; there is no host of that name
 # The digest of each image that jobs/images/build.sh has pushed from this checkout, by its full name.
 PUSHED = PACKAGE.parent / "jobs" / "images" / "pushed.yaml"
 

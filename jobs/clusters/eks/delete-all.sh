@@ -14,6 +14,8 @@ if [ -n "$there" ]; then
     kube delete --ignore-not-found customresourcedefinition tfjobs.kubeflow.org pytorchjobs.kubeflow.org \
         mpijobs.kubeflow.org trainjobs.trainer.kubeflow.org jobs.batch.volcano.sh
     kube delete jobs,deployments,pods --all --namespace default
+    # Learners' namespaces, and their volumes, which would stay
+    kube delete namespaces,persistentvolumes --selector app.kubernetes.io/part-of=distributed-training-workshop
 
     # The file system: it goes with its claim, and all that is on it
     kube delete -f jobs/clusters/eks/storage/claim.yaml --ignore-not-found

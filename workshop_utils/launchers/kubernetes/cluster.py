@@ -14,9 +14,9 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import urllib3
 import yaml
@@ -73,6 +73,7 @@ NOT_SENT = (
 )
 
 Described = Mapping[str, Any]  # an object, as in YAML
+Followed = TypeVar("Followed")
 
 
 class KubernetesError(PlainError, ValueError):
@@ -149,13 +150,23 @@ class JobObjects:
         self.resource = manifest.resource
         self.name: str = self.resource["metadata"]["name"]
         self.namespace: str = self.resource["metadata"]["namespace"]
-        self.deleted = False
+        self.deleted, self._all_made, self._made_at = False, False, ""
         self._manager = f"workshop-{uuid.uuid4().hex}"  # by which the cluster notes who has made an object
         self._api, self._before, self._config_maps = api, manifest.before, config_maps
         for_logs, once = copy.deepcopy(api.configuration), {"total": 1, "connect": 0, "read": 0}
         # Without a pause: what cannot be read now is read at the next look.
         for_logs.retries = api.configuration.retries.new(**once, respect_retry_after_header=False)
         self._log_api = client.ApiClient(for_logs)
+
+    def launch(self, follow: Callable[[], Followed]) -> Followed:
+        """Make everything, and give what `follow` gives; an interrupt leaves nothing. Raises as `create`."""
+        try:
+            self.create()
+            return follow()
+        except BaseException:
+            if self._all_made:
+                self.delete()
+            raise
 
     def create(self) -> None:
         """Make everything; where something cannot be made, what was made before is deleted again.
@@ -174,12 +185,14 @@ class JobObjects:
                 made.append(making)
             owner = {key: self.resource[key] for key in ("apiVersion", "kind")}
             owner |= {"name": self.name, "uid": answer["metadata"]["uid"]}
+            self._made_at = answer["metadata"].get("creationTimestamp", "")[:19]
             for described in self._before:  # which had to be there first, and had no owner then
                 change = {"metadata": {"ownerReferences": [owner]}}
                 self._ask("PATCH", described, described["metadata"]["name"], body=change)
             for making in self._config_maps:
                 self._create({**making, "metadata": {**making["metadata"], "ownerReferences": [owner]}})
                 made.append(making)
+            self._all_made = True
         except BaseException as error:
             unsure = making if making not in made and getattr(error, "sent", True) else None
             if left := self._undo(made, unsure):
@@ -270,11 +283,11 @@ class JobObjects:
         label = POD_LABELS.get(self.resource["apiVersion"].partition("/")[0], OPERATORS_LABEL)
         return list(self._ask("GET", _kind("Pod", self.name), labelSelector=f"{label}={self.name}")["items"])
 
-    def warnings(self, pods: Sequence[Any], since: str) -> list[tuple[str, str]]:
+    def warnings(self, pods: Sequence[Any]) -> list[tuple[str, str]]:
         """What the cluster warns of about the job, what its operator makes of it, and its `pods`: name and warning.
 
-        Such as why a pod cannot be made, scheduled or has no image; nothing older than `since`, when the job was made:
-        events outlive the job of the same name before it. Raises KubernetesError.
+        Such as why a pod cannot be made, scheduled or has no image; nothing older than the job, since events outlive a
+        job of the same name before it. Raises KubernetesError.
         """
         names = {self.name, *(self.name + made for made in MADE_BY_OPERATORS)}
         names |= {pod["metadata"]["name"] for pod in pods}
@@ -283,7 +296,7 @@ class JobObjects:
         return [
             (name, f"{event.get('reason')}: {event.get('message')}")
             for name, event in about
-            if name in names and _time(event)[: len(since)] >= since
+            if name in names and _second(event) >= self._made_at
         ]
 
     def log(self, pod: str, container: str, since: str) -> str:
@@ -369,10 +382,10 @@ class _MayNotSee(KubernetesError):
     """The cluster does not let this user see or do something."""
 
 
-def _time(event: Mapping[str, Any]) -> str:
-    """When an event was last seen; texts of this form sort by time."""
+def _second(event: Mapping[str, Any]) -> str:
+    """The second in which an event was last seen, 2026-01-31T12:00:00; such texts sort by time."""
     times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
-    return str(next(filter(None, times), ""))
+    return str(next(filter(None, times), ""))[:19]
 
 
 def _kind(kind: str, of: str) -> dict[str, Any]:

@@ -61,10 +61,10 @@ class Kubernetes(KubernetesSettings):
         manifest = self.render(job)
         objects = self._objects(manifest, job)
         pods = pods_of(manifest)
-        objects.create()
-        run = KubernetesRun(RemoteJob(objects, pods, job.timeout_seconds), pods)
-        run.warning = UNSAVED if self.applied_to(job).outputs is None else ""
-        return run
+        warning = UNSAVED if self.applied_to(job).outputs is None else ""
+        return objects.launch(
+            lambda: KubernetesRun(RemoteJob(objects, pods, job.timeout_seconds), pods, warning)
+        )
 
     def _objects(self, manifest: Manifest, job: TrainingJob) -> JobObjects:
         require_registry(self.image_for(job))
@@ -93,10 +93,8 @@ class KubernetesRun(FollowedRun):
         warning: what will be lost with it; "" if nothing is.
     """
 
-    warning = ""
-
-    def __init__(self, job: RemoteJob, pods: Sequence[Pod]) -> None:
-        self._job, self._objects = job, job.objects
+    def __init__(self, job: RemoteJob, pods: Sequence[Pod], warning: str) -> None:
+        self._job, self._objects, self.warning = job, job.objects, warning
         self.notices = job.notices
         super().__init__(job.objects.name, workers_in(pods), job, POLL_SECONDS)
 
@@ -108,7 +106,7 @@ class KubernetesRun(FollowedRun):
     def describe(self) -> str:
         """The job's conditions, its pods, and what the cluster warns of, a line each. Raises KubernetesError."""
         job, pods = self._objects.job(), self._objects.pods()
-        warnings = self._objects.warnings(pods, job["metadata"].get("creationTimestamp", ""))
+        warnings = self._objects.warnings(pods)
         conditions = job.get("status", {}).get("conditions", [])
         lines = [f"{self._objects.resource['kind']} {self.name}: {self.state}"]
         lines += [f"  {each.get('type')}: {each.get('message', '')}" for each in conditions if _holds(each)]
@@ -144,8 +142,8 @@ class RemoteJob:
 
     def __init__(self, objects: JobObjects, pods: Sequence[Pod], timeout_seconds: float) -> None:
         self.objects, self.notices = objects, list[str]()
-        self._timeout_seconds, self._begun, self._made_at = timeout_seconds, time.monotonic(), ""
-        self._launched = time.monotonic()
+        self._timeout_seconds = timeout_seconds
+        self._launched = self._begun = time.monotonic()
         self._worker_by_pod = {pod.name: pod.worker for pod in pods}
         self._last: dict[str, str] = {}  # the time of the last line, by pod
         self._waits_for = ""
@@ -158,7 +156,6 @@ class RemoteJob:
             if error.status not in (401, 403, 404):
                 raise Unreachable(str(error)) from None
             return RunState.FAILED, f"{self.objects.name} is gone or cannot be seen any more. {error}"
-        self._made_at = job["metadata"].get("creationTimestamp", "")
         if state is RunState.RUNNING and self._is_overdue(job.get("status") or {}):
             return RunState.FAILED, self._end_overdue()
         return state, self._waits_for if state is RunState.RUNNING else why
@@ -211,7 +208,7 @@ class RemoteJob:
 
     def _read_warnings(self, phases: Mapping[str, str], pods: Sequence[Any], receive: Receive) -> None:
         try:
-            for name, warning in self.objects.warnings(pods, self._made_at):
+            for name, warning in self.objects.warnings(pods):
                 if phases.get(name) == "Pending":
                     self._waits_for = f"pod {name} to start ({warning})"
                 elif not pods:

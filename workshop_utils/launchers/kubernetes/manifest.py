@@ -30,9 +30,7 @@ SSHD = ("/usr/sbin/sshd", "-De", "-o", "StrictModes=no")
 # Pods do not know each other's keys; and a worker's name may not be known to the DNS in its first seconds.
 SSH = "-o StrictHostKeyChecking=no -o ConnectionAttempts=10"
 QUEUE = "scheduling.volcano.sh/queue-name"
-UNSAVED = (
-    "The model goes with its pod. To keep it, name a claim in outputs, or a storage_claim in a place.yaml."
-)
+UNSAVED = "The model goes with its pod. To keep it, give the job outputs on a volume, claim:NAME."
 PREPARED = "$(python -c 'from workshop_utils.training import data; print(data.prepare(\"{source}\"))')"
 
 

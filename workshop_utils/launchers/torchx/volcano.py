@@ -55,10 +55,8 @@ def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     resource["metadata"]["namespace"] = place.namespace
     config_maps = pods.config_maps(_called(job, resource), with_data=place.data_claim is None)
     objects = JobObjects(cluster.connect(), Manifest(resource), config_maps)
-    objects.create()
-    run = VolcanoRun(objects, *place.layout(job), job.timeout_seconds)
-    run.warning = UNSAVED if job.outputs is None else ""
-    return run
+    warning = UNSAVED if job.outputs is None else ""
+    return objects.launch(lambda: VolcanoRun(objects, *place.layout(job), job.timeout_seconds, warning))
 
 
 def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
@@ -69,7 +67,9 @@ def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
 class VolcanoRun(TorchrunRun, KubernetesRun):
     """A run of a Volcano Job, each of whose pods is a torchrun."""
 
-    def __init__(self, objects: JobObjects, nodes: int, per_node: int, timeout_seconds: float) -> None:
+    def __init__(
+        self, objects: JobObjects, nodes: int, per_node: int, timeout_seconds: float, warning: str
+    ) -> None:
         pods = [
             Pod(
                 f"{objects.name}-worker-{node}-0",
@@ -79,4 +79,4 @@ class VolcanoRun(TorchrunRun, KubernetesRun):
             for node in range(nodes)
         ]
         handle = f"kubernetes://workshop/{objects.namespace}:{objects.name}"
-        super().__init__(handle, nodes, RemoteJob(objects, pods, timeout_seconds), pods)
+        super().__init__(handle, nodes, RemoteJob(objects, pods, timeout_seconds), pods, warning)
