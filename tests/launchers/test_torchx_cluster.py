@@ -3,6 +3,7 @@
 import pytest
 from kubernetes_api import cluster, metric, stamped
 
+from workshop_utils.jobs import JobError
 from workshop_utils.launchers.torchx import TorchX
 from workshop_utils.runs import RunFailed
 
@@ -44,6 +45,12 @@ def test_the_job_is_sent_its_files_belong_to_it_and_its_log_comes_back(server, j
     assert sorted(str(line) for line in run.logs()) == ["[worker-0] hello", "[worker-1] hello"]
     assert list(run.metrics["step"]) == [3]
     assert server.made() == []
+
+
+def test_without_a_registry_nothing_is_sent(server, job):
+    with pytest.raises(JobError, match="registry is missing; no cluster can pull workshop-pytorch:cpu"):
+        TorchX(scheduler="kubernetes").launch(job)
+    assert server.requests == []
 
 
 def test_lines_that_torchrun_has_torn_are_whole_again(server, job):

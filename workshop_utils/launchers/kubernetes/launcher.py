@@ -170,9 +170,8 @@ class RemoteJob:
 
     def _is_overdue(self, status: Mapping[str, Any]) -> bool:
         """Whether an operator should have ended the job; without one, nothing on the cluster does."""
-        if status and not status.get(
-            "startTime"
-        ):  # an operator has it, and has not started it: it is in a queue
+        # An operator that has it and has not started it keeps it in a queue.
+        if status and not status.get("startTime"):
             self._begun = time.monotonic()
         return time.monotonic() - self._begun > self._timeout_seconds + GRACE_SECONDS
 

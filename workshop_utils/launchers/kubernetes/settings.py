@@ -86,7 +86,8 @@ class KubernetesSettings(TargetSettings):
         image: the full name of the image of every container where the job names none; by default one of jobs/images/,
             by the kind, from the `registry`.
         kind: the resource that is made: TFJob, PyTorchJob, MPIJob (v2beta1), TrainJob or Job; by default the first
-            that the job's strategy allows.
+            that the job's strategy allows. TFJob and PyTorchJob are Kubeflow's first API, which is only kept in repair;
+            TrainJob is today's.
         elastic: for PyTorchJob, how far it may shrink and grow; its script must resume from a checkpoint.
         data_claim: a PersistentVolumeClaim that holds the data; without it the data travels in a ConfigMap, which
             holds 1 MiB at most.
