@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from workshop_utils.comm.central import central_all_reduce, central_seconds
-from workshop_utils.comm.double_tree import double_tree_all_reduce
+from workshop_utils.comm.double_tree import best_segments, double_tree_all_reduce, double_tree_seconds
 from workshop_utils.comm.halving_doubling import halving_doubling_all_reduce, halving_doubling_seconds
 from workshop_utils.comm.ring import ring_all_reduce, ring_seconds
 from workshop_utils.comm.simulated import Link, Shape, simulate
@@ -53,3 +53,24 @@ def test_a_double_tree_is_near_a_ring_for_large_arrays_and_near_a_tree_for_small
     assert seconds(in_pieces, 10_000_000) < 1.7 * seconds(ring_all_reduce, 10_000_000)
     in_one_piece = functools.partial(double_tree_all_reduce, segments=1)
     assert seconds(in_one_piece, 10) < 2 * seconds(tree_all_reduce, 10)
+
+
+@pytest.mark.parametrize(
+    ("elements", "low", "high"), [(16, 0.66, 0.76), (100_000, 0.97, 1.06), (5_000_000, 0.99, 1.12)]
+)
+@pytest.mark.parametrize("size", [6, 16, 48, 100])
+def test_a_double_tree_takes_about_its_closed_form_in_several_pieces_and_less_in_one(
+    size, elements, low, high
+):
+    def seconds(segments):
+        tree = functools.partial(double_tree_all_reduce, segments=segments)
+        return simulate(size, lambda communicator: tree(communicator, Shape(elements)), LINK).seconds
+
+    best = best_segments(size, 4 * elements, LATENCY, BANDWIDTH)
+    assert low < seconds(best) / double_tree_seconds(size, 4 * elements, LATENCY, BANDWIDTH) < high
+    assert seconds(best) <= 1.05 * min(seconds(max(1, best // 2)), seconds(2 * best))
+
+
+def test_a_double_tree_of_one_rank_costs_nothing_and_without_latency_all_pieces_are_small():
+    assert double_tree_seconds(1, 1e6, LATENCY, BANDWIDTH) == 0
+    assert double_tree_seconds(64, 1e6, 0, BANDWIDTH) == pytest.approx(2e6 / BANDWIDTH, rel=1e-3)

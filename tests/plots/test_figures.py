@@ -90,6 +90,7 @@ CHECKED = table("workers nbytes fastest", (48, 1e8, "ring"), (64, 1e3, "halving_
 SIMULATED = table("algorithm workers seconds", ("ring", 2, 2.0), ("ring", 8, 8.0))
 KNOWN = table("system predicted measured", ("a", 1.05, 1.0), ("a", 1.3, 1.0), ("b", 0.5, 1.0))
 LINE = np.array([2.0, 8.0, 1000.0])
+CURVES = {"ring": ("ring", LINE, LINE), "even": ("tree", LINE, 2 * LINE)}
 
 ROWS = ("ring", 1, 0.95, 1.0), ("ring", 4, 0.8, 0.75), ("horovod", 1, 0.5, 0.5), ("horovod", 4, 0.2, 0.25)
 EMULATED = table("strategy workers efficiency predicted", *ROWS).assign(
@@ -134,8 +135,7 @@ SHOWN = {
     "hang": (lambda: failures.hang([["1 all_reduce", "1.2 done", "1.25 barrier"], ["1.1 all_reduce", "1.2 done"]]),
         [[(0, 0.2), (0.2, 0.05), (0.25, 0.075), (0.1, 0.1), (0.2, 0.125)]]),
     "restart": (lambda: failures.restart(RESTARTED), [[(0, 1), (1, 2), (2, 3), (4, 2), (5, 3), (6, 4)]]),
-    "curve": (lambda: prediction.to_a_thousand({"ring": LINE, "tree": 2 * LINE}, LINE, SIMULATED, "Found", "so"),
-        [[(2, 2), (8, 8)]]),
+    "curve": (lambda: prediction.to_a_thousand(CURVES, SIMULATED, "Found", "so"), [[(2, 2), (8, 8)]]),
     "map": (lambda: prediction.fastest_map(PATH, "Found", "so", CHECKED), [[(1e3, 64)], [(1e8, 48)]]),
     "known": (lambda: prediction.against_known(KNOWN, 0.1, "Found", "so"), [[(0.5, 1), (1.05, 0), (1.3, 0)]]),
     "compared": (lambda: prediction.compared({"64": {"ring": 1e-3}}, {"ring": "ring"}, "Found", "so"),
@@ -192,8 +192,13 @@ def test_the_loss_of_a_pretraining_is_the_running_mean_of_its_ranks():
 
 
 def test_the_title_of_an_interruption_counts_the_steps_that_were_made_twice():
-    rows = [(0, step / 10, step) for step in range(1, 30)] + [(1, 5 + step / 10, step) for step in range(21, 41)]
-    for count, title in ((29, "Nothing was interrupted"), (49, "resumed after 20: 9 steps were made twice")):
+    rows = [(0, step / 10, step) for step in range(1, 30)] + [
+        (1, 5 + step / 10, step) for step in range(21, 41)
+    ]
+    for count, title in (
+        (29, "Not interrupted: 0 of 29 steps"),
+        (49, "Interrupted once: 9 of 40 steps were made twice"),
+    ):
         figure = sagemaker.spot(table("attempt seconds step", *rows[:count]), checkpoint_steps=10)
         assert title in figure.axes[0].get_title(loc="left")
 

@@ -5,7 +5,7 @@ import pytest
 
 from workshop_utils.comm.topology import Link
 from workshop_utils.scaling.cost import all_reduce_seconds
-from workshop_utils.scaling.fit import fit, path_of, path_terms, size_terms, worker_terms
+from workshop_utils.scaling.fit import fit, path_of, path_terms, size_terms
 
 TRUE = Link(2e-3, 12e6)
 WORKERS = np.repeat([2, 3, 4, 8], 4)
@@ -51,12 +51,6 @@ def test_three_points_are_met_and_leave_nothing_to_judge_by():
     assert found.predict(sizes) == pytest.approx([135e-6, 440e-6, 66e-3])
     assert np.isnan(found.interval(1e6)).all()
     assert "–" in str(found)
-
-
-def test_steps_by_workers_are_told_apart_into_computing_bytes_and_each_worker_more():
-    workers = np.array([1, 2, 4, 8, 64])
-    found = fit(worker_terms(), (workers,), 0.1 + 0.02 * (workers - 1) / workers + 1e-4 * (workers - 1))
-    assert [found[term.name] for term in worker_terms()] == pytest.approx([0.1, 0.02, 1e-4])
 
 
 @pytest.mark.parametrize(

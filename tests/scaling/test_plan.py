@@ -1,7 +1,5 @@
 """A planned run: the best that is allowed, a reason for all else, and hours like published ones."""
 
-import base64
-import html
 import json
 import math
 import re
@@ -10,10 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from workshop_utils import cli
-from workshop_utils.plots.planner import WIDGET_VIEW, planner
 from workshop_utils.scaling import catalogue
 from workshop_utils.scaling.catalogue import model
-from workshop_utils.scaling.plan import PlanError, pareto_front, plan_run
+from workshop_utils.scaling.plan import FAILURES_A_SECOND, SLOWDOWN, TIE, PlanError, effective_time, plan_run
 from workshop_utils.scaling.search import REASONS, USABLE_MEMORY
 
 TWO = ("p5.48xlarge", "trn1.32xlarge")
@@ -21,13 +18,13 @@ TWO = ("p5.48xlarge", "trn1.32xlarge")
 
 @pytest.fixture(scope="module")
 def plan():
-    return plan_run("llama-3.1-8b", 100e9, "14d", 30_000, TWO)
+    return plan_run("llama-3.1-8b", 100e9, "14d", 45_000, TWO)
 
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_device_hours_of_published_runs_are_within_half_as_much_again(fast):
-    # What they took, with the code of their time and all that went wrong: Touvron et al. (2023), table 15 and section
-    # 2.4, for 2,048 A100; Grattafiori et al. (2024), for 16,384 H100. The plan has today's kernels.
+    # What they took, with tuned code and all that went wrong: Touvron et al. (2023), table 15 and section 2.4, for
+    # 2,048 A100; Grattafiori et al. (2024), for 16,384 H100.
     llama = model("llama-2-70b").model_copy(update={"kv_heads": 64, "mlp_width": 22016, "sequence": 2048})
     assert llama.parameters == pytest.approx(65.2e9, rel=0.01)
     transformer, tokens, kind, devices, device_hours = (
@@ -36,28 +33,36 @@ def test_device_hours_of_published_runs_are_within_half_as_much_again(fast):
         else (llama, 1.4e12, "p4de.24xlarge", 2_048, 1_022_362)
     )
     found = plan_run(transformer, tokens, instances=[kind], machines=[devices // 8], fastest=True)
-    assert 1 / 1.5 < found.best.hours * devices / device_hours < 1.5
+    tuned = found.best.hours / SLOWDOWN
+    assert 1 / 1.5 < tuned * devices / device_hours < 1.5
 
 
 def test_the_best_plan_keeps_the_limits_nothing_allowed_is_cheaper_and_all_else_has_a_reason(plan):
     best = plan.best
-    within = plan.timed[(plan.timed["hours"] <= 14 * 24) & (plan.timed["dollars"] <= 30_000)]
+    within = plan.timed[(plan.timed["hours"] <= 14 * 24) & (plan.timed["dollars"] <= 45_000)]
     assert best.dollars == within["dollars"].min()
     assert best.memory_nbytes <= USABLE_MEMORY * 80e9
     assert best.dollars == pytest.approx(best.hours * best.machines * 55.04)
-    fastest = plan_run("llama-3.1-8b", 100e9, "14d", 30_000, TWO, fastest=True).best
+    fastest = plan_run("llama-3.1-8b", 100e9, "14d", 45_000, TWO, fastest=True).best
     assert fastest.hours == within["hours"].min() < best.hours
     assert plan.rejected.sum() + len(plan.usable) == len(plan.table) > 100_000
     assert {*plan.rejected.index} == {*REASONS}
 
 
-def test_the_pareto_front_has_what_nothing_beats_and_runners_up_are_other_machines_in_order(plan):
-    for _, row in pareto_front(plan.timed).iterrows():
-        beats = (plan.timed["hours"] <= row["hours"]) & (plan.timed["dollars"] < row["dollars"])
-        assert not beats.any()
+def test_runners_up_are_other_machines_or_numbers_in_order_and_a_tie_is_called_one(plan):
     choices = [plan.best, *plan.runner_ups]
     assert len({(each.instance, each.machines) for each in choices}) == 6
     assert choices == sorted(choices, key=lambda each: each.dollars)
+    ties = [each.dollars <= (1 + TIE) * plan.best.dollars for each in plan.runner_ups]
+    assert ties == [plan.ties(each) for each in plan.runner_ups]
+    assert str(plan).count(", a tie") == sum(ties) > 0
+
+
+def test_failures_cost_hardly_anything_with_16_accelerators_and_less_than_a_tenth_with_as_many_as_llama_3_had():
+    hours_between = 1 / (16_384 * FAILURES_A_SECOND) / 3600
+    assert hours_between == pytest.approx(3.1, rel=0.01)
+    assert effective_time(16) > 0.997
+    assert 0.9 < effective_time(16_384) < 0.95
 
 
 def test_a_run_is_billed_for_a_minute_at_least():
@@ -113,7 +118,7 @@ def test_a_file_of_instances_replaces_prices_and_is_what_is_looked_at(tmp_path):
     assert [each.dollars_an_hour for each in mine.values()] == [30, 0.5, 2]
 
 
-# The command, and the planner in a notebook.
+# The command.
 
 
 def command(*words):
@@ -126,7 +131,7 @@ def test_the_command_prints_the_plan_and_says_by_its_exit_code_whether_there_is_
     code, output = command("--budget", "30000")
     assert code == 0
     for words in (
-        "Best: 2 × p5.48xlarge (16 workers)", "Runners-up on other machines:", "layouts are out:",
+        "Best: 2 × p5.48xlarge (16 workers)", "On other machines, or another number of them", "layouts are out:",
         "not checked against AWS's own page", "How fast g6.48xlarge computes is a guess",
     ):  # fmt: skip
         assert words in output
@@ -139,31 +144,3 @@ def test_the_command_prints_the_plan_and_says_by_its_exit_code_whether_there_is_
     assert found["steps"] == math.ceil(100e9 / 262144)
     assert found["best"]["instance"] == "p5.48xlarge"
     assert found["best"]["layout"]["data"] >= 1
-
-
-def test_the_planner_shows_a_picture_where_widgets_do_not_run_and_plans_again_where_they_do(tmp_path):
-    mine = tmp_path / "tiny.yaml"
-    mine.write_text("layers: 2\nwidth: 64\nheads: 4\nsequence: 64\nvocabulary: 256\nbatch_tokens: 8192\n")
-    made = planner(str(mine), 10e9, "7d", 1_000, ["g5.xlarge", "g6.xlarge"])
-    shown, metadata = made._repr_mimebundle_()
-    words = metadata["image/png"]["alt"]
-    assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
-    assert shown["text/plain"] == str(made.plan)
-    assert WIDGET_VIEW in shown
-    picture, text = made.view.children[-2:]
-    assert f'<img alt="{html.escape(words)}" src="data:image/png;base64,' in picture.value
-    inputs = {each.description: each for each in made.view.children if each.description}
-    before = made.plan.best.dollars
-    inputs["tokens"].value = 20e9
-    assert made.plan.best.dollars == pytest.approx(2 * before, rel=0.01)
-    assert words not in html.unescape(picture.value)
-    assert text.value == str(made.plan)
-
-    inputs["model"].value = "gpt2"
-    inputs["model"].value = "tiny"  # which only a file describes
-    inputs["instances"].value = ()
-    assert text.value == "instances is empty; name at least one, such as p5.48xlarge"
-    assert made.plan.model.width == 64
-    inputs["instances"].value = ("g5.xlarge",)
-    inputs["model"].value = "llama-3.1-405b"
-    assert picture.value.startswith('<img alt="llama-3.1-405b fits into none of these machines.')

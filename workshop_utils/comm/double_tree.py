@@ -12,6 +12,7 @@ those of NCCL (Jeaugey 2019, "Massively scale your deep learning training with N
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -119,6 +120,32 @@ def _first_steps(size: int) -> dict[Edge, int]:
         steps[edge] = earliest + (colours[edge] - earliest) % 2
         reached[edge.tree, edge.child] = steps[edge]
     return steps
+
+
+def best_segments(size: int, nbytes: float, latency_seconds: float, bandwidth_bytes_per_second: float) -> int:
+    """In how many pieces each tree carries its half, so that `double_tree_seconds` is least."""
+    ahead, array_seconds = 2 * (size - 1).bit_length() - 2, nbytes / bandwidth_bytes_per_second
+    if size <= 2:
+        return 1
+    if not latency_seconds:
+        return max(1, int(nbytes // 8))  # as small as they can be, of float32
+    return max(1, round(math.sqrt(ahead * array_seconds / (4 * latency_seconds))))
+
+
+def double_tree_seconds(
+    size: int, nbytes: float, latency_seconds: float, bandwidth_bytes_per_second: float
+) -> float:
+    """2 (L + 2 (s − 1)) (α + K/2sB), with the best s pieces a tree, and L = 2 ⌈log₂ N⌉.
+
+    L is how many steps the first piece takes from the root to the last leaf: at every level it waits for its edge's
+    colour, one step at the most. Within an eighth of the algorithm's own text; up to a third too long with one piece,
+    which need not wait, and twice for two ranks. Source: Sanders, Speck, Träff (2009).
+    """
+    if size == 1:
+        return 0.0
+    pieces = best_segments(size, nbytes, latency_seconds, bandwidth_bytes_per_second)
+    steps = 2 * (size - 1).bit_length() + 2 * (pieces - 1)
+    return 2 * steps * (latency_seconds + nbytes / (2 * pieces) / bandwidth_bytes_per_second)
 
 
 @functools.lru_cache(maxsize=64)

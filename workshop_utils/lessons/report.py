@@ -73,11 +73,6 @@ def _runs(runs: pd.DataFrame) -> dict[str, Any]:
             if "transfer_seconds" in alike:
                 parts = scaling.where_time_goes(alike, "Where a step's time goes", detail)
                 figures.append(_picture(parts, f"Parts of a step, {detail}"))
-        if rows["repeats"].max() > 1:
-            marked = efficiency.mark_outliers(runs[runs["state"] == "succeeded"])
-            finding = f"{marked['outlier'].sum()} of {len(marked)} runs are outliers"
-            noise = scaling.noise(marked, finding, "crosses: outliers")
-            figures.append(_picture(noise, "Noise: every run over the median of its setting"))
         # A failed run has a row too, which says what was tried.
         rows = pd.concat([rows, runs[runs["state"] != "succeeded"]])
         rows = rows[[name for name in efficiency.SHOWN if name in rows]]

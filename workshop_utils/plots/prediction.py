@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, NullFormatter
 
 from workshop_utils.comm.topology import Link
 from workshop_utils.plots import style
@@ -23,89 +23,76 @@ Group = Mapping[str, float]  # seconds, by name
 # What each algorithm is called and coloured, in every figure that has several.
 ALGORITHMS = {
     "ring": ("ring", "ring"),
-    "tree": ("tree", "#CC6677"),
-    "central": ("parameter server", "workshop_parameter_server"),
-    "halving_doubling": ("halving-doubling", "#117733"),
+    "tree": ("tree", style.MUTED[3]),
+    "double_tree": ("double tree", style.MUTED[1]),
+    "halving_doubling": ("halving-doubling", style.MUTED[2]),
 }
-MAPPED = ("ring", "tree", "central")
+MAPPED = ("ring", "tree", "double_tree", "halving_doubling")
 TICKS = (1, 2, 4, 8, 16, 64, 256, 1024, 4096)  # workers
-RATIOS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10)
+RATIOS = (0.5, 0.67, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2)
+WIDE_RATIOS = (0.1, 0.2, 0.33, 0.5, 0.7, 1, 1.4, 2, 3, 5, 10)
 
 
-class Curve(NamedTuple):
-    """One algorithm's seconds, by number of workers.
+def to_a_thousand(
+    curves: Mapping[str, tuple[str, Array, Array]], simulated: pd.DataFrame, finding: str, detail: str
+) -> Figure:
+    """Seconds against workers, both logarithmic: closed forms as lines, and points of the simulated clock.
 
-    `line` is the closed form at `workers`, `low` and `high` its interval. What was measured and fitted, measured and
-    held out, and simulated are seconds by number of workers.
-    """
-
-    name: str
-    colour: str
-    workers: Array
-    line: Array
-    low: Array | None
-    high: Array | None
-    fitted: Mapping[int, float]
-    held_out: Mapping[int, float]
-    simulated: Mapping[int, float]
-
-
-def to_a_thousand(curves: Sequence[Curve], finding: str, detail: str = "") -> Figure:
-    """Seconds against workers, both logarithmic: closed forms, what they were fitted to, and the simulated clock.
-
-    Full points were fitted, hollow ones held out; diamonds come from the simulated clock.
+    `curves` are an algorithm's name, workers and seconds, by what the line is called, or by the algorithm's name;
+    `simulated` has columns algorithm, workers, seconds.
     """
     _, axes = style.figure(8.2, 4.6)
-    for curve in curves:
-        style.theory(axes, curve.workers, curve.line, curve.name, colour=curve.colour)
-        if curve.low is not None and curve.high is not None:
-            colour = style.colour_of(curve.colour)
-            axes.fill_between(curve.workers, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
-        hollow: dict[str, Any] = {"hollow": True, "markeredgewidth": 0.8}
-        for seconds, look in (
-            (curve.simulated, {"marker": "D", "markersize": 5} | hollow),
-            (curve.fitted, {"markersize": 7}),
-            (curve.held_out, {"markersize": 7} | hollow),
-        ):
-            style.measured(axes, [*seconds], [*seconds.values()], colour=curve.colour, **look)
+    for label, (name, workers, seconds) in curves.items():
+        called, colour = ALGORITHMS[name]
+        called = called if label == name else f"{called}, {label}"
+        style.theory(axes, workers, seconds, called, colour=colour)
+    for name, own in simulated.groupby("algorithm"):
+        look = {"colour": ALGORITHMS[str(name)][1], "marker": style.MARKERS[MAPPED.index(str(name))]}
+        style.measured(axes, own["workers"], own["seconds"], **look)
     axes.set_yscale("log")
-    most = max(float(curve.workers.max()) for curve in curves)
-    ticks = [tick for tick in (*TICKS[:-2], 1000) if tick <= most]
-    style.power_axis(axes, ticks)
-    axes.set(xlabel="workers", ylabel="time")
+    counts = np.concatenate([workers for _, workers, _ in curves.values()])
+    style.power_axis(axes, [tick for tick in (*TICKS[:-2], 1000) if counts.min() <= tick <= counts.max()])
+    axes.set(xlabel="workers", ylabel="time of one all-reduce")
+    style.log_ticks(axes.yaxis)
     style.unit_axis(axes.yaxis, "s")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    style.label_ends(axes)
     return style.finish(axes, finding, detail)
 
 
 def fastest_map(path: Link, finding: str, detail: str, checked: pd.DataFrame) -> Figure:
-    """Which all-reduce is fastest, by size of the array and number of workers, as a map; by the closed forms.
+    """Which all-reduce is fastest by the closed forms, by size of the array and number of workers, as two maps.
 
-    `checked` are points with columns nbytes, workers and fastest, from elsewhere: a dot where the map says the same, a
-    cross where not.
+    Above, numbers of workers that are powers of two, from 4 on; below, 3, 6, 12 and so on. `checked` are points with
+    columns nbytes, workers and fastest, from elsewhere: a dot where the map says the same, a cross where not.
     """
     nbytes = np.geomspace(100, 1e9, 281)
-    workers = np.unique(np.round(np.geomspace(2, TICKS[-1], 181)).astype(int))
-    best = _fastest(path, workers[:, None], nbytes)
-    _, axes = style.figure(7.6, 4.6)
+    figure, panels = style.figure(7.6, 6.2, rows=2, sharex=True)
     colours = ListedColormap([style.tint(ALGORITHMS[name][1], 0.45) for name in MAPPED])
-    axes.pcolormesh(nbytes, workers, best, cmap=colours, vmin=0, vmax=len(MAPPED) - 1, shading="nearest")
-    axes.set(xscale="log", yscale="log")
-    style.power_axis(axes, TICKS[1:], "y")
-    for index, name in enumerate(MAPPED):
-        dots = checked["workers"].to_numpy(float)
-        _label_region(axes, best == index, nbytes, workers, ALGORITHMS[name][0], dots)
-    agrees = np.take(MAPPED, _fastest(path, checked["workers"], checked["nbytes"])) == checked["fastest"]
-    for points, marker, size in ((checked[agrees], "o", 5), (checked[~agrees], "X", 9)):
-        look: dict[str, Any] = {"colour": style.INK, "marker": marker, "markersize": size}
-        style.measured(axes, points["nbytes"], points["workers"], **look)
-    axes.grid(visible=False)
-    axes.set(xlabel="size of the array", ylabel="workers")
-    style.unit_axis(axes.xaxis, "B")
-    axes.minorticks_off()
-    return style.finish(axes, finding, detail)
+    for axes, first in zip(panels, (4, 3), strict=True):
+        workers = first * 2 ** np.arange(11)
+        best = fastest(path, workers[:, None], nbytes)
+        axes.pcolormesh(nbytes, workers, best, cmap=colours, vmin=0, vmax=len(MAPPED) - 1, shading="nearest")
+        axes.set(xscale="log", yscale="log", ylabel="workers")
+        style.power_axis(axes, [*workers[::2]], "y")
+        own = checked[checked["workers"].isin(workers)]
+        for index, name in enumerate(MAPPED):
+            _label_region(
+                axes, best == index, nbytes, workers, ALGORITHMS[name][0], own["workers"].to_numpy(float)
+            )
+        agrees = np.take(MAPPED, fastest(path, own["workers"], own["nbytes"])) == own["fastest"]
+        for points, marker, size in ((own[agrees], "o", 5), (own[~agrees], "X", 9)):
+            look: dict[str, Any] = {"colour": style.INK, "marker": marker, "markersize": size}
+            style.measured(axes, points["nbytes"], points["workers"], **look)
+        axes.grid(visible=False)
+        axes.minorticks_off()
+    panels[1].set_xlabel("size of the array")
+    style.unit_axis(panels[1].xaxis, "B")
+    style.finish(panels[0], finding, detail)
+    return figure
 
 
-def _fastest(path: Link, workers: npt.ArrayLike, nbytes: npt.ArrayLike) -> npt.NDArray[np.int64]:
+def fastest(path: Link, workers: npt.ArrayLike, nbytes: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """The index in MAPPED of the algorithm that takes the least."""
     sizes, arrays = np.asarray(workers), np.asarray(nbytes, dtype=float)
     return np.stack([all_reduce_seconds(name, sizes, arrays, path) for name in MAPPED]).argmin(axis=0)
@@ -114,8 +101,8 @@ def _fastest(path: Link, workers: npt.ArrayLike, nbytes: npt.ArrayLike) -> npt.N
 def _label_region(axes: Axes, inside: Array, x: Array, y: Array, name: str, dots: Array) -> None:
     """Write `name` where the region is wide, if there is room for it, and as far as can be from the rows of `dots`."""
     widths = inside.sum(axis=1)
-    widths[: len(y) // 12] = widths[-len(y) // 12 :] = 0  # a word at the edge would be cut
-    if widths.max() < 25:
+    widths[[0, -1]] = 0  # a word at the edge would be cut
+    if widths.max() < 40:
         return
     wide = np.flatnonzero(widths >= 0.75 * widths.max())
     apart = np.abs(np.log(y[wide, None] / dots)).min(axis=1)
@@ -125,7 +112,7 @@ def _label_region(axes: Axes, inside: Array, x: Array, y: Array, name: str, dots
     axes.text(x[places[len(places) // 2]], y[row], name, **look)
 
 
-def against_known(rows: pd.DataFrame, within: float, finding: str, detail: str) -> Figure:
+def against_known(rows: pd.DataFrame, within: float, finding: str, detail: str = "") -> Figure:
     """Predicted over measured, a row for each system: points not fitted, and the band of `within` (0.1: ten per cent).
 
     `rows` has columns system, predicted, measured; what lies outside the band is hollow.
@@ -142,7 +129,8 @@ def against_known(rows: pd.DataFrame, within: float, finding: str, detail: str) 
     axes.set_xscale("log")
     reach = max(1.5, 1.15 * float(np.exp(np.abs(np.log(rows["predicted"] / rows["measured"])).max())))
     axes.set_xlim(1 / reach, reach)
-    style.plain_ticks(axes.xaxis, [tick for tick in RATIOS if 1 / reach <= tick <= reach])
+    ticks = RATIOS if reach < 2 else WIDE_RATIOS
+    style.plain_ticks(axes.xaxis, [tick for tick in ticks if 1 / reach <= tick <= reach])
     style.rows(axes, systems, (len(systems) - 0.5, -0.5))
     axes.set_xlabel("predicted over measured")
     return style.finish(axes, finding, detail)

@@ -1,9 +1,8 @@
-"""How training scales: efficiency against workers, where the time goes, noise, a roofline."""
+"""How training scales: efficiency against workers, and where the time goes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,67 +85,6 @@ def where_time_goes(rows: pd.DataFrame, finding: str, detail: str) -> Figure:
     axes.set(xlabel="time of one step", xlim=(0, 1.1 * left.max()))
     style.unit_axis(axes.xaxis, "s")
     axes.legend(ncols=4, loc="upper right", bbox_to_anchor=(1, -0.9 / (0.34 * len(rows) + 0.6)), fontsize=9)
-    return style.finish(axes, finding, detail)
-
-
-def noise(table: pd.DataFrame, finding: str, detail: str) -> Figure:
-    """Every run as a point, over the median of its setting; outliers as crosses.
-
-    `table` is that of `efficiency.mark_outliers`.
-    """
-    table = table.sort_values(["strategy", "workers"])
-    named = table["strategy"].map(name_of) + ", " + table["workers"].astype(str)
-    _, axes = style.figure(7.6, 1.2 + 0.24 * named.nunique())
-    for place, (_, own) in enumerate(table.groupby(named, sort=False)):
-        ratios = (own["step_seconds"] / own["step_seconds"].median()).to_numpy(float)
-        colour = str(own["strategy"].iloc[0])
-        for marked, marker, size in ((False, "o", 6), (True, "x", 8)):
-            chosen = ratios[own["outlier"].to_numpy(bool) == marked]
-            look: dict[str, Any] = {"colour": colour, "marker": marker, "markersize": size}
-            look["markeredgecolor"] = style.colour_of(colour) if marked else "white"
-            style.measured(axes, chosen, [place] * len(chosen), **look)
-    axes.axvline(1, color=style.QUIET, linewidth=1)
-    style.rows(axes, [*named.unique()])
-    reach = max(0.12, 1.1 * float((axes.dataLim.intervalx - 1).__abs__().max()))
-    axes.set(xlim=(1 - reach, 1 + reach), xlabel="a run's step over the median of its setting")
-    style.percent_axis(axes.xaxis)
-    return style.finish(axes, finding, detail)
-
-
-def roofline(
-    rows: pd.DataFrame, flops: pd.Series[float], peak: float, bandwidth: float, finding: str, detail: str
-) -> Figure:
-    """Arithmetic a second of a worker against arithmetic a byte that it sends: below the roof that link and core make.
-
-    The roofline of Williams, Waterman and Patterson (2009), with the network in place of memory. `flops` are those of
-    one worker's step, for each of `rows`; `peak` is what a worker computes in a second by itself, `bandwidth` what its
-    link carries.
-    """
-    sent = rows["bytes_sent"].where(rows["bytes_sent"] > 0)
-    intensity = flops / sent
-    reached = flops / rows["step_seconds"]
-    _, axes = style.figure(7.2, 4.2)
-    ends = np.geomspace(float(intensity.min()) / 3, max(float(intensity.max()), peak / bandwidth) * 4, 200)
-    style.theory(axes, ends, np.minimum(peak, ends * bandwidth), colour="theory")
-    ridge = peak / bandwidth
-    style.mark(axes, ridge)
-    beside: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "fontsize": 9.5, "color": style.QUIET}
-    axes.text(ridge / 1.15, 0.03, "bound by the link", ha="right", **beside)
-    axes.text(ridge * 1.15, 0.03, "bound by computing", ha="left", **beside)
-    for index, (strategy, own) in enumerate(rows[sent.notna()].groupby("strategy", sort=False)):
-        colour, marker = str(strategy), style.MARKERS[index % 8]
-        across, up = intensity[own.index].to_numpy(float), reached[own.index].to_numpy(float)
-        style.measured(axes, across, up, colour=colour, marker=marker, markersize=8)
-        for point, workers in zip(zip(across, up, strict=True), own["workers"], strict=True):
-            # Below the point, away from the roof; and not in the way of the strategy's next point on the right.
-            shift, align = ((0, -6), "center") if point[0] < 0.95 * across.max() else ((8, -4), "left")
-            style.note(axes, f"{name_of(colour)}, {workers}", point, shift, fontsize=8.5, ha=align, va="top")
-    axes.set(xscale="log", xlabel="arithmetic for each byte sent, FLOP/B")
-    axes.set(yscale="log", ylabel="FLOP/s of a worker", ylim=(float(reached.min()) / 4, 2 * peak))
-    style.log_ticks(axes.yaxis)
-    style.unit_axis(axes.yaxis, "FLOP/s")
-    style.log_ticks(axes.xaxis)
-    axes.xaxis.set_major_formatter("{x:,.0f}")
     return style.finish(axes, finding, detail)
 
 

@@ -36,11 +36,6 @@ ALL_REDUCES: Mapping[str, Callable[..., None]] = {
 COLUMNS = ["workers", "servers", "nbytes", "seconds", "how"]
 
 
-def goodput(network: Network) -> float:
-    """Bytes of payload per second that one direction of a link of `network` carries."""
-    return network.goodput
-
-
 def measure(job: TrainingJob, network: Network | None = None) -> pd.DataFrame:
     """Seconds of what `job` (one of jobs/measure_*) repeats: the median of repeats, of the slowest rank in each.
 

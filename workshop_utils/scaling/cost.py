@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workshop_utils.comm.central import central_seconds
+from workshop_utils.comm.double_tree import double_tree_seconds
 from workshop_utils.comm.halving_doubling import halving_doubling_seconds
 from workshop_utils.comm.parameter_server import server_bytes_received
 from workshop_utils.comm.ring import ring_seconds
@@ -33,12 +34,13 @@ def plain(values: Any) -> Numbers:
     return float(values) if np.ndim(values) == 0 else np.asarray(values, dtype=float)
 
 
-# All-reduces by name, as `communication` measures them: (size, nbytes, latency in seconds, bandwidth in bytes per
+# All-reduces by name: (size, nbytes, latency in seconds, bandwidth in bytes per
 # second) to seconds. Each is for one whole number of ranks; its source stands beside the algorithm.
 CLOSED_FORMS: Mapping[str, Callable[[int, int, float, float], float]] = {
     "ring": ring_seconds,
     "central": central_seconds,
     "tree": tree_all_reduce_seconds,
+    "double_tree": double_tree_seconds,
     "halving_doubling": halving_doubling_seconds,
 }
 

@@ -1,4 +1,4 @@
-"""What a table of measurements says: medians and outliers, speed-up, weak and strong efficiency, communication.
+"""What a table of measurements says: medians and ranges, speed-up, weak and strong efficiency, communication.
 
 Definitions, with t(N) the median step of N workers and N₁ the fewest that were measured, 1 where possible:
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 
 from workshop_utils.jobs import JobError
@@ -24,17 +23,14 @@ MEASURED = {
     "key", "repeat", "state", "reason", "run_seconds", "measured_at", "cached", "seconds", "step_seconds",
     "compute_seconds", "transfer_seconds", "waiting_seconds",
     "other_seconds", "bytes_sent", "bytes_received", "server_bytes_received", "samples_per_second",
-    "first_step_seconds", "accuracy", "loss", "outlier", "host_share",
+    "first_step_seconds", "accuracy", "loss", "host_share",
 }  # fmt: skip
 # Of those of `scaling`, what a reader is shown.
 SHOWN = (
-    "strategy", "workers", "network", "scaling", "gradient_nbytes", "batch_size", "repeats", "outliers", "step_seconds",
+    "strategy", "workers", "network", "scaling", "gradient_nbytes", "batch_size", "repeats", "step_seconds",
     "lowest", "highest", "speedup", "efficiency", "communication_share", "bytes_sent", "server_bytes_received",
     "samples_per_second", "first_step_seconds", "accuracy",
 )  # fmt: skip
-
-OUTLIER_SCORE = 3.5
-LEAST_DEVIATION = 0.1  # of the median: three repeats that agree to a per cent make the fourth no outlier
 
 
 def settings_of(table: pd.DataFrame) -> list[str]:
@@ -42,39 +38,19 @@ def settings_of(table: pd.DataFrame) -> list[str]:
     return [name for name in table.columns if name not in MEASURED]
 
 
-def mark_outliers(table: pd.DataFrame) -> pd.DataFrame:
-    """`table` with a column `outlier`: true where a repeat is unlike the others of its setting.
-
-    That is where its modified z-score 0.6745 |x − median| / MAD, with MAD the median absolute deviation, is above 3.5,
-    and it lies more than 10 % from the median. Nothing is removed: medians do not mind, and a figure shows it. Source:
-    Iglewicz and Hoaglin (1993), "How to detect and handle outliers"; where MAD is 0 their mean absolute deviation.
-    """
-    _succeeded(table)
-    values = table.groupby(settings_of(table), dropna=False)["step_seconds"]
-    deviation = (table["step_seconds"] - values.transform("median")).abs()
-    groups = deviation.groupby([table[name] for name in settings_of(table)], dropna=False)
-    mad, mean = groups.transform("median"), groups.transform("mean")
-    with np.errstate(divide="ignore", invalid="ignore"):
-        score = np.where(mad > 0, 0.6745 * deviation / mad, deviation / (1.253314 * mean))
-    far = deviation > LEAST_DEVIATION * values.transform("median")
-    return table.assign(outlier=(score > OUTLIER_SCORE) & far)
-
-
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """A row a setting: medians over its repeats, their number, range and outliers; failed runs are left out.
+    """A row a setting: medians over its repeats, their number and range; failed runs are left out.
 
     Returns:
-        What was run; the medians; `repeats`; `lowest` and `highest` step, in seconds; `outliers`, how many.
+        What was run; the medians; `repeats`; `lowest` and `highest` step, in seconds.
 
     Raises:
         JobError: if no run succeeded.
     """
-    marked = mark_outliers(_succeeded(table))
-    groups = marked.groupby(settings_of(table), dropna=False, sort=False)
+    groups = _succeeded(table).groupby(settings_of(table), dropna=False, sort=False)
     numbers = [name for name in MEASURED & set(table.columns) if pd.api.types.is_float_dtype(table[name])]
     medians = groups[sorted(numbers)].median()
     spread = groups["step_seconds"].agg(repeats="size", lowest="min", highest="max")
-    spread["outliers"] = groups["outlier"].sum()
     return medians.join(spread).reset_index()
 
 

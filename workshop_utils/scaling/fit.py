@@ -201,16 +201,3 @@ def size_terms(pipeline_nbytes: float = PIPELINE_NBYTES) -> tuple[Term, ...]:
         Term("bandwidth", "bytes/s", lambda nbytes: nbytes, inverse=True),
         Term("filling", "s", lambda nbytes: nbytes / (nbytes + pipeline_nbytes)),
     )
-
-
-def worker_terms() -> tuple[Term, ...]:
-    """c + d (N − 1)/N + e (N − 1): a step of data parallel training, by workers, where each keeps its batch.
-
-    Of a ring's 2 (N − 1)(α + K/NB), and of co-located parameter servers', d has the bytes and e the latencies (and
-    whatever else grows with every worker that is waited for); c is what one worker computes.
-    """
-    return (
-        Term("computing", "s", lambda workers: np.ones_like(workers, dtype=float)),
-        Term("bytes", "s", lambda workers: (workers - 1) / workers),
-        Term("each worker more", "s", lambda workers: workers - 1.0),
-    )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 DATA = Path(__file__).parent / "data"
 
@@ -31,7 +30,7 @@ SAME_DEVICE = {
 
 @cache
 def published_table(name: str) -> pd.DataFrame:
-    """data/NAME.csv as it stands: nccl_all_reduce, pipeline_speedups, training_runs or training_throughput."""
+    """data/NAME.csv as it stands: nccl_all_reduce, training_runs or weak_scaling."""
     return pd.read_csv(DATA / f"{name}.csv")
 
 
@@ -41,29 +40,10 @@ TRAINING_RUNS: tuple[Any, ...] = tuple(
 )
 
 
-@cache
-def reasons() -> dict[str, str]:
-    """A sentence on the errors of each system's predictions, by part of its name."""
-    return dict(yaml.safe_load((DATA / "reasons.yaml").read_text(encoding="utf-8")))
-
-
 def published_curves() -> pd.DataFrame:
-    """How long NCCL's all-reduce takes by size, and a step of data parallel training by workers: a row a point.
-
-    Returns:
-        Columns `system`, with what it ran; `varied`, "nbytes" or "workers", and its `value`, ascending; `measured`, the
-        seconds of one all-reduce, or those in which every worker trains one image; `machines` that all-reduced.
-    """
+    """How long NCCL's all-reduce takes, a row a point: system, machines, bytes as `value`, `measured` seconds."""
     reduces = published_table("nccl_all_reduce").rename(columns={"nbytes": "value", "seconds": "measured"})
-    steps = published_table("training_throughput").dropna(subset=["images_per_second"])
-    library = steps["strategy"].str.split(" (", regex=False).str[0]
-    steps = steps.assign(
-        system=library + ", " + steps["model"] + ", " + steps["system"],
-        value=steps["workers"],
-        measured=steps["workers"] / steps["images_per_second"],
-    )
-    both = pd.concat([reduces.assign(varied="nbytes"), steps.assign(varied="workers")], ignore_index=True)
-    return both[["system", "varied", "value", "measured", "machines"]].astype({"value": float})
+    return reduces[["system", "value", "measured", "machines"]].astype({"value": float})
 
 
 def scaling_series() -> pd.DataFrame:
