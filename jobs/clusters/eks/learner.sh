@@ -3,8 +3,8 @@
 # cluster's administrator runs it from the repository's root, in the AWS region of the cluster:
 #     bash jobs/clusters/eks/learner.sh add workshop-cpu ada arn:aws:iam::123456789012:user/ada
 #     bash jobs/clusters/eks/learner.sh remove workshop-cpu ada arn:aws:iam::123456789012:user/ada
-# The learner then runs `aws eks update-kubeconfig --name workshop-cpu --alias workshop-cpu`, and has `namespace: ada` in a
-# place.yaml.
+# The learner then runs `aws eks update-kubeconfig --name workshop-cpu --alias workshop-cpu`, for which their policy in IAM
+# must allow eks:DescribeCluster, and has `namespace: ada` in a place.yaml.
 set -euo pipefail
 
 usage() {

@@ -393,4 +393,5 @@ def _kind(kind: str, of: str) -> dict[str, Any]:
 
 
 def _name(described: Described) -> str:
-    return f"{described['kind']} {described['metadata']['name']}"
+    kind, name = described["kind"], described["metadata"]["name"]
+    return f"the {kind.lower()}s {name}" if name.startswith("of ") else f"{kind} {name}"
