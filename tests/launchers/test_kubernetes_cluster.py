@@ -211,13 +211,14 @@ def test_a_creation_whose_answer_is_lost_is_looked_for_and_undone_unless_it_is_s
 def test_where_the_roll_back_fails_too_the_cause_comes_first_and_what_is_left_is_named(server, job):
     server.script["POST", "configmaps"] = [refused(403, "no config maps")]
     server.script["DELETE", "ddp"] = [refused(403, "no deleting")]
-    said = r"^creating ConfigMap ddp: .* no config maps\. PyTorchJob ddp may be there .*no deleting$"
+    way = r"kubectl --namespace default delete pytorchjob\.kubeflow\.org/ddp"
+    said = rf"^creating ConfigMap ddp: .* no config maps\. What was begun may be there .* {way} \(.*no deleting\)$"
     with pytest.raises(KubernetesError, match=said):
         PLACE.launch(job)
     server.late["POST", "pytorchjobs"] = refused(504, "timed out")
     server.script["GET", "ddp"] = [refused(403, "no looking")]
     server.objects.clear()
-    with pytest.raises(KubernetesError, match=r"timed out\. PyTorchJob ddp may be there .*no looking$"):
+    with pytest.raises(KubernetesError, match=rf"timed out\. What was begun .* {way} \(.*no looking\)$"):
         PLACE.launch(job)
 
 

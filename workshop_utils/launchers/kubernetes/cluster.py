@@ -208,13 +208,14 @@ class JobObjects:
                 if described is not unsure or self._is_ours(described):
                     self._delete(described)
             except KubernetesError as error:
-                left[_name(described)] = str(error)
+                group, separator, _ = described["apiVersion"].partition("/")
+                kind = described["kind"].lower() + (f".{group}" if separator else "")
+                left[f"{kind}/{described['metadata']['name']}"] = str(error)
         if not left:
             return ""
-        what, why = " and ".join(left), next(iter(left.values()))
-        return (
-            f"{what} may be there all the same, and run: kubectl --namespace {self.namespace} delete. {why}"
-        )
+        what, (why, *_) = " ".join(left), left.values()
+        way = f"kubectl --namespace {self.namespace} delete {what}"
+        return f"What was begun may be there all the same, and run; this deletes it: {way} ({why})"
 
     def _is_ours(self, described: Described) -> bool:
         """Whether the cluster has this object from us: its answer may be lost, or it may be somebody else's."""
