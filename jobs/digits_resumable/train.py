@@ -4,7 +4,7 @@ Interrupted or not, the weights at the end are the same, bit by bit. Three thing
 that the next step depends on: weights, momentum, how many steps were made. Examples are drawn by the step's number, not
 by a generator that nobody saved. Gradients travel in one array, so that they are always added in the same order.
 
-Failures on request: `--kill-rank` dies after `--kill-step`, in the job's first life; `--slow-rank` computes longer.
+A failure on request: `--kill-rank` dies after `--kill-step`, in the job's first life.
 """
 
 import argparse
@@ -40,8 +40,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--checkpoint-steps", type=int, default=10, help="0: no checkpoints")
     parser.add_argument("--forget", choices=FORGETTABLE, default="nothing", help="what a restart leaves out")
     parser.add_argument("--step-seconds", type=float, default=0.0, help="added to each step's computing")
-    parser.add_argument("--slow-rank", type=int, default=-1)
-    parser.add_argument("--slow-seconds", type=float, default=0.05, help="more that it computes in a step")
     parser.add_argument("--kill-rank", type=int, default=-1)
     parser.add_argument("--kill-step", type=int, default=0)
     given = parser.parse_args()
@@ -115,18 +113,14 @@ def train(training: Training, folder: Path | None, given: argparse.Namespace) ->
     images, labels = load("train")
     gradient = torch.empty_like(training.weights)
     while training.step < given.steps:
-        started = time.perf_counter()
         rows = torch.from_numpy(batch_of(training.step, len(images), given))
         loss = cross_entropy(training.model(images[rows]), labels[rows], reduction="sum") / given.batch_size
         parts = torch.autograd.grad(loss, list(training.model.parameters()))
         torch.cat([part.reshape(-1) for part in parts], out=gradient)
-        time.sleep(given.step_seconds + (given.slow_seconds if rank == given.slow_rank else 0))
-        computed = time.perf_counter()
+        time.sleep(given.step_seconds)
         dist.all_reduce(gradient)  # the sum, since each rank has divided by the whole batch
-        waited = time.perf_counter()
         training.update(gradient, given.learning_rate)
-        times = {"compute_seconds": computed - started, "all_reduce_seconds": waited - computed}
-        place.report(step=training.step, loss=loss.item() * dist.get_world_size(), **times)
+        place.report(step=training.step, loss=loss.item() * dist.get_world_size())
         if folder and rank == 0 and given.checkpoint_steps and training.step % given.checkpoint_steps == 0:
             training.save(folder)
         if first_life and rank == given.kill_rank and training.step == given.kill_step:
