@@ -8,6 +8,7 @@ from workshop_utils.lessons import checks
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 
 BUILT = (
+    "11",
     "00",
     "01",
     "02",
@@ -22,6 +23,7 @@ BUILT = (
     "10",
     "14",
     "12",
+    "13",
 )  # lessons in which the learner builds the parts: they have rules of their own
 MODULES = [
     importlib.import_module(f"{checks.__name__}.{each.name}")

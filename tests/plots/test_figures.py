@@ -71,10 +71,6 @@ NBYTES = {512: {"parameters": 10e6, "optimizer": 20e6, "gradients": 10e6, "activ
 HELD = [[31e6, 36e6, 41e6, 42e6]]
 EVENTS = [[Event("send", 1, 8, 0, 1, "")], [Event("recv", 0, 8, 0, 3, "")]]
 SERIES = communication.Series([2, 4], [1.0, 1.5], [1.0, 1.25])
-RULES = table(
-    "rule batch loss seed", *(("linear", 32, loss, 0) for loss in (0.2, 0.4)), ("linear", 64, None, 0)
-)
-WARM_UPS = table("start warmup loss", ("usual", 0, math.nan), ("usual", 10, 0.3))
 WAITED = table(
     "worker step compute_seconds all_reduce_seconds",
     ("worker-0", 1, 9.0, 9.0),  # the first step does not count
@@ -128,9 +124,9 @@ SHOWN = {
     "overlap": (lambda: pytorch.steps_with_communication({"buckets": [STEP]}, "Found", "so"),
         [[(0, 1), (1, 2), (3, 1), (1.5, 1.5), (3, 1)]]),
     "sharded": (lambda: pytorch.memory_by_ranks([2, 4], SHARDED, 1_000_000), [[(2, 8), (2, 16), (4, 4), (4, 16)]]),
-    # What diverged counts as a guess.
-    "batch": (lambda: convergence.against_batch(RULES), [[(32, 0.3), (64, convergence.GIVEN_UP)]]),
-    "warm-up": (lambda: convergence.warm_up_losses(WARM_UPS), [[(-0.12, convergence.GIVEN_UP), (0.88, 0.3)]]),
+    # Where a seed did not arrive there is a ring at the upper edge.
+    "seeds": (lambda: convergence.against({"": {"rule": {32: np.array([1, 3]), 64: np.array([1, math.inf])}}},
+        ("batch", "images"), "Found", "so"), [[(32, 2), (64, 0.97)]]),
     "waiting": (lambda: failures.waiting(WAITED), [[(0, 0.1), (0.1, 0.25), (0, 0.3), (0.3, 0.05)]]),
     "hang": (lambda: failures.hang([["1 all_reduce", "1.2 done", "1.25 barrier"], ["1.1 all_reduce", "1.2 done"]]),
         [[(0, 0.2), (0.2, 0.05), (0.25, 0.075), (0.1, 0.1), (0.2, 0.125)]]),
@@ -145,7 +141,9 @@ SHOWN = {
     "where time goes": (lambda: scaling.where_time_goes(SCALED, "Found", "so"),
         [[bar for step in (0.125, 0.15, 0.2, 0.25, 0.3, 0.4)  # half computing, half sending, and nothing else
             for bar in ((0, step / 2), (step / 2, step / 2), (step, 0), (step, 0))]]),
-    "by seed": (lambda: spark.by_seed({"a": [3.0, 4.0], "b": [5.0]}, "loss", "a", "b"), [[(3.0, 0), (4.0, 0), (5.0, 1)]]),
+    "by seed": (
+        lambda: spark.by_seed({"a": [3.0, 4.0], "b": [5.0]}, "loss", "a", "b"), [[(3.0, 0), (4.0, 0), (5.0, 1)]]
+    ),
     "throughput": (lambda: scaling.throughput(EMULATED), [[(1, 0.5), (1, 0.95), (4, 0.8), (4, 3.2)]] * 2),
     "uneven throughput": (lambda: scaling.throughput(UNEVEN), [[(1, 0.5), (1, 0.95), (4, 3.2)]] * 2),
 }  # fmt: skip
@@ -184,11 +182,13 @@ def line_of(figure, label):
 
 def test_the_loss_of_a_pretraining_is_the_running_mean_of_its_ranks():
     rows = [
-        (rank, step, 2 + sign + (step == 1)) for step in range(1, 21) for rank, sign in ((0, 0.1), (1, -0.1))
+        (rank, step, 2 + sign + (step == 1)) for step in range(1, 31) for rank, sign in ((0, 0.1), (1, -0.1))
     ]
-    figure = torchx.pretraining_losses(table("rank step loss", *rows), vocabulary=1024)
-    # A step counts a tenth.
-    assert line_of(figure, "mean of 10 steps")[9:] == pytest.approx([2.1] + [2] * 10)
+    figure = torchx.pretraining_losses(table("rank step loss", *rows), {"guessing": 5.0, "frequencies": 1.0})
+    *_, running = figure.axes[0].get_lines()
+    # A step counts a twentieth.
+    assert running.get_ydata().tolist()[19:] == pytest.approx([2.05] + [2] * 10)
+    assert "better than guessing, no more" in figure.axes[0].get_title(loc="left") + str(figure.texts)
 
 
 def test_the_title_of_an_interruption_counts_the_steps_that_were_made_twice():

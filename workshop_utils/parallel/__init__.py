@@ -7,8 +7,6 @@
 | `tensor` | every layer, between ranks that work on the same batch: Megatron's cuts, sequence parallelism |
 | `schedule`, `pipeline` | the layers, into stages that microbatches go through: GPipe, 1F1B, interleaved |
 | `mesh` | all of these at once: data × tensor × pipeline |
-| `batch_norm` | the batch, over which the statistics of batch normalisation are taken: each rank's own, or all ranks' |
-| `ensemble` | the batch, for several seeds and learning rates side by side: one all-reduce carries them all |
 
 All of them speak through a `comm.Communicator`, so every byte is counted.
 """
