@@ -1,8 +1,9 @@
 """Train a Keras model on Spark with Elephas, in each of its three modes.
 
-`synchronous`: every epoch each partition trains a copy, and the driver averages what they have changed. `asynchronous`
-and `hogwild`: a parameter server in a process beside the driver, which workers read from and write to over http as
-they please; with hogwild without locks. The driver reports `accuracy` on the test images, and `seconds_taken`.
+`synchronous`: every epoch each partition trains a copy, and the driver adds the mean of what they have changed.
+`asynchronous` and `hogwild`: a parameter server in a process beside the driver, which adds the whole of each change;
+workers read from and write to it over http as they please, with hogwild without locks. So the same learning rate takes
+longer steps there. For each mode, and each seed from 0, the driver reports `loss` and `accuracy` on the test images.
 
 What Elephas 7.3 would let pass is refused here, or put right; each place says why.
 """
@@ -13,7 +14,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,12 +26,13 @@ from tensorflow import keras
 from workshop_utils import place
 
 CLASSES = 10
+MODES = ("synchronous", "asynchronous", "hogwild")
 LOOPBACK = "127.0.0.1"
 
 
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--mode", choices=["synchronous", "asynchronous", "hogwild"], default="synchronous")
+    parser.add_argument("--mode", default="synchronous", help=f"{', '.join(MODES)}; or several, with commas")
     # Its other server, by plain sockets, leaves threads that spin, and now and then never ends.
     parser.add_argument(
         "--server", choices=["http"], default="http", help="of parameters, where there is one"
@@ -41,13 +42,22 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--learning-rate", default="0.1", help="of all modes; or one for each, with commas")
     parser.add_argument(
         "--partitions", type=int, default=0, help="by default one for each core of the cluster"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="trainings, each with initial weights of its own"
+    )
     given = parser.parse_args()
-    for name, least in (("epochs", 1), ("batch_size", 1), ("partitions", 0)):
+    given.modes = given.mode.split(",")
+    if unknown := set(given.modes) - set(MODES):
+        parser.error(f"mode is {given.mode!r}; {min(unknown)!r} is none of {', '.join(MODES)}")
+    rates = [float(rate) for rate in given.learning_rate.split(",")]
+    given.rates = rates * len(given.modes) if len(rates) == 1 else rates
+    if len(given.rates) != len(given.modes):
+        parser.error(f"learning-rate is {given.learning_rate!r}; it must be one, or one for each mode")
+    for name, least in (("epochs", 1), ("batch_size", 1), ("partitions", 0), ("seeds", 1)):
         if getattr(given, name) < least:
             parser.error(f"{name.replace('_', '-')} is {getattr(given, name)}; it must be at least {least}")
     return given
@@ -59,12 +69,12 @@ def load(split: str) -> tuple[np.ndarray, np.ndarray]:
     return images, np.eye(CLASSES, dtype=np.float32)[labels]
 
 
-def network(pixels: int, given: argparse.Namespace) -> Any:
+def network(pixels: int, rate: float, seed: int) -> Any:
     """A perceptron with one hidden layer."""
-    keras.utils.set_random_seed(given.seed)
+    keras.utils.set_random_seed(seed)
     layers = [keras.layers.Dense(64, activation="relu"), keras.layers.Dense(CLASSES, activation="softmax")]
     model = keras.Sequential([keras.Input((pixels,)), *layers])
-    model.compile(keras.optimizers.SGD(given.learning_rate), "categorical_crossentropy", ["accuracy"])
+    model.compile(keras.optimizers.SGD(rate), "categorical_crossentropy", ["accuracy"])
     return model
 
 
@@ -75,9 +85,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def distributed(model: Any, given: argparse.Namespace, partitions: int) -> Iterator[Any]:
+def distributed(model: Any, mode: str, given: argparse.Namespace, partitions: int) -> Iterator[Any]:
     """Elephas's model, such that nothing of it is left afterwards."""
-    if given.mode == "synchronous":
+    if mode == "synchronous":
         # SparkModel takes `mode` too, and forgets it: SparkModel(mode="asynchronous") trains synchronously.
         yield SparkModel(model, num_workers=partitions, batch_size=given.batch_size)
         return
@@ -86,13 +96,13 @@ def distributed(model: Any, given: argparse.Namespace, partitions: int) -> Itera
     if os.environ.get("SPARK_LOCAL_IP") != LOOPBACK:
         sys.exit(
             f"SPARK_LOCAL_IP is {os.environ.get('SPARK_LOCAL_IP')!r}; it must be {LOOPBACK}, since the parameter "
-            f"server of mode {given.mode!r} lets everybody in: use a master on this machine, or mode synchronous"
+            f"server of mode {mode!r} lets everybody in: use a master on this machine, or mode synchronous"
         )
     elephas = AsynchronousSparkModel(
         model,
         num_workers=partitions,
         batch_size=given.batch_size,
-        mode=given.mode,
+        mode=mode,
         frequency=given.frequency,
         parameter_server_mode=given.server,
         port=free_port(),
@@ -109,31 +119,45 @@ def distributed(model: Any, given: argparse.Namespace, partitions: int) -> Itera
                 server.stop()
 
 
+def refuse_skipped_partitions(rdd: Any, partitions: int, batch_size: int) -> None:
+    """Exit where a partition, as Elephas will cut them, has no more rows than a batch.
+
+    Elephas trains nothing on such a one, in any mode, and reports success (`worker.py`: `x_train.shape[0] > ...`).
+    """
+    sizes = rdd.repartition(partitions).mapPartitions(lambda rows: [sum(1 for _ in rows)]).collect()
+    if min(sizes) <= batch_size:
+        sys.exit(
+            f"batch-size is {batch_size}; the smallest of {partitions} partitions has {min(sizes)} rows, and must "
+            "have more than a batch, or Elephas skips it: use fewer partitions, or smaller batches"
+        )
+
+
 def main() -> None:
     given = options()
     here = place.here()
     images, labels = load("train")
+    test_images, test_labels = load("test")
     session = SparkSession.builder.getOrCreate()
     context = session.sparkContext
     partitions = given.partitions or context.defaultParallelism
-    if given.mode != "synchronous" and len(images) // partitions <= given.batch_size:
-        # Elephas would train nothing on such a partition, and report success.
-        sys.exit(
-            f"batch-size is {given.batch_size}; each of {partitions} partitions has {len(images) // partitions} "
-            "images, and must have more than a batch"
-        )
     rdd = to_simple_rdd(context, images, labels)
-    model = network(images.shape[1], given)
-    started = time.perf_counter()
-    with distributed(model, given, partitions) as elephas:
-        elephas.fit(rdd, epochs=given.epochs, batch_size=given.batch_size, verbose=0, validation_split=0.0)
-        seconds = time.perf_counter() - started
-        trained = elephas.master_network
+    refuse_skipped_partitions(rdd, partitions, given.batch_size)
+    for mode, rate, seed in (
+        (mode, rate, seed)
+        for mode, rate in zip(given.modes, given.rates, strict=True)
+        for seed in range(given.seeds)
+    ):
+        model = network(images.shape[1], rate, seed)
+        with distributed(model, mode, given, partitions) as elephas:
+            elephas.fit(
+                rdd, epochs=given.epochs, batch_size=given.batch_size, verbose=0, validation_split=0.0
+            )
+            trained = elephas.master_network
+        predicted = trained.predict(test_images, verbose=0)
+        loss = float(-np.log((predicted * test_labels).sum(axis=1)).mean())
+        accuracy = float((predicted.argmax(axis=1) == test_labels.argmax(axis=1)).mean())
+        place.report(step=given.epochs, loss=loss, accuracy=accuracy)
     session.stop()
-    test_images, test_labels = load("test")
-    predicted = trained.predict(test_images, verbose=0).argmax(axis=1)
-    accuracy = float((predicted == test_labels.argmax(axis=1)).mean())
-    place.report(step=given.epochs, accuracy=accuracy, seconds_taken=seconds)
     here.model_folder.mkdir(parents=True, exist_ok=True)
     trained.save(here.model_folder / "model.keras")
 

@@ -158,6 +158,23 @@ def test_a_killed_launching_process_leaves_no_java_behind(tmp_path, watch):
     # The fixture looks for what is left.
 
 
+def test_a_spark_program_runs_as_the_driver_and_is_blamed_with_its_last_lines(make_job):
+    job = make_job("""
+        from pyspark.sql import SparkSession
+        from workshop_utils import place
+        place.here()
+        session = SparkSession.builder.getOrCreate()
+        place.report(step=1, total=session.sparkContext.parallelize(range(5), 2).sum())
+        session.stop()
+        raise SystemExit("the driver has had enough")
+        """, strategy="spark_program", workers=2, timeout="4min")  # fmt: skip
+    with Spark().launch(job) as run:
+        said = failure_of(run, PATIENCE_SECONDS)
+    assert [record["total"] for record in run.records] == [10]
+    assert f"{job.name} failed: driver-0 ended with exit code 1" in said
+    assert said.endswith("\n  the driver has had enough")
+
+
 # A cluster of real processes
 
 

@@ -7,7 +7,7 @@
 | --- | --- |
 | `launcher` | `Spark`: its settings, how it renders and launches, and its run |
 | `driver` | a program: starts the ranks as tasks of a barrier stage |
-| `cluster` | a stand-alone cluster of real processes on this machine |
+| `cluster` | a session for a notebook, and a stand-alone cluster of real processes on this machine |
 
 The script of a `spark_program` is the driver itself, as with `spark-submit`. Any other script is a rank's: our driver
 starts it once for each worker. What a job with a `requirements.txt` needs lies in an environment of its own, made on
@@ -18,7 +18,7 @@ here everything listens on loopback alone, asks for a secret that belongs to one
 served without need. On a real cluster, name its secret in `secret_file`, and keep its network closed.
 """
 
-from workshop_utils.launchers.spark.cluster import StandaloneCluster
+from workshop_utils.launchers.spark.cluster import StandaloneCluster, local_session
 from workshop_utils.launchers.spark.launcher import Spark, SparkRequest, SparkRun
 
-__all__ = ["Spark", "SparkRequest", "SparkRun", "StandaloneCluster"]
+__all__ = ["Spark", "SparkRequest", "SparkRun", "StandaloneCluster", "local_session"]

@@ -1,4 +1,8 @@
-"""A stand-alone cluster of real processes on this machine: one master, and workers that start executors.
+"""Spark on this machine: a session for a notebook, and a stand-alone cluster of real processes.
+
+    session = local_session(4)  # `local[4]`: driver and executor in one JVM
+
+A cluster is one master, and workers that start executors:
 
     with StandaloneCluster(workers=2) as cluster:
         run = cluster.spark(restarts=1).launch(job)
@@ -12,12 +16,16 @@ Source: Spark 3.5, "Spark Standalone Mode".
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import re
 import secrets
+import shutil
+import subprocess
 import sys
 import tempfile
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
@@ -27,10 +35,38 @@ from workshop_utils.launchers.spark import launcher
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.runs import RunFailed, RunState
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 LIFETIME_SECONDS = 24 * 3600.0  # of a cluster that nobody ends
 START_SECONDS = 120.0  # two JVMs after another, on a busy machine
 EXECUTORS = ("--port", "0", "--cores", "1", "--memory", "1g")  # of a worker
 REGISTERED = re.compile(r"Registering worker \S+ with")
+
+
+def local_session(threads: int = 4) -> SparkSession:
+    """The session of this process, on `local[threads, 2]`, where a task may fail once. Stop it when done.
+
+    Where one is active, it is returned as it is. What its JVM writes to its standard error is dropped, since a stopped
+    barrier stage fills pages there; exceptions reach Python all the same.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    if SparkContext._active_spark_context is not None:
+        return SparkSession(SparkContext._active_spark_context)
+    scratch = scratch_folder()
+    for name in ("conf", "tmp"):
+        (scratch / name).mkdir(parents=True)
+    (scratch / "conf" / "log4j2.properties").write_text(launcher.LOGGING, encoding="utf-8")
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    variables = launcher.spark_variables(scratch, launcher.LOOPBACK, sys.executable)
+    os.environ.update({name: value for name, value in variables.items() if name != "TMPDIR"})
+    master = f"local[{threads},2]"
+    properties = launcher.common_properties(master, "notebook", launcher.LOOPBACK, "512Mi", scratch)
+    conf = SparkConf().setAll([*properties.items(), ("spark.barrier.sync.timeout", "10")])
+    return SparkSession(SparkContext(conf=conf, gateway=launch_gateway(conf, {"stderr": subprocess.DEVNULL})))
 
 
 class StandaloneCluster(ProcessRun):

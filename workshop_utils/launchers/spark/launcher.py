@@ -195,22 +195,8 @@ class Spark(TargetSettings):
 
     def _properties(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
         """What Spark is told. Source: Spark 3.5, "Spark Configuration"."""
-        memory = f"{bytes_of(self.memory) // 2**20}m"
         properties = {
-            "spark.master": self.master_for(job),
-            "spark.app.name": job.name,
-            "spark.driver.host": self.driver_host,
-            "spark.driver.bindAddress": self.driver_host,
-            "spark.authenticate": "true",
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.driver.memory": memory,
-            "spark.executor.memory": memory,
-            "spark.driver.extraJavaOptions": f"{JVM} -Djava.io.tmpdir={scratch}/tmp",
-            "spark.executor.extraJavaOptions": JVM,
-            "spark.local.dir": f"{scratch}/tmp",
-            "spark.sql.warehouse.dir": f"file:{scratch}/warehouse",
-            "spark.python.task.killTimeout": "100ms",  # a rank that Spark ends has nothing to finish
+            **common_properties(self.master_for(job), job.name, self.driver_host, self.memory, scratch),
             # A job that asks for more cores than there are fails after a minute, not after ten.
             "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "2s",
             "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "30",
@@ -293,6 +279,27 @@ def spark_variables(scratch: Path, address: str, python: str) -> dict[str, str]:
         "SPARK_LOCAL_IP": address,
         "PYSPARK_PYTHON": python,
         "TMPDIR": f"{scratch}/tmp",
+    }
+
+
+def common_properties(master: str, name: str, address: str, memory: Size, scratch: Path) -> dict[str, str]:
+    """The properties of every application: it listens at `address`, asks for a secret, and writes below `scratch`."""
+    size = f"{bytes_of(memory) // 2**20}m"
+    return {
+        "spark.master": master,
+        "spark.app.name": name,
+        "spark.driver.host": address,
+        "spark.driver.bindAddress": address,
+        "spark.authenticate": "true",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": size,
+        "spark.executor.memory": size,
+        "spark.driver.extraJavaOptions": f"{JVM} -Djava.io.tmpdir={scratch}/tmp",
+        "spark.executor.extraJavaOptions": JVM,
+        "spark.local.dir": f"{scratch}/tmp",
+        "spark.sql.warehouse.dir": f"file:{scratch}/warehouse",
+        "spark.python.task.killTimeout": "100ms",  # a rank that Spark ends has nothing to finish
     }
 
 

@@ -2,76 +2,247 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+import copy
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, is_missing, questions, result_of
+from workshop_utils.launchers.spark import local_session
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, expect, is_missing, result_of
+from workshop_utils.lessons.checks.open_question import OpenQuestion
 
-__getattr__ = questions(__name__)
+ROWS = ((7, 0, 4), (0, 0, 1, 30, 2), (5,), (3, 3, 0, 3, 3, 3, 3))  # examples in each partition
+TREES = 6  # of each, drawn at random
+PATIENCE_SECONDS = 5.0
 
-ROWS = ((7, 4), (5, 5, 3), (10,), (1, 30, 2))  # in each partition
-
-
-def partial_sums(partitions: int, depth: int) -> int:
-    """How many sums reach the driver from `treeAggregate(depth=depth)` over so many partitions.
-
-    Source: PySpark 3.5, pyspark/rdd.py, `RDD.treeAggregate`.
-
-    Raises:
-        ValueError: if there is no partition, or the depth is less than 1.
-    """
-    if partitions < 1 or depth < 1:
-        raise ValueError(f"partitions is {partitions} and depth {depth}; both must be at least 1")
-    scale = max(math.ceil(partitions ** (1 / depth)), 2)
-    left = float(partitions)
-    while left > scale + left / scale:
-        left /= scale
-    return int(left)
+step_ratio = OpenQuestion(
+    "times",
+    (1.5, 1e5),
+    "the gradient costs the same in both; the rest is what surrounds it. In every step the driver plans a job, pickles "
+    "its functions, sends tasks out and reads results through a JVM, while the ring's processes keep their links and "
+    "send 5 kB. That price hardly depends on the gradient, so it is lost in a step of minutes, and is nearly all of "
+    "one of milliseconds.",
+    predictable=(0.1, 1e6),
+)
 
 
 @exercise
-def mean_of_partitions(answer: tuple[Any, Any, Any]) -> str:
-    """`answer` is (zero, add, finish): the mean of numbers in partitions, by sums that can be added in any order."""
-    if not isinstance(answer, tuple) or len(answer) != 3:
-        raise Wrong("give three things: (zero, add, finish).")
-    zero, add, finish = answer
+def gradient_in_a_tree(answer: tuple[Any, ...]) -> str:
+    """`answer` is (weights, zero, seq_op, comb_op, finish): mean gradient and loss, from sums in any tree."""
+    weights, zero, seq_op, comb_op, finish = answer
     if any(is_missing(part) for part in answer):
-        raise NotYet("write zero, add and finish, then run this again.")
+        raise NotYet("write zero, seq_op, comb_op and finish, then run this again.")
     for sizes in ROWS:
-        generator = np.random.default_rng(len(sizes))
-        parts = [generator.normal(size=size) for size in sizes]
-        sums = [reduce(add, [(float(value), 1) for value in part], zero) for part in parts]
+        parts = [_examples(size, len(weights), seed) for seed, size in enumerate(sizes)]
+        sums = [reduce(seq_op, part, copy.deepcopy(zero)) for part in parts]
         if any(is_missing(each) for each in sums):
-            raise NotYet("`add` gave nothing: write it, then run this again.")
-        for order in (sums, sums[::-1]):
-            mean, right = finish(reduce(add, order, zero)), float(np.concatenate(parts).mean())
-            if is_missing(mean):
-                raise NotYet("`finish` gave nothing: write it, then run this again.")
-            result = f"with partitions of {sizes} numbers it gave {mean:.4f}, not {right:.4f}"
-            if abs(mean - right) > 1e-9:
-                of_means = "the mean of the partitions' means counts a small partition as much as a large one"
-                explain(mean, {f"{result}: {of_means}.": np.mean([part.mean() for part in parts])})
-                raise Wrong(f"{result}.")
-    return "sums and counts add up in any order, so the tree may have any shape; only at the end is there a division."
+            raise NotYet("`seq_op` gave nothing: write it, then run this again.")
+        _compare_means(finish(_tree(sums, comb_op, None)), weights, parts, sizes, "added from left to right")
+        for seed in range(TREES):
+            means = finish(_tree(sums, comb_op, random.Random(seed)))
+            _compare_means(means, weights, parts, sizes, "added in another tree")
+    parts = [_examples(size, len(weights), seed) for seed, size in enumerate((3, 0, 1, 8, 0, 0, 5, 2, 1))]
+    context = local_session().sparkContext
+    rows = context.parallelize(parts, len(parts)).flatMap(lambda part: part)
+    means = finish(rows.treeAggregate(zero, seq_op, comb_op, depth=2))
+    _compare_means(means, weights, parts, tuple(map(len, parts)), "on Spark")
+    return "sums and counts may be added in any tree, here and on Spark; only at the end is there a division."
+
+
+def _examples(count: int, width: int, seed: int) -> list[tuple[np.ndarray, float]]:
+    generator = np.random.default_rng(seed)
+    return [(generator.normal(size=width), float(generator.normal())) for _ in range(count)]
+
+
+def _tree(sums: Sequence[Any], add: Callable[[Any, Any], Any], generator: random.Random | None) -> Any:
+    """All of `sums`, of each a copy as it travels, added from left to right, or in a tree drawn by `generator`."""
+    left = [copy.deepcopy(each) for each in sums]
+    while len(left) > 1:
+        first, second = (0, 1) if generator is None else generator.sample(range(len(left)), 2)
+        total = add(left[first], left[second])
+        if is_missing(total):
+            raise NotYet("`comb_op` gave nothing: write it, then run this again.")
+        rest = [each for index, each in enumerate(left) if index not in (first, second)]
+        left = [total, *rest]
+    return left[0]
+
+
+def _compare_means(
+    means: Any, weights: np.ndarray, parts: Sequence[list[Any]], sizes: Sequence[int], how: str
+) -> None:
+    if is_missing(means):
+        raise NotYet("`finish` gave nothing: write it, then run this again.")
+    if not isinstance(means, tuple | list) or len(means) != 2:
+        raise Wrong("`finish` must return two things: (mean gradient, mean loss).")
+    each = [[((weights @ x - y) * x, (weights @ x - y) ** 2 / 2) for x, y in part] for part in parts]
+    every = [pair for part in each for pair in part]
+    where = f"with partitions of {tuple(sizes)} examples, {how}: "
+    of_parts = [np.mean([loss for _, loss in part]) for part in each if part]
+    loss, right = means[1], np.mean([loss for _, loss in every])
+    if (
+        np.size(loss) == 1
+        and np.isclose(float(loss), np.mean(of_parts))
+        and not np.isclose(float(loss), right)
+    ):
+        raise Wrong(
+            f"{where}a mean of the partitions' means counts a small partition as much as a large one."
+        )
+    expect(loss, right, f"{where}the mean loss")
+    expect(means[0], np.mean([gradient for gradient, _ in every], axis=0), f"{where}the mean gradient")
+
+
+class _Sum:
+    """A partial sum. `arrived` counts those that this process has received from another."""
+
+    arrived = 0
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (self.value,)
+
+
+def _arrive(value: int) -> _Sum:
+    _Sum.arrived += 1
+    return _Sum(value)
 
 
 @exercise
-def steps_of_all(answer: Callable[[Sequence[int], int, int], int]) -> str:
-    """`answer(rows, workers, batch_size)` is how many steps all ranks can take; row group i is rank i % workers'."""
-    batch_size = 32
-    for rows, workers in (((300, 300, 300, 300), 2), ((300, 299, 10), 2), ((64, 64, 63), 3), ((31, 100), 2)):
-        shares = [sum(rows[rank::workers]) for rank in range(workers)]
-        right = min(shares) // batch_size
-        steps = result_of(answer, list(rows), workers, batch_size)
-        if steps != right:
-            fewest = int(np.argmin(shares))
-            why = f"rank {fewest} has {shares[fewest]} rows, which are {right} whole batches"
-            if steps > right:
-                why += f": in step {right + 1} the others would wait for it for ever"
-            case = f"with row groups of {rows} rows, {workers} workers and batches of {batch_size}"
-            raise Wrong(f"{case} it gave {steps}; {why}.")
-    return "the rank with the fewest rows decides, since every step needs every rank."
+def tree_sum(answer: Callable[[Any, Callable[[Any, Any], Any], int], Any]) -> str:
+    """`answer(sums, add, groups)` adds an RDD with one sum in each partition, `groups` of which reach the driver."""
+    context = local_session().sparkContext
+
+    def add(left: _Sum, right: _Sum) -> _Sum:
+        if not isinstance(left, _Sum) or not isinstance(right, _Sum):
+            raise TypeError("`add` takes two sums of the RDD")
+        return _Sum(left.value + right.value)
+
+    for partitions, groups in ((8, 3), (5, 2)):
+        values = [3**index for index in range(partitions)]
+        _Sum.arrived = 0
+        sums = context.parallelize([_Sum(value) for value in values], partitions)
+        total = result_of(answer, sums, add, groups)
+        where = f"with {partitions} partitions and {groups} groups"
+        if not isinstance(total, _Sum):
+            raise Wrong(f"{where} it gave {type(total).__name__}; return the sum itself, added by `add`.")
+        if _Sum.arrived == partitions:
+            raise Wrong(f"{where}, all {partitions} sums reached the driver: add within the groups before.")
+        expect(total.value, sum(values), f"{where} the sum")
+        if _Sum.arrived != groups:
+            raise Wrong(f"{where}, {_Sum.arrived} sums reached the driver; it must be {groups}.")
+    return "each group was added in a task of the second stage, and only its sum reached the driver."
+
+
+class _Tasks:
+    """The tasks of a barrier stage as threads, each on a host of its own."""
+
+    def __init__(self, count: int) -> None:
+        self._together = threading.Barrier(count)
+        self._messages = [""] * count
+        self.hosts = [f"10.0.{index}.{7 + index}" for index in range(count)]
+
+    def context(self, rank: int) -> Any:
+        def wait() -> None:
+            try:
+                self._together.wait(PATIENCE_SECONDS)
+            except threading.BrokenBarrierError:
+                raise Wrong(
+                    "some tasks wait in a barrier that others never reach: all must call it."
+                ) from None
+
+        def all_gather(message: str = "") -> list[str]:
+            if not isinstance(message, str):
+                raise TypeError(f"allGather takes a string, and got {message!r}")
+            self._messages[rank] = message
+            wait()
+            messages = list(self._messages)
+            wait()
+            return messages
+
+        infos = [SimpleNamespace(address=f"{host}:39999") for host in self.hosts]  # the executor's own port
+        return SimpleNamespace(
+            partitionId=lambda: rank, getTaskInfos=lambda: infos, allGather=all_gather, barrier=wait
+        )
+
+
+@exercise
+def ring_neighbour(answer: Callable[[Any, int], Any]) -> str:
+    """`answer(context, port)` is host and port of the right neighbour; this task listens at `port`."""
+    for count in (3, 1, 4):
+        tasks, results = _Tasks(count), [None] * count
+        ports = [41000 + 7 * (5 * rank % count) for rank in range(count)]
+        threads = [
+            threading.Thread(target=_keep, args=(results, rank, answer, tasks.context(rank), ports[rank]))
+            for rank in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for result in sorted(results, key=lambda each: isinstance(each, Wrong)):
+            if isinstance(result, Exception):
+                raise result
+        for rank, result in enumerate(results):
+            _compare_neighbour(result, rank, tasks.hosts, ports)
+    context = local_session().sparkContext
+    sums = context.parallelize(range(4), 4).barrier().mapPartitions(_ring_of(answer)).collect()
+    if sums != [6] * 4:
+        raise Wrong(
+            f"on Spark the tasks passed 0, 1, 2 and 3 around, and got {sums}; it must be 6 everywhere."
+        )
+    return "on Spark, four tasks of a barrier stage met, and passed their numbers around the ring."
+
+
+def _keep(results: list[Any], rank: int, answer: Callable[..., Any], context: Any, port: int) -> None:
+    try:
+        results[rank] = answer(context, port)
+    except BaseException as error:
+        results[rank] = error if isinstance(error, Exception) else Wrong(f"task {rank} ended with {error!r}.")
+
+
+def _compare_neighbour(result: Any, rank: int, hosts: Sequence[str], ports: Sequence[int]) -> None:
+    count = len(hosts)
+    if is_missing(result):
+        raise NotYet("your function gave nothing: write it, then run this again.")
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise Wrong(f"task {rank} got {result!r}; return two things: host and port.")
+    host, port = result
+    right, where = (rank + 1) % count, f"task {rank} of {count} got {host}:{port}"
+    if str(port) == "39999":
+        raise Wrong(f"{where}: that is the executor's own port; the neighbour tells its port by allGather.")
+    if str(host) == hosts[rank - 1] and count > 2 and hosts[rank - 1] != hosts[right]:
+        raise Wrong(f"{where}: that is its left neighbour.")
+    if str(host) != hosts[right] or str(port) != str(ports[right]):
+        raise Wrong(f"{where}; its right neighbour, task {right}, listens at {hosts[right]}:{ports[right]}.")
+
+
+def _ring_of(answer: Callable[[Any, int], Any]) -> Callable[[Iterable[int]], Iterator[int]]:
+    """What a task does: it meets its neighbours by `answer`, and adds what comes around."""
+
+    def run(_: Iterable[int]) -> Iterator[int]:
+        from pyspark import BarrierTaskContext
+
+        context = BarrierTaskContext.get()
+        rank, total = context.partitionId(), context.partitionId()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            listener.settimeout(PATIENCE_SECONDS)
+            host, port = answer(context, listener.getsockname()[1])
+            with socket.create_connection((host, int(port)), PATIENCE_SECONDS) as right:
+                left, _address = listener.accept()
+                with left:
+                    left.settimeout(PATIENCE_SECONDS)
+                    passing = rank
+                    for _step in range(len(context.getTaskInfos()) - 1):
+                        right.sendall(bytes([passing]))
+                        passing = left.recv(1)[0]
+                        total += passing
+        yield total
+
+    return run
