@@ -70,7 +70,7 @@ def diagnosis(answer: Mapping[str, Any]) -> str:
             raise Wrong(f"case {letter}, not rank {ranks[0]}: {_RANK[letter]}.")
         if causes[0] != cause:
             raise Wrong(f"case {letter}, not {causes[0]!r}: {_CAUSE[letter]}.")
-    return "every rank and every cause. A and C are mirror images: who stands alone is at fault in both."
+    return "every rank and every cause. In A and C, who stands alone made one all-reduce less, or one more."
 
 
 @contextmanager
