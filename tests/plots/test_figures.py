@@ -19,6 +19,7 @@ from workshop_utils.plots import (
     convergence,
     failures,
     horovod,
+    kubernetes,
     parallelism,
     prediction,
     pytorch,
@@ -51,8 +52,8 @@ def shown(axes):
 PUSHES = table("pusher push_seconds staleness late", (0.0, 0.0, 0, 0), (1.0, 0.1, 40, 0), (0.0, 0.2, 9, 1))
 STEP = pytorch.Step(5.0, 6.0, 8.0, 9.0, [(6.5, 8.0, 4), (8.0, 9.0, 4)])
 SHARDED = {"DDP": (0, [16e6, 16e6]), "FSDP2": (3, [8e6, 4e6])}
-STEPS = (10, 1, 0), (11, 2, 0), (12, 3, 0), (14, 2, 1), (15, 3, 1), (16, 4, 1)
-RESTARTED = table("seconds step attempt", *STEPS).assign(worker="worker-0", loss=1.0)
+STEPS = (10, 1), (11, 2), (12, 3), (14, 2), (15, 3), (16, 4)
+RESTARTED = table("seconds step", *STEPS).assign(rank=0, loss=1.0)
 SCALED = efficiency.scaling(
     pd.DataFrame(
         {
@@ -127,10 +128,15 @@ SHOWN = {
     # Where a seed did not arrive there is a ring at the upper edge.
     "seeds": (lambda: convergence.against({"": {"rule": {32: np.array([1, 3]), 64: np.array([1, math.inf])}}},
         ("batch", "images"), "Found", "so"), [[(32, 2), (64, 0.97)]]),
+    "lost pod": (lambda: kubernetes.lost_pod(RESTARTED, 12, "worker-1"),
+        [[(-2, 1), (-1, 2), (0, 3), (2, 2), (3, 3), (4, 4)]]),
+    "places": (lambda: kubernetes.places({"a rule": [[("a", False)], [("a", True)], [None]]}, "Found", "so"),
+        [[(0, 1), (1, 1)]]),
     "waiting": (lambda: failures.waiting(WAITED), [[(0, 0.1), (0.1, 0.25), (0, 0.3), (0.3, 0.05)]]),
     "hang": (lambda: failures.hang([["1 all_reduce", "1.2 done", "1.25 barrier"], ["1.1 all_reduce", "1.2 done"]]),
         [[(0, 0.2), (0.2, 0.05), (0.25, 0.075), (0.1, 0.1), (0.2, 0.125)]]),
-    "restart": (lambda: failures.restart(RESTARTED), [[(0, 1), (1, 2), (2, 3), (4, 2), (5, 3), (6, 4)]]),
+    "restart": (lambda: failures.restart(RESTARTED.assign(attempt=[0, 0, 0, 1, 1, 1], worker="worker-0")),
+        [[(0, 1), (1, 2), (2, 3), (4, 2), (5, 3), (6, 4)]]),
     "curve": (lambda: prediction.to_a_thousand(CURVES, SIMULATED, "Found", "so"), [[(2, 2), (8, 8)]]),
     "map": (lambda: prediction.fastest_map(PATH, "Found", "so", CHECKED), [[(1e3, 64)], [(1e8, 48)]]),
     "known": (lambda: prediction.against_known(KNOWN, 0.1, "Found", "so"), [[(0.5, 1), (1.05, 0), (1.3, 0)]]),
