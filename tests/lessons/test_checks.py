@@ -3,20 +3,16 @@
 Wrong answers to each exercise, and what is said of them, are in guards/wrong_answers.yaml; here is what all share.
 """
 
-import importlib
-import importlib.util
 import io
 import os
 import resource
 import shutil
 import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from workshop_utils.comm.communicator import chunk
 from workshop_utils.comm.ring import ring_all_reduce
@@ -25,7 +21,6 @@ from workshop_utils.lessons.checks import (
     NotYet,
     Wrong,
     failures,
-    kubernetes,
     model_parallel,
     one_worker,
     parallelism,
@@ -36,9 +31,6 @@ from workshop_utils.lessons.checks import (
 )
 from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup, karp_flatt
 from workshop_utils.training import checkpoints
-
-QUESTIONS = yaml.safe_load(Path(checks.__file__).with_name("questions.yaml").read_text(encoding="utf-8"))
-
 
 # What all checks share
 
@@ -100,23 +92,6 @@ def test_a_new_exercise_needs_only_to_say_what_is_wrong():
 # Questions with a number
 
 
-@pytest.mark.parametrize(
-    "name", [f"{lesson}.{name}" for lesson, questions in QUESTIONS.items() for name in questions]
-)
-def test_a_question_takes_its_answer_and_tells_each_typical_mistake(name):
-    lesson, _, own = name.partition(".")
-    asked, check = (
-        QUESTIONS[lesson][own],
-        getattr(importlib.import_module(f"{checks.__name__}.{lesson}"), own),
-    )
-    assert check(asked["answer"]).state == "right"
-    assert check(...).state == "not yet"
-    for wrong, sentence in asked["mistakes"].items():
-        verdict = check(wrong)
-        assert (verdict.state, sentence in verdict.text) == ("wrong", True), f"{wrong}: {verdict}"
-        assert "your answer gave" not in verdict.text  # whoever knows the mistake may find the number
-
-
 def test_a_slip_of_the_unit_is_told_and_an_unknown_number_gets_the_reason():
     gigabytes = checks.number(112.0, "GB", "16 bytes each", {28: "parameters alone"})
     assert "the digits are right, but it is 1,000 times too large" in gigabytes(112_000).text
@@ -162,13 +137,6 @@ def with_polling(communicator, folder, shard, write):
             time.sleep(0.01)
         write(folder / "complete", b"%d\n" % communicator.size)
     communicator.barrier()
-
-
-def grouped_by_role(name, workers, index):
-    cluster = defaultdict(list)
-    for number in range(workers):
-        cluster["worker"].append(f"{name}-worker-{number}.default.svc:2222")
-    return {"cluster": cluster, "task": {"index": index, "type": "worker"}, "environment": "cloud"}
 
 
 def ring_in_another_style(communicator, array):
@@ -233,7 +201,6 @@ def one_bad_image_spoils_all_weights(communicator, weights, gradient, count, lea
     [
         (welcome.my_images, blocks),
         (parallelism.uneven_step, one_bad_image_spoils_all_weights),
-        (kubernetes.tf_config, grouped_by_role),
         (model_parallel.tensor_parallel_mlp, mlp_with_a_hook),
         (model_parallel.pipeline_messages, passes_of_one_form),
         (ring.ring_all_reduce, ring_in_another_style),

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from workshop_utils.jobs import JobError, TrainingJob, storage_kind
 from workshop_utils.launchers import output
@@ -64,6 +64,8 @@ class EmulatedSageMaker(SageMakerSettings):
     With a role, a launch first makes and checks the request that SageMaker would get. With a `network`, slow links
     join the hosts.
     """
+
+    EXCEPTIONS: ClassVar[dict[str, str]] = EXCEPTIONS
 
     role: str = "arn:aws:iam::000000000000:role/nobody"
     network: Network | None = None

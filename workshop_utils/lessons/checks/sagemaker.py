@@ -2,37 +2,269 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fnmatch
+import json
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-from workshop_utils.launchers.sagemaker.toolkit import host_names
-from workshop_utils.lessons.checks import Wrong, exercise, questions, result_of
+import numpy as np
 
-__getattr__ = questions(__name__)
+from workshop_utils.launchers.sagemaker.toolkit import MASTER_PORT, SERVER_PORT, host_names
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, result_of
+from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.training import checkpoints
+
+interruption = OpenQuestion(
+    "seconds",
+    (0.2, 120),
+    "The steps that are made again cost least. New processes must start, import their framework and meet before the "
+    "first of them; on SageMaker, minutes more until an instance is found and has pulled its image. Saving more often "
+    "than a restart takes gains little.",
+)
 
 
-_NOT_A_ROLE_OF_THE_SCRIPT = {
-    "ps": "a server runs beside every script, but what is asked for is the script's own role",
-    "server": "a server runs beside every script, but what is asked for is the script's own role",
-    "chief": "that is the name that TensorFlow 2 gave it; the classic mode still says master",
-}
+# Who is who
 
 
 @exercise
-def tf_config_roles(answer: Callable[[list[str]], dict[str, str]]) -> str:
-    """`answer(hosts)` is the role of the script on each host in the classic mode: master for the first, or worker."""
+def tf_config(answer: Callable[[Mapping[str, str]], dict[str, Any]]) -> str:
+    """`answer(environment)` is TF_CONFIG, for TensorFlow 2, of a host of a job with a parameter server on each."""
     for count in (2, 3, 12):
         hosts = list(host_names(count))
-        got = result_of(answer, list(hosts))
-        right = {host: "master" if host == hosts[0] else "worker" for host in hosts}
-        if not isinstance(got, dict):
-            raise Wrong(f"with {hosts} it gave {got!r}; it must be a dict with a role for each host.")
-        if set(got) != set(hosts):
-            given = f"with {hosts} it gave roles for {list(got)}"
-            raise Wrong(f"{given}; it must have each host, and nothing else.")
-        for rank, (host, role) in enumerate(right.items()):
-            if got[host] != role:
-                other = "the first in the list is the master, and all others are workers"
-                because = _NOT_A_ROLE_OF_THE_SCRIPT.get(str(got[host]), other)
-                is_a = f"with {hosts}, {host}, at place {rank}, is a {role}"
-                raise Wrong(f"{is_a}, not {got[host]!r}: {because}.")
-    return "the first host in the list is the master, all others are workers, and a server runs beside each."
+        for rank, host in enumerate(hosts):
+            environment = {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host}
+            config = result_of(answer, dict(environment))
+            config = json.loads(config) if isinstance(config, str) else config  # as the variable has it
+            if not (isinstance(config, dict) and set(config) >= {"cluster", "task"}):
+                raise Wrong(f"on {host} it gave {config!r}; it must be a dictionary with cluster and task.")
+            where = f"with {count} hosts, on {host}, "
+            _judge_cluster(config["cluster"], hosts, where)
+            task = {"type": "worker" if rank else "chief", "index": rank - 1 if rank else 0}
+            if config["task"] != task:
+                because = "the first of SM_HOSTS is the chief, and a worker's index is its place in the list of workers"
+                raise Wrong(f"{where}task is {config['task']}; it must be {task}: {because}.")
+    return (
+        "on 2, 3 and 12 hosts, each host finds the same cluster and its own place in it: the first of SM_HOSTS is the "
+        "chief, the others are workers in the order of the list, which is sorted as text, and all have a server."
+    )
+
+
+def _judge_cluster(cluster: Any, hosts: list[str], where: str) -> None:
+    right = {
+        "chief": [f"{hosts[0]}:{MASTER_PORT}"],
+        "worker": [f"{host}:{MASTER_PORT}" for host in hosts[1:]],
+        "ps": [f"{host}:{SERVER_PORT}" for host in hosts],
+    }
+    if not isinstance(cluster, dict) or set(cluster) != set(right):
+        given = list(cluster) if isinstance(cluster, dict) else cluster
+        hint = " (TensorFlow 2 calls the toolkit's master chief)" if "master" in given else ""
+        raise Wrong(f"{where}the roles in cluster are {given}; they must be chief, worker and ps{hint}.")
+    for role, addresses in right.items():
+        if cluster[role] == addresses:
+            continue
+        because = ""
+        if isinstance(cluster[role], list) and sorted(cluster[role]) == sorted(addresses):
+            because = ": keep the order of SM_HOSTS, which is sorted as text"
+        elif role == "ps" and cluster[role] == addresses[1:]:
+            because = ": there is a server on every host, on the chief's too"
+        elif role == "worker" and isinstance(cluster[role], list) and len(cluster[role]) == len(hosts):
+            because = ": the chief hands out steps and is no worker"
+        raise Wrong(f"{where}{role} is {cluster[role]}; it must be {addresses}{because}.")
+
+
+# Who may do what
+
+_BUCKET = "arn:aws:s3:::sagemaker-workshop-us-east-1-123456789012"
+_SAGEMAKER = "arn:aws:sagemaker:us-east-1:123456789012"
+_ROLE = "arn:aws:iam::123456789012:role"
+NEEDED = (
+    ("sagemaker:CreateTrainingJob", f"{_SAGEMAKER}:training-job/digits-1"),
+    ("sagemaker:CreateTrainingJob", f"{_SAGEMAKER}:training-job/mnist-2"),
+    ("iam:PassRole", f"{_ROLE}/workshop-training"),
+    ("s3:ListBucket", _BUCKET),
+    ("s3:GetObject", f"{_BUCKET}/workshop/models/digits-1/output/model.tar.gz"),
+)
+FORBIDDEN = (
+    ("iam:PassRole", f"{_ROLE}/Administrator", "a job could then act as an administrator"),
+    ("iam:PassRole", f"{_ROLE}/workshop-training-2", "it is another role"),
+    ("s3:GetObject", f"{_BUCKET}/workshop/data/digits/train.npz", "only models are to be read"),
+    ("s3:GetObject", f"{_BUCKET}-2/workshop/models/a", "it is another bucket"),
+    ("s3:GetObject", f"{_BUCKET[:-12]}999999999999/workshop/models/a", "it is another account's bucket"),
+    ("s3:ListBucket", f"{_BUCKET[:-12]}999999999999", "it is another account's bucket"),
+    (
+        "sagemaker:CreateTrainingJob",
+        f"{_SAGEMAKER.replace('us-east-1', 'eu-west-1')}:training-job/a",
+        "it is elsewhere",
+    ),
+)
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _allows(statements: list[Any], action: str, resource: str) -> bool:
+    """What IAM says to statements without conditions: no unless one allows it and none denies it."""
+    effects = {
+        statement["Effect"]
+        for statement in statements
+        if any(fnmatch.fnmatchcase(action.lower(), given.lower()) for given in _listed(statement["Action"]))
+        and any(fnmatch.fnmatchcase(resource, given) for given in _listed(statement["Resource"]))
+    }
+    return effects == {"Allow"}
+
+
+@exercise
+def least_policy(answer: list[dict[str, Any]]) -> str:
+    """`answer` is the Statement of a policy that allows the calls that are NEEDED, and nothing else."""
+    if isinstance(answer, dict):
+        answer = answer.get("Statement", [answer])
+    statements = _listed(answer)
+    if not statements or any(is_missing(statement) for statement in statements):
+        raise NotYet("write the statements, then run this again.")
+    for number, statement in enumerate(statements, start=1):
+        if not isinstance(statement, dict):
+            raise Wrong(f"statement {number} is {statement!r}; it must be a dictionary.")
+        if any(is_missing(each) for value in statement.values() for each in _listed(value)):
+            raise NotYet(f"fill in statement {number}, then run this again.")
+        lacking = {"Effect", "Action", "Resource"} - set(statement)
+        unknown = set(statement) - {"Effect", "Action", "Resource", "Sid"}
+        if lacking or unknown:
+            what = f"has no {', '.join(sorted(lacking))}" if lacking else f"has {', '.join(sorted(unknown))}"
+            raise Wrong(f"statement {number} {what}; here it takes Effect, Action and Resource (and Sid).")
+        if statement["Effect"] not in ("Allow", "Deny"):
+            raise Wrong(f"statement {number} has Effect {statement['Effect']!r}; it must be Allow or Deny.")
+        for name in ("Action", "Resource"):
+            if not all(isinstance(value, str) for value in _listed(statement[name])):
+                raise Wrong(
+                    f"statement {number} has {name} {statement[name]!r}; it must be text, or a list of it."
+                )
+        if statement["Effect"] == "Allow":
+            for action in _listed(statement["Action"]):
+                if "*" in action or "?" in action:
+                    raise Wrong(
+                        f"Action {action!r} also allows what AWS adds to it next year: name each action."
+                    )
+                if action.lower() not in {needed.lower() for needed, _ in NEEDED}:
+                    raise Wrong(f"it also allows {action}, which nobody asked for.")
+            if "*" in _listed(statement["Resource"]):
+                raise Wrong(
+                    f"statement {number} has Resource '*', which is everything in the account: name it."
+                )
+    for action, resource in NEEDED:
+        if not _allows(statements, action, resource):
+            raise Wrong(f"it does not allow {action} on {resource}{_why_not(action)}.")
+    for action, resource, because in FORBIDDEN:
+        if _allows(statements, action, resource):
+            raise Wrong(f"it also allows {action} on {resource}: {because}.")
+    return (
+        "it allows the four actions on what they need and on nothing else: no other role to pass on, no other bucket, "
+        "no data. The workshop's own policies add conditions: time limits, types of instances, tags."
+    )
+
+
+def _why_not(action: str) -> str:
+    reasons = {
+        "s3:ListBucket": "; a bucket is listed, so its own ARN is the resource, without /",
+        "s3:GetObject": "; objects are read, so the resource is the bucket's ARN, / and the keys",
+        "iam:PassRole": "; SageMaker acts as the role that she hands over, and she must be allowed to",
+        "sagemaker:CreateTrainingJob": "; jobs have new names each time, so the resource ends in training-job/*",
+    }
+    return reasons[action]
+
+
+# After an interruption
+
+
+class Interrupted(BaseException):
+    """The instance is gone: what comes after, in the same process, did not happen."""
+
+
+TRAINED, EVERY = 23, 5
+
+
+@exercise
+def resume(answer: Callable[..., Any]) -> str:
+    """`answer(folder, state, steps, advance)` makes `steps` steps, saves every EVERY, and goes on from there."""
+    begun = np.array([0.0, 4.0])
+
+    def advanced(state: np.ndarray) -> np.ndarray:
+        return 0.9 * np.asarray(state, dtype=float) + 1
+
+    right = begun
+    for _ in range(TRAINED):
+        right = advanced(right)
+    # Steps after which the instance is taken away, one after the other: before and after a checkpoint, and twice.
+    for interruptions in ((), (3,), (13,), (20,), (7, 8), (13, 1, 9)):
+        with tempfile.TemporaryDirectory() as name:
+            _judge_lives(answer, Path(name), begun, right, advanced, interruptions)
+    return (
+        f"interrupted before and after checkpoints, even three times, it reaches the state of {TRAINED} steps made at "
+        f"once; fewer than {EVERY} steps are made again each time, and a job that had ended makes none."
+    )
+
+
+def _judge_lives(
+    answer: Callable[..., Any],
+    folder: Path,
+    begun: np.ndarray,
+    right: np.ndarray,
+    advanced: Callable[[np.ndarray], np.ndarray],
+    interruptions: tuple[int, ...],
+) -> None:
+    for life, limit in enumerate((*interruptions, None, None)):
+        before = checkpoints.newest(folder)
+        kept = before.step if before else 0
+        calls: list[int] = []
+        taken: list[int] = []  # the instance, once: an answer that swallows it goes on, and is found out
+
+        def advance(
+            state: np.ndarray, limit: int | None = limit, calls: list[int] = calls, taken: list[int] = taken
+        ) -> np.ndarray:
+            if len(calls) == limit and not taken:
+                taken.append(1)
+                raise Interrupted
+            calls.append(1)
+            if len(calls) > 2 * TRAINED:
+                raise Wrong(
+                    f"it makes more than {TRAINED} steps: count those made before the interruption, too."
+                )
+            return advanced(state)
+
+        when = f"interrupted after {' and '.join(map(str, interruptions))} steps, " if interruptions else ""
+        try:
+            result = answer(folder, begun.copy(), TRAINED, advance)
+        except Interrupted:
+            newest = checkpoints.newest(folder)
+            reached, saved = kept + len(calls), newest.step if newest else 0
+            if saved % EVERY:
+                raise Wrong(
+                    f"{when}there is a checkpoint of step {saved}: save after every {EVERY} steps, and not on the way "
+                    "out, since on an instance that is taken away no `except` and no `finally` is run."
+                ) from None
+            if reached - saved >= EVERY:
+                raise Wrong(
+                    f"{when}step {reached} was made, but the newest checkpoint is of step {saved}."
+                ) from None
+            continue
+        if is_missing(result):
+            raise NotYet("your function gave nothing: write it, then run this again.")
+        if limit is not None:
+            raise Wrong(f"{when}it went on as if nothing had happened: let the interruption through.")
+        if kept + len(calls) != TRAINED:
+            again = "after all steps were made, a new start" if kept == TRAINED else f"{when}life {life + 1}"
+            raise Wrong(
+                f"{again} made {len(calls)} steps; after the checkpoint of step {kept}, {TRAINED - kept} remain."
+            )
+        if np.shape(result) != right.shape or not np.allclose(np.asarray(result, dtype=float), right):
+            found = f"{np.asarray(result)}; made at once, {TRAINED} steps give {right}"
+            raise Wrong(
+                f"{when}it ends with {found}: does the checkpoint hold the state after the step it names?"
+            )
+        newest = checkpoints.newest(folder)
+        if newest is None or newest.step != TRAINED:
+            raise Wrong(
+                f"{when}no checkpoint holds the last step, {TRAINED}: a job that starts again would redo it."
+            )
