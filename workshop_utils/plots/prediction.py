@@ -46,9 +46,9 @@ def to_a_thousand(
         called, colour = ALGORITHMS[name]
         called = called if label == name else f"{called}, {label}"
         style.theory(axes, workers, seconds, called, colour=colour)
-    for name, own in simulated.groupby("algorithm"):
-        look = {"colour": ALGORITHMS[str(name)][1], "marker": style.MARKERS[MAPPED.index(str(name))]}
-        style.measured(axes, own["workers"], own["seconds"], **look)
+    for index, name in enumerate(MAPPED):
+        places, seconds = simulated[simulated["algorithm"] == name][["workers", "seconds"]].to_numpy(float).T
+        style.measured(axes, places, seconds, colour=ALGORITHMS[name][1], marker=style.MARKERS[index])
     axes.set_yscale("log")
     counts = np.concatenate([workers for _, workers, _ in curves.values()])
     style.power_axis(axes, [tick for tick in (*TICKS[:-2], 1000) if counts.min() <= tick <= counts.max()])

@@ -183,7 +183,7 @@ def days_of(answer: Callable[..., Any]) -> str:
             if np.isclose(got[1], value, rtol=1e-6) and not np.isclose(value, days, rtol=1e-6):
                 raise Wrong(f"{case} {got[1]:.4g}: {slip}.")
         expect(got[1], days, case)
-    return "6 · N · D operations, at the part of the peak that somebody has reached on such devices."
+    return "6 · P · D operations, at the part of the peak that somebody has reached on such devices."
 
 
 @exercise
