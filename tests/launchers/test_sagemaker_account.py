@@ -320,6 +320,15 @@ def test_a_stack_that_somebody_else_made_is_taken_as_it_is_and_none_is_an_error(
         account.deploy("network", aws, Zone="us-east-1a")
 
 
+def test_a_stack_that_fails_says_where_the_reason_is():
+    aws, stubs = scripted("cloudformation")
+    stubs["cloudformation"].add_response("describe_stacks", stack_of("CREATE_COMPLETE"))
+    stubs["cloudformation"].add_response("update_stack", {"StackId": "x"})
+    stubs["cloudformation"].add_response("describe_stacks", stack_of("UPDATE_ROLLBACK_COMPLETE"))
+    with pytest.raises(AwsError, match=r"update_stack did not succeed: .*events in CloudFormation say why"):
+        account.deploy("network", aws, Zone="us-east-1a")
+
+
 def test_only_zones_that_have_the_instance_type_are_named():
     aws = account.connect("us-east-1")
     zones = account.zones("ml.p4d.24xlarge", aws)

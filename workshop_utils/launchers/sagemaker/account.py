@@ -158,6 +158,10 @@ def explained(asked: str = "AWS") -> Iterator[None]:
         text = f"{code} {message}".lower()
         meaning = next((means for word, means in MEANINGS.items() if word in text), f"AWS answered {code}")
         raise AwsError(f"{asked}: {meaning}. AWS says: {message}", code) from None
+    except errors.WaiterError as error:
+        raise AwsError(
+            f"{asked} did not succeed: {error}; the stack's events in CloudFormation say why"
+        ) from None
     except (errors.BotoCoreError, OSError, ValueError) as error:  # no answer; boto3 raises ValueErrors, too
         advice = f"{LOGIN}. Without an account, use --on sagemaker-local"
         if isinstance(error, errors.ConnectionError | errors.HTTPClientError):
