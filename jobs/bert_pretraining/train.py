@@ -119,7 +119,7 @@ def chosen_device(name: str, here: place.Place) -> str:
 
 
 def join(name: str, here: place.Place) -> tuple[torch.device, Callable[[], None]]:
-    """Meet the other ranks; the device of this one, and what to call when all of a step has been written down."""
+    """Meet the other ranks; the device of this one, and what to call where a graph of operations ends."""
     if name.startswith("cuda"):
         device = torch.device(name)
         torch.cuda.set_device(device)
@@ -131,7 +131,7 @@ def join(name: str, here: place.Place) -> tuple[torch.device, Callable[[], None]
         import torch_xla.distributed.xla_backend  # noqa: F401  registers the backend
 
         dist.init_process_group("xla")
-        return xla.xla_device(), xla.mark_step  # operations only run, as one graph, once a step is marked
+        return xla.xla_device(), xla.mark_step  # operations only run, as one graph, once it is called
     if name == "neuron":  # Trainium 2 and 3: a device like any other
         import torch_neuronx  # noqa: F401  registers device and backend
 
@@ -321,6 +321,7 @@ def train(
                 loss = found.loss / len(batches)
                 loss.backward()
             total += loss.detach()
+            mark()  # a graph has one forward pass, whatever the accumulation is, so the compiler gets it done
         if given.clip_norm:
             nn.utils.clip_grad_norm_(training.model.parameters(), given.clip_norm)
         training.optimizer.step()

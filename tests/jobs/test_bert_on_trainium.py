@@ -5,9 +5,13 @@ What TorchX sends for it is kept in `tests/guards/rendered/options.txt`.
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 import yaml
 
 from workshop_utils.jobs import TrainingJob
@@ -84,3 +88,27 @@ def test_by_hand_every_file_that_a_pod_mounts_is_made(name):
     assert all((ROOT / path).is_file() for path in made)
     (mounted,) = [volume["configMap"] for volume in pod(name)["volumes"] if "configMap" in volume]
     assert {Path(path).name for path in made} == {item["key"] for item in mounted["items"]}
+
+
+def test_a_graph_holds_one_forward_pass_however_many_are_accumulated(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--layers=1", "--hidden=8", "--sequence=8", "--steps=2",
+                                      "--batch-size=1", "--grad-accumulation=4"])  # fmt: skip
+    script = runpy.run_path(str(JOB / "train.py"))
+    given = script["options"]()
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        training = script["Training"](300, 0, torch.device("cpu"), given)
+        passes, graphs = [], []
+        training.model.register_forward_hook(lambda *_: passes.append(1))
+
+        def mark():
+            graphs.append(len(passes))
+            passes.clear()
+
+        rows = np.full((3, given.sequence - 2), 7, np.int32)
+        script["train"](training, rows, mark, given, None)
+    finally:
+        dist.destroy_process_group()
+    # Four forward passes, each in a graph of its own, then the optimizer's step; and so in both steps.
+    assert graphs == [1, 1, 1, 1, 0] * 2
+    assert not passes

@@ -6,9 +6,8 @@ runs to its end:
     one_worker.fit(...)                           # Not yet: put your answer in place of the dots, then run this again.
     one_worker.fit(my_fit)                        # Wrong: the numbers are right, but not their order: return a, b, c.
 
-This module has what all lessons share; each lesson's own checks have a module beside it. Questions whose answer is a
-number are in `questions.yaml`, with the typical mistakes and a sentence on each; a lesson's module has them as
-functions. `mistakes.yaml` has the typical wrong formulas of the other exercises.
+This module has what all lessons share; each lesson's own checks have a module beside it. `mistakes.yaml` has the
+typical wrong formulas of exercises, with a sentence on each.
 
 A new check is a function decorated with `exercise`. It takes the learner's answer, raises Wrong with a sentence on the
 first mistake, and returns what to say when everything is right:
@@ -161,32 +160,20 @@ def number(expected: float, unit: str, because: str, mistakes: Mapping[float, st
     return check
 
 
-def questions(module: str) -> Callable[[str], Check]:
-    """The checks of a lesson's questions in `questions.yaml`, by name: the `__getattr__` of the lesson's `module`."""
-
-    def check(name: str) -> Check:
-        question = _written("questions.yaml", module).get(name)
-        if question is None:
-            raise AttributeError(f"{module} has no check {name!r}")
-        return number(question["answer"], question.get("unit", ""), question["because"], question["mistakes"])
-
-    return check
-
-
 def mistakes(module: str, name: str, **names: Function) -> dict[str, Function]:
     """The typical wrong formulas of the check `name` in `mistakes.yaml`, as functions, by the sentence on each.
 
     They may use NumPy as `np`, and `names`, the lesson's own functions.
     """
-    written = _written("mistakes.yaml", module)[name]
+    written = _written(module)[name]
     head, own = f"lambda {written['arguments']}: ", {"np": np, **names}
     return {sentence: eval(f"{head}{formula}", own) for formula, sentence in written["mistakes"].items()}
 
 
 @functools.cache
-def _written(file: str, module: str) -> dict[str, Any]:
-    """What a file beside this one has about the lesson of `module`."""
-    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+def _written(module: str) -> dict[str, Any]:
+    """What `mistakes.yaml` has about the lesson of `module`."""
+    text = Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8")
     return dict(yaml.safe_load(text)[module.rpartition(".")[2]])
 
 

@@ -2,56 +2,233 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import Wrong, exercise, expect, questions, result_of
+from workshop_utils.launchers.torchx.launcher import DESCRIBE, ENVIRONMENT, RENDER_SECONDS
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, expect, is_missing, result_of
+from workshop_utils.lessons.checks.open_question import OpenQuestion
 
-__getattr__ = questions(__name__)
+if TYPE_CHECKING:
+    import torch
 
 MASK = 4
-NEURON, OLD_NEURON, EFA = "aws.amazon.com/neuron", "aws.amazon.com/neurondevice", "vpc.amazonaws.com/efa"
-CORES = "aws.amazon.com/neuroncore"
+NEEDED = ("name", "image", "entrypoint", "args", "num_replicas")
+OPTIONS = {
+    "--nnodes": "how many agents there are",
+    "--nproc-per-node": "how many ranks each agent starts",
+    "--rdzv-backend": "through what the agents meet",
+    "--rdzv-endpoint": "where the agents meet",
+    "--rdzv-id": "by which name the agents of one job know each other",
+}
+
+graph_ratio = OpenQuestion(
+    "times",
+    (1.2, 40),
+    "the one graph holds 32 passes p and the update u; with marks the largest graph is a pass. So the ratio is "
+    "(32 p + u) / p = 32 + u / p. With a mark after each pass it no longer depends on the accumulation what the "
+    "compiler sees.",
+    predictable=(1, 100),
+)
 
 
 @exercise
-def ranks_of_nodes(answer: Callable[[int, int, int], int]) -> str:
-    """`answer(node, local_rank, processes_per_node)` is the rank among all."""
-    for node, local_rank, per_node in ((0, 0, 32), (0, 31, 32), (1, 0, 32), (1, 5, 32), (3, 1, 2)):
-        got, right = result_of(answer, node, local_rank, per_node), node * per_node + local_rank
-        of = f"process {local_rank} of node {node}, with {per_node} on each"
-        if got == node + local_rank != right:
-            raise Wrong(f"{of}: you gave {got}, also the rank of another process: count whole nodes before.")
-        if got == local_rank * per_node + node != right:
-            raise Wrong(f"{of}: you gave {got}, dealt out in turn; a node's ranks follow each other.")
-        expect(got, right, of, f"{node} nodes with {per_node} ranks each come before it")
-    return "so rank 32 is the first of the second node, and two ranks of one chip are neighbours."
-
-
-@exercise
-def limits_of_a_pod(answer: Mapping[str, Any]) -> str:
-    """`answer` holds a pod's limits, by resource, for one trn1n.32xlarge with its 16 chips and 16 interfaces."""
-    if not isinstance(answer, Mapping):
-        raise Wrong(f"you gave {answer!r}; it must hold an amount for each resource, such as {{'cpu': 1}}.")
-    if OLD_NEURON in answer:
-        pending = "no node offers it, so the pod stays Pending, and only `kubectl describe pod` says why"
-        raise Wrong(f"{OLD_NEURON} is a name that Neuron dropped in 2.20: {pending}.")
-    if CORES in answer and NEURON not in answer:
-        chips = f"a pod that takes the whole machine asks for its chips, {NEURON}"
-        raise Wrong(f"{CORES} is for several pods that share a machine's cores; {chips}.")
-    for name, because in (
-        (NEURON, "it counts chips; a chip's two cores come with it"),
-        (EFA, "a trn1n has twice the eight interfaces of a trn1, and one that is not asked for is not there"),
+def role_of_torchrun(answer: Callable[[str, int, int, str], Any]) -> str:
+    """`answer(script, nodes, per_node, endpoint)` is a role of TorchX: on each node a torchrun, meeting by etcd-v2."""
+    for script, nodes, per_node, endpoint in (
+        ("fit.py", 2, 3, "meet:2379"),
+        ("/job/train.py", 3, 5, "etcd:99"),
     ):
-        if name not in answer:
-            raise Wrong(f"{name} is missing: the device plugin hands out nothing that was not asked for.")
-        if str(answer[name]) != "16":
-            raise Wrong(f"{name} is {answer[name]!r}; it must be 16: {because}.")
-    if more := sorted(set(answer) - {NEURON, EFA, "cpu", "memory"}):
-        raise Wrong(f"{', '.join(more)}: no node of a Trainium cluster has that: the pod would never start.")
-    return "limits of extended resources are also their requests, so one pod fills one machine."
+        role = result_of(answer, script, nodes, per_node, endpoint)
+        if not isinstance(role, Mapping):
+            raise Wrong(f"it gave {type(role).__name__}; a role is a dictionary with {', '.join(NEEDED)}.")
+        if missing := [name for name in NEEDED if is_missing(role.get(name))]:
+            raise Wrong(f"{missing[0]} is missing in the role.")
+        if role["num_replicas"] != nodes:
+            each = f"for {nodes} nodes it must be {nodes}, an agent on each"
+            raise Wrong(f"num_replicas is {role['num_replicas']!r}; {each}.")
+        right = dict(zip(OPTIONS, (nodes, per_node, "etcd-v2", endpoint, "${app_id}"), strict=True))
+        _compare_options(_options(role, script), right)
+    job = _volcano_job(dict(role))
+    tasks, name = job["spec"]["tasks"], job["metadata"]["name"]
+    commands = {" ".join(task["template"]["spec"]["containers"][0]["command"]) for task in tasks}
+    if len(tasks) != nodes or len(commands) != 1 or name not in min(commands):
+        raise Wrong(
+            f"TorchX made {len(tasks)} tasks of it, with {min(commands)!r}; the job is called {name}."
+        )
+    return f"TorchX made a Volcano Job of it: {nodes} tasks with the same command, which meet under the job's name."
+
+
+def _options(role: Mapping[str, Any], script: str) -> dict[str, str]:
+    """torchrun's options in the role, by name, with hyphens; what is behind the script is its own."""
+    entry, args = str(role["entrypoint"]).split(), role["args"]
+    if (
+        not isinstance(args, Sequence)
+        or isinstance(args, str)
+        or not all(isinstance(each, str) for each in args)
+    ):
+        raise Wrong(f"args is {args!r}; it must be a list of strings, one for each word of the command.")
+    words = [*entry, *args]
+    if words[0] != "torchrun":
+        raise Wrong(f"the command begins with {words[0]!r}; it is torchrun that starts the ranks.")
+    if script not in words:
+        raise Wrong(f"the script, {script!r}, is no word of the command: {' '.join(words)}.")
+    options, left = {}, words[1 : words.index(script)]
+    while left:
+        name, is_given, value = left.pop(0).partition("=")
+        if name == "--":
+            continue
+        options[name.replace("_", "-")] = value if is_given else (left.pop(0) if left else "")
+    return options
+
+
+def _compare_options(options: Mapping[str, str], right: Mapping[str, Any]) -> None:
+    for name, value in right.items():
+        if name not in options:
+            raise Wrong(f"{name} is missing before the script: it says {OPTIONS[name]}.")
+        if options[name] != str(value):
+            why = (
+                "a name of its own for each job, which TorchX puts in"
+                if name == "--rdzv-id"
+                else OPTIONS[name]
+            )
+            raise Wrong(f"{name} is {options[name]!r}; it must be {str(value)!r}: {why}.")
+
+
+def _volcano_job(role: dict[str, Any]) -> dict[str, Any]:
+    """What TorchX's own scheduler for Kubernetes makes of a role; nothing is sent."""
+    role |= {"resource": {"cpu": 1, "gpu": 0, "memMB": 1000}, "mounts": role.get("mounts", [])}
+    asked = {"name": "exercise", "role": role, "scheduler": "kubernetes", "settings": {"queue": "workshop"}}
+    variables = {"WORKSHOP_APPLICATION": json.dumps(asked)}
+    folder = DESCRIBE.parent
+    printed = ENVIRONMENT.run(
+        "python", str(DESCRIBE), timeout_seconds=RENDER_SECONDS, variables=variables, folder=folder
+    )
+    return dict(json.loads(printed.splitlines()[-1])[1])
+
+
+@exercise
+def marked_step(answer: Callable[..., Any]) -> str:
+    """`answer(model, optimizer, batches, mark)` takes one step on the mean of `batches`, a graph for each pass."""
+    for accumulated in (3, 1, 8):
+        _take_steps(answer, accumulated)
+    return "each graph holds one pass, however many are accumulated, and the weights are those of one large batch."
+
+
+def _take_steps(answer: Callable[..., Any], accumulated: int) -> None:
+    """Raise Wrong unless two steps of `answer` are those of one large batch, and hold one pass in each graph."""
+    import torch
+
+    graphs: list[int] = []  # how many forward passes are in each
+    passes, marked = 0, [torch.empty(0)]  # forward passes in the present one; the weights at its beginning
+
+    class Trace(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "_local_scalar_dense" in str(function):
+                raise Wrong(
+                    "it reads a number of the device (`item`, `float`), which waits for it each time."
+                )
+            return function(*args, **(kwargs or {}))
+
+    def mark() -> None:
+        nonlocal passes, marked
+        graphs.append(passes)
+        passes, marked = 0, [each.detach().clone() for each in mine.parameters()]
+
+    def count(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+
+    torch.manual_seed(accumulated)
+    mine = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2))
+    ours = copy.deepcopy(mine)
+    mine.register_forward_hook(count)
+    optimizer, reference = (torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (mine, ours))
+    for _ in range(2):
+        batches = [(torch.randn(4, 5), torch.randn(4, 2)) for _ in range(accumulated)]
+        graphs.clear()
+        with Trace():
+            answer(mine, optimizer, batches, mark)
+        waits = bool(passes) or not all(map(torch.equal, marked, mine.parameters()))
+        _compare_graphs(graphs, passes, waits, accumulated)
+        reference.zero_grad()
+        for x, y in batches:
+            (((ours(x) - y) ** 2).mean() / accumulated).backward()
+        reference.step()
+        _compare_weights(mine, ours, accumulated)
+
+
+def _compare_graphs(graphs: list[int], passes: int, waits: bool, accumulated: int) -> None:
+    many = f"with {accumulated} micro-batches"
+    if not graphs and not passes:
+        raise NotYet("no forward pass was made: write the function, then run this again.")
+    if not graphs:
+        raise Wrong(
+            f"{many}, `mark` was never called: all operations wait, and the graph grows from step to step."
+        )
+    if max(graphs) > 1:
+        raise Wrong(f"{many}, one graph holds {max(graphs)} forward passes; mark after each pass.")
+    if waits:
+        raise Wrong(f"{many}, the update waits unmarked at the end of the step: mark once more after it.")
+    if sum(graphs) != accumulated:
+        raise Wrong(f"{many}, {sum(graphs)} forward passes were made; it must be one for each.")
+
+
+def _compare_weights(mine: torch.nn.Module, ours: torch.nn.Module, accumulated: int) -> None:
+    import torch
+
+    for own, right in zip(mine.parameters(), ours.parameters(), strict=True):
+        if not torch.allclose(own, right, rtol=1e-4, atol=1e-6):
+            usual = "divide each loss by their number, clear the gradients once before, and update once after"
+            raise Wrong(
+                f"with {accumulated} micro-batches the weights are not those of one large batch: {usual}."
+            )
+
+
+@exercise
+def sequences_of_a_step(answer: Callable[[dict[str, Any]], int]) -> str:
+    """`answer(volcano_job)` is how many sequences all ranks together have in one step."""
+    for tasks, replicas, per_node, batch, accumulation in (
+        (3, 1, 4, 8, None),
+        (2, 1, 32, 16, 32),
+        (1, 5, 2, 3, 7),
+        (2, 2, 8, 16, 2),
+    ):
+        nodes = tasks * replicas
+        of_script = f"--batch-size {batch}" + (f" --grad-accumulation {accumulation}" if accumulation else "")
+        torchrun = f"exec torchrun --nnodes={nodes} --nproc-per-node={per_node} --rdzv-backend=etcd-v2"
+        command = ["bash", "-c", f"{torchrun} -- /workshop/job/train.py {of_script} --steps 200"]
+        container = {
+            "name": "worker",
+            "command": command,
+            "resources": {"limits": {"aws.amazon.com/neuron": "16"}},
+        }
+        spec = {
+            "tasks": [
+                {
+                    "name": f"worker-{index}",
+                    "replicas": replicas,
+                    "template": {"spec": {"containers": [container]}},
+                }
+                for index in range(tasks)
+            ]
+        }
+        job = {"kind": "Job", "metadata": {"name": "job"}, "spec": {"minAvailable": nodes, **spec}}
+        got = result_of(answer, copy.deepcopy(job))
+        right = nodes * per_node * batch * (accumulation or 1)
+        what = f"with {nodes} nodes of {per_node} ranks, batches of {batch}, " + (
+            f"accumulated {accumulation} times" if accumulation else "without --grad-accumulation"
+        )
+        if got == right // (accumulation or 1) != right:
+            raise Wrong(f"{what} it gave {got}: every rank makes {accumulation} passes before the update.")
+        if got == right // nodes != right:
+            raise Wrong(f"{what} it gave {got}: that is one node's part.")
+        expect(got, right, what, f"{nodes} · {per_node} · {batch} · {accumulation or 1}")
+    return "nodes × ranks × batch × accumulation, read from what would be sent: 32,768 for the job above."
 
 
 @exercise
