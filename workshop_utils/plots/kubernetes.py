@@ -44,8 +44,8 @@ def lost_pod(metrics: pd.DataFrame, lost: float, pod: str) -> Figure:
     again = ~before & (step <= step[before].max())
     _, axes = style.figure(8.4, 3.6)
     for chosen, colour, hollow in ((before, 0, False), (again, 1, True), (~before & ~again, 1, False)):
-        look = {"colour": style.WORKERS[colour], "hollow": hollow, "markersize": 4}
-        style.measured(axes, seconds[chosen], step[chosen], **look)
+        points = seconds[chosen], step[chosen]
+        style.measured(axes, *points, colour=style.WORKERS[colour], hollow=hollow, markersize=4)
     style.mark(axes, 0, f"{pod} is lost")
     axes.set(xlabel="seconds since the loss", ylabel="step", ylim=(0, None))
     gap = seconds[~before].min() - seconds[before].max()

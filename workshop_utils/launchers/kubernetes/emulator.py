@@ -176,9 +176,8 @@ class EmulatedPodsRun(ProcessRun):
         manifest_own = {each["name"] for each in pod.container.get("env", [])}
         kept = {key: given[key] for key in given if key not in pod.variables or key in manifest_own}
         # What names a service on a cluster is another address here.
-        told = {
-            key: given[key] if text == pod.variables.get(key) else text for key, text in variables.items()
-        }
+        known = pod.variables
+        told = {key: given[key] if text == known.get(key) else text for key, text in variables.items()}
         self._phases[name] = "Pending"
         self._running[name] = ProcessGroup(
             [dataclasses.replace(process, environment={**kept, **told})],
@@ -203,9 +202,8 @@ class EmulatedPodsRun(ProcessRun):
         if self._job["status"]:
             return False  # it is final
         self._job["status"]["condition"] = condition
-        _later(
-            GRACE_SECONDS + 1, self._request_stop
-        )  # whatever the cleanPodPolicy: a run leaves nothing behind
+        # Whatever the cleanPodPolicy: a run leaves nothing behind.
+        _later(GRACE_SECONDS + 1, self._request_stop)
         return True
 
     def _on_pod_event(self, name: str, event: Event) -> None:
@@ -312,7 +310,9 @@ def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
     about = f"pod {pod.name}: its command is {program!r}"
     variables = {name: _here(value, folders) for name, value in {**own, **pod.variables}.items()}
     variables |= {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(scratch)}
-    if "PET_RDZV_ENDPOINT" in pod.variables:  # here every pod could hold torchrun's store, on a cluster the first can
+    if (
+        "PET_RDZV_ENDPOINT" in pod.variables
+    ):  # here every pod could hold torchrun's store, on a cluster the first can
         variables["PET_RDZV_CONF"] = f"is_host={pod.name.endswith('-worker-0')}"
     if program == "mpirun":
         hostfile = str(scratch / "hostfile")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob
@@ -19,45 +18,21 @@ from workshop_utils.runs import RunFailed, RunState
 
 JOBS = PACKAGE.parent / "jobs"
 LAST_LINES = 3  # of a pod that failed
-LENGTHS = {"create": 4, "delete": 2, "condition": 2}  # of an action
-
-
-@exercise
-def tf_config(answer: Callable[[str, int, int], dict[str, Any]]) -> str:
-    """`answer(name, workers, index)` is the TF_CONFIG of worker `index` of a TFJob with that many workers."""
-    mirrored = TrainingJob.load(JOBS / "mnist_multi_worker_mirrored")
-    for name, workers, index in (("digits", 2, 1), ("digits", 3, 0), ("other", 12, 10)):
-        got = result_of(answer, name, workers, index)
-        pod = pods_of(Kubernetes().render(mirrored.replace(name=name, workers=workers)))[index]
-        _compare(got, json.loads(pod.variables["TF_CONFIG"]), f"TF_CONFIG of {pod.name}, one of {workers}")
-    return "all workers are told the same cluster, in the same order, and each its own index in it."
-
-
-def _compare(got: Any, right: dict[str, Any], what: str) -> None:
-    """Raise Wrong at the first difference; only cluster and task matter."""
-    if isinstance(got, str):
-        raise Wrong(f"{what} is a string; return the dictionary, since the operator itself writes the JSON.")
-    if not isinstance(got, dict) or not {"cluster", "task"} <= got.keys():
-        raise Wrong(f"{what} is {got!r}; it must be a dictionary with cluster and task.")
-    task = got["task"]
-    if task != right["task"]:
-        because = ""
-        if isinstance(task, dict) and task.get("index") != right["task"]["index"]:
-            because = ": an index is a number, and indices begin with 0, as the pods' names do"
-        raise Wrong(f"{what}: task is {task!r}; it must be {right['task']!r}{because}.")
-    cluster, expected_addresses = got["cluster"], right["cluster"]["worker"]
-    if not isinstance(cluster, dict) or list(cluster) != ["worker"]:
-        raise Wrong(f"{what}: cluster is {cluster!r}; it has one role, worker, with a list of addresses.")
-    addresses = cluster["worker"]
-    if not isinstance(addresses, (list, tuple)):
-        raise Wrong(f"{what}: cluster.worker is {addresses!r}; it must be a list, one address per worker.")
-    if len(addresses) != len(expected_addresses):
-        raise Wrong(f"{what}: cluster.worker has {len(addresses)} addresses; there must be one per worker.")
-    for place, (address, expected) in enumerate(zip(addresses, expected_addresses, strict=True)):
-        if address != expected:
-            other = ": the numbers begin with 0, and a worker's place is its number"
-            because = other if address in expected_addresses else ""
-            raise Wrong(f"{what}: cluster.worker[{place}] is {address!r}; it must be {expected!r}{because}.")
+# Pods of the jobs a, b and c, free places, who starts, and why.
+ADMITTED = (
+    ("33", 4, "a", "b does not fit beside a, so none of its pods may start"),
+    ("22", 4, "ab", "both fit"),
+    ("4", 4, "a", "it fits exactly"),
+    ("5", 4, "", "no pod starts of a job that does not fit whole"),
+    ("1", 0, "", "there is no place"),
+    ("", 4, "", "nobody waits"),
+    ("311", 4, "ab", "the first in the queue come first, not the smallest"),
+    ("134", 4, "ab", "the first in the queue come first, not the largest"),
+    ("52", 4, "b", "a does not fit, and b, behind it, does"),
+    ("331", 4, "ac", "c fits beside a, though b, before it, waits"),
+)
+Loop = Callable[[dict[str, Any], dict[str, str]], list[tuple[Any, ...]]]
+LENGTHS: dict[Any, int] = {"create": 4, "delete": 2, "condition": 2}  # of an action
 
 
 def a_pytorchjob(
@@ -73,57 +48,55 @@ def a_pytorchjob(
 
 
 @exercise
-def reconcile(answer: Callable[[dict[str, Any], dict[str, str]], list[tuple[Any, ...]]]) -> str:
+def reconcile(answer: Loop) -> str:
     """`answer(job, pods)` is one pass of the loop of a PyTorchJob's operator; in the end it keeps a real job."""
-    names = ("digits-master-0", "digits-worker-0", "digits-worker-1")
+    master, *workers = names = ("digits-master-0", "digits-worker-0", "digits-worker-1")
     job, running = a_pytorchjob(workers=3), dict.fromkeys(names, "Running")
-    _expect_actions(answer, job, {}, {("create", name) for name in names}, "there is no pod yet")
-    _check_created(answer, a_pytorchjob("other", 4), {})
-    twice = "a pass that finds all as it is wanted changes nothing"
-    _expect_actions(answer, job, running, set(), twice)
-    _expect_actions(answer, job, dict.fromkeys(names, "Pending"), set(), "they exist, and will start")
-    for lost in names:
-        rest = {name: phase for name, phase in running.items() if name != lost}
-        _expect_actions(answer, job, rest, {("create", lost)}, "one is missing, whoever took it away")
-        _check_created(answer, job, rest)
-    for first in names[1:]:
-        pods = {**running, first: "Succeeded"}
-        _expect_actions(answer, job, pods, set(), "the job has succeeded when its master has, not before")
-    done = {**running, names[0]: "Succeeded"}
-    _expect_actions(
-        answer, job, done, {("condition", "Succeeded")}, "the master has succeeded", _deletions(done)
+    never = a_pytorchjob(workers=3, restart="Never")
+    later = "restartPolicy is OnFailure: it is deleted now; a later pass finds it missing, and makes it again"
+    _pass(answer, job, {}, "create", names, "there is no pod yet")
+    _pass(
+        answer,
+        a_pytorchjob("other", 2),
+        {},
+        "create",
+        ("other-master-0", "other-worker-0"),
+        "there is no pod yet",
+    )
+    _pass(answer, job, running, "", (), "a pass that finds all as it is wanted changes nothing")
+    _pass(answer, job, dict.fromkeys(names, "Pending"), "", (), "they exist, and will start")
+    for name in workers:
+        pods = {**running, name: "Succeeded"}
+        _pass(answer, job, pods, "", (), "the job has succeeded when its master has, not before")
+    _pass(
+        answer, job, {**running, master: "Succeeded"}, "condition", ["Succeeded"], "the master has succeeded"
     )
     for name in names:
-        failed = {**running, name: "Failed"}
-        why = (
-            "restartPolicy is OnFailure: it is deleted now; a later pass finds it missing, and makes it again"
-        )
-        _expect_actions(answer, job, failed, {("delete", name)}, why)
-        never, why = a_pytorchjob(workers=3, restart="Never"), "restartPolicy is Never"
-        _expect_actions(answer, never, failed, {("condition", "Failed")}, why, _deletions(failed))
-    left = {names[0]: "Succeeded", names[1]: "Running", names[2]: "Pending"}
+        rest = {other: phase for other, phase in running.items() if other != name}
+        _pass(answer, job, rest, "create", [name], "one is missing, whoever took it away")
+        _pass(answer, job, {**running, name: "Failed"}, "delete", [name], later)
+        _pass(answer, never, {**running, name: "Failed"}, "condition", ["Failed"], "restartPolicy is Never")
+    left = {master: "Succeeded", workers[0]: "Running", workers[1]: "Pending"}
     for condition in ("Succeeded", "Failed"):
-        for clean, removed in (("Running", names[1:]), ("All", names), ("None", ())):
+        for clean, removed in (("Running", workers), ("All", names), ("None", ())):
             ended = {**a_pytorchjob(workers=3, clean=clean), "status": {"condition": condition}}
             why = f"the job has ended ({condition}), and cleanPodPolicy is {clean}"
-            _expect_actions(answer, ended, left, _deletions(removed), why)
-            gone = {names[0]: left[names[0]]}
-            kept = _deletions(gone) if clean == "All" else set()
-            _expect_actions(answer, ended, gone, kept, f"{why}; no pod is made for a job that has ended")
+            _pass(answer, ended, left, "delete", removed, why)
+            rest = {master: "Succeeded"}
+            why += "; no pod is made for a job that has ended"
+            _pass(answer, ended, rest, "delete", [name for name in removed if name == master], why)
     return _keeps_a_training(answer)
 
 
-def _deletions(names: Iterable[str]) -> set[tuple[str, str]]:
-    return {("delete", name) for name in names}
-
-
-def _actions(answer: Callable[..., Any], job: dict[str, Any], pods: dict[str, str]) -> list[tuple[Any, ...]]:
-    """What the learner's function says for copies of both, which it must leave as they are."""
+def _pass(
+    answer: Loop, job: dict[str, Any], pods: dict[str, str], verb: str, subjects: Sequence[str], why: str
+) -> None:
+    """Raise Wrong unless the learner's function answers with `verb` on each of `subjects`, and nothing else."""
     given = copy.deepcopy((job, pods))
     got = result_of(answer, *given)
     if given != (job, pods):
         raise Wrong(
-            "your function changes `job` or `pods`: they are what it sees; say in actions what to change."
+            "your function changes `job` or `pods`: they are what it sees; actions say what to change."
         )
     if not isinstance(got, (list, tuple)):
         raise Wrong(f"your function gave {got!r}; it must be a list of actions.")
@@ -131,47 +104,29 @@ def _actions(answer: Callable[..., Any], job: dict[str, Any], pods: dict[str, st
         if not isinstance(action, (list, tuple)) or len(action) != LENGTHS.get(next(iter(action), None)):
             forms = "('create', name, labels, variables), ('delete', name) or ('condition', 'Succeeded')"
             raise Wrong(f"{action!r} is no action; it must be like {forms}.")
-    return [tuple(action) for action in got]
-
-
-def _expect_actions(
-    answer: Callable[..., Any],
-    job: dict[str, Any],
-    pods: dict[str, str],
-    wanted: set[tuple[str, str]],
-    why: str,
-    optional: Iterable[tuple[str, str]] = (),
-) -> None:
-    got = [action[:2] for action in _actions(answer, job, pods)]
-    text = _shown(pods)
-    if len(set(got)) < len(got):
-        raise Wrong(f"{text}: an action comes twice in {got}.")
-    for action in sorted(set(got) - wanted - set(optional)):
-        raise Wrong(f"{text}: {action} is one action too many; {why}.")
-    for action in sorted(wanted - set(got)):
-        raise Wrong(f"{text}: {action} is missing; {why}.")
-
-
-def _check_created(answer: Callable[..., Any], job: dict[str, Any], pods: dict[str, str]) -> None:
-    """Raise Wrong unless each pod that is made has the job's label, and the variables that the operator sets."""
-    name = job["metadata"]["name"]
+    short, wanted = [tuple(action[:2]) for action in got], {(verb, subject) for subject in subjects}
+    # Whoever says how the job has ended may clean up in the same pass.
+    allowed = wanted | {("delete", pod) for pod in pods if verb == "condition"}
+    where = "with " + (", ".join(f"{name} {phase}" for name, phase in pods.items()) or "no pods")
+    if len(set(short)) < len(short):
+        raise Wrong(f"{where}: an action comes twice in {short}.")
+    for wrong in sorted(set(short) ^ wanted):
+        if wrong not in allowed or wrong in wanted:
+            how = "is missing" if wrong in wanted else "is one action too many"
+            raise Wrong(f"{where}: {wrong} {how}; {why}.")
     right = {pod.name: pod.variables for pod in pods_of(Manifest(job))}
-    for _, pod, labels, variables in _actions(answer, job, pods):
-        label = {"training.kubeflow.org/job-name": name}
+    label = {"training.kubeflow.org/job-name": job["metadata"]["name"]}
+    for _, pod, labels, told in (action for action in got if action[0] == "create"):
         if not isinstance(labels, dict) or not label.items() <= labels.items():
             raise Wrong(f"{pod} has the labels {labels!r}; without {label} nobody finds the pods of a job.")
         for key in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
-            if not isinstance(variables, dict) or variables.get(key) != right[pod][key]:
-                told = variables.get(key) if isinstance(variables, dict) else variables
-                raise Wrong(f"{pod} is told {key}={told!r}; it must be {right[pod][key]!r}.")
+            if not isinstance(told, dict) or told.get(key) != right[pod][key]:
+                was = told.get(key) if isinstance(told, dict) else told
+                raise Wrong(f"{pod} is told {key}={was!r}; it must be {right[pod][key]!r}.")
 
 
-def _shown(pods: dict[str, str]) -> str:
-    return "with " + (", ".join(f"{name} {phase}" for name, phase in pods.items()) or "no pods")
-
-
-def _keeps_a_training(answer: Callable[..., Any]) -> str:
-    """Start a real training under the learner's loop, take its worker's pod away once it runs, and see it end."""
+def _keeps_a_training(answer: Loop) -> str:
+    """Start a real training under the learner's loop, take its master's pod away once it runs, and see it end."""
     arguments = {"steps": 30, "step-seconds": 0.03}
     job = TrainingJob.load(JOBS / "digits_resumable").replace(arguments=arguments, timeout="40s")
     manifest = copy.deepcopy(Kubernetes().render(job).resource)
@@ -181,47 +136,28 @@ def _keeps_a_training(answer: Callable[..., Any]) -> str:
         while not run.records and run.state is RunState.RUNNING:
             time.sleep(0.02)
         try:
-            run.delete_pod(f"{run.name}-worker-0")
+            run.delete_pod(f"{run.name}-master-0")
             run.wait()
         except (RunFailed, JobError) as failed:
             raise Wrong(
                 f"the states were right, but a real training under your loop was not: {failed}"
             ) from None
     accuracy = run.metrics["accuracy"].dropna().iloc[-1]
-    lost = "under your loop a real training lost its worker's pod, and yet came to its end"
+    lost = "under your loop a real training lost its master's pod, and yet came to its end"
     return f"{lost}; the model recognises {accuracy:.0%} of the test images."
 
 
 @exercise
 def admit(answer: Callable[[list[tuple[str, int]], int], list[str]]) -> str:
     """`answer(queue, free)` are the jobs of `queue`, names and pods, that start now on so many `free` places."""
-    cases = (
-        ([("a", 3), ("b", 3)], 4, ["a"], "b does not fit beside a, so none of its pods may start"),
-        ([("a", 2), ("b", 2)], 4, ["a", "b"], "both fit"),
-        ([("a", 4)], 4, ["a"], "it fits exactly"),
-        ([("a", 5)], 4, [], "no pod starts of a job that does not fit whole"),
-        ([("a", 1)], 0, [], "there is no place"),
-        ([], 4, [], "nobody waits"),
-        ([("a", 5), ("b", 2)], 4, ["b"], "a does not fit, and b, behind it, does"),
-        ([("a", 3), ("b", 3), ("c", 1)], 4, ["a", "c"], "c fits beside a, though b, before it, waits"),
-        ([("b", 2), ("a", 2), ("c", 2)], 5, ["b", "a"], "the first in the queue come first, not by name"),
-        ([("a", 1), ("b", 3), ("c", 4)], 4, ["a", "b"], "the first in the queue come first, not the largest"),
-        (
-            [("a", 3), ("b", 1), ("c", 1)],
-            4,
-            ["a", "b"],
-            "the first in the queue come first, not the smallest",
-        ),
-    )
-    for queue, free, right, why in cases:
+    for pods, free, right, why in ADMITTED:
+        queue = [(name, int(count)) for name, count in zip("abc", pods, strict=False)]
         given = list(queue)
         got = result_of(answer, given, free)
         if given != queue:
             raise Wrong("your function changes `queue`: who waits is the cluster's affair; return names.")
-        if not isinstance(got, (list, tuple)) or list(got) != right:
-            raise Wrong(
-                f"with {free} free and the queue {queue} it gave {got!r}; it must be {right!r}: {why}."
-            )
+        if not isinstance(got, (list, tuple)) or list(got) != list(right):
+            raise Wrong(f"with {free} free and {queue} it gave {got!r}; it must be {list(right)}: {why}.")
     return "a job gets all of its places or none, so no job holds places that another one waits for."
 
 
