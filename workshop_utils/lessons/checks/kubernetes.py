@@ -163,11 +163,11 @@ def admit(answer: Callable[[list[tuple[str, int]], int], list[str]]) -> str:
 
 seconds_lost = OpenQuestion(
     "seconds",
-    (0.5, 60),
+    (0.5, 120),
     "worker-0 holds the store in which the agents meet. Without it the other agent fails at once, and so does its "
     "pod: the operator makes both again, and two new agents meet in a new store, with nobody to wait for. After the "
     "loss of worker-1 the old store was still there, with the lost agent in it, until three of its signs of life, "
-    "5 s apart, had not come.",
+    "5 s apart, had not come. What remains is starting processes, which takes longer on a busy machine.",
     predictable=(0.1, 600),
 )
 
