@@ -70,7 +70,9 @@ $run docker push "$image"
 # The Kubernetes launcher and TorchX name an image by the digest that stands here.
 if [ -z "$run" ]; then
     pushed=jobs/images/pushed.yaml
-    digest=$(docker inspect --format '{{index .RepoDigests 0}}' "$image")
+    # One for each registry that the image was pushed to.
+    digest=$(docker inspect --format '{{range .RepoDigests}}{{println .}}{{end}}' "$image" |
+        grep -m 1 "^$registry/workshop-$name@") || { echo "docker does not say what was pushed" >&2; exit 1; }
     { grep -v "^\"$image\"" "$pushed" 2>/dev/null || true; } >"$pushed.new"
     echo "\"$image\": \"${digest#*@}\"" >>"$pushed.new"
     mv "$pushed.new" "$pushed"

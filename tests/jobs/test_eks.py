@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jmespath
 import pytest
 import typer
 import yaml
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.kubernetes import Kubernetes, check
+from workshop_utils.launchers.torchx import TorchX
 from workshop_utils.scaling import catalogue
 
 ROOT = Path(__file__).parents[2]
@@ -64,14 +66,18 @@ def test_rules_and_schemas_are_those_of_the_operators_that_the_cluster_has():
     fetched = "".join(
         path.read_text() for path in [FOLDER / "create.sh", *FOLDER.glob("operators/**/*.yaml")]
     )
-    pins = dict(re.findall(r"kubeflow/([\w-]+?)(?:\.git)?/[^\s']*?(v\d+\.\d+\.\d+)", fetched))
-    assert set(pins) == {"training-operator", "mpi-operator", "trainer"}
-    crds = Path(check.__file__).parent.glob("crds/*.yaml")
-    for path in (Path(check.__file__), *crds):
-        for operator, version in re.findall(
-            r"(training-operator|mpi-operator|trainer) (v[\d.]+\d)", path.read_text()
-        ):
-            assert version == pins[operator], f"{path.name} cites {operator} {version}"
+    owners = r"(?:kubeflow|volcano-sh)"
+    pins = dict(re.findall(rf"{owners}/([\w-]+?)(?:\.git)?/[^\s']*?(v\d+\.\d+\.\d+)", fetched))
+    assert set(pins) == {"training-operator", "mpi-operator", "trainer", "volcano"}
+    package = Path(check.__file__).parents[1]
+    files = [path for path in package.rglob("*") if path.suffix in (".py", ".yaml")]
+    cited = [
+        (path.name, *found)
+        for path in files
+        for found in re.findall(rf"({'|'.join(pins)}) (v[\d.]+\d)", path.read_text())
+    ]
+    assert {operator for _, operator, _ in cited} == set(pins)
+    assert [each for each in cited if each[2] != pins[each[1]]] == []
 
 
 def test_a_reservation_is_a_comment_that_becomes_a_setting(tmp_path, monkeypatch):
@@ -85,11 +91,11 @@ def test_a_reservation_is_a_comment_that_becomes_a_setting(tmp_path, monkeypatch
 
 
 def test_a_volume_claim_is_the_one_that_is_copied_into_and_a_gang_waits_in_the_queue_that_there_is():
-    (shelf,) = objects("storage/shelf.yaml")
+    (copier,) = objects("storage/data-pod.yaml")
     (queue,) = objects("queue.yaml")
     for name in ("place.yaml", "place-gpu.yaml"):
         place = Kubernetes.load(FOLDER / name)
-        assert shelf["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == place.data_claim
+        assert copier["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == place.data_claim
         assert (place.gang, place.queue) == ("volcano", queue["metadata"]["name"])
     assert Kubernetes.load(FOLDER / "place-gpu.yaml").context == eks.load("gpu")["metadata"]["name"]
 
@@ -104,7 +110,16 @@ def filled(name="ada"):
     )
 
 
-def test_a_learner_may_do_in_their_own_namespace_what_the_launcher_asks_for(tmp_path, monkeypatch, make_job):
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [
+        *(("torch_ddp", kind) for kind in ("PyTorchJob", "TrainJob", "Volcano")),
+        *(("multi_worker_mirrored", "TFJob"), ("mpi", "MPIJob"), ("single", "Job")),
+    ],
+)
+def test_a_learner_may_do_in_their_own_namespace_what_the_launcher_asks_for(
+    tmp_path, monkeypatch, make_job, strategy, kind
+):
     (role,) = [each for each in filled() if each["kind"] == "Role"]
     allowed = {
         (group, resource, verb)
@@ -115,17 +130,15 @@ def test_a_learner_may_do_in_their_own_namespace_what_the_launcher_asks_for(tmp_
     }
     verbs = {"POST": "create", "DELETE": "delete", "PATCH": "patch"}
     with kubernetes_api.cluster(tmp_path, monkeypatch) as server:
-        launcher = Kubernetes(namespace="ada", kind="TrainJob", registry="r.example.com")
-        name = "ddp-node-0-0"
-        server.pods = [
-            {
-                "metadata": {"name": name},
-                "spec": {"containers": [{"name": "node"}]},
-                "status": {"phase": "Running"},
-            }
-        ]
+        place = {"namespace": "ada", "registry": "r.example.com"}
+        launcher = (
+            TorchX(scheduler="kubernetes", **place) if kind == "Volcano" else Kubernetes(kind=kind, **place)
+        )
+        spec, name = {"containers": [{"name": "node"}]}, "ddp-node-0-0"
+        server.pods = [{"metadata": {"name": name}, "spec": spec, "status": {"phase": "Running"}}]
         server.logs = {name: kubernetes_api.stamped("hello")}
-        with launcher.launch(make_job("import torch", name="ddp", strategy="torch_ddp", workers=2)) as run:
+        workers = 1 if strategy == "single" else 2
+        with launcher.launch(make_job("import torch", name="ddp", strategy=strategy, workers=workers)) as run:
             assert eventually(lambda: list(run.logs()))
         asked = set()
         for method, path in server.requests:
@@ -138,13 +151,16 @@ def test_a_learner_may_do_in_their_own_namespace_what_the_launcher_asks_for(tmp_
     assert asked <= allowed
 
 
-def test_a_learner_comes_with_a_claim_on_everybody_s_file_system_and_goes_alone(run, tmp_path):
+def test_a_learner_comes_with_a_claim_on_everybody_s_file_system_and_goes_alone(run, tmp_path, monkeypatch):
     del run  # which puts the recording programs on the path
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+    absent = "echo An error occurred: ResourceNotFoundException >&2; exit 254"
     answers = {
         "volumeName": "echo pv-1",
         "volumeHandle": "echo fs-1",
         "dnsname": "echo fs-1.aws",
         "mountname": "echo abc",
+        "describe-access-entry": absent,
     }
     make_programs(tmp_path, answers)
 
@@ -157,7 +173,8 @@ def test_a_learner_comes_with_a_claim_on_everybody_s_file_system_and_goes_alone(
     arn = "arn:aws:iam::123456789012:user/ada"
     code, lines = learner("add", "workshop-cpu", "ada", arn)
     assert code == 0
-    assert lines[-1].endswith(f"--principal-arn {arn} --kubernetes-groups workshop:ada")
+    assert "create-access-entry --kubernetes-groups workshop:ada" in lines[-1]
+    assert lines[-1].endswith(f"--principal-arn {arn} --region us-west-2")
     made = list(yaml.safe_load_all((tmp_path / "given").read_text()))
     for described in made:
         assert list(check.problems_of(described)) == []
@@ -168,7 +185,18 @@ def test_a_learner_comes_with_a_claim_on_everybody_s_file_system_and_goes_alone(
     code, lines = learner("remove", "workshop-cpu", "ada", arn)
     assert code == 0
     assert not any("namespace default" in line or "--all" in line for line in lines)
-    assert "metadata.name=ada" in lines[1]
+    assert "metadata.name=ada" in lines[1]  # and the entry was gone already
+    make_programs(tmp_path, {**answers, "describe-access-entry": ":"})
+    code, lines = learner("add", "workshop-cpu", "ada", arn)
+    assert (code, [line for line in lines if "create-access-entry" in line]) == (0, [])
+    assert "delete-access-entry" in learner("remove", "workshop-cpu", "ada", arn)[1][1]
+    for what, answer in (("volumeName", ":"), ("dnsname", "exit 1"), ("describe-access-entry", "exit 255")):
+        make_programs(tmp_path, {**answers, what: answer})
+        (tmp_path / "given").unlink(missing_ok=True)
+        code, lines = learner("remove" if "entry" in what else "add", "workshop-cpu", "ada", arn)
+        assert code != 0
+        assert not (tmp_path / "given").exists()
+        assert not any("delete" in line for line in lines)
     assert learner("add", "workshop-cpu", "kube-system", arn) == (2, [])
 
 
@@ -289,7 +317,7 @@ def test_a_missing_program_is_named_before_anybody_is_asked(action, tmp_path, mo
     app.command()(eks.main)
     said = CliRunner().invoke(app, [action, "cpu"], input="y\n")
     assert said.exit_code == 2
-    assert said.output.strip().endswith("eksctl.io, kubernetes.io and helm.sh say how.")
+    assert said.output.strip().endswith("eksctl.io, kubernetes.io, helm.sh and git-scm.com say how.")
     assert "not installed: aws, eksctl, kubectl" in said.output
 
 
@@ -316,6 +344,26 @@ def test_delete_all_ends_with_the_cluster_once_the_file_system_is_gone(run):
     (deleted,) = (index for index, line in enumerate(lines) if "delete-file-system " in line)
     assert deleted < min(index for index, line in enumerate(lines) if line.startswith("eksctl"))
     assert sum("describe-file-systems" in line for line in lines[deleted:]) == 2
+
+
+def test_delete_all_takes_no_file_system_that_was_not_made_here():
+    text = (FOLDER / "delete-all.sh").read_text()
+    (ours,) = re.findall(r'ours="(.*)"', text)
+    (query,) = re.findall(r'"(FileSystems\[.*)"', text)
+    made = {"made-by": "distributed-training-workshop", "cluster": "workshop-cpu"}
+    tags = {"ours": made, "foreign": {"cluster": "workshop-cpu"}, "another": {**made, "cluster": "x"}}
+    described = [
+        {
+            "FileSystemId": name,
+            "Lifecycle": "AVAILABLE",
+            "Tags": [{"Key": k, "Value": v} for k, v in each.items()],
+        }
+        for name, each in tags.items()
+    ]
+    query = query.replace("$ours", ours).replace("$cluster", "workshop-cpu")
+    assert jmespath.search(query, {"FileSystems": described}) == [["ours", "AVAILABLE"]]
+    extra = objects("storage/storage-class.yaml")[0]["parameters"]["extraTags"]
+    assert extra == "made-by=distributed-training-workshop,cluster=${cluster}"
 
 
 def test_delete_all_can_be_run_again_and_then_deletes_what_eksctl_left(run):

@@ -125,15 +125,16 @@ def test_what_was_pushed_is_noted_with_its_digest_the_last_one_alone(tmp_path):
     (images / "build.sh").write_text((IMAGES / "build.sh").read_text())
     for program, said in (
         ("aws", "true"),
-        ("docker", 'case $1 in inspect) echo "some/where@sha256:$DIGEST" ;; esac'),
+        ("docker", 'case $1 in inspect) echo "$OTHERS"; echo "$OURS@sha256:$DIGEST" ;; esac'),
     ):
         (tmp_path / program).write_text(f"#!/bin/sh\n{said}\n")
         (tmp_path / program).chmod(0o755)
+    name = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/workshop-pytorch"
+    where = {"OURS": name, "OTHERS": f"{name.replace('eu-west', 'us-west')}@sha256:0"}
     for variant, digest in (("cpu", "1"), ("gpu", "2"), ("cpu", "3")):
         command = ["bash", str(images / "build.sh"), "pytorch", variant, "eu-west-1", "123456789012"]
-        variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "DIGEST": digest}
+        variables = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "DIGEST": digest, **where}
         subprocess.run(command, env=variables, check=True, capture_output=True)
-    name = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/workshop-pytorch"
     pushed = yaml.safe_load((images / "pushed.yaml").read_text())
     assert pushed == {f"{name}:cpu": "sha256:3", f"{name}:gpu": "sha256:2"}
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,10 @@ def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer
     server = ApiServer()
     monkeypatch.setenv("KUBECONFIG", str(server.write_kubeconfig(folder)))
     monkeypatch.setattr(requests, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(requests, "DOUBT_SECONDS", 1.0)
+    monkeypatch.setattr(requests, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(launcher, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(launcher, "WARNINGS_SECONDS", 0.0)
     yield server
     server.close()
 
@@ -61,7 +65,8 @@ class ApiServer:
     """Keeps what is created, and answers as a cluster would, but for what its script says.
 
     `script` holds answers that come first, by method and the last part of the path; `late` has those that come in the
-    place of an answer though what was asked has been done. `managers` are who has made an object, and `created_at` is
+    place of an answer though what was asked has been done, after `late_seconds`. `before` is called with each request,
+    and may do something in between. `managers` are who has made an object, and `created_at` is
     when. `job_status`, `pods`, `logs` and `warnings` are what it says of the job; `unfinished` are a pod's lines that
     have no end yet.
     """
@@ -76,6 +81,8 @@ class ApiServer:
         self.unfinished: dict[str, str] = {}
         self.warnings: list[dict[str, Any]] = []
         self.late: dict[tuple[str, str], tuple[int, Any]] = {}
+        self.late_seconds = 0.0
+        self.before: Callable[[str, str], None] = lambda method, last: None
         self.created_at, self.managers = "2026-01-01T00:00:00Z", list[str]()
         server = self
 
@@ -127,6 +134,7 @@ class ApiServer:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         self.requests.append((request.command, request.path))
         last = path.rpartition("/")[2]
+        self.before(request.command, last)
         if answers := self.script.get((request.command, last)):
             self.send(request, *answers.pop(0))
         elif last == "log":
@@ -136,8 +144,13 @@ class ApiServer:
         elif request.command == "GET":
             self.send(request, *self.get(path, last))
         else:
-            answer = self.change(request.command, path, body, query)
-            self.send(request, *self.late.pop((request.command, last), answer))
+            change = functools.partial(self.change, request.command, path, body, query)
+            late = self.late.pop((request.command, last), None)
+            if late and self.late_seconds:
+                threading.Timer(self.late_seconds, change).start()
+            else:
+                answer = change()
+            self.send(request, *(late or answer))
 
     def get(self, path: str, last: str) -> tuple[int, Any]:
         if last in ("pods", "events"):
@@ -148,6 +161,9 @@ class ApiServer:
 
     def change(self, method: str, path: str, body: bytes, query: dict[str, list[str]]) -> tuple[int, Any]:
         if method == "DELETE":
+            wanted = json.loads(body)["preconditions"]["uid"]
+            if path in self.objects and self.objects[path]["metadata"]["uid"] != wanted:
+                return refused(409, "the UID in the precondition does not match")
             self.pods = []
             gone = self.objects.pop(path, None)
             return (200, {"kind": "Status", "status": "Success"}) if gone else refused(404, "not found")

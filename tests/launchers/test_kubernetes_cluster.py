@@ -1,9 +1,11 @@
 """Launching on a cluster: an API server that answers as its script says, on loopback."""
 
+import _thread
 import signal
 import ssl
 import subprocess
 import sys
+import time
 from pathlib import Path
 from urllib.parse import parse_qs, urlparse
 
@@ -126,9 +128,7 @@ def test_a_pod_that_cannot_be_scheduled_says_so_once(server, job):
         assert started.waits_for == "pod ddp-master-0 to start (FailedScheduling: 2 Insufficient cpu.)"
 
 
-def test_what_the_cluster_has_against_the_job_itself_is_told_but_not_what_it_had_against_the_one_before(
-    server, make_job
-):
+def test_warnings_about_the_job_itself_are_told_but_not_those_about_the_job_before(server, make_job):
     job = make_job("import mpi4py", name="ddp", strategy="mpi", workers=2)
     server.created_at = "2026-01-02T00:00:00Z"
     server.warnings = [
@@ -161,6 +161,14 @@ def test_a_job_of_which_nobody_makes_pods_asks_for_its_operator_and_ends_at_its_
         server.job_status = condition("Suspended")
         with pytest.raises(TimeoutError):
             started.wait(timeout_seconds=2)
+    # A TrainJob's status never says when it started.
+    server.job_status = {"conditions": [{"type": "Suspended", "status": "False"}], "jobsStatus": []}
+    started = Kubernetes(kind="TrainJob", registry=REGISTRY).launch(job.replace(timeout="1s"))
+    with started, pytest.raises(RunFailed, match="ran longer than its timeout"):
+        started.wait(timeout_seconds=20)
+    server.job_status = {}
+    with Kubernetes(gang="volcano", registry=REGISTRY).launch(job) as started:
+        assert eventually(lambda: "its turn in the queue default" in started.waits_for)
 
 
 def test_logs_are_followed_where_events_may_not_be_read(server, job):
@@ -176,8 +184,40 @@ def test_logs_are_followed_where_events_may_not_be_read(server, job):
 def test_a_job_that_somebody_else_deletes_has_failed(server, job):
     with PLACE.launch(job) as started:
         server.objects.clear()
-        with pytest.raises(RunFailed, match="ddp is gone or cannot be seen any more"):
+        with pytest.raises(RunFailed, match="ddp is gone: somebody has deleted it"):
             started.wait(timeout_seconds=20)
+
+
+def test_another_job_of_the_same_name_is_neither_followed_nor_deleted(server, job):
+    started = PLACE.launch(job)
+    path = next(path for path in server.objects if "pytorchjobs" in path)
+    server.objects[path] = {"kind": "PyTorchJob", "metadata": {"name": "ddp", "uid": "another"}}
+    server.pods = [pod("master")]  # of the other, which has begun to train
+    server.logs = {"ddp-master-0": stamped("not ours")}
+    with pytest.raises(RunFailed, match=r"ddp is gone: .* is another one") as raised:
+        started.wait(timeout_seconds=20)
+    started.stop()
+    assert server.objects[path]["metadata"]["uid"] == "another"
+    assert server.made() == ["PyTorchJob ddp"]
+    assert "not ours" not in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_an_expired_login_does_not_lose_a_job_but_one_that_stays_gives_it_up(
+    server, job, monkeypatch, status
+):
+    started = PLACE.launch(job)
+    server.script["GET", "ddp"] = [refused(status, "log in")] * 3
+    assert eventually(lambda: not server.script["GET", "ddp"])
+    assert started.state is RunState.RUNNING
+    monkeypatch.setattr("workshop_utils.launchers.followed.BLIND_SECONDS", 0.1)
+    server.script["GET", "ddp"] = [refused(status, "log in")] * 1000
+    with pytest.raises(RunFailed, match="ddp does not answer, and may still be running"):
+        started.wait(timeout_seconds=20)
+    assert len(server.made()) == 3
+    server.script.clear()
+    started.stop()
+    assert server.made() == []
 
 
 @pytest.mark.parametrize(
@@ -190,35 +230,86 @@ def test_a_job_that_somebody_else_deletes_has_failed(server, job):
 )
 def test_a_refusal_says_what_to_do_and_leaves_nothing(server, job, what, status, message, said):
     server.script["POST", what] = [refused(status, message)]
-    with pytest.raises(KubernetesError, match=f"^{said}.* Kubernetes says: {message}$"):
+    in_doubt = r"\. The job may still exist .* may still come\)" if status == 500 else ""
+    with pytest.raises(KubernetesError, match=f"^{said}.* Kubernetes says: {message}{in_doubt}$"):
         PLACE.launch(job)
     assert server.made() == []
     assert sum(method == "POST" and "pytorchjobs" in path for method, path in server.requests) == 1
 
 
-@pytest.mark.parametrize("is_made", [True, False])
+@pytest.mark.parametrize(
+    ("is_made", "late_seconds"), [(True, 0), (False, 0), (True, 0.3)], ids=["ours", "another's", "later"]
+)
 def test_a_creation_whose_answer_is_lost_is_looked_for_and_undone_unless_it_is_somebody_else_s(
-    server, job, is_made
+    server, job, is_made, late_seconds
 ):
     server.late["POST", "pytorchjobs"] = refused(504, "the request timed out")
+    server.late_seconds = late_seconds
     if not is_made:
         server.managers = ["kubectl-create"]
     with pytest.raises(KubernetesError, match=r"creating PyTorchJob ddp: .* timed out$"):
         PLACE.launch(job)
+    time.sleep(late_seconds)
     assert server.made() == ([] if is_made else ["PyTorchJob ddp"])
 
 
-def test_where_the_roll_back_fails_too_the_cause_comes_first_and_what_is_left_is_named(server, job):
+def test_a_creation_that_was_answered_with_busy_and_took_place_is_the_job_s(server, job):
+    server.late["POST", "pytorchjobs"] = refused(503, "the server is shutting down")
+    with PLACE.launch(job) as started:
+        assert started.state is RunState.RUNNING
+        assert len(server.made()) == 3
+    assert server.made() == []
+
+
+def test_an_interrupt_while_the_job_is_being_made_leaves_nothing_and_a_second_one_names_what_is_left(
+    server, job
+):
+    def interrupt(method, last):
+        if (method, last) == ("POST", "pytorchjobs"):
+            _thread.interrupt_main()
+            time.sleep(0.5)  # it takes place after the launcher was interrupted
+
+    server.before = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        PLACE.launch(job)
+    time.sleep(0.5)
+    assert server.made() == []
+
+    def interrupt_twice(method, last):
+        interrupt(method, last)
+        if (method, last) == ("DELETE", "ddp"):
+            interrupt("POST", "pytorchjobs")
+
+    server.before = interrupt_twice
+    left = (
+        r"^launching the job was interrupted\. The job may still .* delete pytorchjob\.kubeflow\.org/ddp \("
+    )
+    with pytest.raises(KubernetesError, match=left):
+        PLACE.launch(job)
+
+
+def test_where_the_roll_back_fails_too_the_cause_comes_first_and_what_is_left_is_named(
+    server, job, monkeypatch
+):
     server.script["POST", "configmaps"] = [refused(403, "no config maps")]
     server.script["DELETE", "ddp"] = [refused(403, "no deleting")]
     way = r"kubectl --namespace default delete pytorchjob\.kubeflow\.org/ddp"
-    said = rf"^creating ConfigMap ddp: .* no config maps\. What was begun may be there .* {way} \(.*no deleting\)$"
+    said = (
+        rf"^creating ConfigMap ddp: .* no config maps\. The job may still exist .* {way} \(.*no deleting\)$"
+    )
     with pytest.raises(KubernetesError, match=said):
+        PLACE.launch(job)
+    server.objects.clear()
+    monkeypatch.setattr(launcher, "KubernetesRun", lambda *_: 1 / 0)
+    server.script["DELETE", "ddp"] = [refused(403, "no deleting")]
+    with pytest.raises(KubernetesError, match=rf"^launching the job was interrupted\. .* {way} \("):
         PLACE.launch(job)
     server.late["POST", "pytorchjobs"] = refused(504, "timed out")
     server.script["GET", "ddp"] = [refused(403, "no looking")]
     server.objects.clear()
-    with pytest.raises(KubernetesError, match=rf"timed out\. What was begun .* {way} \(.*no looking\)$"):
+    with pytest.raises(
+        KubernetesError, match=rf"timed out\. The job may still exist .* {way} \(.*no looking\)$"
+    ):
         PLACE.launch(job)
 
 
@@ -226,7 +317,7 @@ def test_how_a_job_ended_is_said_even_if_what_is_left_of_it_cannot_be_deleted(se
     server.job_status = condition("Succeeded")
     started = PLACE.launch(job).wait(timeout_seconds=20)
     server.script["DELETE", "ddp"] = [refused(403, "no")]
-    with pytest.raises(KubernetesError, match=r"^ddp succeeded\. deleting PyTorchJob ddp: you may not"):
+    with pytest.raises(KubernetesError, match=r"^ddp succeeded\. ddp could not be deleted.*you may not"):
         started.stop()
     started.stop()
     monkeypatch.setattr("workshop_utils.launchers.followed.BLIND_SECONDS", 0.1)
@@ -267,7 +358,9 @@ def test_a_job_that_cannot_be_deleted_is_not_kept_secret(server, job):
     started = PLACE.launch(job)
     assert started.state is RunState.RUNNING
     server.script["DELETE", "ddp"] = [refused(403, "no")]
-    with pytest.raises(KubernetesError, match="ddp could not be deleted and may still run"):
+    with pytest.raises(
+        KubernetesError, match="ddp could not be deleted; if it has not ended, it may still run"
+    ):
         started.stop()
     started.stop()
     assert started.state is RunState.STOPPED
@@ -278,11 +371,11 @@ def test_a_job_counts_as_deleted_once_its_pods_are_gone(server, job, monkeypatch
     monkeypatch.setattr("workshop_utils.launchers.kubernetes.cluster.GONE_SECONDS", 0.1)
     server.pods = [pod("master")]
     started = PLACE.launch(job)
-    for name, times in (("ddp", 2), ("ddp-data", 1)):  # it agrees to delete each object, and the pods stay
+    for name, times in (("ddp", 2), ("ddp-data", 1)):  # it agrees to delete each object, and they stay
         server.script["DELETE", name] = [(200, {"kind": "Status", "status": "Success"})] * times
-    with pytest.raises(KubernetesError, match=r"ddp could not be deleted.*its pods are still there"):
+    stays = r"still there after a minute: PyTorchJob ddp, .*, its pods; kubectl"
+    with pytest.raises(KubernetesError, match=rf"ddp could not be deleted.*{stays}"):
         started.stop()
-    server.pods = []
     started.stop()
     assert started.state is RunState.STOPPED
 

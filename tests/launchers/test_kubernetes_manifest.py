@@ -72,15 +72,15 @@ def place(**settings):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "processes"),
+    ("name", "kind", "processes", "image"),
     [
-        ("mnist_torch_ddp", "PyTorchJob", ("nprocPerNode", "8")),
-        ("mnist_torch_ddp", "TrainJob", ("numProcPerNode", 8)),
-        ("mnist_horovod", "MPIJob", ("slotsPerWorker", 8)),
+        ("mnist_torch_ddp", "PyTorchJob", ("nprocPerNode", "8"), "workshop-pytorch:gpu"),
+        ("mnist_torch_ddp", "TrainJob", ("numProcPerNode", 8), "workshop-pytorch:gpu"),
+        ("mnist_horovod", "MPIJob", ("slotsPerWorker", 8), "workshop-horovod:gpu"),
     ],
 )
 def test_all_gpus_of_a_node_are_one_pod_which_has_shared_memory_efa_and_nccl_s_variables(
-    name, kind, processes
+    name, kind, processes, image
 ):
     job = load(name).replace(
         nodes=2, processes_per_node=8, resources={"gpu": 1, "cpu": 10, "memory": "100Gi"}
@@ -98,6 +98,7 @@ def test_all_gpus_of_a_node_are_one_pod_which_has_shared_memory_efa_and_nccl_s_v
         shared = next(each for each in pod["volumes"] if each["name"] == "shm")
         assert shared["emptyDir"]["medium"] == "Memory"
         assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
+    assert {pod["containers"][0]["image"] for pod in pods_in(objects)} == {f"{PLACE.registry}/{image}"}
     variables = [pod["containers"][0].get("env", []) for pod in pods_in(objects)]
     assert {"name": "FI_PROVIDER", "value": "efa"} in variables[0]
 
@@ -122,24 +123,29 @@ def test_the_pods_of_every_kind_start_together_or_not_at_all():
         "scheduling.volcano.sh/queue-name": "workshop"
     }
     assert [pod["schedulerName"] for pod in pods_in(runtime)] == ["volcano"]
-    alone = Kubernetes(gang="volcano").render(load("mnist_single")).resource  # there is no half of one pod
+    alone = Kubernetes(gang="volcano").render(load("mnist_single")).resource  # a single pod needs no gang
     assert "schedulerName" not in str(alone)
     waits = Kubernetes().render(load("mnist_horovod")).resource["spec"]["runPolicy"]["schedulingPolicy"]
     assert waits == {"minAvailable": 2}  # or an operator that schedules gangs would wait for the launcher
 
 
-def test_a_place_s_claim_keeps_model_and_checkpoints_unless_the_job_names_its_own(make_job):
+def test_a_place_s_claim_keeps_the_model_unless_the_job_names_its_own_and_checkpoints_if_the_job_asks(
+    make_job,
+):
     def claims(**fields):
-        (pod,) = pods_in(Kubernetes(storage_claim="ours").render(make_job("", **fields)).resource)
+        target = Kubernetes(storage_claim="ours", namespace="ada")
+        (pod,) = pods_in(target.render(make_job("", name="job", **fields)).resource)
         by_volume = {
             each["name"]: each.get("persistentVolumeClaim", {}).get("claimName") for each in pod["volumes"]
         }
         mounts = pod["containers"][0]["volumeMounts"]
-        return {mount["mountPath"]: by_volume[mount["name"]] for mount in mounts}
+        return {mount["mountPath"]: (by_volume[mount["name"]], mount.get("subPath")) for mount in mounts}
 
-    assert claims()["/workshop/model"] == claims()["/workshop/checkpoints"] == "ours"
-    own = claims(outputs="claim:mine")
-    assert (own["/workshop/model"], own["/workshop/checkpoints"]) == ("mine", "ours")
+    assert claims()["/workshop/model"] == ("ours", "ada/job/model")  # others have a file of that name, too
+    assert "/workshop/checkpoints" not in claims()  # a finished job would resume, and train nothing
+    own = claims(outputs="claim:mine", checkpoints="claim:ours")
+    assert own["/workshop/model"] == ("mine", "ada/job/model")
+    assert own["/workshop/checkpoints"] == ("ours", "ada/job/checkpoints")
     assert "The model goes with its pod" not in Kubernetes(storage_claim="ours").render(make_job("")).comment
     assert "The model goes with its pod" in Kubernetes().render(make_job("")).comment
 
@@ -152,6 +158,11 @@ def test_an_image_that_was_pushed_from_here_is_named_with_its_digest(tmp_path, m
     monkeypatch.setattr(settings, "PUSHED", pushed)
     assert settings.workshop_image("workshop-pytorch:cpu", "registry.example.com") == f"{name}@{digest}"
     assert settings.workshop_image("workshop-pytorch:cpu", None) == "REGISTRY/workshop-pytorch:cpu"
+
+
+def test_the_account_of_the_examples_is_nobody_s():
+    with pytest.raises(JobError, match="is in the account of the examples"):
+        PLACE.launch(load("mnist_torch_ddp"))
 
 
 # What the operators add

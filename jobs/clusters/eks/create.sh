@@ -40,8 +40,9 @@ apply -f https://raw.githubusercontent.com/volcano-sh/volcano/v1.15.1/installer/
 available volcano-system
 apply -f "$folder/queue.yaml"
 
-# TFJob and PyTorchJob; INIT_IMAGE names a copy of the image in your own registry
-init_image=${INIT_IMAGE:-public.ecr.aws/docker/library/alpine:3.22}
+# TFJob and PyTorchJob; INIT_IMAGE names a copy of the image in your own registry. It is the operator's own, of 3.10: the
+# nslookup of later ones ends with 1 if one search domain has no such name, and workers would wait for their master in vain.
+init_image=${INIT_IMAGE:-public.ecr.aws/docker/library/alpine:3.10}
 kube kustomize "$folder/operators" | sed "s|\${init_image}|$init_image|" | apply -f -
 available kubeflow
 

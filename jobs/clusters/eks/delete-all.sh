@@ -24,8 +24,9 @@ fi
 
 # File systems that a claim has left behind: they cost, and the network cannot go before them
 for _ in $(seq 90); do
+    ours="Tags[?Key=='made-by'&&Value=='distributed-training-workshop']&&Tags[?Key=='cluster'&&Value=='$cluster']"
     left=$(aws fsx describe-file-systems --region "$region" --output text \
-        --query "FileSystems[?Tags[?Key=='cluster'&&Value=='$cluster']].[FileSystemId,Lifecycle]")
+        --query "FileSystems[?$ours].[FileSystemId,Lifecycle]")
     [ -n "$left" ] || break
     while read -r id state; do
         [ "$state" = DELETING ] || aws fsx delete-file-system --region "$region" --file-system-id "$id"

@@ -40,7 +40,8 @@ QUESTIONS = {
     "create": "Make {}, and pay for it until delete-all?",
     "delete-all": "Delete {}, with everybody's jobs and all data of its file system, for good?",
 }
-PROGRAMS = {"create": ("aws", "eksctl", "kubectl", "helm"), "delete-all": ("aws", "eksctl", "kubectl")}
+# kubectl runs git for a kustomization that is elsewhere.
+PROGRAMS = {"create": ("aws", "eksctl", "kubectl", "helm", "git"), "delete-all": ("aws", "eksctl", "kubectl")}
 
 
 def load(name: str) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def main(
         return
     if missing := ", ".join(name for name in PROGRAMS[action] if shutil.which(name) is None):
         typer.echo(
-            f"not installed: {missing}; aws.amazon.com/cli, eksctl.io, kubernetes.io and helm.sh say how.",
+            f"not installed: {missing}; aws.amazon.com/cli, eksctl.io, kubernetes.io, helm.sh and git-scm.com say how.",
             err=True,
         )
         raise typer.Exit(2)

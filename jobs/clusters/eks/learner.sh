@@ -1,10 +1,10 @@
 #!/bin/bash
 # Gives a learner a namespace with a quota and the rights to run jobs there, or takes it away with all that is in it. The
-# cluster's administrator runs it from the repository's root, in the AWS region of the cluster:
+# cluster's administrator runs it from the repository's root, with AWS_REGION set to the cluster's:
 #     bash jobs/clusters/eks/learner.sh add workshop-cpu ada arn:aws:iam::123456789012:user/ada
 #     bash jobs/clusters/eks/learner.sh remove workshop-cpu ada arn:aws:iam::123456789012:user/ada
-# The learner then runs `aws eks update-kubeconfig --name workshop-cpu --alias workshop-cpu`, for which their policy in IAM
-# must allow eks:DescribeCluster, and has `namespace: ada` in a place.yaml.
+# The learner then runs `aws eks update-kubeconfig --region REGION --name workshop-cpu --alias workshop-cpu`, for which their
+# policy in IAM must allow eks:DescribeCluster, and has `namespace: ada` in a place.yaml.
 set -euo pipefail
 
 usage() {
@@ -14,19 +14,29 @@ usage() {
 [ $# -eq 4 ] || usage
 action=$1 cluster=$2 learner=$3 arn=$4
 [[ $learner =~ ^[a-z]([-a-z0-9]{0,40}[a-z0-9])?$ && $learner != default && $learner != kube-* ]] || usage
+region=${AWS_REGION:?must be the region of the cluster}
 kube() { kubectl --context "$cluster" "$@"; }
+eks() { aws eks "$@" --cluster-name "$cluster" --principal-arn "$arn" --region "$region"; }
 
 case $action in
 add)
     volume=$(kube get pvc training-data --namespace default --output jsonpath='{.spec.volumeName}')
+    [ -n "$volume" ] || { echo "the claim training-data has no volume yet" >&2; exit 1; }
     of_volume() { kube get pv "$volume" --output jsonpath="{.spec.csi.$1}"; }
-    sed "s/\${learner}/$learner/g; s/\${file_system}/$(of_volume volumeHandle)/
-        s/\${dnsname}/$(of_volume volumeAttributes.dnsname)/; s/\${mountname}/$(of_volume volumeAttributes.mountname)/" \
+    file_system=$(of_volume volumeHandle)
+    dnsname=$(of_volume volumeAttributes.dnsname)
+    mountname=$(of_volume volumeAttributes.mountname)
+    sed "s/\${learner}/$learner/g; s/\${file_system}/$file_system/; s/\${dnsname}/$dnsname/; s/\${mountname}/$mountname/" \
         jobs/clusters/eks/learner.yaml | kube apply --server-side --force-conflicts -f -
-    aws eks create-access-entry --cluster-name "$cluster" --principal-arn "$arn" --kubernetes-groups "workshop:$learner"
+    eks describe-access-entry >/dev/null 2>&1 || eks create-access-entry --kubernetes-groups "workshop:$learner"
     ;;
 remove)
-    aws eks delete-access-entry --cluster-name "$cluster" --principal-arn "$arn" || true # it may be gone already
+    if entry=$(eks describe-access-entry 2>&1); then
+        eks delete-access-entry
+    elif [[ $entry != *ResourceNotFoundException* ]]; then # such as a login that has expired
+        echo "$entry" >&2
+        exit 1
+    fi
     # Only a namespace that was made here: not kube-system, nor somebody's own.
     kube delete namespace --selector "app.kubernetes.io/part-of=distributed-training-workshop,kubernetes.io/metadata.name=$learner"
     kube delete pv "training-data-$learner" --ignore-not-found

@@ -3,13 +3,13 @@
     spec.tfReplicaSpecs.Worker.template.spec.containers[0].imagee: unknown field; did you mean image?
 
 A server drops a field that it does not know unless it is asked to be strict, as kubectl and the launcher ask from
-Kubernetes 1.27 on; so strict is this check. The fields of Kubernetes's
-own kinds are those of its client, `kubernetes`; those of the others stand in `crds/`, which is made from the operators'
-resource definitions. What an operator asks for in its own code stands in `crds/operators.yaml` if it concerns a single
-field, and below if it concerns several. Schemas are written in the words of JSON Schema, and one check walks over them.
+Kubernetes 1.27 on; so strict is this check. The fields of Kubernetes's own kinds are those of its client,
+`kubernetes`; those of the others stand in `crds/`, which is made from the operators' resource definitions. What an
+operator asks for in its own code stands in `crds/operators.yaml` if it concerns a single field, and below if it
+concerns several. Schemas are written in the words of JSON Schema, and one check walks over them.
 
 Sources: training-operator v1.9.4, pkg/webhooks; mpi-operator v0.8.0, pkg/apis/kubeflow/validation; trainer v2.3.0, the
-rules of the TrainJob's resource definition; volcano, pkg/webhooks/admission/jobs/validate. The cluster of
+rules of the TrainJob's resource definition; volcano v1.15.1, pkg/webhooks/admission/jobs/validate. The cluster of
 jobs/clusters/eks has the operators of these versions.
 """
 
@@ -27,7 +27,7 @@ import kubernetes.client as core
 import yaml
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.kubernetes.settings import LABEL_KEY, LABEL_VALUE
+from workshop_utils.launchers.settings import LABEL_KEY, LABEL_VALUE
 
 Schema = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ CORE = {
 }
 LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")  # DNS-1035
 # How Kubernetes writes an amount: 500m, 2Gi, 1e3. Source: apimachinery, pkg/api/resource, `Quantity`.
-QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(([KMGTPE]i|[numkMGTPE])|[eE][+-]?\d+)?")
+QUANTITY = re.compile(r"\+?(\d+(\.\d*)?|\.\d+)(([KMGTPE]i|[numkMGTPE])|[eE][+-]?\d+)?")
 # By type: what it is in Python, and the words for it in a message.
 TYPES: dict[str, tuple[Any, str]] = {
     "string": (str, "a text; put it in quotes"),
@@ -57,7 +57,8 @@ TYPES: dict[str, tuple[Any, str]] = {
 # By the word of JSON Schema: what a value must be or have, and whether it does.
 RULES: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "enum": ("be {}", lambda value, allowed: value in allowed),
-    "pattern": ("match {}", lambda value, pattern: re.search(pattern, value) is not None),
+    # In the server's language, "$" is the text's end alone, and not also what stands before a last new line.
+    "pattern": ("match {}", lambda value, wanted: bool(re.search(re.sub(r"\$$", r"\\Z", wanted), value))),
     "minimum": ("be at least {}", operator.ge),
     "maximum": ("be at most {}", operator.le),
     "maxLength": ("have at most {} characters", lambda value, most: len(value) <= most),
@@ -83,7 +84,7 @@ SERVERS_RULES: dict[str, dict[str, Schema]] = {
         "ttl_seconds_after_finished": {**SECONDS, "minimum": 0},
         "node_selector": {
             "type": "object",
-            "propertyNames": {"pattern": LABEL_KEY},
+            "propertyNames": {"pattern": rf"^(?=[^/]{{1,253}}(/|$)){LABEL_KEY[1:]}"},
             "additionalProperties": {"type": "string", "pattern": LABEL_VALUE},
         },
     },
@@ -113,7 +114,7 @@ def is_quantity(value: object) -> bool:
     """Whether `value` is an amount that Kubernetes can read."""
     if isinstance(value, str):
         return QUANTITY.fullmatch(value) is not None
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 # Schemas
@@ -199,7 +200,10 @@ def _problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
         for name, each in value.items():
             if advice := _advice(name, schema.get("propertyNames", {})):
                 yield f"{path}: {name!r} is no name for a field; it must {advice}"
-            yield from _problems(each, schema["additionalProperties"], f"{path}.{name}")
+            of_value = schema["additionalProperties"]
+            if "/" in str(name) and of_value.get("type") == "quantity":  # such as vpc.amazonaws.com/efa
+                of_value = {"type": "count"}
+            yield from _problems(each, of_value, f"{path}.{name}")
     elif "items" in schema:
         names = [each.get("name") for each in value if isinstance(each, dict)]
         if schema.get("named", "") not in ["", *names]:
@@ -213,6 +217,8 @@ def _advice(value: Any, schema: Schema) -> str | None:
     wanted = schema.get("type")
     if wanted == "quantity":
         return None if is_quantity(value) else "be an amount such as 500m, 2 or 2Gi"
+    if wanted == "count":
+        return None if re.fullmatch(r"\d+", str(value)) else "be a whole number: devices cannot be halved"
     if wanted is not None:
         kind, words = TYPES[wanted]
         if not isinstance(value, kind) or (isinstance(value, bool) and wanted != "boolean"):

@@ -44,9 +44,11 @@ LONGEST_PAUSE_SECONDS = 30
 TIMEOUT_SECONDS = (10, 60)  # to connect, and for each part of an answer
 LOG_TIMEOUT_SECONDS = (5, 10)  # shorter: a dead node must not delay the others' logs, nor the job's state
 BUSY = {429, 500, 502, 503, 504}
-BUSY_BEFORE = {429, 503}  # a creation with this answer has not happened
+ASKED_AGAIN = {429, 503}  # by `_create`: most such answers come before anything was made
+DOUBT_SECONDS = 10.0  # in which an object may still appear whose creation was not answered
 GONE_SECONDS = 60.0
 POLL_SECONDS = 0.5
+MOST_EVENTS = "500"
 ADVICE = {
     400: "the cluster cannot read the object as one of its kind",
     401: "the cluster does not know you: log in again; your login has expired, or is another cluster's",
@@ -62,15 +64,12 @@ NO_KUBECONFIG = (
     *(config.ConfigException, OSError, yaml.YAMLError),
     *(TypeError, AttributeError, KeyError, ValueError),
 )
-ENDING = "is being terminated"  # what Kubernetes says of a namespace that is being deleted
+TERMINATING = "is being terminated"  # what Kubernetes says of a namespace that is being deleted
 UNTRUSTED = "its certificate is not one that the kubeconfig trusts; is it another cluster's?"
 OBJECT = re.compile(r"^(<[^>]*>|HTTPS?Connection\w*\([^)]*\)): ")  # urllib3's own words for a connection
-# The failures in which a request has not left this machine.
-NOT_SENT = (
-    urllib3.exceptions.NewConnectionError,
-    urllib3.exceptions.ConnectTimeoutError,
-    urllib3.exceptions.SSLError,
-)
+# The failures in which a request has not left this machine. Of TLS's, that is one alone: others may come afterwards.
+NOT_SENT = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
+BAD_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 
 Described = Mapping[str, Any]  # an object, as in YAML
 Followed = TypeVar("Followed")
@@ -98,9 +97,8 @@ def connect(context: str | None = None) -> client.ApiClient:
     configuration = client.Configuration()
     # The client itself reads the variable once, when it is imported; a notebook may set it later.
     file = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
-    with (
-        _logged_errors() as complaints
-    ):  # where the program that logs in fails, the client logs it, and goes on
+    # Where the program that logs in fails, the client logs it, and goes on.
+    with _logged_errors() as complaints:
         try:
             config.load_kube_config(file, context=context, client_configuration=configuration)
         except NO_KUBECONFIG as error:
@@ -150,7 +148,10 @@ class JobObjects:
         self.resource = manifest.resource
         self.name: str = self.resource["metadata"]["name"]
         self.namespace: str = self.resource["metadata"]["namespace"]
-        self.deleted, self._all_made, self._made_at = False, False, ""
+        self.deleted, self.created_at, self._is_replaced = False, "", False
+        self._made: list[
+            tuple[Described, str]
+        ] = []  # with the uid, since the name may be given to another object
         self._manager = f"workshop-{uuid.uuid4().hex}"  # by which the cluster notes who has made an object
         self._api, self._before, self._config_maps = api, manifest.before, config_maps
         for_logs, once = copy.deepcopy(api.configuration), {"total": 1, "connect": 0, "read": 0}
@@ -158,18 +159,13 @@ class JobObjects:
         for_logs.retries = api.configuration.retries.new(**once, respect_retry_after_header=False)
         self._log_api = client.ApiClient(for_logs)
 
-    def launch(self, follow: Callable[[], Followed]) -> Followed:
-        """Make everything, and give what `follow` gives; an interrupt leaves nothing. Raises as `create`."""
-        try:
-            self.create()
-            return follow()
-        except BaseException:
-            if self._all_made:
-                self.delete()
-            raise
+    @property
+    def uid(self) -> str:
+        """The job's, once it is made."""
+        return next((uid for described, uid in self._made if described is self.resource), "")
 
-    def create(self) -> None:
-        """Make everything; where something cannot be made, what was made before is deleted again.
+    def launch(self, follow: Callable[[], Followed]) -> Followed:
+        """Make everything, and return what `follow` does; where one of them fails, delete what was made before.
 
         The ConfigMaps come last, and the pods wait for them. The job owns them and what it refers to, so that all of
         it goes when the job is deleted, whoever deletes it.
@@ -177,55 +173,74 @@ class JobObjects:
         Raises:
             KubernetesError: where the cluster refuses; it says so if something is still there.
         """
-        made: list[Described] = []
         making: Described | None = None
         try:
             for making in (*self._before, self.resource):
-                answer = self._create(making)
-                made.append(making)
+                metadata = self._make(making)
+            self.created_at = metadata.get("creationTimestamp", "")[:19]
             owner = {key: self.resource[key] for key in ("apiVersion", "kind")}
-            owner |= {"name": self.name, "uid": answer["metadata"]["uid"]}
-            self._made_at = answer["metadata"].get("creationTimestamp", "")[:19]
-            for described in self._before:  # which had to be there first, and had no owner then
-                change = {"metadata": {"ownerReferences": [owner]}}
-                self._ask("PATCH", described, described["metadata"]["name"], body=change)
+            owner |= {"name": self.name, "uid": self.uid}
+            for described, uid in self._made[:-1]:  # which had to be there first, and had no owner then
+                self._ask("PATCH", described, body={"metadata": {"uid": uid, "ownerReferences": [owner]}})
             for making in self._config_maps:
-                self._create({**making, "metadata": {**making["metadata"], "ownerReferences": [owner]}})
-                made.append(making)
-            self._all_made = True
+                self._make({**making, "metadata": {**making["metadata"], "ownerReferences": [owner]}})
+            making = None
+            return follow()
         except BaseException as error:
-            unsure = making if making not in made and getattr(error, "sent", True) else None
-            if left := self._undo(made, unsure):
-                why = error if isinstance(error, KubernetesError) else "making the job was interrupted"
+            if left := self._undo(making if getattr(error, "sent", True) else None):
+                why = error if isinstance(error, KubernetesError) else "launching the job was interrupted"
                 raise KubernetesError(f"{why}. {left}", getattr(error, "status", None)) from None
             raise
 
-    def _undo(self, made: Sequence[Described], unsure: Described | None) -> str:
-        """Delete `made`, and `unsure` if the cluster has it from us; what may be there still, in a sentence."""
+    def _make(self, described: Described) -> Any:
+        metadata = self._create(described)["metadata"]
+        self._made.append((described, metadata["uid"]))
+        return metadata
+
+    def _undo(self, in_doubt: Described | None) -> str:
+        """Delete what was made, and `in_doubt` if the cluster has it from us; what may still exist, in a sentence."""
         left: dict[str, str] = {}
-        for described in (*filter(None, [unsure]), *reversed(made)):
+        known = {_name(described) for described, _ in self._made}
+        doubtful = [(in_doubt, "")] if in_doubt is not None and _name(in_doubt) not in known else []
+        for described, uid in (*self._job_first(), *doubtful):
             try:
-                if described is not unsure or self._is_ours(described):
-                    self._delete(described)
-            except KubernetesError as error:
+                if uid := uid or self._uid_of_ours(described):
+                    self._delete(described, uid)
+            except (KubernetesError, KeyboardInterrupt) as error:
                 group, separator, _ = described["apiVersion"].partition("/")
                 kind = described["kind"].lower() + (f".{group}" if separator else "")
-                left[f"{kind}/{described['metadata']['name']}"] = str(error)
+                left[f"{kind}/{described['metadata']['name']}"] = str(error) or "deleting it was interrupted"
         if not left:
             return ""
         what, (why, *_) = " ".join(left), left.values()
         way = f"kubectl --namespace {self.namespace} delete {what}"
-        return f"What was begun may be there all the same, and run; this deletes it: {way} ({why})"
+        return f"The job may still exist and run. To delete it: {way} ({why})"
 
-    def _is_ours(self, described: Described) -> bool:
-        """Whether the cluster has this object from us: its answer may be lost, or it may be somebody else's."""
-        try:
-            metadata = self._ask("GET", described, described["metadata"]["name"])["metadata"]
-        except KubernetesError as error:
-            if error.status == 404:
-                return False
-            raise
-        return any(each.get("manager") == self._manager for each in metadata.get("managedFields", ()))
+    def _job_first(self) -> list[tuple[Described, str]]:
+        return sorted(self._made, key=lambda made: made[0] is not self.resource)
+
+    def _uid_of_ours(self, described: Described) -> str:
+        """The uid of an object that we may have made, and "" if it is somebody else's.
+
+        Raises:
+            KubernetesError: if there is none, which is no proof that there will be none.
+        """
+        deadline = time.monotonic() + DOUBT_SECONDS
+        while True:
+            try:
+                metadata = self._ask("GET", described)["metadata"]
+            except KubernetesError as error:
+                if error.status != 404:
+                    raise
+                if time.monotonic() > deadline:
+                    seconds = f"{DOUBT_SECONDS:g} s after its creation was asked for"
+                    raise KubernetesError(
+                        f"{_name(described)} is not there {seconds}, but may still come"
+                    ) from None
+                time.sleep(POLL_SECONDS)
+            else:
+                managers = (each.get("manager") for each in metadata.get("managedFields", ()))
+                return str(metadata["uid"]) if self._manager in managers else ""
 
     def dry_run(self) -> Manifest:
         """Have the cluster check everything, operators included, and make nothing.
@@ -235,7 +250,7 @@ class JobObjects:
             could not be checked. The ConfigMaps are not in it: their files are in the job's folder.
 
         Raises:
-            KubernetesError: with all that the cluster has against the objects, by field.
+            KubernetesError: with all that is wrong with the objects, by field.
         """
         answers, refusals, comment = [], [], ""
         for described in (*self._before, self.resource, *self._config_maps):
@@ -257,32 +272,62 @@ class JobObjects:
         return Manifest(resource, tuple(before), comment)
 
     def delete(self) -> None:
-        """Delete everything, once; returns when the job and its pods are gone. What is gone already does no harm.
+        """Delete everything, once; returns when it and the job's pods are gone. What is gone already does no harm.
 
         Raises:
             KubernetesError: where the cluster refuses, or something is still there after a minute.
         """
         if self.deleted:
             return
-        for described in (self.resource, *self._before, *self._config_maps):
-            self._delete(described)
-        deadline = time.monotonic() + GONE_SECONDS
-        with contextlib.suppress(_MayNotSee):  # all is deleted; only its pods' last seconds cannot be watched
-            while self.pods():
-                if time.monotonic() > deadline:
-                    left = f"deleting {_name(self.resource)}: its pods are still there after a minute"
-                    raise KubernetesError(f"{left}; kubectl get pods --namespace {self.namespace} shows them")
-                time.sleep(POLL_SECONDS)
+        try:
+            for made in self._job_first():
+                self._delete(*made)
+            deadline = time.monotonic() + GONE_SECONDS
+            # Whoever may not look has deleted all the same.
+            with contextlib.suppress(Forbidden):
+                while left := [*self._still_there(), *("its pods" for _ in self.pods()[:1])]:
+                    if time.monotonic() > deadline:
+                        seen = f"kubectl get pods --namespace {self.namespace} shows them"
+                        raise KubernetesError(f"still there after a minute: {', '.join(left)}; {seen}")
+                    time.sleep(POLL_SECONDS)
+        except KubernetesError as error:
+            failed = f"{self.name} could not be deleted; if it has not ended, it may still run"
+            raise KubernetesError(f"{failed}. {error}", error.status) from None
         self.deleted = True
 
+    def _still_there(self) -> Iterator[str]:
+        for described, uid in self._made:
+            with contextlib.suppress(Gone):
+                self._look(described, uid)
+                yield _name(described)
+
     def job(self) -> Any:
-        """The job as the cluster has it. Raises KubernetesError."""
-        return self._ask("GET", self.resource, self.name)
+        """The job as the cluster has it.
+
+        Raises:
+            Gone: if it is not there, or another one has its name.
+            KubernetesError: if the cluster does not say.
+        """
+        return self._look(self.resource, self.uid)
+
+    def _look(self, described: Described, uid: str) -> Any:
+        try:
+            found = self._ask("GET", described)
+        except KubernetesError as error:
+            if error.status == 404:
+                raise Gone(str(error), 404) from None
+            raise
+        if found["metadata"]["uid"] != uid:
+            self._is_replaced = self._is_replaced or described is self.resource
+            raise Gone(f"{_name(described)} is another one: it has been deleted and made again", 404)
+        return found
 
     def pods(self) -> list[Any]:
         """The job's pods, as in YAML. Raises KubernetesError."""
+        if self._is_replaced:  # the pods of that name are another job's
+            return []
         label = POD_LABELS.get(self.resource["apiVersion"].partition("/")[0], OPERATORS_LABEL)
-        return list(self._ask("GET", _kind("Pod", self.name), labelSelector=f"{label}={self.name}")["items"])
+        return self._list("pods", labelSelector=f"{label}={self.name}")
 
     def warnings(self, pods: Sequence[Any]) -> list[tuple[str, str]]:
         """What the cluster warns of about the job, what its operator makes of it, and its `pods`: name and warning.
@@ -290,22 +335,22 @@ class JobObjects:
         Such as why a pod cannot be made, scheduled or has no image; nothing older than the job, since events outlive a
         job of the same name before it. Raises KubernetesError.
         """
-        names = {self.name, *(self.name + made for made in MADE_BY_OPERATORS)}
+        names = {self.name, *(self.name + made for made in (*MADE_BY_OPERATORS, f"-{self.uid}"))}
         names |= {pod["metadata"]["name"] for pod in pods}
-        events = self._ask("GET", _kind("Event", self.name), fieldSelector="type=Warning")["items"]
+        events = self._list("events", fieldSelector="type=Warning", limit=MOST_EVENTS)
         about = [(event.get("involvedObject", {}).get("name"), event) for event in events]
         return [
             (name, f"{event.get('reason')}: {event.get('message')}")
             for name, event in about
-            if name in names and _second(event) >= self._made_at
+            if name in names and _second(event) >= self.created_at
         ]
 
     def log(self, pod: str, container: str, since: str) -> str:
         """The container's log, each line with its time, from the time `since` on if one is given."""
         query = {"sinceTime": since} if since else {}
         query |= {"container": container, "timestamps": "true"}
-        answer = self._send("GET", _kind("Pod", pod), f"{pod}/log", log=True, **query)
-        return answer.decode(errors="replace")
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
+        return self._send("GET", path, f"reading the log of {pod}", query, log=True).decode(errors="replace")
 
     def _create(self, described: Described, tries: int = TRIES, **query: str) -> Any:
         """Make one object; where the cluster is busy, or the trainer does not know the runtime yet, try again."""
@@ -313,28 +358,34 @@ class JobObjects:
             own = {"fieldValidation": "Strict", "fieldManager": self._manager, **query}
             return self._ask("POST", described, body=described, **own)
         except KubernetesError as error:
+            if error.status == 409 and tries < TRIES and self._uid_of_ours(described):
+                return self._ask("GET", described)  # what was answered with an error had been done
             awaits_runtime = RUNTIME_UNKNOWN in str(error) and "dryRun" not in query  # which makes none
-            if tries == 1 or not (error.status in BUSY_BEFORE or awaits_runtime):
+            if tries == 1 or not (error.status in ASKED_AGAIN or awaits_runtime):
                 raise
         time.sleep(FIRST_PAUSE_SECONDS * 2 ** (TRIES - tries))
         return self._create(described, tries - 1, **query)
 
-    def _delete(self, described: Described) -> None:
+    def _delete(self, described: Described, uid: str) -> None:
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
         try:
-            self._ask("DELETE", described, described["metadata"]["name"], propagationPolicy="Background")
+            self._ask("DELETE", described, body=options)
         except KubernetesError as error:
-            if error.status != 404:
+            if error.status not in (404, 409):  # 409: this uid is gone, and another object has its name
                 raise
 
-    def _ask(self, method: str, described: Described, name: str = "", **request: Any) -> Any:
-        """The answer, as in YAML, to a request about objects of the kind that `described` has, or the one `name`."""
-        return json.loads(self._send(method, described, name, **request))
+    def _list(self, plural: str, **query: str) -> list[Any]:
+        path, asked = (
+            f"/api/v1/namespaces/{self.namespace}/{plural}",
+            f"looking at the {plural} of {self.name}",
+        )
+        return list(json.loads(self._send("GET", path, asked, query))["items"])
 
-    def _send(
-        self, method: str, described: Described, name: str, body: Any = None, log: bool = False, **query: str
-    ) -> bytes:
+    def _ask(self, method: str, described: Described, body: Any = None, **query: str) -> Any:
+        """The answer, as in YAML, to a request about `described`."""
         version, plural = described["apiVersion"], f"{described['kind'].lower()}s"
-        path = f"/{'apis' if '/' in version else 'api'}/{version}/namespaces/{self.namespace}/{plural}/{name}"
+        path = f"/{'apis' if '/' in version else 'api'}/{version}/namespaces/{self.namespace}/{plural}"
+        path += "" if method == "POST" else f"/{described['metadata']['name']}"
         doing = {
             "GET": "looking at",
             "PATCH": "naming the owner of",
@@ -342,9 +393,15 @@ class JobObjects:
             "POST": "creating",
         }
         asked = f"{'trying' if 'dryRun' in query else doing[method]} {_name(described)}"
+        return json.loads(self._send(method, path, asked, query, body))
+
+    def _send(
+        self, method: str, path: str, asked: str, query: dict[str, str], body: Any = None, log: bool = False
+    ) -> bytes:
+        """The answer; what is `asked` goes into errors."""
         try:
             answer = (self._log_api if log else self._api).call_api(
-                path.removesuffix("/"),
+                path,
                 method,
                 query_params=list(query.items()),
                 header_params={"Content-Type": "application/merge-patch+json"} if method == "PATCH" else {},
@@ -362,25 +419,32 @@ class JobObjects:
             except (ValueError, KeyError, TypeError):  # a proxy on the way answers in its own words
                 message = error.reason or error.status
             if not error.status:  # the client's word for a failure of TLS
-                raise KubernetesError(f"{asked}: {UNTRUSTED} ({error.reason})") from None
+                raise _unanswered(asked, error.reason) from None
             advice = ADVICE.get(error.status, f"the cluster answered {error.status}")
-            if ENDING in str(message):
+            if TERMINATING in str(message):
                 advice = (
                     "its namespace is being deleted; wait until it is gone and make it again, or take another"
                 )
-            kind = _MayNotSee if error.status in (401, 403) else KubernetesError
-            sent = error.status >= 500 and error.status not in BUSY_BEFORE
-            raise kind(f"{asked}: {advice}. Kubernetes says: {message}", error.status, sent) from None
+            kind = Forbidden if error.status in (401, 403) else KubernetesError
+            text = f"{asked}: {advice}. Kubernetes says: {message}"
+            raise kind(text, error.status, sent=error.status >= 500) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            reason = getattr(error, "reason", error)
-            untrusted = isinstance(reason, urllib3.exceptions.SSLError)
-            why = UNTRUSTED if untrusted else "the cluster does not answer; is it up?"
-            why = f"{why} ({OBJECT.sub('', str(reason))})"
-            raise KubernetesError(f"{asked}: {why}", sent=not isinstance(reason, NOT_SENT)) from None
+            raise _unanswered(asked, getattr(error, "reason", error)) from None
 
 
-class _MayNotSee(KubernetesError):
+class Forbidden(KubernetesError):
     """The cluster does not let this user see or do something."""
+
+
+class Gone(KubernetesError):
+    """The object is not there any more."""
+
+
+def _unanswered(asked: str, reason: object) -> KubernetesError:
+    untrusted = BAD_CERTIFICATE in str(reason)
+    why = UNTRUSTED if untrusted else "the cluster does not answer; is it up?"
+    sent = not (untrusted or isinstance(reason, NOT_SENT))
+    return KubernetesError(f"{asked}: {why} ({OBJECT.sub('', str(reason))})", sent=sent)
 
 
 def _second(event: Mapping[str, Any]) -> str:
@@ -389,10 +453,5 @@ def _second(event: Mapping[str, Any]) -> str:
     return str(next(filter(None, times), ""))[:19]
 
 
-def _kind(kind: str, of: str) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": f"of {of}"}}
-
-
 def _name(described: Described) -> str:
-    kind, name = described["kind"], described["metadata"]["name"]
-    return f"the {kind.lower()}s {name}" if name.startswith("of ") else f"{kind} {name}"
+    return f"{described['kind']} {described['metadata']['name']}"

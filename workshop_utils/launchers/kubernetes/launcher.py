@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
 from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
-from workshop_utils.launchers.kubernetes.cluster import JobObjects, KubernetesError, connect
+from workshop_utils.launchers.kubernetes.cluster import Forbidden, Gone, JobObjects, KubernetesError, connect
 from workshop_utils.launchers.kubernetes.manifest import SSHD, UNSAVED, Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
 from workshop_utils.launchers.kubernetes.pods import config_maps
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0  # without a pod, before somebody should look at the operator
 GRACE_SECONDS = 60.0  # after the timeout, for the operator to end the job itself
+WARNINGS_SECONDS = 5.0  # from one look at the namespace's events to the next
+WITHOUT_START_TIME = ("trainer.kubeflow.org/", "batch.volcano.sh/")  # in the status of their kinds
 # The conditions, or Volcano's phases, in which a job stays. Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
 FINAL = dict.fromkeys(("Succeeded", "Complete", "Completed"), RunState.SUCCEEDED)
 FINAL |= dict.fromkeys(("Failed", "Aborted", "Terminated"), RunState.FAILED)
@@ -46,7 +48,7 @@ class Kubernetes(KubernetesSettings):
 
         Raises:
             JobError: as `launch` does; nothing has been sent then.
-            KubernetesError: with what the cluster has against the objects, by field.
+            KubernetesError: with all that is wrong with the objects, by field.
         """
         return self._objects(self.render(job), job).dry_run()
 
@@ -60,10 +62,10 @@ class Kubernetes(KubernetesSettings):
         """
         manifest = self.render(job)
         objects = self._objects(manifest, job)
-        pods = pods_of(manifest)
-        warning = UNSAVED if self.applied_to(job).outputs is None else ""
+        pods, queue = pods_of(manifest), self.gang and (self.queue or "default")
+        warning = UNSAVED if self.with_defaults(job).outputs is None else ""
         return objects.launch(
-            lambda: KubernetesRun(RemoteJob(objects, pods, job.timeout_seconds), pods, warning)
+            lambda: KubernetesRun(RemoteJob(objects, pods, job.timeout_seconds, queue), pods, warning)
         )
 
     def _objects(self, manifest: Manifest, job: TrainingJob) -> JobObjects:
@@ -121,7 +123,7 @@ class KubernetesRun(FollowedRun):
         """Delete the job, whether it has ended or not, and all that was made for it.
 
         Raises:
-            KubernetesError: if it cannot be deleted; the message says how the job had ended, or that it may still run.
+            KubernetesError: if it cannot be deleted; the message says how the job had ended, if it had.
         """
         try:
             super().stop()
@@ -140,9 +142,12 @@ class RemoteJob:
         notices: what the cluster has warned of, each once.
     """
 
-    def __init__(self, objects: JobObjects, pods: Sequence[Pod], timeout_seconds: float) -> None:
+    def __init__(
+        self, objects: JobObjects, pods: Sequence[Pod], timeout_seconds: float, queue: str | None
+    ) -> None:
         self.objects, self.notices = objects, list[str]()
-        self._timeout_seconds = timeout_seconds
+        self._timeout_seconds, self._queue = timeout_seconds, queue
+        self._warnings, self._warnings_at = list[tuple[str, str]](), -WARNINGS_SECONDS
         self._launched = self._begun = time.monotonic()
         self._worker_by_pod = {pod.name: pod.worker for pod in pods}
         self._last: dict[str, str] = {}  # the time of the last line, by pod
@@ -151,27 +156,32 @@ class RemoteJob:
     def look(self) -> tuple[RunState, str]:
         try:
             job = self.objects.job()
-            state, why = outcome(job)
-        except KubernetesError as error:
-            if error.status not in (401, 403, 404):
-                raise Unreachable(str(error)) from None
-            return RunState.FAILED, f"{self.objects.name} is gone or cannot be seen any more. {error}"
-        if state is RunState.RUNNING and self._is_overdue(job.get("status") or {}):
-            return RunState.FAILED, self._end_overdue()
-        return state, self._waits_for if state is RunState.RUNNING else why
-
-    def _end_overdue(self) -> str:
+        except Gone as error:
+            why = "somebody has deleted it, or it had ended and was not kept any longer"
+            return RunState.FAILED, f"{self.objects.name} is gone: {why}. {error}"
+        except KubernetesError as error:  # 401 and 403, too: a login expires, and is renewed
+            raise Unreachable(str(error)) from None
+        state, why = outcome(job)
+        if state is not RunState.RUNNING:
+            return state, why
+        if not self._is_overdue(job.get("status") or {}):
+            return state, self._waits_for
         limit = f"its timeout of {self._timeout_seconds:g} s, and no operator has ended it"
         try:
             self.stop()
         except KubernetesError as error:
             limit += f". {error}"
-        return f"{self.objects.name} ran longer than {limit}"
+        return RunState.FAILED, f"{self.objects.name} ran longer than {limit}"
 
     def _is_overdue(self, status: Mapping[str, Any]) -> bool:
         """Whether an operator should have ended the job; without one, nothing on the cluster does."""
-        # An operator that has it and has not started it keeps it in a queue.
-        if status and not status.get("startTime"):
+        is_queued = status.get("state", {}).get("phase") == "Pending" or any(
+            each.get("type") == "Suspended" and _holds(each) for each in status.get("conditions", ())
+        )
+        # The others' operators have it then, and have not started it.
+        if not self.objects.resource["apiVersion"].startswith(WITHOUT_START_TIME):
+            is_queued |= bool(status) and not status.get("startTime")
+        if is_queued:
             self._begun = time.monotonic()
         return time.monotonic() - self._begun > self._timeout_seconds + GRACE_SECONDS
 
@@ -185,17 +195,15 @@ class RemoteJob:
         if not pods and time.monotonic() - self._launched > PATIENCE_SECONDS:
             kind = self.objects.resource["kind"]
             self._waits_for = f"its first pod; is the operator running that makes pods of a {kind}?"
+            if self._queue:
+                self._waits_for = f"its first pod: its turn in the queue {self._queue}, or its operator"
         self._read_warnings({pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}, pods, receive)
         for pod in pods:
             if pod["status"]["phase"] != "Pending":
                 self._read_log(pod, receive)
 
     def stop(self) -> None:
-        try:
-            self.objects.delete()
-        except KubernetesError as error:
-            message = f"{self.objects.name} could not be deleted and may still run. {error}"
-            raise KubernetesError(message, error.status) from None
+        self.objects.delete()
 
     def close(self) -> None:
         """The finished job stays until the run's block is left."""
@@ -207,7 +215,10 @@ class RemoteJob:
 
     def _read_warnings(self, phases: Mapping[str, str], pods: Sequence[Any], receive: Receive) -> None:
         try:
-            for name, warning in self.objects.warnings(pods):
+            if time.monotonic() - self._warnings_at > WARNINGS_SECONDS:
+                self._warnings_at = time.monotonic()
+                self._warnings = self.objects.warnings(pods)
+            for name, warning in self._warnings:
                 if phases.get(name) == "Pending":
                     self._waits_for = f"pod {name} to start ({warning})"
                 elif not pods:
@@ -225,7 +236,7 @@ class RemoteJob:
         try:
             lines = self.objects.log(name, container["name"], before).split("\n")
         except KubernetesError as error:
-            if error.status in (401, 403):  # otherwise it may be read the next time
+            if isinstance(error, Forbidden):  # otherwise it may be read the next time
                 self._warn(receive, name, f"its log cannot be read: {error}")
             return
         for line in lines[:-1] if pod["status"]["phase"] == "Running" else lines:  # the last may still grow

@@ -64,7 +64,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         raise JobError(
             f"timeout is {job.timeout!r}; Kubernetes counts whole seconds: 1 to {LONGEST_SECONDS}, 68 years"
         )
-    job = settings.applied_to(job)
+    job = settings.with_defaults(job)
     comment = _how_to(job, settings)
     templates = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
     elastic = settings.elastic
@@ -74,7 +74,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
     variables = pods.variables(job, "TrainJob" if torchrun else kind)  # torchrun sets the same in either kind
     if elastic is not None:  # what restarted ranks go on from: at least as long as their pod is there
         variables.setdefault("WORKSHOP_CHECKPOINTS", f"{pods.FOLDERS['model']}/checkpoints")
-    volumes, mounts = pods.storage(job, settings.data_claim)
+    volumes, mounts = pods.storage(job, settings.namespace, settings.data_claim)
     if settings.shared_memory or job.resources.gpu or processes > 1:
         volume, mount = pods.shared_memory(settings.shared_memory)
         volumes, mounts = [*volumes, volume], [*mounts, mount]
@@ -90,7 +90,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         "resources": pods.resources(job.resources, processes, settings.pod_resources),
         "mounts": mounts,
         "volumes": volumes,
-        "scheduler": settings.gang if kind != "Job" else None,  # whose only pod cannot be halved
+        "scheduler": settings.gang if kind != "Job" else None,  # whose single pod needs no gang
     }
     roles = _roles(job, kind, nodes, elastic is not None)
     replicas = {

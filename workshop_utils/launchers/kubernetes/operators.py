@@ -1,7 +1,7 @@
 """What an operator does: which pods a manifest wants, what they are told, and one pass of the loop that keeps them.
 
 Sources: training-operator v1.9.4, pkg/controller.v1/common/job.go and pod.go, pytorch/envvar.go and elastic.go,
-tensorflow; mpi-operator v0.8, pkg/controller/mpi_job_controller.go; trainer v2.3.0, pkg/runtime/framework/plugins.
+tensorflow; mpi-operator v0.8.0, pkg/controller/mpi_job_controller.go; trainer v2.3.0, pkg/runtime/framework/plugins.
 """
 
 from __future__ import annotations

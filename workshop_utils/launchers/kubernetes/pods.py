@@ -6,7 +6,7 @@
 | `/workshop/data` | the data: a ConfigMap, or a claim |
 | `/workshop/model` | a sub-folder of the claim in `outputs`; or an empty folder, which goes with the pod |
 | `/workshop/checkpoints` | a sub-folder of the claim in `checkpoints`, where the job names one |
-| `/dev/shm` | memory, through which the processes and the GPUs of one pod talk |
+| `/dev/shm` | memory, through which the processes and the GPUs of one pod communicate |
 """
 
 from __future__ import annotations
@@ -104,11 +104,13 @@ def shared_memory(size: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     }
 
 
-def storage(job: TrainingJob, data_claim: str | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def storage(
+    job: TrainingJob, namespace: str, data_claim: str | None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The volumes of a pod, and where its container mounts them: files, data, model and checkpoints.
 
-    Model and checkpoints are in sub-folders with the job's name. A claim that is named twice is one volume: a pod with
-    two volumes of one claim may wait for it for ever.
+    Model and checkpoints are in sub-folders by namespace and job: namespaces may share a file system. A claim that is
+    named twice is one volume: a pod with two volumes of one claim may wait for it for ever.
 
     Raises:
         JobError: if `outputs` or `checkpoints` is no claim.
@@ -129,7 +131,7 @@ def storage(job: TrainingJob, data_claim: str | None) -> tuple[list[dict[str, An
             volume = next(first for first in claims if claims[first] == claim)
             source = {"persistentVolumeClaim": {"claimName": claim}}
             if name != "data":
-                mount |= {"subPath": f"{job.name}/{name}"}
+                mount |= {"subPath": f"{namespace}/{job.name}/{name}"}
             elif list(claims.values()).count(claim) == 1:
                 source["persistentVolumeClaim"] |= {"readOnly": True}
             else:

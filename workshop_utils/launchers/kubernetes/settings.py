@@ -12,11 +12,10 @@ from pydantic import Field, model_validator
 
 from workshop_utils.jobs import Description, Duration, JobError, Size, StrategyName, TrainingJob
 from workshop_utils.jobs.quantities import seconds_of
-from workshop_utils.launchers.settings import Registry, TargetSettings, workshop_image
+from workshop_utils.launchers.settings import ClusterSettings, LabelKey, Name
 from workshop_utils.strategies import strategy_of
 
 Kind = Literal["TFJob", "PyTorchJob", "MPIJob", "TrainJob", "Job"]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 # The kinds that can run a strategy; the first is the default.
@@ -39,15 +38,9 @@ WITHOUT_KIND: dict[StrategyName, str] = {
     "horovod_elastic": "its driver starts the workers itself, on its own machine",
 }
 ONE_PROCESS_A_POD = ("TFJob", "Job")  # these kinds have no program that would start several
-# As jobs/images/ calls them; that for Horovod holds every framework.
-PYTORCH_IMAGE, DEFAULT_IMAGE = "workshop-pytorch:cpu", "workshop-horovod:cpu"
+SHORTEST_KEEP_SECONDS = 60  # longer than a run may take to look again
+OF_THE_JOB = {"cpu", "memory", "nvidia.com/gpu"}  # what a job says itself, in `resources`
 LONGEST_SECONDS = 2**31 - 1  # which a field of Kubernetes can hold
-# A label's key and value. Source: apimachinery, pkg/util/validation, `IsQualifiedName` and `IsValidLabelValue`.
-_PART = r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?"
-_WORD = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-LABEL_KEY, LABEL_VALUE = rf"^({_WORD}(\.{_WORD})*/)?{_PART}$", rf"^({_PART})?$"
-LabelKey = Annotated[str, Field(pattern=LABEL_KEY)]
-LabelValue = Annotated[str, Field(pattern=LABEL_VALUE)]
 Amount = Annotated[int | str, Field(union_mode="left_to_right")]
 
 
@@ -77,55 +70,47 @@ def nodes_of(job: TrainingJob) -> tuple[int, int]:
     return job.nodes or job.workers, job.processes_per_node or 1
 
 
-class KubernetesSettings(TargetSettings):
+class KubernetesSettings(ClusterSettings):
     """How and where jobs run on a cluster.
 
     Attributes:
-        namespace: where everything is made.
-        registry: where jobs/images/build.sh has pushed the workshop's images.
-        image: the full name of the image of every container where the job names none; by default one of jobs/images/,
-            by the kind, from the `registry`.
         kind: the resource that is made: TFJob, PyTorchJob, MPIJob (v2beta1), TrainJob or Job; by default the first
-            that the job's strategy allows. TFJob and PyTorchJob are Kubeflow's first API, which is only kept in repair;
-            TrainJob is today's.
+            that the job's strategy allows. TFJob and PyTorchJob are Kubeflow's first API, in maintenance mode; TrainJob
+            is today's.
         elastic: for PyTorchJob, how far it may shrink and grow; its script must resume from a checkpoint.
-        data_claim: a PersistentVolumeClaim that holds the data; without it the data travels in a ConfigMap, which
-            holds 1 MiB at most.
-        storage_claim: a PersistentVolumeClaim for the model and the checkpoints of jobs that name none. Without either
-            they are lost with their pod.
+        storage_claim: a PersistentVolumeClaim for the model of jobs that name none in `outputs`; without either it is
+            lost with its pod. Checkpoints are kept where a job names a claim for them: it would resume from them at its
+            next launch, too.
         shared_memory: the size of /dev/shm, which pods with GPUs or several processes have; by default the pod's
             memory, as a part of which it counts.
         pod_resources: what each training pod gets besides, such as `vpc.amazonaws.com/efa: 4`, `hugepages-2Mi: 5120Mi`.
         environment: variables of every pod, such as NCCL's; the job's own come first.
-        gang: `volcano` starts all pods of a job or none, so that two jobs never wait for each other's half.
+        gang: `volcano` starts all pods of a job or none, so that two jobs never wait for each other's half. The time in
+            its queue counts towards the timeout of a TrainJob, whose operator counts from its creation.
         queue: Volcano's queue.
-        node_selector: labels that a node must have.
-        keep: how long the finished job is kept where nobody deletes it.
-        context: of the kubeconfig; by default the current one.
+        keep: how long the finished job is kept where nobody deletes it; at least a minute.
     """
 
     EXAMPLE: ClassVar[str] = "namespace: default"
 
-    namespace: Name = "default"
-    registry: Registry | None = None
-    image: str | None = Field(default=None, min_length=1)
     kind: Kind | None = None
     elastic: Elastic | None = None
-    data_claim: Name | None = None
     storage_claim: Name | None = None
     shared_memory: Size | None = None
     pod_resources: dict[LabelKey, Amount] = Field(default={})
     environment: dict[str, str] = Field(default={})
     gang: Literal["volcano"] | None = None
     queue: Name | None = None
-    node_selector: dict[LabelKey, LabelValue] = Field(default={})
     keep: Duration = "1h"
-    context: str | None = None
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
-        if seconds_of(self.keep) > LONGEST_SECONDS:
-            raise ValueError(f"keep is {self.keep!r}; it may be at most {LONGEST_SECONDS} seconds, 68 years")
+        if not SHORTEST_KEEP_SECONDS <= seconds_of(self.keep) <= LONGEST_SECONDS:
+            raise ValueError(
+                f"keep is {self.keep!r}; it must be from a minute to {LONGEST_SECONDS} s, 68 years"
+            )
+        if twice := sorted(OF_THE_JOB & self.pod_resources.keys()):
+            raise ValueError(f"pod_resources.{twice[0]} is the job's to say: give it in the job's resources")
         if self.queue is not None and self.gang is None:
             raise ValueError(f"queue is {self.queue!r}; a queue is Volcano's: add gang: volcano")
         return self
@@ -154,17 +139,10 @@ class KubernetesSettings(TargetSettings):
             raise JobError(f"{name} is {nodes}; it must be between {ends}")
         return kind
 
-    def applied_to(self, job: TrainingJob) -> TrainingJob:
+    def with_defaults(self, job: TrainingJob) -> TrainingJob:
         """`job` with the claim and the variables of this place, where it has none of its own."""
-        claim = self.storage_claim and f"claim:{self.storage_claim}"
-        storage = {"outputs": job.outputs or claim, "checkpoints": job.checkpoints or claim}
-        return job.replace(**storage, environment={**self.environment, **job.environment})
+        outputs = job.outputs or (self.storage_claim and f"claim:{self.storage_claim}")
+        return job.replace(outputs=outputs, environment={**self.environment, **job.environment})
 
-    def image_for(self, job: TrainingJob) -> str:
-        """The image of the job's containers."""
-        for_pytorch = self.kind_for(job) in ("PyTorchJob", "TrainJob")
-        return (
-            job.image
-            or self.image
-            or workshop_image(PYTORCH_IMAGE if for_pytorch else DEFAULT_IMAGE, self.registry)
-        )
+    def framework_of(self, job: TrainingJob) -> str:
+        return "pytorch" if self.kind_for(job) in ("PyTorchJob", "TrainJob") else "horovod"

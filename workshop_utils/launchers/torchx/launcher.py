@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob
 from workshop_utils.launchers.local import environment
 from workshop_utils.launchers.local.run import Process
-from workshop_utils.launchers.settings import Registry, TargetSettings, workshop_image
+from workshop_utils.launchers.settings import ClusterSettings, Name
 from workshop_utils.launchers.source import shipped
 from workshop_utils.launchers.torchx.run import LINE_PREFIX, LINE_PREFIX_VARIABLE, TorchXRun
 from workshop_utils.network.ports import PortReservation
@@ -34,7 +34,6 @@ HERE_TOO = ("scheduler", "rendezvous", "rendezvous_endpoint", "max_restarts")
 RANDOM_LETTERS = 14  # which TorchX adds to a name, at most: 64 bits in its alphabet
 LONGEST_NAME = 63  # of a pod's host: a DNS-1035 label
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
 InstanceType = Literal["trn1.2xlarge", "trn1.32xlarge", "trn1n.32xlarge", "trn2.48xlarge"]
 RENDER_SECONDS = 120.0
 # What would tell torchrun, or TorchX, that it is part of another run.
@@ -53,7 +52,9 @@ INSTANCES = {
     "trn1n.32xlarge": (128, 512, 16, 16),
     "trn2.48xlarge": (192, 2048, 16, 16),
 }
-SHARE = 15 / 16  # of an instance, for the pod: the node's own pods, the kubelet and the system need the rest
+POD_SHARE = (
+    15 / 16
+)  # of an instance, for the pod: the node's own pods, the kubelet and the system need the rest
 # For the sockets through which the ranks first meet, and for chips that a killed run has left busy.
 ON_TRAINIUM = {"CCOM_SOCKET_IFNAME": "eth0", "NEURON_RT_RESET_CORES": "1"}
 # What makes the collectives go through the Elastic Fabric Adapter. Source: AWS Neuron, "Distributed training".
@@ -80,7 +81,7 @@ class Rendered:
     __repr__ = __str__
 
 
-class TorchX(TargetSettings):
+class TorchX(ClusterSettings):
     """Launches PyTorch jobs through TorchX, here or on a cluster with Volcano.
 
     TorchX lives in an environment of its own, which the first call makes; torchrun is the workshop's.
@@ -93,16 +94,9 @@ class TorchX(TargetSettings):
         max_restarts: how often torchrun restarts all workers when one fails; the script must be able to go on from a
             checkpoint.
         queue: Volcano's queue.
-        namespace: where the job is made.
-        registry: where jobs/images/build.sh has pushed the workshop's images.
-        image: the full name of the image of every container, unless the job names one; by default the workshop's for
-            PyTorch.
         instance_type: a Trainium instance for each node, whole, in place of the job's resources.
         service_account: the account whose rights the pods have.
         priority_class: the job's priority.
-        node_selector: labels that a node must have.
-        data_claim: a PersistentVolumeClaim that holds the data; without it the data travels in a ConfigMap, which
-            holds 1 MiB at most.
         volumes: further PersistentVolumeClaims, by the path where they are mounted, such as a cache of compiled graphs.
         wrapper: a program in the image that runs torchrun, such as `neuron_parallel_compile`.
     """
@@ -114,14 +108,9 @@ class TorchX(TargetSettings):
     rendezvous_endpoint: str | None = None
     max_restarts: int = Field(default=0, ge=0, strict=True)
     queue: Name = "default"
-    namespace: Name = "default"
-    registry: Registry | None = None
-    image: str | None = Field(default=None, min_length=1)
     instance_type: InstanceType | None = None
     service_account: Name | None = None
     priority_class: Name | None = None
-    node_selector: dict[str, str] = Field(default={})
-    data_claim: Name | None = None
     volumes: dict[str, Name] = Field(default={})
     wrapper: Annotated[str, Field(min_length=1)] | None = None
 
@@ -161,10 +150,6 @@ class TorchX(TargetSettings):
         if len(job.name) > room:
             added = f"TorchX adds some to it, and {last} to call the last pod"
             raise JobError(f"name is {job.name!r}; it may have at most {room} characters, since {added}")
-
-    def image_for(self, job: TrainingJob) -> str:
-        """The image of the job's containers."""
-        return job.image or self.image or workshop_image("workshop-pytorch:cpu", self.registry)
 
     def layout(self, job: TrainingJob) -> tuple[int, int]:
         """How many nodes `job` has, each with a torchrun, and how many workers each starts; by default one."""
@@ -265,9 +250,9 @@ class TorchX(TargetSettings):
             if self.instance_type is not None:
                 cpu, memory_gib, chips, interfaces = INSTANCES[self.instance_type]
                 resource = {
-                    "cpu": int(cpu * SHARE),
+                    "cpu": int(cpu * POD_SHARE),
                     "gpu": 0,
-                    "memMB": int(memory_gib * 1024 * SHARE),
+                    "memMB": int(memory_gib * 1024 * POD_SHARE),
                     "devices": {NEURON: chips, **({EFA: interfaces} if interfaces else {})},
                     "capabilities": {"node.kubernetes.io/instance-type": self.instance_type},
                 }

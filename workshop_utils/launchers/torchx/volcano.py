@@ -16,7 +16,7 @@ from workshop_utils.launchers.torchx.run import TorchrunRun
 if TYPE_CHECKING:
     from workshop_utils.launchers.torchx.launcher import TorchX
 
-KEPT_SECONDS = 3600  # the finished job, where nobody deletes it
+TTL_SECONDS = 3600  # the finished job, where nobody deletes it
 
 
 def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
@@ -28,9 +28,9 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
     spec = resource["spec"]
     resource["metadata"]["labels"] = dict(pods.LABELS)
     spec["policies"] = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
-    spec["ttlSecondsAfterFinished"] = KEPT_SECONDS
+    spec["ttlSecondsAfterFinished"] = TTL_SECONDS
     spec["minAvailable"] = len(spec["tasks"])  # all or none: half a job would hold its nodes in vain
-    volumes, mounts = pods.storage(_called(job, resource), place.data_claim)
+    volumes, mounts = pods.storage(_called(job, resource), place.namespace, place.data_claim)
     claims = list(place.volumes.values())
     if place.data_claim in claims:  # a pod that names a claim twice may wait for it for ever
         mounts[1]["name"] = f"mount-{claims.index(place.data_claim)}"  # as TorchX calls it
@@ -54,9 +54,10 @@ def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     resource = place.render(job).request
     resource["metadata"]["namespace"] = place.namespace
     config_maps = pods.config_maps(_called(job, resource), with_data=place.data_claim is None)
-    objects = JobObjects(cluster.connect(), Manifest(resource), config_maps)
+    objects = JobObjects(cluster.connect(place.context), Manifest(resource), config_maps)
     warning = UNSAVED if job.outputs is None else ""
-    return objects.launch(lambda: VolcanoRun(objects, *place.layout(job), job.timeout_seconds, warning))
+    layout, times = place.layout(job), (job.timeout_seconds, place.queue)
+    return objects.launch(lambda: VolcanoRun(objects, *layout, *times, warning))
 
 
 def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
@@ -68,7 +69,13 @@ class VolcanoRun(TorchrunRun, KubernetesRun):
     """A run of a Volcano Job, each of whose pods is a torchrun."""
 
     def __init__(
-        self, objects: JobObjects, nodes: int, per_node: int, timeout_seconds: float, warning: str
+        self,
+        objects: JobObjects,
+        nodes: int,
+        per_node: int,
+        timeout_seconds: float,
+        queue: str,
+        warning: str,
     ) -> None:
         pods = [
             Pod(
@@ -79,4 +86,4 @@ class VolcanoRun(TorchrunRun, KubernetesRun):
             for node in range(nodes)
         ]
         handle = f"kubernetes://workshop/{objects.namespace}:{objects.name}"
-        super().__init__(handle, nodes, RemoteJob(objects, pods, timeout_seconds), pods, warning)
+        super().__init__(handle, nodes, RemoteJob(objects, pods, timeout_seconds, queue), pods, warning)
