@@ -132,14 +132,14 @@ class RestartedRun(Run):
             with self._starting:
                 if self._stopping:
                     return RunState.STOPPED, ""
-                if not self._goes_on(run):
+                if not self._should_restart(run):
                     count = len(self.attempts)
                     times = "once" if count == 2 else f"{count - 1} times"
                     before = f"\n{self.name} had been restarted {times} before." if count > 1 else ""
                     return RunState.FAILED, run.reason + before
                 self._start()
 
-    def _goes_on(self, run: Any) -> bool:
+    def _should_restart(self, run: Any) -> bool:
         """Whether the job is started again after `run`, which has failed."""
         return len(self.attempts) <= self._launcher.restarts
 

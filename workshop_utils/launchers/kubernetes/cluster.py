@@ -142,27 +142,26 @@ def _logged_errors() -> Iterator[list[str]]:
 
 
 class JobObjects:
-    """The objects of one manifest on a cluster. `config_maps` hold what its pods mount."""
+    """The objects of one manifest on a cluster. `config_maps` hold what its pods mount.
+
+    Attributes:
+        ended: how the job did, once that is known, for the message that it cannot be deleted.
+    """
 
     def __init__(self, api: client.ApiClient, manifest: Manifest, config_maps: list[dict[str, Any]]) -> None:
         self.resource = manifest.resource
         self.name: str = self.resource["metadata"]["name"]
         self.namespace: str = self.resource["metadata"]["namespace"]
-        self.deleted, self.created_at, self._is_replaced = False, "", False
-        self._made: list[
-            tuple[Described, str]
-        ] = []  # with the uid, since the name may be given to another object
+        self.uid, self.ended, self.deleted = "", "", False
+        self._created_at, self._is_replaced = "", False
+        # With the uid of each, since its name may be another's by now.
+        self._made: dict[str, tuple[Described, str]] = {}
         self._manager = f"workshop-{uuid.uuid4().hex}"  # by which the cluster notes who has made an object
         self._api, self._before, self._config_maps = api, manifest.before, config_maps
         for_logs, once = copy.deepcopy(api.configuration), {"total": 1, "connect": 0, "read": 0}
         # Without a pause: what cannot be read now is read at the next look.
         for_logs.retries = api.configuration.retries.new(**once, respect_retry_after_header=False)
         self._log_api = client.ApiClient(for_logs)
-
-    @property
-    def uid(self) -> str:
-        """The job's, once it is made."""
-        return next((uid for described, uid in self._made if described is self.resource), "")
 
     def launch(self, follow: Callable[[], Followed]) -> Followed:
         """Make everything, and return what `follow` does; where one of them fails, delete what was made before.
@@ -177,32 +176,34 @@ class JobObjects:
         try:
             for making in (*self._before, self.resource):
                 metadata = self._make(making)
-            self.created_at = metadata.get("creationTimestamp", "")[:19]
+            self.uid = metadata["uid"]
+            self._created_at = metadata.get("creationTimestamp", "")[:19]
             owner = {key: self.resource[key] for key in ("apiVersion", "kind")}
             owner |= {"name": self.name, "uid": self.uid}
-            for described, uid in self._made[:-1]:  # which had to be there first, and had no owner then
-                self._ask("PATCH", described, body={"metadata": {"uid": uid, "ownerReferences": [owner]}})
+            for described in self._before:  # which had to be there first, and had no owner then
+                self._ask("PATCH", described, body={"metadata": {"ownerReferences": [owner]}})
             for making in self._config_maps:
                 self._make({**making, "metadata": {**making["metadata"], "ownerReferences": [owner]}})
             making = None
             return follow()
         except BaseException as error:
             if left := self._undo(making if getattr(error, "sent", True) else None):
-                why = error if isinstance(error, KubernetesError) else "launching the job was interrupted"
+                why = str(error) or "launching the job was interrupted"
                 raise KubernetesError(f"{why}. {left}", getattr(error, "status", None)) from None
             raise
 
     def _make(self, described: Described) -> Any:
         metadata = self._create(described)["metadata"]
-        self._made.append((described, metadata["uid"]))
+        self._made[_name(described)] = described, metadata["uid"]
         return metadata
 
     def _undo(self, in_doubt: Described | None) -> str:
         """Delete what was made, and `in_doubt` if the cluster has it from us; what may still exist, in a sentence."""
         left: dict[str, str] = {}
-        known = {_name(described) for described, _ in self._made}
-        doubtful = [(in_doubt, "")] if in_doubt is not None and _name(in_doubt) not in known else []
-        for described, uid in (*self._job_first(), *doubtful):
+        pending = self._job_first()
+        if in_doubt is not None and _name(in_doubt) not in self._made:
+            pending.append((in_doubt, ""))
+        for described, uid in pending:
             try:
                 if uid := uid or self._uid_of_ours(described):
                     self._delete(described, uid)
@@ -217,7 +218,7 @@ class JobObjects:
         return f"The job may still exist and run. To delete it: {way} ({why})"
 
     def _job_first(self) -> list[tuple[Described, str]]:
-        return sorted(self._made, key=lambda made: made[0] is not self.resource)
+        return sorted(self._made.values(), key=lambda made: made[0] is not self.resource)
 
     def _uid_of_ours(self, described: Described) -> str:
         """The uid of an object that we may have made, and "" if it is somebody else's.
@@ -233,10 +234,8 @@ class JobObjects:
                 if error.status != 404:
                     raise
                 if time.monotonic() > deadline:
-                    seconds = f"{DOUBT_SECONDS:g} s after its creation was asked for"
-                    raise KubernetesError(
-                        f"{_name(described)} is not there {seconds}, but may still come"
-                    ) from None
+                    late = f"{_name(described)} is not there after {DOUBT_SECONDS:g} s, but may still come"
+                    raise KubernetesError(late) from None
                 time.sleep(POLL_SECONDS)
             else:
                 managers = (each.get("manager") for each in metadata.get("managedFields", ()))
@@ -285,41 +284,35 @@ class JobObjects:
             deadline = time.monotonic() + GONE_SECONDS
             # Whoever may not look has deleted all the same.
             with contextlib.suppress(Forbidden):
-                while left := [*self._still_there(), *("its pods" for _ in self.pods()[:1])]:
+                while left := [*filter(self._is_there, self._made), *("its pods" for _ in self.pods()[:1])]:
                     if time.monotonic() > deadline:
                         seen = f"kubectl get pods --namespace {self.namespace} shows them"
                         raise KubernetesError(f"still there after a minute: {', '.join(left)}; {seen}")
                     time.sleep(POLL_SECONDS)
         except KubernetesError as error:
-            failed = f"{self.name} could not be deleted; if it has not ended, it may still run"
-            raise KubernetesError(f"{failed}. {error}", error.status) from None
+            failed = (
+                f"{self.ended}. It could not" if self.ended else f"{self.name} may still run: it could not"
+            )
+            raise KubernetesError(f"{failed} be deleted. {error}", error.status) from None
         self.deleted = True
 
-    def _still_there(self) -> Iterator[str]:
-        for described, uid in self._made:
-            with contextlib.suppress(Gone):
-                self._look(described, uid)
-                yield _name(described)
+    def _is_there(self, name: str) -> bool:
+        try:
+            return bool(self._look(*self._made[name]))
+        except KubernetesError as error:
+            if error.status == 404:
+                return False
+            raise
 
     def job(self) -> Any:
-        """The job as the cluster has it.
-
-        Raises:
-            Gone: if it is not there, or another one has its name.
-            KubernetesError: if the cluster does not say.
-        """
+        """The job as the cluster has it. Raises KubernetesError, with 404 also where another one has its name."""
         return self._look(self.resource, self.uid)
 
     def _look(self, described: Described, uid: str) -> Any:
-        try:
-            found = self._ask("GET", described)
-        except KubernetesError as error:
-            if error.status == 404:
-                raise Gone(str(error), 404) from None
-            raise
+        found = self._ask("GET", described)
         if found["metadata"]["uid"] != uid:
-            self._is_replaced = self._is_replaced or described is self.resource
-            raise Gone(f"{_name(described)} is another one: it has been deleted and made again", 404)
+            self._is_replaced |= described is self.resource
+            raise KubernetesError(f"{_name(described)} is another one: it was deleted and made again", 404)
         return found
 
     def pods(self) -> list[Any]:
@@ -342,7 +335,7 @@ class JobObjects:
         return [
             (name, f"{event.get('reason')}: {event.get('message')}")
             for name, event in about
-            if name in names and _second(event) >= self.created_at
+            if name in names and _second(event) >= self._created_at
         ]
 
     def log(self, pod: str, container: str, since: str) -> str:
@@ -434,10 +427,6 @@ class JobObjects:
 
 class Forbidden(KubernetesError):
     """The cluster does not let this user see or do something."""
-
-
-class Gone(KubernetesError):
-    """The object is not there any more."""
 
 
 def _unanswered(asked: str, reason: object) -> KubernetesError:

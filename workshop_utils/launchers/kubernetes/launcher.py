@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
 from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
-from workshop_utils.launchers.kubernetes.cluster import Forbidden, Gone, JobObjects, KubernetesError, connect
+from workshop_utils.launchers.kubernetes.cluster import Forbidden, JobObjects, KubernetesError, connect
 from workshop_utils.launchers.kubernetes.manifest import SSHD, UNSAVED, Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
 from workshop_utils.launchers.kubernetes.pods import config_maps
@@ -123,16 +123,10 @@ class KubernetesRun(FollowedRun):
         """Delete the job, whether it has ended or not, and all that was made for it.
 
         Raises:
-            KubernetesError: if it cannot be deleted; the message says how the job had ended, if it had.
+            KubernetesError: if it cannot be deleted; the message says how the job had ended, or that it may still run.
         """
-        try:
-            super().stop()
-            self._objects.delete()
-        except KubernetesError as error:
-            if self.state is RunState.RUNNING:
-                raise
-            ended = self.reason.rstrip(".") or f"{self.name} {self.state}"
-            raise KubernetesError(f"{ended}. {error}", error.status) from None
+        super().stop()
+        self._objects.delete()
 
 
 class RemoteJob:
@@ -154,24 +148,23 @@ class RemoteJob:
         self._waits_for = ""
 
     def look(self) -> tuple[RunState, str]:
+        name = self.objects.name
         try:
             job = self.objects.job()
-        except Gone as error:
-            why = "somebody has deleted it, or it had ended and was not kept any longer"
-            return RunState.FAILED, f"{self.objects.name} is gone: {why}. {error}"
-        except KubernetesError as error:  # 401 and 403, too: a login expires, and is renewed
-            raise Unreachable(str(error)) from None
-        state, why = outcome(job)
-        if state is not RunState.RUNNING:
-            return state, why
-        if not self._is_overdue(job.get("status") or {}):
-            return state, self._waits_for
-        limit = f"its timeout of {self._timeout_seconds:g} s, and no operator has ended it"
-        try:
-            self.stop()
+            state, why = outcome(job)
+            if state is RunState.RUNNING and self._is_overdue(job.get("status") or {}):
+                self.stop()
+                limit = f"its timeout of {self._timeout_seconds:g} s, and no operator has ended it"
+                return RunState.FAILED, f"{name} ran longer than {limit}"
         except KubernetesError as error:
-            limit += f". {error}"
-        return RunState.FAILED, f"{self.objects.name} ran longer than {limit}"
+            if error.status != 404:  # a login, too, expires and is renewed
+                raise Unreachable(str(error)) from None
+            why = "somebody has deleted it, or it had ended and was not kept any longer"
+            return RunState.FAILED, f"{name} is gone: {why}. {error}"
+        if state is RunState.RUNNING:
+            return state, self._waits_for
+        self.objects.ended = why.rstrip(".") or f"{name} {state}"
+        return state, why
 
     def _is_overdue(self, status: Mapping[str, Any]) -> bool:
         """Whether an operator should have ended the job; without one, nothing on the cluster does."""

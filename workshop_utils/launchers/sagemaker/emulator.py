@@ -147,7 +147,7 @@ class SpotRun(RestartedRun):
         self.attempts.append(self._launcher.launcher.launch(self._job.replace(checkpoints=str(self._folder))))
         return self.attempts[-1]
 
-    def _goes_on(self, run: Any) -> bool:
+    def _should_restart(self, run: Any) -> bool:
         return bool(run.was_interrupted)
 
 

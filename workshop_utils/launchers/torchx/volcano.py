@@ -56,8 +56,18 @@ def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     config_maps = pods.config_maps(_called(job, resource), with_data=place.data_claim is None)
     objects = JobObjects(cluster.connect(place.context), Manifest(resource), config_maps)
     warning = UNSAVED if job.outputs is None else ""
-    layout, times = place.layout(job), (job.timeout_seconds, place.queue)
-    return objects.launch(lambda: VolcanoRun(objects, *layout, *times, warning))
+    nodes, per_node = place.layout(job)
+    made = [
+        Pod(
+            f"{objects.name}-worker-{node}-0",
+            f"node-{node}",
+            starts=tuple(f"worker-{rank}" for rank in range(node * per_node, (node + 1) * per_node)),
+        )
+        for node in range(nodes)
+    ]
+    handle = f"kubernetes://workshop/{objects.namespace}:{objects.name}"
+    remote = RemoteJob(objects, made, job.timeout_seconds, place.queue)
+    return objects.launch(lambda: VolcanoRun(handle, nodes, remote, made, warning))
 
 
 def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
@@ -67,23 +77,3 @@ def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
 
 class VolcanoRun(TorchrunRun, KubernetesRun):
     """A run of a Volcano Job, each of whose pods is a torchrun."""
-
-    def __init__(
-        self,
-        objects: JobObjects,
-        nodes: int,
-        per_node: int,
-        timeout_seconds: float,
-        queue: str,
-        warning: str,
-    ) -> None:
-        pods = [
-            Pod(
-                f"{objects.name}-worker-{node}-0",
-                f"node-{node}",
-                starts=tuple(f"worker-{rank}" for rank in range(node * per_node, (node + 1) * per_node)),
-            )
-            for node in range(nodes)
-        ]
-        handle = f"kubernetes://workshop/{objects.namespace}:{objects.name}"
-        super().__init__(handle, nodes, RemoteJob(objects, pods, timeout_seconds, queue), pods, warning)
