@@ -45,9 +45,10 @@ def schedule_timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
         axes.set_ylabel("rank")
     numbers = "the number is the microbatch's, a rank's second stage is darker"
     detail = f"blue: forward, orange: backward; {numbers}"
-    last = min(seconds, key=lambda name: seconds[name])
-    earlier = 1 - seconds[last] / seconds["one_f_one_b"]
-    finding = f"Where nothing is drawn, a rank waits: {SHOWN_NAMES[last]} takes {earlier:.0%} less than 1F1B"
+    last = min(seconds.keys() - {"one_f_one_b"}, key=lambda name: seconds[name])
+    earlier = 100 * (1 - seconds[last] / seconds["one_f_one_b"])
+    than = f"{abs(earlier):.0f} % {'less' if earlier > 0 else 'more'} time than 1F1B"
+    finding = f"Where nothing is drawn, a rank waits: {SHOWN_NAMES[last]} takes {than}"
     return style.finish(figure, finding, detail)
 
 
@@ -99,8 +100,12 @@ def idle_shares(measured: Mapping[str, IdleShares], ranks: int, chunks: Mapping[
     style.percent_axis(axes.yaxis)
     detail = f"{ranks} real processes whose passes sleep; points: measured, lines: (p − 1)/(v · m + p − 1)"
     best = [min(measured["one_f_one_b"][count]) for count in (min(measured["one_f_one_b"]), most)]
-    finding = "1F1B: {:.0%} idle with {} microbatch{}, {:.0%} with {}".format(
-        best[0], min(measured["one_f_one_b"]), "es" * (min(measured["one_f_one_b"]) > 1), best[1], most
+    finding = "1F1B: {:.0f} % idle with {} microbatch{}, {:.0f} % with {}".format(
+        100 * best[0],
+        min(measured["one_f_one_b"]),
+        "es" * (min(measured["one_f_one_b"]) > 1),
+        100 * best[1],
+        most,
     )
     return style.finish(axes, finding, detail)
 
@@ -126,9 +131,8 @@ def held_bytes(
     shown = ("gpipe", False), ("one_f_one_b", False), ("gpipe", True)
     most = "Kept at most: GPipe {:.2g} MB, 1F1B {:.2g} MB, GPipe recomputing {:.2g} MB"
     finding = most.format(*(max(counted[each]) / 1e6 for each in shown))
-    return style.finish(
-        axes, finding, "points: counted on each rank; lines: microbatches held × bytes of one"
-    )
+    lines = "solid lines: microbatches held × bytes of one; dashed: held × bytes of its input, and the rest of one"
+    return style.finish(axes, finding, f"points: counted; {lines}")
 
 
 def training(losses: Mapping[str, Sequence[float]], unigram: float) -> Figure:
@@ -182,9 +186,10 @@ def bytes_sent(
         style.measured(axes, list(counted[name]), sent, colour=colour, marker=marker, markersize=7)
     axes.set(xlabel="tensor-parallel ranks N", ylabel="sent by a rank / one activation", ylim=(0, None))
     axes.set_xticks(line)
-    sent = [value / nbytes for series in counted.values() for value in series.values()]
-    finding = f"In a step a rank sends as much as {min(sent):.0f} to {max(sent):.0f} activations"
-    activation = f"an activation, between two blocks, has {nbytes / 1e3:,.0f} kB"
+    plain, sequence = (sum(series.values()) for series in counted.values())
+    more = f"{100 * (sequence / plain - 1):.0f} % more with sequence parallelism"
+    finding = f"A rank's traffic grows with N, and is {more}"
+    activation = f"an activation, between two blocks, takes {nbytes / 1e3:,.0f} kB"
     return style.finish(axes, finding, f"points: counted, lines: formulas; {activation}")
 
 
@@ -210,9 +215,13 @@ def bytes_by_direction(sent: Mapping[str, Mapping[str, float]]) -> Figure:
     _, axes = style.figure(8.6, 1.3 + 0.6 * len(sent))
     parts = {name: [directions[name] for directions in sent.values()] for name in DIRECTIONS}
     style.stacked(axes, parts, DIRECTIONS)
+    totals = [sum(directions.values()) for directions in sent.values()]
+    for row, (total, directions) in enumerate(zip(totals, sent.values(), strict=True)):
+        shown = [f"{name} {directions[name] / 1e3:,.0f}" for name in DIRECTIONS if directions[name]]
+        style.note(axes, " + ".join(shown) + " kB", (total, row), (5, 0), va="center", fontsize=9)
+    axes.set_xlim(0, 1.4 * max(totals))
     style.rows(axes, list(sent))
     axes.set(xlabel="sent by a rank in a step (mean over ranks)", ylabel="data × tensor × pipeline")
     style.unit_axis(axes.xaxis, "B")
-    totals = [sum(directions.values()) for directions in sent.values()]
     finding = f"The same ranks send {min(totals) / 1e3:,.0f} to {max(totals) / 1e3:,.0f} kB, by how they are arranged"
-    return style.finish(axes, finding, "counted by communicator.traffic, by neighbour")
+    return style.finish(axes, finding, "counted by communicator.traffic, by direction")
