@@ -192,8 +192,13 @@ def test_another_job_of_the_same_name_is_neither_followed_nor_deleted(server, jo
     started = PLACE.launch(job)
     path = next(path for path in server.objects if "pytorchjobs" in path)
     server.objects[path] = {"kind": "PyTorchJob", "metadata": {"name": "ddp", "uid": "another"}}
-    server.pods = [pod("master")]  # of the other, which has begun to train
     server.logs = {"ddp-master-0": stamped("not ours")}
+
+    def train(method, last):
+        if (method, last) == ("GET", "ddp"):  # the launcher looks at it, and then at its pods
+            server.pods = [pod("master")]
+
+    server.before = train
     with pytest.raises(RunFailed, match=r"ddp is gone: .* is another one") as raised:
         started.wait(timeout_seconds=20)
     started.stop()

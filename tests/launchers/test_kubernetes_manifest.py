@@ -161,7 +161,7 @@ def test_an_image_that_was_pushed_from_here_is_named_with_its_digest(tmp_path, m
 
 
 def test_the_account_of_the_examples_is_nobody_s():
-    with pytest.raises(JobError, match="is in the account of the examples"):
+    with pytest.raises(JobError, match="registry is that of the examples; no cluster"):
         PLACE.launch(load("mnist_torch_ddp"))
 
 

@@ -26,7 +26,7 @@ def checked(launcher: str) -> pd.DataFrame:
     rows = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     if launcher not in rows:
         raise JobError(f"launcher is {launcher!r}; it must be one of {', '.join(rows)}")
-    listed = [(row["what"], "no", row["not here"]) for row in rows[launcher] if "not here" in row]
+    listed = [(row["what"], "no", row["not checked"]) for row in rows[launcher] if "not checked" in row]
     tests = [(row["what"], "yes", _words(row["how"])) for row in rows[launcher] if "how" in row]
     return pd.DataFrame(tests + listed, columns=["what", "checked here", "how"])
 

@@ -79,12 +79,9 @@ def workshop_image(name: str, registry: str | None) -> str:
 
 def require_registry(image: str) -> None:
     """Raise JobError for an image of which nobody has said where it is."""
-    if image.startswith(NO_REGISTRY):
+    if image.startswith((NO_REGISTRY, EXAMPLE_ACCOUNT)):
+        fault = "missing" if image.startswith(NO_REGISTRY) else "that of the examples"
         raise JobError(
-            f"registry is missing; no cluster can pull {image.removeprefix(NO_REGISTRY)}: jobs/images/build.sh builds "
+            f"registry is {fault}; no cluster can pull {image.removeprefix(NO_REGISTRY)}: jobs/images/build.sh builds "
             "and pushes it; then name its registry in a place.yaml, or give image the full name of your own"
-        )
-    if image.startswith(EXAMPLE_ACCOUNT):
-        raise JobError(
-            f"{image} is in the account of the examples; put yours into the place.yaml, and the region"
         )

@@ -98,10 +98,8 @@ def amount(size: str) -> str:
 def shared_memory(size: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """The volume behind /dev/shm, and its mount. A container's own is 64 MB, too little for NCCL and data loaders."""
     limit = {"sizeLimit": amount(size)} if size else {}
-    return {"name": "shm", "emptyDir": {"medium": "Memory", **limit}}, {
-        "name": "shm",
-        "mountPath": "/dev/shm",
-    }
+    mount = {"name": "shm", "mountPath": "/dev/shm"}
+    return {"name": "shm", "emptyDir": {"medium": "Memory", **limit}}, mount
 
 
 def storage(
