@@ -115,7 +115,7 @@ def predict(table: File = TABLE, workers: Listed = "8,64,1000") -> None:
     typer.echo(pd.concat(tables).round(4).to_string(index=False))
     typer.echo(
         "\nEach worker is taken to have a core of its own, and each link to be as those measured. Links that workers "
-        "share, machines and stragglers are not in it: lesson 15 has them."
+        "share, machines and stragglers are not in it: see lessons 10 and 15."
     )
 
 

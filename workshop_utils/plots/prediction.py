@@ -140,7 +140,7 @@ def compared(groups: Mapping[str, Group], colours: Mapping[str, str], finding: s
     """Bars of seconds in groups, each named at its end."""
     _, axes = style.figure(7.6, 1.1 + 0.3 * sum(map(len, groups.values())) + 0.2 * len(groups))
     place, middles = 0.0, []
-    written = EngFormatter(unit="s", places=1)
+    written = EngFormatter(unit="s", places=2)
     for values in groups.values():
         middles.append(place + (len(values) - 1) / 2)
         for name, value in values.items():

@@ -61,13 +61,14 @@ def published_predictions(by_size: Sequence[Term] | None = None) -> pd.DataFrame
 
 
 def hardware_predictions() -> pd.DataFrame:
-    """The same from hardware facts alone; no point is fitted."""
-    tables = []
-    for curve in _curves():
-        system, machines = curve[["system", "machines"]].iloc[0]
-        seconds = nccl.MACHINES[system].seconds(int(machines), curve["value"].to_numpy())
-        tables.append(curve.assign(predicted=seconds, fitted=False))
-    return pd.concat(tables, ignore_index=True)
+    """The same from hardware facts alone; `fitted` are the other table's, so that the same points judge both."""
+    table = published_predictions()
+    for system, curve in table.groupby("system"):
+        seconds = nccl.MACHINES[str(system)].seconds(
+            int(curve["machines"].iloc[0]), curve["value"].to_numpy()
+        )
+        table.loc[curve.index, "predicted"] = seconds
+    return table
 
 
 def _curves() -> list[pd.DataFrame]:
