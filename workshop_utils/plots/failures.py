@@ -23,12 +23,12 @@ def waiting(metrics: pd.DataFrame) -> Figure:
     medians = steps.groupby("worker")[["compute_seconds", "all_reduce_seconds"]].median()
     _, axes = style.figure(8.4, 0.62 * len(medians) + 1.5)
     parts = {"compute": medians["compute_seconds"], "in the all-reduce": medians["all_reduce_seconds"]}
-    style.stacked(axes, parts, {"compute": "compute", "in the all-reduce": "wait"}, fontsize=9.5)
+    style.stacked(axes, parts, {"compute": "compute", "in the all-reduce": "send"}, fontsize=9.5)
     style.rows(axes, medians.index.to_list())
     axes.set(xlabel="time in a step", xlim=(0, None))
     style.unit_axis(axes.xaxis, "s")
     slowest = medians["compute_seconds"].idxmax()
-    detail = "median of the steps; who waits least is the slow one"
+    detail = "median of the steps; whoever waits least is the slow one"
     return style.finish(axes, f"Everybody waits for {slowest}", detail)
 
 
@@ -62,7 +62,7 @@ def hang(printed: Sequence[Sequence[str]]) -> Figure:
     style.unit_axis(axes.xaxis, "s")
     groups = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} in {name}" for name, ranks in waiting.items()]
     finding = f"They wait for each other: {', '.join(groups)}"
-    detail = "grey: computing; orange: all_reduce; black: barrier; hatched: a call that never returns"
+    detail = "slate: computing; orange: all_reduce; hatched: a call that never returns"
     return style.finish(axes, finding, detail)
 
 
@@ -80,17 +80,23 @@ def restart(metrics: pd.DataFrame) -> Figure:
         seconds, step = table["seconds"].to_numpy() - origin, table["step"].to_numpy()
         again = step <= reached
         twice += int(again.sum())
-        name = "first start" if attempt == 0 else f"restart {int(attempt)}"
         colour = style.WORKERS[int(attempt) % len(style.WORKERS)]
         style.measured(axes, seconds[~again], step[~again], colour=colour, markersize=4.5)
         style.measured(axes, seconds[again], step[again], colour=colour, markersize=5.5, hollow=True)
         middle = len(step) // 2
-        style.note(axes, name, (seconds[middle], step[middle]), (14, -8), color=colour, va="center")
+        style.note(
+            axes,
+            f"start {int(attempt) + 1}",
+            (seconds[middle], step[middle]),
+            (14, -8),
+            color=colour,
+            va="center",
+        )
         reached = max(reached, int(step.max()))
     axes.axhline(reached, color=style.FAINT, zorder=0)
     axes.set(xlabel="seconds since the first step", ylabel="step", ylim=(0, None))
-    detail = "a point: a step of one worker; hollow: it had been made before"
-    return style.finish(axes, f"Steps made twice: {twice}", detail)
+    detail = "a point: a step of one worker; hollow: it had been computed before"
+    return style.finish(axes, f"Steps computed twice: {twice}", detail)
 
 
 Points = Mapping[float, Sequence[float]]
@@ -109,7 +115,7 @@ def interval(
     """
     _, axes = style.figure(8.4, 4.2)
     intervals = np.geomspace(30, 6 * 3600, 400)
-    bests = []
+    losses = []
     for index, (count, failure) in enumerate(workers.items()):
         colour = style.WORKERS[index]
         shares = recovery.lost_share(intervals, save_seconds, failure, restart_seconds)
@@ -118,19 +124,18 @@ def interval(
         for seconds, each in simulated[count].items():
             low, middle, high = np.quantile(each, [0, 0.5, 1])
             axes.plot([seconds / 60] * 2, [low, high], color=colour, linewidth=1.2, zorder=2.5)
-            style.measured(axes, [seconds / 60], [middle], colour=colour, marker=style.MARKERS[index])
+            style.measured(
+                axes, [seconds / 60], [middle], colour=colour, marker=style.MARKERS[index], markersize=4
+            )
         young = recovery.best_interval(save_seconds, failure)
         least = recovery.lost_share(young, save_seconds, failure, restart_seconds)
         axes.plot(young / 60, least, marker="|", color=style.INK, markersize=16, zorder=4)
-        bests.append(intervals[np.argmin(shares)] / 60)
+        losses.append(f"{count:,} workers lose {100 * shares.min():.0f} %")
     axes.set(xscale="log", xlabel="minutes of work between checkpoints")
     style.plain_ticks(axes.xaxis, [1, 3, 10, 30, 100, 300])
     axes.set(ylabel="share of the time that is lost", ylim=(0, 1))
     style.percent_axis(axes.yaxis)
-    fewest, *_, most = workers
-    finding = (
-        f"{fewest:,} workers do best saving every {bests[0]:.0f} minutes, {most:,} every {bests[-1]:.0f}"
-    )
-    runs = len(next(iter(simulated[most].values())))
+    finding = f"Even at best, {losses[-1]} of the time, {losses[0]}"
+    runs = len(next(iter(simulated[count].values())))
     detail = f"lines: Daly's formula; points: median of {runs} simulated runs, with range; black bars: Young's √(2 δ M)"
     return style.finish(axes, finding, detail)

@@ -174,7 +174,7 @@ def read(path: Path) -> Checkpoint:
     if len(content) != nbytes:
         raise CheckpointDamaged(f"{path.name} holds {len(content)} bytes; {nbytes} were written")
     if hashlib.sha256(body).hexdigest().encode() != digest:
-        raise CheckpointDamaged(f"{path.name} has another content than was written (SHA-256 differs)")
+        raise CheckpointDamaged(f"{path.name} does not hold what was written (SHA-256 differs)")
     if path.name != path_of(path.parent, step).name:
         raise CheckpointDamaged(f"{path.name} is the checkpoint of step {step}, under another name")
     return Checkpoint(step, content, settings, path)

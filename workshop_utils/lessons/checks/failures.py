@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import os
 import resource
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from workshop_utils.comm.communicator import Communicator
@@ -41,11 +43,11 @@ _RANK = {
     "E": "the rank that waits least in the all-reduce is the one for whom all others wait",
 }
 _CAUSE = {
-    "A": "all ranks have 10 batches, and the one in the barrier has done all its steps, so it made a call less: "
+    "A": "all ranks have 10 batches, and the one in the barrier has done all its steps, so it made one call fewer: "
     "look at its norms, where the sum should be three times its own",
     "B": "a slow link would make the all-reduce long on every rank; which part is long on this rank alone?",
     "C": "count the batches that each rank announces, and take the odd one out: two against one",
-    "D": "nothing was slow, and nobody hangs: which number is none?",
+    "D": "nothing was slow, and nobody hangs: which value is not a number?",
     "E": "a slow link would make the all-reduce long on every rank; which part is long on this rank alone?",
 }
 
@@ -70,7 +72,7 @@ def diagnosis(answer: Mapping[str, Any]) -> str:
             raise Wrong(f"case {letter}, not rank {ranks[0]}: {_RANK[letter]}.")
         if causes[0] != cause:
             raise Wrong(f"case {letter}, not {causes[0]!r}: {_CAUSE[letter]}.")
-    return "every rank and every cause. In A and C, who stands alone made one all-reduce less, or one more."
+    return "every rank and every cause. In A and C, the rank that stands alone made one all-reduce fewer, or one more."
 
 
 @contextmanager
@@ -84,31 +86,64 @@ def full_disk(after_nbytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-class _Watched:
-    """What a function does to files: `path` and others by inode, in the order of its calls.
+class _Event(NamedTuple):
+    kind: str  # "write", "rename" or "sync"
+    name: str = ""  # of the file that is written, or of what a rename gives
+    source: str = ""  # what is renamed
+    inode: int = 0  # of what is renamed or synced
+    content: bytes = b""  # of what is synced
+    existed: bool = True  # whether `path` was there, just before a rename
 
-    Each event is ("write", name, 0, True), ("rename", inode, name, whether `path` existed before) or ("sync", inode,
-    nbytes, True).
+
+def _place(file: Any, folder: int | None = None) -> str:
+    """The path of `file`, which may be relative to the open `folder`."""
+    return os.path.realpath(file if folder is None else Path(f"/proc/self/fd/{folder}", file))
+
+
+class _Watched:
+    """What a function does to files: `path` and others, in the order of its calls; while `broken`, no sync works.
+
     This includes what `Path` and `shutil` do, since they call these functions of `os`, `io` and `builtins`.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.events = path, list[tuple[Any, ...]]()
+        self.path, self.events = path, list[_Event]()
+        self.broken = self.refused = False
+        self.synchronous = set[str]()  # files of which a write returns when it is on the disk
 
-    def rename(self, source: Any, target: Any, *_arguments: object, **_options: object) -> object:
-        inode, name = Path(source).stat().st_ino, os.path.realpath(target)
-        self.events.append(("rename", inode, name, self.path.exists()))
+    def rename(
+        self,
+        source: Any,
+        target: Any,
+        *_arguments: object,
+        src_dir_fd: int | None = None,
+        dst_dir_fd: int | None = None,
+        **_options: object,
+    ) -> object:
+        source, name = _place(source, src_dir_fd), _place(target, dst_dir_fd)
+        inode = Path(source).stat().st_ino
+        if source in self.synchronous:
+            self.events.append(_Event("sync", inode=inode, content=Path(source).read_bytes()))
+        self.events.append(_Event("rename", name, source, inode, existed=self.path.exists()))
         return mock.DEFAULT  # go on with the wrapped function
 
-    def open(self, file: Any, mode: str | int = "r", *_arguments: object, **_options: object) -> object:
+    def open(self, file: Any, mode: str | int = "r", *_arguments: object, **options: Any) -> object:
         flags = mode & (os.O_WRONLY | os.O_RDWR) if isinstance(mode, int) else set(mode) & set("wax+")
         if flags and not isinstance(file, int):
-            self.events.append(("write", os.path.realpath(file), 0, True))
+            name = _place(file, options.get("dir_fd"))
+            self.events.append(_Event("write", name))
+            if isinstance(mode, int) and mode & (os.O_SYNC | os.O_DSYNC):
+                self.synchronous.add(name)
         return mock.DEFAULT
 
     def sync(self, file: Any) -> object:
         state = os.fstat(file if isinstance(file, int) else file.fileno())
-        self.events.append(("sync", state.st_ino, state.st_size, True))
+        if self.broken and stat.S_ISREG(state.st_mode):
+            self.refused = True
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        files = [each for each in self.path.parent.rglob("*") if each.is_file()]
+        content = next((each.read_bytes() for each in files if each.stat().st_ino == state.st_ino), b"")
+        self.events.append(_Event("sync", inode=state.st_ino, content=content))
         return mock.DEFAULT
 
     @contextmanager
@@ -138,7 +173,7 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
     """`answer(path, content)` writes a file that is the old one or the new one whenever the writing breaks off."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model"
-        old, new = bytes(1000), b"new" * 100_000
+        old, new = b"old" * 300, b"new" * 100_000
         answer(path, old)
         if not any(Path(folder).iterdir()):
             raise NotYet("your function wrote nothing: write it, then run this again.")
@@ -148,7 +183,7 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
             with watched.calls_of(answer):
                 answer(path, content)
             _saved(path, content)
-            if not all(existed for *_, existed in watched.events):
+            if not all(event.existed for event in watched.events):
                 lost = "a save that breaks off there has lost the old one"
                 advice = "do not remove it or move it aside, since a rename replaces it"
                 raise Wrong(f"just before a rename there was no file at all: {lost}; {advice}.")
@@ -160,40 +195,64 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
             except OSError as raised:
                 error = raised
         if not path.exists():
-            raise Wrong("the disk was full half-way, and now there is no file: the old one is lost too.")
+            raise Wrong("the disk was full halfway, and now there is no file: the old one is lost too.")
         if path.read_bytes() != old:
             state = f"the file has {path.stat().st_size:,} bytes that are neither the old content nor the new"
-            raise Wrong(f"the disk was full half-way, and now {state}: write beside it first, then rename.")
+            raise Wrong(f"the disk was full halfway, and now {state}: write beside it first, then rename.")
         if error is None:
-            raise Wrong("the disk was full half-way, and nobody was told: let the OSError pass.")
-        if any(event[:2] == ("write", os.path.realpath(path)) for event in events):
+            raise Wrong("the disk was full halfway, and nobody was told: let the OSError pass.")
+        if any((event.kind, event.name) == ("write", _place(path)) for event in events):
             half = "a save that breaks off while it writes leaves half a file"
             raise Wrong(f"you open {path.name} itself for writing: {half}; rename what you wrote beside it.")
-        _durable(path, len(old), events)
+        _durable(path, old, events)
+        watched.broken = True
+        with watched.calls_of(answer), suppress(OSError):
+            answer(path, new)
+            if watched.refused:
+                raise Wrong("the disk failed at `fsync`, and nobody was told: let the OSError pass.")
+        if watched.refused and path.read_bytes() != old:
+            raise Wrong(
+                "`fsync` failed, and yet the file is not the old one: rename only what it has synced."
+            )
+        try:
+            answer(path, new)
+        except OSError as raised:
+            way = "is what it left behind in the way?"
+            raise Wrong(f"one save broke off, and the next raises {type(raised).__name__}: {way}") from None
+        if path.read_bytes() != new:
+            sizes = f"the file has {path.stat().st_size:,} bytes instead of {len(new):,}"
+            raise Wrong(f"one save broke off, and after the next {sizes}: begin with an empty file.")
     return (
         "after a crash the file is the old one or the new one, and once you return, no power cut undoes it."
     )
 
 
-def _durable(path: Path, nbytes: int, events: list[tuple[Any, ...]]) -> None:
+def _durable(path: Path, content: bytes, events: list[_Event]) -> None:
     """Raise Wrong unless the file was on the disk before it was renamed, and its name after that."""
-    renames = [at for at, event in enumerate(events) if event[::2] == ("rename", os.path.realpath(path))]
+    renames = [at for at, event in enumerate(events) if (event.kind, event.name) == ("rename", _place(path))]
     if not renames:
         raise Wrong(f"{path.name} came without a rename that the check could see: use `part.replace(path)`.")
     last = renames[-1]
-    file, folder = events[last][1], path.parent.stat().st_ino
-    synced = [event[2] for event in events[:last] if event[:2] == ("sync", file)]
+    if not Path(events[last].source).is_relative_to(_place(path.parent)):
+        far = (
+            "which may be on another file system; there `rename` fails, and `shutil.move` copies byte by byte"
+        )
+        raise Wrong(f"what you rename lies in another folder, {far}: write it beside {path.name}.")
+    syncs = [(at, event) for at, event in enumerate(events) if event.kind == "sync"]
+    file = [(at, event.content) for at, event in syncs if event.inode == events[last].inode]
+    folder = [at for at, event in syncs if event.inode == path.parent.stat().st_ino]
+    synced = [each for at, each in file if at < last]
     if not synced:
         empty = "a power cut soon after the rename can leave the new name on an empty file"
-        late = any(event[:2] == ("sync", file) for event in events[last:])
-        what = "you sync the file only after the rename" if late else "nothing forces the content to the disk"
+        what = "you sync the file only after the rename" if file else "nothing forces the content to the disk"
         raise Wrong(f"{what}: {empty}; call `os.fsync(file.fileno())` before it.")
-    if max(synced) < nbytes:
-        held = f"only {max(synced):,} of {nbytes:,} bytes had left Python's buffer"
+    if content not in synced:
+        if max(map(len, synced)) == len(content):
+            raise Wrong("what you rename is not what you synced: write all of it first, then sync it.")
+        held = f"only {max(map(len, synced)):,} of {len(content):,} bytes had left Python's buffer"
         raise Wrong(f"at `fsync`, {held}: call `file.flush()` first.")
-    if not any(event[:2] == ("sync", folder) for event in events[last:]):
-        early = any(event[:2] == ("sync", folder) for event in events[:last])
-        what = "you sync the folder only before the rename" if early else "nothing syncs the folder"
+    if max(folder, default=0) < last:
+        what = "you sync the folder only before the rename" if folder else "nothing syncs the folder"
         lost = "a power cut after you return can bring the old file back, since a rename changes the folder"
         how = "open it afterwards with `os.open(path.parent, os.O_RDONLY)`, and `os.fsync` that"
         raise Wrong(f"{what}: {lost}; {how}.")
@@ -205,7 +264,7 @@ def _saved(path: Path, content: bytes) -> None:
     if not path.exists():
         raise Wrong(f"you have written {', '.join(beside)}, but {path.name} is not there: rename it last.")
     if beside:
-        copied = "a copy is written byte by byte too, and can break off half-way"
+        copied = "a copy is written byte by byte too, and can break off halfway"
         raise Wrong(f"after saving, {', '.join(beside)} lies beside {path.name}: *rename* it; {copied}.")
     saved = path.read_bytes()
     if saved != content:
@@ -213,7 +272,7 @@ def _saved(path: Path, content: bytes) -> None:
         raise Wrong(f"after saving {len(content):,} bytes, the file holds {how}.")
 
 
-RANKS = 3
+_sleep = time.sleep  # a slow disk's, when a learner's takes no time
 SaveSharded = Callable[[Communicator, Path, bytes, Callable[[Path, bytes], None]], object]
 
 
@@ -221,23 +280,22 @@ SaveSharded = Callable[[Communicator, Path, bytes, Callable[[Path, bytes], None]
 def save_sharded(answer: SaveSharded) -> str:
     """`answer(communicator, folder, shard, write)` saves every rank's shard, and then `complete`, with their number."""
     with TemporaryDirectory() as name:
-        folder = Path(name) / "slow"
-        folder.mkdir()
-        arguments = {"answer": answer, "folder": folder}
-        told = values_on_ranks(f"on {RANKS} ranks", RANKS, _slowly, arguments, timeout="3s")
-        if not any(told) and not any(folder.iterdir()):
-            raise NotYet("your function wrote nothing: write it, then run this again.")
-        _refuse_calls(told)
-        for rank in range(RANKS):
-            file = folder / f"shard-{rank}"
-            if file.read_bytes() != _shard(rank):
-                raise Wrong(f"{file.name} does not hold what rank {rank} was given.")
-        if (folder / "complete").read_bytes().strip() != str(RANKS).encode():
-            raise Wrong(f'`complete` holds something else than the number of shards: b"{RANKS}".')
+        for size, slow in ((3, (1, 2, 0)), (2, (1,))):
+            folders = {rank: Path(name) / f"{size}-ranks-{rank}-slow" for rank in slow}
+            for folder in folders.values():
+                folder.mkdir()
+            arguments = {"answer": answer, "folders": folders}
+            told = values_on_ranks(f"on {size} ranks", size, _slowly, arguments, timeout="5s")
+            for rank, folder in folders.items():
+                calls = [each[rank] for each in told]
+                if not any(calls) and not any(folder.iterdir()):
+                    raise NotYet("your function wrote nothing: write it, then run this again.")
+                _refuse_calls(calls, rank)
+                _refuse_files(folder, size)
         folder = Path(name) / "broken"
         folder.mkdir()
         with suppress(RanksFailed):
-            on_ranks(RANKS, _breaking, {"answer": answer, "folder": folder}, timeout="3s")
+            on_ranks(3, _breaking, {"answer": answer, "folder": folder}, timeout="3s")
         if (folder / "complete").exists():
             raise Wrong("rank 1's disk was full, and yet the checkpoint is `complete`, without its shard.")
         if (folder / "returned").exists():
@@ -249,18 +307,45 @@ def _shard(rank: int) -> bytes:
     return f"parameters of rank {rank}".encode() * 100
 
 
+def _refuse_files(folder: Path, size: int) -> None:
+    for rank in range(size):
+        if (folder / f"shard-{rank}").read_bytes() != _shard(rank):
+            raise Wrong(f"shard-{rank} does not hold what rank {rank} was given.")
+    if (folder / "complete").read_bytes().strip() != str(size).encode():
+        raise Wrong(f'`complete` holds something else than the number of shards: b"{size}".')
+
+
+_Calls = list[tuple[str, bytes, list[str]]]  # names, contents, and what was in the folder before
+
+
 def _slowly(
-    communicator: Communicator, answer: SaveSharded, folder: Path
-) -> list[tuple[str, bytes, list[str]]]:
-    """What this rank writes: names, contents, and what was in `folder` before; rank 1's disk is slow."""
-    calls = []
+    communicator: Communicator, answer: SaveSharded, folders: Mapping[int, Path]
+) -> dict[int, _Calls]:
+    """What this rank writes into each folder, while the disk of the rank with its number is slow."""
+    told = {}
+    for slow, folder in folders.items():
+        told[slow] = _calls(communicator, answer, folder, slow)
+        ended = folder.with_suffix(".ended")
+        ended.mkdir(exist_ok=True)
+        (ended / str(communicator.rank)).touch()
+        while (
+            len(list(ended.iterdir())) < communicator.size
+        ):  # not by messages, which could meet the learner's
+            _sleep(0.01)
+    return told
+
+
+def _calls(communicator: Communicator, answer: SaveSharded, folder: Path, slow: int) -> _Calls:
+    """What this rank writes; the slow disk outlasts anybody's patience: a learner's `time.sleep` is over at once."""
+    calls: _Calls = []
 
     def write(path: Path, content: bytes) -> None:
         calls.append((Path(path).name, bytes(content), sorted(each.name for each in folder.iterdir())))
-        time.sleep(0.3 * (communicator.rank == 1))
+        _sleep(0.3 * (communicator.rank == slow))
         _write(Path(path), content, communicator.rank)
 
-    answer(communicator, folder, _shard(communicator.rank), write)
+    with mock.patch("time.sleep"):
+        answer(communicator, folder, _shard(communicator.rank), write)
     return calls
 
 
@@ -282,9 +367,9 @@ def _write(path: Path, content: bytes, rank: int) -> None:
     part.replace(path)
 
 
-def _refuse_calls(told: list[list[tuple[str, bytes, list[str]]]]) -> None:
+def _refuse_calls(told: list[_Calls], slow: int) -> None:
     """Raise Wrong unless each rank wrote its own shard through `write`, and one rank `complete`, after all shards."""
-    shards = [f"shard-{rank}" for rank in range(RANKS)]
+    shards = [f"shard-{rank}" for rank in range(len(told))]
     for rank, calls in enumerate(told):
         names = [name for name, _, _ in calls if name != "complete"]
         foreign = [name for name in names if name != shards[rank]]
@@ -302,7 +387,7 @@ def _refuse_calls(told: list[list[tuple[str, bytes, list[str]]]]) -> None:
     for rank, there in markers:
         missing = [name for name in shards if name not in there]
         if missing:
-            late = "rank 1's disk is slow: wait for all ranks before you declare it complete"
+            late = f"rank {slow}'s disk takes longer than any sleep: wait for all ranks' shards"
             raise Wrong(f"when rank {rank} wrote `complete`, {missing[0]} was not there: {late}.")
     if len(markers) > 1:
         raise Wrong(f"{len(markers)} ranks write `complete`, into the same file at once: one rank is enough.")
@@ -310,9 +395,10 @@ def _refuse_calls(told: list[list[tuple[str, bytes, list[str]]]]) -> None:
 
 best_interval = OpenQuestion(
     "seconds",
-    (60, 2000),
-    "A failure can hit the save as well: what is at risk is τ + δ, not τ, and Young leaves out terms that are small "
-    "only where δ is small beside M. Here δ is 60 s and M 864 s. Daly's correction gives 283 s. The valley is flat: "
-    "chance moves the measured minimum by tens of seconds, which costs next to nothing.",
-    predictable=(30, 4000),
+    (180, 420),
+    "Failures come every M seconds of all time, repeated work and restarts included. A long interval may fail again "
+    "and again, so it costs more than τ/2 per failure (e^x - 1, where Young keeps the first terms). That pulls the "
+    "optimum below Young's; a failure during a save pushes it back a little. Daly's correction gives 283 s. The valley "
+    "is flat: chance moves the measured minimum by tens of seconds, which costs next to nothing.",
+    predictable=(306, 338),  # Young's rule gives 322
 )
