@@ -30,8 +30,8 @@ from workshop_utils.scaling.search import LAYOUT_COLUMNS, MACHINES, REASONS, USA
 DAY, HOUR = 86_400.0, 3_600.0  # in seconds
 
 # By how much `step_time` may be too fast, and so what a range here spans. It is off by up to a tenth on three published
-# runs on A100 that nothing was fitted to. On H100 it is fitted to Llama 3 405B, and with a p5's memory so many times too
-# fast for another model: torchtitan, compiled, trained Llama 3.1 8B at 6,514 tokens a second on each of 128
+# runs on A100 that nothing was fitted to. On H100 it is fitted to Llama 3 405B, and with a p5's memory so many times
+# too fast for another model: torchtitan, compiled, trained Llama 3.1 8B at 6,514 tokens a second on each of 128
 # (benchmarks/llama3_h100_202412_torchtitan.md, table 3; their card's memory is slower, with which it is 1.41).
 SLOWDOWN = 1.47
 
