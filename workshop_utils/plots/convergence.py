@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from scipy import stats
 
 from workshop_utils.plots import style
@@ -92,7 +93,12 @@ def critical(
     each = [noise[loss] for loss in losses]
     right.vlines(losses, [e.min() for e in each], [e.max() for e in each], color=style.MUTED[2], alpha=0.5)
     style.measured(right, losses, [np.median(e) for e in each], colour=style.MUTED[2], marker="D")
-    right.set(xscale="log", yscale="log", xlabel="loss on the way (nats)", ylabel="noise scale (images)")
+    right.set(
+        xscale="log",
+        yscale="log",
+        xlabel="loss (nats); training goes right",
+        ylabel="noise scale (images)",
+    )
     style.plain_ticks(right.xaxis, [tick for tick in (2, 1, 0.5, 0.3, 0.2) if losses[0] / 1.1 < tick])
     right.invert_xaxis()
     for axes, ylabel in ((left, "steps to a loss of 0.3"), (middle, "best learning rate of those tried")):
@@ -109,7 +115,9 @@ def staleness(
     images: Series, rates: Mapping[str, Mapping[int, float]], limit: Curves, finding: str, detail: str
 ) -> Figure:
     """Images to the target and best rates against the number of workers, and the `limit` of stale rates."""
-    figure, (left, right) = style.figure(10.4, 4.2, columns=2)
+    first, second = images
+    names = "images needed", f"best rates: {first} (points), {second} over workers (frames)"
+    figure, (left, right) = style.panels(names, 10.4, 4.2)
     workers = sorted({count for points in images.values() for count in points})
     for index, (label, points) in enumerate(images.items()):
         _points(left, points, label, index)
@@ -124,6 +132,7 @@ def staleness(
         axes.set(yscale="log", xlabel="workers", ylabel=words)
         style.power_axis(axes, workers)
         _log_axis(axes)
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
     return style.finish(figure, finding, detail)
 
 
