@@ -19,8 +19,12 @@ def lesson(answers=(*STUBS, OPEN)):
         "from types import SimpleNamespace\n"
         "from workshop_utils.lessons import checks as package\n"
         "from workshop_utils.lessons.checks.open_question import OpenQuestion\n"
+        "@package.exercise\n"
+        "def wheels(answer):\n"
+        "    package.expect(answer, 4, 'your answer', 'two axles')\n"
+        "    return '4 wheels: two axles.'\n"
         "checks = SimpleNamespace(\n"
-        "    wheels=package.number(4, 'wheels', 'two axles'),\n"
+        "    wheels=wheels,\n"
         "    spokes=OpenQuestion('spokes', (20, 40), 'A spoke carries little.'),\n"
         ")"
     )

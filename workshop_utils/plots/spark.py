@@ -11,20 +11,30 @@ from workshop_utils.plots import style
 
 
 def step_times(seconds: Mapping[str, Sequence[float]], detail: str) -> Figure:
-    """Each step's time as a point, on a logarithmic axis; `seconds` has `Spark` and `ring`, without first steps."""
-    _, axes = style.figure(8.4, 2.6)
+    """Each time as a point, on a logarithmic axis, a row for each name; `seconds` has `Spark` and `ring`."""
+    _, axes = style.figure(8.4, 1 + 0.7 * len(seconds))
     medians = {name: float(np.median(values)) for name, values in seconds.items()}
     for row, (name, values) in enumerate(seconds.items()):
         heights = row + np.linspace(-0.18, 0.18, len(values))
-        style.measured(axes, list(values), heights, colour=name.lower(), marker="os"[row % 2], markersize=5)
+        style.measured(
+            axes,
+            list(values),
+            heights,
+            colour=name.split(",")[0].lower(),
+            marker="os"[name == "ring"],
+            markersize=5,
+        )
         axes.vlines(medians[name], row - 0.32, row + 0.32, color=style.INK, linewidth=1.5)
         place = (medians[name], row - 0.34)
         style.note(axes, f"{float(f'{1000 * medians[name]:.2g}'):g} ms", place, (0, 4), ha="center")
     style.rows(axes, list(seconds), (len(seconds) - 0.45, -0.75))
     axes.set(xscale="log", xlabel="time of one step, logarithmic")
     style.unit_axis(axes.xaxis, "s")
-    times = float(f"{medians['Spark'] / medians['ring']:.2g}")  # it deserves no more digits
-    return style.finish(axes, f"A step takes about {times:,.0f} times as long in Spark as in a ring", detail)
+    ratio = medians["Spark"] / medians["ring"]
+    least = ratio // (digit := 10 ** int(np.log10(ratio))) * digit  # it deserves no more digits
+    return style.finish(
+        axes, f"A step takes more than {least:,.0f} times as long in Spark as in a ring", detail
+    )
 
 
 def by_seed(values: Mapping[str, Sequence[float]], what: str, finding: str, detail: str) -> Figure:
@@ -34,5 +44,5 @@ def by_seed(values: Mapping[str, Sequence[float]], what: str, finding: str, deta
         style.measured(axes, list(each), [row] * len(each), colour=f"worker {row}", marker=style.MARKERS[row])
         axes.vlines(float(np.mean(each)), row - 0.3, row + 0.3, color=style.INK, linewidth=1.5)
     style.rows(axes, list(values), (len(values) - 0.45, -0.55))
-    axes.set(xlabel=what)
+    axes.set(xlabel=what, xlim=(0, None))
     return style.finish(axes, finding, detail)

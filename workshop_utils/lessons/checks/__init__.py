@@ -23,11 +23,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,24 +140,6 @@ def _line_of(error: Exception, answer: object) -> str:
     return ""
 
 
-def number(expected: float, unit: str, because: str, mistakes: Mapping[float, str] | None = None) -> Check:
-    """A check of one number: exact if it counts things, otherwise within a twentieth.
-
-    `mistakes` explains how one arrives at a typical wrong number; learners who give it read that instead of the answer.
-    """
-
-    @exercise
-    def check(answer: float) -> str:
-        counts = isinstance(expected, int)
-        tolerance = 1e-6 if counts else 0.05
-        if isinstance(answer, Real) and not math.isclose(answer, expected, rel_tol=tolerance):
-            _explain(float(answer), expected, unit, mistakes or {}, tolerance)
-        expect(answer, expected, "your answer", because, tolerance=tolerance)
-        return f"{expected:{',' if counts else ',.4g'}} {unit}".rstrip() + f": {because}."
-
-    return check
-
-
 def mistakes(module: str, name: str, **names: Function) -> dict[str, Function]:
     """The typical wrong formulas of the check `name` in `mistakes.yaml`, as functions, by the sentence on each.
 
@@ -175,22 +155,6 @@ def _written(module: str) -> dict[str, Any]:
     """What `mistakes.yaml` has about the lesson of `module`."""
     text = Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8")
     return dict(yaml.safe_load(text)[module.rpartition(".")[2]])
-
-
-def _explain(answer: float, right: float, unit: str, mistakes: Mapping[float, str], tolerance: float) -> None:
-    """Raise Wrong if a known mistake, or a wrong unit, explains `answer`.
-
-    Where things are counted, whole numbers match exactly: what is true of one may be false of its neighbour.
-    """
-    given = f"{answer:{',.0f' if answer.is_integer() else ',.6g'}} {unit}".rstrip()
-    for value, comes_from in mistakes.items():
-        exact = isinstance(right, int) and isinstance(value, int)
-        if math.isclose(answer, value, rel_tol=1e-6 if exact else 0.02):
-            raise Wrong(f"{given}: {comes_from}.")
-    for factor in (1e3, 1e6, 1e9) if unit else ():
-        if any(math.isclose(answer, right * off, rel_tol=tolerance) for off in (factor, 1 / factor)):
-            size = "large" if answer > right else "small"
-            raise Wrong(f"{given}: the digits are right, but it is {factor:,.0f} times too {size}: the unit?")
 
 
 def compare(
