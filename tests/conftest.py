@@ -28,6 +28,13 @@ from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import warm
 from workshop_utils.runs import Run, RunFailed, RunState
 
+
+class Lenient(yaml.SafeLoader):
+    """Reads CloudFormation's `!Sub text` as the text."""
+
+
+Lenient.add_multi_constructor("!", lambda loader, _, node: loader.construct_scalar(node))
+
 # Every process that a test starts inherits this variable, so even a daemon that has left its session is found.
 MARK = "WORKSHOP_TESTS"
 

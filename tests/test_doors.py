@@ -1,18 +1,21 @@
 """The doors into the workshop: each script is run, with programs that only record how they are called."""
 
 import base64
+import datetime
+import io
 import json
 import os
 import re
 import shlex
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import botocore.session
 import pytest
 import yaml
 from botocore.validate import ParamValidator
-from conftest import eventually
+from conftest import Lenient, eventually
 
 ROOT = Path(__file__).parents[1]
 SAGEMAKER = ROOT / "jobs" / "clusters" / "sagemaker"
@@ -31,7 +34,7 @@ class Machine:
         (root / "bin").mkdir()
         (root / "calls").touch()
         self.may_go_on = root / "go-on"
-        for name in ("apt-get", "dnf"):
+        for name in ("apt-get", "dnf", "python3", "systemd-run"):
             self.program(name)
         # A clone has programs of its own.
         copies = 'for name in python workshop; do cp "$(dirname "$0")/apt-get" "$3/.venv/bin/$name"; done\n'
@@ -71,13 +74,6 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-class Lenient(yaml.SafeLoader):
-    """Reads CloudFormation's `!Sub text` as the text."""
-
-
-Lenient.add_multi_constructor("!", lambda loader, _, node: loader.construct_scalar(node))
-
-
 def notebook_instance(machine):
     """What a notebook instance runs at its start, as CloudFormation fills it in, with the machine's folders."""
     template = yaml.load((SAGEMAKER / "templates" / "notebook.yaml").read_text(), Loader=Lenient)
@@ -86,7 +82,7 @@ def notebook_instance(machine):
     for name, value in {**filled, "Name": "n"}.items():
         script = script.replace(f"${{{name}}}", value)
     assert len(base64.b64encode(script.encode())) <= MOST_CHARACTERS
-    for name, place in {"/home/ec2-user/SageMaker": "", "/usr/local/bin": "/bin", "/etc/cron.d": ""}.items():
+    for name, place in {"/home/ec2-user/SageMaker": "", "/usr/local/bin": "/bin"}.items():
         script = script.replace(name, f"{machine.root}{place}")
     return script
 
@@ -107,21 +103,73 @@ def test_sagemaker_starts_at_once_and_sets_the_workshop_up_behind_it(door, machi
     script = STUDIO if door == "studio" else notebook_instance(machine)
     assert machine.run(script, REPOSITORY="https://example.org/w.git") == 0
     assert eventually(lambda: machine.has_called("make setup"), SECONDS)
-    assert not machine.has_called("python")  # the script is back, make is not
+    assert not machine.has_called("python ")  # the script is back, make is not
     machine.may_go_on.touch()
     log = machine.root / "workshop-set-up.log"
     assert eventually(lambda: "choose the kernel Workshop" in log.read_text(), SECONDS), log.read_text()
     calls = machine.calls()
     assert "git clone https://example.org/w.git workshop" in calls
-    kernel = next(call for call in calls if call.startswith("python"))
+    kernel = next(call for call in calls if call.startswith("python "))
     assert kernel.startswith("python -m ipykernel install --user --name workshop")
     assert f"--env PATH {machine.root}/workshop/.venv/bin:" in kernel
     assert calls.index("workshop copy-lessons my_lessons") < calls.index(kernel)
     if door == "notebook instance":
         assert "make setup PYTHON=python3.11" in calls
-        assert (machine.root / "stop-when-idle").read_text().endswith("/bin/stop-when-idle 60\n")
+        (timer,) = [call for call in calls if call.startswith("systemd-run")]
+        assert "--on-calendar=*:0/5 " in timer
+        assert timer.endswith(f"/bin/python3 {machine.root}/bin/stop-when-idle 60")
         packages = next(call for call in calls if call.startswith("dnf"))
         assert {"gcc-c++", "python3.11", "python3.11-devel", "make", "git"} <= set(packages.split())
+
+
+@pytest.mark.parametrize(
+    ("kernels", "terminals", "is_stopped"),
+    [
+        ([], [], True),  # since the server's start
+        ([("idle", 70)], [], True),
+        ([("idle", 70), ("busy", 70)], [], False),  # a cell that runs for long, and prints nothing
+        ([("starting", 70)], [70], True),
+        ([("idle", 70)], [50], False),
+        ([("idle", 50)], [], False),
+    ],
+)
+def test_a_notebook_instance_stops_when_no_kernel_and_no_terminal_has_worked(
+    kernels, terminals, is_stopped, machine, monkeypatch
+):
+    def ago(minutes):
+        then = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=minutes)
+        return then.isoformat().replace("+00:00", "Z")
+
+    answers = {
+        "kernels": [{"execution_state": state, "last_activity": ago(minutes)} for state, minutes in kernels],
+        "terminals": [{"name": "1", "last_activity": ago(minutes)} for minutes in terminals],
+        "status": {"started": ago(80), "last_activity": ago(0)},
+    }
+    stopped = []
+    client = SimpleNamespace(stop_notebook_instance=lambda **name: stopped.append(name))
+    monkeypatch.setattr(
+        "urllib.request.urlopen",
+        lambda url, context: io.StringIO(
+            json.dumps(answers[url.removeprefix("https://localhost:8443/api/")])
+        ),
+    )
+    monkeypatch.setattr("boto3.client", lambda service, region_name: client)
+    monkeypatch.setattr("sys.argv", ["stop-when-idle", "60"])
+    own = machine.root / "metadata"
+    own.write_text('{"ResourceName": "mine", "ResourceArn": "arn:aws:sagemaker:eu-west-1:1:x"}')
+    program = notebook_instance(machine).partition("<<'PROGRAM'\n")[2].partition("PROGRAM\n")[0]
+    exec(program.replace("/opt/ml/metadata/resource-metadata.json", str(own)), {})
+    assert stopped == ([{"NotebookInstanceName": "mine"}] if is_stopped else [])
+
+
+def test_by_hand_the_script_is_the_template_s():
+    folder = ROOT / "jobs" / "clusters" / "sagemaker"
+    (command,) = re.findall(r"```sh\n(sed .*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    printed = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=True)
+    template = yaml.load((folder / "templates" / "notebook.yaml").read_text(), Loader=Lenient)
+    script = template["Resources"]["SetUp"]["Properties"]["OnStart"][0]["Content"]["Fn::Base64"]
+    filled = script.replace("${Repository}", "https://example.org/workshop.git")
+    assert printed.stdout.strip() == filled.replace("${IdleMinutes}", "60").strip()
 
 
 def test_the_readme_attaches_the_script_to_studio_by_requests_that_aws_would_read():

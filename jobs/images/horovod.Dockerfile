@@ -21,7 +21,9 @@ RUN python3 -m venv /opt/workshop
 ENV PATH=/opt/workshop/bin:$PATH
 WORKDIR /build
 COPY jobs/images/requirements.txt jobs/images/requirements-${VARIANT}.txt ./
-RUN pip install --no-cache-dir -r requirements.txt -r requirements-${VARIANT}.txt
+# BERT's library, and what the toolkit needs for torchrun, are in pytorch.Dockerfile's image.
+RUN grep -vE '^(transformers|sagemaker-pytorch-training)' requirements.txt > chosen.txt \
+    && pip install --no-cache-dir -r chosen.txt -r requirements-${VARIANT}.txt
 COPY workshop_utils/__init__.py workshop_utils/
 COPY workshop_utils/jobs/cache.py workshop_utils/jobs/
 COPY workshop_utils/setup/horovod_build.py workshop_utils/setup/logged_command.py workshop_utils/setup/machine.py \

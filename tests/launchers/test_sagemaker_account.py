@@ -13,7 +13,7 @@ from workshop_utils import cli
 from workshop_utils.launchers import followed
 from workshop_utils.launchers.sagemaker import SageMaker, account, cleanup, price
 from workshop_utils.launchers.sagemaker.account import TAG, Aws, AwsError
-from workshop_utils.launchers.sagemaker.launcher import LATE_LOOKS, LOG_GROUP, SageMakerRun
+from workshop_utils.launchers.sagemaker.launcher import LATE_LOOKS, SageMakerRun
 from workshop_utils.launchers.sagemaker.price import NotConfirmed
 from workshop_utils.launchers.sagemaker.request import submission_of
 from workshop_utils.runs import RunFailed, RunState
@@ -194,7 +194,7 @@ class Terminal(io.StringIO):
 
 def test_only_a_yes_is_a_yes_and_the_question_holds_the_most_that_it_can_cost(make_job, monkeypatch, capsys):
     question = price.preflight(submission(make_job, workers=2, max_runtime="60min"))
-    assert "price: 2 × 0.204 $/h × 60 min = at most 0.41 $" in question
+    assert "price: 2 × 0.204 $/h × (60 + 2) min = at most 0.43 $" in question
     assert "quota: 'ml.c5.xlarge for training job usage' must be at least 2" in question
     assert "not known here" in price.preflight(submission(make_job, instance_type="ml.c6i.xlarge"))
     for answer in ("n", "", "yes please"):
@@ -220,14 +220,12 @@ def test_the_bucket_is_tagged_closed_to_the_public_and_made_once():
     assert location["LocationConstraint"] == "eu-west-1"
 
 
-def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone():
+def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone(tmp_path, monkeypatch):
     own = account.connect("eu-central-1")  # a region in which no other test has left anything
     before = cleanup.find(own)  # but buckets, of which moto lists those of all regions
-    own.call("logs", "create_log_group", logGroupName=LOG_GROUP)
     for name, tag in (("ours", TAG), ("not-ours", {"Key": "team", "Value": "red"})):
         job = {**TRAINING_JOB, "TrainingJobName": name}
         own.call("sagemaker", "create_training_job", **job, Tags=[tag])
-        own.call("logs", "create_log_stream", logGroupName=LOG_GROUP, logStreamName=f"{name}/algo-1-1")
         own.call("ecr", "create_repository", repositoryName=f"workshop-{name}", tags=[tag])
         notebook = {"NotebookInstanceName": name, "InstanceType": "ml.t3.medium", "RoleArn": ROLE}
         own.call("sagemaker", "create_notebook_instance", **notebook, Tags=[tag])
@@ -240,20 +238,25 @@ def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone():
     own.call("s3", "create_bucket", Bucket="without-tags", **place_of)
     left = [thing for thing in cleanup.find(own)[0] if thing not in before[0]]
     assert {(thing.kind, thing.name) for thing in left} == {
-        ("log stream", "ours/algo-1-1"),
-        *((kind, "ours") for kind in ("bucket", "stack", "running notebook instance")),
+        *((kind, "ours") for kind in ("bucket", "stack", "notebook instance")),
         ("image repository", "workshop-ours"),
     }
+    # What can only be removed from elsewhere, or takes long, comes last.
+    assert [thing.kind for thing in left][-2:] == ["notebook instance", "stack"]
+    assert str(left[-2]) == "notebook instance ours (costs money every second)"
+    metadata = tmp_path / "resource-metadata.json"
+    metadata.write_text('{"ResourceName": "ours"}')
+    with monkeypatch.context() as patched:
+        patched.setattr(cleanup, "NOTEBOOK", metadata)
+        with pytest.raises(AwsError, match="you are on it"):
+            cleanup.remove(left[-2], own)
     for thing in left:
         cleanup.remove(thing, own)
-    left = [thing for thing in cleanup.find(own)[0] if thing not in before[0]]
-    assert [str(thing) for thing in left] == ["stopped notebook instance ours (its volume costs every month)"]
-    cleanup.remove(left[0], own)
     assert cleanup.find(own) == before
 
 
 def test_the_clean_up_stops_what_runs_and_names_what_it_may_not_see():
-    aws, stubs = scripted("sagemaker", "logs", "s3", "ecr", "cloudformation")
+    aws, stubs = scripted("sagemaker", "s3", "ecr", "cloudformation")
     stubs["s3"].add_response("list_buckets", {"Buckets": []})
     stubs["ecr"].add_response("describe_repositories", {"repositories": []})
     stubs["cloudformation"].add_response("describe_stacks", {"Stacks": []})
@@ -263,7 +266,6 @@ def test_the_clean_up_stops_what_runs_and_names_what_it_may_not_see():
     stubs["sagemaker"].add_response("list_training_jobs", listed)
     stubs["sagemaker"].add_response("list_tags", {"Tags": [TAG]})
     stubs["sagemaker"].add_client_error("list_notebook_instances", "AccessDeniedException", "no")
-    stubs["sagemaker"].add_response("list_endpoints", {"Endpoints": []})
     (left,), (unseen,) = cleanup.find(aws)
     assert unseen.startswith("notebooks: list_notebook_instances: you may not do that")
     assert str(left) == "running job runs (costs money every second)"
@@ -289,44 +291,50 @@ def test_what_cannot_be_removed_does_not_keep_the_rest(monkeypatch):
 # Stacks, zones, and the role of a notebook
 
 
-def test_a_stack_is_made_once_then_brought_up_to_date_and_the_same_again_is_no_error():
+def stack_of(status, **outputs):
+    listed = [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()]
+    stack = {"StackName": "workshop-network", "CreationTime": NOW, "StackStatus": status}
+    return {"Stacks": [stack | ({"Outputs": listed} if listed else {})]}
+
+
+def test_a_stack_is_made_once_and_one_that_is_there_is_left_as_somebody_chose_it():
     aws = account.connect("us-west-2")
     first = account.deploy("network", aws, Zone="us-west-2a")
     assert set(first) == {"Subnet", "SecurityGroup"}
-    assert account.deploy("network", aws, Zone="us-west-2a") == first
+    assert account.deploy("network", aws, Zone="us-west-2b") == first
+    aws, stubs = scripted("cloudformation")  # any call but this one raises
+    stubs["cloudformation"].add_response("describe_stacks", stack_of("UPDATE_COMPLETE", Subnet="subnet-1"))
+    assert account.deploy("network", aws, Zone="us-east-1a") == {"Subnet": "subnet-1"}
 
 
-def stack_of(status):
-    outputs = [{"OutputKey": "Subnet", "OutputValue": "subnet-1"}]
-    stack = {"StackName": "workshop-network", "CreationTime": NOW, "StackStatus": status, "Outputs": outputs}
-    return {"Stacks": [stack]}
-
-
-def test_a_stack_that_somebody_else_made_is_taken_as_it_is_and_none_is_an_error():
-    for code, words in (
-        ("AccessDenied", "is not authorized to perform: cloudformation:UpdateStack"),
-        ("ValidationError", "No updates are to be performed."),
+def test_a_stack_that_cannot_be_made_or_has_failed_is_an_error_that_says_what_to_do():
+    missing = "Stack with id workshop-network does not exist"
+    for made, message in (
+        ("AccessDenied", "create_stack: you may not do that"),
+        ("ROLLBACK_COMPLETE", "stack_create_complete did not come: .*console says why"),
     ):
         aws, stubs = scripted("cloudformation")
-        stubs["cloudformation"].add_response("describe_stacks", stack_of("CREATE_COMPLETE"))
-        stubs["cloudformation"].add_client_error("update_stack", code, words)
-        stubs["cloudformation"].add_response("describe_stacks", stack_of("CREATE_COMPLETE"))
-        assert account.deploy("network", aws, Zone="us-east-1a") == {"Subnet": "subnet-1"}
+        stubs["cloudformation"].add_client_error("describe_stacks", "ValidationError", missing)
+        if made == "AccessDenied":
+            stubs["cloudformation"].add_client_error("create_stack", made, "no")
+        else:
+            stubs["cloudformation"].add_response("create_stack", {"StackId": "x"})
+            stubs["cloudformation"].add_response("describe_stacks", stack_of(made))
+        with pytest.raises(AwsError, match=message):
+            account.deploy("network", aws, Zone="us-east-1a")
     aws, stubs = scripted("cloudformation")
-    missing = "Stack with id workshop-network does not exist"
-    stubs["cloudformation"].add_client_error("describe_stacks", "ValidationError", missing)
-    stubs["cloudformation"].add_client_error("create_stack", "AccessDenied", "no")
-    with pytest.raises(AwsError, match="create_stack: you may not do that"):
+    stubs["cloudformation"].add_response("describe_stacks", stack_of("ROLLBACK_COMPLETE"))
+    with pytest.raises(AwsError, match=r"is ROLLBACK_COMPLETE and has no outputs: .* delete it, then try"):
         account.deploy("network", aws, Zone="us-east-1a")
 
 
-def test_a_stack_that_fails_says_where_the_reason_is():
-    aws, stubs = scripted("cloudformation")
-    stubs["cloudformation"].add_response("describe_stacks", stack_of("CREATE_COMPLETE"))
-    stubs["cloudformation"].add_response("update_stack", {"StackId": "x"})
-    stubs["cloudformation"].add_response("describe_stacks", stack_of("UPDATE_ROLLBACK_COMPLETE"))
-    with pytest.raises(AwsError, match=r"update_stack did not succeed: .*events in CloudFormation say why"):
-        account.deploy("network", aws, Zone="us-east-1a")
+def test_an_own_image_that_was_never_built_is_refused_before_anything_is_sent(make_job):
+    image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/workshop-horovod:cpu"
+    job = make_job("import horovod.torch", strategy="horovod", workers=2, image=image)
+    aws, stubs = scripted("ecr")
+    stubs["ecr"].add_response("batch_get_image", {"images": []})
+    with pytest.raises(AwsError, match=r"no image .*workshop-horovod:cpu: jobs/images/build\.sh makes it"):
+        SageMaker(aws, role=ROLE, region="us-east-1", confirm=True).launch(job)
 
 
 def test_only_zones_that_have_the_instance_type_are_named():

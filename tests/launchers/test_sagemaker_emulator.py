@@ -169,8 +169,9 @@ COUNTING = """
 def test_on_spot_instances_an_interrupted_job_goes_on_from_its_checkpoint_on_new_ones(make_job, watch):
     with EmulatedSageMaker(spot=True, role=ROLE, region="eu-west-1").launch(make_job(COUNTING)) as run:
         assert watch.eventually(lambda: any(record.get("step", 0) >= 15 for record in run.records))
-        run.interrupt("algo-1")
+        run.interrupt()
         run.wait(60)
+    assert "told to end" not in str(list(run.logs()))
     steps = run.metrics.groupby("attempt")["step"].agg(list)
     last = steps[0][-1]
     assert steps[0] == list(range(1, last + 1))
@@ -185,7 +186,7 @@ def test_a_script_that_fails_on_spot_instances_is_not_started_again(make_job):
 
 def test_before_a_launch_the_emulator_says_what_the_job_would_cost(make_job):
     said = EmulatedSageMaker().preflight(make_job("1", timeout="60min"))
-    assert "price: 1 × 0.204 $/h × 60 min = at most 0.20 $" in said
+    assert "price: 1 × 0.204 $/h × (60 + 2) min = at most 0.22 $" in said
     assert said.endswith("emulated, there are no quotas, and it costs nothing")
 
 

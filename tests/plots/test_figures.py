@@ -192,9 +192,10 @@ def test_the_loss_of_a_pretraining_is_the_running_mean_of_its_ranks():
     ]
     figure = torchx.pretraining_losses(table("rank step loss", *rows), {"guessing": 5.0, "frequencies": 1.0})
     *_, running = figure.axes[0].get_lines()
-    # A step counts a twentieth.
-    assert running.get_ydata().tolist()[19:] == pytest.approx([2.05] + [2] * 10)
-    assert "better than guessing, no more" in figure.axes[0].get_title(loc="left") + str(figure.texts)
+    # A step counts a twentieth, and twenty steps have their middle at 10.5.
+    assert running.get_ydata() == pytest.approx([2.05] + [2] * 10)
+    assert running.get_xdata()[0] == 10.5
+    assert "2.00 ± 0.00 nats, not clearly below frequencies" in figure.axes[0].get_title(loc="left")
 
 
 def test_the_title_of_an_interruption_counts_the_steps_that_were_made_twice():
@@ -204,8 +205,10 @@ def test_the_title_of_an_interruption_counts_the_steps_that_were_made_twice():
     for count, title in (
         (29, "Not interrupted: 0 of 29 steps"),
         (49, "Interrupted once: 9 of 40 steps were made twice"),
+        (20, "Interrupted once: 0 of 40 steps were made twice"),  # just after a checkpoint
     ):
-        figure = sagemaker.spot(table("attempt seconds step", *rows[:count]), checkpoint_steps=10)
+        shown = rows[:20] + rows[29:] if count == 20 else rows[:count]
+        figure = sagemaker.spot(table("attempt seconds step", *shown), checkpoint_steps=10)
         assert title in figure.axes[0].get_title(loc="left")
 
 

@@ -308,15 +308,16 @@ def clean_up(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
 ) -> None:
-    """List what the workshop has left in your AWS account, found by its tag, and remove it once you agree."""
+    """List what the workshop has left in a region of your AWS account, whoever made it, and remove it if you agree."""
     from workshop_utils.launchers.sagemaker import account, cleanup
 
     aws = account.profile(region)
     typer.echo(f"looking at {aws}")
     remains, unseen = cleanup.find(aws)
     typer.echo("\n".join(f"  {thing}" for thing in remains) or "nothing of the workshop was found")
+    typer.echo("other regions, and Studio's spaces, were not looked at")
     typer.echo("".join(f"could not look at {what}\n" for what in unseen), err=True, nl=False)
-    if remains and not yes and not typer.confirm("Remove all of this for good?"):
+    if remains and not yes and not typer.confirm("Remove all of this for good, whoever made it?"):
         typer.echo("nothing was removed")
         return
     is_refused = False

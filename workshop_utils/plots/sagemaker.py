@@ -9,10 +9,12 @@ from workshop_utils.plots import style
 
 
 def spot(table: pd.DataFrame, checkpoint_steps: int) -> Figure:
-    """Steps over time; `table` has seconds and step, of one rank. Where the step falls back, a new life begins."""
+    """Steps over time; `table` has seconds, step and, if it is known, attempt, of one rank."""
     _, axes = style.figure(6.8, 3.6)
     table = table.sort_values("seconds")
-    lives = [rows for _, rows in table.groupby((table["step"].diff() <= 0).cumsum())]
+    # SageMaker does not number its restarts; there, a step that falls back tells of one.
+    life = table["attempt"] if "attempt" in table else (table["step"].diff() <= 0).cumsum()
+    lives = [rows for _, rows in table.groupby(life)]
     before, again = None, 0
     for number, rows in enumerate(lives):
         x, y, colour = rows["seconds"].to_numpy(), rows["step"].to_numpy(), f"worker {number}"

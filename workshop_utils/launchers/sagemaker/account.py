@@ -49,7 +49,7 @@ MEANINGS = {
         "makes one)"
     ),
     "nosuchentity": f"there is no such role (the stack of {FOLDER}/ makes one)",
-    "denied": f"you may not do that; {FOLDER}/policies/learner.json lists what a learner needs",
+    "denied": f"you may not do that; {FOLDER}/templates/roles.yaml lists what a learner needs",
     "resourcelimitexceeded": (
         "the account may not use so many instances of this type. Ask for more under Service Quotas, Amazon SageMaker, "
         "'<instance type> for training job usage' (it takes a day or two), or choose another type; new accounts have a "
@@ -112,6 +112,11 @@ class Aws:
             answer: dict[str, Any] = getattr(self.client(service), operation)(**values)
         return answer
 
+    def wait(self, service: str, state: str, **values: Any) -> None:
+        """Return once AWS says that `state`, such as `stack_create_complete`, has come. Raises AwsError."""
+        with explained(state):
+            self.client(service).get_waiter(state).wait(**values)
+
     def pages(self, service: str, operation: str, key: str, **values: Any) -> Iterator[Any]:
         """The items under `key` in all pages of a listing. Raises AwsError as `call` does."""
         with explained(operation):
@@ -159,9 +164,7 @@ def explained(asked: str = "AWS") -> Iterator[None]:
         meaning = next((means for word, means in MEANINGS.items() if word in text), f"AWS answered {code}")
         raise AwsError(f"{asked}: {meaning}. AWS says: {message}", code) from None
     except errors.WaiterError as error:
-        raise AwsError(
-            f"{asked} did not succeed: {error}; the stack's events in CloudFormation say why"
-        ) from None
+        raise AwsError(f"{asked} did not come: {error}; AWS's console says why") from None
     except (errors.BotoCoreError, OSError, ValueError) as error:  # no answer; boto3 raises ValueErrors, too
         advice = f"{LOGIN}. Without an account, use --on sagemaker-local"
         if isinstance(error, errors.ConnectionError | errors.HTTPClientError):
@@ -170,37 +173,30 @@ def explained(asked: str = "AWS") -> Iterator[None]:
 
 
 def deploy(name: str, aws: Aws, **parameters: str) -> dict[str, str]:
-    """Make the stack `workshop-NAME` of `TEMPLATES`, or bring it up to date; its outputs.
+    """The outputs of the stack `workshop-NAME`, which is made of `TEMPLATES` if there is none.
 
-    Where somebody else has made it and only they may change it, it is taken as it is.
+    A stack that is there is left as it is: its parameters are those that somebody chose.
 
     Raises:
-        AwsError: if there is none, and it cannot be made.
+        AwsError: if there is none, and it cannot be made; or if it has no outputs.
     """
     stack = {"StackName": f"workshop-{name}"}
-    request: dict[str, Any] = {
-        **stack,
-        "TemplateBody": (TEMPLATES / f"{name}.yaml").read_text(encoding="utf-8"),
-        "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()],
-        "Tags": [TAG],
-        "Capabilities": ["CAPABILITY_NAMED_IAM"],
-    }
     try:
-        aws.call("cloudformation", "describe_stacks", **stack)
-        operation = "update"
+        (described,) = aws.call("cloudformation", "describe_stacks", **stack)["Stacks"]
     except AwsError as error:
         if "does not exist" not in str(error):
             raise
-        operation = "create"
-    try:
-        aws.call("cloudformation", f"{operation}_stack", **request)
-        with explained(f"{operation}_stack"):
-            aws.client("cloudformation").get_waiter(f"stack_{operation}_complete").wait(**stack)
-    except AwsError as error:
-        stays = "No updates are to be performed" in str(error) or "denied" in f"{error.code} {error}".lower()
-        if operation == "create" or not stays:
-            raise
-    (described,) = aws.call("cloudformation", "describe_stacks", **stack)["Stacks"]
+        template = (TEMPLATES / f"{name}.yaml").read_text(encoding="utf-8")
+        given = [{"ParameterKey": key, "ParameterValue": value} for key, value in parameters.items()]
+        options = {"Parameters": given, "Tags": [TAG], "Capabilities": ["CAPABILITY_NAMED_IAM"]}
+        aws.call("cloudformation", "create_stack", **stack, TemplateBody=template, **options)
+        aws.wait("cloudformation", "stack_create_complete", **stack)
+        (described,) = aws.call("cloudformation", "describe_stacks", **stack)["Stacks"]
+    if "Outputs" not in described:
+        state = f"the stack workshop-{name} is {described['StackStatus']} and has no outputs"
+        raise AwsError(
+            f"{state}: its events in CloudFormation say why. If it failed, delete it, then try again"
+        )
     return {output["OutputKey"]: output["OutputValue"] for output in described["Outputs"]}
 
 

@@ -50,12 +50,6 @@ def rules(request: Mapping[str, Any]) -> None:
         obeyed = "the toolkit obeys one of them and says nothing of the other: a job has one strategy"
         raise JobError(f"{' and '.join(switches)} are both set; {obeyed}")
     module = toolkit.MODULES.get(switches[0]) if switches else None
-    given = request.get("Environment", {}).get("SAGEMAKER_TRAINING_MODULE")
-    if module and module != given:
-        without = (
-            f"{module}, or the toolkit starts the script alone on each host, whatever {switches[0]} says"
-        )
-        raise JobError(f"SAGEMAKER_TRAINING_MODULE is {given!r}; it must be {without}")
     image = request["AlgorithmSpecification"]["TrainingImage"]
     if module and "tensorflow" in module and re.search(r"/workshop-\w+[:@]", image):
         lacks = "an image of jobs/images/, which have no toolkit for TensorFlow's strategies"

@@ -1,29 +1,26 @@
-"""What the workshop has left in an account, found by its tag; and how to remove it.
+"""What the workshop has left in one region of an account, whoever started it, found by its tag; and its removal.
 
     remains, unseen = find(aws)
     for thing in remains:
         print(thing)
         remove(thing, aws)
 
-SageMaker keeps the records of jobs that have ended; they cost nothing.
+Records and logs of jobs that have ended stay; they cost next to nothing.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from workshop_utils.launchers.sagemaker.account import TAG, Aws, AwsError
-from workshop_utils.launchers.sagemaker.launcher import LOG_GROUP, log_streams
+from workshop_utils.launchers.sagemaker.account import NOTEBOOK, TAG, Aws, AwsError
 
 # By kind: the service, its operation, the parameter that names the thing, and other parameters.
 REMOVALS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "running job": ("sagemaker", "stop_training_job", "TrainingJobName", {}),
-    "running notebook instance": ("sagemaker", "stop_notebook_instance", "NotebookInstanceName", {}),
-    "stopped notebook instance": ("sagemaker", "delete_notebook_instance", "NotebookInstanceName", {}),
-    "endpoint": ("sagemaker", "delete_endpoint", "EndpointName", {}),
-    "log stream": ("logs", "delete_log_stream", "logStreamName", {"logGroupName": LOG_GROUP}),
+    "notebook instance": ("sagemaker", "delete_notebook_instance", "NotebookInstanceName", {}),
     "bucket": ("s3", "delete_bucket", "Bucket", {}),
     "image repository": ("ecr", "delete_repository", "repositoryName", {"force": True}),
     "stack": ("cloudformation", "delete_stack", "StackName", {}),
@@ -52,7 +49,7 @@ def find(aws: Aws) -> tuple[list[Remains], list[str]]:
     """
     remains: list[Remains] = []
     unseen: list[str] = []
-    for look in (_jobs, _notebooks, _endpoints, _buckets, _repositories, _stacks):
+    for look in (_jobs, _buckets, _repositories, _notebooks, _stacks):
         try:
             remains += look(aws)
         except AwsError as error:
@@ -63,25 +60,30 @@ def find(aws: Aws) -> tuple[list[Remains], list[str]]:
 
 
 def remove(thing: Remains, aws: Aws) -> None:
-    """Remove `thing` for good. Raises AwsError if AWS refuses."""
+    """Remove `thing` for good; a stack or a notebook instance takes minutes. Raises AwsError if AWS refuses."""
+    service, operation, named, options = REMOVALS[thing.kind]
+    name = {named: thing.name}
     if thing.kind == "bucket":
         for entry in aws.pages("s3", "list_objects_v2", "Contents", Bucket=thing.name):
             aws.call("s3", "delete_object", Bucket=thing.name, Key=entry["Key"])
-    service, operation, named, options = REMOVALS[thing.kind]
-    aws.call(service, operation, **{named: thing.name}, **options)
+    if thing.kind == "notebook instance":
+        if NOTEBOOK.is_file() and json.loads(NOTEBOOK.read_text())["ResourceName"] == thing.name:
+            raise AwsError("you are on it: stop it, and remove it from another machine")
+        status = aws.call("sagemaker", "describe_notebook_instance", **name)["NotebookInstanceStatus"]
+        if status == "InService":
+            aws.call("sagemaker", "stop_notebook_instance", **name)
+        if status in ("InService", "Stopping"):
+            aws.wait("sagemaker", "notebook_instance_stopped", **name)
+    aws.call(service, operation, **name, **options)
+    if thing.kind == "stack":
+        aws.wait("cloudformation", "stack_delete_complete", **name)
 
 
 def _jobs(aws: Aws) -> Iterator[Remains]:
-    """Running jobs, which cost money by the second, and the logs of jobs that have ended."""
-    for summary in aws.pages("sagemaker", "list_training_jobs", "TrainingJobSummaries", MaxResults=100):
-        name = summary["TrainingJobName"]
-        if not _is_ours(summary["TrainingJobArn"], aws):
-            continue
-        if summary["TrainingJobStatus"] == "InProgress":
-            yield Remains("running job", name, "costs money every second")
-            continue
-        for stream in log_streams(name, aws):
-            yield Remains("log stream", stream, "costs next to nothing")
+    running = {"StatusEquals": "InProgress", "MaxResults": 100}
+    for summary in aws.pages("sagemaker", "list_training_jobs", "TrainingJobSummaries", **running):
+        if _is_ours(summary["TrainingJobArn"], aws):
+            yield Remains("running job", summary["TrainingJobName"], "costs money every second")
 
 
 def _is_ours(arn: str, aws: Aws) -> bool:
@@ -89,24 +91,13 @@ def _is_ours(arn: str, aws: Aws) -> bool:
 
 
 def _notebooks(aws: Aws) -> Iterator[Remains]:
-    """Those that run, and those that were stopped, whose volume still costs. One in a stack goes with the stack."""
+    """Those that run, and those that were stopped, whose volume still costs."""
     for notebook in aws.pages("sagemaker", "list_notebook_instances", "NotebookInstances"):
-        if _is_ours(notebook["NotebookInstanceArn"], aws):
-            stopped = notebook["NotebookInstanceStatus"] in ("Stopped", "Failed")
-            kind = f"{'stopped' if stopped else 'running'} notebook instance"
-            costs = (
-                "its volume costs every month"
-                if stopped
-                else "costs money every second; stop it, then delete it"
-            )
-            yield Remains(kind, notebook["NotebookInstanceName"], costs)
-
-
-def _endpoints(aws: Aws) -> Iterator[Remains]:
-    """Models that are served; the workshop starts none, but one that a learner has tagged is found."""
-    for endpoint in aws.pages("sagemaker", "list_endpoints", "Endpoints"):
-        if _is_ours(endpoint["EndpointArn"], aws):
-            yield Remains("endpoint", endpoint["EndpointName"], "costs money every second")
+        status = notebook["NotebookInstanceStatus"]
+        if status != "Deleting" and _is_ours(notebook["NotebookInstanceArn"], aws):
+            is_off = status in ("Stopped", "Failed")
+            costs = "its volume costs every month" if is_off else "costs money every second"
+            yield Remains("notebook instance", notebook["NotebookInstanceName"], costs)
 
 
 def _buckets(aws: Aws) -> Iterator[Remains]:
@@ -131,7 +122,6 @@ def _repositories(aws: Aws) -> Iterator[Remains]:
 
 
 def _stacks(aws: Aws) -> Iterator[Remains]:
-    costs = "a notebook instance in it costs money every second it runs"
     for stack in aws.pages("cloudformation", "describe_stacks", "Stacks"):
         if TAG in stack.get("Tags", []) and stack["StackStatus"] != "DELETE_COMPLETE":
-            yield Remains("stack", stack["StackName"], costs)
+            yield Remains("stack", stack["StackName"], "costs what is in it; network and roles cost nothing")

@@ -3,7 +3,7 @@
     with EmulatedSageMaker().launch(job.replace(processes_per_node=2)) as run:
         run.wait()
     with EmulatedSageMaker(spot=True).launch(job) as run:
-        run.interrupt("algo-1")  # the job goes on, on new instances, from its checkpoints
+        run.interrupt()  # the job goes on, on new instances, from its checkpoints
         run.wait()
     EmulatedSageMaker(network=Network(bandwidth="100Mbit", racks=2, spine="100Mbit")).launch(job)
 
@@ -14,14 +14,15 @@ names `algo-N` and the ports are SageMaker's own.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+
+import psutil
 
 from workshop_utils.jobs import JobError, TrainingJob, storage_kind
 from workshop_utils.launchers import output
@@ -37,24 +38,6 @@ from workshop_utils.network.wiring import Cable, Switch
 from workshop_utils.runs import Run
 from workshop_utils.training import data
 
-# How emulated instances differ from real ones.
-EXCEPTIONS = {
-    "root": "folders lie below a root of the run's own, in place of /opt/ml",
-    "addresses": "outside network namespaces, each host:port is a loopback port of its own",
-    "interface": "outside network namespaces the interface is lo",
-    "processors": "the processors are this machine's, and all hosts share them",
-    "accelerators": "there are none, whatever the instance type",
-    "parameter servers": "a program of the workshop's starts them as the toolkit does; it looks for the master every "
-    "half second, not every ten",
-    "mpi": "all MPI ranks are started by the first host's mpirun, without sshd",
-    "threads": "one for arithmetic in each process, unless the job says more; a server has 16 for what waits",
-    "patience": "all hosts start within a second; on SageMaker minutes may lie between them, and the toolkit waits",
-    "spot": "instances are taken away when `interrupt` says so, new ones come at once, and `max_wait` is not watched",
-    "end": "all hosts end with the first that fails; on SageMaker, the others are stopped some time later",
-    "python": "Python and its packages are this environment's",
-    "drivers": "the driver is started directly, without the SDK's sm_train.sh",
-    "left out": "variables about groups of instances, and about libraries that only AWS's images have",
-}
 PROGRAMS = (*request.DRIVERS, Path(__file__).with_name("emulated_instance.py"))
 
 
@@ -65,7 +48,26 @@ class EmulatedSageMaker(SageMakerSettings):
     join the hosts.
     """
 
-    EXCEPTIONS: ClassVar[dict[str, str]] = EXCEPTIONS
+    # How emulated instances differ from real ones.
+    EXCEPTIONS: ClassVar[dict[str, str]] = {
+        "root": "folders lie below a root of the run's own, in place of /opt/ml",
+        "addresses": "without `network`, each host:port is a loopback port of its own",
+        "interface": "without `network`, hosts meet through lo, not eth0",
+        "processors": "the processors are this machine's, and all hosts share them",
+        "accelerators": "there are none, whatever the instance type",
+        "parameter servers": "a program of the workshop's starts them as the toolkit does; it looks for the "
+        "master every half second, not every ten",
+        "mpi": "all MPI ranks are started by the first host's mpirun, without sshd",
+        "threads": "one for arithmetic in each process, unless the job says more; a server has 16 for what waits",
+        "patience": "all hosts start within a second; on SageMaker minutes may lie between them, and the toolkit waits",
+        "spot": "all hosts end at once and untold when `interrupt` says so; new ones come at once; `max_wait` is not "
+        "watched; and checkpoints are kept in a folder of this run",
+        "end": "where a host fails, SIGTERM ends the others, and reaches scripts; on SageMaker it comes later,"
+        " and the toolkit keeps it",
+        "python": "Python and its packages are this environment's",
+        "drivers": "the driver is started directly, without the SDK's sm_train.sh",
+        "left out": "variables about groups of instances, and about libraries that only AWS's images have",
+    }
 
     role: str = "arn:aws:iam::000000000000:role/nobody"
     network: Network | None = None
@@ -119,10 +121,14 @@ class EmulatedRun(ProcessRun):
     answered_by = "emulated instances on this machine: nothing reaches AWS, nothing costs money"
     was_interrupted = False
 
-    def interrupt(self, host: str) -> None:
-        """Take the instance of `host` away, as EC2 does with spot instances: SIGTERM, and the container ends."""
+    def interrupt(self) -> None:
+        """Take the instances away. No script hears of it: SageMaker's SIGTERM reaches the toolkit, which keeps it."""
         self.was_interrupted = True
-        os.kill(self.process_ids[host], signal.SIGTERM)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            containers = [psutil.Process(self.process_ids[host]) for host in self.workers]
+            below = [process for each in containers for process in each.children(recursive=True)]
+            for process in (*containers, *below):
+                process.kill()
 
     def _timed_out(self) -> str:
         return "MaxRuntimeExceeded: the job met its time limit"
@@ -138,9 +144,9 @@ class SpotRun(RestartedRun):
 
     answered_by = EmulatedRun.answered_by
 
-    def interrupt(self, host: str) -> None:
-        """Take the instance of `host` away. All hosts start again: SageMaker restarts the job, not a host."""
-        self.attempts[-1].interrupt(host)
+    def interrupt(self) -> None:
+        """Take an instance away. All hosts start again: SageMaker restarts the job, not a host."""
+        self.attempts[-1].interrupt()
 
     def _start(self) -> Run:
         # A script is not told that it was restarted: what it finds in its checkpoints says so.

@@ -5,6 +5,7 @@ The prices are those of `prices.yaml`, which says where they are from.
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from workshop_utils.jobs import PlainError
 from workshop_utils.launchers.sagemaker.request import Submission
 
 AS_OF = "2025"
+# A container that is told to end has two minutes, and the toolkit takes them. Source: AWS, "StoppingCondition".
+GOODBYE_MINUTES = 2
 DOLLARS_AN_HOUR: dict[str, float] = yaml.safe_load(Path(__file__).with_name("prices.yaml").read_text("utf-8"))
 
 
@@ -24,17 +27,17 @@ class NotConfirmed(PlainError, ValueError):
 def preflight(submission: Submission, is_free: bool = False) -> str:
     """What is known before the launch, in lines for people. `is_free` says that the account is emulated."""
     settings, count = submission.settings, len(submission.hosts)
-    seconds = submission.limit_seconds  # then the service ends the job
-    minutes = f"{seconds / 60:g} min"
-    lines = [f"{count} × {settings.instance_type} in {settings.region_name}, for at most {minutes}"]
+    minutes = submission.limit_seconds / 60
+    lines = [f"{count} × {settings.instance_type} in {settings.region_name}, for at most {minutes:g} min"]
     dollars_an_hour = DOLLARS_AN_HOUR.get(settings.instance_type)
     if dollars_an_hour is None:
         lines.append("price: not known here; see AWS's price page for SageMaker, training")
     else:
-        most = count * dollars_an_hour * seconds / 3600  # at the full price, even for spot instances
+        # At the full price, even for spot instances; in whole cents, never too few.
+        cents = math.ceil(100 * count * dollars_an_hour * (minutes + GOODBYE_MINUTES) / 60)
         lines.append(
-            f"price: {count} × {dollars_an_hour:g} $/h × {minutes} = at most "
-            f"{most:.{2 if most >= 0.1 else 3}f} $ (table of {AS_OF} for us-east-1)"
+            f"price: {count} × {dollars_an_hour:g} $/h × ({minutes:g} + {GOODBYE_MINUTES}) min = at most "
+            f"{cents / 100:.2f} $, and storage (table of {AS_OF} for us-east-1)"
         )
     if settings.spot:
         lines.append("spot: usually far less, and the instances may be taken away")

@@ -24,10 +24,9 @@ HERE = Path(__file__).parent
 DRIVERS = (HERE / "driver.py", HERE.parent / "local" / "horovod_rendezvous.py")  # the first starts the other
 
 # AWS's images, of the workshop's own versions; all have Open MPI, mpi4py and the toolkit in them. Horovod was in those
-# for TensorFlow up to 2.12, which has Keras 2, and is in none for PyTorch that is still built. Sources: the SDK's
+# for TensorFlow up to 2.12, which has Keras 2, and is in none that is still built. Sources: the SDK's
 # image_uris; aws/deep-learning-containers, docs/src/data and docker/, August 2026.
 TENSORFLOW = {"framework": "tensorflow", "version": "2.21", "py_version": "py312"}
-TENSORFLOW_WITH_HOROVOD = {"framework": "tensorflow", "version": "2.12", "py_version": "py310"}
 PYTORCH = {"framework": "pytorch-amzn2023", "version": "2.13"}
 _OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(tensorflow|pytorch)(?:-training)?:(\d+)\.(\d+)")
 # How long hosts may take to come together, as the toolkit's own waiting goes (mpi.py: an hour for MPI's workers).
@@ -66,7 +65,7 @@ class Submission:
         module = toolkit.MODULES.get(toolkit.SWITCHES.get(self.job.strategy) or "")
         # AWS's images have set it already, to the same; in others, without it, the toolkit starts plain scripts.
         starter = {"SAGEMAKER_TRAINING_MODULE": module} if module and self.settings.mode == "toolkit" else {}
-        return {"PYTHONUNBUFFERED": "1", **waiting, **starter, **self.job.environment}
+        return {"PYTHONUNBUFFERED": "1", **waiting, **self.job.environment, **starter}
 
     @property
     def limit_seconds(self) -> int:
@@ -94,13 +93,12 @@ class Submission:
     def checkpoint_uri(self) -> str | None:
         """Where SageMaker keeps the checkpoints; None if it keeps none.
 
-        They are those of the job, not of this launch, so that the next launch finds them.
+        They are this launch's own, unless the job says where: SageMaker's restart of an interrupted job keeps the name.
 
         Raises:
             JobError: if the job's checkpoints are not on S3.
         """
-        # Where a spot instance is taken away, the next one resumes from them.
-        own = f"{self._bucket_uri}/checkpoints/{self.name.rsplit('-', 2)[0]}" if self.settings.spot else None
+        own = f"{self._bucket_uri}/checkpoints/{self.name}" if self.settings.spot else None
         return self.job.storage("checkpoints", "s3") or own
 
     @property
@@ -244,10 +242,7 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     Raises:
         JobError: if AWS has no such image, or the job's own is one of AWS's and lacks Horovod.
     """
-    imported = imports.imported(job.script_path)
-    # What is imported from a module may itself be one: `from horovod import tensorflow`.
-    modules = {*imported, *(f"{module}.{name}" for module, names in imported.items() for name in names)}
-    packages = imports.packages(imported)
+    packages = imports.packages(imports.imported(job.script_path))
     needs_horovod = "horovod" in packages or job.strategy == "horovod"
     if job.image is not None:
         if needs_horovod and lacks_horovod(job.image):
@@ -256,16 +251,13 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
             raise JobError(f"image is {job.image!r}, {lacks}. {advice}")
         return job.image
     region = settings.region_name
+    if needs_horovod:
+        raise JobError(
+            "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and "
+            f"name yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
+        )
     # PyTorch's image has mpi4py and NumPy in it, too.
     image = TENSORFLOW if {"tensorflow", "keras"} & packages else PYTORCH
-    if needs_horovod:
-        image = TENSORFLOW_WITH_HOROVOD
-        # A script that imports Keras itself is written for Keras 3.
-        if "horovod.tensorflow" not in modules or "keras" in modules:
-            raise JobError(
-                "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and "
-                f"name yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
-            )
     return aws_image(image, region, settings.instance_type)
 
 

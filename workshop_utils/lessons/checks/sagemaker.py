@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import tempfile
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,16 @@ def tf_config(answer: Callable[[Mapping[str, str]], dict[str, Any]]) -> str:
         for rank, host in enumerate(hosts):
             environment = {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host}
             config = result_of(answer, dict(environment))
-            config = json.loads(config) if isinstance(config, str) else config  # as the variable has it
+            # As the variable has it, which is text.
+            config = json.loads(config if isinstance(config, str) else json.dumps(config, default=repr))
             if not (isinstance(config, dict) and set(config) >= {"cluster", "task"}):
                 raise Wrong(f"on {host} it gave {config!r}; it must be a dictionary with cluster and task.")
             where = f"with {count} hosts, on {host}, "
             _judge_cluster(config["cluster"], hosts, where)
             task = {"type": "worker" if rank else "chief", "index": rank - 1 if rank else 0}
-            if config["task"] != task:
+            if (
+                config["task"] != task or type(config["task"]["index"]) is not int
+            ):  # 0.0 and False are equal to 0
                 because = "the first of SM_HOSTS is the chief, and a worker's index is its place in the list of workers"
                 raise Wrong(f"{where}task is {config['task']}; it must be {task}: {because}.")
     return (
@@ -79,41 +82,48 @@ def _judge_cluster(cluster: Any, hosts: list[str], where: str) -> None:
 _BUCKET = "arn:aws:s3:::sagemaker-workshop-us-east-1-123456789012"
 _SAGEMAKER = "arn:aws:sagemaker:us-east-1:123456789012"
 _ROLE = "arn:aws:iam::123456789012:role"
-NEEDED = (
-    ("sagemaker:CreateTrainingJob", f"{_SAGEMAKER}:training-job/digits-1"),
-    ("sagemaker:CreateTrainingJob", f"{_SAGEMAKER}:training-job/mnist-2"),
-    ("iam:PassRole", f"{_ROLE}/workshop-training"),
-    ("s3:ListBucket", _BUCKET),
-    ("s3:GetObject", f"{_BUCKET}/workshop/models/digits-1/output/model.tar.gz"),
-)
-FORBIDDEN = (
-    ("iam:PassRole", f"{_ROLE}/Administrator", "a job could then act as an administrator"),
-    ("iam:PassRole", f"{_ROLE}/workshop-training-2", "it is another role"),
-    ("s3:GetObject", f"{_BUCKET}/workshop/data/digits/train.npz", "only models are to be read"),
-    ("s3:GetObject", f"{_BUCKET}-2/workshop/models/a", "it is another bucket"),
-    ("s3:GetObject", f"{_BUCKET[:-12]}999999999999/workshop/models/a", "it is another account's bucket"),
-    ("s3:ListBucket", f"{_BUCKET[:-12]}999999999999", "it is another account's bucket"),
-    (
-        "sagemaker:CreateTrainingJob",
-        f"{_SAGEMAKER.replace('us-east-1', 'eu-west-1')}:training-job/a",
-        "it is elsewhere",
+# A role that is handed to SageMaker alone: stricter than what is asked for, and right with PassRole.
+HANDED_TO_SAGEMAKER = [
+    {"StringEquals": {"iam:PassedToService": service}}
+    for service in ("sagemaker.amazonaws.com", ["sagemaker.amazonaws.com"])
+]
+# Each action: its resource, with * where names are new each time; what is forgotten without it; what more would be.
+NEEDED = {
+    "sagemaker:CreateTrainingJob": (
+        f"{_SAGEMAKER}:training-job/*",
+        "jobs have new names each time, so the resource ends in training-job/*",
+        "jobs of this region and account are enough",
     ),
-)
+    "iam:PassRole": (
+        f"{_ROLE}/workshop-training",
+        "SageMaker acts as the role that she hands over, and she must be allowed to",
+        "a job could then act as another role",
+    ),
+    "s3:ListBucket": (
+        _BUCKET,
+        "a bucket is listed, so its own ARN is the resource, without /",
+        "one bucket is to be listed",
+    ),
+    "s3:GetObject": (
+        f"{_BUCKET}/workshop/models/*",
+        "objects are read, so the resource is the bucket's ARN, / and the keys",
+        "only models of this bucket are to be read",
+    ),
+}
 
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _allows(statements: list[Any], action: str, resource: str) -> bool:
-    """What IAM says to statements without conditions: no unless one allows it and none denies it."""
-    effects = {
-        statement["Effect"]
+def _granted(statements: list[Any], effect: str, action: str) -> list[str]:
+    return [
+        resource
         for statement in statements
-        if any(fnmatch.fnmatchcase(action.lower(), given.lower()) for given in _listed(statement["Action"]))
-        and any(fnmatch.fnmatchcase(resource, given) for given in _listed(statement["Resource"]))
-    }
-    return effects == {"Allow"}
+        if statement["Effect"] == effect
+        and any(fnmatchcase(action.lower(), given.lower()) for given in _listed(statement["Action"]))
+        for resource in _listed(statement["Resource"])
+    ]
 
 
 @exercise
@@ -130,10 +140,17 @@ def least_policy(answer: list[dict[str, Any]]) -> str:
         if any(is_missing(each) for value in statement.values() for each in _listed(value)):
             raise NotYet(f"fill in statement {number}, then run this again.")
         lacking = {"Effect", "Action", "Resource"} - set(statement)
-        unknown = set(statement) - {"Effect", "Action", "Resource", "Sid"}
+        unknown = set(statement) - {"Effect", "Action", "Resource", "Sid", "Condition"}
         if lacking or unknown:
             what = f"has no {', '.join(sorted(lacking))}" if lacking else f"has {', '.join(sorted(unknown))}"
             raise Wrong(f"statement {number} {what}; here it takes Effect, Action and Resource (and Sid).")
+        if "Condition" in statement and (
+            [str(each).lower() for each in _listed(statement["Action"])] != ["iam:passrole"]
+            or statement["Effect"] != "Allow"
+            or statement["Condition"] not in HANDED_TO_SAGEMAKER
+        ):
+            only = f"the one that may stand here is {HANDED_TO_SAGEMAKER[0]}, where iam:PassRole alone is allowed"
+            raise Wrong(f"statement {number} has a Condition; {only}.")
         if statement["Effect"] not in ("Allow", "Deny"):
             raise Wrong(f"statement {number} has Effect {statement['Effect']!r}; it must be Allow or Deny.")
         for name in ("Action", "Resource"):
@@ -147,32 +164,27 @@ def least_policy(answer: list[dict[str, Any]]) -> str:
                     raise Wrong(
                         f"Action {action!r} also allows what AWS adds to it next year: name each action."
                     )
-                if action.lower() not in {needed.lower() for needed, _ in NEEDED}:
+                if action.lower() not in map(str.lower, NEEDED):
                     raise Wrong(f"it also allows {action}, which nobody asked for.")
             if "*" in _listed(statement["Resource"]):
                 raise Wrong(
                     f"statement {number} has Resource '*', which is everything in the account: name it."
                 )
-    for action, resource in NEEDED:
-        if not _allows(statements, action, resource):
-            raise Wrong(f"it does not allow {action} on {resource}{_why_not(action)}.")
-    for action, resource, because in FORBIDDEN:
-        if _allows(statements, action, resource):
-            raise Wrong(f"it also allows {action} on {resource}: {because}.")
+    resources = {resource for resource, *_ in NEEDED.values()}  # those of other actions allow nothing more
+    for action, (resource, because, too_wide) in NEEDED.items():
+        name = resource.replace("*", "a/new-1" if action.startswith("s3") else "new-1")
+        allowed, denied = (_granted(statements, effect, action) for effect in ("Allow", "Deny"))
+        is_denied = any(fnmatchcase(name, each) for each in denied)
+        if is_denied or not any(fnmatchcase(name, each) for each in allowed):
+            raise Wrong(f"it does not allow {action} on {name}; {because}.")
+        for each in set(allowed) - resources:
+            raise Wrong(
+                f"it allows {action} on {each}: {too_wide}. A * belongs only where names are new each time."
+            )
     return (
         "it allows the four actions on what they need and on nothing else: no other role to pass on, no other bucket, "
         "no data. The workshop's own policies add conditions: time limits, types of instances, tags."
     )
-
-
-def _why_not(action: str) -> str:
-    reasons = {
-        "s3:ListBucket": "; a bucket is listed, so its own ARN is the resource, without /",
-        "s3:GetObject": "; objects are read, so the resource is the bucket's ARN, / and the keys",
-        "iam:PassRole": "; SageMaker acts as the role that she hands over, and she must be allowed to",
-        "sagemaker:CreateTrainingJob": "; jobs have new names each time, so the resource ends in training-job/*",
-    }
-    return reasons[action]
 
 
 # After an interruption
@@ -182,7 +194,7 @@ class Interrupted(BaseException):
     """The instance is gone: what comes after, in the same process, did not happen."""
 
 
-TRAINED, EVERY = 23, 5
+EVERY = 5  # steps
 
 
 @exercise
@@ -193,15 +205,13 @@ def resume(answer: Callable[..., Any]) -> str:
     def advanced(state: np.ndarray) -> np.ndarray:
         return 0.9 * np.asarray(state, dtype=float) + 1
 
-    right = begun
-    for _ in range(TRAINED):
-        right = advanced(right)
     # Steps after which the instance is taken away, one after the other: before and after a checkpoint, and twice.
-    for interruptions in ((), (3,), (13,), (20,), (7, 8), (13, 1, 9)):
-        with tempfile.TemporaryDirectory() as name:
-            _judge_lives(answer, Path(name), begun, right, advanced, interruptions)
+    for steps, lives in ((23, ((), (3,), (13,), (20,), (7, 8), (13, 1, 9))), (11, ((), (6,)))):
+        for interruptions in lives:
+            with tempfile.TemporaryDirectory() as name:
+                _judge_lives(answer, Path(name), begun, steps, advanced, interruptions)
     return (
-        f"interrupted before and after checkpoints, even three times, it reaches the state of {TRAINED} steps made at "
+        "interrupted before and after checkpoints, even three times, it reaches the state of 11 or 23 steps made at "
         f"once; fewer than {EVERY} steps are made again each time, and a job that had ended makes none."
     )
 
@@ -210,10 +220,13 @@ def _judge_lives(
     answer: Callable[..., Any],
     folder: Path,
     begun: np.ndarray,
-    right: np.ndarray,
+    steps: int,
     advanced: Callable[[np.ndarray], np.ndarray],
     interruptions: tuple[int, ...],
 ) -> None:
+    right = begun
+    for _ in range(steps):
+        right = advanced(right)
     for life, limit in enumerate((*interruptions, None, None)):
         before = checkpoints.newest(folder)
         kept = before.step if before else 0
@@ -227,18 +240,21 @@ def _judge_lives(
                 taken.append(1)
                 raise Interrupted
             calls.append(1)
-            if len(calls) > 2 * TRAINED:
+            if len(calls) > 2 * steps:
                 raise Wrong(
-                    f"it makes more than {TRAINED} steps: count those made before the interruption, too."
+                    f"it makes more than {steps} steps, the number it was given: it counts those made before, too."
                 )
             return advanced(state)
 
         when = f"interrupted after {' and '.join(map(str, interruptions))} steps, " if interruptions else ""
         try:
-            result = answer(folder, begun.copy(), TRAINED, advance)
+            result = answer(folder, begun.copy(), steps, advance)
         except Interrupted:
             newest = checkpoints.newest(folder)
             reached, saved = kept + len(calls), newest.step if newest else 0
+            if newest and newest.arrays["state"].dtype != begun.dtype:
+                kinds = f"{newest.arrays['state'].dtype}, and the state is of {begun.dtype}"
+                raise Wrong(f"{when}the checkpoint holds numbers of {kinds}: save it as it is.") from None
             if saved % EVERY:
                 raise Wrong(
                     f"{when}there is a checkpoint of step {saved}: save after every {EVERY} steps, and not on the way "
@@ -253,18 +269,18 @@ def _judge_lives(
             raise NotYet("your function gave nothing: write it, then run this again.")
         if limit is not None:
             raise Wrong(f"{when}it went on as if nothing had happened: let the interruption through.")
-        if kept + len(calls) != TRAINED:
-            again = "after all steps were made, a new start" if kept == TRAINED else f"{when}life {life + 1}"
+        if kept + len(calls) != steps:
+            again = "after all steps were made, a new start" if kept == steps else f"{when}life {life + 1}"
             raise Wrong(
-                f"{again} made {len(calls)} steps; after the checkpoint of step {kept}, {TRAINED - kept} remain."
+                f"{again} made {len(calls)} steps; after the checkpoint of step {kept}, {steps - kept} remain."
             )
         if np.shape(result) != right.shape or not np.allclose(np.asarray(result, dtype=float), right):
-            found = f"{np.asarray(result)}; made at once, {TRAINED} steps give {right}"
+            found = f"{np.asarray(result)}; made at once, {steps} steps give {right}"
             raise Wrong(
                 f"{when}it ends with {found}: does the checkpoint hold the state after the step it names?"
             )
         newest = checkpoints.newest(folder)
-        if newest is None or newest.step != TRAINED:
+        if newest is None or newest.step != steps:
             raise Wrong(
-                f"{when}no checkpoint holds the last step, {TRAINED}: a job that starts again would redo it."
+                f"{when}no checkpoint holds the last step, {steps}: a job that starts again would redo it."
             )
