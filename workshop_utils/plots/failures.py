@@ -28,7 +28,7 @@ def waiting(metrics: pd.DataFrame) -> Figure:
     axes.set(xlabel="time in a step", xlim=(0, None))
     style.unit_axis(axes.xaxis, "s")
     slowest = medians["compute_seconds"].idxmax()
-    detail = "median of the steps; whoever waits least is the slow one"
+    detail = "median of all steps but the first; whoever waits least is the slow one"
     return style.finish(axes, f"Everybody waits for {slowest}", detail)
 
 
@@ -123,19 +123,18 @@ def interval(
         style.theory(axes, intervals[shown] / 60, shares[shown], f"{count:,} workers", colour=colour)
         for seconds, each in simulated[count].items():
             low, middle, high = np.quantile(each, [0, 0.5, 1])
-            axes.plot([seconds / 60] * 2, [low, high], color=colour, linewidth=1.2, zorder=2.5)
-            style.measured(
-                axes, [seconds / 60], [middle], colour=colour, marker=style.MARKERS[index], markersize=4
-            )
+            axes.plot([seconds / 60] * 2, [low, high], color=colour, linewidth=4.5, alpha=0.3, zorder=2.5)
+            look: dict[str, Any] = {"marker": style.MARKERS[index], "markersize": 4}
+            style.measured(axes, [seconds / 60], [middle], colour=colour, **look)
         young = recovery.best_interval(save_seconds, failure)
         least = recovery.lost_share(young, save_seconds, failure, restart_seconds)
-        axes.plot(young / 60, least, marker="|", color=style.INK, markersize=16, zorder=4)
-        losses.append(f"{count:,} workers lose {100 * shares.min():.0f} %")
+        axes.plot(young / 60, least, marker="|", color=style.INK, markersize=16, zorder=1.5)
+        losses.append(f"{100 * shares.min():.0f} % with {count:,} workers")
     axes.set(xscale="log", xlabel="minutes of work between checkpoints")
     style.plain_ticks(axes.xaxis, [1, 3, 10, 30, 100, 300])
     axes.set(ylabel="share of the time that is lost", ylim=(0, 1))
     style.percent_axis(axes.yaxis)
-    finding = f"Even at best, {losses[-1]} of the time, {losses[0]}"
-    runs = len(next(iter(simulated[count].values())))
-    detail = f"lines: Daly's formula; points: median of {runs} simulated runs, with range; black bars: Young's √(2 δ M)"
+    days = failure * count / 86400
+    finding = f"Lost even at best: here {losses[-1]}, {losses[0]}"
+    detail = f"a save {save_seconds:.0f} s, a restart {restart_seconds:.0f} s, a failure per worker in {days:.0f} days"
     return style.finish(axes, finding, detail)

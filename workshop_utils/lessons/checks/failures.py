@@ -10,7 +10,9 @@ import resource
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
 from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +38,7 @@ CAUSES = (
     *("skipped all-reduce", "skipped barrier", "one batch more", "one batch fewer"),
 )
 _RANK = {
-    "A": "two ranks wait in the same all-reduce for one that has left the loop: who stands elsewhere?",
+    "A": "two ranks wait in the same all-reduce for one that has left the loop: look who stands elsewhere",
     "B": "the rank that waits least in the all-reduce is the one for whom all others wait",
     "C": "two ranks wait at the end, in the barrier, for one that is still in the loop",
     "D": "a sum spreads it to all ranks: look at the first step, at each rank's own norm, before the sum",
@@ -45,10 +47,10 @@ _RANK = {
 _CAUSE = {
     "A": "all ranks have 10 batches, and the one in the barrier has done all its steps, so it made one call fewer: "
     "look at its norms, where the sum should be three times its own",
-    "B": "a slow link would make the all-reduce long on every rank; which part is long on this rank alone?",
+    "B": "a slow link would make the all-reduce long on every rank: look which part is long on this rank alone",
     "C": "count the batches that each rank announces, and take the odd one out: two against one",
-    "D": "nothing was slow, and nobody hangs: which value is not a number?",
-    "E": "a slow link would make the all-reduce long on every rank; which part is long on this rank alone?",
+    "D": "nothing was slow, and nobody hangs: look which value is not a number",
+    "E": "a slow link would make the all-reduce long on every rank: look which part is long on this rank alone",
 }
 
 
@@ -92,6 +94,7 @@ class _Event(NamedTuple):
     source: str = ""  # what is renamed
     inode: int = 0  # of what is renamed or synced
     content: bytes = b""  # of what is synced
+    changed: int = 0  # when the content of what is renamed or synced last changed
     existed: bool = True  # whether `path` was there, just before a rename
 
 
@@ -101,14 +104,15 @@ def _place(file: Any, folder: int | None = None) -> str:
 
 
 class _Watched:
-    """What a function does to files: `path` and others, in the order of its calls; while `broken`, no sync works.
+    """What a function does to files: `path` and others, in the order of its calls; what is `broken` can't be synced.
 
     This includes what `Path` and `shutil` do, since they call these functions of `os`, `io` and `builtins`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path, self.events = path, list[_Event]()
-        self.broken = self.refused = False
+        self.broken: Callable[[int], bool] = lambda _mode: False
+        self.refused = False
         self.synchronous = set[str]()  # files of which a write returns when it is on the disk
 
     def rename(
@@ -121,10 +125,11 @@ class _Watched:
         **_options: object,
     ) -> object:
         source, name = _place(source, src_dir_fd), _place(target, dst_dir_fd)
-        inode = Path(source).stat().st_ino
+        state = Path(source).stat()
+        about: dict[str, Any] = {"inode": state.st_ino, "changed": state.st_mtime_ns}
         if source in self.synchronous:
-            self.events.append(_Event("sync", inode=inode, content=Path(source).read_bytes()))
-        self.events.append(_Event("rename", name, source, inode, existed=self.path.exists()))
+            self.events.append(_Event("sync", content=Path(source).read_bytes(), **about))
+        self.events.append(_Event("rename", name, source, existed=self.path.exists(), **about))
         return mock.DEFAULT  # go on with the wrapped function
 
     def open(self, file: Any, mode: str | int = "r", *_arguments: object, **options: Any) -> object:
@@ -138,12 +143,13 @@ class _Watched:
 
     def sync(self, file: Any) -> object:
         state = os.fstat(file if isinstance(file, int) else file.fileno())
-        if self.broken and stat.S_ISREG(state.st_mode):
+        if self.broken(state.st_mode):
             self.refused = True
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         files = [each for each in self.path.parent.rglob("*") if each.is_file()]
         content = next((each.read_bytes() for each in files if each.stat().st_ino == state.st_ino), b"")
-        self.events.append(_Event("sync", inode=state.st_ino, content=content))
+        self.events.append(_Event("sync", inode=state.st_ino, content=content, changed=state.st_mtime_ns))
+        _sleep(0.02)  # so that a later change has a later time
         return mock.DEFAULT
 
     @contextmanager
@@ -174,46 +180,43 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         old, new = b"old" * 300, b"new" * 100_000
-        answer(path, old)
-        if not any(Path(folder).iterdir()):
-            raise NotYet("your function wrote nothing: write it, then run this again.")
-        _saved(path, old)
-        watched = _Watched(path)
-        for content in (new, old):
+        watched, saves = _Watched(path), list[list[_Event]]()
+        for content in (old, new, old):
+            first = not path.exists()
             with watched.calls_of(answer):
                 answer(path, content)
+            if not any(Path(folder).iterdir()):
+                raise NotYet("your function wrote nothing: write it, then run this again.")
             _saved(path, content)
-            if not all(event.existed for event in watched.events):
+            if not first and not all(event.existed for event in watched.events):
                 lost = "a save that breaks off there has lost the old one"
                 advice = "do not remove it or move it aside, since a rename replaces it"
                 raise Wrong(f"just before a rename there was no file at all: {lost}; {advice}.")
-        events = list(watched.events)
-        error = None
+            saves.append(list(watched.events))
         with full_disk(100_000):
-            try:
-                answer(path, new)
-            except OSError as raised:
-                error = raised
+            told = _tells(answer, path, new)
         if not path.exists():
             raise Wrong("the disk was full halfway, and now there is no file: the old one is lost too.")
         if path.read_bytes() != old:
             state = f"the file has {path.stat().st_size:,} bytes that are neither the old content nor the new"
             raise Wrong(f"the disk was full halfway, and now {state}: write beside it first, then rename.")
-        if error is None:
+        if not told:
             raise Wrong("the disk was full halfway, and nobody was told: let the OSError pass.")
-        if any((event.kind, event.name) == ("write", _place(path)) for event in events):
-            half = "a save that breaks off while it writes leaves half a file"
-            raise Wrong(f"you open {path.name} itself for writing: {half}; rename what you wrote beside it.")
-        _durable(path, old, events)
-        watched.broken = True
-        with watched.calls_of(answer), suppress(OSError):
-            answer(path, new)
-            if watched.refused:
-                raise Wrong("the disk failed at `fsync`, and nobody was told: let the OSError pass.")
-        if watched.refused and path.read_bytes() != old:
-            raise Wrong(
-                "`fsync` failed, and yet the file is not the old one: rename only what it has synced."
-            )
+        for content, events in zip((old, new, old), saves, strict=True):
+            when = "at the first save, of a new name, " if events is saves[0] else ""
+            if any((event.kind, event.name) == ("write", _place(path)) for event in events):
+                half = "a save that breaks off while it writes leaves half a file"
+                raise Wrong(f"{when}you open {path.name} itself for writing: {half}; rename what is whole.")
+            _durable(path, content, events, when)
+        for broken, content, what in ((stat.S_ISDIR, new, " of the folder"), (stat.S_ISREG, old, "")):
+            before, watched.broken, watched.refused = path.read_bytes(), broken, False
+            with watched.calls_of(answer):
+                told = _tells(answer, path, content)
+            if watched.refused and not told:
+                raise Wrong(f"the disk failed at `fsync`{what}, and nobody was told: let the OSError pass.")
+            if watched.refused and broken is stat.S_ISREG and path.read_bytes() != before:
+                undone = "and yet the file is not the old one: rename only what it has synced"
+                raise Wrong(f"`fsync` failed, {undone}.")
         try:
             answer(path, new)
         except OSError as raised:
@@ -222,22 +225,50 @@ def atomic_save(answer: Callable[[Path, bytes], object]) -> str:
         if path.read_bytes() != new:
             sizes = f"the file has {path.stat().st_size:,} bytes instead of {len(new):,}"
             raise Wrong(f"one save broke off, and after the next {sizes}: begin with an empty file.")
+        _apart(answer, Path(folder))
     return (
         "after a crash the file is the old one or the new one, and once you return, no power cut undoes it."
     )
 
 
-def _durable(path: Path, content: bytes, events: list[_Event]) -> None:
+def _tells(answer: Callable[[Path, bytes], object], path: Path, content: bytes) -> bool:
+    """Whether it raises an exception, of any kind."""
+    try:
+        answer(path, content)
+    except Exception:
+        return True
+    return False
+
+
+def _apart(answer: Callable[[Path, bytes], object], folder: Path) -> None:
+    """Raise Wrong if two files, saved by two threads, are written under one name."""
+    used = []
+    with ThreadPoolExecutor(1) as thread:
+        for ending, waits in (("weights", False), ("optimizer", True)):
+            watched = _Watched(folder / f"step-30.{ending}")
+            with watched.calls_of(answer):
+                thread.submit(answer, watched.path, b"new").result() if waits else answer(
+                    watched.path, b"new"
+                )
+            used.append({event.source for event in watched.events if event.kind == "rename"})
+    both = used[0] & used[1]
+    if both:
+        mixed = f"step-30.weights and step-30.optimizer are both written as {Path(both.pop()).name}"
+        raise Wrong(f"{mixed}: saved at once, they would mix; take all of the name, and add to it.")
+
+
+def _durable(path: Path, content: bytes, events: list[_Event], when: str) -> None:
     """Raise Wrong unless the file was on the disk before it was renamed, and its name after that."""
     renames = [at for at, event in enumerate(events) if (event.kind, event.name) == ("rename", _place(path))]
     if not renames:
-        raise Wrong(f"{path.name} came without a rename that the check could see: use `part.replace(path)`.")
+        unseen = f"{when}{path.name} came without a rename that the check could see"
+        raise Wrong(f"{unseen}: use `part.replace(path)`.")
     last = renames[-1]
     if not Path(events[last].source).is_relative_to(_place(path.parent)):
         far = (
             "which may be on another file system; there `rename` fails, and `shutil.move` copies byte by byte"
         )
-        raise Wrong(f"what you rename lies in another folder, {far}: write it beside {path.name}.")
+        raise Wrong(f"{when}what you rename lies in another folder, {far}: write it beside {path.name}.")
     syncs = [(at, event) for at, event in enumerate(events) if event.kind == "sync"]
     file = [(at, event.content) for at, event in syncs if event.inode == events[last].inode]
     folder = [at for at, event in syncs if event.inode == path.parent.stat().st_ino]
@@ -245,17 +276,19 @@ def _durable(path: Path, content: bytes, events: list[_Event]) -> None:
     if not synced:
         empty = "a power cut soon after the rename can leave the new name on an empty file"
         what = "you sync the file only after the rename" if file else "nothing forces the content to the disk"
-        raise Wrong(f"{what}: {empty}; call `os.fsync(file.fileno())` before it.")
+        raise Wrong(f"{when}{what}: {empty}; call `os.fsync(file.fileno())` before it.")
     if content not in synced:
         if max(map(len, synced)) == len(content):
             raise Wrong("what you rename is not what you synced: write all of it first, then sync it.")
         held = f"only {max(map(len, synced)):,} of {len(content):,} bytes had left Python's buffer"
         raise Wrong(f"at `fsync`, {held}: call `file.flush()` first.")
+    if all(events[at].changed != events[last].changed for at, each in file if at < last and each == content):
+        raise Wrong("you write to the file again after its `fsync`: write all of it first, then sync it.")
     if max(folder, default=0) < last:
         what = "you sync the folder only before the rename" if folder else "nothing syncs the folder"
-        lost = "a power cut after you return can bring the old file back, since a rename changes the folder"
+        lost = "a power cut after you return can undo the rename, which changes the folder"
         how = "open it afterwards with `os.open(path.parent, os.O_RDONLY)`, and `os.fsync` that"
-        raise Wrong(f"{what}: {lost}; {how}.")
+        raise Wrong(f"{when}{what}: {lost}; {how}.")
 
 
 def _saved(path: Path, content: bytes) -> None:
@@ -292,14 +325,19 @@ def save_sharded(answer: SaveSharded) -> str:
                     raise NotYet("your function wrote nothing: write it, then run this again.")
                 _refuse_calls(calls, rank)
                 _refuse_files(folder, size)
-        folder = Path(name) / "broken"
-        folder.mkdir()
-        with suppress(RanksFailed):
-            on_ranks(3, _breaking, {"answer": answer, "folder": folder}, timeout="3s")
-        if (folder / "complete").exists():
-            raise Wrong("rank 1's disk was full, and yet the checkpoint is `complete`, without its shard.")
-        if (folder / "returned").exists():
-            raise Wrong("rank 1 could not write its shard, and nobody was told: let the OSError pass.")
+        for size, full in ((3, ("shard-1",)), (1, ("shard-0", "complete"))):
+            folders = {each: Path(name) / f"{each}-full" for each in full}
+            for folder in folders.values():
+                folder.mkdir()
+            with suppress(RanksFailed):
+                on_ranks(size, _breaking, {"answer": answer, "folders": folders}, timeout="3s")
+            for each, folder in folders.items():
+                if each != "complete" and (folder / "complete").exists():
+                    raise Wrong(
+                        f"the disk was full at {each}, and yet there is a `complete`, without its shard."
+                    )
+                if (folder / "returned").exists():
+                    raise Wrong(f"{each} could not be written, and nobody was told: let the OSError pass.")
     return "each rank wrote its own shard, and `complete` came when all of them were there, and only then."
 
 
@@ -315,7 +353,7 @@ def _refuse_files(folder: Path, size: int) -> None:
         raise Wrong(f'`complete` holds something else than the number of shards: b"{size}".')
 
 
-_Calls = list[tuple[str, bytes, list[str]]]  # names, contents, and what was in the folder before
+_Calls = list[tuple[str, bytes, dict[str, bytes]]]  # names, contents, and the shards that were there before
 
 
 def _slowly(
@@ -336,11 +374,12 @@ def _slowly(
 
 
 def _calls(communicator: Communicator, answer: SaveSharded, folder: Path, slow: int) -> _Calls:
-    """What this rank writes; the slow disk outlasts anybody's patience: a learner's `time.sleep` is over at once."""
+    """What this rank writes; a learner's `time.sleep` is over at once, so that it never outlasts the slow disk."""
     calls: _Calls = []
 
     def write(path: Path, content: bytes) -> None:
-        calls.append((Path(path).name, bytes(content), sorted(each.name for each in folder.iterdir())))
+        there = {each.name: each.read_bytes() for each in folder.glob("shard-?")}
+        calls.append((Path(path).name, bytes(content), there))
         _sleep(0.3 * (communicator.rank == slow))
         _write(Path(path), content, communicator.rank)
 
@@ -349,15 +388,30 @@ def _calls(communicator: Communicator, answer: SaveSharded, folder: Path, slow: 
     return calls
 
 
-def _breaking(communicator: Communicator, answer: SaveSharded, folder: Path) -> None:
-    def write(path: Path, content: bytes) -> None:
-        if communicator.rank == 1:
-            raise OSError("No space left on device")
-        _write(Path(path), content, communicator.rank)
+def _breaking(communicator: Communicator, answer: SaveSharded, folders: Mapping[str, Path]) -> None:
+    """Save where one file can't be written, while a learner's clock runs so fast that no deadline lasts."""
+    hours = count(0, 3600)
+    for full, folder in folders.items():
+        failed = []
 
-    answer(communicator, folder, _shard(communicator.rank), write)
-    if communicator.rank == 1:
-        (folder / "returned").touch()
+        def write(path: Path, content: bytes, full: str = full, failed: list[str] = failed) -> None:
+            if Path(path).name == full:
+                failed.append(full)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _write(Path(path), content, communicator.rank)
+
+        with ExitStack() as patches:
+            patches.enter_context(mock.patch("time.sleep"))
+            for clock in ("time", "monotonic", "perf_counter"):
+                patches.enter_context(mock.patch(f"time.{clock}", side_effect=lambda: float(next(hours))))
+            try:
+                answer(communicator, folder, _shard(communicator.rank), write)
+                if failed:
+                    (folder / "returned").touch()
+            except Exception:
+                if communicator.size > 1:
+                    _sleep(1.2 * bool(failed))  # silent for the others, not dead
+                    raise
 
 
 def _write(path: Path, content: bytes, rank: int) -> None:
@@ -379,6 +433,8 @@ def _refuse_calls(told: list[_Calls], slow: int) -> None:
         if not names:
             how = "`write(path, content)` it, which is durable"
             raise Wrong(f"rank {rank} has not written {shards[rank]} through `write`: {how}.")
+        if any(content != _shard(rank) for name, content, _ in calls if name != "complete"):
+            raise Wrong(f"{shards[rank]} does not hold what rank {rank} was given, or not at once.")
     markers = [
         (rank, there) for rank, calls in enumerate(told) for name, _, there in calls if name == "complete"
     ]
@@ -387,7 +443,7 @@ def _refuse_calls(told: list[_Calls], slow: int) -> None:
     for rank, there in markers:
         missing = [name for name in shards if name not in there]
         if missing:
-            late = f"rank {slow}'s disk takes longer than any sleep: wait for all ranks' shards"
+            late = f"rank {slow}'s disk is slow, and may take longer than any time you wait: wait for all ranks' shards"
             raise Wrong(f"when rank {rank} wrote `complete`, {missing[0]} was not there: {late}.")
     if len(markers) > 1:
         raise Wrong(f"{len(markers)} ranks write `complete`, into the same file at once: one rank is enough.")
@@ -395,10 +451,10 @@ def _refuse_calls(told: list[_Calls], slow: int) -> None:
 
 best_interval = OpenQuestion(
     "seconds",
-    (180, 420),
-    "Failures come every M seconds of all time, repeated work and restarts included. A long interval may fail again "
-    "and again, so it costs more than τ/2 per failure (e^x - 1, where Young keeps the first terms). That pulls the "
-    "optimum below Young's; a failure during a save pushes it back a little. Daly's correction gives 283 s. The valley "
-    "is flat: chance moves the measured minimum by tens of seconds, which costs next to nothing.",
-    predictable=(306, 338),  # Young's rule gives 322
+    (400, 680),
+    "A long interval may fail again and again before one attempt succeeds, so it costs more than the τ/2 per failure "
+    "of Young's rule: the time per interval grows like e^((τ+δ)/M), of which the rule keeps the first terms. That is "
+    "exact only for δ much shorter than M, and here δ is a third of M. Daly's formula has its minimum at 536 s. R "
+    "multiplies all by the same factor, so it doesn't move the minimum.",
+    predictable=(684, 756),  # Young's rule gives 720
 )
