@@ -44,11 +44,14 @@ def schedule_timelines(runs: Mapping[str, tuple[Timeline, Timeline]]) -> Figure:
     for axes in grid[:, 0]:
         axes.set_ylabel("rank")
     numbers = "the number is the microbatch's, a rank's second stage is darker"
-    detail = f"blue: forward, orange: backward; {numbers}"
+    detail = f"blue: forward, orange: backward, nothing: the rank waits; {numbers}"
     last = min(seconds.keys() - {"one_f_one_b"}, key=lambda name: seconds[name])
     earlier = 100 * (1 - seconds[last] / seconds["one_f_one_b"])
-    than = f"{abs(earlier):.0f} % {'less' if earlier > 0 else 'more'} time than 1F1B"
-    finding = f"Where nothing is drawn, a rank waits: {SHOWN_NAMES[last]} takes {than}"
+    due = 100 * (1 - _seconds(runs[last][0]) / _seconds(runs["one_f_one_b"][0]))
+    than = (
+        f"{abs(earlier):.0f} % {'less' if earlier > 0 else 'more'} time than 1F1B, predicted {due:.0f} % less"
+    )
+    finding = f"{SHOWN_NAMES[last][0].upper()}{SHOWN_NAMES[last][1:]} takes {than}"
     return style.finish(figure, finding, detail)
 
 
@@ -57,15 +60,16 @@ def _seconds(timeline: Timeline) -> float:
 
 
 def _timeline(axes: Axes, timeline: Timeline, ranks: int) -> None:
-    zero, whole = min(timed.start for timed in timeline), _seconds(timeline)
+    zero = min(timed.start for timed in timeline)
+    whole_stages = max(timed.each.stage for timed in timeline) < ranks
     for timed in timeline:
         start, seconds = timed.start - zero, timed.end - timed.start
         hue = FORWARD if timed.each.kind == "forward" else BACKWARD
         colour = style.tint(hue, 0.65 if timed.each.stage < ranks else 1.0)
         axes.barh(timed.rank, seconds, 0.8, left=start, color=colour, edgecolor="white", linewidth=0.6)
-        if seconds > 0.014 * whole:
+        if whole_stages or timed.each.kind == "backward":  # others are too narrow
             words, middle = str(timed.each.microbatch), start + seconds / 2
-            style.inside(axes, middle, timed.rank, words, colour, fontsize=6, color=style.INK)
+            style.inside(axes, middle, timed.rank, words, colour, fontsize=7.5, color=style.INK)
     style.rows(axes, [str(rank) for rank in range(ranks)], (ranks - 0.5, -0.5))
     style.unit_axis(axes.xaxis, "s")
 
@@ -82,23 +86,30 @@ def idle_shares(measured: Mapping[str, IdleShares], ranks: int, chunks: Mapping[
     most = max(count for series in measured.values() for count in series)
     drawn: set[int] = set()
     for place, (name, series) in enumerate(measured.items()):
-        aside = 1.03 ** (place - (len(measured) - 1) / 2)  # so that equal points do not hide each other
+        aside = 1.08 ** (place - (len(measured) - 1) / 2)  # so that equal points do not hide each other
         each = chunks.get(name, 1)
         if each not in drawn:
-            label = "formula" if each == 1 else f"formula, v = {each}"
             counts = np.geomspace(min(series), most, 60)
             line = [bubble_fraction(ranks, count, each) for count in counts]
-            style.theory(axes, counts, line, label, colour="theory" if each == 1 else COLOURS[name])
+            colour = style.colour_of("theory" if each == 1 else COLOURS[name])
+            style.theory(axes, counts, line, colour=colour)
+            at, shift, side = (1, (9, 3), "left") if each == 1 else (25, (-4, -10), "right")
+            style.note(axes, f"formula, v = {each}", (counts[at], line[at]), shift, ha=side, color=colour)
             drawn.add(each)
-        look: dict[str, Any] = {"colour": COLOURS[name], "marker": MARKERS[name], "markersize": 7}
+        look: dict[str, Any] = {"colour": COLOURS[name], "marker": MARKERS[name], "hollow": True}
         for count, shares in series.items():
             style.measured(axes, [aside * count] * len(shares), shares, **look)
-    handles = [axes.plot([], [], MARKERS[name], color=COLOURS[name])[0] for name in measured]
+    handles = [
+        style.measured(axes, [], [], colour=COLOURS[name], marker=MARKERS[name], hollow=True)
+        for name in measured
+    ]
     axes.legend(handles, [SHOWN_NAMES[name] for name in measured], loc="upper right")
     style.power_axis(axes, [2**power for power in range(int(np.log2(most)) + 1)])
     axes.set(xlabel="microbatches m", ylabel="idle share of the ranks' time", ylim=(0, None))
     style.percent_axis(axes.yaxis)
-    detail = f"{ranks} real processes whose passes sleep; points: measured, lines: (p − 1)/(v · m + p − 1)"
+    detail = (
+        f"{ranks} processes whose passes sleep, every run (title: the better); lines: (p − 1)/(v · m + p − 1)"
+    )
     best = [min(measured["one_f_one_b"][count]) for count in (min(measured["one_f_one_b"]), most)]
     finding = "1F1B: {:.0f} % idle with {} microbatch{}, {:.0f} % with {}".format(
         100 * best[0],
@@ -131,7 +142,7 @@ def held_bytes(
     shown = ("gpipe", False), ("one_f_one_b", False), ("gpipe", True)
     most = "Kept at most: GPipe {:.2g} MB, 1F1B {:.2g} MB, GPipe recomputing {:.2g} MB"
     finding = most.format(*(max(counted[each]) / 1e6 for each in shown))
-    lines = "solid lines: microbatches held × bytes of one; dashed: held × bytes of its input, and the rest of one"
+    lines = "solid: microbatches held × bytes of one; dashed: held × its input + the rest of one microbatch"
     return style.finish(axes, finding, f"points: counted; {lines}")
 
 
@@ -168,17 +179,21 @@ def training(losses: Mapping[str, Sequence[float]], unigram: float) -> Figure:
 
 
 def bytes_sent(
-    counted: Mapping[str, Mapping[int, float]], formulas: Mapping[str, Callable[[int], float]], nbytes: int
+    counted: Mapping[str, Mapping[int, float]],
+    formulas: Mapping[str, Callable[[int], float]],
+    nbytes: int,
+    tokens: int,
 ) -> Figure:
     """Bytes that a rank sends in a step, by number of ranks, as multiples of `nbytes`: counted, and by formula.
 
     Args:
         counted, formulas: by name of the form.
         nbytes: size of the activations between two blocks.
+        tokens: of a sequence, which the ranks must divide.
     """
     _, axes = style.figure(7.8, 3.9)
     most = max(ranks for series in counted.values() for ranks in series)
-    line = np.arange(1, 2 * most + 1)
+    line = np.array([ranks for ranks in range(2, 2 * most + 1) if tokens % ranks == 0])
     colours = FORMS.values()
     for name, colour, marker in zip(counted, colours, style.MARKERS, strict=False):
         style.theory(axes, line, [formulas[name](int(ranks)) / nbytes for ranks in line], name, colour=colour)
@@ -223,5 +238,6 @@ def bytes_by_direction(sent: Mapping[str, Mapping[str, float]]) -> Figure:
     style.rows(axes, list(sent))
     axes.set(xlabel="sent by a rank in a step (mean over ranks)", ylabel="data × tensor × pipeline")
     style.unit_axis(axes.xaxis, "B")
-    finding = f"The same ranks send {min(totals) / 1e3:,.0f} to {max(totals) / 1e3:,.0f} kB, by how they are arranged"
+    leads = all(each["tensor"] >= max(each.values()) for each in sent.values() if each["tensor"])
+    finding = f"Where there is tensor parallelism, it {'sends' if leads else 'does not always send'} most"
     return style.finish(axes, finding, "counted by communicator.traffic, by direction")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Iterator
 from numbers import Integral
 from types import EllipsisType
@@ -25,11 +26,13 @@ MOST_BYTES = 1.15  # of two all-reduces; headers are less than a tenth
 
 slow_stage = OpenQuestion(
     "times",
-    (1.4, 2.1),
+    (1.35, 2.1),
     "rank 2 sets the pace. It works 8 × 6 slots, not 8 × 3; the first microbatch takes 2 slots to reach it, "
     "the last gradient 4 to go back, and once it waits a slot for rank 3: 55 slots instead of 33, 1.67 times, though "
-    "only a quarter of the model became slower. The more microbatches, the nearer to 2. So stages are cut to take "
-    "equally long, not to have equally many blocks: embedding and head count, too.",
+    "only a quarter of the model became slower. It cannot be more than 2, which all ranks slowed alike would give; the "
+    "more microbatches, the nearer. One measures rather less: delays make even stages slower, and vanish in the "
+    "waiting of uneven ones. So cut stages to take equally long, not to have equally many blocks: embedding and head "
+    "count, too.",
     predictable=(1, 4),
 )
 
@@ -61,7 +64,7 @@ def _mlp(dist: Any, answer: Callable[..., Any]) -> str | EllipsisType:
     torch.manual_seed(0)
     rank, size = dist.get_rank(), dist.get_world_size()
     up, down = nn.Linear(WIDTH, HIDDEN).double(), nn.Linear(HIDDEN, WIDTH).double()
-    x, gradient = torch.randn(2, ROWS, WIDTH, dtype=torch.float64)
+    x, gradient = torch.randn(2, 2, ROWS // 2, WIDTH, dtype=torch.float64)  # of 2 sequences
     whole = x.clone().requires_grad_()
     expected = down(gelu(up(whole)))
     right = torch.autograd.grad(expected, [whole, up.weight, up.bias, down.weight, down.bias], gradient)
@@ -106,6 +109,10 @@ def _mlp(dist: Any, answer: Callable[..., Any]) -> str | EllipsisType:
         (
             size * expected,
             "every rank computes all of Z, and then they are summed; give each its share of the units",
+        ),
+        (
+            down(gelu(up(x), approximate="tanh")),
+            "GELU is approximated by tanh here; take it as it was imported",
         ),
     ):
         if close(value, wrong):
@@ -211,10 +218,10 @@ class _Stage:
 @exercise
 def pipeline_messages(answer: Callable[..., Any]) -> str:
     """`answer(communicator, order, stage, shape)` runs the passes in `order`, and exchanges what they give."""
-    for size, name, microbatches in ((2, "gpipe", 3), (3, "one_f_one_b", 5), (1, "gpipe", 2)):
+    for size, name, microbatches in ((2, "gpipe", 7), (4, "one_f_one_b", 5), (1, "gpipe", 2)):
         where = f"on {size} rank{'s' * (size > 1)}, {name}, {microbatches} microbatches"
         arguments = {"answer": answer, "name": name, "microbatches": microbatches}
-        outcomes = values_on_ranks(where, size, _passes, arguments, timeout="6s")
+        outcomes = values_on_ranks(where, size, _passes, arguments, timeout="12s")
         if not any(calls for calls, *_ in outcomes):
             raise NotYet("no pass was run: write the function, then run this again.")
         for rank, (calls, order, problem, messages) in enumerate(outcomes):
@@ -251,7 +258,8 @@ def _passes(
 @exercise
 def one_f_one_b(answer: Answer) -> str:
     """`answer(rank, ranks, microbatches)` is the order of passes of 1F1B on a rank: ("forward", 0), and so on."""
-    for ranks, microbatches in ((2, 4), (4, 8), (3, 2), (4, 5), (6, 12), (1, 2)):
+    larger = secrets.randbelow(6) + 8
+    for ranks, microbatches in ((2, 4), (4, 8), (3, 2), (4, 5), (6, 12), (1, 2), (larger, larger + 3)):
         of = f"with {ranks} ranks and {microbatches} microbatches"
         try:
             schedule = _schedule(answer, ranks, microbatches)
