@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import json
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 MASK = 4
+IMAGE = "workshop-pytorch:cpu"
 NEEDED = ("name", "image", "entrypoint", "args", "num_replicas")
 OPTIONS = {
     "--nnodes": "how many agents there are",
@@ -28,10 +32,10 @@ OPTIONS = {
 
 graph_ratio = OpenQuestion(
     "times",
-    (1.2, 40),
+    (28, 36),
     "the one graph holds 32 passes p and the update u; with marks the largest graph is a pass. So the ratio is "
-    "(32 p + u) / p = 32 + u / p. With a mark after each pass it no longer depends on the accumulation what the "
-    "compiler sees.",
+    "(32 p + u) / p = 32 + u / p. With marks there are more graphs (4 different ones from 2 passes on, instead of 2), "
+    "but what the compiler sees no longer depends on the accumulation.",
     predictable=(1, 100),
 )
 
@@ -51,8 +55,10 @@ def role_of_torchrun(answer: Callable[[str, int, int, str], Any]) -> str:
         if role["num_replicas"] != nodes:
             each = f"for {nodes} nodes it must be {nodes}, an agent on each"
             raise Wrong(f"num_replicas is {role['num_replicas']!r}; {each}.")
+        if role["image"] != IMAGE:
+            raise Wrong(f"image is {role['image']!r}; it must be {IMAGE!r}.")
         right = dict(zip(OPTIONS, (nodes, per_node, "etcd-v2", endpoint, "${app_id}"), strict=True))
-        _compare_options(_options(role, script), right)
+        _compare_options(_words(role), script, right)
     job = _volcano_job(dict(role))
     tasks, name = job["spec"]["tasks"], job["metadata"]["name"]
     commands = {" ".join(task["template"]["spec"]["containers"][0]["command"]) for task in tasks}
@@ -63,40 +69,51 @@ def role_of_torchrun(answer: Callable[[str, int, int, str], Any]) -> str:
     return f"TorchX made a Volcano Job of it: {nodes} tasks with the same command, which meet under the job's name."
 
 
-def _options(role: Mapping[str, Any], script: str) -> dict[str, str]:
-    """torchrun's options in the role, by name, with hyphens; what is behind the script is its own."""
-    entry, args = str(role["entrypoint"]).split(), role["args"]
+def _words(role: Mapping[str, Any]) -> list[str]:
+    """The command of the role from torchrun on, also where a shell or Python's module starts it."""
+    args = role["args"]
     if (
         not isinstance(args, Sequence)
         or isinstance(args, str)
         or not all(isinstance(each, str) for each in args)
     ):
         raise Wrong(f"args is {args!r}; it must be a list of strings, one for each word of the command.")
-    words = [*entry, *args]
+    words = [*str(role["entrypoint"]).split(), *args]
+    if words[0] in ("bash", "sh") and words[1:2] == ["-c"] and len(words) == 3:
+        words = shlex.split(words[2].removeprefix("exec "))
+    if words[0] in ("python", "python3") and words[1:3] == ["-m", "torch.distributed.run"]:
+        words = ["torchrun", *words[3:]]
     if words[0] != "torchrun":
         raise Wrong(f"the command begins with {words[0]!r}; it is torchrun that starts the ranks.")
-    if script not in words:
-        raise Wrong(f"the script, {script!r}, is no word of the command: {' '.join(words)}.")
-    options, left = {}, words[1 : words.index(script)]
-    while left:
-        name, is_given, value = left.pop(0).partition("=")
-        if name == "--":
-            continue
-        options[name.replace("_", "-")] = value if is_given else (left.pop(0) if left else "")
-    return options
+    return words
 
 
-def _compare_options(options: Mapping[str, str], right: Mapping[str, Any]) -> None:
+def _compare_options(words: list[str], script: str, right: Mapping[str, Any]) -> None:
+    """Raise Wrong unless torchrun itself reads `right`, and `script` behind it, in the command."""
+    from torch.distributed.run import get_args_parser
+
+    parser, told = get_args_parser(), io.StringIO()
+    parser.prog = "torchrun"
+    try:
+        with contextlib.redirect_stderr(told):
+            given = parser.parse_args(words[1:])
+    except SystemExit:
+        raise Wrong(f"torchrun refuses the command: {told.getvalue().splitlines()[-1]}") from None
+    if given.training_script != script:
+        raise Wrong(f"torchrun would start {given.training_script!r}, and not the script, {script!r}.")
+    if given.standalone:
+        raise Wrong("with --standalone each node is a job of its own, and meets nobody.")
+    if given.module:
+        raise Wrong("with -m (--module) torchrun takes the script for the name of a module.")
     for name, value in right.items():
-        if name not in options:
+        field = name.strip("-").replace("-", "_")
+        got = getattr(given, field)
+        if got == parser.get_default(field) != str(value):
             raise Wrong(f"{name} is missing before the script: it says {OPTIONS[name]}.")
-        if options[name] != str(value):
-            why = (
-                "a name of its own for each job, which TorchX puts in"
-                if name == "--rdzv-id"
-                else OPTIONS[name]
-            )
-            raise Wrong(f"{name} is {options[name]!r}; it must be {str(value)!r}: {why}.")
+        if got != str(value):
+            own = "a name of its own for each job, which TorchX puts in"
+            why = own if name == "--rdzv-id" else OPTIONS[name]
+            raise Wrong(f"{name} is {got!r}; it must be {str(value)!r}: {why}.")
 
 
 def _volcano_job(role: dict[str, Any]) -> dict[str, Any]:
@@ -123,8 +140,8 @@ def _take_steps(answer: Callable[..., Any], accumulated: int) -> None:
     """Raise Wrong unless two steps of `answer` are those of one large batch, and hold one pass in each graph."""
     import torch
 
-    graphs: list[int] = []  # how many forward passes are in each
-    passes, marked = 0, [torch.empty(0)]  # forward passes in the present one; the weights at its beginning
+    graphs: list[tuple[int, int, bool]] = []  # in each: passes forward, passes backward, is there the update?
+    counts, marked = [0, 0], [torch.empty(0)]  # those of the present graph; the weights at its beginning
 
     class Trace(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -135,26 +152,33 @@ def _take_steps(answer: Callable[..., Any], accumulated: int) -> None:
             return function(*args, **(kwargs or {}))
 
     def mark() -> None:
-        nonlocal passes, marked
-        graphs.append(passes)
-        passes, marked = 0, [each.detach().clone() for each in mine.parameters()]
+        nonlocal marked
+        graphs.append((counts[0], counts[1], updated()))
+        counts[:], marked = [0, 0], [each.detach().clone() for each in mine.parameters()]
 
-    def count(*_: Any) -> None:
-        nonlocal passes
-        passes += 1
+    def updated() -> bool:
+        return not all(map(torch.equal, marked, mine.parameters()))
+
+    def count(_: Any, __: Any, made: torch.Tensor) -> None:
+        counts[0] += 1
+        if made.requires_grad:
+            made.register_hook(count_back)
+
+    def count_back(_: Any) -> None:
+        counts[1] += 1
 
     torch.manual_seed(accumulated)
     mine = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 2))
     ours = copy.deepcopy(mine)
-    mine.register_forward_hook(count)
+    mine[0].register_forward_hook(count)  # so that `model.forward(x)` counts, too
+    marked = [each.detach().clone() for each in mine.parameters()]
     optimizer, reference = (torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (mine, ours))
     for _ in range(2):
         batches = [(torch.randn(4, 5), torch.randn(4, 2)) for _ in range(accumulated)]
         graphs.clear()
         with Trace():
             answer(mine, optimizer, batches, mark)
-        waits = bool(passes) or not all(map(torch.equal, marked, mine.parameters()))
-        _compare_graphs(graphs, passes, waits, accumulated)
+        _compare_graphs(graphs, (counts[0], counts[1], updated()), accumulated)
         reference.zero_grad()
         for x, y in batches:
             (((ours(x) - y) ** 2).mean() / accumulated).backward()
@@ -162,20 +186,29 @@ def _take_steps(answer: Callable[..., Any], accumulated: int) -> None:
         _compare_weights(mine, ours, accumulated)
 
 
-def _compare_graphs(graphs: list[int], passes: int, waits: bool, accumulated: int) -> None:
+def _compare_graphs(
+    graphs: list[tuple[int, int, bool]], waiting: tuple[int, int, bool], accumulated: int
+) -> None:
     many = f"with {accumulated} micro-batches"
-    if not graphs and not passes:
+    if not graphs and not waiting[0]:
         raise NotYet("no forward pass was made: write the function, then run this again.")
     if not graphs:
         raise Wrong(
             f"{many}, `mark` was never called: all operations wait, and the graph grows from step to step."
         )
-    if max(graphs) > 1:
-        raise Wrong(f"{many}, one graph holds {max(graphs)} forward passes; mark after each pass.")
-    if waits:
-        raise Wrong(f"{many}, the update waits unmarked at the end of the step: mark once more after it.")
-    if sum(graphs) != accumulated:
-        raise Wrong(f"{many}, {sum(graphs)} forward passes were made; it must be one for each.")
+    if any(waiting):
+        what = "the update" if waiting[2] else "a pass"
+        raise Wrong(f"{many}, {what} waits unmarked at the end of the step: mark once more after it.")
+    for forward, backward, is_updated in graphs:
+        if max(forward, backward) > 1:
+            name, most = ("forward", forward) if forward > 1 else ("backward", backward)
+            raise Wrong(f"{many}, one graph holds {most} {name} passes; mark after each pass.")
+        if forward != backward:
+            raise Wrong(f"{many}, a forward pass and its backward pass are in two graphs: mark after both.")
+        if forward and is_updated:
+            raise Wrong(f"{many}, a pass and the update share a graph: mark between them, too.")
+    if (made := sum(forward for forward, *_ in graphs)) != accumulated:
+        raise Wrong(f"{many}, {made} forward passes were made; it must be one for each.")
 
 
 def _compare_weights(mine: torch.nn.Module, ours: torch.nn.Module, accumulated: int) -> None:
@@ -192,13 +225,13 @@ def _compare_weights(mine: torch.nn.Module, ours: torch.nn.Module, accumulated: 
 @exercise
 def sequences_of_a_step(answer: Callable[[dict[str, Any]], int]) -> str:
     """`answer(volcano_job)` is how many sequences all ranks together have in one step."""
-    for tasks, replicas, per_node, batch, accumulation in (
-        (3, 1, 4, 8, None),
-        (2, 1, 32, 16, 32),
-        (1, 5, 2, 3, 7),
-        (2, 2, 8, 16, 2),
+    for tasks, per_node, batch, accumulation in (
+        ((1, 1, 1), 4, 8, None),
+        ((1, 1), 32, 16, 32),
+        ((5,), 2, 3, 7),
+        ((1, 3), 8, 16, 3),
     ):
-        nodes = tasks * replicas
+        nodes = sum(tasks)
         of_script = f"--batch-size {batch}" + (f" --grad-accumulation {accumulation}" if accumulation else "")
         torchrun = f"exec torchrun --nnodes={nodes} --nproc-per-node={per_node} --rdzv-backend=etcd-v2"
         command = ["bash", "-c", f"{torchrun} -- /workshop/job/train.py {of_script} --steps 200"]
@@ -214,10 +247,10 @@ def sequences_of_a_step(answer: Callable[[dict[str, Any]], int]) -> str:
                     "replicas": replicas,
                     "template": {"spec": {"containers": [container]}},
                 }
-                for index in range(tasks)
+                for index, replicas in enumerate(tasks)
             ]
         }
-        job = {"kind": "Job", "metadata": {"name": "job"}, "spec": {"minAvailable": nodes, **spec}}
+        job = {"kind": "Job", "metadata": {"name": "job"}, "spec": {"minAvailable": 1, **spec}}
         got = result_of(answer, copy.deepcopy(job))
         right = nodes * per_node * batch * (accumulation or 1)
         what = f"with {nodes} nodes of {per_node} ranks, batches of {batch}, " + (
@@ -238,16 +271,21 @@ def hide(answer: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.n
     `chosen` are positions; `luck`, in [0, 1), and `others`, tokens, have one entry for each of them. Where luck is
     below 0.8, the model sees MASK; below 0.9, the other token; otherwise the token itself.
     """
-    tokens = np.array([11, 12, 13, 14, 15, 16, 17])
-    chosen, luck = np.array([1, 3, 4, 6]), np.array([0.1, 0.8, 0.9, 0.799])
-    given = tokens.copy()
-    got = np.asarray(result_of(answer, given, chosen, luck, np.array([90, 91, 92, 93])))
-    if not np.array_equal(given, tokens):
+    tokens, others = np.arange(11, 19), np.arange(90, 95)
+    chosen, luck = np.array([1, 3, 4, 6, 7]), np.array([0.1, 0.8, 0.9, 0.799, 0.899])
+    given = [each.copy() for each in (tokens, chosen, luck, others)]
+    got = np.asarray(result_of(answer, *given))
+    if not np.array_equal(given[0], tokens):
         raise Wrong("it changed the tokens that it was given, and they are the labels: change a copy.")
-    right = np.array([11, MASK, 13, 91, 15, 16, MASK])
+    if not all(map(np.array_equal, given[1:], (chosen, luck, others))):
+        raise Wrong("it changed `chosen`, `luck` or `others`, which it was only given to read.")
+    right = np.array([11, MASK, 13, 91, 15, 16, MASK, 94])
     if got.shape != right.shape:
         raise Wrong(f"it gave an array of shape {got.shape}; it must be that of the tokens, {right.shape}.")
-    reasons = dict(zip(chosen, ("MASK", "the other token", "what stood there", "MASK"), strict=True))
+    if not np.issubdtype(got.dtype, np.integer):
+        raise Wrong(f"it gave numbers of type {got.dtype}; tokens are whole numbers.")
+    whats = ("MASK", "the other token", "what stood there", "MASK", "the other token")
+    reasons = dict(zip(chosen, whats, strict=True))
     for position in np.flatnonzero(got != right):
         gave = f"it gave {got[position]}"
         if position not in reasons:
