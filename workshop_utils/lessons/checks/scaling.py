@@ -84,6 +84,9 @@ def best_step(answer: Callable[..., Any]) -> str:
         (0.03, 1024, 4e8, path),
         (0.1, 48, 4e7, late),
         (0.5, 8, 1001.0, slow),
+        (0.1, 48, 4e8, path),  # a ring
+        (0.1, 768, 4e8, path),  # a double tree
+        (0.02, 1000, 1e9, path),  # a double tree, in one bucket
     )
     for compute, workers, nbytes, link in cases:
         calls: list[str] = []
@@ -237,6 +240,7 @@ def state_nbytes(answer: Callable[[float, int, int], float]) -> str:
 faster_links = OpenQuestion(
     "% efficiency",
     (56, 75),
-    "communication takes half as long, so the efficiency rises from c / (c + c′) to c / (c + c′/2), here from about 52 "
-    "to 69 %. Twice the bandwidth doubles the efficiency only where nearly the whole step is communication.",
+    "communication takes half as long, so the efficiency rises from c / (c + t_c) to c / (c + t_c/2), by theory from "
+    "about 52 to 69 %. Twice the bandwidth doubles the efficiency only where nearly the whole step is communication.",
+    predictable=(5.6, 100),
 )
