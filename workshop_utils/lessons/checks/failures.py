@@ -326,12 +326,12 @@ def save_sharded(answer: SaveSharded) -> str:
                 _refuse_calls(calls, rank)
                 _refuse_files(folder, size)
         for size, full in ((3, ("shard-1",)), (1, ("shard-0", "complete"))):
-            folders = {each: Path(name) / f"{each}-full" for each in full}
-            for folder in folders.values():
+            broken = {each: Path(name) / f"{each}-full" for each in full}
+            for folder in broken.values():
                 folder.mkdir()
             with suppress(RanksFailed):
-                on_ranks(size, _breaking, {"answer": answer, "folders": folders}, timeout="3s")
-            for each, folder in folders.items():
+                on_ranks(size, _breaking, {"answer": answer, "folders": broken}, timeout="3s")
+            for each, folder in broken.items():
                 if each != "complete" and (folder / "complete").exists():
                     raise Wrong(
                         f"the disk was full at {each}, and yet there is a `complete`, without its shard."
@@ -392,7 +392,7 @@ def _breaking(communicator: Communicator, answer: SaveSharded, folders: Mapping[
     """Save where one file can't be written, while a learner's clock runs so fast that no deadline lasts."""
     hours = count(0, 3600)
     for full, folder in folders.items():
-        failed = []
+        failed = list[str]()
 
         def write(path: Path, content: bytes, full: str = full, failed: list[str] = failed) -> None:
             if Path(path).name == full:
