@@ -43,11 +43,11 @@ def lost_pod(metrics: pd.DataFrame, lost: float, pod: str) -> Figure:
     before = seconds <= seconds[np.argmax(np.diff(seconds))]
     again = ~before & (step <= step[before].max())
     _, axes = style.figure(8.4, 3.6)
-    for chosen, colour, hollow in ((before, 0, False), (again, 1, True), (~before & ~again, 1, False)):
+    for chosen, hollow in ((~again, False), (again, True)):
         points = seconds[chosen], step[chosen]
-        style.measured(axes, *points, colour=style.WORKERS[colour], hollow=hollow, markersize=4)
+        style.measured(axes, *points, colour=style.WORKERS[0], hollow=hollow, markersize=4)
     style.mark(axes, 0, f"{pod} is lost")
     axes.set(xlabel="seconds since the loss", ylabel="step", ylim=(0, None))
     gap = seconds[~before].min() - seconds[before].max()
-    finding = f"{gap:.1f} s without a step, and then {again.sum()} steps made again"
-    return style.finish(axes, finding, "one run; a point: a step of rank 0; hollow: it had been made before")
+    finding = f"{gap:.1f} s without a step, and then {again.sum()} steps repeated"
+    return style.finish(axes, finding, "one run; a point: a step of rank 0; hollow: a step that is repeated")

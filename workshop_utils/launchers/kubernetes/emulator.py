@@ -10,7 +10,8 @@ that the operator adds, so that a mistake in the manifest shows as a run that fa
 | on a cluster | here |
 | --- | --- |
 | an init container waits for the master's name | a process tries to connect until it can |
-| a failed container is first restarted in its pod, later and later | the operator replaces the pod, at once |
+| a failed container is restarted in its pod, later and later | the operator replaces the pod, at once |
+| a pod that is being deleted counts as failed | it is missing, and is made again whatever its policy |
 | the image's Python and its packages | this environment's |
 | a folder where a volume is mounted | another folder, whose name replaces it in the command and the variables |
 | the claim in `outputs` or `checkpoints` | a folder that all pods share, and that goes with the run |
@@ -26,6 +27,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import importlib.util
 import math
 import re
 import shutil
@@ -40,16 +42,9 @@ from typing import TYPE_CHECKING, Any
 
 from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers import output
-from workshop_utils.launchers.kubernetes import pods
+from workshop_utils.launchers.kubernetes import operators, pods
 from workshop_utils.launchers.kubernetes.manifest import Manifest, build
-from workshop_utils.launchers.kubernetes.operators import (
-    Action,
-    Pod,
-    pods_of,
-    reconcile,
-    table_of,
-    workers_in,
-)
+from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
 from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
 from workshop_utils.launchers.local import environment, warm
 from workshop_utils.launchers.local.run import Event, Process, ProcessGroup, ProcessRun
@@ -64,13 +59,14 @@ if TYPE_CHECKING:
 TORCHRUN = re.compile(r"PET_")
 # What the programs of an image are here; mpirun is searched for.
 PYTHON = (sys.executable,)
-PROGRAMS = {"python": PYTHON, "python3": PYTHON, "torchrun": (*PYTHON, "-m", "torch.distributed.run")}
+TORCH = Path(str(getattr(importlib.util.find_spec("torch"), "origin", "torch"))).parent
+PROGRAMS = {"python": PYTHON, "python3": PYTHON, "torchrun": (*PYTHON, f"{TORCH}/distributed/run.py")}
 
 # What a pod is after its process has ended so.
 PHASES = {"succeeded": "Succeeded", "failed": "Failed", "timeout": "Failed", "stopped": "Deleted"}
 GRACE_SECONDS = 3.0  # on a cluster 30, unless the pod says otherwise
 # A function that takes the job and the phases of its pods, and says what to do.
-Loop = Callable[[dict[str, Any], dict[str, str]], list[Action]]
+Loop = Callable[[dict[str, Any], dict[str, str]], list[operators.Action]]
 
 
 class EmulatedKubernetes(KubernetesSettings):
@@ -105,9 +101,8 @@ class EmulatedPodsRun(ProcessRun):
     def __init__(self, job: TrainingJob, manifest: Manifest, loop: Loop | None) -> None:
         wanted = pods_of(manifest)
         self._job = {**copy.deepcopy(manifest.resource), "status": {}}
-        self._loop: Loop = loop or (lambda resource, observed: reconcile(resource, observed, wanted))
+        self._loop: Loop = loop or (lambda job, observed: operators.reconcile(job, observed, wanted))
         self._wanted = {pod.name: pod for pod in wanted}
-        self._by_worker = {pod.worker: pod.name for pod in wanted}
         self._phases: dict[str, str] = {}
         self._running: dict[str, ProcessGroup] = {}
         self._failures: list[Event] = []
@@ -125,8 +120,8 @@ class EmulatedPodsRun(ProcessRun):
                 folders, files = _volumes(pod, job, self._scratch)
                 self._in_pod |= {here: there for there, here in folders.items()}
                 self._started_with[pod.name] = _process(pod, folders, _own(pod, self._scratch)), files
-            by_python = any(not each.argv[1].startswith("-") for each, _ in self._started_with.values())
-            # Not for torchrun's ranks, nor mpirun's.
+            by_python = any(each.argv[0] == sys.executable for each, _ in self._started_with.values())
+            # Not for mpirun and its ranks, nor for the ranks of torchrun.
             self._start_warm = warm.starter(warm.framework_for(job) if by_python else None)
             self.warm = self._start_warm is not None
             policy = self._job["spec"].get("runPolicy", self._job["spec"])
@@ -249,7 +244,7 @@ class EmulatedPodsRun(ProcessRun):
         return f"{self.name} was active longer than its activeDeadlineSeconds"
 
     def _blame(self, name: str, code: int) -> str:
-        pod = f"pod {self._by_worker[name]}"
+        pod = next(f"pod {pod.name}" for pod in self._wanted.values() if pod.worker == name)
         texts = [line.text for line in self.logs() if name in (line.worker, "mpirun")]
         return f"{pod} {output.how(code)}. {output.last_lines(texts)}"
 

@@ -142,23 +142,13 @@ def _pytorchjob(_manifest: Manifest, name: str, spec: Any, resolve: Resolve) -> 
                 "PET_NNODES": f"{elastic['minReplicas']}:{elastic['maxReplicas']}",
                 "PET_MAX_RESTARTS": str(elastic["maxRestarts"]),
             }
-        if (
-            "nprocPerNode" not in spec
-        ):  # the operator sets torchrun's variables all the same; nothing reads them
+        if "nprocPerNode" not in spec:  # the operator sets torchrun's all the same; nothing reads them
             variables = {key: value for key, value in variables.items() if not key.startswith("PET_")}
         pod, worker = replicas[role]["template"]["spec"], _node(node, processes)
         decides = role == "Master" or not has_master  # the master alone, where there is one
-        pod_name, container = f"{name}-{role.lower()}-{index}", _container(pod, PYTORCH)
-        restart = replicas[role].get("restartPolicy", "Never")
-        yield Pod(
-            pod_name,
-            **worker,
-            spec=pod,
-            container=container,
-            variables=variables,
-            awaited=decides,
-            restart_policy=restart,
-        )
+        told = {"variables": variables, "restart_policy": replicas[role].get("restartPolicy", "Never")}
+        told |= {"spec": pod, "container": _container(pod, PYTORCH), "awaited": decides}
+        yield Pod(f"{name}-{role.lower()}-{index}", **worker, **told)
 
 
 def _mpijob(_manifest: Manifest, name: str, spec: Any, _resolve: Resolve) -> Iterator[Pod]:

@@ -258,8 +258,8 @@ class Supervisor:
         argv, environment = process["argv"], process["environment"]
         try:
             os.chdir(process["folder"])
-            # Other programs, and Python with options of its own, are executed even where the others are forked.
-            if not self._fork or argv[0] != sys.executable or argv[1].startswith("-"):
+            # Other programs, and Python with options or without a script, are executed even where others are forked.
+            if not self._fork or argv[0] != sys.executable or not os.access(argv[1], os.R_OK):
                 signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec keeps that
                 os.execvpe(argv[0], argv, environment)
         except OSError as error:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes, check
+from workshop_utils.launchers.kubernetes import EmulatedKubernetes, Kubernetes, check, operators
+from workshop_utils.launchers.kubernetes.emulator import Loop
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import pods_of
 from workshop_utils.launchers.source import PACKAGE
@@ -18,7 +21,7 @@ from workshop_utils.runs import RunFailed, RunState
 
 JOBS = PACKAGE.parent / "jobs"
 LAST_LINES = 3  # of a pod that failed
-# Pods of the jobs a, b and c, free places, who starts, and why.
+# Pods of the jobs a, b, c ..., free places, who starts, and why.
 ADMITTED = (
     ("33", 4, "a", "b does not fit beside a, so none of its pods may start"),
     ("22", 4, "ab", "both fit"),
@@ -30,99 +33,114 @@ ADMITTED = (
     ("134", 4, "ab", "the first in the queue come first, not the largest"),
     ("52", 4, "b", "a does not fit, and b, behind it, does"),
     ("331", 4, "ac", "c fits beside a, though b, before it, waits"),
+    ("111", 4, "abc", "all three fit"),
+    ("55511", 4, "de", "d and e fit, however many before them do not"),
 )
-Loop = Callable[[dict[str, Any], dict[str, str]], list[tuple[Any, ...]]]
 LENGTHS: dict[Any, int] = {"create": 4, "delete": 2, "condition": 2}  # of an action
+PHASES = ("Running", "Succeeded", "Failed", "")  # none: the pod is missing
 
 
 def a_pytorchjob(
-    name: str = "digits", workers: int = 2, restart: str = "OnFailure", clean: str = "Running"
+    name: str = "digits",
+    workers: int = 2,
+    restart: Sequence[str] = ("OnFailure", "OnFailure"),
+    clean: str = "Running",
 ) -> dict[str, Any]:
     """A PyTorchJob with a Master and Workers, `workers` in all, as an operator finds it: nothing has been made yet."""
-    settings = {"name": name, "workers": workers}
-    job = copy.deepcopy(Kubernetes().render(_digits().replace(**settings)).resource)
+    job = copy.deepcopy(_rendered(name, workers))
     job["spec"]["runPolicy"]["cleanPodPolicy"] = clean
-    for replica in job["spec"]["pytorchReplicaSpecs"].values():
-        replica["restartPolicy"] = restart
+    for role, policy in zip(("Master", "Worker"), restart, strict=True):
+        job["spec"]["pytorchReplicaSpecs"][role]["restartPolicy"] = policy
     return {**job, "status": {}}
 
 
 @exercise
 def reconcile(answer: Loop) -> str:
     """`answer(job, pods)` is one pass of the loop of a PyTorchJob's operator; in the end it keeps a real job."""
-    master, *workers = names = ("digits-master-0", "digits-worker-0", "digits-worker-1")
-    job, running = a_pytorchjob(workers=3), dict.fromkeys(names, "Running")
-    never = a_pytorchjob(workers=3, restart="Never")
-    later = "restartPolicy is OnFailure: it is deleted now; a later pass finds it missing, and makes it again"
-    _pass(answer, job, {}, "create", names, "there is no pod yet")
-    _pass(
-        answer,
-        a_pytorchjob("other", 2),
-        {},
-        "create",
-        ("other-master-0", "other-worker-0"),
-        "there is no pod yet",
-    )
-    _pass(answer, job, running, "", (), "a pass that finds all as it is wanted changes nothing")
-    _pass(answer, job, dict.fromkeys(names, "Pending"), "", (), "they exist, and will start")
-    for name in workers:
-        pods = {**running, name: "Succeeded"}
-        _pass(answer, job, pods, "", (), "the job has succeeded when its master has, not before")
-    _pass(
-        answer, job, {**running, master: "Succeeded"}, "condition", ["Succeeded"], "the master has succeeded"
-    )
-    for name in names:
-        rest = {other: phase for other, phase in running.items() if other != name}
-        _pass(answer, job, rest, "create", [name], "one is missing, whoever took it away")
-        _pass(answer, job, {**running, name: "Failed"}, "delete", [name], later)
-        _pass(answer, never, {**running, name: "Failed"}, "condition", ["Failed"], "restartPolicy is Never")
-    left = {master: "Succeeded", workers[0]: "Running", workers[1]: "Pending"}
-    for condition in ("Succeeded", "Failed"):
-        for clean, removed in (("Running", workers), ("All", names), ("None", ())):
-            ended = {**a_pytorchjob(workers=3, clean=clean), "status": {"condition": condition}}
-            why = f"the job has ended ({condition}), and cleanPodPolicy is {clean}"
-            _pass(answer, ended, left, "delete", removed, why)
-            rest = {master: "Succeeded"}
-            why += "; no pod is made for a job that has ended"
-            _pass(answer, ended, rest, "delete", [name for name in removed if name == master], why)
+    names = ("digits-master-0", "digits-worker-0", "digits-worker-1")
+    combined = sorted(itertools.product(PHASES, repeat=3), key=lambda phases: -phases.count("Running"))
+    states = [{name: phase for name, phase in zip(names, each, strict=True) if phase} for each in combined]
+    pending = dict.fromkeys(names, "Pending")
+    _passes(answer, a_pytorchjob(workers=3), [{}])
+    _passes(answer, a_pytorchjob("other"), [{}])
+    for restart in itertools.product(("OnFailure", "Never"), repeat=2):
+        _passes(answer, a_pytorchjob(workers=3, restart=restart), [states[0], pending, *states])
+    for condition, clean in itertools.product(("Succeeded", "Failed", None), ("Running", "All", "None")):
+        job = a_pytorchjob(workers=3, restart=("Never", "Never"), clean=clean)
+        job["status"] = {"condition": condition} if condition else {}
+        _passes(answer, job, [{**pending, names[0]: "Succeeded", names[1]: "Running"}, *states[:20]])
     return _keeps_a_training(answer)
 
 
-def _pass(
-    answer: Loop, job: dict[str, Any], pods: dict[str, str], verb: str, subjects: Sequence[str], why: str
-) -> None:
-    """Raise Wrong unless the learner's function answers with `verb` on each of `subjects`, and nothing else."""
+def _passes(answer: Loop, job: dict[str, Any], states: Sequence[dict[str, str]]) -> None:
+    """Raise Wrong unless the learner's function does in each state what the workshop's own loop does."""
+    wanted_pods = pods_of(Manifest(job))
+    made = {pod.name: pod.variables for pod in wanted_pods}
+    label = {"training.kubeflow.org/job-name": job["metadata"]["name"]}
+    for pods in states:
+        right = operators.reconcile(job, pods, wanted_pods)
+        wanted, optional = {action[:2] for action in right}, set()
+        for verb, subject in wanted:
+            if verb == "condition":  # whoever says how the job has ended may clean up in the same pass
+                ended = {**job, "status": {"condition": subject}}
+                optional |= set(operators.reconcile(ended, pods, ()))
+            elif verb == "create" and "Failed" in pods.values():  # it may wait until what failed is gone
+                optional.add((verb, subject))
+        got = _actions(answer, job, pods)
+        short = [tuple(action[:2]) for action in got]
+        where = "with " + (", ".join(f"{name} {phase}" for name, phase in pods.items()) or "no pods")
+        if len(set(short)) < len(short):
+            raise Wrong(f"{where}: an action comes twice in {short}.")
+        for wrong in sorted((set(short) ^ wanted) - optional):
+            how = "is missing" if wrong in wanted else "is one action too many"
+            raise Wrong(f"{where}: {wrong} {how}; {_why(job, pods, wanted)}.")
+        for _, pod, labels, told in (action for action in got if action[0] == "create"):
+            if not isinstance(labels, dict) or not label.items() <= labels.items():
+                without = f"without {label} nobody finds the pods of a job"
+                raise Wrong(f"{pod} has the labels {labels!r}; {without}.")
+            for key in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
+                was = told.get(key) if isinstance(told, dict) else told
+                if was != made[pod][key]:
+                    raise Wrong(f"{pod} is told {key}={was!r}; it must be {made[pod][key]!r}.")
+
+
+def _actions(answer: Loop, job: dict[str, Any], pods: dict[str, str]) -> Sequence[tuple[Any, ...]]:
     given = copy.deepcopy((job, pods))
-    got = result_of(answer, *given)
+    got: Sequence[tuple[Any, ...]] = result_of(answer, *given)
     if given != (job, pods):
-        raise Wrong(
-            "your function changes `job` or `pods`: they are what it sees; actions say what to change."
-        )
+        raise Wrong("your function changes `job` or `pods`: they are what it sees; return actions instead.")
     if not isinstance(got, (list, tuple)):
         raise Wrong(f"your function gave {got!r}; it must be a list of actions.")
     for action in got:
         if not isinstance(action, (list, tuple)) or len(action) != LENGTHS.get(next(iter(action), None)):
             forms = "('create', name, labels, variables), ('delete', name) or ('condition', 'Succeeded')"
             raise Wrong(f"{action!r} is no action; it must be like {forms}.")
-    short, wanted = [tuple(action[:2]) for action in got], {(verb, subject) for subject in subjects}
-    # Whoever says how the job has ended may clean up in the same pass.
-    allowed = wanted | {("delete", pod) for pod in pods if verb == "condition"}
-    where = "with " + (", ".join(f"{name} {phase}" for name, phase in pods.items()) or "no pods")
-    if len(set(short)) < len(short):
-        raise Wrong(f"{where}: an action comes twice in {short}.")
-    for wrong in sorted(set(short) ^ wanted):
-        if wrong not in allowed or wrong in wanted:
-            how = "is missing" if wrong in wanted else "is one action too many"
-            raise Wrong(f"{where}: {wrong} {how}; {why}.")
-    right = {pod.name: pod.variables for pod in pods_of(Manifest(job))}
-    label = {"training.kubeflow.org/job-name": job["metadata"]["name"]}
-    for _, pod, labels, told in (action for action in got if action[0] == "create"):
-        if not isinstance(labels, dict) or not label.items() <= labels.items():
-            raise Wrong(f"{pod} has the labels {labels!r}; without {label} nobody finds the pods of a job.")
-        for key in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
-            if not isinstance(told, dict) or told.get(key) != right[pod][key]:
-                was = told.get(key) if isinstance(told, dict) else told
-                raise Wrong(f"{pod} is told {key}={was!r}; it must be {right[pod][key]!r}.")
+    return got
+
+
+def _why(job: dict[str, Any], pods: dict[str, str], wanted: set[tuple[Any, ...]]) -> str:
+    """Why `wanted` is right."""
+    spec, phases = job["spec"], set(pods.values())
+    if condition := job["status"].get("condition"):
+        policy = f"cleanPodPolicy is {spec['runPolicy']['cleanPodPolicy']}"
+        return f"the job has ended ({condition}), and {policy}; no pod is made for a job that has ended"
+    of_roles = [f"{each['restartPolicy']} ({role})" for role, each in spec["pytorchReplicaSpecs"].items()]
+    if ("condition", "Succeeded") in wanted:
+        return "the master has succeeded, and that decides"
+    if "Failed" in phases:
+        then = (
+            "that is final"
+            if ("condition", "Failed") in wanted
+            else "it goes, and a later pass makes it again"
+        )
+        return f"restartPolicy is {', '.join(of_roles)}: {then}"
+    if wanted:
+        return "one is missing, whoever took it away" if pods else "there is no pod yet"
+    if "Succeeded" in phases:
+        return "the job has succeeded when its master has, not before"
+    if "Pending" in phases:
+        return "they exist, and will start"
+    return "a pass that finds all as it is wanted changes nothing"
 
 
 def _keeps_a_training(answer: Loop) -> str:
@@ -139,9 +157,8 @@ def _keeps_a_training(answer: Loop) -> str:
             run.delete_pod(f"{run.name}-master-0")
             run.wait()
         except (RunFailed, JobError) as failed:
-            raise Wrong(
-                f"the states were right, but a real training under your loop was not: {failed}"
-            ) from None
+            states = "the states were right, but a real training under your loop was not"
+            raise Wrong(f"{states}: {failed}") from None
     accuracy = run.metrics["accuracy"].dropna().iloc[-1]
     lost = "under your loop a real training lost its master's pod, and yet came to its end"
     return f"{lost}; the model recognises {accuracy:.0%} of the test images."
@@ -151,23 +168,26 @@ def _keeps_a_training(answer: Loop) -> str:
 def admit(answer: Callable[[list[tuple[str, int]], int], list[str]]) -> str:
     """`answer(queue, free)` are the jobs of `queue`, names and pods, that start now on so many `free` places."""
     for pods, free, right, why in ADMITTED:
-        queue = [(name, int(count)) for name, count in zip("abc", pods, strict=False)]
+        queue = [(name, int(count)) for name, count in zip("abcde", pods, strict=False)]
         given = list(queue)
         got = result_of(answer, given, free)
         if given != queue:
             raise Wrong("your function changes `queue`: who waits is the cluster's affair; return names.")
-        if not isinstance(got, (list, tuple)) or list(got) != list(right):
+        if not isinstance(got, (list, tuple)):
+            raise Wrong(f"it gave {got!r}; return a list of names.")
+        if list(got) != list(right):
             raise Wrong(f"with {free} free and {queue} it gave {got!r}; it must be {list(right)}: {why}.")
-    return "a job gets all of its places or none, so no job holds places that another one waits for."
+    return "a job gets all of its places or none, so no job holds places while it waits for more."
 
 
 seconds_lost = OpenQuestion(
     "seconds",
     (0.5, 120),
-    "worker-0 holds the store in which the agents meet. Without it the other agent fails at once, and so does its "
-    "pod: the operator makes both again, and two new agents meet in a new store, with nobody to wait for. After the "
-    "loss of worker-1 the old store was still there, with the lost agent in it, until three of its signs of life, "
-    "5 s apart, had not come. What remains is starting processes, which takes longer on a busy machine.",
+    "the job survives either way. worker-0 holds the store in which the agents meet. Without it the other agent fails "
+    "at once, and so does its pod: the operator makes both again (on a cluster, the kubelet restarts worker-1's "
+    "container in its pod), and two new agents meet in a new store, with nobody to wait for. After the loss of "
+    "worker-1 the old store was still there, with the lost agent in it, until three of its signs of life, 5 s apart, "
+    "had not come. What remains is starting processes, which takes longer on a busy machine.",
     predictable=(0.1, 600),
 )
 
@@ -175,7 +195,8 @@ seconds_lost = OpenQuestion(
 def broken_manifest() -> dict[str, Any]:
     """A PyTorchJob with three mistakes: a check finds two of them, and only a run finds the third."""
     manifest = _whole_manifest()
-    master, worker = (_container(manifest, role) for role in ("Master", "Worker"))
+    replicas = manifest["spec"]["pytorchReplicaSpecs"]
+    master, worker = (replicas[role]["template"]["spec"]["containers"][0] for role in ("Master", "Worker"))
     master["name"] = "torch"
     worker["imagee"] = worker.pop("image")
     worker["command"][1] = "/workshop/job/trian.py"
@@ -184,17 +205,15 @@ def broken_manifest() -> dict[str, Any]:
 
 def _whole_manifest() -> dict[str, Any]:
     """Its Worker differs from its Master on purpose: it asks for cheap nodes, which may be taken away."""
-    manifest = copy.deepcopy(Kubernetes().render(_digits()).resource)
+    manifest = copy.deepcopy(_rendered(_digits().name, 2))
     template = manifest["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
     template["spec"]["nodeSelector"] = {"eks.amazonaws.com/capacityType": "SPOT"}
     return manifest
 
 
-def _container(manifest: dict[str, Any], role: str) -> dict[str, Any]:
-    container: dict[str, Any] = manifest["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"][
-        "containers"
-    ][0]
-    return container
+@functools.cache
+def _rendered(name: str, workers: int) -> dict[str, Any]:
+    return Kubernetes().render(_digits().replace(name=name, workers=workers)).resource
 
 
 def _digits() -> TrainingJob:
@@ -221,16 +240,10 @@ def mended(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
         first, *rest = str(failed).splitlines()
         last = " ".join([first, *rest[-LAST_LINES:]])
         raise Wrong(f"a cluster takes it, but the run fails: {last}") from None
-    whole = _whole_manifest()
-    selectors = [
-        each["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"].get("nodeSelector")
-        for each in (got, whole)
-    ]
-    if selectors[0] != selectors[1]:
-        raise Wrong(
-            "both pods ran, but the Worker has lost its nodeSelector: a Master's text is not a Worker's."
-        )
-    if got != whole:
+    if "nodeSelector" not in str(got):
+        lost = "but the Worker has lost its nodeSelector: a Master's text is not a Worker's."
+        raise Wrong(f"both pods ran, {lost}")
+    if got != _whole_manifest():
         raise Wrong("both pods ran, but more was changed than the three mistakes: leave the rest as it is.")
     accuracy = run.metrics["accuracy"].dropna().iloc[-1]
     return f"both pods ran, and their model recognises {accuracy:.0%} of the test images."
