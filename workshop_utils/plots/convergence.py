@@ -115,8 +115,7 @@ def staleness(
     images: Series, rates: Mapping[str, Mapping[int, float]], limit: Curves, finding: str, detail: str
 ) -> Figure:
     """Images to the target and best rates against the number of workers, and the `limit` of stale rates."""
-    first, second = images
-    names = "images needed", f"best rates: {first} (points), {second} over workers (frames)"
+    names = "images needed", f"best rates; frames: {list(images)[1]}, over workers"
     figure, (left, right) = style.panels(names, 10.4, 4.2)
     workers = sorted({count for points in images.values() for count in points})
     for index, (label, points) in enumerate(images.items()):
