@@ -109,7 +109,7 @@ def distributed(model: Any, mode: str, given: argparse.Namespace, partitions: in
     )
     server = elephas.parameter_server
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # otherwise a line for every visit
-    server.debug = False  # on by default: a page that runs any Python it is sent
+    server.debug = False  # on by default: error pages that run Python once their PIN is typed
     try:
         yield elephas
     finally:
