@@ -68,7 +68,7 @@ def critical(
         rates: by batch, the best one tried.
         law: S_min and B_crit, fitted to the means of `updates`.
         band: the 95 % interval of B_crit.
-        noise: by mean loss, the noise scale of each seed's network there.
+        noise: by mean loss, in the order of training, the noise scale of each seed's network there.
     """
     names = (
         "steps, and the law fitted",
@@ -89,17 +89,18 @@ def critical(
     style.theory(middle, fine, height / (1 + critical_batch / fine))
     style.measured(middle, batches, best, colour=style.MUTED[1], marker="s")
     right.axhspan(*band, color=style.tint("theory", 0.35), linewidth=0)
-    losses = np.array(sorted(noise))
-    each = [noise[loss] for loss in losses]
+    losses, each = np.array(list(noise)), list(noise.values())
     right.vlines(losses, [e.min() for e in each], [e.max() for e in each], color=style.MUTED[2], alpha=0.5)
-    style.measured(right, losses, [np.median(e) for e in each], colour=style.MUTED[2], marker="D")
+    medians = [np.median(e) for e in each]
+    style.theory(right, losses, medians, colour=style.MUTED[2], linewidth=1)
+    style.measured(right, losses, medians, colour=style.MUTED[2], marker="D")
     right.set(
         xscale="log",
         yscale="log",
-        xlabel="loss (nats); training goes right",
+        xlabel="loss (nats); line: in the order of training",
         ylabel="noise scale (images)",
     )
-    style.plain_ticks(right.xaxis, [tick for tick in (2, 1, 0.5, 0.3, 0.2) if losses[0] / 1.1 < tick])
+    style.plain_ticks(right.xaxis, [tick for tick in (2, 1, 0.5, 0.3, 0.2) if losses.min() / 1.1 < tick])
     right.invert_xaxis()
     for axes, ylabel in ((left, "steps to a loss of 0.3"), (middle, "best learning rate of those tried")):
         axes.set(yscale="log", ylabel=ylabel, xlabel="batch B (images)")

@@ -86,11 +86,15 @@ def _judge_rate(answer: Callable[..., float], where: str, start: float, best: fl
         ranked, least = np.sort(arriving[rate]), np.min([np.sort(each) for each in arriving.values()], axis=0)
         seen = [name for name, one, low in zip(names, ranked, least, strict=True) if one == low]
         if seen:
-            raise Wrong(f"{case}chose by {' or by '.join(seen)}; take the mean over the seeds.")
+            raise Wrong(
+                f"{case}chose another, as one would by {' or by '.join(seen)}; take the mean over the seeds."
+            )
         raise Wrong(f"{case}chose {rate:.4g} from {start:g} on; the best mean is that of {best:.4g}.")
     for side, neighbour in (("above", 2 * best), ("below", best / 2)):
         if not any(0.9 < each / neighbour < 1.1 for each in tried):
             raise Wrong(f"{case}never tried the one {side} it: how do you know it is the best?")
+    if not np.isclose(rate, tried, rtol=1e-6, atol=0).any():
+        raise Wrong(f"{case}returned {rate:.4g}, a rate that you never tried.")
     if len(set(tried)) > abs(np.log2(best / start)) + EXTRA_RATES:
         raise Wrong(
             f"{case}tried {len(set(tried))} rates; stop as soon as the best one has a worse neighbour on each side."
@@ -123,7 +127,8 @@ def noise_from_workers(answer: Callable[..., Any]) -> str:
         size = (STEPS, workers, len(signal))
         steps = signal + deviation * draw.normal(size=size) / np.sqrt(images)
         each = np.array([answer(step, images) for step in steps], dtype=float)
-        errors = each.std(axis=0) / np.sqrt(STEPS)
+        spread, least = each.std(axis=0), np.std([_noise(step, images) for step in steps], axis=0)
+        errors = spread / np.sqrt(STEPS)
         truths = (deviation**2).sum(), (signal**2).sum()
         for name, mean, error, truth in zip(("tr Σ", "|G|²"), each.mean(axis=0), errors, truths, strict=True):
             if not abs(mean - truth) < STANDARD_ERRORS * error + 1e-3 * truth:
@@ -131,6 +136,11 @@ def noise_from_workers(answer: Callable[..., Any]) -> str:
                     f"over {STEPS:,} simulated steps of {workers} workers with {images} images each, your estimates "
                     f"of {name} are {mean:.3g} ± {error:.1g} on average; the truth is {truth:.3g}."
                 )
+        if (spread > 1.1 * least).any():
+            raise Wrong(
+                f"right on average, but with {workers} workers your estimates scatter {(spread / least).max():.1f} "
+                "times as widely as they need to; use all workers alike."
+            )
     return "over thousands of simulated steps both estimates are right on average: workers measure the noise scale."
 
 
