@@ -47,7 +47,7 @@ def lost_pod(metrics: pd.DataFrame, lost: float, pod: str) -> Figure:
         points = seconds[chosen], step[chosen]
         style.measured(axes, *points, colour=style.WORKERS[0], hollow=hollow, markersize=4)
     style.mark(axes, 0, f"{pod} is lost")
-    axes.set(xlabel="seconds since the loss", ylabel="step", ylim=(0, None))
+    axes.set(xlabel="seconds since the pod was deleted", ylabel="step", ylim=(0, None))
     gap = seconds[~before].min() - seconds[before].max()
     finding = f"{gap:.1f} s without a step, and then {again.sum()} steps repeated"
     return style.finish(axes, finding, "one run; a point: a step of rank 0; hollow: a step that is repeated")

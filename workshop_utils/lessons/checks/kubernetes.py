@@ -21,23 +21,27 @@ from workshop_utils.runs import RunFailed, RunState
 
 JOBS = PACKAGE.parent / "jobs"
 LAST_LINES = 3  # of a pod that failed
-# Pods of the jobs a, b, c ..., free places, who starts, and why.
+# Jobs, each with its number of pods; free places; who starts, and why.
 ADMITTED = (
-    ("33", 4, "a", "b does not fit beside a, so none of its pods may start"),
-    ("22", 4, "ab", "both fit"),
-    ("4", 4, "a", "it fits exactly"),
-    ("5", 4, "", "no pod starts of a job that does not fit whole"),
-    ("1", 0, "", "there is no place"),
+    ("a3 b3", 4, "a", "b does not fit beside a, so none of its pods may start"),
+    ("a2 b2", 4, "ab", "both fit"),
+    ("a4", 4, "a", "it fits exactly"),
+    ("a5", 4, "", "no pod starts of a job that does not fit whole"),
+    ("a1", 0, "", "there is no place"),
     ("", 4, "", "nobody waits"),
-    ("311", 4, "ab", "the first in the queue come first, not the smallest"),
-    ("134", 4, "ab", "the first in the queue come first, not the largest"),
-    ("52", 4, "b", "a does not fit, and b, behind it, does"),
-    ("331", 4, "ac", "c fits beside a, though b, before it, waits"),
-    ("111", 4, "abc", "all three fit"),
-    ("55511", 4, "de", "d and e fit, however many before them do not"),
+    ("a3 b1 c1", 4, "ab", "the first in the queue come first, not the smallest"),
+    ("a1 b3 c4", 4, "ab", "the first in the queue come first, not the largest"),
+    ("a5 b2", 4, "b", "a does not fit, and b, behind it, does"),
+    ("a3 b3 c1", 4, "ac", "c fits beside a, though b, before it, waits"),
+    ("a1 b1 c1", 4, "abc", "all three fit"),
+    ("a5 b5 c5 d1 e1", 4, "de", "d and e fit, however many before them do not"),
+    ("b3 a2", 4, "b", "the first in the queue come first, whatever their names"),
+    ("a3 b2 c2", 4, "a", "the first in the queue come first, though b and c would fill all places"),
+    ("a5 b5 c5 d5 e5 f5 g5 h5 i1", 4, "i", "i fits, however many before it do not"),
+    ("a1 b1 c1 d1 e1 f1", 6, "abcdef", "all six fit"),
 )
 LENGTHS: dict[Any, int] = {"create": 4, "delete": 2, "condition": 2}  # of an action
-PHASES = ("Running", "Succeeded", "Failed", "")  # none: the pod is missing
+PHASES = ("Running", "Succeeded", "Failed", "Pending", "")  # none: the pod is missing
 
 
 def a_pytorchjob(
@@ -62,7 +66,7 @@ def reconcile(answer: Loop) -> str:
     states = [{name: phase for name, phase in zip(names, each, strict=True) if phase} for each in combined]
     pending = dict.fromkeys(names, "Pending")
     _passes(answer, a_pytorchjob(workers=3), [{}])
-    _passes(answer, a_pytorchjob("other"), [{}])
+    _passes(answer, a_pytorchjob("other", workers=5), [{}])
     for restart in itertools.product(("OnFailure", "Never"), repeat=2):
         _passes(answer, a_pytorchjob(workers=3, restart=restart), [states[0], pending, *states])
     for condition, clean in itertools.product(("Succeeded", "Failed", None), ("Running", "All", "None")):
@@ -160,7 +164,7 @@ def _keeps_a_training(answer: Loop) -> str:
             states = "the states were right, but a real training under your loop was not"
             raise Wrong(f"{states}: {failed}") from None
     accuracy = run.metrics["accuracy"].dropna().iloc[-1]
-    lost = "under your loop a real training lost its master's pod, and yet came to its end"
+    lost = "under your loop a real training lost its master's pod, began again at its first step, and came to its end"
     return f"{lost}; the model recognises {accuracy:.0%} of the test images."
 
 
@@ -168,7 +172,7 @@ def _keeps_a_training(answer: Loop) -> str:
 def admit(answer: Callable[[list[tuple[str, int]], int], list[str]]) -> str:
     """`answer(queue, free)` are the jobs of `queue`, names and pods, that start now on so many `free` places."""
     for pods, free, right, why in ADMITTED:
-        queue = [(name, int(count)) for name, count in zip("abcde", pods, strict=False)]
+        queue = [(each[0], int(each[1:])) for each in pods.split()]
         given = list(queue)
         got = result_of(answer, given, free)
         if given != queue:
@@ -186,8 +190,10 @@ seconds_lost = OpenQuestion(
     "the job survives either way. worker-0 holds the store in which the agents meet. Without it the other agent fails "
     "at once, and so does its pod: the operator makes both again (on a cluster, the kubelet restarts worker-1's "
     "container in its pod), and two new agents meet in a new store, with nobody to wait for. After the loss of "
-    "worker-1 the old store was still there, with the lost agent in it, until three of its signs of life, 5 s apart, "
-    "had not come. What remains is starting processes, which takes longer on a busy machine.",
+    "worker-1 the old store was still there, with the lost agent in it, until three of its heartbeats, 5 s apart, had "
+    "been missed. What remains is starting processes: here two agents and then two scripts, there only the scripts, "
+    "since the new agent starts during the wait. How long that takes varies from run to run, and more on a busy "
+    "machine.",
     predictable=(0.1, 600),
 )
 
@@ -226,6 +232,8 @@ def mended(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
     got = answer(broken_manifest())
     if is_missing(got):
         raise NotYet("your function gave nothing: let it return the manifest, then run this again.")
+    if not isinstance(got, dict) or "kind" not in got:
+        raise Wrong("your function must return the whole manifest, a dict with `kind` and `spec`.")
     if problems := check.problems_of(got):
         raise Wrong("a cluster would not take it yet: " + "; ".join(problems))
     pods = pods_of(Manifest(got))
