@@ -97,7 +97,7 @@ def critical(
     right.set(
         xscale="log",
         yscale="log",
-        xlabel="loss (nats); line: in the order of training",
+        xlabel="loss (nats)",
         ylabel="noise scale (images)",
     )
     style.plain_ticks(right.xaxis, [tick for tick in (2, 1, 0.5, 0.3, 0.2) if losses.min() / 1.1 < tick])
@@ -108,7 +108,9 @@ def critical(
     for axes in (left, middle, right):
         _log_axis(axes)
     return style.finish(
-        figure, finding, "points: measured; lines: McCandlish's law; bars: left 95 %, right all networks"
+        figure,
+        finding,
+        "points: measured; lines: McCandlish's law (right: order of training); bars: left 95 %, right all networks",
     )
 
 

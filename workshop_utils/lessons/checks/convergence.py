@@ -20,7 +20,7 @@ lower_target = OpenQuestion(
     (1.1, 4),
     "the noise scale says what a batch is worth at one moment. The critical batch counts all updates from the first "
     "on, also those at larger losses, where the noise scale is mostly smaller. So it need not grow as much as "
-    "the noise scale at the target. Both come from few seeds and coarse rates: do not expect the second digit.",
+    "the noise scale at the target. Both come from few seeds and coarse rates: 30 % between them may be chance.",
     predictable=(0.1, 30),
 )
 
