@@ -311,12 +311,14 @@ def _compare_hidden(answer: Callable[..., Any], positions: list[int], lucks: lis
         raise Wrong(f"it gave an array of shape {got.shape}; it must be that of the tokens, {tokens.shape}.")
     if not np.issubdtype(got.dtype, np.integer):
         raise Wrong(f"it gave numbers of type {got.dtype}; tokens are whole numbers.")
-    for position, token in enumerate(tokens):
+    for position, token in enumerate(tokens.tolist()):
         right, reason = token, f"position {position} was not chosen; {token} stays there"
         if position in positions:
             index = positions.index(position)
             at = lucks[index]
-            what, right = ("what stood there", token) if at >= 0.9 else ("the other token", others[index])
+            what, right = (
+                ("what stood there", token) if at >= 0.9 else ("the other token", int(others[index]))
+            )
             what, right = ("MASK", MASK) if at < 0.8 else (what, right)
             reason = f"position {position} has luck {at:g}, so it must be {what}, {right}"
         if got[position] != right:
