@@ -126,8 +126,9 @@ def noise_from_workers(answer: Callable[..., Any]) -> str:
         signal = length * np.tile([3.0, 1.0, -2.0, 1.0], 3)
         size = (STEPS, workers, len(signal))
         steps = signal + deviation * draw.normal(size=size) / np.sqrt(images)
+        least = np.std([_noise(step, images) for step in steps], axis=0)
         each = np.array([answer(step, images) for step in steps], dtype=float)
-        spread, least = each.std(axis=0), np.std([_noise(step, images) for step in steps], axis=0)
+        spread = each.std(axis=0)
         errors = spread / np.sqrt(STEPS)
         truths = (deviation**2).sum(), (signal**2).sum()
         for name, mean, error, truth in zip(("tr Σ", "|G|²"), each.mean(axis=0), errors, truths, strict=True):
