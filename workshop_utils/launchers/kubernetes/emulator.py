@@ -140,7 +140,7 @@ class EmulatedPodsRun(ProcessRun):
         return "\n".join(lines + ([self.reason] if self.reason else []))
 
     def delete_pod(self, name: str) -> None:
-        """End a pod now, as a person may, or a node that is lost. The operator finds it missing."""
+        """End a pod now, as a person may, or a node that is drained. The operator finds it missing."""
         with self._observing:
             if name not in self._running:
                 raise JobError(f"no pod {name!r} runs; there are: {', '.join(self._running) or 'none'}")
