@@ -11,14 +11,15 @@ from typer.testing import CliRunner
 
 from workshop_utils import cli
 from workshop_utils.launchers import followed
-from workshop_utils.launchers.sagemaker import SageMaker, account, cleanup, price
+from workshop_utils.launchers.sagemaker import SageMaker, account, cleanup, launcher, price
 from workshop_utils.launchers.sagemaker.account import TAG, Aws, AwsError
 from workshop_utils.launchers.sagemaker.launcher import LATE_LOOKS, SageMakerRun
 from workshop_utils.launchers.sagemaker.price import NotConfirmed
 from workshop_utils.launchers.sagemaker.request import submission_of
 from workshop_utils.runs import RunFailed, RunState
 
-ROLE = "arn:aws:iam::123456789012:role/workshop"
+OWNER = "123456789012"
+ROLE = f"arn:aws:iam::{OWNER}:role/workshop"
 NOW = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
 NAME = {"TrainingJobName": "x"}
 
@@ -42,7 +43,7 @@ def scripted(*services):
 
 def submission(make_job, workers=1, **settings):
     job = make_job("import torch", strategy="torch_ddp", workers=workers)
-    return submission_of(job, SageMaker(role=ROLE, region="us-east-1", **settings))
+    return submission_of(job, SageMaker(**({"role": ROLE, "region": "us-east-1"} | settings)))
 
 
 # Refusals
@@ -182,6 +183,23 @@ def test_a_run_is_given_up_when_aws_no_longer_answers(make_job, monkeypatch):
         SageMakerRun(submission(make_job), aws, poll_seconds=0.01).wait(30)
 
 
+def test_a_name_in_use_is_this_job_s_own_and_a_lost_answer_is_said(make_job, monkeypatch):
+    monkeypatch.setattr(launcher, "_upload", lambda request, aws: None)
+    monkeypatch.setattr(launcher, "SageMakerRun", lambda submission, aws: submission.name)
+    aws, stubs = scripted("sagemaker")
+    target = SageMaker(aws, role=ROLE, region="us-east-1", confirm=True)
+    job = make_job("import torch", strategy="torch_ddp")
+    stubs["sagemaker"].add_client_error("create_training_job", "ResourceInUse", "taken")
+    assert target.launch(job)
+    for code, message in (
+        ("Else", "AWS answered Else"),
+        ("", "may have started all the same: look in SageM"),
+    ):
+        stubs["sagemaker"].add_client_error("create_training_job", code, "no")
+        with pytest.raises(AwsError, match=message):
+            target.launch(job)
+
+
 # Before anything is paid for
 
 
@@ -192,9 +210,11 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_only_a_yes_is_a_yes_and_the_question_holds_the_most_that_it_can_cost(make_job, monkeypatch, capsys):
+def test_only_a_yes_is_a_yes_and_the_question_holds_the_price_at_the_limit(make_job, monkeypatch, capsys):
     question = price.preflight(submission(make_job, workers=2, max_runtime="60min"))
-    assert "price: 2 × 0.204 $/h × (60 + 2) min = at most 0.43 $" in question
+    assert "price at the limit: 2 × 0.204 $/h × (60 + 2) min = 0.43 $" in question
+    assert "third more" not in question
+    assert "a third more" in price.preflight(submission(make_job, region="eu-west-1"))
     assert "quota: 'ml.c5.xlarge for training job usage' must be at least 2" in question
     assert "not known here" in price.preflight(submission(make_job, instance_type="ml.c6i.xlarge"))
     for answer in ("n", "", "yes please"):
@@ -212,7 +232,7 @@ def test_only_a_yes_is_a_yes_and_the_question_holds_the_most_that_it_can_cost(ma
 def test_the_bucket_is_tagged_closed_to_the_public_and_made_once():
     west = account.connect("eu-west-1")
     for _ in range(2):
-        account.ensure_bucket("workshop-of-mine", west)
+        account.ensure_bucket("workshop-of-mine", west, OWNER)
     access = west.call("s3", "get_public_access_block", Bucket="workshop-of-mine")
     assert set(access["PublicAccessBlockConfiguration"].values()) == {True}
     assert west.call("s3", "get_bucket_tagging", Bucket="workshop-of-mine")["TagSet"] == [TAG]
@@ -220,9 +240,19 @@ def test_the_bucket_is_tagged_closed_to_the_public_and_made_once():
     assert location["LocationConstraint"] == "eu-west-1"
 
 
+def test_a_bucket_of_somebody_else_gets_nothing():
+    aws, stubs = scripted("s3")
+    stubs["s3"].add_client_error(
+        "head_bucket", "403", "Forbidden", expected_params={"Bucket": "a", "ExpectedBucketOwner": OWNER}
+    )
+    with pytest.raises(AwsError, match="is not one of account 123456789012, or closed to you"):
+        account.ensure_bucket("a", aws, OWNER)
+
+
 def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone(tmp_path, monkeypatch):
     own = account.connect("eu-central-1")  # a region in which no other test has left anything
-    before = cleanup.find(own)  # but buckets, of which moto lists those of all regions
+    before = cleanup.find(own)
+    account.ensure_bucket("elsewhere", account.connect("eu-north-1"), OWNER)
     for name, tag in (("ours", TAG), ("not-ours", {"Key": "team", "Value": "red"})):
         job = {**TRAINING_JOB, "TrainingJobName": name}
         own.call("sagemaker", "create_training_job", **job, Tags=[tag])
@@ -231,7 +261,7 @@ def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone(tmp_path, mo
         own.call("sagemaker", "create_notebook_instance", **notebook, Tags=[tag])
         template = '{"Resources": {"Logs": {"Type": "AWS::Logs::LogGroup"}}}'
         own.call("cloudformation", "create_stack", StackName=name, TemplateBody=template, Tags=[tag])
-        account.ensure_bucket(name, own)
+        account.ensure_bucket(name, own, OWNER)
         own.call("s3", "put_bucket_tagging", Bucket=name, Tagging={"TagSet": [tag]})
         own.call("s3", "put_object", Bucket=name, Key="model", Body=b"1")
     place_of = {"CreateBucketConfiguration": {"LocationConstraint": "eu-central-1"}}
@@ -257,7 +287,8 @@ def test_the_clean_up_finds_what_has_the_tag_and_removes_that_alone(tmp_path, mo
 
 def test_the_clean_up_stops_what_runs_and_names_what_it_may_not_see():
     aws, stubs = scripted("sagemaker", "s3", "ecr", "cloudformation")
-    stubs["s3"].add_response("list_buckets", {"Buckets": []})
+    stubs["s3"].add_response("list_buckets", {"Buckets": [{"Name": "closed"}]})
+    stubs["s3"].add_client_error("get_bucket_tagging", "AccessDenied", "no")
     stubs["ecr"].add_response("describe_repositories", {"repositories": []})
     stubs["cloudformation"].add_response("describe_stacks", {"Stacks": []})
     named = ("TrainingJobArn", "TrainingJobStatus")
@@ -266,7 +297,8 @@ def test_the_clean_up_stops_what_runs_and_names_what_it_may_not_see():
     stubs["sagemaker"].add_response("list_training_jobs", listed)
     stubs["sagemaker"].add_response("list_tags", {"Tags": [TAG]})
     stubs["sagemaker"].add_client_error("list_notebook_instances", "AccessDeniedException", "no")
-    (left,), (unseen,) = cleanup.find(aws)
+    (left,), (buckets, unseen) = cleanup.find(aws)
+    assert buckets == "buckets: you may not read the tags of closed"
     assert unseen.startswith("notebooks: list_notebook_instances: you may not do that")
     assert str(left) == "running job runs (costs money every second)"
     stubs["sagemaker"].add_response("stop_training_job", {}, {"TrainingJobName": "runs"})
@@ -276,7 +308,7 @@ def test_the_clean_up_stops_what_runs_and_names_what_it_may_not_see():
 
 def test_what_cannot_be_removed_does_not_keep_the_rest(monkeypatch):
     aws = account.connect("us-east-1")
-    account.ensure_bucket("left-by-the-workshop", aws)
+    account.ensure_bucket("left-by-the-workshop", aws, OWNER)
     things = [cleanup.Remains("bucket", name, "") for name in ("not-there", "left-by-the-workshop")]
     monkeypatch.setattr(cleanup, "find", lambda aws: (things, ["stacks: you may not"]))
     monkeypatch.setenv("AWS_ENDPOINT_URL", str(aws.endpoint))
@@ -342,7 +374,8 @@ def test_only_zones_that_have_the_instance_type_are_named():
     zones = account.zones("ml.p4d.24xlarge", aws)
     assert zones
     assert len(zones) < len(account.zones("ml.c5.xlarge", aws))
-    assert account.zones("ml.nothing.large", aws) == []
+    with pytest.raises(AwsError, match=r"no zone of us-east-1 has ml\.nothing\.large: take another"):
+        account.zones("ml.nothing.large", aws)
 
 
 def test_on_a_notebook_instance_the_account_is_that_of_its_role(monkeypatch, tmp_path):

@@ -186,7 +186,7 @@ def test_a_script_that_fails_on_spot_instances_is_not_started_again(make_job):
 
 def test_before_a_launch_the_emulator_says_what_the_job_would_cost(make_job):
     said = EmulatedSageMaker().preflight(make_job("1", timeout="60min"))
-    assert "price: 1 × 0.204 $/h × (60 + 2) min = at most 0.22 $" in said
+    assert "price at the limit: 1 × 0.204 $/h × (60 + 2) min = 0.22 $" in said
     assert said.endswith("emulated, there are no quotas, and it costs nothing")
 
 

@@ -18,22 +18,25 @@ def spot(table: pd.DataFrame, checkpoint_steps: int) -> Figure:
     before, again = None, 0
     for number, rows in enumerate(lives):
         x, y, colour = rows["seconds"].to_numpy(), rows["step"].to_numpy(), f"worker {number}"
-        style.measured(axes, x, y, colour=colour, marker=style.MARKERS[number], markersize=4)
+        style.measured(axes, x, y, colour=colour, markersize=2.5, markeredgewidth=0)
         words = "new instances" if number else "first instances"
-        style.note(axes, words, (x[-1], y[-1]), (-10, 2), ha="right", va="bottom")
+        style.note(
+            axes, words, (x[-1], y[-1]), (-10, 2), ha="right", va="bottom", color=style.colour_of(colour)
+        )
         if before is not None:
-            style.mark(axes, before[0], "taken away")
-            axes.plot([before[0], x[0]], [y[0] - 1] * 2, color=style.QUIET, linestyle=":")
+            style.mark(axes, before["seconds"].iloc[-1], "last step before")
+            saved = before["seconds"][before["step"] == y[0] - 1]  # when, of the step that both lives share
+            axes.plot([*saved, x[0]], [y[0] - 1] * (len(saved) + 1), color=style.QUIET, linestyle=":")
             style.note(
                 axes, f"checkpoint of step {y[0] - 1}", (x[0], y[0] - 1), (-6, -4), ha="right", va="top"
             )
-            again += before[1] - y[0] + 1
-        before = (x[-1], y[-1])
+            again += before["step"].iloc[-1] - y[0] + 1
+        before = rows
     axes.set(xlabel="seconds since the launch", ylabel="step", xlim=(0, None), ylim=(0, None))
     times = {1: "Not interrupted", 2: "Interrupted once"}.get(
         len(lives), f"Interrupted {len(lives) - 1} times"
     )
-    finding = f"{times}: {again} of {table['step'].max()} steps were made twice"
+    finding = f"{times}: {again} of {table['step'].max()} steps were repeated"
     return style.finish(
         axes, finding, f"a checkpoint every {checkpoint_steps} steps; points: steps of rank 0"
     )

@@ -141,7 +141,7 @@ def _moto() -> str:
     from moto.server import ThreadedMotoServer
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it would print every request
-    # moto makes all of a stack but a rule for outgoing traffic, and would say so twice.
+    # moto makes all of a stack but a rule for outgoing traffic, and would say so.
     logging.getLogger("moto").addFilter(lambda record: "SecurityGroupEgress" not in record.getMessage())
     warnings.filterwarnings("ignore", "Tried to parse AWS::EC2::SecurityGroupEgress", UserWarning)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
@@ -201,19 +201,32 @@ def deploy(name: str, aws: Aws, **parameters: str) -> dict[str, str]:
 
 
 def zones(instance_type: str, aws: Aws) -> list[str]:
-    """The Availability Zones of the region in which EC2 offers the type of instance, sorted. Raises AwsError."""
+    """The Availability Zones of the region in which EC2 offers the type, sorted. Raises AwsError if none does."""
     wanted = {"Name": "instance-type", "Values": [instance_type.removeprefix("ml.")]}
     asked = {"LocationType": "availability-zone", "Filters": [wanted]}
     offered = aws.pages("ec2", "describe_instance_type_offerings", "InstanceTypeOfferings", **asked)
-    return sorted(offer["Location"] for offer in offered)
+    found = sorted(offer["Location"] for offer in offered)
+    if not found:
+        raise AwsError(f"no zone of {aws.region} has {instance_type}: take another type, or another region")
+    return found
 
 
-def ensure_bucket(name: str, aws: Aws) -> None:
-    """Make the bucket `name` if it is missing: tagged, and closed to the public."""
+def ensure_bucket(name: str, aws: Aws, owner: str) -> None:
+    """Make the bucket `name` if it is missing: tagged, and closed to the public.
+
+    Raises:
+        AwsError: if it belongs to another account than `owner`, since anybody may make a bucket of a name that can be
+            guessed; or if AWS refuses.
+    """
     try:
-        aws.call("s3", "head_bucket", Bucket=name)
+        aws.call("s3", "head_bucket", Bucket=name, ExpectedBucketOwner=owner)
         return
     except AwsError as error:
+        if error.code == "403":
+            closed = f"the bucket {name} is not one of account {owner}, or closed to you: nothing was stored"
+            raise AwsError(
+                f"{closed}. Name another bucket, or ask for the right to use it", error.code
+            ) from None
         if error.code not in NO_SUCH_BUCKET:
             raise
     # us-east-1 is the one region that may not be named when a bucket is made.
@@ -232,14 +245,15 @@ def split_uri(uri: str) -> tuple[str, str]:
     return bucket, key
 
 
-def upload_folder(folder: Path, uri: str, aws: Aws) -> None:
+def upload_folder(folder: Path, uri: str, aws: Aws, owner: str) -> None:
     """Store the files of `folder` below `uri`, except those that are there already with the same contents."""
     bucket, prefix = split_uri(uri)
-    listed = aws.pages("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix)
+    ours = {"Bucket": bucket, "ExpectedBucketOwner": owner}
+    listed = aws.pages("s3", "list_objects_v2", "Contents", **ours, Prefix=prefix)
     stored = {entry["Key"]: entry["ETag"].strip('"') for entry in listed}
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         content = path.read_bytes()
         # What S3 calls the ETag of a small object.
         digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if stored.get(prefix + path.name) != digest:
-            aws.call("s3", "put_object", Bucket=bucket, Key=prefix + path.name, Body=content)
+            aws.call("s3", "put_object", **ours, Key=prefix + path.name, Body=content)

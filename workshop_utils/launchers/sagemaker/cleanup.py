@@ -5,7 +5,7 @@
         print(thing)
         remove(thing, aws)
 
-Records and logs of jobs that have ended stay; they cost next to nothing.
+Records and logs of jobs that have ended stay. CloudWatch keeps the logs for ever, and charges a little by the GB.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ REMOVALS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "image repository": ("ecr", "delete_repository", "repositoryName", {"force": True}),
     "stack": ("cloudformation", "delete_stack", "StackName", {}),
 }
-# What a bucket answers that has no tags, is not ours to look at, or is in another region.
-NOT_OURS = ("NoSuchTagSet", "AccessDenied", "PermanentRedirect", "IllegalLocationConstraintException")
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,8 @@ def find(aws: Aws) -> tuple[list[Remains], list[str]]:
     unseen: list[str] = []
     for look in (_jobs, _buckets, _repositories, _notebooks, _stacks):
         try:
-            remains += look(aws)
+            for thing in look(aws):
+                remains.append(thing)
         except AwsError as error:
             if "denied" not in f"{error.code} {error}".lower():
                 raise
@@ -101,15 +100,21 @@ def _notebooks(aws: Aws) -> Iterator[Remains]:
 
 
 def _buckets(aws: Aws) -> Iterator[Remains]:
-    for bucket in aws.call("s3", "list_buckets")["Buckets"]:
+    """Those of the region alone: an account lists the buckets of all."""
+    closed = []
+    for bucket in aws.pages("s3", "list_buckets", "Buckets", BucketRegion=aws.region):
         try:
             tags = aws.call("s3", "get_bucket_tagging", Bucket=bucket["Name"])["TagSet"]
         except AwsError as error:
-            if error.code not in NOT_OURS:
+            if error.code == "AccessDenied":
+                closed.append(bucket["Name"])
+            elif error.code != "NoSuchTagSet":
                 raise
         else:
             if TAG in tags:
                 yield Remains("bucket", bucket["Name"], "its contents cost a little every month")
+    if closed:
+        raise AwsError(f"you may not read the tags of {', '.join(closed)}", "AccessDenied")
 
 
 def _repositories(aws: Aws) -> Iterator[Remains]:

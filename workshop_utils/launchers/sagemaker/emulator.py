@@ -60,8 +60,8 @@ class EmulatedSageMaker(SageMakerSettings):
         "mpi": "all MPI ranks are started by the first host's mpirun, without sshd",
         "threads": "one for arithmetic in each process, unless the job says more; a server has 16 for what waits",
         "patience": "all hosts start within a second; on SageMaker minutes may lie between them, and the toolkit waits",
-        "spot": "all hosts end at once and untold when `interrupt` says so; new ones come at once; `max_wait` is not "
-        "watched; and checkpoints are kept in a folder of this run",
+        "spot": "all hosts end without warning when `interrupt` says so; new ones come at once; `max_wait` is "
+        "not watched; and checkpoints are kept in a folder of this run",
         "end": "where a host fails, SIGTERM ends the others, and reaches scripts; on SageMaker it comes later,"
         " and the toolkit keeps it",
         "python": "Python and its packages are this environment's",

@@ -62,7 +62,7 @@ class SageMaker(SageMakerSettings):
         return trainer.render(submission)
 
     def preflight(self, job: TrainingJob) -> str:
-        """What a launch may cost at most, and the quota that it needs. Starts nothing. Raises JobError as `render`."""
+        """What a launch costs at its limit, and the quota that it needs. Raises JobError as `render`."""
         return price.preflight(self.render(job).submission, self.aws.is_emulated)
 
     def launch(self, job: TrainingJob) -> SageMakerRun:
@@ -70,7 +70,7 @@ class SageMaker(SageMakerSettings):
 
         Raises:
             JobError: as `render` does; nothing has been sent then.
-            NotConfirmed: if no one agrees to the cost; nothing has been sent then.
+            NotConfirmed: if no one agrees to the cost; neither source nor data has been sent then.
             AwsError: if AWS refuses, or the job's image was never built; the message says what to do.
             DataError: if the job's data cannot be read.
         """
@@ -80,7 +80,17 @@ class SageMaker(SageMakerSettings):
             if not self.confirm:
                 price.ask(price.preflight(request.submission))
         _upload(request, self.aws)
-        self.aws.call("sagemaker", "create_training_job", **request.body)
+        try:
+            self.aws.call("sagemaker", "create_training_job", **request.body)
+        except AwsError as error:
+            if not error.code:  # no answer
+                may_run = (
+                    f"{request.submission.name} may have started all the same: look in SageMaker's console"
+                )
+                raise AwsError(f"{error}. {may_run}") from None
+            # Nobody else has this name: it is in use if a first try was taken, and its answer lost.
+            if error.code != "ResourceInUse":
+                raise
         return SageMakerRun(request.submission, self.aws)
 
 
@@ -99,11 +109,12 @@ def _upload(request: Request, aws: Aws) -> None:
     is_stored = submission.job.data.startswith("s3://")
     folder = None if is_stored else data.prepare(submission.job.data)
     bucket, source = account.split_uri(submission.source_uri)
-    account.ensure_bucket(bucket, aws)
+    owner = submission.settings.role.split(":")[4]
+    account.ensure_bucket(bucket, aws, owner)
     for key, content in {source: packed(submission.job), **request.uploads}.items():
-        aws.call("s3", "put_object", Bucket=bucket, Key=key, Body=content)
+        aws.call("s3", "put_object", Bucket=bucket, ExpectedBucketOwner=owner, Key=key, Body=content)
     if folder is not None:
-        account.upload_folder(folder, submission.data_uri, aws)
+        account.upload_folder(folder, submission.data_uri, aws, owner)
 
 
 class SageMakerRun(FollowedRun):

@@ -1,4 +1,4 @@
-"""Before anything is paid for: what a launch may cost at most, which quota it needs, and whether to go on.
+"""Before anything is paid for: what a launch costs at its time limit, which quota it needs, and whether to go on.
 
 The prices are those of `prices.yaml`, which says where they are from.
 """
@@ -28,16 +28,18 @@ def preflight(submission: Submission, is_free: bool = False) -> str:
     """What is known before the launch, in lines for people. `is_free` says that the account is emulated."""
     settings, count = submission.settings, len(submission.hosts)
     minutes = submission.limit_seconds / 60
-    lines = [f"{count} × {settings.instance_type} in {settings.region_name}, for at most {minutes:g} min"]
+    lines = [f"{count} × {settings.instance_type} in {settings.region_name}, with a limit of {minutes:g} min"]
     dollars_an_hour = DOLLARS_AN_HOUR.get(settings.instance_type)
     if dollars_an_hour is None:
         lines.append("price: not known here; see AWS's price page for SageMaker, training")
     else:
-        # At the full price, even for spot instances; in whole cents, never too few.
+        # At the full price, even for spot instances; in whole cents, never too few. Not all: AWS does not say whether
+        # the time for the image and the data counts for the limit, and it is paid for.
         cents = math.ceil(100 * count * dollars_an_hour * (minutes + GOODBYE_MINUTES) / 60)
+        elsewhere = "" if settings.region_name == "us-east-1" else "; other regions cost up to a third more"
         lines.append(
-            f"price: {count} × {dollars_an_hour:g} $/h × ({minutes:g} + {GOODBYE_MINUTES}) min = at most "
-            f"{cents / 100:.2f} $, and storage (table of {AS_OF} for us-east-1)"
+            f"price at the limit: {count} × {dollars_an_hour:g} $/h × ({minutes:g} + {GOODBYE_MINUTES}) min = "
+            f"{cents / 100:.2f} $, and storage (table of {AS_OF} for us-east-1{elsewhere})"
         )
     if settings.spot:
         lines.append("spot: usually far less, and the instances may be taken away")

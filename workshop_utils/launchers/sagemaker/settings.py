@@ -39,7 +39,8 @@ class SageMakerSettings(TargetSettings):
         volume_gb: disk of each instance, in GB.
         max_runtime: when the service ends the job, whatever it does; by default the job's own timeout.
         spot: use spare capacity, which is cheaper and may be taken away; checkpoints are then kept in the bucket.
-        max_wait: with `spot`, how long waiting and running may take together; by default twice `max_runtime`.
+        max_wait: with `spot`, how long waiting and running may take together; by default an hour more than
+            `max_runtime`.
         retries: how often SageMaker restarts the job after a failure of its own, not of the script.
         tags: put on every job, beside the workshop's own tag, by which the clean-up finds it.
         confirm: start without asking, though it costs money.

@@ -127,7 +127,8 @@ class WorkshopDriver(DistributedConfig):
 def _train(submission: Submission, started: Members | None, session: OfflineSession) -> None:
     """Have ModelTrainer send the job to `session`."""
     settings = submission.settings
-    wait = settings.max_wait or f"{2 * submission.limit_seconds}s"  # waiting for spot instances, and running
+    # Running, waiting for spot instances, and starting again on others, which takes minutes each time.
+    wait = settings.max_wait or f"{submission.limit_seconds + 3600}s"
     checkpoints = submission.checkpoint_uri
     with tempfile.TemporaryDirectory() as folder:
         trainer = ModelTrainer(

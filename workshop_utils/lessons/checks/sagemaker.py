@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -19,9 +20,8 @@ from workshop_utils.training import checkpoints
 interruption = OpenQuestion(
     "seconds",
     (0.2, 120),
-    "The steps that are made again cost least. New processes must start, import their framework and meet before the "
-    "first of them; on SageMaker, minutes more until an instance is found and has pulled its image. Saving more often "
-    "than a restart takes gains little.",
+    "Here the steps that are repeated cost least. New processes must start, import their framework and meet before the "
+    "first of them; on SageMaker, minutes more until an instance is found and has pulled its image.",
 )
 
 
@@ -31,8 +31,7 @@ interruption = OpenQuestion(
 @exercise
 def tf_config(answer: Callable[[Mapping[str, str]], dict[str, Any]]) -> str:
     """`answer(environment)` is TF_CONFIG, for TensorFlow 2, of a host of a job with a parameter server on each."""
-    for count in (2, 3, 12):
-        hosts = list(host_names(count))
+    for hosts in (*(list(host_names(count)) for count in (2, 3, 12)), ["algo-7", "algo-9"]):
         for rank, host in enumerate(hosts):
             environment = {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host}
             config = result_of(answer, dict(environment))
@@ -40,7 +39,7 @@ def tf_config(answer: Callable[[Mapping[str, str]], dict[str, Any]]) -> str:
             config = json.loads(config if isinstance(config, str) else json.dumps(config, default=repr))
             if not (isinstance(config, dict) and set(config) >= {"cluster", "task"}):
                 raise Wrong(f"on {host} it gave {config!r}; it must be a dictionary with cluster and task.")
-            where = f"with {count} hosts, on {host}, "
+            where = f"with {len(hosts)} hosts{', of which algo-7 is the first' * (hosts[0] == 'algo-7')}, on {host}, "
             _judge_cluster(config["cluster"], hosts, where)
             task = {"type": "worker" if rank else "chief", "index": rank - 1 if rank else 0}
             if (
@@ -126,6 +125,17 @@ def _granted(statements: list[Any], effect: str, action: str) -> list[str]:
     ]
 
 
+@functools.cache
+def _overlap(one: str, other: str) -> bool:
+    """Whether some name matches both patterns, in which * stands for any text and ? for one character."""
+    for a, b in ((one, other), (other, one)):
+        if a[:1] == "*":
+            return _overlap(a[1:], b) or (b != "" and _overlap(a, b[1:]))
+    if not (one and other):
+        return one == other
+    return (one[0] == other[0] or "?" in (one[0], other[0])) and _overlap(one[1:], other[1:])
+
+
 @exercise
 def least_policy(answer: list[dict[str, Any]]) -> str:
     """`answer` is the Statement of a policy that allows the calls that are NEEDED, and nothing else."""
@@ -170,14 +180,20 @@ def least_policy(answer: list[dict[str, Any]]) -> str:
                 raise Wrong(
                     f"statement {number} has Resource '*', which is everything in the account: name it."
                 )
+    for number, statement in enumerate(statements, start=1):
+        for action, (resource, *_) in NEEDED.items():
+            if any(_overlap(each, resource) for each in _granted([statement], "Deny", action)):
+                denied = f"statement {number} denies {action} on some of {resource}, which Ada needs"
+                raise Wrong(
+                    f"{denied}: it does not allow {action} there. What no statement allows is denied anyhow."
+                )
     resources = {resource for resource, *_ in NEEDED.values()}  # those of other actions allow nothing more
     for action, (resource, because, too_wide) in NEEDED.items():
         name = resource.replace("*", "a/new-1" if action.startswith("s3") else "new-1")
-        allowed, denied = (_granted(statements, effect, action) for effect in ("Allow", "Deny"))
-        is_denied = any(fnmatchcase(name, each) for each in denied)
-        if is_denied or not any(fnmatchcase(name, each) for each in allowed):
+        allowed = _granted(statements, "Allow", action)
+        if not any(fnmatchcase(name, each) for each in allowed):
             raise Wrong(f"it does not allow {action} on {name}; {because}.")
-        for each in set(allowed) - resources:
+        for each in {each.replace("?*", "*") for each in allowed} - resources:
             raise Wrong(
                 f"it allows {action} on {each}: {too_wide}. A * belongs only where names are new each time."
             )
@@ -192,6 +208,10 @@ def least_policy(answer: list[dict[str, Any]]) -> str:
 
 class Interrupted(BaseException):
     """The instance is gone: what comes after, in the same process, did not happen."""
+
+
+class Failed(RuntimeError):
+    """A step failed; the process ends with it, as an interrupted one does."""
 
 
 EVERY = 5  # steps
@@ -210,9 +230,11 @@ def resume(answer: Callable[..., Any]) -> str:
         for interruptions in lives:
             with tempfile.TemporaryDirectory() as name:
                 _judge_lives(answer, Path(name), begun, steps, advanced, interruptions)
+    with tempfile.TemporaryDirectory() as name:
+        _judge_lives(answer, Path(name), begun, 11, advanced, (7,), Failed)
     return (
         "interrupted before and after checkpoints, even three times, it reaches the state of 11 or 23 steps made at "
-        f"once; fewer than {EVERY} steps are made again each time, and a job that had ended makes none."
+        f"once; fewer than {EVERY} steps are repeated each time, and a job that had ended takes none."
     )
 
 
@@ -223,6 +245,7 @@ def _judge_lives(
     steps: int,
     advanced: Callable[[np.ndarray], np.ndarray],
     interruptions: tuple[int, ...],
+    ends: type[BaseException] = Interrupted,
 ) -> None:
     right = begun
     for _ in range(steps):
@@ -238,7 +261,7 @@ def _judge_lives(
         ) -> np.ndarray:
             if len(calls) == limit and not taken:
                 taken.append(1)
-                raise Interrupted
+                raise ends
             calls.append(1)
             if len(calls) > 2 * steps:
                 raise Wrong(
@@ -249,7 +272,7 @@ def _judge_lives(
         when = f"interrupted after {' and '.join(map(str, interruptions))} steps, " if interruptions else ""
         try:
             result = answer(folder, begun.copy(), steps, advance)
-        except Interrupted:
+        except ends:
             newest = checkpoints.newest(folder)
             reached, saved = kept + len(calls), newest.step if newest else 0
             if newest and newest.arrays["state"].dtype != begun.dtype:
@@ -268,7 +291,8 @@ def _judge_lives(
         if is_missing(result):
             raise NotYet("your function gave nothing: write it, then run this again.")
         if limit is not None:
-            raise Wrong(f"{when}it went on as if nothing had happened: let the interruption through.")
+            what = "interruption" if ends is Interrupted else "error of a step that failed"
+            raise Wrong(f"{when}it went on as if nothing had happened: let the {what} through.")
         if kept + len(calls) != steps:
             again = "after all steps were made, a new start" if kept == steps else f"{when}life {life + 1}"
             raise Wrong(
