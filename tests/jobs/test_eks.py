@@ -151,6 +151,26 @@ def test_a_learner_may_do_in_their_own_namespace_what_the_launcher_asks_for(
     assert asked <= allowed
 
 
+def test_a_learner_may_carry_out_the_commands_that_copy_a_model_out():
+    (role,) = [each for each in filled() if each["kind"] == "Role"]
+    rights = {
+        (r, verb)
+        for rule in role["rules"]
+        if "" in rule["apiGroups"]
+        for r in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    commands = re.findall(r"#     kube (\w+)", (FOLDER / "storage/data-pod.yaml").read_text())
+    needed = {
+        "apply": {("pods", "get"), ("pods", "create")},
+        "wait": {("pods", "get"), ("pods", "list"), ("pods", "watch")},
+        "cp": {("pods", "get"), ("pods/exec", "create"), ("pods/exec", "get")},
+        "delete": {("pods", "delete")},
+    }
+    assert set(commands) == set(needed)
+    assert set().union(*needed.values()) <= rights
+
+
 def test_a_learner_comes_with_a_claim_on_everybody_s_file_system_and_goes_alone(run, tmp_path, monkeypatch):
     del run  # which puts the recording programs on the path
     monkeypatch.setenv("AWS_REGION", "us-west-2")
@@ -163,6 +183,9 @@ def test_a_learner_comes_with_a_claim_on_everybody_s_file_system_and_goes_alone(
         "describe-access-entry": absent,
     }
     make_programs(tmp_path, answers)
+
+    def namespace(found):
+        return {"get namespace ada": f"echo {found}"}
 
     def learner(*words):
         (tmp_path / "calls").write_text("")
@@ -185,11 +208,28 @@ def test_a_learner_comes_with_a_claim_on_everybody_s_file_system_and_goes_alone(
     code, lines = learner("remove", "workshop-cpu", "ada", arn)
     assert code == 0
     assert not any("namespace default" in line or "--all" in line for line in lines)
-    assert "metadata.name=ada" in lines[1]  # and the entry was gone already
-    make_programs(tmp_path, {**answers, "describe-access-entry": ":"})
+    assert "metadata.name=ada" in lines[2]  # and the entry was gone already
+    ours = {"describe-access-entry": "echo workshop:ada", **namespace("ada/distributed-training-workshop")}
+    make_programs(tmp_path, {**answers, **ours})
     code, lines = learner("add", "workshop-cpu", "ada", arn)
     assert (code, [line for line in lines if "create-access-entry" in line]) == (0, [])
-    assert "delete-access-entry" in learner("remove", "workshop-cpu", "ada", arn)[1][1]
+    assert "delete-access-entry" in learner("remove", "workshop-cpu", "ada", arn)[1][2]
+    for (
+        theirs
+    ) in (  # an administrator's entry, one with rights by policies, somebody's namespace, an operator's
+        *(
+            {"describe-access-entry": answer}
+            for answer in ("echo eks-admins", ":", "echo workshop:ada eks-admins")
+        ),
+        *(namespace(found) for found in ("ada/", "ada/kubeflow")),
+    ):
+        make_programs(tmp_path, {**answers, **ours, **theirs})
+        (tmp_path / "given").unlink(missing_ok=True)
+        for action in ("add", "remove"):
+            code, lines = learner(action, "workshop-cpu", "ada", arn)
+            assert code == 1
+            assert not (tmp_path / "given").exists()
+            assert not any(word in line for line in lines for word in ("create-access", "delete"))
     for what, answer in (("volumeName", ":"), ("dnsname", "exit 1"), ("describe-access-entry", "exit 255")):
         make_programs(tmp_path, {**answers, what: answer})
         (tmp_path / "given").unlink(missing_ok=True)
@@ -338,7 +378,10 @@ def test_a_step_that_fails_is_the_last_and_says_what_stays(run, action, answer, 
 
 
 def test_delete_all_ends_with_the_cluster_once_the_file_system_is_gone(run):
-    left = 'echo >> "$folder/n"; case $(wc -l < "$folder/n") in 1) echo fs-1 AVAILABLE ;; 2) echo fs-1 DELETING ;; esac'
+    states = " ".join(
+        f"{n}) echo fs-1 {state} ;;" for n, state in enumerate(("CREATING", "AVAILABLE", "DELETING"), 1)
+    )
+    left = f'echo >> "$folder/n"; case $(wc -l < "$folder/n") in {states} esac'
     said, lines = run("delete-all", "cpu", "--yes", answers={**ANSWERS, "describe-file-systems": left})
     assert said.exit_code == 0, said.output
     (deleted,) = (index for index, line in enumerate(lines) if "delete-file-system " in line)

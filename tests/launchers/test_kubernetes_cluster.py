@@ -171,6 +171,65 @@ def test_a_job_of_which_nobody_makes_pods_asks_for_its_operator_and_ends_at_its_
         assert eventually(lambda: "its turn in the queue default" in started.waits_for)
 
 
+def test_an_mpi_job_has_time_until_its_launcher_is_there_and_the_last_lines_of_one_that_is_overdue_arrive(
+    server, make_job, monkeypatch
+):
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.1)
+    job = make_job("import mpi4py\n", name="ddp", strategy="mpi", workers=2)
+    # As the MPI operator has it while the workers wait in Volcano's queue: it notes a start at once.
+    server.job_status = {"startTime": "2026-01-01T00:00:00Z", **condition("Created")}
+    server.job_status["replicaStatuses"] = {"Worker": {}}
+    server.pods = [pod("worker", "Pending")]
+    with Kubernetes(gang="volcano", registry=REGISTRY).launch(job.replace(timeout="1s")) as started:
+        with pytest.raises(TimeoutError):
+            started.wait(timeout_seconds=2)
+        server.job_status["replicaStatuses"] = {"Worker": {"active": 2}, "Launcher": {}}
+        server.pods = [pod("launcher")]
+
+        def end(method, last):
+            if method == "DELETE":
+                server.logs.clear()
+
+        server.before = end
+        server.logs["ddp-launcher-0"] = stamped("[1,0]<stdout>:hello")
+        with pytest.raises(RunFailed, match="ddp ran longer than its timeout"):
+            started.wait(timeout_seconds=20)
+        assert [line.text for line in started.logs(worker="worker-0")] == ["hello"]
+        assert server.made() == []
+
+
+def test_a_webhook_that_is_not_up_yet_is_asked_again_and_has_made_nothing(server, job):
+    down = refused(
+        500, 'Internal error occurred: failed calling webhook "v.pytorchjob": no endpoints available'
+    )
+    server.script["POST", "pytorchjobs"] = [down] * 2
+    with PLACE.launch(job):
+        assert len(server.made()) == 3
+    server.script["POST", "pytorchjobs"] = [down] * TRIES
+    with pytest.raises(KubernetesError, match=r"does not answer; is it running\?.*no endpoints available$"):
+        PLACE.launch(job)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (
+            'admission webhook "v.pytorchjob" denied the request: spec.a: Required',
+            "the cluster, or an operator, does not accept",
+        ),
+        (
+            "pytorchjobs ddp is forbidden: exceeded quota: workshop, used: 1",
+            "the namespace's quota is used up",
+        ),
+    ],
+)
+def test_a_webhook_s_refusal_and_a_quota_are_no_matter_of_rights(server, job, reason, said):
+    for ask in (PLACE.launch, PLACE.dry_run):
+        server.script["POST", "pytorchjobs"] = [refused(403, reason)]
+        with pytest.raises(KubernetesError, match=f"PyTorchJob ddp: {said}.* Kubernetes says: {reason}$"):
+            ask(job)
+
+
 def test_logs_are_followed_where_events_may_not_be_read(server, job):
     server.pods = [pod("master"), pod("worker", "Pending")]
     server.logs = {"ddp-master-0": stamped("hello")}
@@ -229,7 +288,7 @@ def test_an_expired_login_does_not_lose_a_job_but_one_that_stays_gives_it_up(
     ("what", "status", "message", "said"),
     [
         ("pytorchjobs", 409, "it is there", "creating PyTorchJob ddp: something of that name exists already"),
-        ("pytorchjobs", 500, "etcd is down", "creating PyTorchJob ddp: the cluster still fails"),
+        ("pytorchjobs", 500, "etcd is down", "creating PyTorchJob ddp: the cluster failed; its logs"),
         ("configmaps", 403, "no config maps", "creating ConfigMap ddp: you may not do that"),
     ],
 )
@@ -334,6 +393,28 @@ def test_how_a_job_ended_is_said_even_if_what_is_left_of_it_cannot_be_deleted(se
     with pytest.raises(KubernetesError, match=r"^ddp may still run: it could not be deleted\. "):
         started.stop()
     server.open(server.port)
+
+
+def test_an_expired_login_and_an_interrupt_leave_it_open_whether_the_job_is_gone(server, job):
+    started = PLACE.launch(job)
+
+    def expire(method, last):
+        if method == "DELETE":
+            server.script["GET", "pods"] = [refused(401, "Unauthorized")] * 1000
+
+    server.before = expire
+    with pytest.raises(KubernetesError, match=r"ddp may still run: .* your login has expired"):
+        started.stop()
+    server.script.clear()
+    server.before = lambda method, last: (_thread.interrupt_main(), time.sleep(0.5))[0]
+    interrupted = (
+        r"interrupted\. To delete it: kubectl --namespace default delete pytorchjob\.kubeflow\.org/ddp "
+    )
+    with pytest.raises(KubernetesError, match=f"ddp may still run: .* {interrupted}"):
+        started.stop()
+    server.before = lambda method, last: None
+    started.stop()
+    assert server.made() == []
 
 
 def test_who_may_not_see_pods_may_delete_a_job_all_the_same(server, job):

@@ -4,6 +4,7 @@ import pytest
 from kubernetes_api import cluster, metric, stamped
 
 from workshop_utils.jobs import JobError
+from workshop_utils.launchers.kubernetes import check
 from workshop_utils.launchers.torchx import TorchX
 from workshop_utils.runs import RunFailed
 
@@ -100,3 +101,22 @@ def test_a_job_that_fails_names_the_rank_that_failed_first_and_of_several_the_lo
     with run, pytest.raises(RunFailed, match=said):
         run.wait(60)
     assert server.made() == []
+
+
+@pytest.mark.parametrize("data", ["mine", None])
+def test_a_claim_that_is_named_twice_is_one_volume_which_every_mount_finds(job, data):
+    place = TEAM.model_copy(update={"data_claim": data, "volumes": {"/cache": "other", "/all": "mine"}})
+    request = place.render(job.replace(outputs="claim:mine")).request
+    pod = request["spec"]["tasks"][0]["template"]["spec"]
+    claims = [
+        each["persistentVolumeClaim"]["claimName"]
+        for each in pod["volumes"]
+        if "persistentVolumeClaim" in each
+    ]
+    assert sorted(claims) == ["mine", "other"]
+    mounts = {each["mountPath"]: each["name"] for each in pod["containers"][0]["volumeMounts"]}
+    assert set(mounts.values()) <= {each["name"] for each in pod["volumes"]}
+    assert mounts["/workshop/model"] == mounts["/all"]
+    assert check.problems_of(request) == []
+    pod["volumes"] = [each for each in pod["volumes"] if each["name"] != mounts["/all"]]
+    assert any(each.startswith("/workshop/model mounts volume") for each in check.problems_of(request))

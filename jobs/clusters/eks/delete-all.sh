@@ -29,7 +29,9 @@ for _ in $(seq 90); do
         --query "FileSystems[?$ours].[FileSystemId,Lifecycle]")
     [ -n "$left" ] || break
     while read -r id state; do
-        [ "$state" = DELETING ] || aws fsx delete-file-system --region "$region" --file-system-id "$id"
+        # Nor can one be deleted while it is being made.
+        [[ $state == DELETING || $state == CREATING ]] ||
+            aws fsx delete-file-system --region "$region" --file-system-id "$id"
     done <<<"$left"
     sleep 20
 done

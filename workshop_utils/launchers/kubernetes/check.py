@@ -242,6 +242,13 @@ def _problems_together(described: Mapping[str, Any]) -> Iterator[str]:
             f"metadata.name is {name!r}; it must be lower-case letters, digits and '-', start with a letter, and be "
             "at most 63 long"
         )
+    # A TrainJob only patches the pods of its runtime, which may have the volume.
+    for pod in _pods_in(described) if described["kind"] != "TrainJob" else ():
+        volumes = {each["name"] for each in pod.get("volumes", ())}
+        for container in [*pod["containers"], *pod.get("initContainers", ())]:
+            for mount in container.get("volumeMounts", ()):
+                if mount["name"] not in volumes:
+                    yield f"{mount['mountPath']} mounts volume {mount['name']!r}, which the pod does not have"
     match described["kind"]:
         case "TFJob":
             chiefs = [spec["tfReplicaSpecs"].get(role, {"replicas": 0}) for role in ("Chief", "Master")]
@@ -256,3 +263,11 @@ def _problems_together(described: Mapping[str, Any]) -> Iterator[str]:
             if spec.get("minAvailable", 0) > total:
                 least = spec["minAvailable"]
                 yield f"spec.minAvailable is {least}; it may be at most {total}, the replicas of all tasks"
+
+
+def _pods_in(value: Any) -> Iterator[Mapping[str, Any]]:
+    """The specs of all pods in an object."""
+    if isinstance(value, dict) and "containers" in value:
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _pods_in(each)

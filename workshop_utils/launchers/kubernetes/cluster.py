@@ -48,23 +48,31 @@ ASKED_AGAIN = {429, 503}  # by `_create`: most such answers come before anything
 DOUBT_SECONDS = 10.0  # in which an object may still appear whose creation was not answered
 GONE_SECONDS = 60.0
 POLL_SECONDS = 0.5
-MOST_EVENTS = "500"
+EVENTS_A_PAGE = "500"
+VERBS = {"GET": "looking at", "PATCH": "naming the owner of", "DELETE": "deleting", "POST": "creating"}
 ADVICE = {
     400: "the cluster cannot read the object as one of its kind",
-    401: "the cluster does not know you: log in again; your login has expired, or is another cluster's",
+    401: "the cluster does not know you: your login has expired, or is for another cluster; log in again",
     403: "you may not do that; whoever runs the cluster grants it by a Role and a RoleBinding in the namespace",
     404: "there is no such thing; look at the namespace, and whether the operator for this kind is installed",
     409: "something of that name exists already; delete it, or give the job another name",
     422: "the cluster, or an operator, does not accept the object",
     429: f"the cluster still asks to slow down after {TRIES} tries; wait a minute and try again",
-    500: f"the cluster still fails after {TRIES} tries; its log knows why",
+    500: "the cluster failed; its logs say why",
+}
+# What an answer says that its status does not, and what to do then. A webhook is asked before anything is stored.
+WEBHOOK_DOWN = "failed calling webhook"
+ADVICE_BY_TEXT = {
+    "is being terminated": "its namespace is being deleted; wait until it is gone and make it again, or take another",
+    WEBHOOK_DOWN: "an operator that checks such objects does not answer; is it running?",
+    "denied the request": ADVICE[422],
+    "exceeded quota": "the namespace's quota is used up; delete what has ended, or ask for a larger one",
 }
 # How the client fails at a file that is no kubeconfig: where its content is first used.
 NO_KUBECONFIG = (
     *(config.ConfigException, OSError, yaml.YAMLError),
     *(TypeError, AttributeError, KeyError, ValueError),
 )
-TERMINATING = "is being terminated"  # what Kubernetes says of a namespace that is being deleted
 UNTRUSTED = "its certificate is not one that the kubeconfig trusts; is it another cluster's?"
 OBJECT = re.compile(r"^(<[^>]*>|HTTPS?Connection\w*\([^)]*\)): ")  # urllib3's own words for a connection
 # The failures in which a request has not left this machine. Of TLS's, that is one alone: others may come afterwards.
@@ -208,14 +216,14 @@ class JobObjects:
                 if uid := uid or self._uid_of_ours(described):
                     self._delete(described, uid)
             except (KubernetesError, KeyboardInterrupt) as error:
-                group, separator, _ = described["apiVersion"].partition("/")
-                kind = described["kind"].lower() + (f".{group}" if separator else "")
-                left[f"{kind}/{described['metadata']['name']}"] = str(error) or "deleting it was interrupted"
+                left[_resource(described)] = str(error) or "deleting it was interrupted"
         if not left:
             return ""
-        what, (why, *_) = " ".join(left), left.values()
-        way = f"kubectl --namespace {self.namespace} delete {what}"
-        return f"The job may still exist and run. To delete it: {way} ({why})"
+        why = next(iter(left.values()))
+        return f"The job may still exist and run. To delete it: {self._kubectl_delete(*left)} ({why})"
+
+    def _kubectl_delete(self, *resources: str) -> str:
+        return f"kubectl --namespace {self.namespace} delete {' '.join(resources)}"
 
     def _job_first(self) -> list[tuple[Described, str]]:
         return sorted(self._made.values(), key=lambda made: made[0] is not self.resource)
@@ -282,18 +290,20 @@ class JobObjects:
             for made in self._job_first():
                 self._delete(*made)
             deadline = time.monotonic() + GONE_SECONDS
-            # Whoever may not look has deleted all the same.
+            # A user who has no right to look has deleted all the same.
             with contextlib.suppress(Forbidden):
                 while left := [*filter(self._is_there, self._made), *("its pods" for _ in self.pods()[:1])]:
                     if time.monotonic() > deadline:
                         seen = f"kubectl get pods --namespace {self.namespace} shows them"
                         raise KubernetesError(f"still there after a minute: {', '.join(left)}; {seen}")
                     time.sleep(POLL_SECONDS)
-        except KubernetesError as error:
+        except (KubernetesError, KeyboardInterrupt) as error:
             failed = (
                 f"{self.ended}. It could not" if self.ended else f"{self.name} may still run: it could not"
             )
-            raise KubernetesError(f"{failed} be deleted. {error}", error.status) from None
+            way = self._kubectl_delete(*(_resource(described) for described, _ in self._job_first()))
+            why = str(error) or f"Deleting it was interrupted. To delete it: {way}"
+            raise KubernetesError(f"{failed} be deleted. {why}", getattr(error, "status", None)) from None
         self.deleted = True
 
     def _is_there(self, name: str) -> bool:
@@ -330,7 +340,7 @@ class JobObjects:
         """
         names = {self.name, *(self.name + made for made in (*MADE_BY_OPERATORS, f"-{self.uid}"))}
         names |= {pod["metadata"]["name"] for pod in pods}
-        events = self._list("events", fieldSelector="type=Warning", limit=MOST_EVENTS)
+        events = self._list("events", fieldSelector="type=Warning", limit=EVENTS_A_PAGE)
         about = [(event.get("involvedObject", {}).get("name"), event) for event in events]
         return [
             (name, f"{event.get('reason')}: {event.get('message')}")
@@ -346,15 +356,16 @@ class JobObjects:
         return self._send("GET", path, f"reading the log of {pod}", query, log=True).decode(errors="replace")
 
     def _create(self, described: Described, tries: int = TRIES, **query: str) -> Any:
-        """Make one object; where the cluster is busy, or the trainer does not know the runtime yet, try again."""
+        """Make one object; where cluster or webhook is busy, or the trainer has not seen the runtime, try again."""
         try:
             own = {"fieldValidation": "Strict", "fieldManager": self._manager, **query}
             return self._ask("POST", described, body=described, **own)
         except KubernetesError as error:
             if error.status == 409 and tries < TRIES and self._uid_of_ours(described):
                 return self._ask("GET", described)  # what was answered with an error had been done
-            awaits_runtime = RUNTIME_UNKNOWN in str(error) and "dryRun" not in query  # which makes none
-            if tries == 1 or not (error.status in ASKED_AGAIN or awaits_runtime):
+            is_early = WEBHOOK_DOWN in str(error)
+            is_early |= RUNTIME_UNKNOWN in str(error) and "dryRun" not in query  # which makes none
+            if tries == 1 or not (error.status in ASKED_AGAIN or is_early):
                 raise
         time.sleep(FIRST_PAUSE_SECONDS * 2 ** (TRIES - tries))
         return self._create(described, tries - 1, **query)
@@ -368,25 +379,22 @@ class JobObjects:
                 raise
 
     def _list(self, plural: str, **query: str) -> list[Any]:
-        path, asked = (
-            f"/api/v1/namespaces/{self.namespace}/{plural}",
-            f"looking at the {plural} of {self.name}",
-        )
-        return list(json.loads(self._send("GET", path, asked, query))["items"])
+        path = f"/api/v1/namespaces/{self.namespace}/{plural}"
+        items, following = list[Any](), ""
+        while True:
+            page = query | ({"continue": following} if following else {})
+            answer = json.loads(self._send("GET", path, f"looking at the {plural} of {self.name}", page))
+            items += answer["items"]
+            if not (following := answer.get("metadata", {}).get("continue", "")):
+                return items
 
     def _ask(self, method: str, described: Described, body: Any = None, **query: str) -> Any:
         """The answer, as in YAML, to a request about `described`."""
         version, plural = described["apiVersion"], f"{described['kind'].lower()}s"
         path = f"/{'apis' if '/' in version else 'api'}/{version}/namespaces/{self.namespace}/{plural}"
         path += "" if method == "POST" else f"/{described['metadata']['name']}"
-        doing = {
-            "GET": "looking at",
-            "PATCH": "naming the owner of",
-            "DELETE": "deleting",
-            "POST": "creating",
-        }
-        asked = f"{'trying' if 'dryRun' in query else doing[method]} {_name(described)}"
-        return json.loads(self._send(method, path, asked, query, body))
+        verb = "trying" if "dryRun" in query else VERBS[method]
+        return json.loads(self._send(method, path, f"{verb} {_name(described)}", query, body))
 
     def _send(
         self, method: str, path: str, asked: str, query: dict[str, str], body: Any = None, log: bool = False
@@ -413,14 +421,12 @@ class JobObjects:
                 message = error.reason or error.status
             if not error.status:  # the client's word for a failure of TLS
                 raise _unanswered(asked, error.reason) from None
-            advice = ADVICE.get(error.status, f"the cluster answered {error.status}")
-            if TERMINATING in str(message):
-                advice = (
-                    "its namespace is being deleted; wait until it is gone and make it again, or take another"
-                )
-            kind = Forbidden if error.status in (401, 403) else KubernetesError
-            text = f"{asked}: {advice}. Kubernetes says: {message}"
-            raise kind(text, error.status, sent=error.status >= 500) from None
+            by_text = (advice for text, advice in ADVICE_BY_TEXT.items() if text in str(message))
+            by_status = ADVICE.get(error.status, f"the cluster answered {error.status}")
+            advice = next(by_text, by_status)
+            kind = Forbidden if advice == ADVICE[403] else KubernetesError
+            sent = error.status >= 500 and WEBHOOK_DOWN not in str(message)
+            raise kind(f"{asked}: {advice}. Kubernetes says: {message}", error.status, sent) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _unanswered(asked, getattr(error, "reason", error)) from None
 
@@ -440,6 +446,13 @@ def _second(event: Mapping[str, Any]) -> str:
     """The second in which an event was last seen, 2026-01-31T12:00:00; such texts sort by time."""
     times = (event.get("lastTimestamp"), event.get("eventTime"), event["metadata"].get("creationTimestamp"))
     return str(next(filter(None, times), ""))[:19]
+
+
+def _resource(described: Described) -> str:
+    """What kubectl calls an object: pytorchjob.kubeflow.org/ddp."""
+    group, separator, _ = described["apiVersion"].partition("/")
+    kind = described["kind"].lower() + (f".{group}" if separator else "")
+    return f"{kind}/{described['metadata']['name']}"
 
 
 def _name(described: Described) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -145,7 +146,7 @@ class RemoteJob:
         self._launched = self._begun = time.monotonic()
         self._worker_by_pod = {pod.name: pod.worker for pod in pods}
         self._last: dict[str, str] = {}  # the time of the last line, by pod
-        self._waits_for = ""
+        self._waits_for, self._was_overdue = "", False
 
     def look(self) -> tuple[RunState, str]:
         name = self.objects.name
@@ -153,7 +154,7 @@ class RemoteJob:
             job = self.objects.job()
             state, why = outcome(job)
             if state is RunState.RUNNING and self._is_overdue(job.get("status") or {}):
-                self.stop()
+                self._was_overdue = True
                 limit = f"its timeout of {self._timeout_seconds:g} s, and no operator has ended it"
                 return RunState.FAILED, f"{name} ran longer than {limit}"
         except KubernetesError as error:
@@ -174,6 +175,10 @@ class RemoteJob:
         # The others' operators have it then, and have not started it.
         if not self.objects.resource["apiVersion"].startswith(WITHOUT_START_TIME):
             is_queued |= bool(status) and not status.get("startTime")
+        # Its time counts from its launcher on, which is made once all workers run.
+        # Source: mpi-operator v0.8.0, pkg/controller/mpi_job_controller.go, `syncHandler`, `updateMPIJobStatus`.
+        if self.objects.resource["kind"] == "MPIJob":
+            is_queued |= bool(status) and "Launcher" not in (status.get("replicaStatuses") or {})
         if is_queued:
             self._begun = time.monotonic()
         return time.monotonic() - self._begun > self._timeout_seconds + GRACE_SECONDS
@@ -199,7 +204,10 @@ class RemoteJob:
         self.objects.delete()
 
     def close(self) -> None:
-        """The finished job stays until the run's block is left."""
+        """End a job that no operator has ended. A finished one stays until the run's block is left."""
+        if self._was_overdue:
+            with contextlib.suppress(KubernetesError):  # the end of the block tries again, and says so
+                self.stop()
 
     def worker_in(self, pod: str) -> str:
         """What the workshop calls a pod's worker."""

@@ -32,9 +32,12 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
     spec["minAvailable"] = len(spec["tasks"])  # all or none: half a job would hold its nodes in vain
     volumes, mounts = pods.storage(_called(job, resource), place.namespace, place.data_claim)
     claims = list(place.volumes.values())
-    if place.data_claim in claims:  # a pod that names a claim twice may wait for it for ever
-        mounts[1]["name"] = f"mount-{claims.index(place.data_claim)}"  # as TorchX calls it
-        volumes = [each for each in volumes if each["name"] != "data"]
+    # A pod that names a claim twice may wait for it for ever.
+    for volume in list(volumes):
+        if (claim := volume.get("persistentVolumeClaim", {}).get("claimName")) in claims:
+            volumes.remove(volume)
+            for mount in (each for each in mounts if each["name"] == volume["name"]):
+                mount["name"] = f"mount-{claims.index(claim)}"  # as TorchX calls it
     for mount in mounts:
         if mount["mountPath"] == pods.FOLDERS["data"]:
             mount["readOnly"] = True
