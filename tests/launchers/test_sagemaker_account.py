@@ -226,6 +226,12 @@ def test_only_a_yes_is_a_yes_and_the_question_holds_the_price_at_the_limit(make_
     assert capsys.readouterr().out.count(question) == 4
 
 
+def test_spot_instances_have_an_hour_to_be_found_beyond_the_time_limit(make_job):
+    target = SageMaker(role=ROLE, region="us-east-1", spot=True, max_runtime="2min")
+    stopping = target.render(make_job("import torch", strategy="torch_ddp")).body["StoppingCondition"]
+    assert stopping == {"MaxRuntimeInSeconds": 120, "MaxWaitTimeInSeconds": 3720}
+
+
 # What the workshop leaves in an account
 
 

@@ -24,7 +24,7 @@ def spot(table: pd.DataFrame, checkpoint_steps: int) -> Figure:
             axes, words, (x[-1], y[-1]), (-10, 2), ha="right", va="bottom", color=style.colour_of(colour)
         )
         if before is not None:
-            style.mark(axes, before["seconds"].iloc[-1], "last step before")
+            style.mark(axes, before["seconds"].iloc[-1], "last step before the interruption")
             saved = before["seconds"][before["step"] == y[0] - 1]  # when, of the step that both lives share
             axes.plot([*saved, x[0]], [y[0] - 1] * (len(saved) + 1), color=style.QUIET, linestyle=":")
             style.note(
