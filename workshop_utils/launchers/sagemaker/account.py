@@ -223,7 +223,7 @@ def ensure_bucket(name: str, aws: Aws, owner: str) -> None:
         return
     except AwsError as error:
         if error.code == "403":
-            closed = f"the bucket {name} is not one of account {owner}, or closed to you: nothing was stored"
+            foreign = f"the bucket {name} is not one of account {owner}, or closed to you: nothing was stored"
             raise AwsError(
                 f"{closed}. Name another bucket, or ask for the right to use it", error.code
             ) from None
