@@ -198,14 +198,14 @@ def test_the_loss_of_a_pretraining_is_the_running_mean_of_its_ranks():
     assert "2.00 ± 0.00 nats, not clearly below frequencies" in figure.axes[0].get_title(loc="left")
 
 
-def test_the_title_of_an_interruption_counts_the_steps_that_were_made_twice():
+def test_the_title_of_an_interruption_counts_the_steps_that_were_repeated():
     rows = [(0, step / 10, step) for step in range(1, 30)] + [
         (1, 5 + step / 10, step) for step in range(21, 41)
     ]
     for count, title in (
         (29, "Not interrupted: 0 of 29 steps"),
-        (49, "Interrupted once: 9 of 40 steps were made twice"),
-        (20, "Interrupted once: 0 of 40 steps were made twice"),  # just after a checkpoint
+        (49, "Interrupted once: 9 of 40 steps were repeated"),
+        (20, "Interrupted once: 0 of 40 steps were repeated"),  # just after a checkpoint
     ):
         shown = rows[:20] + rows[29:] if count == 20 else rows[:count]
         figure = sagemaker.spot(table("attempt seconds step", *shown), checkpoint_steps=10)

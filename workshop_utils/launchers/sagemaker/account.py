@@ -225,7 +225,7 @@ def ensure_bucket(name: str, aws: Aws, owner: str) -> None:
         if error.code == "403":
             foreign = f"the bucket {name} is not one of account {owner}, or closed to you: nothing was stored"
             raise AwsError(
-                f"{closed}. Name another bucket, or ask for the right to use it", error.code
+                f"{foreign}. Name another bucket, or ask for the right to use it", error.code
             ) from None
         if error.code not in NO_SUCH_BUCKET:
             raise
