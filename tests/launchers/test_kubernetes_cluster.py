@@ -116,6 +116,7 @@ def test_a_log_that_cannot_be_read_does_not_delay_the_others_or_the_end(server, 
 def test_a_pod_that_cannot_be_scheduled_says_so_once(server, job):
     server.pods = [pod("master", "Pending")]
     server.warnings = [warning("ddp-master-0", "FailedScheduling", "2 Insufficient cpu.")]
+    server.script["GET", "events"] = [(200, {"items": [], "metadata": {"continue": "more"}})]
     with PLACE.launch(job) as started:
         assert str(next(started.logs(follow=True))) == "[ddp-master-0] FailedScheduling: 2 Insufficient cpu."
         assert started.describe().endswith(
@@ -126,6 +127,7 @@ def test_a_pod_that_cannot_be_scheduled_says_so_once(server, job):
         assert len(list(started.logs())) == 1
         assert started.notices == ["[ddp-master-0] FailedScheduling: 2 Insufficient cpu."]
         assert started.waits_for == "pod ddp-master-0 to start (FailedScheduling: 2 Insufficient cpu.)"
+    assert sum("continue=more" in path for _, path in server.requests) == 1
 
 
 def test_warnings_about_the_job_itself_are_told_but_not_those_about_the_job_before(server, make_job):
@@ -555,7 +557,7 @@ def test_a_closed_terminal_or_a_kill_ends_the_job_as_an_interrupt_does(server, j
     assert server.made() == []
 
 
-def test_the_ranks_of_an_mpi_job_are_told_apart_and_sshd_is_not_heard(server, make_job):
+def test_the_ranks_of_an_mpi_job_have_names_and_the_log_of_sshd_does_not_appear(server, make_job):
     job = make_job("import mpi4py\n", name="ddp", strategy="mpi", workers=2)
     first, worker = pod("launcher"), pod("worker")
     first["metadata"]["name"] = "ddp-launcher-x7k2p"  # a Job makes it, and gives it letters of its own

@@ -282,7 +282,7 @@ class JobObjects:
         """Delete everything, once; returns when it and the job's pods are gone. What is gone already does no harm.
 
         Raises:
-            KubernetesError: where the cluster refuses, or something is still there after a minute.
+            KubernetesError: where the cluster refuses, something is still there after a minute, or Ctrl-C comes.
         """
         if self.deleted:
             return
@@ -298,12 +298,11 @@ class JobObjects:
                         raise KubernetesError(f"still there after a minute: {', '.join(left)}; {seen}")
                     time.sleep(POLL_SECONDS)
         except (KubernetesError, KeyboardInterrupt) as error:
-            failed = (
-                f"{self.ended}. It could not" if self.ended else f"{self.name} may still run: it could not"
-            )
+            failed = f"{self.ended}. It" if self.ended else f"{self.name} may still run: it"
             way = self._kubectl_delete(*(_resource(described) for described, _ in self._job_first()))
             why = str(error) or f"Deleting it was interrupted. To delete it: {way}"
-            raise KubernetesError(f"{failed} be deleted. {why}", getattr(error, "status", None)) from None
+            status = getattr(error, "status", None)
+            raise KubernetesError(f"{failed} could not be deleted. {why}", status) from None
         self.deleted = True
 
     def _is_there(self, name: str) -> bool:
@@ -422,8 +421,7 @@ class JobObjects:
             if not error.status:  # the client's word for a failure of TLS
                 raise _unanswered(asked, error.reason) from None
             by_text = (advice for text, advice in ADVICE_BY_TEXT.items() if text in str(message))
-            by_status = ADVICE.get(error.status, f"the cluster answered {error.status}")
-            advice = next(by_text, by_status)
+            advice = next(by_text, ADVICE.get(error.status, f"the cluster answered {error.status}"))
             kind = Forbidden if advice == ADVICE[403] else KubernetesError
             sent = error.status >= 500 and WEBHOOK_DOWN not in str(message)
             raise kind(f"{asked}: {advice}. Kubernetes says: {message}", error.status, sent) from None

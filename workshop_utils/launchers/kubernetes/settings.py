@@ -39,7 +39,7 @@ WITHOUT_KIND: dict[StrategyName, str] = {
 }
 ONE_PROCESS_A_POD = ("TFJob", "Job")  # these kinds have no program that would start several
 SHORTEST_KEEP_SECONDS = 60  # longer than a run may take to look again
-OF_THE_JOB = {"cpu", "memory", "nvidia.com/gpu"}  # what a job says itself, in `resources`
+JOB_RESOURCES = {"cpu", "memory", "nvidia.com/gpu"}  # what a job says itself, in `resources`
 LONGEST_SECONDS = 2**31 - 1  # which a field of Kubernetes can hold
 Amount = Annotated[int | str, Field(union_mode="left_to_right")]
 
@@ -109,7 +109,7 @@ class KubernetesSettings(ClusterSettings):
             raise ValueError(
                 f"keep is {self.keep!r}; it must be from a minute to {LONGEST_SECONDS} s, 68 years"
             )
-        if twice := sorted(OF_THE_JOB & self.pod_resources.keys()):
+        if twice := sorted(JOB_RESOURCES & self.pod_resources.keys()):
             raise ValueError(f"pod_resources.{twice[0]} is the job's to say: give it in the job's resources")
         if self.queue is not None and self.gang is None:
             raise ValueError(f"queue is {self.queue!r}; a queue is Volcano's: add gang: volcano")

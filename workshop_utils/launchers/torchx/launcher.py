@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ENVIRONMENT = Environment("torchx", "TorchX")
 DESCRIBE = Path(__file__).with_name("describe.py")
 STRATEGIES: tuple[StrategyName, ...] = ("torch_ddp", "single")
-HERE_TOO = ("scheduler", "rendezvous", "rendezvous_endpoint", "max_restarts")
+LOCAL_FIELDS = ("scheduler", "rendezvous", "rendezvous_endpoint", "max_restarts")
 RANDOM_LETTERS = 14  # which TorchX adds to a name, at most: 64 bits in its alphabet
 LONGEST_NAME = 63  # of a pod's host: a DNS-1035 label
 
@@ -126,7 +126,7 @@ class TorchX(ClusterSettings):
             raise ValueError(f"rendezvous_endpoint is missing; {needs}")
         if endpoint is not None and not re.fullmatch(r"[\w.-]+:\d{1,5}", endpoint):
             raise ValueError(f"rendezvous_endpoint is {endpoint!r}; it must be host:port")
-        useless = sorted(self.model_fields_set.difference(HERE_TOO))
+        useless = sorted(self.model_fields_set.difference(LOCAL_FIELDS))
         if self.scheduler == "local_cwd" and useless:
             raise ValueError(f"{useless[0]} is for clusters; leave it out, or set scheduler: kubernetes")
         for path in self.volumes:

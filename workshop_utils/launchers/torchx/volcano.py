@@ -30,7 +30,7 @@ def complete(resource: dict[str, Any], job: TrainingJob, place: TorchX) -> None:
     spec["policies"] = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
     spec["ttlSecondsAfterFinished"] = TTL_SECONDS
     spec["minAvailable"] = len(spec["tasks"])  # all or none: half a job would hold its nodes in vain
-    volumes, mounts = pods.storage(_called(job, resource), place.namespace, place.data_claim)
+    volumes, mounts = pods.storage(_with_name_of(job, resource), place.namespace, place.data_claim)
     claims = list(place.volumes.values())
     # A pod that names a claim twice may wait for it for ever.
     for volume in list(volumes):
@@ -56,7 +56,7 @@ def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     require_registry(place.image_for(job))
     resource = place.render(job).request
     resource["metadata"]["namespace"] = place.namespace
-    config_maps = pods.config_maps(_called(job, resource), with_data=place.data_claim is None)
+    config_maps = pods.config_maps(_with_name_of(job, resource), with_data=place.data_claim is None)
     objects = JobObjects(cluster.connect(place.context), Manifest(resource), config_maps)
     warning = UNSAVED if job.outputs is None else ""
     nodes, per_node = place.layout(job)
@@ -73,7 +73,7 @@ def launch(job: TrainingJob, place: TorchX) -> VolcanoRun:
     return objects.launch(lambda: VolcanoRun(handle, nodes, remote, made, warning))
 
 
-def _called(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
+def _with_name_of(job: TrainingJob, resource: dict[str, Any]) -> TrainingJob:
     """`job` with the name that TorchX has drawn, which may be longer than a job's own."""
     return job.model_copy(update={"name": resource["metadata"]["name"]})
 
