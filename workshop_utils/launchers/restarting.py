@@ -80,7 +80,7 @@ class RestartedRun(Run):
         self._folder = folder or Path(tempfile.mkdtemp(prefix="workshop-checkpoints-"))
         self._stopping = False
         self._starting = threading.Lock()  # between a new start and a stop
-        self.attempts: list[Any] = []
+        self.attempts: list[Run] = []
         try:
             first = self._start()
         except BaseException:
@@ -139,7 +139,7 @@ class RestartedRun(Run):
                     return RunState.FAILED, run.reason + before
                 self._start()
 
-    def _should_restart(self, run: Any) -> bool:
+    def _should_restart(self, run: Run) -> bool:
         """Whether the job is started again after `run`, which has failed."""
         return len(self.attempts) <= self._launcher.restarts
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import psutil
 
@@ -146,15 +146,17 @@ class SpotRun(RestartedRun):
 
     def interrupt(self) -> None:
         """Take an instance away. All hosts start again: SageMaker restarts the job, not a host."""
-        self.attempts[-1].interrupt()
+        run = self.attempts[-1]
+        assert isinstance(run, EmulatedRun)
+        run.interrupt()
 
     def _start(self) -> Run:
         # A script is not told that it was restarted: what it finds in its checkpoints says so.
         self.attempts.append(self._launcher.launcher.launch(self._job.replace(checkpoints=str(self._folder))))
         return self.attempts[-1]
 
-    def _should_restart(self, run: Any) -> bool:
-        return bool(run.was_interrupted)
+    def _should_restart(self, run: Run) -> bool:
+        return isinstance(run, EmulatedRun) and run.was_interrupted
 
 
 def _start(submission: Submission, data_folder: Path, network: Network | None) -> EmulatedRun:

@@ -7,11 +7,11 @@ import secrets
 from collections.abc import Callable, Iterator
 from numbers import Integral
 from types import EllipsisType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from workshop_utils.comm.communicator import Communicator
+from workshop_utils.comm.communicator import Communicator, PeerDied
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, result_of
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.lessons.checks.processes import values_on_ranks
@@ -222,11 +222,14 @@ def pipeline_messages(answer: Callable[..., Any]) -> str:
         where = f"on {size} rank{'s' * (size > 1)}, {name}, {microbatches} microbatches"
         arguments = {"answer": answer, "name": name, "microbatches": microbatches}
         outcomes = values_on_ranks(where, size, _passes, arguments, timeout="12s")
-        if not any(calls for calls, *_ in outcomes):
+        if not any(each.calls for each in outcomes):
             raise NotYet("no pass was run: write the function, then run this again.")
-        for rank, (calls, order, problem, messages) in enumerate(outcomes):
-            if problem:
-                raise Wrong(f"{where}, rank {rank}: {problem}.")
+        # What a rank was given says more than that a neighbour has left, which may be its consequence.
+        for problems in ([each.problem for each in outcomes], [each.left for each in outcomes]):
+            for rank, problem in enumerate(problems):
+                if problem:
+                    raise Wrong(f"{where}, rank {rank}: {problem}.")
+        for rank, (calls, order, messages, *_) in enumerate(outcomes):
             if calls != order:
                 raise Wrong(f"{where}, rank {rank} runs {_short(calls)}; its order is {_short(order)}.")
             due = microbatches * ((rank > 0) + (rank < size - 1))
@@ -243,16 +246,27 @@ def _short(calls: list[tuple[str, int]]) -> str:
     return " ".join(f"{kind[0].upper()}{number}" for kind, number in calls)
 
 
-def _passes(
-    communicator: Communicator, answer: Callable[..., Any], name: str, microbatches: int
-) -> tuple[list[tuple[str, int]], list[tuple[str, int]], str, int]:
-    """On a rank: the passes that were run, those that are due, the first problem, and the arrays sent."""
+class _Outcome(NamedTuple):
+    """Of a rank: the passes that were run, those that are due, the arrays sent, and what went wrong first."""
+
+    calls: list[tuple[str, int]]
+    order: list[tuple[str, int]]
+    messages: int
+    problem: str  # with what a pass was given
+    left: str  # which rank had, while this one still waited for it
+
+
+def _passes(communicator: Communicator, answer: Callable[..., Any], name: str, microbatches: int) -> _Outcome:
     passes = schedules.schedule_of(name, communicator.size, microbatches).passes[communicator.rank]
     order = [(str(each.kind), each.microbatch) for each in passes]
     stage = _Stage(communicator.rank, communicator.size, (2, 3))
-    answer(communicator, list(order), stage, stage.shape)
+    left = ""
+    try:
+        answer(communicator, list(order), stage, stage.shape)
+    except PeerDied as error:
+        left = str(error)
     arrays = int(communicator.traffic.bytes_sent.sum()) // 24  # 2 × 3 float32; a barrier sends a byte or two
-    return stage.calls, order, stage.problem, arrays
+    return _Outcome(stage.calls, order, arrays, stage.problem, left)
 
 
 @exercise
