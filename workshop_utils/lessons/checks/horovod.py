@@ -20,7 +20,7 @@ TOLERANCE = 1e-4  # of weights, which float32 rounds; the mistakes are a hundred
 
 fp16_on_slow_links = OpenQuestion(
     "times as fast",
-    (1.2, 2.5),
+    (1.05, 3),
     "on so slow a link nearly all of the time goes into bytes, and fp16 halves them, which makes 2. Converting and "
     "adding 16-bit numbers takes CPU time, which lowers the factor. The faster the link, the larger the share of that "
     "work; where bytes cost little, fp16 takes longer.",

@@ -100,7 +100,7 @@ def _refuse_changes(given: tuple[np.ndarray, ...], case: tuple[np.ndarray, ...])
 
 where_it_stops = OpenQuestion(
     "workers",
-    (3, 5),
+    (2, 7),
     "a link twice as fast halves c. a + b/N + c(N − 1) is smallest at N = √(b/c), so this N grows by √2, not by 2. Now "
     "compare each measured T with its prediction. All predictions share one fit, so they err together. In network "
     "namespaces bursts save about 10 ms an exchange, at 50 as at 100 Mbit/s; the fit, which has no term for it, lowers "

@@ -21,7 +21,7 @@ Spoiled = tuple[int | slice, float]  # where a gradient is spoiled, and by which
 
 equal_time = OpenQuestion(
     "images",
-    (25, 45),  # 68 would mean no latency, 54 two ranks, and 47 three
+    (15, 53),  # 40 without computation; 68 would mean no latency, 54 two ranks
     "equal bytes do not mean equal time. The column cut has three exchanges a step, data parallelism two, each of "
     "N − 1 = 3 messages in turn. The column cut's three extra messages cost 15 ms of latency, in which this link "
     "carries 18,750 bytes. So, without computation, the times are equal where the column cut sends 18,750 bytes fewer: "

@@ -33,7 +33,7 @@ Rule = Callable[..., bool]
 
 largest_staleness = OpenQuestion(
     "updates",
-    (7, 14),
+    (5, 14),
     "(W − 1)(2 · bound + 1) = 15 would need a worker that first runs ahead by the bound, then falls behind by bound + "
     "1. A worker that is always slow is never ahead. During its first gradient each of the other three pushes "
     "bound + 1 = 3 times and is then held: undisturbed, 9 updates. From then on each of its pushes releases the others "

@@ -135,7 +135,7 @@ def _judge_doubling(answer: Answer, size: int, elements: int, dtype: type = np.f
 
 across_racks = OpenQuestion(
     "times",
-    (2.3, 3.2),
+    (1.7, 4),
     "in its first halving step all four pairs have one rank in each rack, so in each direction four messages of K/2 "
     "share a link that is no faster than each rank's own: that step takes four times as long, and so does its mirror "
     "image at the end. 2 (4 · 1/2 + 1/4 + 1/8) against 2 (1/2 + 1/4 + 1/8) is 2.7 times. Beginning with the nearest "

@@ -239,7 +239,7 @@ def state_nbytes(answer: Callable[[float, int, int], float]) -> str:
 
 faster_links = OpenQuestion(
     "% efficiency",
-    (56, 75),
+    (53, 80),
     "communication takes half as long, so the efficiency rises from c / (c + t_c) to c / (c + t_c/2), by theory from "
     "about 52 to 69 %. Twice the bandwidth doubles the efficiency only where nearly the whole step is communication.",
     predictable=(5.6, 100),
