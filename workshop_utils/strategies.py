@@ -17,7 +17,7 @@ script cannot tell the difference:
 | `multi_worker_mirrored` | workers | TF_CONFIG |
 | `parameter_server` | a chief, parameter servers, workers | TF_CONFIG |
 
-To add a strategy, write a class with `_processes` and `_environment`, add it to `STRATEGIES`, and its name to
+To add a strategy, write functions that list its processes and their variables, add it to `STRATEGIES`, and its name to
 `jobs.StrategyName`.
 """
 
@@ -26,9 +26,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import Self
 
 from workshop_utils.jobs import JobError, StrategyName, TrainingJob
 from workshop_utils.jobs.imports import why_no_gpu
@@ -50,7 +50,6 @@ class Addresses:
     Attributes:
         of: `host:port` by name, of each process that listens; one that is missing gets port 0.
         nodes: the names of the nodes, in order. A job is laid out on as many nodes as there are names.
-        apart: host by name, of processes that have a host of their own (in an emulated network).
         interface: the network interface through which they reach each other.
         secret: of this run; a process that does not know it cannot join.
         bind: the address on which a server listens, if it is not the one at which the others reach it.
@@ -58,7 +57,6 @@ class Addresses:
 
     of: Mapping[str, str] = field(default_factory=dict)
     nodes: Sequence[str] = ("localhost",)
-    apart: Mapping[str, str] = field(default_factory=dict)
     interface: str = "lo"
     secret: str = ""
     bind: str = ""
@@ -80,7 +78,6 @@ class ProcessSpec:
         node: on which node it runs, from 0.
         argv: the command, with words in braces (`PYTHON`, `SCRIPT`, ...) for what only the machine knows.
         environment: the variables by which it learns its place and finds its peers; they may hold the same words.
-        files: text by path in the run's own folder (`SCRATCH`).
         listens: whether it needs an address of its own.
         starts: the names of the processes that it starts itself; no launcher starts those.
         awaited: whether the run waits for its end. The run has succeeded once every awaited process has ended with 0.
@@ -94,7 +91,6 @@ class ProcessSpec:
     node: int = 0
     argv: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
     listens: bool = False
     starts: tuple[str, ...] = ()
     awaited: bool = True
@@ -122,7 +118,6 @@ class ProcessSpec:
             self,
             argv=tuple(map(fill, self.argv)),
             environment={name: fill(value) for name, value in self.environment.items()},
-            files={fill(name): fill(text) for name, text in self.files.items()},
         )
 
 
@@ -149,20 +144,43 @@ def launched(specs: Iterable[ProcessSpec]) -> list[ProcessSpec]:
     return [spec for spec in specs if spec.name not in started]
 
 
+@dataclass(frozen=True)
 class Strategy:
-    """How the workers of a job co-operate."""
+    """How the workers of a job co-operate.
 
-    name: ClassVar[StrategyName]
-    uses_comm: ClassVar[bool] = False  # its scripts import the workshop's own message passing
-    has_servers: ClassVar[bool] = False
-    one_node: ClassVar[bool] = False  # its driver starts all workers, on its own node
-    only_on: ClassVar[str | None] = None  # the one target that can run it
+    Attributes:
+        processes: a job's processes, not yet laid out on nodes.
+        variables: those of a process that runs the script.
+        uses_comm: whether its scripts import the workshop's own message passing.
+        has_servers: whether some processes serve parameters.
+        one_node: whether a driver starts all workers, on its own node.
+        only_on: the one target that can run it; None for all.
+        workers: at least and at most so many.
+    """
+
+    name: StrategyName
+    processes: Callable[[TrainingJob, Addresses], Processes]
+    variables: Callable[[ProcessSpec, Layout], dict[str, str]] = lambda *_: {}
+    uses_comm: bool = False
+    has_servers: bool = False
+    one_node: bool = False
+    only_on: str | None = None
+    workers: tuple[float, float] = (1, math.inf)
 
     def check(self, job: TrainingJob) -> None:
         """Raise JobError where `job` asks for what this strategy does not have."""
         if job.parameter_servers != 1 and not self.has_servers:
             advice = "has no parameter servers: leave it out, or use strategy 'parameter_server'"
             raise JobError(f"parameter_servers is {job.parameter_servers}; strategy {self.name!r} {advice}")
+        if self.one_node and (job.nodes or 1) > 1:
+            raise JobError(f"nodes is {job.nodes}; {self.name} starts all workers on one node: leave it out")
+        least, most = self.workers
+        if job.workers > most:
+            advice = "use another strategy, such as 'torch_ddp'"
+            raise JobError(f"workers is {job.workers}; strategy {self.name!r} has one worker: {advice}")
+        if job.workers < least:
+            added = f"(a chief and {job.parameter_servers} server(s) are added to them)"
+            raise JobError(f"workers is {job.workers}; strategy {self.name!r} needs at least {least} {added}")
 
     def plan(self, job: TrainingJob, addresses: Addresses | None = None) -> list[ProcessSpec]:
         """The processes of `job`, in the order in which they are started.
@@ -170,136 +188,16 @@ class Strategy:
         Without `addresses`, on one node: for callers that only ask which processes there are, and which of them listen.
         """
         addresses = addresses or Addresses()
-        specs = _on_nodes(self._processes(job, addresses), len(addresses.nodes))
+        specs = _on_nodes(self.processes(job, addresses), len(addresses.nodes))
         layout = Layout(job, addresses, specs)
-        own = [self._environment(spec, layout) if spec.runs_script else spec.environment for spec in specs]
+        own = [self.variables(spec, layout) if spec.runs_script else spec.environment for spec in specs]
         return [replace(spec, environment=each) for spec, each in zip(specs, own, strict=True)]
-
-    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        """The processes, not yet laid out on nodes."""
-        return _workers(job)
-
-    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
-        """The variables of a process that runs the script; none by default."""
-        return {}
-
-
-class Single(Strategy):
-    """One process on its own."""
-
-    name = "single"
-
-    def check(self, job: TrainingJob) -> None:
-        super().check(job)
-        if job.workers != 1:
-            advice = "use another strategy, such as 'torch_ddp'"
-            raise JobError(f"workers is {job.workers}; strategy 'single' has one worker: {advice}")
-
-
-class Ring(Strategy):
-    """The workshop's own ranks, as equals: each can send to each, and the algorithms choose the neighbours."""
-
-    name = "ring"
-    uses_comm = True
-
-    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        return _workers(job, listening=1)
-
-    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
-        return _ring_variables(spec, layout)
-
-
-class WorkshopParameterServer(Strategy):
-    """The workshop's own parameter servers: the first ranks serve, the others work."""
-
-    name = "workshop_parameter_server"
-    uses_comm = True
-    has_servers = True
-
-    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        count, server = job.parameter_servers, ProcessSpec("server", 0, argv=_script(job))
-        servers = [replace(server, index=rank, rank=rank, listens=rank == 0) for rank in range(count)]
-        return [*servers, *_workers(job, first_rank=count)]
-
-    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
-        return {**_ring_variables(spec, layout), "WORKSHOP_SERVERS": str(layout.job.parameter_servers)}
 
 
 # torchrun's ranks share its store by default; restarted ranks may then find the addresses of dead ones there, and hang
 # (https://github.com/pytorch/pytorch/issues/135712). Without it, torchrun looks for a free port, and rank 0 binds it
 # seconds later; another program may have taken it by then. So it is set only where ranks may be restarted.
 TORCHRUN_RESTARTS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
-
-class TorchDDP(Strategy):
-    """PyTorch's process group: rank 0 keeps the store in which the others find each other.
-
-    Source: PyTorch, "Environment variable initialization" in torch.distributed.
-    """
-
-    name = "torch_ddp"
-
-    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        return _workers(job, listening=1)
-
-    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
-        return {**_torchrun_variables(spec, layout), "GLOO_SOCKET_IFNAME": layout.addresses.interface}
-
-
-class Horovod(Strategy):
-    """Horovod with Gloo: the ranks meet at a key-value server.
-
-    Source: Horovod 0.28.1, horovod/runner/gloo_run.py, `create_slot_env_vars`.
-    """
-
-    name = "horovod"
-
-    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        host, port = addresses.split("rendezvous-0")
-        command = (PYTHON, "-I", "-S", f"{PROGRAMS}/horovod_rendezvous.py", addresses.bind or host, port)
-        server = ProcessSpec("rendezvous", 0, argv=command, listens=True, awaited=False, leaves=False)
-        return [server, *_workers(job)]
-
-    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
-        addresses = layout.addresses
-        host, port = addresses.split("rendezvous-0")
-        return {
-            "HOROVOD_RANK": str(spec.rank),
-            "HOROVOD_SIZE": str(layout.job.workers),
-            "HOROVOD_LOCAL_RANK": str(spec.local_rank),
-            "HOROVOD_LOCAL_SIZE": str(layout.ranks_on(spec.node)),
-            "HOROVOD_CROSS_RANK": str(spec.node),
-            "HOROVOD_CROSS_SIZE": str(len(addresses.nodes)),
-            "HOROVOD_HOSTNAME": addresses.nodes[spec.node],
-            "HOROVOD_CONTROLLER": "gloo",
-            "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
-            "HOROVOD_GLOO_IFACE": addresses.interface,
-        }
-
-
-class HorovodElastic(Strategy):
-    """Horovod with Gloo, whose workers may come and go: a driver starts them, and tells each its rank.
-
-    Source: Horovod 0.28.1, horovod/runner/elastic/driver.py.
-    """
-
-    name = "horovod_elastic"
-    one_node = True
-
-    def check(self, job: TrainingJob) -> None:
-        super().check(job)
-        if (job.nodes or 1) > 1:
-            raise JobError(f"nodes is {job.nodes}; {self.name} starts all workers on one node: leave it out")
-
-    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        workers = _workers(job, awaited=False)
-        place = (*addresses.split("driver-0"), addresses.interface, str(job.workers))
-        command = (PYTHON, "-I", f"{PROGRAMS}/horovod_elastic.py", "drive", *place, *_script(job)[1:])
-        names = tuple(worker.name for worker in workers)
-        return [ProcessSpec("driver", 0, argv=command, listens=True, starts=names), *workers]
-
 
 # Open MPI's settings for ranks that share a machine's cores: waiting ranks must let the others work. Looking for the
 # RDMA networks of libfabric would take every rank a second.
@@ -311,47 +209,6 @@ MPI_FOLDERS = (
     "OMPI_MCA_btl_sm_backing_directory",
     "OMPI_MCA_btl_vader_backing_directory",
 )
-# mpirun runs this as `ssh HOST COMMAND...` to start a daemon on a host of an emulated network: it enters the namespaces
-# of the process that stands for the host and has written its process id to a file.
-MPI_AGENT = f"""\
-pid={SCRATCH}/$1; shift
-until test -s $pid; do sleep 0.05; done
-exec nsenter --target $(cat $pid) --net --uts sh -c "$*"
-"""
-
-
-class MPI(Strategy):
-    """Ranks that mpirun starts and connects, as the MPI standard has it.
-
-    In an emulated network each worker has a host of its own: a process that only waits there, for mpirun to start the
-    rank beside it.
-    """
-
-    name = "mpi"
-
-    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        workers = _workers(job, awaited=False)
-        starts = tuple(worker.name for worker in workers)
-        options, variables, files = mpi_options(MPI_ON_ONE_MACHINE), dict.fromkeys(MPI_FOLDERS, SCRATCH), {}
-        if addresses.apart:
-            hosts = [addresses.apart[worker.name] for worker in workers]
-            waits = [("sh", "-c", f"echo $$ > {SCRATCH}/{host}; exec sleep infinity") for host in hosts]
-            pairs = zip(workers, waits, strict=True)
-            workers = [replace(worker, argv=argv, leaves=False) for worker, argv in pairs]
-            if job.resources.gpu:
-                shared = "in an emulated network mpirun's ranks would all take the same GPU"
-                advice = "leave the network out, or use strategy 'torch_ddp'"
-                raise JobError(f"resources.gpu is {job.resources.gpu}; {shared}: {advice}")
-            starts, options = (), _mpi_apart(hosts, addresses.interface)
-            # The agent is a file, since mpirun splits the command at each space.
-            variables |= {"PRTE_MCA_plm": "ssh", "PRTE_MCA_plm_ssh_agent": f"sh {SCRATCH}/mpi_agent"}
-            files = {"mpi_agent": MPI_AGENT}
-        sharing = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--tag-output")
-        # `-m mpi4py` makes an exception in one rank abort all; otherwise the others would wait in MPI_Finalize.
-        ranks = ("-n", str(job.workers), PYTHON, "-m", "mpi4py", *_script(job)[1:])
-        command = (MPIRUN, *sharing, *options, *ranks)
-        mpirun = ProcessSpec("mpirun", 0, argv=command, environment=variables, files=files, starts=starts)
-        return [mpirun, *workers]
 
 
 def mpi_options(parameters: Mapping[str, str]) -> tuple[str, ...]:
@@ -359,70 +216,52 @@ def mpi_options(parameters: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(word for name, value in parameters.items() for word in ("--mca", name, value))
 
 
-def _mpi_apart(hosts: Sequence[str], interface: str) -> tuple[str, ...]:
-    """One rank on each host, in the order of `hosts`, and TCP alone: shared memory would bypass the network."""
-    one_each = ("--host", ",".join(f"{host}:1" for host in hosts), "--map-by", "slot")
-    tcp = {"pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": interface}
-    # A rank whose peer has died aborts, and must not do so before the peer's death is known.
-    patience = {"mpi_yield_when_idle": "1", "mpi_abort_delay": "1"}
-    return (*one_each, *mpi_options(tcp | patience))
+# Which processes there are
 
 
-class SparkProgram(Strategy):
-    """A script that calls Spark itself: it runs as the driver, and its workers are Spark's tasks.
-
-    Only the target `spark` can run it. There the ranks of `torch_ddp` also start, as tasks of a barrier stage: where
-    the processes of a job run is for the target to decide, so Spark is a target, and this is the one strategy that
-    no other target has.
-    """
-
-    name = "spark_program"
-    only_on = "spark"
-
-    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        workers = _workers(job, awaited=False)
-        starts = tuple(worker.name for worker in workers)
-        return [ProcessSpec("driver", 0, argv=_script(job), starts=starts), *workers]
+def _ranked_servers(job: TrainingJob, _: Addresses) -> Processes:
+    """The first ranks serve parameters, the others work."""
+    count, server = job.parameter_servers, ProcessSpec("server", 0, argv=_script(job))
+    servers = [replace(server, index=rank, rank=rank, listens=rank == 0) for rank in range(count)]
+    return [*servers, *_workers(job, first_rank=count)]
 
 
-class MultiWorkerMirrored(Strategy):
-    """TensorFlow's synchronous data parallelism: every worker holds all variables.
-
-    Source: TensorFlow, "Multi-worker training with Keras".
-    """
-
-    name = "multi_worker_mirrored"
-
-    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        return _workers(job, listening=job.workers)
-
-    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
-        return _tf_config(spec, layout)
+def _with_rendezvous(job: TrainingJob, addresses: Addresses) -> Processes:
+    """A key-value server at which the workers meet."""
+    host, port = addresses.split("rendezvous-0")
+    command = (PYTHON, "-I", "-S", f"{PROGRAMS}/horovod_rendezvous.py", addresses.bind or host, port)
+    server = ProcessSpec("rendezvous", 0, argv=command, listens=True, awaited=False, leaves=False)
+    return [server, *_workers(job)]
 
 
-class ParameterServer(Strategy):
-    """TensorFlow's parameter servers: the chief hands out steps, the workers compute them, servers keep variables.
+def _with_driver(job: TrainingJob, addresses: Addresses) -> Processes:
+    """A driver that starts the workers, and others when they die."""
+    place = (*addresses.split("driver-0"), addresses.interface, str(job.workers))
+    command = (PYTHON, "-I", f"{PROGRAMS}/horovod_elastic.py", "drive", *place, *_script(job)[1:])
+    return _started_by(ProcessSpec("driver", 0, argv=command, listens=True), job)
 
-    Source: TensorFlow, "Parameter server training with ParameterServerStrategy".
-    """
 
-    name = "parameter_server"
-    has_servers = True
+def _under_mpirun(job: TrainingJob, _: Addresses) -> Processes:
+    """An mpirun that starts and connects the workers, as the MPI standard has it."""
+    sharing = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--tag-output")
+    # `-m mpi4py` makes an exception in one rank abort all; otherwise the others would wait in MPI_Finalize.
+    ranks = ("-n", str(job.workers), PYTHON, "-m", "mpi4py", *_script(job)[1:])
+    command = (MPIRUN, *sharing, *mpi_options(MPI_ON_ONE_MACHINE), *ranks)
+    folders = dict.fromkeys(MPI_FOLDERS, SCRATCH)
+    return _started_by(ProcessSpec("mpirun", 0, argv=command, environment=folders), job)
 
-    def check(self, job: TrainingJob) -> None:
-        super().check(job)
-        if job.workers < 2:
-            added = f"(a chief and {job.parameter_servers} server(s) are added to them)"
-            raise JobError(f"workers is {job.workers}; strategy 'parameter_server' needs at least 2 {added}")
 
-    def _processes(self, job: TrainingJob, addresses: Addresses) -> list[ProcessSpec]:
-        chief = ProcessSpec("chief", 0, 0, argv=_script(job), listens=True)
-        server = replace(chief, role="ps", rank=None, awaited=False)
-        servers = [replace(server, index=index) for index in range(job.parameter_servers)]
-        return [chief, *servers, *_workers(job, job.workers, awaited=False, first_rank=1)]
+def _as_spark_tasks(job: TrainingJob, _: Addresses) -> Processes:
+    """The script as the driver, whose workers are tasks of Spark."""
+    return _started_by(ProcessSpec("driver", 0, argv=_script(job)), job)
 
-    def _environment(self, spec: ProcessSpec, layout: Layout) -> dict[str, str]:
-        return _tf_config(spec, layout)
+
+def _with_chief(job: TrainingJob, _: Addresses) -> Processes:
+    """A chief that hands out steps to the workers, and servers that keep the variables."""
+    chief = ProcessSpec("chief", 0, 0, argv=_script(job), listens=True)
+    server = replace(chief, role="ps", rank=None, awaited=False)
+    servers = [replace(server, index=index) for index in range(job.parameter_servers)]
+    return [chief, *servers, *_workers(job, job.workers, awaited=False, first_rank=1)]
 
 
 def _script(job: TrainingJob) -> tuple[str, ...]:
@@ -434,6 +273,12 @@ def _workers(job: TrainingJob, listening: int = 0, awaited: bool = True, first_r
     worker = ProcessSpec("worker", 0, argv=_script(job), awaited=awaited)
     ranks = range(first_rank, first_rank + job.workers)
     return [replace(worker, index=n, rank=rank, listens=n < listening) for n, rank in enumerate(ranks)]
+
+
+def _started_by(starter: ProcessSpec, job: TrainingJob) -> Processes:
+    """`starter`, and the workers of `job`, all of which it starts."""
+    workers = _workers(job, awaited=False)
+    return [replace(starter, starts=tuple(worker.name for worker in workers)), *workers]
 
 
 def _on_nodes(specs: Sequence[ProcessSpec], nodes: int) -> list[ProcessSpec]:
@@ -475,7 +320,33 @@ def _torchrun_variables(spec: ProcessSpec, layout: Layout) -> dict[str, str]:
 
 
 def _ring_variables(spec: ProcessSpec, layout: Layout) -> dict[str, str]:
-    return {**_torchrun_variables(spec, layout), "WORKSHOP_SECRET": layout.addresses.secret}
+    servers = (
+        {"WORKSHOP_SERVERS": str(layout.job.parameter_servers)} if layout.specs[0].role == "server" else {}
+    )
+    return {**_torchrun_variables(spec, layout), "WORKSHOP_SECRET": layout.addresses.secret, **servers}
+
+
+def _ddp_variables(spec: ProcessSpec, layout: Layout) -> dict[str, str]:
+    return {**_torchrun_variables(spec, layout), "GLOO_SOCKET_IFNAME": layout.addresses.interface}
+
+
+def _horovod_variables(spec: ProcessSpec, layout: Layout) -> dict[str, str]:
+    addresses = layout.addresses
+    host, port = addresses.split("rendezvous-0")
+    return {
+        "HOROVOD_RANK": str(spec.rank),
+        "HOROVOD_SIZE": str(layout.job.workers),
+        "HOROVOD_LOCAL_RANK": str(spec.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(layout.ranks_on(spec.node)),
+        "HOROVOD_CROSS_RANK": str(spec.node),
+        "HOROVOD_CROSS_SIZE": str(len(addresses.nodes)),
+        "HOROVOD_HOSTNAME": addresses.nodes[spec.node],
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": port,
+        "HOROVOD_GLOO_IFACE": addresses.interface,
+    }
 
 
 def _tf_config(spec: ProcessSpec, layout: Layout) -> dict[str, str]:
@@ -488,16 +359,25 @@ def _tf_config(spec: ProcessSpec, layout: Layout) -> dict[str, str]:
 STRATEGIES: dict[StrategyName, Strategy] = {
     strategy.name: strategy
     for strategy in (
-        Single(),
-        Ring(),
-        WorkshopParameterServer(),
-        TorchDDP(),
-        Horovod(),
-        HorovodElastic(),
-        MPI(),
-        SparkProgram(),
-        MultiWorkerMirrored(),
-        ParameterServer(),
+        Strategy("single", lambda job, _: _workers(job), workers=(1, 1)),
+        # Equals: each can send to each, and the algorithms choose the neighbours.
+        Strategy("ring", lambda job, _: _workers(job, listening=1), _ring_variables, uses_comm=True),
+        Strategy(
+            "workshop_parameter_server", _ranked_servers, _ring_variables, uses_comm=True, has_servers=True
+        ),
+        # Rank 0 keeps the store in which the others find each other.
+        # Source: PyTorch, "Environment variable initialization" in torch.distributed.
+        Strategy("torch_ddp", lambda job, _: _workers(job, listening=1), _ddp_variables),
+        # Source: Horovod 0.28.1, horovod/runner/gloo_run.py, `create_slot_env_vars`, and elastic/driver.py.
+        Strategy("horovod", _with_rendezvous, _horovod_variables),
+        Strategy("horovod_elastic", _with_driver, one_node=True),
+        Strategy("mpi", _under_mpirun),
+        # The target `spark` also starts the ranks of `torch_ddp`, as tasks of a barrier stage: where the processes of a
+        # job run is for the target to decide, so Spark is a target, and this is the one strategy that no other has.
+        Strategy("spark_program", _as_spark_tasks, only_on="spark"),
+        # Source: TensorFlow, "Multi-worker training with Keras" and "Parameter server training".
+        Strategy("multi_worker_mirrored", lambda job, _: _workers(job, listening=job.workers), _tf_config),
+        Strategy("parameter_server", _with_chief, _tf_config, has_servers=True, workers=(2, math.inf)),
     )
 }
 

@@ -7,7 +7,7 @@ Of two ways to emulate it one is chosen, and `run.network` says which:
 
 - *Network namespaces.* Every process of the job has a network of its own, joined to the others by virtual cables both
   ends of which let only their bandwidth through (`wiring`). It acts in the kernel, below the frameworks, so Horovod,
-  TensorFlow, PyTorch and MPI feel it without knowing. It takes Linux, root or a kernel that lets users make
+  TensorFlow and PyTorch feel it without knowing. It takes Linux, root or a kernel that lets users make
   namespaces, and for latency a kernel with netem. The namespaces have no names and no files: they are gone when the
   run is. What would pass by a network, Unix sockets and shared memory, is refused or switched off.
 - *Stamped links* (`comm.stamped`). They take nothing, and only the workshop's own message passing feels them.

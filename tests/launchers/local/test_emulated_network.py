@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -10,13 +9,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import eventually, marked_processes
+from conftest import marked_processes
 
-from workshop_utils.jobs import TrainingJob
+from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network, availability, has_netem
 from workshop_utils.ranks import on_ranks
-from workshop_utils.runs import RunFailed, RunState
+from workshop_utils.runs import RunState
 
 pytestmark = [
     pytest.mark.usefixtures("nothing_is_left"),
@@ -176,7 +175,7 @@ def test_a_user_without_privileges_can_make_one_too(nothing_is_left, data_folder
     (folder / "train.py").write_text(textwrap.dedent(TAKE_TURNS))
     subprocess.run(["chmod", "--recursive", "a+rwX", nothing_is_left], check=True)
     script = f"""
-from workshop_utils.jobs import TrainingJob
+from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
 job = TrainingJob(name="job", folder="{folder}", strategy="torch_ddp", workers=3, data="{folder}")
@@ -200,72 +199,10 @@ def test_the_workshop_s_own_ranks_feel_it_and_stamped_links_where_there_is_no_ne
     assert set(delayed.metrics["bytes_sent"]) == {400_000}
 
 
-# MPI: a host for each rank, entered by mpirun's launch agent
-
-MPI = """
-    import os, signal, socket, sys, time
-    from pathlib import Path
-    from workshop_utils import place
-    here = place.here()
-    import numpy as np
-    from mpi4py import MPI
-    world = MPI.COMM_WORLD
-"""
-
-
-def test_each_rank_of_mpi_has_a_host_of_its_own_and_its_bytes_pass_the_network(make_job):
-    pytest.importorskip("mpi4py")
-    job = make_job(MPI, f"""
-    assert (here.rank, here.world_size) == (world.rank, world.size)
-    print("host", socket.gethostbyname(socket.gethostname()))
-    array = np.zeros({NBYTES}, np.uint8)
-
-    def came():
-        # Not /sys/class/net, which is that of the namespace in which it was mounted.
-        counters = Path("/proc/net/dev").read_text().splitlines()
-        return int(next(line for line in counters if "eth0" in line).split()[1])
-
-    for rank in range(1, world.size):
-        world.Barrier()
-        if world.rank == 0:
-            before, start = came(), time.perf_counter()
-            world.Recv(array, source=rank)
-            seconds = time.perf_counter() - start
-            place.report(step=rank, transfer_seconds=seconds, came=came() - before)
-        elif world.rank == rank:
-            world.Send(array, dest=0)
-    """, strategy="mpi", workers=3)  # fmt: skip
-    interfaces, before = network_interfaces(), networks()
-    run = Local(network=Network.parse("20Mbit,worker-2=5Mbit")).launch(job)
-    seconds = transfer_seconds(run)
-    assert EARLIEST < seconds[1] / theory(2.5e6) < LATEST
-    assert EARLIEST < seconds[2] / theory(0.625e6) < LATEST
-    assert all(record["came"] > NBYTES for record in run.records)
-    hosts = {line.worker: line.text for line in run.logs() if line.text.startswith("host")}
-    assert hosts == {f"worker-{rank}": f"host 10.77.0.{rank + 2}" for rank in range(3)}
-    assert not [line for line in run.logs() if line.worker not in run.workers]  # mpirun has nothing to say
-    assert network_interfaces() == interfaces
-    assert eventually(lambda: networks() <= before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("victim", ["mpirun", "worker-1"])
-def test_hosts_of_mpi_are_gone_with_the_run_whoever_is_killed(victim, make_job, watch, nothing_is_left):
-    job = make_job(MPI, "print('ready', flush=True)\ntime.sleep(1000)", strategy="mpi", workers=2)
-    interfaces, before = network_interfaces(), networks()
-    with Local(network=Network(bandwidth="100Mbit")).launch(job) as run:
-        ready = 0
-        for line in run.logs(follow=True):
-            ready += line.text == "ready"
-            if ready == 2:
-                break
-        os.kill(run.process_ids[victim], signal.SIGKILL)
-        with pytest.raises(RunFailed, match="SIGKILL"):
-            run.wait(60)
-    assert not any(watch.alive(start["pid"]) for start in run.starts)
-    assert watch.eventually(lambda: networks() <= before)
-    assert network_interfaces() == interfaces
-    assert list(nothing_is_left.iterdir()) == []
+def test_ranks_that_mpirun_starts_cannot_have_networks_of_their_own(make_job):
+    job = make_job("", strategy="mpi", workers=2)
+    with pytest.raises(JobError, match=r"mpirun starts the workers .*; leave the network out, or use"):
+        Local(network=Network(bandwidth="100Mbit")).render(job)
 
 
 @pytest.mark.slow

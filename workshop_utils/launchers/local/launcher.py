@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,7 +47,6 @@ class LocalRequest:
     processes: tuple[Process, ...]
     added: tuple[dict[str, str], ...]
     workers: tuple[str, ...]
-    files: Mapping[str, str] = field(default_factory=dict)  # of the run's folder, by path
     switch: Switch | None = None
     network: str | None = None  # what is emulated, and how
     device: str | None = None
@@ -145,7 +144,7 @@ class Local:
                 Path(folder).mkdir(parents=True, exist_ok=True)
             run = make_run(job.name, request.workers, reservation)
             run.network, run.device = request.network, request.device
-            files, start_warm = {"model/.keep": "", **sources, **request.files}, warm.starter(framework)
+            files, start_warm = {"model/.keep": "", **sources}, warm.starter(framework)
             run._start(request.processes, job.timeout_seconds, scratch, files, request.switch, start_warm)
             return run
 
@@ -175,10 +174,10 @@ class Local:
             self.network.check(names)
             emulation = self.network.emulation(strategy)
             network = self.network.describe(emulation)
-            if strategy.one_node:
+            if starter := next((spec.name for spec in planned if spec.starts), None):
                 raise JobError(
-                    f"network: the workers of strategy {strategy.name!r} are started by its driver, inside one "
-                    "namespace; leave the network out, or use another strategy"
+                    f"network: {starter} starts the workers of strategy {strategy.name!r}, inside one namespace; leave "
+                    "the network out, or use another strategy, such as 'torch_ddp'"
                 )
             if emulation == "network namespaces":
                 hosts = {name: self.network.address(index) for index, name in enumerate(names)}
@@ -200,7 +199,6 @@ class Local:
         addresses = Addresses(
             of={name: f"{hosts[name]}:{port}" for name, port in zip(listening, ports, strict=True)},
             nodes=("localhost",) if nodes == 1 else tuple(f"node-{node}" for node in range(nodes)),
-            apart=hosts if cables else {},
             interface=INTERFACE if cables else "lo",
             secret=secrets.token_hex(16),
         )
@@ -217,7 +215,6 @@ class Local:
             processes,
             added,
             workers=tuple(spec.name for spec in planned if spec.runs_script),
-            files={path: text for spec in starting for path, text in spec.files.items()},
             switch=switch,
             network=network,
             device=None if self.device is None else str(self.device),

@@ -10,7 +10,8 @@ import shlex
 import socket
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -48,7 +49,13 @@ JVM = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Djdk.lang.Proc
 
 @dataclass(frozen=True)
 class SparkRequest(LocalRequest):
-    """What `launch` would start: the driver, Spark's properties, and the variables of the ranks in its tasks."""
+    """What `launch` would start: the driver, Spark's properties, and the variables of the ranks in its tasks.
+
+    Attributes:
+        files: of the run's folder, by path.
+    """
+
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = self.files["conf/spark-defaults.conf"].splitlines()
@@ -191,7 +198,7 @@ class Spark(TargetSettings):
             {**environment.inherited_variables(OTHERS), **variables},
             str(job.folder.absolute()),
         )
-        return SparkRequest((process,), (variables,), workers, files)
+        return SparkRequest((process,), (variables,), workers, files=files)
 
     def _properties(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
         """What Spark is told. Source: Spark 3.5, "Spark Configuration"."""
