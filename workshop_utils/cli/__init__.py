@@ -70,18 +70,9 @@ def launch(
     from workshop_utils.launchers.targets import ServerSideCheck, launcher_for
     from workshop_utils.network import Network
 
-    changes = {
-        "workers": workers,
-        "nodes": nodes,
-        "processes_per_node": processes_per_node,
-        "arguments": named_values(argument, "epochs=5"),
-        "data": data,
-        "timeout": timeout,
-        "outputs": outputs,
-        "checkpoints": checkpoints,
-    }
-    given = {name: value for name, value in changes.items() if value is not None}
-    described = TrainingJob.load(job).replace(**given)
+    fields = ("workers", "nodes", "processes_per_node", "data", "timeout", "outputs", "checkpoints")
+    given = {name: value for name, value in locals().items() if name in fields and value is not None}
+    described = TrainingJob.load(job).replace(arguments=named_values(argument, "epochs=5"), **given)
     if gpus is not None:
         described = described.replace(resources={**dict(described.resources), "gpu": gpus})
     launcher = launcher_for(

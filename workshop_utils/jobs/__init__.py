@@ -214,12 +214,10 @@ class TrainingJob(Description):
             nodes = max(1, (workers or per_node) // per_node)
         per_node = per_node or max(1, (workers or nodes) // nodes)
         if workers not in (None, nodes * per_node):
-            right = f"nodes × processes_per_node, here {nodes} × {per_node}: leave one of the three out"
-            if given[1] is None:
-                right = f"a multiple of processes_per_node, here {per_node}"
-            elif given[2] is None:
-                right = f"a multiple of nodes, here {nodes}"
-            raise ValueError(f"workers is {workers}; it must be {right}")
+            raise ValueError(
+                f"workers is {workers}; it must be nodes × processes_per_node, here {nodes} × {per_node}: change one, "
+                "or leave one of the three out"
+            )
         return {**values, "workers": nodes * per_node, "nodes": nodes, "processes_per_node": per_node}
 
     @model_validator(mode="after")

@@ -121,20 +121,15 @@ class _Pickler(cloudpickle.Pickler):
 
 def _refusal(program: Any, arguments: Mapping[str, Any], error: Exception) -> str:
     """Why a call cannot be sent, with the name of the variable."""
-    sizes: dict[str, int] = {}
     for name, value in _variables(program, arguments):
         subject = f"`{name}` ({type(value).__qualname__})"
         try:
-            sizes[name] = len(_pickled(value))
+            _pickled(value)
         except _TooLarge as size:
             return f"{subject} is too large to be sent to the ranks: {size}. Make or load it in the program"
         except Exception as reason:
             return f"{subject} cannot be sent to the ranks: {reason}. Make it in the program"
-    if isinstance(error, _TooLarge):
-        largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-        names = ", ".join(f"`{name}` ({sizes[name] / 2**20:.1f} MiB)" for name in largest)
-        return f"together, {names} are too large to be sent to the ranks: {error}. Make or load them in the program"
-    return f"the program cannot be sent to the ranks: {error}"
+    return f"the program, with all its variables, cannot be sent to the ranks: {error}. Make or load some in it"
 
 
 def _variables(program: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

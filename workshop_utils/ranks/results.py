@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from reprlib import Repr
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -71,11 +71,7 @@ class Results(Sequence[RankResult]):
         """What each rank returned."""
         return [each.value for each in self.ranks]
 
-    @overload
-    def __getitem__(self, rank: int) -> RankResult: ...
-    @overload
-    def __getitem__(self, rank: slice) -> Sequence[RankResult]: ...
-    def __getitem__(self, rank: int | slice) -> RankResult | Sequence[RankResult]:
+    def __getitem__(self, rank: Any) -> Any:
         return self.ranks[rank]
 
     def __len__(self) -> int:
@@ -98,11 +94,9 @@ class Results(Sequence[RankResult]):
         return f"<table><caption>{html.escape(self._summary())}</caption>{''.join(rows)}</table>"
 
     def _summary(self) -> str:
-        ranks = f"{len(self.ranks)} rank{'s' * (len(self.ranks) > 1)}"
         start = "" if self.warm else ", started cold"
-        return "; ".join(
-            filter(None, (f"{ranks}, {self.seconds:.2f} s{start}", self.network, self.device, self.remark))
-        )
+        head = f"{len(self)} rank{'s' * (len(self) > 1)}, {self.seconds:.2f} s{start}"
+        return "; ".join(filter(None, (head, self.network, self.device, self.remark)))
 
     def _rows(self) -> Iterator[tuple[str, list[str]]]:
         """What is shown: a label, and a text of each rank."""

@@ -18,7 +18,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,7 +54,6 @@ READ_AT_IMPORT = (
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # As the workshop's jobs set them before they import TensorFlow: no notices, and no oneDNN, which sums in another order.
 OF_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
-MOST_TEXT = 4000  # bytes of what a server printed before it ended
 
 
 class WarmServerError(RuntimeError):
@@ -88,35 +86,28 @@ class WarmServer:
     def __init__(self, modules: tuple[str, ...]) -> None:
         self._connection, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        with tempfile.TemporaryFile() as stderr:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go
-                    stdin=theirs.fileno(),
-                    env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD},
-                    start_new_session=True,
-                    stderr=stderr,  # libraries print notices when they are imported
-                )
-            try:
-                answer = self._connection.recv(1)
-            except BaseException:  # an interrupt: nobody would know of a server that goes on importing
-                self._process.kill()
-                self.close()
-                raise
-            try:
-                socket.send_fds(self._connection, [b"!"], [2])
-            except OSError:
-                answer = b""
-            self.may_fork = answer == warm_server.READY
-            if not self.may_fork:
-                self.close()
-            if not answer:
-                stderr.seek(0)
-                text = stderr.read()[-MOST_TEXT:].decode("utf-8", "replace")
-                raise WarmServerError(
-                    f"the warm server ended with code {self._process.returncode} while importing "
-                    f"{', '.join(modules)}:\n{text}"
-                )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-u", str(SUPERVISOR), "--warm", *modules],  # its forks print as they go
+                stdin=theirs.fileno(),
+                env={**OF_TENSORFLOW, **os.environ, **ONE_THREAD},
+                start_new_session=True,
+            )
+        try:
+            answer = self._connection.recv(1)
+        except BaseException:  # an interrupt: nobody would know of a server that goes on importing
+            self._process.kill()
+            self.close()
+            raise
+        self.may_fork = answer == warm_server.READY
+        if not self.may_fork:
+            self.close()
+        if not answer:
+            names, code = ", ".join(modules), self._process.returncode
+            program = f"{sys.executable} -c 'import {names}'"
+            raise WarmServerError(
+                f"the warm server ended with code {code} while importing {names}: `{program}` shows why"
+            )
 
     def start(self, control: int, events: int) -> None:
         """Fork a supervisor that reads its specification from `control` and writes its events to `events`."""

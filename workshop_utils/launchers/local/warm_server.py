@@ -89,21 +89,18 @@ def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) ->
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt in the notebook is not meant for us
     absent = dict.fromkeys(set(OPTIONAL) - sys.modules.keys())
     sys.modules.update(absent)  # type: ignore[arg-type]  # an import of None fails as that of a missing package
+    stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)  # libraries print notices when they are imported
     for module in modules:
         importlib.import_module(module)
+    os.dup2(stderr, 2)
+    for descriptor in (stderr, nothing):
+        os.close(descriptor)
     for module in absent:
         del sys.modules[module]
     gc.freeze()  # what is imported stays; a fork's garbage collector need not look at it, nor copy its pages
     # A fork copies one thread only; locks that others held would stay locked for ever.
     connection.sendall(READY if _threads() == 1 else HAS_THREADS)
-    # From here on, write to the owner's stderr: what imports wrote went to a file, which is shown if they fail.
-    if select.select(heard, [], [])[0] != heard[:1]:
-        return None
-    _, stderr, _, _ = socket.recv_fds(connection, 1, 1)
-    if not stderr:
-        return None
-    os.dup2(stderr[0], 2)
-    os.close(stderr[0])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that have ended need no waiting for
     while True:
         ready, _, _ = select.select(heard, [], [])
