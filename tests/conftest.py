@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import struct
@@ -13,7 +15,7 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -49,8 +51,6 @@ hypothesis.settings.register_profile("workshop", deadline=None)
 hypothesis.settings.load_profile("workshop")
 
 PATIENCE_SECONDS = 10.0
-
-MakeJob = Callable[..., TrainingJob]
 
 
 def write_idx(path: Path, shape: tuple[int, ...], content: bytes) -> None:
@@ -171,16 +171,18 @@ def reserved_ports() -> list[int]:
     ]
 
 
-def mapped_shared_memory() -> Iterator[str]:
-    """The names in /dev/shm that a living process has mapped."""
+def shared_memory() -> set[str]:
+    """The names in /dev/shm that no living process has mapped."""
+    mapped: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            text = maps.read_text(errors="replace")
-        except OSError:
-            continue
-        for line in text.splitlines():
-            if "/dev/shm/" in line:
-                yield line.split("/dev/shm/", 1)[1].split(" ")[0].split("/")[0]
+        with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
+            mapped.update(re.findall(r"/dev/shm/([^ /\n]+)", maps.read_text(errors="replace")))
+    return {path.name for path in Path("/dev/shm").iterdir()} - mapped
+
+
+def network_namespaces() -> set[str]:
+    """Those with a name, as `ip netns list` has them, and the links that a namespace's cable would have here."""
+    return {path.name for folder in ("/run/netns", "/sys/class/net") for path in Path(folder).glob("*")}
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """`TrainingJob.from_function`: a notebook's function as a script, what travels with it, and that it runs on targets."""
 
-import importlib.util
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
@@ -154,15 +153,6 @@ def test_the_same_function_is_the_same_folder_also_when_threads_write_it_at_once
     assert notebook.job().folder != folder
 
 
-def test_fields_of_the_job_can_be_given_and_replaced(notebook):
-    notebook.cell("def my_Program_2(group, n, flag=False): pass\nprogram = my_Program_2")
-    job = notebook.job({"n": 1}, workers=3, timeout="5min")
-    assert (job.name, job.strategy, job.workers, job.timeout_seconds) == ("my-program-2", "torch_ddp", 3, 300)
-    changed = job.replace(arguments={"flag": True})
-    assert changed.command_line_arguments == ["--flag", "True", "--n", "1"]
-    assert TrainingJob(folder=job.folder, **changed.model_dump()) == changed
-
-
 @pytest.mark.parametrize(
     ("framework", "imports", "kind"),
     [
@@ -178,14 +168,6 @@ def test_a_framework_decides_the_strategy_and_what_the_script_imports(notebook, 
     job = notebook.job(framework=framework, workers=2)
     assert f"    {imports}  #" in text_of(job)
     assert Kubernetes().render(job).resource["kind"] == kind
-
-
-def test_horovod_joins_ranks_through_the_framework_that_the_function_uses(notebook, monkeypatch):
-    # A module that nothing has executed, since TensorFlow's own takes seconds.
-    tensorflow = importlib.util.module_from_spec(importlib.util.find_spec("tensorflow"))
-    monkeypatch.setitem(sys.modules, "tensorflow", tensorflow)
-    notebook.cell("import tensorflow as tf\ndef program(hvd): return hvd.allreduce(tf.constant(1.0))")
-    assert "    import horovod.tensorflow  #" in text_of(notebook.job(framework="horovod"))
 
 
 # On targets: one function whose ranks speak through the Communicator, with what is awkward on a command line.
@@ -239,16 +221,3 @@ def test_a_function_s_job_gives_on_every_target_what_on_ranks_gives(target, note
         assert sorted(line.text for line in run.logs() if " returned " in line.text) == [
             f"rank {rank} returned {value!r}" for rank, value in enumerate(values)
         ]
-
-
-def test_a_function_of_pytorch_gets_its_group_and_arguments_as_they_were_replaced(notebook, data_folder):
-    notebook.cell("""
-        import torch
-        def program(dist, start: float, flag):
-            total = torch.tensor([start + dist.get_rank()])
-            dist.all_reduce(total)
-            return total.item(), flag
-    """)
-    job = notebook.job({"start": 1.0, "flag": None}, "torch", workers=3, data=str(data_folder))
-    run = Local().launch(job.replace(arguments={"flag": False, "start": 2.5})).wait(60)
-    assert {line.text for line in run.logs()} == {f"rank {rank} returned (10.5, False)" for rank in range(3)}

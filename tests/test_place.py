@@ -324,20 +324,6 @@ def take_steps(profiler, count):
 
 
 @pytest.mark.slow
-def test_a_profile_records_steps_after_the_warm_up_where_workshop_trace_says(rank_1_of_4, monkeypatch):
-    elsewhere = rank_1_of_4.with_name("elsewhere")
-    monkeypatch.setenv("WORKSHOP_TRACE", str(elsewhere))
-    with place.profile(steps=2) as profiler:
-        take_steps(profiler, place.WARM_UP_STEPS + 1)
-        assert not elsewhere.exists()
-        take_steps(profiler, 1)
-        assert recorded_steps(elsewhere) == ["ProfilerStep#3", "ProfilerStep#4"]
-        take_steps(profiler, 5)
-    assert recorded_steps(elsewhere) == ["ProfilerStep#3", "ProfilerStep#4"]
-    assert not rank_1_of_4.exists()
-
-
-@pytest.mark.slow
 def test_a_profile_that_an_error_ends_has_the_steps_before_it(rank_1_of_4):
     def fail():
         with place.profile(steps=100) as profiler:
@@ -347,14 +333,6 @@ def test_a_profile_that_an_error_ends_has_the_steps_before_it(rank_1_of_4):
     with pytest.raises(RuntimeError, match="the loss is not finite"):
         fail()
     assert recorded_steps(rank_1_of_4) == ["ProfilerStep#3", "ProfilerStep#4"]
-
-
-@pytest.mark.slow
-def test_a_profile_that_ends_within_its_warm_up_says_so(rank_1_of_4, capsys):
-    with place.profile(steps=2) as profiler:
-        take_steps(profiler, place.WARM_UP_STEPS)
-    assert "no trace: the first 3 steps are warm-up" in capsys.readouterr().err
-    assert not rank_1_of_4.exists()
 
 
 def test_a_negative_number_of_steps_to_profile_is_refused():

@@ -1,23 +1,21 @@
 """However a `workshop launch` ends, nothing of it stays: no process, no file, no shared memory, no network namespace.
 
-Real commands, jobs of this repository, and real signals. A variable that every descendant inherits tells their
-processes from all others on the machine.
+Real commands, jobs of this repository, and real signals; the fixture `nothing_is_left` looks for what stays.
 """
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import uuid
 from pathlib import Path
 
 import psutil
 import pytest
 from adapter import LAUNCH_IN_A_CELL, ROOT
-from conftest import eventually, mapped_shared_memory
+from conftest import eventually, marked_processes, network_namespaces, shared_memory
 from jupyter_client.manager import KernelManager
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are told apart by /proc")
@@ -49,97 +47,35 @@ time.sleep(600)
 """
 
 
-class Trace:
-    """What all processes of one test inherit, and what else of them can be seen on this machine."""
+@pytest.fixture(autouse=True)
+def _nothing_else_is_left(nothing_is_left):
+    """Fails the test that leaves a file, shared memory or a network; PyTorch keeps a cache for each user."""
+    before = shared_memory() | network_namespaces()
 
-    def __init__(self, scratch):
-        self.scratch = scratch
-        self.mark = uuid.uuid4().hex
-        self.environment = {**os.environ, "WORKSHOP_GUARD": self.mark, "TMPDIR": str(scratch)}
-        self.environment.pop("PYTHONUNBUFFERED", None)
-        self._memory, self._spaces = set(shared_memory()), network_namespaces()
+    def left():
+        files = [each.name for each in nothing_is_left.iterdir() if "torchinductor_" not in each.name]
+        return [*files, *((shared_memory() | network_namespaces()) - before), *marked_processes().values()]
 
-    def processes(self):
-        """The variables, by process id, of everything alive that carries the mark; zombies have none."""
-        found = {}
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                words = (process / "environ").read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue  # it has just ended, or belongs to somebody else
-            variables = dict(word.split("=", 1) for word in words if "=" in word)
-            if variables.get("WORKSHOP_GUARD") == self.mark:
-                found[int(process.name)] = variables
-        return found
+    yield
+    assert eventually(lambda: not left(), ENDING_SECONDS), left()
 
-    def ranks(self):
-        """The process of each rank that runs a job's script."""
-        found = {}
-        for pid, variables in self.processes().items():
+
+def none_lives():
+    """Whether nothing is alive any more that a test has started; it gets time for its end."""
+    return eventually(lambda: not marked_processes(), ENDING_SECONDS)
+
+
+def ranks_below(process):
+    """The process of each rank below `process` that runs a job's script."""
+    found = {}
+    for each in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            variables, command = each.environ(), each.cmdline()
             rank = next((variables[name] for name in RANKS if name in variables), None)
-            try:
-                command = psutil.Process(pid).cmdline()
-            except psutil.Error:
-                continue
-            if (
-                rank is not None
-                and any(word.endswith("/train.py") for word in command)
-                and "mpirun" not in command[0]
-            ):
-                found[int(rank)] = pid
-        return found
-
-    def left(self):
-        """Everything that is there and should not be."""
-        held = set(mapped_shared_memory())
-        there = {
-            "processes": {
-                pid: psutil.Process(pid).cmdline() for pid in self.processes() if psutil.pid_exists(pid)
-            },
-            # PyTorch keeps one cache a user in the temporary folder, and no run of ours ends it.
-            "files": [
-                path.name for path in self.scratch.iterdir() if not path.name.startswith("torchinductor_")
-            ],
-            # Of other runs on this machine, which have theirs mapped while they live.
-            "shared memory": sorted(set(shared_memory()) - self._memory - held),
-            "network namespaces": sorted(network_namespaces() - self._spaces),
-        }
-        return {what: things for what, things in there.items() if things}
-
-    def assert_nothing_is_left(self):
-        def gone():
-            try:
-                return not self.left()
-            except psutil.NoSuchProcess:
-                return False
-
-        assert eventually(gone, ENDING_SECONDS), f"left behind: {self.left()}"
-
-
-def shared_memory():
-    return [path.name for path in Path("/dev/shm").iterdir()]
-
-
-def network_namespaces():
-    """Those with a name, as `ip netns list` has them, and the links that a namespace's cable would have here."""
-    named = {path.name for path in Path("/run/netns").glob("*")}
-    return named | {path.name for path in Path("/sys/class/net").iterdir()}
-
-
-@pytest.fixture
-def trace():
-    """Fails the test that leaves something; ends it, so that the next test is judged by itself."""
-    scratch = Path(
-        tempfile.mkdtemp(prefix="guard-", dir="/tmp")
-    )  # short, since Open MPI puts sockets below it
-    trace = Trace(scratch)
-    try:
-        yield trace
-        trace.assert_nothing_is_left()
-    finally:
-        for pid in trace.processes():
-            os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(scratch, ignore_errors=True)
+            runs_script = any(word.endswith("/train.py") for word in command) and "mpirun" not in command[0]
+            if rank is not None and runs_script:
+                found[int(rank)] = each.pid
+    return found
 
 
 def sleeping_job(folder):
@@ -154,13 +90,11 @@ def sleeping_job(folder):
 class Command:
     """`workshop launch` in a process of its own; what it says goes to files, so that nobody has to read along."""
 
-    def __init__(self, trace, folder, job, *options):
-        self.trace, self.out, self.err = trace, folder / "out", folder / "err"
+    def __init__(self, folder, job, *options):
+        self.out, self.err = folder / "out", folder / "err"
         words = [str(WORKSHOP), "launch", job, "--workers", "2", *options]
         with self.out.open("w") as out, self.err.open("w") as err:
-            self.process = subprocess.Popen(
-                words, cwd=ROOT, env=trace.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-            )
+            self.process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
 
     def wait_until_it_trains(self):
         """Wait until a step of each worker has been reported; the processes by rank."""
@@ -175,7 +109,7 @@ class Command:
             self.process.wait()
             pytest.fail(f"the workers do not start: {self.said()}")
         assert self.process.poll() is None, f"it has ended: {self.said()}"
-        ranks = self.trace.ranks()
+        ranks = ranks_below(self.process)
         assert sorted(ranks) == [0, 1]
         return ranks
 
@@ -193,15 +127,15 @@ class Command:
 
 
 @pytest.mark.parametrize("strategy", SHORT)
-def test_a_run_that_ends_leaves_nothing(strategy, trace, tmp_path):
-    command = Command(trace, tmp_path, *SHORT[strategy])
+def test_a_run_that_ends_leaves_nothing(strategy, tmp_path):
+    command = Command(tmp_path, *SHORT[strategy])
     assert command.process.wait(START_SECONDS) == 0, command.said()
     assert "succeeded" in command.out.read_text()
 
 
 @pytest.mark.parametrize("strategy", SHORT)
-def test_a_killed_rank_is_named_and_takes_all_others_with_it(strategy, trace, tmp_path):
-    command = Command(trace, tmp_path, *ENDLESS[strategy])
+def test_a_killed_rank_is_named_and_takes_all_others_with_it(strategy, tmp_path):
+    command = Command(tmp_path, *ENDLESS[strategy])
     os.kill(command.wait_until_it_trains()[1], signal.SIGKILL)
     assert command.end() == 1
     said = command.err.read_text()
@@ -210,10 +144,8 @@ def test_a_killed_rank_is_named_and_takes_all_others_with_it(strategy, trace, tm
     assert "Traceback" not in said.splitlines()[0]
 
 
-NETWORK = (
-    "--network",
-    "100Mbit",
-)  # where the machine makes no namespaces, links are slow in the message passing
+# Where the machine makes no namespaces, links are slow in the message passing.
+NETWORK = ("--network", "100Mbit")
 
 
 @pytest.mark.parametrize(
@@ -225,8 +157,8 @@ NETWORK = (
         *(("ring", sent, NETWORK) for sent in (signal.SIGINT, signal.SIGKILL)),
     ],
 )
-def test_a_command_that_a_signal_ends_leaves_nothing(strategy, sent, network, trace, tmp_path):
-    command = Command(trace, tmp_path, *ENDLESS[strategy], *network)
+def test_a_command_that_a_signal_ends_leaves_nothing(strategy, sent, network, tmp_path):
+    command = Command(tmp_path, *ENDLESS[strategy], *network)
     command.wait_until_it_trains()
     assert ("network: 100Mbit" in command.out.read_text()) == bool(network)
     command.process.send_signal(sent)
@@ -238,10 +170,10 @@ def test_a_command_that_a_signal_ends_leaves_nothing(strategy, sent, network, tr
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "with the command"])
-def test_what_started_the_ranks_takes_them_along_when_it_is_killed(alone, trace, tmp_path):
+def test_what_started_the_ranks_takes_them_along_when_it_is_killed(alone, tmp_path, nothing_is_left):
     """Ranks that only sleep: others might end of themselves, when nobody takes what they print."""
     job = sleeping_job(tmp_path)
-    command = Command(trace, tmp_path, str(job))
+    command = Command(tmp_path, str(job))
     parent = psutil.Process(command.wait_until(lambda: len(list(job.glob("ready-*"))) == 2)[0]).parent()
     assert parent.pid != command.process.pid, (
         "the command starts ranks itself: then another test has this case"
@@ -256,15 +188,15 @@ def test_what_started_the_ranks_takes_them_along_when_it_is_killed(alone, trace,
     for process in (command.process.pid, parent.pid):
         os.kill(process, signal.SIGKILL)
     command.process.wait()
-    assert eventually(lambda: not trace.processes(), ENDING_SECONDS), trace.left()
-    for path in trace.scratch.iterdir():  # nobody is left who could remove the run's folder
+    assert none_lives(), marked_processes()
+    for path in nothing_is_left.iterdir():  # nobody is left who could remove the run's folder
         shutil.rmtree(path)
 
 
-def test_a_killed_notebook_kernel_leaves_nothing(trace, tmp_path):
+def test_a_killed_notebook_kernel_leaves_nothing(tmp_path):
     folder = sleeping_job(tmp_path)
     manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(env=trace.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    manager.start_kernel(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     client = manager.client()
     try:
         client.start_channels()
@@ -276,9 +208,9 @@ def test_a_killed_notebook_kernel_leaves_nothing(trace, tmp_path):
             output_hook=lambda message: said.append(str(message["content"])),
         )
         assert "all started" in "".join(said), said
-        assert len(trace.processes()) >= 3, "the kernel and both workers"
+        assert len(marked_processes()) >= 3, "the kernel and both workers"
         os.kill(manager.provisioner.pid, signal.SIGKILL)
-        assert eventually(lambda: not trace.processes(), ENDING_SECONDS), trace.left()
+        assert none_lives(), marked_processes()
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

@@ -16,7 +16,6 @@ import yaml
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.torchx import TorchX
-from workshop_utils.scaling.catalogue import instance
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "jobs" / "bert_pretraining"
@@ -61,12 +60,6 @@ def test_queue_meeting_point_claim_and_instances_are_those_of_the_cluster():
     assert groups["trn1.32xlarge"] == len(volcano["spec"]["tasks"]) == 2
 
 
-def test_the_ranks_are_as_many_as_there_are_cores():
-    job = TrainingJob.load(JOB / "trainium.yaml")
-    assert job.processes_per_node == instance("trn1.32xlarge").accelerators
-    assert job.nodes == 2
-
-
 def test_the_graphs_that_are_compiled_before_are_those_of_the_training():
     training, before = TrainingJob.load(JOB / "trainium.yaml"), TrainingJob.load(JOB / "precompile.yaml")
     apart = {"steps-this-run", "checkpoint-steps"}  # neither is part of a graph
@@ -80,14 +73,6 @@ def test_the_graphs_that_are_compiled_before_are_those_of_the_training():
         assert training.environment[name] == before.environment[name]
     places = [TorchX.load(TRAINIUM / name) for name in ("place.yaml", "place-precompile.yaml")]
     assert places[1].model_dump() == {**places[0].model_dump(), "wrapper": "neuron_parallel_compile"}
-
-
-@pytest.mark.parametrize("name", VOLCANO)
-def test_by_hand_every_file_that_a_pod_mounts_is_made(name):
-    made = re.findall(r"--from-file=(\S+)", (TRAINIUM / name).read_text(encoding="utf-8"))
-    assert all((ROOT / path).is_file() for path in made)
-    (mounted,) = [volume["configMap"] for volume in pod(name)["volumes"] if "configMap" in volume]
-    assert {Path(path).name for path in made} == {item["key"] for item in mounted["items"]}
 
 
 def test_a_graph_holds_one_forward_pass_however_many_are_accumulated(tmp_path, monkeypatch):

@@ -63,17 +63,6 @@ def test_the_corpus_is_python_s_own_manual_and_is_the_same_each_time(corpus, tmp
     assert (tmp_path / "tokens.npy").read_bytes() == (corpus / "tokens.npy").read_bytes()
 
 
-def test_a_folder_of_texts_becomes_a_corpus(tmp_path):
-    (tmp_path / "b").mkdir()
-    (tmp_path / "a.txt").write_text("Trainium trains. " * 50, encoding="utf-8")
-    (tmp_path / "b" / "c.txt").write_text("Neurons fire. " * 50, encoding="utf-8")
-    made = tmp_path / "corpus"
-    run = prepared(made, text=str(tmp_path), vocabulary=300)
-    assert next(run.logs()).text.startswith("2 texts, ")
-    losses, _ = trained(tmp_path, corpus=made, steps=2)
-    assert losses.shape == (1, 2)
-
-
 @pytest.fixture(scope="module")
 def in_one_process(corpus, tmp_path_factory):
     return trained(tmp_path_factory.mktemp("one"), corpus=corpus, batch_size=6)

@@ -185,11 +185,6 @@ def test_workers_shuffle_accumulate_clip_and_warm_up_as_one_process_with_the_who
     np.testing.assert_allclose(weights(tmp_path), expected, rtol=0, atol=2e-5)
 
 
-def test_horovod_learns_with_bfloat16_products_and_fp16_messages():
-    arguments = {"epochs": 2, "dtype": "bfloat16", "fp16_allreduce": 1}
-    assert launched("mnist_horovod", arguments=arguments).metrics["accuracy"].max() > 0.8
-
-
 def test_mpi_reaches_the_parameters_of_one_worker_with_the_whole_batch(tmp_path):
     # Without warm-up, three workers take three times the learning rate of one all along.
     arguments = {"epochs": 2, "warmup": 0}

@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import JOBS, MPI, launched
+from launching import JOBS, launched
 
-from workshop_utils.launchers.local.environment import mpirun_program
 from workshop_utils.runs import RunFailed
 from workshop_utils.strategies import MPI_FOLDERS
 from workshop_utils.training import data
@@ -41,16 +40,6 @@ def test_under_torchrun_the_job_names_both_counts_and_the_right_launcher(name, w
     assert result.returncode == 1
     assert f"started 2 workers, but {who} connects 1; start the job with {launcher}" in result.stderr
     assert "Traceback" not in result.stderr
-
-
-def test_plain_mpirun_ends_when_one_rank_has_no_data(tmp_path):
-    def rank(folder):
-        return ["-n", "1", "-x", f"WORKSHOP_DATA={folder}", sys.executable, JOBS / "mnist_mpi" / "train.py"]
-
-    ranks = [*rank(data.prepare("digits")), ":", *rank(tmp_path / "missing")]
-    result = ended([mpirun_program("the test"), *MPI, *ranks], tmp_path)
-    assert result.returncode == 1
-    assert f"FileNotFoundError: train-images-idx3-ubyte is not in {tmp_path / 'missing'}" in result.stderr
 
 
 def change_last_label(folder, to):

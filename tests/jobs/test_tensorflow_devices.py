@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import sys
-from unittest.mock import Mock, call
+from unittest.mock import Mock
 
 import pytest
 from launching import JOBS
@@ -57,16 +57,6 @@ def test_a_mirrored_worker_takes_the_gpu_of_its_local_rank_and_nccl(script, mach
     config.experimental.set_memory_growth.assert_called_once_with("gpu-1", True)
     # On a machine with GPUs the processor is not what workers share.
     config.threading.set_intra_op_parallelism_threads.assert_not_called()
-
-
-@pytest.mark.parametrize(("cluster", "threads"), [(MIRRORED, [1]), ({"worker": ["a:1", "b:1"]}, [])])
-def test_a_mirrored_worker_without_gpus_takes_the_ring_and_one_thread_where_it_shares_the_cores(
-    cluster, threads, script, machine
-):
-    job, config = script("mnist_multi_worker_mirrored"), machine(0)
-    assert job.choose_device(task(cluster, "worker", 1)).name == "RING"
-    config.set_visible_devices.assert_called_once_with([], "GPU")
-    assert config.threading.set_intra_op_parallelism_threads.mock_calls == [call(count) for count in threads]
 
 
 def test_beside_parameter_servers_each_worker_has_a_gpu_of_its_own_and_nobody_else_has_any(script, machine):

@@ -60,18 +60,6 @@ def test_mirrored_workers_that_were_killed_end_with_the_bits_of_an_uninterrupted
         trained(job.replace(arguments={"epochs": epochs - 1}), tmp_path)
 
 
-def test_a_checkpoint_of_another_learning_rate_is_refused(tmp_path):
-    arguments = {"epochs": 1, "learning_rate": 0.1}
-    job = job_of(
-        "mnist_multi_worker_mirrored", workers=2, arguments=arguments, checkpoints=str(tmp_path / "c")
-    )
-    trained(job, tmp_path)
-    with pytest.raises(
-        RunFailed, match=r"are of another run: learning-rate is 0\.2 and was 0\.1; give another"
-    ):
-        trained(job.replace(arguments={"learning-rate": 0.2}), tmp_path)
-
-
 def test_a_coordinator_goes_on_from_the_end_of_an_epoch_when_a_worker_was_killed(tmp_path):
     arguments = {"epochs": 12, "checkpoint_steps": 1}
     job = job_of("mnist_parameter_server", workers=2, arguments=arguments)

@@ -1,8 +1,5 @@
 """A job that fails is started again with its checkpoints, so many times and not more, and nothing of it is left."""
 
-import os
-import signal
-
 import pytest
 
 from workshop_utils.launchers.local import Local
@@ -75,13 +72,3 @@ def test_a_run_that_is_stopped_is_not_started_again(make_job, watch):
         assert watch.eventually(lambda: run.starts)
     assert run.state is RunState.STOPPED
     assert len(run.attempts) == 1
-
-
-def test_a_second_start_that_cannot_be_made_ends_the_run(make_job, watch):
-    job = make_job(COUNT, "time.sleep(1000)")
-    with Restarting(Local(), restarts=1).launch(job) as run:
-        assert watch.eventually(lambda: run.starts)
-        job.script_path.unlink()
-        os.kill(run.starts[0]["pid"], signal.SIGKILL)
-        with pytest.raises(RunFailed, match=r"could not be started again: script is 'train\.py'"):
-            run.wait(60)

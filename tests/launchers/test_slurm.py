@@ -1,10 +1,7 @@
 """Jobs on a Slurm cluster of this machine, and the script that is rendered for one."""
 
 import os
-import resource
-import shlex
 import signal
-import stat
 from pathlib import Path
 
 import pytest
@@ -230,35 +227,12 @@ def test_arguments_arrive_as_they_are_and_what_links_in_the_job_s_folder_point_t
     assert lines_of(run, "worker-0") == [str([42, "--text", arguments["text"]])]
 
 
-def test_words_of_a_job_reach_the_script_as_they_are(make_job):
-    text = "it's $HOME, `date`, \"'' \\ and more"
-    job = make_job("", arguments={"text": text}, environment={"TEXT": text})
-    lines = Slurm(folder="/shared").render(job).script.splitlines()
-    (export,) = (line for line in lines if line.startswith("export TEXT="))
-    assert shlex.split(export)[1] == f"TEXT={text}"
-    assert shlex.split(lines[-1])[-1] == text
-
-
 def test_secrets_are_neither_in_the_script_nor_readable_by_others(make_job, tmp_path):
     job = make_job("", strategy="ring", workers=2, environment={"HF_TOKEN": "hf_123"})
     request = Slurm().render(job)
     assert request.secrets.keys() == {"HF_TOKEN", "WORKSHOP_SECRET"}
     for value in request.secrets.values():
         assert value not in f"{request!s}{request!r}"
-
-
-@needs_slurm
-def test_secrets_are_in_a_file_of_a_folder_that_is_its_owner_s_alone(make_job, target):
-    held = target.model_copy(update={"options": ("--hold",)})
-    with held.launch(make_job("", environment={"HF_TOKEN": "hf_123"})):
-        (file,) = target.folder.glob("*/files/secrets")
-        assert file.read_text() == "export HF_TOKEN=hf_123"
-        assert stat.S_IMODE(file.parents[1].stat().st_mode) == 0o700
-
-
-def test_a_job_keeps_a_tmpdir_of_its_own(make_job):
-    assert "TMPDIR" not in Slurm().render(make_job("")).script
-    assert "export TMPDIR=/fast" in Slurm().render(make_job("", environment={"TMPDIR": "/fast"})).script
 
 
 # A submitted job, as Slurm's commands and the log show it; the commands are scripts that answer.
@@ -278,23 +252,6 @@ def submitted(tmp_path, monkeypatch):
         return SlurmJob("train", "7", tmp_path, {} if by_mpirun else {0: "worker-0", 1: "worker-1"})
 
     return submitted
-
-
-def test_a_job_that_cannot_be_cancelled_is_said_to_run(submitted, monkeypatch):
-    still = r"^train could not be cancelled and may still run: scancel 7\. "
-    job = submitted("JobState=RUNNING ExitCode=0:0", "")
-    with pytest.raises(JobError, match=f"{still}no$"):
-        job.stop()
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(JobError, match=f"{still}there is no scancel here"):
-        job.stop()
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))  # no file can be opened
-    try:
-        with pytest.raises(JobError, match=f"{still}.*Too many open files"):
-            job.stop()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 STARTS = "job 7 starts on a\n"
@@ -325,28 +282,3 @@ def test_how_a_job_ended_follows_from_its_state_and_what_its_last_life_printed(
 ):
     end = (RunState.FAILED, f"train failed: {reason}") if reason else (RunState.SUCCEEDED, "")
     assert submitted(f"JobState={state}", log, by_mpirun).look() == end
-
-
-def test_a_job_whose_log_was_deleted_has_failed_and_one_that_cannot_be_read_may_be_the_next_time(
-    submitted, tmp_path
-):
-    job = submitted("JobState=FAILED ExitCode=2:0", "")
-    (tmp_path / "log").unlink()
-    assert job.look() == (RunState.FAILED, "train failed: the script ended with exit code 2")
-    (tmp_path / "log").mkdir()  # opening it raises an OSError, as a stale file handle does
-    for ask in (job.look, lambda: job.read(print)):
-        with pytest.raises(OSError, match="directory"):
-            ask()
-
-
-def test_the_last_line_is_passed_on_without_a_line_end_once_the_job_has_ended(submitted):
-    lines = []
-    job = submitted("JobState=RUNNING ExitCode=0:0", "0: one\n0: two")
-    job.look()
-    job.read(lambda *line: lines.append(line[1]))
-    assert lines == ["one"]
-    submitted("JobState=COMPLETED ExitCode=0:0", "0: one\n0: two")
-    for _ in range(2):
-        job.look()
-        job.read(lambda *line: lines.append(line[1]))
-    assert lines == ["one", "two"]

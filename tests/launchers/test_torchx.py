@@ -105,16 +105,6 @@ def test_two_nodes_meet_by_etcd_which_is_gone_afterwards(make, watch):
     assert not any("etcd" in command for command in watch.marked_processes().values())
 
 
-def test_a_server_that_is_no_etcd_is_reported_with_its_last_words(monkeypatch, tmp_path):
-    program = tmp_path / "etcd"
-    program.write_text("#!/bin/sh\necho 'flag provided but not defined: -enable-v2' >&2\nexit 2\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    said = r"etcd did not start.*\n  flag provided but not defined: -enable-v2"
-    with pytest.raises(JobError, match=said), etcd.server():
-        pass
-
-
 def test_a_worker_that_fails_is_named_with_its_last_lines_though_its_peer_would_wait_for_ever(make):
     run = TorchX().launch(make(what="1:fail"))
     said = failure_of(run, 240)

@@ -3,7 +3,6 @@
 import pytest
 from kubernetes_api import cluster, metric, stamped
 
-from workshop_utils.jobs import JobError
 from workshop_utils.launchers.kubernetes import check
 from workshop_utils.launchers.torchx import TorchX
 from workshop_utils.runs import RunFailed
@@ -46,34 +45,6 @@ def test_the_job_is_sent_its_files_belong_to_it_and_its_log_comes_back(server, j
     assert sorted(str(line) for line in run.logs()) == ["[worker-0] hello", "[worker-1] hello"]
     assert list(run.metrics["step"]) == [3]
     assert server.made() == []
-
-
-def test_without_a_registry_nothing_is_sent(server, job):
-    with pytest.raises(JobError, match="registry is missing; no cluster can pull workshop-pytorch:cpu"):
-        TorchX(scheduler="kubernetes").launch(job)
-    assert server.requests == []
-
-
-def test_lines_that_torchrun_has_torn_are_whole_again(server, job):
-    torn = (
-        "torchrun's own",
-        "[worker-0]: half [worker-1]: another",
-        "[worker-0]: line",
-        "[worker-0]: text[worker-0]: ",
-        "[worker-1]: torn[worker-0]: x",
-    )
-    with TEAM.launch(job) as run:
-        see_pods(server, [torn])
-        server.job_status = {"state": {"phase": "Completed"}}
-        run.wait(60)
-    assert [str(line) for line in run.logs()] == [
-        "[node-0] torchrun's own",
-        "[worker-1] another",
-        "[worker-0] half line",
-        "[worker-0] text",
-        "[worker-0] x",
-        "[worker-1] torn",
-    ]
 
 
 def summary(rank, code):

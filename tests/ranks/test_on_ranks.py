@@ -120,16 +120,6 @@ def test_a_framework_has_its_process_group_and_the_kernel_counts_its_bytes(frame
         )
 
 
-@pytest.mark.slow
-def test_pytorch_on_a_slow_network_prints_no_notices_and_may_leave_its_group_itself():
-    def program(dist):
-        dist.barrier()
-        dist.destroy_process_group()
-
-    results = on_ranks(2, program, framework="torch", network="100Mbit")
-    assert [each.lines for each in results] == [(), ()]
-
-
 # What travels
 
 
@@ -158,14 +148,6 @@ def test_arguments_of_all_kinds_arrive_as_copies():
         assert (value["function"], value["path"]) == (42, Path("here"))
         assert (type(value["point"]), value["point"].x) == (Point, 7)
     assert values["array"].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_a_tensor_travels_without_a_warning(recwarn):
-    import torch
-
-    tensor = torch.arange(3)
-    assert on_ranks(1, lambda communicator: int(tensor.sum())).values == [3]
-    assert not [str(each.message) for each in recwarn if "storage" in str(each.message).lower()]
 
 
 def test_a_module_beside_the_notebook_travels_as_it_is_now(tmp_path, monkeypatch):
@@ -251,7 +233,11 @@ def takes(communicator, value):
         (uses_lock, {}, "`LOCK` (lock) cannot be sent"),
         (uses_large, {}, "`LARGE` (ndarray) is too large"),
         (uses_helper, {}, "`LARGE` (ndarray) is too large"),
-        (uses_halves, {}, "the program, with all its variables, cannot be sent to the ranks: more than 16 MiB"),
+        (
+            uses_halves,
+            {},
+            "the program, with all its variables, cannot be sent to the ranks: more than 16 MiB",
+        ),
         (uses_tensor, {}, "`TENSOR` (OnGPU) cannot be sent to the ranks: it is on a GPU"),
         (takes, {"value": LARGE}, "`value` (ndarray) is too large"),
         (takes, {"value": (each for each in [])}, "`value` (generator) cannot be sent"),
@@ -343,18 +329,6 @@ def test_the_rank_that_raised_is_named_with_its_traceback_and_not_those_that_fai
     assert failure.value.results.values == [None] * 4
 
 
-def test_the_cause_of_an_error_is_shown_with_it():
-    def program(communicator):
-        try:
-            {}["missing"]
-        except KeyError as error:
-            raise ValueError("no such thing") from error
-
-    text = failure_of(1, program)
-    assert text.startswith("rank 0 of 1 raised ValueError: no such thing.\n")
-    assert text.index("KeyError: 'missing'") < text.index("direct cause") < text.rindex("no such thing")
-
-
 @pytest.mark.parametrize(
     ("leave", "words"),
     [
@@ -418,17 +392,6 @@ def test_at_the_time_limit_stacks_are_grouped_and_say_who_waits_for_whom():
     for rank, peer in ((0, 3), (1, 0), (3, 2)):
         assert f"\nrank {rank} waits for rank {peer}, in ring_all_reduce" in text
     assert not any(each.lines for each in failure.value.results)
-
-
-@pytest.mark.slow
-def test_a_rank_that_has_returned_is_not_said_to_be_deaf():
-    def program(dist):
-        if dist.get_rank() == 1:
-            time.sleep(60)
-
-    text = failure_of(2, program, framework="torch", timeout="1s")
-    assert "did not answer" not in text
-    assert "(in barrier)" in text
 
 
 # What programs do beside
@@ -548,20 +511,6 @@ def test_an_interrupt_while_the_framework_is_imported_leaves_no_server():
     assert eventually(lambda: marked_processes().keys() <= before.keys())
 
 
-def test_calls_from_several_threads_do_not_disturb_each_other():
-    values = {}
-
-    def call(number):
-        values[number] = on_ranks(2, lambda communicator: (number, communicator.rank)).values
-
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert values == {number: [(number, 0), (number, 1)] for number in range(4)}
-
-
 @pytest.mark.parametrize("seconds", [0.01, 0.04, 0.08])
 def test_a_killed_supervisor_takes_its_ranks_along_while_they_get_their_networks(seconds):
     from workshop_utils.launchers.local import warm
@@ -599,7 +548,3 @@ def test_a_rank_that_has_returned_is_not_said_to_have_died():
 
     text = failure_of(3, program)
     assert text.startswith("rank 1 has already left; others still waited for it in ring_all_reduce: rank")
-
-
-def test_a_rank_waits_for_a_message_as_long_as_the_call_may_take():
-    assert min(on_ranks(2, lambda communicator: communicator.timeout_seconds).values) > 24 * 3600

@@ -56,11 +56,6 @@ def test_what_there_is_not_is_not_shown():
     assert "said" not in str(shown) + shown._repr_html_()
 
 
-def test_the_head_names_the_network_and_a_cold_start():
-    assert str(results(1, network="100Mbit")).startswith("1 rank, 0.50 s; 100Mbit\n")
-    assert str(results(1, 2, warm=False)).startswith("2 ranks, 0.50 s, started cold\n")
-
-
 class Broken:
     def __repr__(self):
         raise RuntimeError("no")
@@ -96,11 +91,3 @@ def test_of_many_lines_the_first_and_last_are_shown():
     assert texts[:10] == lines[:10]
     assert "980 lines more" in texts[10]
     assert texts[11:] == lines[-10:]
-
-
-def test_results_are_a_sequence_of_ranks():
-    shown = results("a", "b", "c")
-    assert len(shown) == 3
-    assert shown[1].value == "b"
-    assert [each.value for each in shown[1:]] == ["b", "c"]
-    assert shown.values == ["a", "b", "c"]

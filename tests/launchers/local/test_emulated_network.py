@@ -5,9 +5,10 @@ import shutil
 import statistics
 import subprocess
 import sys
-import textwrap
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import marked_processes
 
@@ -29,43 +30,19 @@ NBYTES = 500_000
 # what is sent here. A busy machine is late, never early.
 EARLIEST, LATEST = 0.9, 3.0
 
-# One rank after the other sends to rank 0, which reports how long it took.
-TAKE_TURNS = f"""
-    import os, socket, time
-    from workshop_utils import place
-    here = place.here()
-    address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    if here.rank == 0:
-        links = {{}}
-        with socket.create_server(address) as listener:
-            while len(links) < here.world_size - 1:
-                link, _ = listener.accept()
-                links[link.recv(1)[0]] = link
-        for rank, link in sorted(links.items()):
-            start = time.perf_counter()
-            link.sendall(b"!")
-            left = {NBYTES}
-            while left:
-                left -= len(link.recv(min(left, 1 << 16)))
-            place.report(step=rank, transfer_seconds=time.perf_counter() - start)
-            link.sendall(b"!")
-    else:
-        while True:
-            try:
-                link = socket.create_connection(address)
-                break
-            except OSError:
-                time.sleep(0.05)
-        link.sendall(bytes([here.rank]))
-        link.recv(1)
-        link.sendall(bytes({NBYTES}))
-        link.recv(1)
-"""
 
-
-def transfer_seconds(run):
-    """How long each rank's transfer to rank 0 took."""
-    return {int(record["step"]): record["transfer_seconds"] for record in run.wait(90).records}
+def to_rank_0(communicator):
+    """How long each rank's transfer to rank 0 took, one after the other; known to rank 0."""
+    seconds, array = {}, np.zeros(NBYTES, np.uint8)
+    for rank in range(1, communicator.size):
+        communicator.barrier()
+        began = time.perf_counter()
+        if communicator.rank == 0:
+            communicator.recv(rank, array)
+            seconds[rank] = time.perf_counter() - began
+        elif communicator.rank == rank:
+            communicator.send(0, array)
+    return seconds
 
 
 def theory(bytes_per_second):
@@ -91,11 +68,10 @@ def networks():
     return {name for name in found if name.startswith("net:")}
 
 
-def test_a_star_lets_through_its_bandwidth_and_less_where_a_worker_is_slower(make_job):
-    job = make_job(TAKE_TURNS, strategy="torch_ddp", workers=3)
-    run = Local(network=Network.parse("20Mbit,worker-2=5Mbit")).launch(job)
-    seconds = transfer_seconds(run)
-    assert run.network == (
+def test_a_star_lets_through_its_bandwidth_and_less_where_a_worker_is_slower():
+    results = on_ranks(3, to_rank_0, network="20Mbit,worker-2=5Mbit")
+    seconds = results.values[0]
+    assert results.network == (
         "20Mbit each way for each process, but 5Mbit for worker-2; in network namespaces: every framework feels it"
     )
     assert EARLIEST < seconds[1] / theory(2.5e6) < LATEST
@@ -105,10 +81,6 @@ def test_a_star_lets_through_its_bandwidth_and_less_where_a_worker_is_slower(mak
 
 def test_a_short_exchange_on_an_idle_link_gets_no_more_than_a_small_burst_for_nothing():
     def exchange(communicator):
-        import time
-
-        import numpy as np
-
         taken, array = [], np.zeros(60_000, np.uint8)
         for _ in range(5):
             time.sleep(0.05)  # until the link could let a whole burst through
@@ -124,9 +96,8 @@ def test_a_short_exchange_on_an_idle_link_gets_no_more_than_a_small_burst_for_no
     assert EARLIEST < seconds / ((60_000 - 16_000) / (0.956 * 2.5e6)) < 1.5
 
 
-def test_between_racks_the_spine_decides_and_within_a_rack_it_does_not(make_job):
-    job = make_job(TAKE_TURNS, strategy="torch_ddp", workers=4)
-    seconds = transfer_seconds(Local(network=Network.parse("40Mbit,racks=2,spine=5Mbit")).launch(job))
+def test_between_racks_the_spine_decides_and_within_a_rack_it_does_not():
+    seconds = on_ranks(4, to_rank_0, network="40Mbit,racks=2,spine=5Mbit").values[0]
     for rank in (2, 3):
         assert EARLIEST < seconds[rank] / theory(0.625e6) < LATEST
         assert seconds[rank] > 2 * seconds[1]
@@ -158,11 +129,12 @@ def test_every_process_has_a_network_and_a_host_of_its_own_and_nothing_of_them_i
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="there is no one else to be")
-def test_a_user_without_privileges_can_make_one_too(nothing_is_left, data_folder):
+def test_a_user_without_privileges_can_make_one_too(nothing_is_left):
     nobody = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     # The shell has none of root's rights left when it looks for a program.
     nobody += ["sh", "-c", 'exec "$0" "$@"']
-    environment = {**os.environ, "HOME": "/nonexistent", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    path = os.pathsep.join([str(JOBS.parent), *filter(None, sys.path)])
+    environment = {**os.environ, "WORKSHOP_CACHE": str(nothing_is_left), "PYTHONPATH": path}
     probe = "from workshop_utils.network import availability; exit(availability() != 'user namespaces')"
     # This Python may lie in a folder that is root's alone; the system's may do for the same packages.
     for python in (sys.executable, "/usr/bin/python3"):
@@ -170,21 +142,18 @@ def test_a_user_without_privileges_can_make_one_too(nothing_is_left, data_folder
             break
     else:
         pytest.skip("no user may make namespaces here, or read a Python with the packages")
-    folder = nothing_is_left / "job"
-    shutil.copytree(data_folder, folder)
-    (folder / "train.py").write_text(textwrap.dedent(TAKE_TURNS))
-    subprocess.run(["chmod", "--recursive", "a+rwX", nothing_is_left], check=True)
-    script = f"""
-from workshop_utils.jobs import JobError, TrainingJob
-from workshop_utils.launchers.local import Local
-from workshop_utils.network import Network
-job = TrainingJob(name="job", folder="{folder}", strategy="torch_ddp", workers=3, data="{folder}")
-run = Local(network=Network.parse("20Mbit")).launch(job).wait()
-print(run.records[0]["transfer_seconds"])
+    subprocess.run(["chmod", "a+rwx", nothing_is_left], check=True)
+    script = """
+import time
+import numpy as np
+from workshop_utils import on_ranks
+def exchange(communicator):
+    began, other = time.perf_counter(), 1 - communicator.rank
+    communicator.send_recv(other, np.zeros(500_000, np.uint8), other, np.empty(500_000, np.uint8))
+    return time.perf_counter() - began
+print(on_ranks(2, exchange, network="20Mbit").values[0])
 """
-    done = subprocess.run(
-        [*nobody, python, "-c", script], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*nobody, python, "-c", script], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert EARLIEST < float(done.stdout) / theory(2.5e6) < LATEST
 

@@ -143,17 +143,6 @@ def test_a_run_fails_when_a_worker_does_and_says_who_how_and_its_last_lines(
     assert list(nothing_is_left.iterdir()) == []  # Open MPI keeps its session there
 
 
-@pytest.mark.parametrize(
-    ("ending", "how"),
-    # The second is a real-time signal, which has no name.
-    [("os._exit(255)", "ended with exit code 255"), ("os.kill(os.getpid(), 40)", "was killed by signal 40")],
-)
-def test_every_bad_end_has_its_words(ending, how, make_job):
-    run = Local().launch(make_job(f"import os, signal, sys\n{ending}"))
-    with pytest.raises(RunFailed, match=f"failed: worker-0 {how}"):
-        run.wait(60)
-
-
 def test_a_killed_worker_makes_the_run_fail_within_seconds_though_the_others_ignore_sigterm(make_job, watch):
     script = SLEEP.replace("print", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    print")
     run = Local().launch(make_job(script, strategy="torch_ddp", workers=3))
@@ -253,25 +242,6 @@ def test_a_killed_owner_leaves_nothing_though_a_child_that_it_forked_still_holds
         assert watch.eventually(lambda: not list(nothing_is_left.glob("workshop-*")))
     finally:
         os.kill(child, signal.SIGKILL)
-
-
-def test_an_interrupt_ends_the_run_and_the_next_one_works(make_job, watch):
-    """Sent to the owner's whole process group, as a terminal and Jupyter send it."""
-    body = """
-        print("waits", flush=True)
-        try:
-            run.wait()
-        except KeyboardInterrupt:
-            print(run.state)
-        (job.folder / "train.py").write_text("")
-        print(Local().launch(job).wait().state)
-    """
-    with owner(make_job(SLEEP, strategy="torch_ddp", workers=2), body) as process:
-        assert process.stdout.readline() == "waits\n"
-        time.sleep(0.5)
-        os.killpg(process.pid, signal.SIGINT)
-        said, _ = process.communicate(timeout=30)
-    assert said == "stopped\nsucceeded\n"
 
 
 # Many

@@ -180,20 +180,6 @@ os.kill(os.getpid(), 9)
     assert Watch.eventually(lambda: not (nothing_is_left / "workshop-x").exists())
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_listener_that_fails_still_hears_the_end():
-    heard = []
-
-    def listen(event):
-        heard.append(event["event"])
-        if event["event"] != "ended":
-            raise ValueError("what I make of events is broken")
-
-    ProcessGroup([python("one", "print('word', flush=True)")], listen, 60)
-    assert Watch.eventually(lambda: heard and heard[-1] == "ended", 60), heard
-    assert len(heard) > 2
-
-
 def test_a_process_whose_first_thread_has_ended_is_not_forgotten():
     number = 60 if platform.machine() == "x86_64" else 93  # of the system call `exit`
     script = (

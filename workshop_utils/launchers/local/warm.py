@@ -103,11 +103,8 @@ class WarmServer:
         if not self.may_fork:
             self.close()
         if not answer:
-            names, code = ", ".join(modules), self._process.returncode
-            program = f"{sys.executable} -c 'import {names}'"
-            raise WarmServerError(
-                f"the warm server ended with code {code} while importing {names}: `{program}` shows why"
-            )
+            ended = f"ended with code {self._process.returncode} while importing {', '.join(modules)}"
+            raise WarmServerError(f"the warm server {ended}; standard error says why")
 
     def start(self, control: int, events: int) -> None:
         """Fork a supervisor that reads its specification from `control` and writes its events to `events`."""

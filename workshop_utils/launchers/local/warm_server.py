@@ -91,9 +91,11 @@ def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) ->
     sys.modules.update(absent)  # type: ignore[arg-type]  # an import of None fails as that of a missing package
     stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)  # libraries print notices when they are imported
-    for module in modules:
-        importlib.import_module(module)
-    os.dup2(stderr, 2)
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    finally:
+        os.dup2(stderr, 2)
     for descriptor in (stderr, nothing):
         os.close(descriptor)
     for module in absent:
