@@ -105,8 +105,7 @@ def test_gpus_that_are_not_there_are_refused_on_each_process(count, environment,
         _ = place.from_environment(environment).device
 
 
-MPICH = VARIABLES["MPICH"]
-RANKS = (TORCHRUN, VARIABLES["horovodrun"], MPICH, OPEN_MPI)
+RANKS = (TORCHRUN, VARIABLES["horovodrun"], OPEN_MPI)
 CHIEF_OF_SAGEMAKER = VARIABLES["master of parameter servers on SageMaker"]
 SAGEMAKER = {**VARIABLES["SageMaker"], **CHIEF_OF_SAGEMAKER}
 
@@ -115,8 +114,7 @@ SAGEMAKER = {**VARIABLES["SageMaker"], **CHIEF_OF_SAGEMAKER}
     ("around", "inner"),
     [
         *((SAGEMAKER, ranks) for ranks in RANKS),
-        *((mpirun, TORCHRUN) for mpirun in (OPEN_MPI, MPICH)),
-        ({"PMI_RANK": "3", "PMI_SIZE": "7"}, SLURM_TASK),  # srun sets both
+        (OPEN_MPI, TORCHRUN),
         *((SLURM_TASK, inner) for inner in (*RANKS, VARIABLES["TensorFlow"], VARIABLES["SageMaker"])),
     ],
 )

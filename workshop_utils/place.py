@@ -44,7 +44,6 @@ OPEN_MPI = "OMPI_COMM_WORLD_"
 RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     (f"{OPEN_MPI}RANK", f"{OPEN_MPI}SIZE", f"{OPEN_MPI}LOCAL_RANK", f"{OPEN_MPI}LOCAL_SIZE", "-"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "-"),
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK"),
 )
 
@@ -187,10 +186,9 @@ def from_environment(environment: Mapping[str, str]) -> Place:
     """The place that `environment` describes, without touching this process. Raises as `here` does."""
     role, index, rank, world_size, local, local_size, node = "worker", 0, 0, 1, 0, 1, 0
     config = tf_config(environment)
-    # Those that say the local rank, too, before those that do not. Of a task of Slurm, Slurm itself says it.
+    # Those that say the local rank, too, before those that do not.
     known = [names for names in RANK_VARIABLES if names[0] in environment]
-    partly = [names for names in known if not (names[0] == "PMI_RANK" and "SLURM_STEP_ID" in environment)]
-    if names := next((names for names in known if names[2] in environment), next(iter(partly), None)):
+    if names := next((names for names in known if names[2] in environment), next(iter(known), None)):
         rank, world_size = (_integer(environment, name) for name in names[:2])
         local, local_size, node = _on_its_node(environment, rank, world_size, *names[2:])
         # Where ranks change hands, as in an elastic job, a worker keeps the index that it was given.
@@ -227,8 +225,6 @@ def _on_its_node(
         node_rank = _integer(environment, "SLURM_NODEID")
         return _integer(environment, "SLURM_LOCALID"), _slurm_tasks(environment, node_rank), node_rank
     local_rank = _integer(environment, local)
-    # DeepSpeed's launcher calls it LOCAL_SIZE.
-    local_size = local_size if local_size in environment else "LOCAL_SIZE"
     size = _integer(environment, local_size) if local_size in environment else world_size
     return local_rank, size, _integer(environment, node) if node in environment else rank // size
 

@@ -74,6 +74,9 @@ class Run(ABC):
     notices: Sequence[str] = ()
     device: str | None = None
     remark: str = ""
+    _attempt: int | None = (
+        None  # the number of the start, from 0, where a run has several; each record has it
+    )
 
     def __init__(self, name: str, workers: tuple[str, ...]) -> None:
         self.name = name
@@ -99,7 +102,9 @@ class Run(ABC):
             if record is None:
                 self._lines.append(LogLine(worker, text, time.time() - self.launched_at, stream))
             else:
-                self._records.append(record)
+                self._records.append(
+                    record if self._attempt is None else {**record, "attempt": self._attempt}
+                )
             self._changed.notify_all()
 
     def _finish(self, state: RunState, reason: str = "") -> None:
@@ -129,20 +134,21 @@ class Run(ABC):
     @property
     def records(self) -> list[dict[str, Any]]:
         """Every metric record so far, as the workers printed them."""
-        with self._changed:
-            return [record for record in self._records if record["workshop"] == "metric"]
+        return self._records_of("metric")
 
     @property
     def starts(self) -> list[dict[str, Any]]:
         """When each worker reported that it had started, with its process id."""
-        with self._changed:
-            return [record for record in self._records if record["workshop"] == "start"]
+        return self._records_of("start")
 
     @property
     def devices(self) -> list[dict[str, Any]]:
         """What each rank with an emulated device told: its `passes`, `host_share` of a core and `late_share`."""
+        return self._records_of("device")
+
+    def _records_of(self, kind: str) -> list[dict[str, Any]]:
         with self._changed:
-            return [record for record in self._records if record["workshop"] == "device"]
+            return [record for record in self._records if record["workshop"] == kind]
 
     @property
     def metrics(self) -> pd.DataFrame:
@@ -226,13 +232,9 @@ def _parse_record(text: str) -> dict[str, Any] | None:
         record: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    numbers = next((RECORD_NUMBERS[kind] for kind in RECORD_NUMBERS if kind == record["workshop"]), None)
-    whole = (
-        numbers is not None
-        and isinstance(record.get("worker"), str)
-        and all(_is_number(record.get(name)) for name in numbers)
-        and (record.get("rank", "") is None or _is_number(record.get("rank")))
-    )
+    numbers = RECORD_NUMBERS.get(str(record["workshop"]), ("",))
+    numbers += () if record.get("rank", "") is None else ("rank",)
+    whole = isinstance(record.get("worker"), str) and all(_is_number(record.get(name)) for name in numbers)
     return record if whole else None
 
 

@@ -64,8 +64,8 @@ PLACES = {
     "ELASTIC": "elastic: {min_workers: 1, max_workers: 3}\n",
     "CLAIM": "data_claim: all\n",
     "SLURM": "folder: /shared/my runs\nsetup: [module load cuda]\noptions: [--partition=gpu, --constraint=a100]\n",
-    "VOLCANO": "scheduler: kubernetes\nqueue: training\ninstance_type: trn1.2xlarge\nservice_account: reader\n"
-    "priority_class: high\nnode_selector: {zone: a}\n",
+    "VOLCANO": "scheduler: kubernetes\nqueue: training\ninstance_type: trn1.2xlarge\n"
+    "node_selector: {zone: a}\n",
     "STORED": f"{ROLE}encrypt_traffic: true\n",
     "DRIVERS": f"{ROLE}mode: drivers\ninstance_type: ml.c5.2xlarge\ntags: {{team: a}}\n",
     "SPOT": f"{ROLE}spot: true\nmax_wait: 1h\nbucket: my-own-bucket\ninput_mode: FastFile\nvolume_gb: 50\nretries: 3\n",

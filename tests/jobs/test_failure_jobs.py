@@ -15,9 +15,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]
 KILLED = {"kill_rank": 1, "kill_step": 37}
 
 
-def restarted(job, restarts=1, saved=None, **options):
+def restarted(job, restarts=1, **options):
     """The run of a job that ends well with so many restarts."""
-    with Restarting(Local(warm=True, **options), restarts, saved).launch(job) as run:
+    with Restarting(Local(warm=True, **options), restarts).launch(job) as run:
         return run.wait(100)
 
 
@@ -53,11 +53,12 @@ def test_whatever_a_checkpoint_forgets_is_seen_in_the_weights(forgotten, whole, 
 
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(whole, tmp_path):
     saved = tmp_path / "saved"
+    job = job_of("digits_resumable", workers=2, checkpoints=str(saved))
     with pytest.raises(RunFailed):
-        restarted(job_of("digits_resumable", workers=2, arguments=KILLED), 0, saved)
+        restarted(job.replace(arguments={"kill-rank": 1, "kill-step": 37}), 0)
     newest = checkpoints.paths(saved)[-1]
     newest.write_bytes(newest.read_bytes()[:-100])
-    run = restarted(job_of("digits_resumable", workers=2), 0, saved, output=tmp_path / "again")
+    run = restarted(job, 0, output=tmp_path / "again")
     said = [line.text for line in run.logs(worker="worker-0")]
     assert said[0].startswith("step-00000030.checkpoint holds ")
     assert said[1] == "resumed after step 20"

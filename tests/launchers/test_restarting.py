@@ -46,14 +46,11 @@ def test_a_job_goes_on_with_what_it_had_saved(make_job):
     assert 1 <= sum(start["worker"] == "worker-0" for start in run.starts) <= 3
 
 
-@pytest.mark.parametrize("by", ["launcher", "job"])
-def test_a_job_that_fails_every_time_is_given_up_and_leaves_the_folder_that_was_named(by, make_job, tmp_path):
-    job, folder = make_job(COUNT, "sys.exit('no')"), tmp_path / "kept"
-    if by == "job":
-        job = job.replace(checkpoints=str(folder))
+def test_a_job_that_fails_every_time_is_given_up_and_leaves_the_folder_that_was_named(make_job, tmp_path):
+    folder = tmp_path / "kept"
+    job = make_job(COUNT, "sys.exit('no')", checkpoints=str(folder))
     message = rf"exit code 1(?s:.*)\n{job.name} had been restarted once before\.$"
-    run = Restarting(Local(), restarts=1, checkpoints=folder if by == "launcher" else None).launch(job)
-    with run, pytest.raises(RunFailed, match=message):
+    with Restarting(Local(), restarts=1).launch(job) as run, pytest.raises(RunFailed, match=message):
         run.wait(60)
     assert len(run.attempts) == 2
     assert (folder / "lives-0").read_text() == "2"

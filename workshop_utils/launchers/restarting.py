@@ -31,8 +31,8 @@ from workshop_utils.runs import Run, RunState
 class Restarting:
     """Launches jobs with `launcher`, and again whenever they fail, at most `restarts` times.
 
-    A hang counts as a failure once the job's timeout has ended it. `checkpoints` is the folder in which a job keeps
-    its checkpoints, in place of the job's own; without either they are gone when the run ends.
+    A hang counts as a failure once the job's timeout has ended it. A job without `checkpoints` has some that are gone
+    when the run ends.
 
     Raises:
         JobError: if `restarts` is less than 0.
@@ -40,7 +40,6 @@ class Restarting:
 
     launcher: Launcher
     restarts: int
-    checkpoints: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.restarts < 0:
@@ -53,7 +52,7 @@ class Restarting:
 
     def folder_for(self, job: TrainingJob) -> Path | None:
         """Where checkpoints of `job` stay; None for a folder that goes with the run."""
-        folder = self.checkpoints or job.storage("checkpoints", "folder")
+        folder = job.storage("checkpoints", "folder")
         return Path(folder).absolute() if folder else None
 
     def launch(self, job: TrainingJob) -> RestartedRun:
@@ -90,13 +89,9 @@ class RestartedRun(Run):
         self.network: str | None = getattr(first, "network", None)
         threading.Thread(target=self._see_through, name="workshop-run", daemon=True).start()
 
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        return [{**each, "attempt": n} for n, run in enumerate(self.attempts) for each in run.records]
-
-    @property
-    def starts(self) -> list[dict[str, Any]]:
-        return [{**each, "attempt": n} for n, run in enumerate(self.attempts) for each in run.starts]
+    def _records_of(self, kind: str) -> list[dict[str, Any]]:
+        attempts = enumerate(self.attempts)
+        return [{**each, "attempt": n} for n, run in attempts for each in run._records_of(kind)]
 
     def _request_stop(self) -> None:
         with self._starting:

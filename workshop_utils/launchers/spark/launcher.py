@@ -316,23 +316,10 @@ class SparkRun(ProcessRun):
     Records and metrics carry the number of their `attempt`, from 0.
     """
 
-    def __init__(self, name: str, workers: tuple[str, ...], reservation: PortReservation) -> None:
-        super().__init__(name, workers, reservation)
-        self._counts: list[int] = []  # of records, each time the ranks were started again
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        with self._changed:
-            return [
-                {**record, "attempt": sum(count <= position for count in self._counts)}
-                for position, record in enumerate(self._records)
-                if record["workshop"] == "metric"
-            ]
+    _attempt = 0
 
     def _take_line(self, name: str, text: str, stream: str) -> None:
-        if text.startswith(AGAIN):
-            with self._changed:
-                self._counts.append(len(self._records))
+        self._attempt += text.startswith(AGAIN)
         super()._take_line(name, text, stream)
 
     def _blame(self, name: str, code: int) -> str:

@@ -95,8 +95,6 @@ class TorchX(ClusterSettings):
             checkpoint.
         queue: Volcano's queue.
         instance_type: a Trainium instance for each node, whole, in place of the job's resources.
-        service_account: the account whose rights the pods have.
-        priority_class: the job's priority.
         volumes: further PersistentVolumeClaims, by the path where they are mounted, such as a cache of compiled graphs.
         wrapper: a program in the image that runs torchrun, such as `neuron_parallel_compile`.
     """
@@ -109,8 +107,6 @@ class TorchX(ClusterSettings):
     max_restarts: int = Field(default=0, ge=0, strict=True)
     queue: Name = "default"
     instance_type: InstanceType | None = None
-    service_account: Name | None = None
-    priority_class: Name | None = None
     volumes: dict[str, Name] = Field(default={})
     wrapper: Annotated[str, Field(min_length=1)] | None = None
 
@@ -170,8 +166,7 @@ class TorchX(ClusterSettings):
         """The same with a run's own folder, and the port of its first node."""
         self.check(job)
         here = self.scheduler == "local_cwd"
-        of_cluster = {"queue", "namespace", "service_account", "priority_class"}
-        on_cluster = self.model_dump(include=of_cluster, exclude_none=True)
+        on_cluster = {"queue": self.queue, "namespace": self.namespace}
         asked = {
             "name": job.name,
             "role": self._role(job, scratch, port),
