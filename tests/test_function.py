@@ -183,26 +183,18 @@ PROGRAM = """
 """
 ARGUMENTS = {
     "n": 3,
-    "d": {"a": [None, {"b": 1}]},
+    "nested": {"a": [None, {"b": 1}], "c": [1, -2.5]},
     "help": "--help",
-    "dash": "-x",
     "small": -1e-05,
     "large": 2**70,
     "yes": True,
-    "off": False,
     "nothing": None,
-    "numbers": [1, -2.5],
-    "one": "1",
-    "true": "true",
     "title": "True",
-    "null": "null",
     "nan": "NaN",
     "list": "[1]",
     "empty": "",
-    "spaces": " a  b ",
     "lines": "a\nb",
-    "quotes": 'it\'s "$HOME" `x` \\n',
-    "umlaut": "ö",
+    "quotes": 'it\'s "$HOME" `x` ö \\n',
 }
 
 

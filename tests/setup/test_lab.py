@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Watch
+from conftest import eventually
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.local import Local
@@ -49,55 +49,46 @@ sys.exit(horovod_build.main(int(sys.argv[3])))  # after -c, -m and the module
 """
 
 
-class OpenLab:
-    """The program above in `folder`; `build` is what runs as Horovod's build."""
-
-    def __init__(self, folder, build):
-        self.server = folder / "server"
-        instead = folder / "python"
-        instead.write_text(INSTEAD_OF_PYTHON.format(python=sys.executable))
-        instead.chmod(0o755)
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(instead)], env={**os.environ, "BUILD": build},
-            cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
-        assert Watch.eventually(lambda: self.server.exists() and self.server.read_text(), SECONDS)
-
-    def builders(self):
-        """The build and its compiler, at the lowest priority, once both run."""
-
-        def running():
-            with contextlib.suppress(psutil.NoSuchProcess):  # one has ended since
-                children = psutil.Process(self.process.pid).children(recursive=True)
-                return [child.pid for child in children if child.nice() == 19]
-            return []
-
-        assert Watch.eventually(lambda: len(running()) == 2, SECONDS)
-        return running()
-
-
 @pytest.fixture
 def opened(tmp_path):
-    made = OpenLab(tmp_path, BUILD)
-    yield made
+    """The program above, once its server has noted what it is."""
+    instead = tmp_path / "python"
+    instead.write_text(INSTEAD_OF_PYTHON.format(python=sys.executable))
+    instead.chmod(0o755)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(instead)], env={**os.environ, "BUILD": BUILD}, cwd=tmp_path,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    server = tmp_path / "server"
+    assert eventually(lambda: server.exists() and server.read_text(), SECONDS)
+    yield process
     (tmp_path / "end").touch()
-    made.process.communicate(timeout=SECONDS)
+    process.wait(SECONDS)
+
+
+def builders(process):
+    """The build and its compiler, at the lowest priority."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # one has ended since
+        children = psutil.Process(process.pid).children(recursive=True)
+        return [child.pid for child in children if child.nice() == 19]
+    return []
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_jupyterlab_opens_the_page_for_this_machine_alone_and_takes_the_build_with_it_when_it_ends(
     is_killed, opened, tmp_path, watch
 ):
-    server = opened.server.read_text()
+    server = (tmp_path / "server").read_text()
     assert server.startswith(str(Path(sys.executable).parent))
     assert " -m jupyterlab --ServerApp.ip=127.0.0.1 " in server
     assert "/lab/tree/my%20lessons/00_welcome.ipynb" in server
-    builders = opened.builders()
-    os.killpg(opened.process.pid, signal.SIGINT)  # a Ctrl-C is for JupyterLab, which asks, and continues
-    assert all(map(watch.alive, builders))
-    opened.process.kill() if is_killed else (tmp_path / "end").touch()
-    assert opened.process.wait(SECONDS) == (-signal.SIGKILL if is_killed else 3)
-    assert watch.eventually(lambda: not any(map(watch.alive, builders)), SECONDS)
+    assert eventually(lambda: len(builders(opened)) == 2, SECONDS)
+    pids = builders(opened)
+    os.killpg(opened.pid, signal.SIGINT)  # a Ctrl-C is for JupyterLab, which asks, and continues
+    assert all(map(watch.alive, pids))
+    opened.kill() if is_killed else (tmp_path / "end").touch()
+    assert opened.wait(SECONDS) == (-signal.SIGKILL if is_killed else 3)
+    assert eventually(lambda: not any(map(watch.alive, pids)), SECONDS)
 
 
 # Jobs that need it

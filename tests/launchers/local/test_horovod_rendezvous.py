@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import Watch
+from conftest import eventually
 
 from workshop_utils.launchers.local import horovod_rendezvous
 from workshop_utils.network.ports import PortReservation
@@ -20,7 +20,7 @@ def port():
         (number,) = reservation.ports
         command = [sys.executable, "-I", "-S", horovod_rendezvous.__file__, "127.0.0.1", str(number)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
-            assert Watch.eventually(lambda: ask(number, "GET", "/up")[0] == 404)
+            assert eventually(lambda: ask(number, "GET", "/up")[0] == 404)
             yield number
             server.terminate()
             said, _ = server.communicate(timeout=30)

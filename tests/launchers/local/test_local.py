@@ -249,15 +249,15 @@ def test_a_killed_owner_leaves_nothing_though_a_child_that_it_forked_still_holds
 
 def test_a_launch_and_the_check_up_import_nothing_that_takes_longer_than_they():
     heavy = {
+        "boto3",
+        "horovod",
+        "kubernetes",
+        "matplotlib",
         "numpy",
         "pandas",
-        "matplotlib",
-        "torch",
-        "tensorflow",
-        "horovod",
         "pyspark",
-        "kubernetes",
-        "boto3",
+        "tensorflow",
+        "torch",
     }
     script = """
 import sys

@@ -9,7 +9,7 @@ import time
 
 import psutil
 import pytest
-from conftest import Watch
+from conftest import alive, eventually, marked_processes
 
 from workshop_utils.launchers.local.run import SUPERVISOR, Event, Process, ProcessGroup
 
@@ -35,7 +35,7 @@ class Group(ProcessGroup):
 
     def end(self):
         """Wait for the end; the last event."""
-        assert Watch.eventually(lambda: self.ended, 60), self.events
+        assert eventually(lambda: self.ended, 60), self.events
         return self.ended
 
     def said(self, name):
@@ -45,7 +45,7 @@ class Group(ProcessGroup):
         def started():
             return [e["pid"] for e in self.events if e["event"] == "started" and e["name"] == name]
 
-        assert Watch.eventually(started)
+        assert eventually(started)
         return started()[0]
 
 
@@ -91,7 +91,7 @@ def test_of_two_that_end_badly_at_once_the_one_that_was_killed_is_blamed():
     os.kill(supervisor, signal.SIGSTOP)  # so that it hears of both ends at the same time
     os.kill(slow, signal.SIGHUP)
     os.kill(killed, signal.SIGKILL)
-    Watch.eventually(lambda: not Watch.alive(slow) and not Watch.alive(killed))
+    eventually(lambda: not alive(slow) and not alive(killed))
     os.kill(supervisor, signal.SIGCONT)
     ended = group.end()
     assert (ended["name"], ended["code"]) == ("killed", -signal.SIGKILL)
@@ -137,7 +137,7 @@ def test_a_process_that_stands_still_may_clean_up_when_it_is_told_to_end():
             "time.sleep(1000)",
         )
     )
-    assert Watch.eventually(lambda: group.said("one"))
+    assert eventually(lambda: group.said("one"))
     os.kill(group.pid("one"), signal.SIGSTOP)
     group.stop()
     group.end()
@@ -176,8 +176,8 @@ ProcessGroup([Process("one", ("sleep", "1000"), dict(os.environ), "/")], print, 
 os.kill(os.getpid(), 9)
 """
     subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
-    assert Watch.eventually(lambda: not Watch.marked_processes())
-    assert Watch.eventually(lambda: not (nothing_is_left / "workshop-x").exists())
+    assert eventually(lambda: not marked_processes())
+    assert eventually(lambda: not (nothing_is_left / "workshop-x").exists())
 
 
 def test_a_process_whose_first_thread_has_ended_is_not_forgotten():
@@ -191,9 +191,9 @@ def test_a_process_whose_first_thread_has_ended_is_not_forgotten():
         f"ctypes.CDLL(None).syscall({number}, 0)"  # this thread alone; the process stays, as a zombie
     )
     group = Group(python("one", script))
-    assert Watch.eventually(lambda: any(event["event"] == "line" for event in group.events), 60)
+    assert eventually(lambda: any(event["event"] == "line" for event in group.events), 60)
     (pid,) = [event["pid"] for event in group.events if event["event"] == "started"]
-    assert Watch.eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 60)
+    assert eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 60)
     group.stop()
     assert group.end()["outcome"] == "stopped"
     assert not psutil.pid_exists(pid)
