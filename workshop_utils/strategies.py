@@ -229,7 +229,7 @@ def _ranked_servers(job: TrainingJob, _: Addresses) -> Processes:
 def _with_rendezvous(job: TrainingJob, addresses: Addresses) -> Processes:
     """A key-value server at which the workers meet."""
     host, port = addresses.split("rendezvous-0")
-    command = (PYTHON, "-I", "-S", f"{PROGRAMS}/horovod_rendezvous.py", addresses.bind or host, port)
+    command = (PYTHON, "-I", f"{PROGRAMS}/horovod_rendezvous.py", addresses.bind or host, port)
     server = ProcessSpec("rendezvous", 0, argv=command, listens=True, awaited=False, leaves=False)
     return [server, *_workers(job)]
 
