@@ -36,20 +36,6 @@ def test_replace_merges_arguments_and_environment_and_replaces_the_rest(folder):
     assert (job.workers, job.arguments["epochs"]) == (1, 3)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({"arguments": None}, "arguments is None; it must hold fields"),
-        ({"environment": ["A"]}, "environment is ['A']; it must hold fields"),
-        ({"worker": 2}, "worker: unknown field; did you mean workers?"),
-    ],
-)
-def test_replace_validates(changes, sentence, folder):
-    with pytest.raises(JobError) as caught:
-        TrainingJob(name="job", folder=folder).replace(**changes)
-    assert str(caught.value).startswith(sentence)
-
-
 def test_a_job_survives_being_saved_and_loaded(folder):
     job = TrainingJob(
         name="a-job",

@@ -174,23 +174,6 @@ def test_an_error_shows_the_cells_own_lines(run, shell):
     assert "workshop_utils" not in printed
 
 
-def test_at_the_time_limit_the_cells_own_line_is_named_and_stacks_are_not_among_the_lines(run, shell):
-    number = shell.execution_count
-    _, printed = run("""
-        %%ranks 2 --timeout 1s
-        import time
-        print("begins")
-        if rank == 0:
-            time.sleep(60)
-        communicator.barrier()
-    """)
-    live, failure = printed.split("RanksFailed: ")
-    assert sorted(live.splitlines()) == ["[0] begins", "[1] begins"]
-    assert f"rank 0 waits at Cell In[{number}], line 5 (in <module>)." in failure
-    assert f"rank 1 waits at Cell In[{number}], line 6 (in send_recv)." in failure
-    assert failure.rstrip().endswith("rank 1 waits for rank 0, in barrier")
-
-
 NOTEBOOK = [
     "import os, signal\nfrom workshop_utils import on_ranks\nnumber = 20",
     "%%ranks 2\nprint('rank', rank)\nnumber + rank",

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_environments import write_wheel
 
 from workshop_utils.setup import packages
 
@@ -38,17 +37,6 @@ def test_what_pip_was_told_reaches_uv_with_pips_own_precedence_and_what_uv_was_t
     }
     own = {"UV_FIND_LINKS": "mine", "UV_DEFAULT_INDEX": "mine", "UV_INDEX_STRATEGY": "mine"}
     assert not packages.uv_settings(CONFIGURED, own).keys() & own.keys()
-
-
-def test_a_wheel_comes_from_a_folder_that_only_pip_knows_by_the_uv_beside_it(tmp_path, monkeypatch):
-    write_wheel(tmp_path)
-    (tmp_path / "pip.conf").write_text(f"[global]\nfind-links = {tmp_path}\n")
-    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
-    program(tmp_path / "uv", "exit 2")  # an older one on the PATH
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    installed = tmp_path / "installed"
-    packages.run_uv(PYTHON, "pip", "install", "--offline", "--target", str(installed), "greetings==1.0")
-    assert (installed / "greetings.py").is_file()
 
 
 # PyTorch

@@ -13,7 +13,6 @@ requirements are not; set-up imports it before anything is installed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import importlib.metadata
@@ -329,6 +328,4 @@ def _install_in_background(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Build and install Horovod, once.")
-    parser.add_argument("parent", type=int, nargs="?", help="a process: build quietly, and end with it")
-    sys.exit(main(parser.parse_args().parent))
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -13,14 +13,6 @@ HEADING = re.compile(r"(Current thread .+|Thread .+|Stack) \(most recent call fi
 FRAME = re.compile(r'  (?:File ")?(?P<file>[^"]+)"?, line (?P<line>\d+) in (?P<function>.+)')
 
 
-def timed_out(run: Run, timeout_seconds: float, process_states: Mapping[int, str]) -> str:
-    """The whole message: the time limit, the diagnosis, and the stacks of those that answered."""
-    return (
-        f"{run.name} did not end within its timeout of {timeout_seconds:g} s. "
-        f"{diagnosis(run, process_states)}{shown_stacks(run)}"
-    )
-
-
 def diagnosis(run: Run, process_states: Mapping[int, str]) -> str:
     """Name the workers that did not answer, or that stand elsewhere than the others, and where those wait.
 

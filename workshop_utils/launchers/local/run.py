@@ -115,12 +115,9 @@ class ProcessGroup:
         self._send(b"stop\n")
 
     def _send(self, data: bytes) -> None:
-        with self._sending:
-            try:
-                while data and not self._control.closed:
-                    data = data[self._control.write(data) :]
-            except BrokenPipeError:
-                return  # the supervisor has ended; the listener reports how
+        with self._sending, contextlib.suppress(BrokenPipeError):  # it has ended; the listener reports how
+            while data and not self._control.closed:
+                data = data[self._control.write(data) :]
 
     def _listen(self, events: BinaryIO) -> None:
         last: Event = {}
@@ -234,7 +231,8 @@ class ProcessRun(Run):
 
     def _timed_out(self) -> str:
         """The message of a run that met its time limit."""
-        return hang.timed_out(self, self._timeout_seconds, self._process_states)
+        stacks = f"{hang.diagnosis(self, self._process_states)}{hang.shown_stacks(self)}"
+        return f"{self.name} did not end within its timeout of {self._timeout_seconds:g} s. {stacks}"
 
     def _blame(self, name: str, code: int) -> str:
         """The message of a run that failed: the process `name` ended with `code` before any other had failed."""
