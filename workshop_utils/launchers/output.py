@@ -25,11 +25,7 @@ _TAG = re.compile(
 _NOISE = re.compile(
     r"\[\S+\] plm:ssh: Warning: setpgid\(|.*\[c10d\] The hostname of the client socket cannot be retrieved"
 )
-# A rank that fails announces that it aborts, and that it is about to.
-_ABORT_NOTICE = re.compile(
-    r"-{70,}\nMPI_ABORT was .*?\n-{70,}\n|^\[\S+:\d+\] Delaying for \d+ seconds before aborting\n",
-    re.DOTALL | re.MULTILINE,
-)
+_ABORT_NOTICE = re.compile(r"-{70,}\nMPI_ABORT was .*?\n-{70,}\n", re.DOTALL)  # of a rank that fails
 _CULPRIT = re.compile(r"(?:process|invoked on) rank (\d+)\b|Process name: \[[^\]]*,(\d+)\]")
 _SIGNAL = re.compile(r"exited on\s+signal (\d+)")
 

@@ -113,13 +113,12 @@ class TorchX(ClusterSettings):
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         endpoint = self.rendezvous_endpoint
-        if self.rendezvous == "c10d" and endpoint is not None:
-            advice = "leave it out, or use rendezvous 'etcd-v2'"
-            first = "with rendezvous 'c10d' the first node is it"
-            raise ValueError(f"rendezvous_endpoint is {endpoint!r}; {first}: {advice}")
-        if self.rendezvous != "c10d" and endpoint is None:
-            needs = f"rendezvous {self.rendezvous!r} needs one, such as etcd-server:2379"
-            raise ValueError(f"rendezvous_endpoint is missing; {needs}")
+        if (self.rendezvous == "c10d") != (endpoint is None):
+            given = "missing" if endpoint is None else repr(endpoint)
+            needs = (
+                "rendezvous 'etcd-v2' needs one, such as etcd-server:2379; with 'c10d' the first node is it"
+            )
+            raise ValueError(f"rendezvous_endpoint is {given}; {needs}")
         if endpoint is not None and not re.fullmatch(r"[\w.-]+:\d{1,5}", endpoint):
             raise ValueError(f"rendezvous_endpoint is {endpoint!r}; it must be host:port")
         useless = sorted(self.model_fields_set.difference(LOCAL_FIELDS))
