@@ -293,46 +293,6 @@ def test_checkpoints_are_where_the_platform_keeps_them(monkeypatch):
     assert place.checkpoint_folder() == Path("/kept")
 
 
-@pytest.fixture
-def rank_1_of_4(no_platform, monkeypatch, tmp_path):
-    """The folder in which this process, which takes itself for a rank, leaves its trace."""
-    rank = {"RANK": "1", "WORLD_SIZE": "4", "WORKSHOP_MODEL": str(tmp_path), "KINETO_LOG_LEVEL": "6"}
-    for name, value in rank.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("WORKSHOP_TRACE", raising=False)
-    return tmp_path / "traces"
-
-
-def recorded_steps(folder):
-    """The names of the complete steps in this rank's trace."""
-    assert [path.name for path in folder.iterdir()] == ["trace-rank-0001.json.gz"]
-    trace = json.loads(gzip.decompress((folder / "trace-rank-0001.json.gz").read_bytes()))
-    assert trace["workshop"] == {"rank": 1, "world_size": 4}
-    assert any(event["name"] == "aten::ones" for event in trace["traceEvents"])
-    names = [event["name"] for event in trace["traceEvents"] if event["name"].startswith("ProfilerStep")]
-    return sorted(names)[: trace.get("complete_steps")]
-
-
-def take_steps(profiler, count):
-    import torch
-
-    for _ in range(count):
-        torch.ones(2)
-        profiler.step()
-
-
-@pytest.mark.slow
-def test_a_profile_that_an_error_ends_has_the_steps_before_it(rank_1_of_4):
-    def fail():
-        with place.profile(steps=100) as profiler:
-            take_steps(profiler, place.WARM_UP_STEPS + 2)
-            raise RuntimeError("the loss is not finite")
-
-    with pytest.raises(RuntimeError, match="the loss is not finite"):
-        fail()
-    assert recorded_steps(rank_1_of_4) == ["ProfilerStep#3", "ProfilerStep#4"]
-
-
 def test_a_negative_number_of_steps_to_profile_is_refused():
     message = "steps is -1; it must be 0, to record nothing, or more"
     with pytest.raises(ValueError, match=message), place.profile(-1):

@@ -54,15 +54,6 @@ def corpus(tmp_path_factory):
     return folder
 
 
-def test_the_corpus_is_python_s_own_manual_and_is_the_same_each_time(corpus, tmp_path):
-    tokens = np.load(corpus / "tokens.npy")
-    assert len(tokens) > 100_000
-    assert tokens.min() >= 5  # nothing unknown, and nothing that is said to the model only
-    assert tokens.max() < 300
-    prepared(tmp_path, vocabulary=300)
-    assert (tmp_path / "tokens.npy").read_bytes() == (corpus / "tokens.npy").read_bytes()
-
-
 @pytest.fixture(scope="module")
 def in_one_process(corpus, tmp_path_factory):
     return trained(tmp_path_factory.mktemp("one"), corpus=corpus, batch_size=6)

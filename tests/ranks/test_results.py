@@ -82,12 +82,3 @@ def test_a_value_looks_as_in_a_notebook(value, words):
 def test_long_values_and_lines_are_cut(value):
     shown = results(value, lines=(["y" * 10**6],))
     assert len(str(shown)) + len(shown._repr_html_()) < 5000
-
-
-def test_of_many_lines_the_first_and_last_are_shown():
-    lines = [str(number) for number in range(1000)]
-    shown = results(None, None, lines=(lines, lines))
-    texts = [cells[0][0] for label, cells in rows(shown) if label in ("printed", "")]
-    assert texts[:10] == lines[:10]
-    assert "980 lines more" in texts[10]
-    assert texts[11:] == lines[-10:]

@@ -81,14 +81,6 @@ def test_other_requirements_give_another_environment_and_are_named_where_there_a
     assert "is there a network" in str(failed.value)
 
 
-def test_an_interrupted_one_is_finished_and_one_whose_python_has_gone_is_mended(environment):
-    (environment.folder / "bin").mkdir(parents=True)  # as a killed process leaves it
-    (environment.folder / "bin" / "python").symlink_to("/bin/true")
-    assert environment.run("greet").startswith("greetings")
-    (environment.folder / "bin" / "python").unlink()
-    assert environment.run("greet").startswith("greetings")
-
-
 @pytest.mark.parametrize("wanted", list(REQUIREMENTS.glob("*.in")), ids=lambda path: path.stem)
 def test_every_version_is_fixed_and_nothing_that_was_asked_for_is_missing(wanted):
     lines = re.findall(r"^[^\s#].*", wanted.with_suffix(".txt").read_text(), re.MULTILINE)

@@ -49,18 +49,6 @@ class Group(ProcessGroup):
         return started()[0]
 
 
-def test_the_events_of_a_group_come_in_their_order():
-    group = Group(python("one", "print('out'); print('err', file=sys.stderr); sys.exit(0)"))
-    assert group.end() == {"event": "ended", "outcome": "succeeded"}
-    kinds = [event["event"] for event in group.events]
-    assert kinds == ["started", "line", "line", "exited", "ended"]
-    assert {(e["stream"], e["text"]) for e in group.events if e["event"] == "line"} == {
-        ("stdout", "out"),
-        ("stderr", "err"),
-    }
-    assert group.events[3] == {"event": "exited", "name": "one", "code": 0, "ours": False}
-
-
 @pytest.mark.parametrize(
     ("script", "leaves", "code", "said"),
     [
