@@ -169,12 +169,12 @@ def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job):
     job = make_job(SAY, "print('ready'); time.sleep(0.5)")
     run = Local(warm=True).launch(job)
     assert next(run.logs(follow=True)).text == "ready"
-    server = warm.server_for("numpy")
+    server = warm.SERVERS["numpy"]
     os.kill(server._process.pid, signal.SIGKILL)
     server._process.wait()
     assert run.wait(60).state is RunState.SUCCEEDED
     assert texts(job) == ["ready"]
-    assert warm.server_for("numpy") is not server
+    assert warm.SERVERS["numpy"] is not server
 
 
 # The server
@@ -188,11 +188,13 @@ def server_of(tmp_path, monkeypatch):
     def make(source):
         name = f"imported_{len(list(tmp_path.glob('imported_*.py')))}"
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
-        made.append(warm.WarmServer((name,)))
-        return made[-1]
+        monkeypatch.setitem(warm.WARM_MODULES, name, (name,))
+        monkeypatch.setattr(warm, "framework_for", lambda _: name)
+        warm.starter(name)
+        made.append(warm.SERVERS.pop(name))
+        monkeypatch.setitem(warm.SERVERS, name, made[-1])
 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(warm, "server_for", lambda _: made[-1])
     yield make
     for server in made:
         server.close()

@@ -59,23 +59,6 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-class Stream:
-    """One pipe of one process, cut into lines."""
-
-    def __init__(self, name: str, stream: str, descriptor: int) -> None:
-        self.name, self.stream, self.descriptor = name, stream, descriptor
-        self._rest = b""
-
-    def read(self) -> tuple[list[bytes], bool]:
-        """The lines that came, and whether the pipe has ended."""
-        chunk = os.read(self.descriptor, 1 << 16)
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        if self._rest and (not chunk or len(self._rest) > LINE_LIMIT):
-            lines.append(self._rest)
-            self._rest = b""
-        return lines, not chunk
-
-
 class Supervisor:
     """The processes of one run, from their start to the last one's end."""
 
@@ -84,7 +67,10 @@ class Supervisor:
         os.set_blocking(events, False)
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, str] = {}  # by process id
-        self._streams: dict[int, Stream] = {}  # by descriptor
+        self._streams: dict[
+            int, tuple[str, str]
+        ] = {}  # by descriptor: the process's name, and "stdout" or "stderr"
+        self._unended: dict[int, bytes] = {}  # what has come of each one's next line
         self._awaited: set[str] = set()
         self._leaving: set[str] = set()  # these end by themselves
         self._owner: int | None = None  # a descriptor that is readable once the owner has died
@@ -209,7 +195,7 @@ class Supervisor:
             self._leaving.add(process["name"])
         for stream, (reader, writer) in pipes.items():
             os.close(writer)
-            self._streams[reader] = Stream(process["name"], stream, reader)
+            self._streams[reader] = process["name"], stream
             self._selector.register(reader, selectors.EVENT_READ)
         self._tell({"event": "started", "name": process["name"], "pid": pid})
         os.close(left[1])
@@ -309,12 +295,17 @@ class Supervisor:
         return sorted(self._reap(), key=lambda ended: ended[1])
 
     def _report_lines(self, descriptor: int) -> None:
-        stream = self._streams[descriptor]
-        lines, ended = stream.read()
+        name, stream = self._streams[descriptor]
+        chunk = os.read(descriptor, 1 << 16)
+        *lines, rest = (self._unended.pop(descriptor, b"") + chunk).split(b"\n")
+        if rest and (not chunk or len(rest) > LINE_LIMIT):
+            lines.append(rest)
+        elif chunk:
+            self._unended[descriptor] = rest
         for line in lines:
             text = line.decode(errors="replace").rstrip("\r")
-            self._tell({"event": "line", "name": stream.name, "stream": stream.stream, "text": text})
-        if ended:
+            self._tell({"event": "line", "name": name, "stream": stream, "text": text})
+        if not chunk:
             self._selector.unregister(descriptor)
             os.close(descriptor)
             del self._streams[descriptor]
@@ -337,7 +328,7 @@ class Supervisor:
 
     def _drain(self, name: str) -> None:
         """Report what `name` had printed before it ended, so that its last lines are not missed."""
-        for descriptor in [fd for fd, stream in self._streams.items() if stream.name == name]:
+        for descriptor in [fd for fd, stream in self._streams.items() if stream[0] == name]:
             # One read empties a pipe, a second finds its end; what it left running may fill it for ever.
             for _ in range(2):
                 if descriptor in self._streams and _readable(descriptor):

@@ -131,17 +131,11 @@ def framework_for(job: TrainingJob) -> str | None:
 
 
 def starter(framework: str | None) -> Callable[[int, int], None] | None:
-    """What starts processes as forks of the server for `framework`; None where they must start cold."""
+    """What starts processes as forks of this process's server for `framework`; None where they must start cold."""
     if framework is None:
         return None
-    server = server_for(framework)
-    return server.start if server.may_fork else None
-
-
-def server_for(framework: str) -> WarmServer:
-    """This process's server for `framework`, started when it is first asked for."""
     with _STARTING:
         server = SERVERS.get(framework)
         if server is None or (server.may_fork and server._process.poll() is not None):
             server = SERVERS[framework] = WarmServer(WARM_MODULES[framework])
-        return server
+    return server.start if server.may_fork else None
