@@ -64,14 +64,9 @@ KINDS = {
     "mnist_multi_worker_mirrored": Kind(4, 8.0),
     "mnist_parameter_server": Kind(4, 8.0),
 }
-# Fates of a launch, and of a call of `on_ranks`; in the last two the owner is another process.
+# Fates of a launch, in the last two of which the owner is another process, and of a call of `on_ranks`.
 LAUNCHES = {"end": 40, "stop": 15, "process killed": 30, "owner interrupted": 8, "owner killed": 7}
-CALLS = {"end": 20, "process killed": 30, "interrupted": 30, "owner interrupted": 10, "owner killed": 10}
-OWNER = """
-import sys
-from soak import call
-call(3, 10**9, sys.argv[1] or None, sys.argv[2] or None)
-"""
+CALLS = {"end": 20, "process killed": 40, "interrupted": 40}
 
 
 class Left(Exception):
@@ -106,28 +101,38 @@ def drawn(chance: random.Random, is_launch: bool) -> tuple[str, str, Callable[[]
     """What is done next, its fate, and how."""
     fates = LAUNCHES if is_launch else CALLS
     (fate,) = chance.choices(list(fates), list(fates.values()))
-    is_owned_here = not fate.startswith("owner ")
     if is_launch:
         (name,) = chance.choices(list(KINDS), [kind.weight for kind in KINDS.values()])
-        launch = launch_here if is_owned_here else launch_elsewhere
+        launch = launch_elsewhere if fate.startswith("owner ") else launch_here
         return name, fate, lambda: launch(name, fate, chance)
     framework = "torch" if chance.random() < 0.2 else None
     network = "1Gbit" if chance.random() < 0.3 else None
-    make = call_here if is_owned_here else call_elsewhere
-    return f"on_ranks, {framework}", fate, lambda: make(fate, framework, network, chance)
+    return f"on_ranks, {framework}", fate, lambda: call(fate, framework, network, chance)
 
 
-def call_here(fate: str, framework: str | None, network: str | None, chance: random.Random) -> None:
-    """A call of `on_ranks` of this process, which a thread disturbs at some moment."""
+def call(fate: str, framework: str | None, network: str | None, chance: random.Random) -> None:
+    """A call of `on_ranks` whose ranks reduce arrays, and which a thread disturbs at some moment."""
+
+    def program(group):  # type: ignore[no-untyped-def]
+        for _ in range(3 if fate == "end" else 100):
+            if framework:
+                import torch
+
+                group.all_reduce(torch.ones(1000))
+            else:
+                ring_all_reduce(group, np.ones(1000))
+            time.sleep(0.01)
+
     disturbances: dict[str, Callable[[], None]] = {
         "process killed": lambda: kill_a_process(chance),
         "interrupted": lambda: os.kill(os.getpid(), signal.SIGINT),
     }
     disturbance = threading.Timer(chance.uniform(0, 0.4), disturbances.get(fate, lambda: None))
+    ranks, timeout = chance.randint(1, 4), f"{TIMEOUT_SECONDS}s"
     try:
         disturbance.start()
         try:
-            call(chance.randint(1, 4), 3 if fate == "end" else 100, network, framework)
+            on_ranks(ranks, program, network=network, framework=framework, timeout=timeout)
         finally:
             disturbance.join()
     except KeyboardInterrupt:
@@ -138,30 +143,10 @@ def call_here(fate: str, framework: str | None, network: str | None, chance: ran
             raise Left(f"its end was not as its fate: {error}") from None
 
 
-def call(ranks: int, steps: int, network: str | None, framework: str | None) -> None:
-    """Ranks that reduce arrays."""
-
-    def program(group):  # type: ignore[no-untyped-def]
-        for _ in range(steps):
-            if framework:
-                import torch
-
-                group.all_reduce(torch.ones(1000))
-            else:
-                ring_all_reduce(group, np.ones(1000))
-            time.sleep(0.01)
-
-    on_ranks(ranks, program, network=network, framework=framework, timeout=f"{TIMEOUT_SECONDS}s")
-
-
 def kill_a_process(chance: random.Random) -> None:
     """End a rank, its supervisor, or the warm server that both were forked from."""
     with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # there is none yet
         chance.choice(psutil.Process().children(recursive=True)).kill()
-
-
-def call_elsewhere(fate: str, framework: str | None, network: str | None, chance: random.Random) -> None:
-    end([sys.executable, "-c", OWNER, network or "", framework or ""], fate, chance.uniform(0.5, 3.0))
 
 
 def launch_here(name: str, fate: str, chance: random.Random) -> None:
