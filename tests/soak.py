@@ -31,7 +31,7 @@ from conftest import eventually, marked_processes, network_namespaces, reserved_
 from workshop_utils import on_ranks
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers.local import Local
+from workshop_utils.launchers.local import Local, warm
 from workshop_utils.network import Network
 from workshop_utils.ranks import RanksFailed
 from workshop_utils.runs import RunState
@@ -138,7 +138,7 @@ def call(fate: str, framework: str | None, network: str | None, chance: random.R
     except KeyboardInterrupt:
         if fate != "interrupted":
             raise
-    except RanksFailed as error:
+    except (RanksFailed, warm.WarmServerError) as error:
         if fate != "process killed":
             raise Left(f"its end was not as its fate: {error}") from None
 
