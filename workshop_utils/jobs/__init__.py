@@ -101,15 +101,10 @@ def storage_kind(text: str) -> StorageKind:
     return "folder"
 
 
-def _is_storage(text: str) -> str:
-    storage_kind(text)
-    return text
-
-
 Argument = Annotated[str | int | float | bool, BeforeValidator(_is_scalar)]
 Size = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(readable(bytes_of))]
 Duration = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(readable(seconds_of))]
-Storage = Annotated[str, AfterValidator(_is_storage)]
+Storage = Annotated[str, AfterValidator(lambda text: text if storage_kind(text) else "")]
 # A DNS-1035 label: the strictest rule of any target (Kubernetes names pods after it).
 Label = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=50)]
 

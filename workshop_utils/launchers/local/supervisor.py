@@ -350,7 +350,8 @@ class Supervisor:
     def _end_everything(self) -> None:
         if not self._awaited and not self._told_to_stop:
             # Services that watch their chief leave by themselves, and say so with exit code 0.
-            self._pump_until(time.monotonic() + SERVICE_GRACE_SECONDS, self._all_have_left)
+            deadline = time.monotonic() + SERVICE_GRACE_SECONDS
+            self._pump_until(deadline, lambda: self._leaving.isdisjoint(self._running.values()))
         self._signal_groups(signal.SIGTERM)
         self._signal_groups(signal.SIGCONT)  # a stopped process cannot act on SIGTERM
         self._pump_until(time.monotonic() + GRACE_SECONDS, lambda: not self._running)
@@ -360,9 +361,6 @@ class Supervisor:
                 _kill(pid, signal.SIGKILL)
             self._pump_until(time.monotonic() + 0.05, lambda: not _descendants())
         self._pump_until(time.monotonic() + 1.0, lambda: not (self._running or self._streams))
-
-    def _all_have_left(self) -> bool:
-        return self._leaving.isdisjoint(self._running.values())
 
     def _signal_groups(self, number: int) -> None:
         self._sent.add(number)

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from workshop_utils.jobs import TrainingJob, imports
@@ -66,14 +66,6 @@ def framework_of(script: Path) -> str | None:
     framework = next((name for name in WARM_MODULES if name in imported), None)
     keras_knows = warm_server.OPTIONAL if framework == "tensorflow" else ()
     return None if imported & COLD_MODULES.union(keras_knows) else framework
-
-
-def can_be_forked(environment: Mapping[str, str]) -> bool:
-    """Whether a job's own variables leave alone what libraries read when they are loaded."""
-    return not any(
-        name.startswith(READ_AT_IMPORT) and ONE_THREAD.get(name) != value
-        for name, value in environment.items()
-    )
 
 
 class WarmServer:
@@ -123,11 +115,12 @@ SERVERS: dict[str, WarmServer] = {}  # this process's own
 
 def framework_for(job: TrainingJob) -> str | None:
     """The key in WARM_MODULES of the server from which `job` can fork; None if it must start cold."""
-    framework = framework_of(job.script_path)
+    loaded = [name for name in job.environment if name.startswith(READ_AT_IMPORT)]
     # With two cores or more a rank uses several threads, and the server's libraries use one.
     # And whether its imports have touched CUDA is the framework's affair; a fork could not use it then.
     is_like_it = job.resources.cpu < 2 and not job.resources.gpu
-    return framework if can_be_forked(job.environment) and is_like_it else None
+    is_like_it &= all(job.environment[name] == ONE_THREAD.get(name) for name in loaded)
+    return framework_of(job.script_path) if is_like_it else None
 
 
 def starter(framework: str | None) -> Callable[[int, int], None] | None:
