@@ -2,52 +2,85 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from workshop_utils.comm.topology import Link
-from workshop_utils.lessons.checks import Wrong, exercise, expect, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, expect, explain, result_of
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.scaling.cost import all_reduce_seconds, data_parallel_step_seconds
 
 PATHS = Link(2e-3, 12e6), Link(40e-6, 2e9), Link(10e-3, 1e6)
-MOST_BUCKETS = 64
 FIT_TOLERANCE = 0.01  # a fit of logarithms is right too, and a little elsewhere
+ALGORITHMS = ("ring", "halving_doubling", "double_tree")
+MOST_BUCKETS = 64
+CLUSTER = Link(20e-6, 12.5e9)
+PLANNED = (  # seconds of computing, workers, bytes, link
+    (0.1, 8, 1e8, CLUSTER),
+    (0.1, 1000, 1e8, CLUSTER),
+    (0.1, 48, 4e7, Link(1e-3, 12.5e9)),
+    (0.5, 8, 1001.0, Link(1e-5, 1e4)),
+    (0.03, 1024, 4e8, CLUSTER),
+    (0.1, 48, 4e8, CLUSTER),  # a ring
+    (0.1, 768, 4e8, CLUSTER),  # a double tree
+    (0.02, 1000, 1e9, CLUSTER),  # a double tree, in one bucket
+)
+EIGHT = {"parameters": 8.03e9, "tokens_a_second": 8 * 6667, "devices": 8, "peak": 989e12}
+MANY = {"parameters": 7e9, "tokens_a_second": 3e5, "devices": 64, "peak": 312e12}
 
-Seconds = Callable[[int, Any], Any]
+
+def _expect(got: Any, right: float, what: str, slips: Mapping[str, Any], tolerance: float = 1e-6) -> None:
+    """Raise Wrong unless `got` is `right`, with the one of `slips` whose value it is, if there is one."""
+    try:
+        expect(got, right, what, tolerance=tolerance)
+    except Wrong as wrong:
+        explain(got, {f"{str(wrong).rstrip('.')}: {slip}.": value for slip, value in slips.items()})
+        raise
+
+
+def _things(answer: Callable[..., Any], names: str, *arguments: Any) -> Any:
+    """What `answer` gives: as many things as `names` has."""
+    got = result_of(answer, *copy.deepcopy(arguments))
+    if np.shape(got) != (names.count(",") + 1,):
+        raise Wrong(f"it gave {got!r}; it must be {names}.")
+    return got
 
 
 @exercise
 def fitted_path(answer: Callable[..., Any]) -> str:
     """`answer(workers, nbytes, seconds)` is α and B of a ring, by least squares of relative errors."""
+    names = "two finite numbers: α, B"
     workers, nbytes = np.repeat([2, 3, 4], 5), np.tile([1e3, 1e4, 1e5, 1e6, 1e7], 3)
     for path in PATHS:
-        seconds = np.asarray(all_reduce_seconds("ring", workers, nbytes, path))
-        latency, bandwidth = _two_numbers(answer, workers, nbytes, seconds)
-        true = path.latency_seconds, path.bandwidth_bytes_per_second
-        if np.allclose((bandwidth, latency), true, rtol=1e-3):
-            raise Wrong("the numbers are right, but not their order: return α, then B.")
-        case = f"from exact times of a ring with α = {true[0]:g} s and B = {true[1]:g} B/s it gave"
-        for slip, factors in _SLIPS.items():
-            if np.allclose((latency, bandwidth), np.multiply(true, factors), rtol=1e-3):
-                raise Wrong(f"{case} {latency:.4g} and {bandwidth:.4g}: {slip}.")
-        if np.isclose(bandwidth, 1 / true[1], rtol=1e-3):
-            raise Wrong(f"{case} {bandwidth:.4g} for B: that is 1/B, seconds a byte.")
-        if not np.allclose((latency, bandwidth), true, rtol=1e-3):
-            raise Wrong(f"{case} {latency:.4g} and {bandwidth:.4g}.")
-    path, generator = PATHS[0], np.random.default_rng(3)
-    exact = np.asarray(all_reduce_seconds("ring", workers, nbytes, path))
-    away = []
+        latency, bandwidth = path.latency_seconds, path.bandwidth_bytes_per_second
+        got = _things(answer, names, workers, nbytes, all_reduce_seconds("ring", workers, nbytes, path))
+        case = f"from exact times of a ring with α = {latency:g} s and B = {bandwidth:g} B/s, for"
+        slips = {
+            "the numbers are right, but not their order: return α, then B": bandwidth,
+            "a ring has 2 (N − 1) messages, and this has N − 1": 2 * latency,
+        }
+        _expect(got[0], latency, f"{case} α it", slips, 1e-3)
+        slips = {
+            "a message has K/N bytes, and this has B for half of them": bandwidth / 2,
+            "a message has K/N bytes, and this has B for twice as many": bandwidth * 2,
+            "that is 1/B, seconds a byte": 1 / bandwidth,
+        }
+        _expect(got[1], bandwidth, f"{case} B it", slips, 1e-3)
+    columns = np.stack([2 * (workers - 1), 2 * (workers - 1) * nbytes / workers], axis=1)
+    exact, generator, away = columns @ [2e-3, 1 / 12e6], np.random.default_rng(3), []
     for _ in range(20):
         seconds = exact * np.exp(0.05 * generator.standard_normal(exact.size))
-        best = np.linalg.lstsq(_columns(workers, nbytes) / seconds[:, None], np.ones(exact.size), rcond=None)[
-            0
-        ]
-        away.append(np.array(_two_numbers(answer, workers, nbytes, seconds)) * [1 / best[0], best[1]] - 1)
-    latency, bandwidth = np.sqrt(np.mean(np.square(away), axis=0))
-    if max(latency, bandwidth) > FIT_TOLERANCE:
+        latency, seconds_a_byte = np.linalg.lstsq(columns / seconds[:, None], np.ones(exact.size))[0]
+        away.append(
+            np.array(_things(answer, names, workers, nbytes, seconds)) * [1 / latency, seconds_a_byte]
+        )
+    latency, bandwidth = np.sqrt(np.mean((np.array(away) - 1) ** 2, axis=0))
+    if not max(latency, bandwidth) <= FIT_TOLERANCE:
         raise Wrong(
             f"with 5 % of noise in every time, its α and B are {latency:.1%} and {bandwidth:.1%} away from what the "
             "least squares of relative errors, over all measurements, give. Divide each equation by its time, so that "
@@ -56,184 +89,100 @@ def fitted_path(answer: Callable[..., Any]) -> str:
     return "exact times give α and B back, and noisy ones what least squares of relative errors give."
 
 
-def _columns(workers: Any, nbytes: Any) -> Any:
-    return np.stack([2 * (workers - 1), 2 * (workers - 1) * nbytes / workers], axis=1)
-
-
-_SLIPS: Mapping[str, tuple[float, float]] = {
-    "a ring has 2 (N − 1) messages, and this has N − 1": (2, 0.5),
-    "a message has K/N bytes, and this has B for half of them": (1, 0.5),
-    "a message has K/N bytes, and this has B for twice as many": (1, 2),
-}
-
-
-def _two_numbers(answer: Callable[..., Any], *arguments: Any) -> tuple[float, float]:
-    got = np.asarray(result_of(answer, *(np.array(each) for each in arguments)), dtype=float)
-    if got.shape != (2,) or not np.isfinite(got).all():
-        raise Wrong(f"it gave {got.tolist()}; it must be two finite numbers, α and B.")
-    return float(got[0]), float(got[1])
-
-
 @exercise
 def best_step(answer: Callable[..., Any]) -> str:
     """`answer(compute, workers, nbytes, all_reduces)` is the best algorithm, number of buckets, and its step."""
-    path, late, slow = Link(20e-6, 12.5e9), Link(1e-3, 12.5e9), Link(1e-5, 1e4)
-    cases = (
-        (0.1, 8, 1e8, path),
-        (0.1, 1000, 1e8, path),
-        (0.03, 1024, 4e8, path),
-        (0.1, 48, 4e7, late),
-        (0.5, 8, 1001.0, slow),
-        (0.1, 48, 4e8, path),  # a ring
-        (0.1, 768, 4e8, path),  # a double tree
-        (0.02, 1000, 1e9, path),  # a double tree, in one bucket
-    )
-    for compute, workers, nbytes, link in cases:
-        calls: list[str] = []
-
-        names = ("ring", "halving_doubling", "double_tree")
-        got = result_of(
-            answer, compute, workers, nbytes, {name: _recording(name, link, calls) for name in names}
+    for compute, workers, nbytes, link in PLANNED:
+        forward, backward = compute / 3, compute * 2 / 3
+        given = {each: functools.partial(all_reduce_seconds, each, path=link) for each in ALGORITHMS}
+        name, m, seconds = _things(
+            answer, "three things: name, buckets, seconds", compute, workers, nbytes, given
         )
-        if not isinstance(got, tuple | list | np.ndarray) or len(got) != 3:
-            raise Wrong(f"it gave {got!r}; it must be three things: name, buckets, seconds.")
-        steps = {
-            (name, m): _step(name, compute, workers, nbytes, m, link) for name in names for m in range(1, 65)
+        took = {
+            (each, buckets): given[each](workers, nbytes / buckets)
+            for each in ALGORITHMS
+            for buckets in range(1, MOST_BUCKETS + 1)
         }
-        right = min(steps.values())
+        steps = {
+            choice: data_parallel_step_seconds(forward, backward, one, choice[1])
+            for choice, one in took.items()
+        }
         case = (
             f"computing {compute:g} s, {workers} workers, {nbytes:g} bytes, α = {link.latency_seconds:g} s: "
         )
-        name, buckets, seconds = got
-        if (name, buckets) not in steps:
+        if (name, m) not in steps:
             raise Wrong(
-                f"{case}it gave {name!r} in {buckets!r} buckets; known are {names} in 1 to {MOST_BUCKETS}."
+                f"{case}it gave {name!r} in {m!r} buckets; known are {ALGORITHMS}, 1 to {MOST_BUCKETS}."
             )
-        _explain_step(case, seconds, steps[name, buckets], (name, compute, workers, nbytes, buckets, link))
-        if steps[name, buckets] > right * (1 + 1e-9):
-            best = min(steps, key=steps.__getitem__)
-            better = f"{best[0]} in {best[1]} takes {right:.5g} s"
-            raise Wrong(f"{case}it chose {name} in {buckets} buckets, {seconds:.5g} s; {better}.")
-        if not calls:
-            raise Wrong(f"{case}it never called one of `all_reduces`; another cluster has other ones.")
-    return "the best of three algorithms and 64 numbers of buckets: more of them hide more, and pay more latencies."
-
-
-def _recording(name: str, link: Link, calls: list[str]) -> Seconds:
-    def seconds(workers: int, nbytes: Any) -> Any:
-        calls.append(name)
-        return all_reduce_seconds(name, workers, nbytes, link)
-
-    return seconds
-
-
-def _step(name: str, compute: float, workers: int, nbytes: float, buckets: int, link: Link) -> float:
-    each = all_reduce_seconds(name, workers, nbytes / buckets, link)
-    return float(data_parallel_step_seconds(compute / 3, compute * 2 / 3, each, buckets))
-
-
-def _explain_step(case: str, seconds: Any, right: float, given: tuple[Any, ...]) -> None:
-    """Raise Wrong with the reason where the seconds are not those of the choice."""
-    name, compute, workers, nbytes, buckets, link = given
-    if isinstance(seconds, int | float | np.number) and not np.isclose(seconds, right, rtol=1e-6):
-        each = float(all_reduce_seconds(name, workers, nbytes / buckets, link))
-        whole, backward = float(all_reduce_seconds(name, workers, nbytes, link)), compute * 2 / 3
+        one, whole = took[name, m], took[name, 1]
         slips = {
-            "the forward pass is missing": right - compute / 3,
-            "nothing overlaps in it": compute + buckets * each,
-            "the last bucket is never hidden": compute / 3
-            + max(backward, backward / buckets + buckets * each),
-            "the first bucket must be computed before it is sent": compute / 3
-            + max(backward + each, buckets * each),
-            "m buckets pay m times the latencies; one all-reduce of everything, divided by m, does not": float(
-                data_parallel_step_seconds(compute / 3, backward, whole / buckets, buckets)
+            "the forward pass is missing": steps[name, m] - forward,
+            "nothing overlaps in it": compute + m * one,
+            "the last bucket is never hidden": forward + max(backward, backward / m + m * one),
+            "the first bucket must be computed before it is sent": forward + max(backward + one, m * one),
+            "m buckets pay m times the latencies; one all-reduce of everything, divided by m, does not": (
+                data_parallel_step_seconds(forward, backward, whole / m, m)
             ),
-            "nothing is sent during the forward pass": max(
-                compute + each, compute / buckets + buckets * each
-            ),
+            "nothing is sent during the forward pass": max(compute + one, compute / m + m * one),
         }
-        found = [slip for slip, value in slips.items() if np.isclose(seconds, value, rtol=1e-6)]
-        if found:
-            result = f"{case}{name} in {buckets} buckets gave {seconds:.5g} s; it must be {right:.5g}"
-            raise Wrong(f"{result}: {', or '.join(found)}.")
-    expect(seconds, right, f"{case}{name} in {buckets} buckets")
+        _expect(seconds, steps[name, m], f"{case}{name} in {m} buckets", slips)
+        best = min(steps, key=steps.__getitem__)
+        if steps[name, m] > steps[best] * (1 + 1e-9):
+            better = f"{best[0]} in {best[1]} takes {steps[best]:.5g} s"
+            raise Wrong(f"{case}it chose {name} in {m} buckets, {seconds:.5g} s; {better}.")
+    return "the best of three algorithms and 64 numbers of buckets: more of them hide more, and pay more latencies."
 
 
 @exercise
 def days_of(answer: Callable[..., Any]) -> str:
     """`answer(published, parameters, tokens, devices)` is the MFU of a published run, and a run's days at it."""
-    cases = (
-        (
-            {"parameters": 8.03e9, "tokens_a_second": 8 * 6667, "devices": 8, "peak": 989e12},
-            8.03e9,
-            100e9,
-            16,
-        ),
-        ({"parameters": 7e9, "tokens_a_second": 3e5, "devices": 64, "peak": 312e12}, 70e9, 1.4e12, 2048),
-    )
-    for published, parameters, tokens, devices in cases:
-        got = np.asarray(result_of(answer, dict(published), parameters, tokens, devices), dtype=float)
-        if got.shape != (2,):
-            raise Wrong(f"it gave {got.tolist()}; it must be two numbers, the MFU and the days.")
-        peak_of_all = published["devices"] * published["peak"]
-        mfu = 6 * published["parameters"] * published["tokens_a_second"] / peak_of_all
-        days = 6 * parameters * tokens / (devices * published["peak"] * mfu) / 86_400
-        case = f"the run of {published['devices']} devices: MFU"
-        for slip, value in {
+    for published, parameters, tokens, devices in ((EIGHT, 8.03e9, 100e9, 16), (MANY, 70e9, 1.4e12, 2048)):
+        theirs, peak, own = (published[name] for name in ("devices", "peak", "parameters"))
+        got = _things(answer, "two numbers: MFU, days", published, parameters, tokens, devices)
+        mfu = 6 * own * published["tokens_a_second"] / (theirs * peak)
+        slips = {
             "6 for each parameter, not 2: the backward pass is twice the forward pass": mfu / 3,
-            "tokens_a_second is of all devices, and so must the peak be": mfu * published["devices"],
+            "tokens_a_second is of all devices, and so must the peak be": mfu * theirs,
             "the MFU is a fraction: 0.33, not 33": 100 * mfu,
             "upside down": 1 / mfu,
-        }.items():
-            if np.isclose(got[0], value, rtol=1e-6):
-                raise Wrong(f"{case} {got[0]:.4g}: {slip}.")
-        expect(got[0], mfu, case)
-        case = f"{parameters / 1e9:g} billion parameters, {tokens / 1e9:g} billion tokens, {devices} devices: days"
-        for slip, value in {
+        }
+        _expect(got[0], mfu, f"the MFU of the run of {theirs} devices", slips)
+        days = 6 * parameters * tokens / (devices * peak * mfu) / 86_400
+        slips = {
             "those are hours": 24 * days,
             "those are seconds": 86_400 * days,
             "that is the peak, which nobody reaches: divide by the MFU": days * mfu,
-            "the model's own parameters count, not those of the published run": days
-            * published["parameters"]
-            / parameters,
-            "the devices are those of the plan": days * devices / published["devices"],
+            "the model's own parameters count, not those of the published run": days * own / parameters,
+            "the devices are those of the plan": days * devices / theirs,
             "one device alone": days * devices,
-        }.items():
-            if np.isclose(got[1], value, rtol=1e-6) and not np.isclose(value, days, rtol=1e-6):
-                raise Wrong(f"{case} {got[1]:.4g}: {slip}.")
-        expect(got[1], days, case)
+        }
+        plan = (
+            f"{parameters / 1e9:g} billion parameters, {tokens / 1e9:g} billion tokens and {devices} devices"
+        )
+        _expect(got[1], days, f"the days for {plan}", slips)
     return "6 · P · D operations, at the part of the peak that somebody has reached on such devices."
+
+
+def _state_nbytes(parameters: float, devices: int, *sharded: bool) -> float:
+    """The bytes on a device where of parameters, gradients and optimizer some are sharded."""
+    return parameters * sum(np.array([2, 2, 12]) / np.where(sharded, devices, 1))
 
 
 @exercise
 def state_nbytes(answer: Callable[[float, int, int], float]) -> str:
     """`answer(parameters, devices, stage)`: bytes of a model's state on one device, mixed-precision Adam and ZeRO."""
-    for parameters, devices in ((7.5e9, 64), (8.03e9, 16), (1e6, 1)):
-        for stage in (0, 1, 2, 3):
-            parts = np.array([2, 2, 12]) * parameters  # parameters, gradients, optimizer
-            shares = np.where(np.array([3, 2, 1]) <= stage, devices, 1)
-            right = float((parts / shares).sum())
-            case = f"{parameters / 1e9:g} billion parameters, {devices} devices, stage {stage}: it"
-            got: Any = result_of(answer, parameters, devices, stage)
-            if devices > 1:
-                for slip, value in {
-                    "gradients and optimizer are sharded in the wrong order: the optimizer comes first": float(
-                        (parts / np.where(np.array([3, 1, 2]) <= stage, devices, 1)).sum()
-                    ),
-                    "stage 1 shards the optimizer, not the parameters": float(
-                        (parts / np.where(np.array([1, 2, 3]) <= stage, devices, 1)).sum()
-                    ),
-                    "a stage keeps what the one before has sharded": float(
-                        (parts / np.where(np.array([3, 2, 1]) == stage, devices, 1)).sum()
-                    ),
-                }.items():
-                    if (
-                        isinstance(got, int | float | np.number)
-                        and np.isclose(float(got), value, rtol=1e-6)
-                        and not np.isclose(value, right)
-                    ):
-                        raise Wrong(f"{case} gave {float(got) / 1e9:.4g} GB: {slip}.")
-            expect(got, right, case, "16 bytes a parameter are 2 + 2 + 12")
+    for parameters, devices, stage in itertools.product((7.5e9, 8.03e9, 1e6), (1, 16, 64), range(4)):
+        state = functools.partial(_state_nbytes, parameters, devices)
+        slips = {
+            "gradients and optimizer are sharded in the wrong order: the optimizer comes first": (
+                state(stage >= 3, stage >= 1, stage >= 2)
+            ),
+            "stage 1 shards the optimizer, not the parameters": state(stage >= 1, stage >= 2, stage >= 3),
+            "a stage keeps what the one before has sharded": state(stage == 3, stage == 2, stage == 1),
+        }
+        of = f"{parameters / 1e9:g} billion parameters of 2 + 2 + 12 bytes, {devices} devices, stage {stage}: it"
+        got = result_of(answer, parameters, devices, stage)
+        _expect(got, state(stage >= 3, stage >= 2, stage >= 1), of, slips)
     return "120, 31.4, 16.6 and 1.9 GB for 7.5 billion parameters on 64 devices, as in figure 1 of the ZeRO paper."
 
 
