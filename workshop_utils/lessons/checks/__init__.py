@@ -59,6 +59,12 @@ class NotYet(Exception):
     """There is no answer yet; the message says what to do."""
 
 
+def refuse(wrong: object, sentence: str) -> None:
+    """Raise Wrong with `sentence` where `wrong` is true. The sentence is always made: let it hold in any case."""
+    if wrong:
+        raise Wrong(sentence)
+
+
 def exercise(examine: Callable[[Any], str]) -> Check:
     """Turn `examine` into a check that never raises and returns a Verdict.
 
