@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -19,6 +20,8 @@ from workshop_utils.launchers.targets import TARGETS as LAUNCH_TARGETS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+LAUNCHING = (ROOT / "docs" / "launching.md").read_text()
+SET_UP = (ROOT / "docs" / "setup.md").read_text()
 FOLDERS = [path for path in (ROOT / "jobs").rglob("*.md") if "build" not in path.parts]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *FOLDERS])
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -101,11 +104,11 @@ def test_files_targets_modules_commands_and_options_that_are_named_exist(page):
             assert options <= COMMANDS[called] | {"--help"}, words
 
 
-def test_the_readme_s_tables_have_all_places_and_all_strategies():
-    places = README[README.index("| where |") : README.index("With `--render`")]
+def test_the_tables_of_launching_have_all_places_and_all_strategies():
+    places = LAUNCHING[LAUNCHING.index("| where |") : LAUNCHING.index("## GPUs")]
     assert set(re.findall(r"--on ([\w-]+)", places)) | {"local"} == set(LAUNCH_TARGETS)
     assert set(re.findall(r"`(--[\w-]+)", places)) <= COMMANDS["launch"]
-    strategies = README[README.index("| strategy |") : README.index("How far does it scale")]
+    strategies = LAUNCHING[LAUNCHING.index("| strategy |") : LAUNCHING.index("## Where a step")]
     shown = {}
     for row in strategies.splitlines()[2:]:
         cells = [re.findall(r"`([\w/]+)`", cell) for cell in row.split("|")]
@@ -131,13 +134,42 @@ def test_the_lines_of_kubectl_in_lesson_12_name_the_objects_of_its_job():
     assert all("jobs/mnist_torch_ddp/kubernetes.yaml" in lines[verb] for verb in ("create", "delete"))
 
 
+def test_links_into_the_documents_lead_to_a_heading_of_theirs():
+    linked = {}
+    for page in (*PAGES, *LESSONS):
+        for name, anchor in re.findall(r"([\w.]+\.md)#([\w-]+)\)", page.read_text()):
+            linked.setdefault(name, set()).add(anchor)
+    assert linked
+    for name, anchors in linked.items():
+        (page,) = [page for page in PAGES if page.name == name and page.parent.name == "docs"]
+        headings = re.findall(r"^#+ (.*)", page.read_text(), flags=re.MULTILINE)
+        assert anchors <= {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}, name
+
+
+def test_the_readme_fits_on_a_few_screens_and_its_commands_run(tmp_path):
+    assert len(README.splitlines()) <= 150
+    commands = [
+        words for words in commands_in(ROOT / "README.md") if words and words[0].endswith("/workshop")
+    ]
+    assert len(commands) >= 8
+    (tmp_path / "jobs").symlink_to(ROOT / "jobs")
+    few = {"1,2,4,8,16": "1,2"}  # workers of the scale model: five numbers of them take four minutes
+    for words in commands:
+        words = [few.get(word, word) for word in words]
+        program = [sys.executable, "-c", "from workshop_utils.cli import main; main()"]
+        done = subprocess.run(
+            [*program, *words[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, (words, done.stderr)
+
+
 def test_the_readme_has_a_row_for_each_lesson():
     rows = re.findall(r"^\| \[\d\d\]\(notebooks/(\S+)\)", README, flags=re.MULTILINE)
     assert rows == [path.name for path in LESSONS]
 
 
 def test_messages_that_troubleshooting_quotes_are_those_of_the_code():
-    troubles = README.partition("## When something is wrong")[2]
+    troubles = SET_UP.partition("## When something is wrong")[2]
     messages = re.findall(r"^\| `([^`]*…[^`]*)`", troubles, flags=re.MULTILINE)
     assert len(messages) > 4
     code = " ".join(path.read_text() for path in (ROOT / "workshop_utils").rglob("*.py"))

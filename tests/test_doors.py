@@ -19,7 +19,7 @@ from conftest import Lenient, eventually
 
 ROOT = Path(__file__).parents[1]
 SAGEMAKER = ROOT / "jobs" / "clusters" / "sagemaker"
-README = (ROOT / "README.md").read_text()
+SET_UP = (ROOT / "docs" / "setup.md").read_text()
 STUDIO = (SAGEMAKER / "lifecycle" / "studio.sh").read_text()
 MOST_CHARACTERS = 16_384  # of a lifecycle configuration, in base64: CreateStudioLifecycleConfig
 SECONDS = 60.0
@@ -172,8 +172,8 @@ def test_by_hand_the_script_is_the_template_s():
     assert printed.stdout.strip() == filled.replace("${IdleMinutes}", "60").strip()
 
 
-def test_the_readme_attaches_the_script_to_studio_by_requests_that_aws_would_read():
-    (text,) = re.findall(r"^\*\*SageMaker Studio\.\*\*.*?```sh\n(.*?)```", README, re.MULTILINE | re.DOTALL)
+def test_the_page_on_set_up_attaches_the_script_to_studio_by_requests_that_aws_would_read():
+    (text,) = re.findall(r"^\*\*SageMaker Studio\.\*\*.*?```sh\n(.*?)```", SET_UP, re.MULTILINE | re.DOTALL)
     model = botocore.session.get_session().get_service_model("sagemaker")
     called = []
     for line in text.replace("\\\n", " ").splitlines():
@@ -189,7 +189,7 @@ def test_the_readme_attaches_the_script_to_studio_by_requests_that_aws_would_rea
 
 def test_colab_s_cells_set_up_run_a_lesson_and_show_it(machine):
     pattern = r"^\*\*Colab\.\*\*.*?```sh\n%%bash\n(.*?)```.*?```python\n(.*?)```"
-    ((first, second),) = re.findall(pattern, README, flags=re.MULTILINE | re.DOTALL)
+    ((first, second),) = re.findall(pattern, SET_UP, flags=re.MULTILINE | re.DOTALL)
     machine.may_go_on.touch()
     assert machine.run(first.replace("/content", str(machine.root))) == 0
     notebook = Path(machine.calls()[-1].removeprefix("make run SIZE=small NOTEBOOKS="))
