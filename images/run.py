@@ -1,6 +1,6 @@
 """Records images/run.gif, the README's moving picture: a ring of four processes, one of them behind a slow link.
 
-    python images/run.py        from the repository's root, on Linux with network namespaces
+python images/run.py        from the repository's root, on Linux with network namespaces
 """
 
 import io
