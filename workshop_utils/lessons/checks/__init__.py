@@ -6,17 +6,29 @@ runs to its end:
     one_worker.fit(...)                           # Not yet: put your answer in place of the dots, then run this again.
     one_worker.fit(my_fit)                        # Wrong: the numbers are right, but not their order: return a, b, c.
 
-This module has what all lessons share; each lesson's own checks have a module beside it. `mistakes.yaml` has the
-typical wrong formulas of exercises, with a sentence on each.
-
-A new check is a function decorated with `exercise`. It takes the learner's answer, raises Wrong with a sentence on the
-first mistake, and returns what to say when everything is right:
+This module has what all lessons share; each lesson's own checks have a module beside it. A new check is a function
+decorated with `exercise`. It takes the learner's answer, raises Wrong with a sentence on the first mistake, and returns
+what to say when everything is right:
 
     @exercise
     def double(answer: Callable[[float], float]) -> str:
         '''`answer(x)` is 2 · x.'''
-        expect(answer(3), 6, "double(3)", "it is 3 + 3")
-        return "It doubles."
+        got = result_of(answer, 3)                                        # not yet, where that is nothing
+        refuse(got == 9, "that is the square; double it.")                # one mistake
+        refuse_any("double(3)", {                                         # the first of several that is true
+            " is no number.": not isinstance(got, int | float),
+            f" is {got}, which is odd.": lambda: got % 2,                 # asked only where nothing before it is true
+        })
+        explain(got, {"that is three times as much.": 9})                 # a value that a mistake gives
+        expect(got, 6, "double(3)", "it is 3 + 3")                        # anything else
+        return "it doubles."
+
+- Typical wrong formulas stand in `mistakes.yaml`, each with a sentence; `recognise` finds the one that agrees with a
+  function in some cases, and `compare` compares a function with the right one.
+- `questions.yaml` has the questions without one right answer: `question(__name__, "equal_time")` (`open_question`).
+- On ranks: `processes.on_threads` and `processes.values_on_ranks` run a program that calls the learner's function. It
+  may raise Wrong and NotYet there, too, by all of the above.
+- In sentences: `number_of(3, "rank")` is "3 ranks", and `listed((1, 2, 5))` is "1, 2 and 5".
 """
 
 from __future__ import annotations
@@ -24,7 +36,7 @@ from __future__ import annotations
 import copy
 import functools
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -65,6 +77,26 @@ def refuse(wrong: object, sentence: str) -> None:
         raise Wrong(sentence)
 
 
+def refuse_any(where: str, mistakes: Mapping[str, object]) -> None:
+    """Raise Wrong with the first sentence of `mistakes` that is true of the answer, behind the words `where`.
+
+    The sentences are the keys. A value that is a function is called, only where nothing before it is true.
+    """
+    for sentence, wrong in mistakes.items():
+        refuse(wrong() if callable(wrong) else wrong, f"{where}{sentence}")
+
+
+def number_of(count: int, what: str, plural: str = "s") -> str:
+    """Such as "1 rank" and "3 ranks"."""
+    return f"{count} {what}{plural * (count != 1)}"
+
+
+def listed(things: Iterable[object]) -> str:
+    """Such as "1, 2 and 5"."""
+    *first, last = map(str, things)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def exercise(examine: Callable[[Any], str]) -> Check:
     """Turn `examine` into a check that never raises and returns a Verdict.
 
@@ -91,8 +123,17 @@ def exercise(examine: Callable[[Any], str]) -> Check:
     return check
 
 
-def expect(got: Any, expected: ArrayLike, what: str, because: str = "", tolerance: float = 1e-6) -> None:
+def expect(
+    got: Any,
+    expected: ArrayLike,
+    what: str,
+    because: str = "",
+    tolerance: float = 1e-6,
+    slips: Mapping[str, Any] | None = None,
+) -> None:
     """Raise Wrong unless `got` is `expected` to a relative `tolerance`; `what` names it, `because` explains.
+
+    Where `got` is one of the typical wrong values in `slips`, what stands there of it explains it better.
 
     Raises:
         NotYet: if `got` is None or `...`, the result of a function that is not written yet.
@@ -111,6 +152,8 @@ def expect(got: Any, expected: ArrayLike, what: str, because: str = "", toleranc
     if values.shape != target.shape:
         raise Wrong(f"{what} has shape {values.shape}; it must be {target.shape}{reason}.")
     if not np.allclose(values, target, rtol=tolerance, atol=tolerance * float(np.abs(target).max(initial=0))):
+        slip = next((slip for slip, value in (slips or {}).items() if _same(values, value)), "")
+        reason = f"; {slip}" if slip else reason
         digits = next((each for each in (6, 9, 17) if formatted(values, each) != formatted(target, each)), 17)
         raise Wrong(
             f"{what} gave {formatted(values, digits)}; it must be {formatted(target, digits)}{reason}."
@@ -151,15 +194,15 @@ def mistakes(module: str, name: str, **names: Function) -> dict[str, Function]:
 
     They may use NumPy as `np`, and `names`, the lesson's own functions.
     """
-    written = _written(module)[name]
+    written = of_lesson("mistakes.yaml", module)[name]
     head, own = f"lambda {written['arguments']}: ", {"np": np, **names}
     return {sentence: eval(f"{head}{formula}", own) for formula, sentence in written["mistakes"].items()}
 
 
 @functools.cache
-def _written(module: str) -> dict[str, Any]:
-    """What `mistakes.yaml` has about the lesson of `module`."""
-    text = Path(__file__).with_name("mistakes.yaml").read_text(encoding="utf-8")
+def of_lesson(file: str, module: str) -> dict[str, Any]:
+    """What a YAML file beside this one has about the lesson of `module`."""
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     return dict(yaml.safe_load(text)[module.rpartition(".")[2]])
 
 
@@ -186,11 +229,13 @@ def recognise(answer: Function, cases: Sequence[tuple[Any, ...]], mistakes: Mapp
             raise Wrong(sentence)
 
 
-def explain(got: Any, mistakes: Mapping[str, Any]) -> None:
-    """Raise Wrong with the first sentence of `mistakes` whose wrong value is the one that the learner `got`."""
-    for sentence, value in mistakes.items():
-        if _same(got, value):
-            raise Wrong(sentence)
+def explain(got: Any, mistakes: Mapping[str, Any], *case: Any, where: str = "") -> None:
+    """Raise Wrong with the first sentence of `mistakes` whose wrong value is the one that the learner `got`.
+
+    A mistake is a value, or a function that gives it for the arguments `case`; `where` stands before the sentence.
+    """
+    for sentence, wrong in mistakes.items():
+        refuse(_same(got, wrong(*case) if callable(wrong) else wrong), f"{where}{sentence}")
 
 
 def _same(got: Any, other: Any) -> bool:

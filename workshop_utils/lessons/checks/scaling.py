@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from workshop_utils.comm.topology import Link
-from workshop_utils.lessons.checks import Wrong, exercise, expect, explain, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, expect, result_of
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.scaling.cost import all_reduce_seconds, data_parallel_step_seconds
 
@@ -32,15 +32,6 @@ PLANNED = (  # seconds of computing, workers, bytes, link
 )
 EIGHT = {"parameters": 8.03e9, "tokens_a_second": 8 * 6667, "devices": 8, "peak": 989e12}
 MANY = {"parameters": 7e9, "tokens_a_second": 3e5, "devices": 64, "peak": 312e12}
-
-
-def _expect(got: Any, right: float, what: str, slips: Mapping[str, Any], tolerance: float = 1e-6) -> None:
-    """Raise Wrong unless `got` is `right`, with the one of `slips` whose value it is, if there is one."""
-    try:
-        expect(got, right, what, tolerance=tolerance)
-    except Wrong as wrong:
-        explain(got, {f"{str(wrong).rstrip('.')}: {slip}.": value for slip, value in slips.items()})
-        raise
 
 
 def _things(answer: Callable[..., Any], names: str, *arguments: Any) -> Any:
@@ -64,13 +55,13 @@ def fitted_path(answer: Callable[..., Any]) -> str:
             "the numbers are right, but not their order: return α, then B": bandwidth,
             "a ring has 2 (N − 1) messages, and this has N − 1": 2 * latency,
         }
-        _expect(got[0], latency, f"{case} α it", slips, 1e-3)
+        expect(got[0], latency, f"{case} α it", tolerance=1e-3, slips=slips)
         slips = {
             "a message has K/N bytes, and this has B for half of them": bandwidth / 2,
             "a message has K/N bytes, and this has B for twice as many": bandwidth * 2,
             "that is 1/B, seconds a byte": 1 / bandwidth,
         }
-        _expect(got[1], bandwidth, f"{case} B it", slips, 1e-3)
+        expect(got[1], bandwidth, f"{case} B it", tolerance=1e-3, slips=slips)
     columns = np.stack([2 * (workers - 1), 2 * (workers - 1) * nbytes / workers], axis=1)
     exact, generator, away = columns @ [2e-3, 1 / 12e6], np.random.default_rng(3), []
     for _ in range(20):
@@ -125,7 +116,7 @@ def best_step(answer: Callable[..., Any]) -> str:
             ),
             "nothing is sent during the forward pass": max(compute + one, compute / m + m * one),
         }
-        _expect(seconds, steps[name, m], f"{case}{name} in {m} buckets", slips)
+        expect(seconds, steps[name, m], f"{case}{name} in {m} buckets", slips=slips)
         best = min(steps, key=steps.__getitem__)
         if steps[name, m] > steps[best] * (1 + 1e-9):
             better = f"{best[0]} in {best[1]} takes {steps[best]:.5g} s"
@@ -146,7 +137,7 @@ def days_of(answer: Callable[..., Any]) -> str:
             "the MFU is a fraction: 0.33, not 33": 100 * mfu,
             "upside down": 1 / mfu,
         }
-        _expect(got[0], mfu, f"the MFU of the run of {theirs} devices", slips)
+        expect(got[0], mfu, f"the MFU of the run of {theirs} devices", slips=slips)
         days = 6 * parameters * tokens / (devices * peak * mfu) / 86_400
         slips = {
             "those are hours": 24 * days,
@@ -159,7 +150,7 @@ def days_of(answer: Callable[..., Any]) -> str:
         plan = (
             f"{parameters / 1e9:g} billion parameters, {tokens / 1e9:g} billion tokens and {devices} devices"
         )
-        _expect(got[1], days, f"the days for {plan}", slips)
+        expect(got[1], days, f"the days for {plan}", slips=slips)
     return "6 · P · D operations, at the part of the peak that somebody has reached on such devices."
 
 
@@ -182,7 +173,7 @@ def state_nbytes(answer: Callable[[float, int, int], float]) -> str:
         }
         of = f"{parameters / 1e9:g} billion parameters of 2 + 2 + 12 bytes, {devices} devices, stage {stage}: it"
         got = result_of(answer, parameters, devices, stage)
-        _expect(got, state(stage >= 3, stage >= 2, stage >= 1), of, slips)
+        expect(got, state(stage >= 3, stage >= 2, stage >= 1), of, slips=slips)
     return "120, 31.4, 16.6 and 1.9 GB for 7.5 billion parameters on 64 devices, as in figure 1 of the ZeRO paper."
 
 

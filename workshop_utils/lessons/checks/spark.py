@@ -6,7 +6,6 @@ import copy
 import pickle
 import random
 import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from types import SimpleNamespace
@@ -14,13 +13,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from workshop_utils.comm import threads
+from workshop_utils.comm.communicator import Communicator, PeerSilent
 from workshop_utils.launchers.spark import local_session
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, expect, is_missing, result_of
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, expect, is_missing, refuse, result_of
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 
 ROWS = ((7, 0, 4), (0, 0, 1, 30, 2), (5,), (3, 3, 0, 3, 3, 3, 3))  # examples in each partition
 WEIGHTS = np.array([1.0, -2.0, 0.5])  # of the line
-TREES = 6  # of each, drawn at random
+TREES = 7  # of each: one from left to right, the others drawn at random
 PATIENCE_SECONDS = 5.0
 
 step_ratio = OpenQuestion(
@@ -41,75 +42,65 @@ def gradient_in_a_tree(answer: tuple[Any, ...]) -> str:
     weights, zero, seq_op, comb_op, finish = answer
     if zero is ... or any(is_missing(part) for part in (weights, seq_op, comb_op, finish)):
         raise NotYet("write zero, seq_op, comb_op and finish, then run this again.")
-    if not np.array_equal(weights, WEIGHTS):
-        raise Wrong(f"`weights_of_line` must stay {WEIGHTS.tolist()}: the gradient depends on them.")
-    weights = WEIGHTS
-    few, many = (reduce(seq_op, _examples(size, len(weights), 0), copy.deepcopy(zero)) for size in (20, 200))
-    if is_missing(many):
-        raise NotYet("`seq_op` gave nothing: write it, then run this again.")
-    if len(pickle.dumps(many)) > 2 * len(pickle.dumps(few)):
-        raise Wrong("a total of 200 examples is larger than one of 20: so all data would reach the driver.")
-    totals = [reduce(seq_op, _examples(5, len(weights), seed), copy.deepcopy(zero)) for seed in range(40)]
-    few, many = (_tree(totals[:count], comb_op, None) for count in (4, 40))
-    if len(pickle.dumps(many)) > 2 * len(pickle.dumps(few)):
-        raise Wrong(
-            "a total of 40 partitions is larger than one of 4: so every total would reach the driver."
-        )
+    stay = f"`weights_of_line` must stay {WEIGHTS.tolist()}: the gradient depends on them."
+    refuse(not np.array_equal(weights, WEIGHTS), stay)
+
+    def total(count: int, seed: int = 0) -> Any:
+        added = reduce(seq_op, _examples(count, seed), copy.deepcopy(zero))
+        if count and is_missing(added):
+            raise NotYet("`seq_op` gave nothing: write it, then run this again.")
+        return added
+
+    def grows(few: Any, many: Any) -> bool:
+        return len(pickle.dumps(many)) > 2 * len(pickle.dumps(few))
+
+    larger = "a total of 200 examples is larger than one of 20: so all data would reach the driver."
+    refuse(grows(total(20), total(200)), larger)
+    few, many = (_tree([total(5, seed) for seed in range(count)], comb_op) for count in (4, 40))
+    larger = "a total of 40 partitions is larger than one of 4: so every total would reach the driver."
+    refuse(grows(few, many), larger)
     for sizes in ROWS:
-        parts = [_examples(size, len(weights), seed) for seed, size in enumerate(sizes)]
-        sums = [reduce(seq_op, part, copy.deepcopy(zero)) for part in parts]
-        _compare_means(finish(_tree(sums, comb_op, None)), weights, parts, sizes, "added from left to right")
+        sums = [total(size, seed) for seed, size in enumerate(sizes)]
         for seed in range(TREES):
-            means = finish(_tree(sums, comb_op, random.Random(seed)))
-            _compare_means(means, weights, parts, sizes, "added in another tree")
-    parts = [_examples(size, len(weights), seed) for seed, size in enumerate((3, 0, 1, 8, 0, 0, 5, 2, 1))]
-    context = local_session().sparkContext
-    rows = context.parallelize(parts, len(parts)).flatMap(lambda part: part)
-    means = finish(rows.treeAggregate(zero, seq_op, comb_op, depth=2))
-    _compare_means(means, weights, parts, tuple(map(len, parts)), "on Spark")
+            how = "added in another tree" if seed else "added from left to right"
+            _compare_means(finish(_tree(sums, comb_op, seed)), sizes, how)
+    sizes = (3, 0, 1, 8, 0, 0, 5, 2, 1)
+    parts = [_examples(size, seed) for seed, size in enumerate(sizes)]
+    rows = local_session().sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
+    _compare_means(finish(rows.treeAggregate(zero, seq_op, comb_op, depth=2)), sizes, "on Spark")
     return "sums and counts may be added in any tree, here and on Spark; only at the end is there a division."
 
 
-def _examples(count: int, width: int, seed: int) -> list[tuple[np.ndarray, float]]:
+def _examples(count: int, seed: int) -> list[tuple[np.ndarray, float]]:
     generator = np.random.default_rng(seed)
-    return [(generator.normal(size=width), float(generator.normal())) for _ in range(count)]
+    return [(generator.normal(size=len(WEIGHTS)), float(generator.normal())) for _ in range(count)]
 
 
-def _tree(sums: Sequence[Any], add: Callable[[Any, Any], Any], generator: random.Random | None) -> Any:
-    """All of `sums`, of each a copy as it travels, added from left to right, or in a tree drawn by `generator`."""
-    left = [copy.deepcopy(each) for each in sums]
+def _tree(sums: Sequence[Any], add: Callable[[Any, Any], Any], seed: int = 0) -> Any:
+    """All of `sums`, of each a copy as it travels, added in a tree drawn by `seed`; 0: from left to right."""
+    left, generator = [copy.deepcopy(each) for each in sums], random.Random(seed)
     while len(left) > 1:
-        first, second = (0, 1) if generator is None else generator.sample(range(len(left)), 2)
-        total = add(left[first], left[second])
-        if is_missing(total) and not (left[first] is None is left[second]):
+        if seed:
+            generator.shuffle(left)
+        total = add(left[0], left[1])
+        if is_missing(total) and not (left[0] is None is left[1]):
             raise NotYet("`comb_op` gave nothing: write it, then run this again.")
-        rest = [each for index, each in enumerate(left) if index not in (first, second)]
-        left = [total, *rest]
+        left[:2] = [total]
     return left[0]
 
 
-def _compare_means(
-    means: Any, weights: np.ndarray, parts: Sequence[list[Any]], sizes: Sequence[int], how: str
-) -> None:
+def _compare_means(means: Any, sizes: Sequence[int], how: str) -> None:
     if is_missing(means):
         raise NotYet("`finish` gave nothing: write it, then run this again.")
-    if not isinstance(means, tuple | list) or len(means) != 2:
-        raise Wrong("`finish` must return two things: (mean gradient, mean loss).")
-    each = [[((weights @ x - y) * x, (weights @ x - y) ** 2 / 2) for x, y in part] for part in parts]
-    every = [pair for part in each for pair in part]
-    where = f"with partitions of {tuple(sizes)} examples, {how}: "
-    of_parts = [np.mean([loss for _, loss in part]) for part in each if part]
-    loss, right = means[1], np.mean([loss for _, loss in every])
-    if (
-        np.size(loss) == 1
-        and np.isclose(float(loss), np.mean(of_parts))
-        and not np.isclose(float(loss), right)
-    ):
-        raise Wrong(
-            f"{where}a mean of the partitions' means counts a small partition as much as a large one."
-        )
-    expect(loss, right, f"{where}the mean loss")
-    expect(means[0], np.mean([gradient for gradient, _ in every], axis=0), f"{where}the mean gradient")
+    two = isinstance(means, tuple | list) and len(means) == 2
+    refuse(not two, "`finish` must return two things: (mean gradient, mean loss).")
+    parts = [[(x, WEIGHTS @ x - y) for x, y in _examples(size, seed)] for seed, size in enumerate(sizes)]
+    every = [pair for part in parts for pair in part]
+    where = f"with partitions of {tuple(sizes)} examples, {how}: the mean"
+    of_parts = np.mean([np.mean([residual**2 / 2 for _, residual in part]) for part in parts if part])
+    slips = {"a mean of the partitions' means counts a small partition as much as a large one": of_parts}
+    expect(means[1], np.mean([residual**2 / 2 for _, residual in every]), f"{where} loss", slips=slips)
+    expect(means[0], np.mean([residual * x for x, residual in every], axis=0), f"{where} gradient")
 
 
 class _Sum:
@@ -158,110 +149,81 @@ def tree_sum(answer: Callable[[Any, Callable[[Any, Any], Any], int], Any]) -> st
         _Sum.arrived.clear()
         total = result_of(answer, context.parallelize(range(partitions), partitions).map(_part), _add, groups)
         where, arrived = f"with {partitions} partitions and {groups} groups", list(_Sum.arrived)
-        if not isinstance(total, _Sum):
-            raise Wrong(f"{where} it gave {type(total).__name__}; return the sum itself, added by `add`.")
-        if len(arrived) == partitions:
-            raise Wrong(f"{where}, all {partitions} sums reached the driver: add within the groups before.")
+        kind = f"{where} it gave {type(total).__name__}; return the sum itself, added by `add`."
+        refuse(not isinstance(total, _Sum), kind)
+        every = f"{where}, all {partitions} sums reached the driver: add within the groups before."
+        refuse(len(arrived) == partitions, every)
         expect(total.value, (3**partitions - 1) // 2, f"{where} the sum")
-        if len(arrived) != groups:
-            raise Wrong(f"{where}, {len(arrived)} sums reached the driver; it must be {groups}.")
-        if any(each.added and each.added[0] == each.made for each in arrived):
-            raise Wrong(
-                f"{where} there is one stage, of few tasks that compute several partitions each: shuffle."
-            )
+        reached = f"{where}, {len(arrived)} sums reached the driver; it must be {groups}."
+        refuse(len(arrived) != groups, reached)
+        one = f"{where} there is one stage, of few tasks that compute several partitions each: shuffle."
+        refuse(any(each.added and each.added[0] == each.made for each in arrived), one)
         least, *_, most = sorted(np.base_repr(each.value, 3).count("1") for each in arrived)
-        if most > least + 1:
-            raise Wrong(
-                f"{where} one group has {most} sums, another {least}: make them as equal as possible."
-            )
-        if len({each.added for each in arrived}) < groups:
-            raise Wrong(
-                f"{where} one task added several groups: `reduceByKey(add, groups)` has one for each."
-            )
+        uneven = f"{where} one group has {most} sums, another {least}: make them as equal as possible."
+        refuse(most > least + 1, uneven)
+        several = f"{where} one task added several groups: `reduceByKey(add, groups)` has one for each."
+        refuse(len({each.added for each in arrived}) < groups, several)
     return "each group was added in a task of the second stage, and only its sum reached the driver."
-
-
-class _Tasks:
-    """The tasks of a barrier stage as threads, each on a host of its own."""
-
-    def __init__(self, count: int) -> None:
-        self._together = threading.Barrier(count)
-        self._messages = [""] * count
-        self.hosts = [f"10.0.{index}.{7 + index}" for index in range(count)]
-
-    def context(self, rank: int) -> Any:
-        def wait() -> None:
-            try:
-                self._together.wait(PATIENCE_SECONDS)
-            except threading.BrokenBarrierError:
-                raise Wrong(
-                    "some tasks wait in a barrier that others never reach: all must call it."
-                ) from None
-
-        def all_gather(message: str = "") -> list[str]:
-            if not isinstance(message, str):
-                raise TypeError(f"allGather takes a string, and got {message!r}")
-            self._messages[rank] = message
-            wait()
-            messages = list(self._messages)
-            wait()
-            return messages
-
-        infos = [SimpleNamespace(address=f"{host}:39999") for host in self.hosts]  # the executor's own port
-        return SimpleNamespace(
-            partitionId=lambda: rank, getTaskInfos=lambda: infos, allGather=all_gather, barrier=wait
-        )
 
 
 @exercise
 def ring_neighbour(answer: Callable[[Any, int], Any]) -> str:
     """`answer(context, port)` is host and port of the right neighbour; this task listens at `port`."""
     for count in (3, 1, 4):
-        tasks, results = _Tasks(count), [None] * count
+        hosts = [f"10.0.{index}.{7 + index}" for index in range(count)]
         ports = [41000 + 7 * (5 * rank % count) for rank in range(count)]
-        threads = [
-            threading.Thread(target=_keep, args=(results, rank, answer, tasks.context(rank), ports[rank]))
-            for rank in range(count)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for result in sorted(results, key=lambda each: isinstance(each, Wrong)):
-            if isinstance(result, Exception):
-                raise result
+        try:
+            results = threads.run(count, _task_of(answer, hosts, ports), PATIENCE_SECONDS)
+        except PeerSilent:
+            raise Wrong("some tasks wait in a barrier that others never reach: all must call it.") from None
         for rank, result in enumerate(results):
-            _compare_neighbour(result, rank, tasks.hosts, ports)
+            if is_missing(result):
+                raise NotYet("your function gave nothing: write it, then run this again.")
+            two = isinstance(result, tuple | list) and len(result) == 2
+            refuse(not two, f"task {rank} got {result!r}; return two things: host and port.")
+            (host, port), right = map(str, result), (rank + 1) % count
+            where = f"task {rank} of {count} got {host}:{port}"
+            own = "that is the executor's own port; the neighbour tells its port by allGather"
+            refuse(port == "39999", f"{where}: {own}.")
+            left = host == hosts[rank - 1] != hosts[right]
+            refuse(left, f"{where}: that is its left neighbour.")
+            due = f"its right neighbour, task {right}, listens at {hosts[right]}:{ports[right]}"
+            refuse((host, port) != (hosts[right], str(ports[right])), f"{where}; {due}.")
     context = local_session().sparkContext
     sums = context.parallelize(range(4), 4).barrier().mapPartitions(_ring_of(answer)).collect()
-    if sums != [6] * 4:
-        raise Wrong(
-            f"on Spark the tasks passed 0, 1, 2 and 3 around, and got {sums}; it must be 6 everywhere."
-        )
+    refuse(
+        sums != [6] * 4,
+        f"on Spark the tasks passed 0, 1, 2 and 3 around, and got {sums}; it must be 6 everywhere.",
+    )
     return "on Spark, four tasks of a barrier stage met, and passed their numbers around the ring."
 
 
-def _keep(results: list[Any], rank: int, answer: Callable[..., Any], context: Any, port: int) -> None:
-    try:
-        results[rank] = answer(context, port)
-    except BaseException as error:
-        results[rank] = error if isinstance(error, Exception) else Wrong(f"task {rank} ended with {error!r}.")
+def _task_of(
+    answer: Callable[[Any, int], Any], hosts: Sequence[str], ports: Sequence[int]
+) -> Callable[[Communicator], Any]:
+    """What a rank among threads does as a task of a barrier stage, on a host of its own."""
+    messages = [""] * len(hosts)
+    infos = [SimpleNamespace(address=f"{host}:39999") for host in hosts]  # the executor's own port
 
+    def run(communicator: Communicator) -> Any:
+        def all_gather(message: str = "") -> list[str]:
+            if not isinstance(message, str):
+                raise TypeError(f"allGather takes a string, and got {message!r}")
+            messages[communicator.rank] = message
+            communicator.barrier()
+            gathered = list(messages)
+            communicator.barrier()
+            return gathered
 
-def _compare_neighbour(result: Any, rank: int, hosts: Sequence[str], ports: Sequence[int]) -> None:
-    count = len(hosts)
-    if is_missing(result):
-        raise NotYet("your function gave nothing: write it, then run this again.")
-    if not isinstance(result, tuple | list) or len(result) != 2:
-        raise Wrong(f"task {rank} got {result!r}; return two things: host and port.")
-    host, port = result
-    right, where = (rank + 1) % count, f"task {rank} of {count} got {host}:{port}"
-    if str(port) == "39999":
-        raise Wrong(f"{where}: that is the executor's own port; the neighbour tells its port by allGather.")
-    if str(host) == hosts[rank - 1] and count > 2 and hosts[rank - 1] != hosts[right]:
-        raise Wrong(f"{where}: that is its left neighbour.")
-    if str(host) != hosts[right] or str(port) != str(ports[right]):
-        raise Wrong(f"{where}; its right neighbour, task {right}, listens at {hosts[right]}:{ports[right]}.")
+        context = SimpleNamespace(
+            partitionId=lambda: communicator.rank,
+            getTaskInfos=lambda: infos,
+            allGather=all_gather,
+            barrier=communicator.barrier,
+        )
+        return answer(context, ports[communicator.rank])
+
+    return run
 
 
 def _ring_of(answer: Callable[[Any, int], Any]) -> Callable[[Iterable[int]], Iterator[int]]:

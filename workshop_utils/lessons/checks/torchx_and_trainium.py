@@ -19,7 +19,6 @@ from workshop_utils.lessons.checks import (
     Wrong,
     exercise,
     expect,
-    explain,
     is_missing,
     refuse,
     result_of,
@@ -252,12 +251,10 @@ def sequences_of_a_step(answer: Callable[[dict[str, Any]], int]) -> str:
         right = nodes * per_node * batch * passes
         accumulated = f"accumulated {passes} times" if accumulation else "without --grad-accumulation"
         what = f"with {nodes} nodes of {per_node} ranks, batches of {batch}, {accumulated}"
-        got = result_of(answer, job)
-        if got != right:
-            slips = {f"every rank makes {passes} passes before the update": right // passes}
-            slips |= {"that is one node's part": right // nodes}
-            explain(got, {f"{what} it gave {got}: {slip}.": value for slip, value in slips.items()})
-        expect(got, right, what, f"{nodes} · {per_node} · {batch} · {passes}")
+        because = f"{nodes} · {per_node} · {batch} · {passes}"
+        slips = {f"every rank makes {passes} passes before the update": right // passes}
+        slips |= {"that is one node's part": right // nodes}
+        expect(result_of(answer, job), right, what, because, slips=slips)
     return "nodes × ranks × batch × accumulation, read from what would be sent: 32,768 for the job above."
 
 
