@@ -93,7 +93,7 @@ def number_of(count: int, what: str, plural: str = "s") -> str:
 
 def listed(things: Iterable[object]) -> str:
     """Such as "1, 2 and 5"."""
-    *first, last = map(str, things)
+    *first, last = [*map(str, things)] or [""]
     return f"{', '.join(first)} and {last}" if first else last
 
 

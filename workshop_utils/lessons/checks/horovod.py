@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from workshop_utils.lessons.checks import NotYet, Wrong, compare, exercise, is_missing, mistakes, recognise
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.parallel import adasum
 
@@ -18,13 +18,7 @@ IMAGES, BATCH, EPOCHS, RATE, MOMENTUM = 48, 8, 2, 0.1, 0.5
 STEPS_BEFORE = 7  # that rank 0's optimizer has counted when it resumes
 TOLERANCE = 1e-4  # of weights, which float32 rounds; the mistakes are a hundred times as far off
 
-fp16_on_slow_links = OpenQuestion(
-    "times as fast",
-    (1.05, 3),
-    "on so slow a link nearly all of the time goes into bytes, and fp16 halves them, which makes 2. Converting and "
-    "adding 16-bit numbers takes CPU time, which lowers the factor. The faster the link, the larger the share of that "
-    "work; where bytes cost little, fp16 takes longer.",
-)
+fp16_on_slow_links = question(__name__, "fp16_on_slow_links")
 
 
 class _Trained(NamedTuple):

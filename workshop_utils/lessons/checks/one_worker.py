@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from workshop_utils.lessons.checks import NotYet, Wrong, compare, exercise, is_missing, mistakes, recognise
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.scaling.laws import amdahl_speedup, gustafson_speedup, karp_flatt
 
 Function = Callable[..., Any]
@@ -98,14 +98,4 @@ def _refuse_changes(given: tuple[np.ndarray, ...], case: tuple[np.ndarray, ...])
         raise Wrong("the numbers are right, but it changes the arrays that it is given: compute with copies.")
 
 
-where_it_stops = OpenQuestion(
-    "workers",
-    (2, 7),
-    "a link twice as fast halves c. a + b/N + c(N − 1) is smallest at N = √(b/c), so this N grows by √2, not by 2. Now "
-    "compare each measured T with its prediction. All predictions share one fit, so they err together. In network "
-    "namespaces bursts save about 10 ms an exchange, at 50 as at 100 Mbit/s; the fit, which has no term for it, lowers "
-    "a by more than that, so it predicts steps that are too short. Then compare the spread of your runs with the "
-    "difference between neighbouring N, and say which of them you can tell apart.",
-    predictable=(2, 16),
-    whole=True,
-)
+where_it_stops = question(__name__, "where_it_stops")

@@ -1,6 +1,6 @@
 """A question without one right answer: predict a number, measure it, explain the difference.
 
-    where_it_stops = OpenQuestion("workers", (2, 64), "The server's link is full: W* = (c + r) / s.")
+    where_it_stops = question(__name__, "where_it_stops")  # in questions.yaml, by the lesson's module
     where_it_stops(predicted=8, measured=10, why="each worker also waits for its pull")
     # Answered: you predicted 8 workers and measured 10, 1.25 times what you predicted. You wrote: “each worker
     # also waits for its pull”; ours: The server's link is full: W* = (c + r) / s.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from workshop_utils.lessons.checks import Verdict, is_missing
+from workshop_utils.lessons.checks import Verdict, is_missing, of_lesson
 
 FEWEST_LETTERS = 24  # of an explanation, in any script
 FEWEST_DIFFERENT = 8  # of its letters: “because because because” has 6
@@ -79,3 +79,8 @@ class OpenQuestion:
         times = f"{factor:.3g}" if factor >= 1 else f"{factor:.2g}"  # 1.05 and 0.54
         off = "as predicted" if times == "1" else f"{times} times what you predicted"
         return Verdict("answered", f"{compared}, {off}. You wrote: “{why.strip()}”; ours: {self.ours}")
+
+
+def question(module: str, name: str) -> OpenQuestion:
+    """The question `name` of the lesson of `module`, whose fields and texts stand in `questions.yaml`."""
+    return OpenQuestion(**of_lesson("questions.yaml", module)[name])

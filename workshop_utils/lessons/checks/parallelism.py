@@ -12,21 +12,14 @@ import numpy as np
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import CommunicationError, Communicator
 from workshop_utils.lessons.checks import Wrong, exercise, expect, explain, result_of
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import NETWORK, values_on_ranks
 
 Answer = Callable[..., Any]
 RankResult = tuple[Any, int]  # what a rank returned, and the bytes that it sent
 Spoiled = tuple[int | slice, float]  # where a gradient is spoiled, and by which value
 
-equal_time = OpenQuestion(
-    "images",
-    (15, 53),  # 40 without computation; 68 would mean no latency, 54 two ranks
-    "equal bytes do not mean equal time. The column cut has three exchanges a step, data parallelism two, each of "
-    "N − 1 = 3 messages in turn. The column cut's three extra messages cost 15 ms of latency, in which this link "
-    "carries 18,750 bytes. So, without computation, the times are equal where the column cut sends 18,750 bytes fewer: "
-    "(45,120 − 18,750) / 660 = 40 images instead of 68.",
-)
+equal_time = question(__name__, "equal_time")
 
 
 @exercise

@@ -25,22 +25,13 @@ from workshop_utils.lessons.checks import (
     mistakes,
     recognise,
 )
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import refuse_callers
 from workshop_utils.ranks import RanksFailed, on_ranks
 
 Rule = Callable[..., bool]
 
-largest_staleness = OpenQuestion(
-    "updates",
-    (5, 14),
-    "(W − 1)(2 · bound + 1) = 15 would need a worker that first runs ahead by the bound, then falls behind by bound + "
-    "1. A worker that is always slow is never ahead. During its first gradient each of the other three pushes "
-    "bound + 1 = 3 times and is then held: undisturbed, 9 updates. From then on each of its pushes releases the others "
-    "for one push each: 3. A delay on a busy machine can change both.",
-    predictable=(1, 15),
-    whole=True,
-)
+largest_staleness = question(__name__, "largest_staleness")
 
 
 @exercise

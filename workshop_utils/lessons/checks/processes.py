@@ -1,4 +1,4 @@
-"""A learner's collective on real processes, behind slow links, beside the workshop's own."""
+"""A learner's function on ranks: on threads, on real processes, and there beside a collective of the workshop's own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workshop_utils.comm.communicator import COLLECTIVES, Communicator
-from workshop_utils.lessons.checks import Wrong
+from workshop_utils.comm import threads
+from workshop_utils.comm.communicator import COLLECTIVES, CommunicationError, Communicator
+from workshop_utils.lessons.checks import NotYet, Wrong, listed, refuse
 from workshop_utils.ranks import RanksFailed, on_ranks
 
 NETWORK = "100Mbit"
+BLOCKED = (
+    ": if all ranks send first, all may wait for each other to receive. A send returns at once only as long as its "
+    "message fits into the buffers on its way; `send_recv` sends and receives at once"
+)
 Collective = Callable[..., None]
 
 
@@ -61,18 +66,54 @@ def values_on_ranks(
     framework: str | None = None,
     timeout: str = "30s",
 ) -> list[Any]:
-    """What `program`, which never returns None, returns on each rank.
+    """What `program(group, **arguments)`, which never returns None, returns on each of `size` real processes.
+
+    `network`, `framework` and `timeout` are those of `ranks.on_ranks`.
 
     Raises:
         Wrong: if a rank fails, or leaves by SystemExit; it begins with `where`.
+        Wrong, NotYet: what `program` raises on a rank, on the first that does.
+    """
+    failed = None
+    try:
+        judged = {**arguments, "judged": program}
+        values = on_ranks(size, _judged, judged, network, framework, timeout).values
+    except RanksFailed as error:
+        failed, values = error, error.results.values
+    for value in values:
+        if isinstance(value, Wrong | NotYet):
+            raise value
+    refuse(failed, f"{where}: {failed}")
+    missing = [rank for rank, value in enumerate(values) if value is None]
+    refuse(missing, f"{where}, rank {listed(missing[:1])} ended with SystemExit.")
+    return values
+
+
+def _judged(group: Any, judged: Callable[..., Any], **arguments: Any) -> Any:
+    """On a rank: what a program returns, or the Wrong or NotYet that it raises, to be raised where it was called."""
+    try:
+        return judged(group, **arguments)
+    except (Wrong, NotYet) as verdict:
+        return verdict
+
+
+def on_threads(
+    where: str,
+    size: int,
+    program: Callable[[Communicator], Any],
+    timeout_seconds: float = 5.0,
+    is_buffered: bool = False,
+) -> list[Any]:
+    """What `program(communicator)` returns on each of `size` ranks, which are threads; see `threads.run`.
+
+    Raises:
+        Wrong: if a rank cannot send or receive; it begins with `where`.
     """
     try:
-        values = on_ranks(size, program, arguments, network, framework, timeout).values
-    except RanksFailed as error:
-        raise Wrong(f"{where}: {error}") from None
-    if None in values:
-        raise Wrong(f"{where}, rank {values.index(None)} ended with SystemExit.")
-    return values
+        return threads.run(size, program, timeout_seconds, is_buffered=is_buffered)
+    except CommunicationError as failure:
+        blocked = BLOCKED if "to receive what it sent" in str(failure) else ""
+        raise Wrong(f"{where}: {failure}{blocked}.") from None
 
 
 def compare_on_processes(answer: Collective, reference: Collective, size: int, elements: int) -> None:

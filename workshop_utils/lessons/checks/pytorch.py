@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, mistakes
 from workshop_utils.lessons.checks.cuts import Parts, all_parts, first_difference
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.training.tcp_bytes import count_bytes
 
@@ -27,14 +27,7 @@ WIDTHS = (48, 64, 64, 48)
 NUMBERS = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(WIDTHS))
 STEPS = 3
 
-no_sync_gain = OpenQuestion(
-    "times",
-    (0.9, 4.2),
-    "t_f and t_b are the passes over one part, e is what a backward pass leaves exposed. A step of four parts takes "
-    "4 (t_f + t_b + e) if each sends, and 4 (t_f + t_b) + e with no_sync. So it gains less than 4 times: it saves what "
-    "is exposed, not what is sent. If all communication were hidden, it would save bytes only.",
-    predictable=(1, 4),
-)
+no_sync_gain = question(__name__, "no_sync_gain")
 
 
 class _Work:

@@ -14,7 +14,7 @@ from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import CommunicationError, Communicator
 from workshop_utils.comm.simulated import Link, simulate
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import compare_on_processes, refuse_collectives
 
 BLOCKED = (
@@ -133,16 +133,7 @@ def _judge_doubling(answer: Answer, size: int, elements: int, dtype: type = np.f
         )
 
 
-across_racks = OpenQuestion(
-    "times",
-    (1.7, 4),
-    "in its first halving step all four pairs have one rank in each rack, so in each direction four messages of K/2 "
-    "share a link that is no faster than each rank's own: that step takes four times as long, and so does its mirror "
-    "image at the end. 2 (4 · 1/2 + 1/4 + 1/8) against 2 (1/2 + 1/4 + 1/8) is 2.7 times. Beginning with the nearest "
-    "partner, as MPICH and Gloo do, only the messages of K/8 cross: 2 (1/2 + 1/4 + 4 · 1/8), 1.4 times. In the ring "
-    "one rank of each rack sends to the other rack in each step, so its time stays the same. Few steps are not enough: "
-    "large messages must go to near partners.",
-)
+across_racks = question(__name__, "across_racks")
 
 
 def _case(size: int, elements: int, dtype: type) -> str:

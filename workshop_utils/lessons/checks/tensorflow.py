@@ -10,20 +10,10 @@ import numpy as np
 
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, is_missing, mistakes
 from workshop_utils.lessons.checks.cuts import Cut, Parts, all_parts, cut, first_difference
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import values_on_ranks
 
-mean_staleness = OpenQuestion(
-    "updates",
-    (0.1, 12),
-    "in one cycle, from one read to the next, each of the other three workers makes one update on average. If the "
-    "whole cycle lay between a worker's read and its push, the mean would be W − 1 = 3. Updates that come before the "
-    "read or after the push, while `session.run` begins and ends and the next batch is made, do not count, so it "
-    "can be less. With fewer cores than processes, workers also take turns: whole cycles then run without overlap, "
-    "which lowers the mean; or a worker stands still between read and push while others make several updates, so that "
-    "single gradients are much staler than the mean.",
-    predictable=(0.05, 60),
-)
+mean_staleness = question(__name__, "mean_staleness")
 
 _PARTS = ((4, 4), (8, 3), (6, 6, 1), (12,))  # of a global batch, by replica
 _SHAPES = ((64, 3), (3,), (3, 10), (10,))  # of the weights

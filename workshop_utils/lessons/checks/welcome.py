@@ -16,7 +16,7 @@ from typing import Any
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator, PeerSilent
 from workshop_utils.lessons.checks import Wrong, exercise, expect, is_missing, mistakes, result_of
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import refuse_collectives, values_on_ranks, watching
 from workshop_utils.ranks import packing
 
@@ -40,17 +40,7 @@ SHARES = (
     (7, 7, 61),
 )
 
-averaged_at_the_end = OpenQuestion(
-    "percent",
-    (87, 93.5),  # 87.5 to 92.6 in 150 seeds each of 100 and 200 steps
-    "scores are sums of pixels times weights, so averaged weights give the mean of both workers' scores. Shown a 3, "
-    "worker 0 scores 3 far above 5 to 9; worker 1 favours one from 5 to 9, usually by less. So the sum is usually "
-    "right. But each worker soon gives the other's digits almost no probability, so hardly any gradient corrects it "
-    "where the average would take, say, a 2 for an 8. With random halves 200 steps are too few to show what a half "
-    "lacks: each worker alone does about as well. After 1,000 steps, one alone recognises about 97.4 %, the average, "
-    "even taken once, 97.9 % (20 seeds).",
-    predictable=(1, 100),
-)
+averaged_at_the_end = question(__name__, "averaged_at_the_end")
 
 
 @exercise
