@@ -5,6 +5,7 @@ import pytest
 from workshop_utils.jobs.imports import why_no_gpu
 
 TRAINS = "import torch\nfrom workshop_utils import place\ntorch.nn.Linear(2, 2)\n"
+HIDES = 'tf.config.set_visible_devices([], "GPU")\n'
 
 
 @pytest.mark.parametrize(
@@ -14,6 +15,8 @@ TRAINS = "import torch\nfrom workshop_utils import place\ntorch.nn.Linear(2, 2)\
         (TRAINS, "puts no tensor on a GPU"),
         (TRAINS + "import horovod.torch as hvd\nx = torch.ones(2).to(torch.int64)", "puts no tensor on a GPU"),
         (TRAINS + "from workshop_utils.parallel.data import Overlapped", "puts no tensor on a GPU"),
+        (f"import keras, horovod.tensorflow\n{HIDES}", "hides GPUs from TensorFlow"),
+        (f"import tensorflow as tf\ndef main():\n    {HIDES}", "hides GPUs from TensorFlow"),
     ],
 )  # fmt: skip
 def test_a_script_that_cannot_use_a_gpu_is_known_by_its_text(script, reason, make_job):
@@ -38,6 +41,10 @@ def test_a_script_that_cannot_use_a_gpu_is_known_by_its_text(script, reason, mak
         "import numpy, os\nos.execv('other', [])",
         "import numpy\n__import__('cupy')",
         "import tensorflow",
+        f"import tensorflow as tf\nif options.cpu:\n    {HIDES}",
+        f"import tensorflow as tf\ndef chief():\n    {HIDES}",
+        f"import tensorflow as tf, jax\n{HIDES}",
+        f"import tensorflow as tf, torch\n{HIDES}",
         "import numpy\nthis is no Python",
     ],
 )

@@ -208,8 +208,12 @@ def test_a_webhook_that_is_not_up_yet_is_asked_again_and_has_made_nothing(server
     with PLACE.launch(job):
         assert len(server.made()) == 3
     server.script["POST", "pytorchjobs"] = [down] * TRIES
-    with pytest.raises(KubernetesError, match=r"does not answer; is it running\?.*no endpoints available$"):
+    with pytest.raises(KubernetesError) as refusal:
         PLACE.launch(job)
+    assert str(refusal.value) == (
+        "creating PyTorchJob ddp: an operator that checks such objects does not answer; see whether its pods run. "
+        f"Kubernetes says: {down[1]['message']}"
+    )
 
 
 @pytest.mark.parametrize(

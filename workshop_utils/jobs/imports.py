@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from workshop_utils.jobs import TrainingJob
 
-PYTORCH = {"torch", "torchvision"}
+PYTORCH, TENSORFLOW = {"torch", "torchvision"}, {"tensorflow", "keras"}
 # Packages that compute on CPUs, or wherever the tensors are that they are given.
 CPU_PACKAGES = {"horovod", "matplotlib", "mpi4py", "numpy", "pandas", "psutil", "scipy", "sklearn", "yaml"}
 # Modules of this package that do the same. `comm.process_group` makes a GPU PyTorch's current device.
@@ -25,6 +25,8 @@ CODE_CALLS = re.compile(r"(__import__|exec\w*|popen|spawn\w*|system)\(")
 PLACES_TENSORS = re.compile(
     r"(?i)accelerat|cuda|device|gpu|nccl|fsdp|fully_shard|(torch|jit)\.load\(|\.to\((?!torch\.\w+\))"
 )
+# As `ast` writes it: no statement of TensorFlow's uses a GPU after this one.
+HIDES_GPUS = re.compile(r"\w+(\.\w+)*\.set_visible_devices\(\[\], 'GPU'\)")
 
 
 def imported(script: Path) -> dict[str, set[str]]:
@@ -72,9 +74,19 @@ def why_no_gpu(job: TrainingJob) -> str | None:
                 modules |= {module} | {f"{module}.{name}" for name in names}
     text = "\n".join([*texts.values(), *job.command_line_arguments, str(job.environment)])
     understood = (sys.stdlib_module_names - CODE_MODULES) | CPU_PACKAGES | PYTORCH
+    if hidden := _hides_gpus(texts[job.script_path]):
+        understood |= TENSORFLOW
     others = packages(module for module in modules if not CPU_MODULES.fullmatch(module)) - understood
     if others or CODE_CALLS.search(text):
         return None
     if not PYTORCH & packages(modules):
-        return "nothing that it imports can use one"
+        return "it hides GPUs from TensorFlow" if hidden else "nothing that it imports can use one"
     return None if PLACES_TENSORS.search(text) else "it puts no tensor on a GPU"
+
+
+def _hides_gpus(text: str) -> bool:
+    """Whether a script, or its function `main`, hides all GPUs from TensorFlow in every process."""
+    script = ast.parse(text)
+    mains = [each for each in script.body if isinstance(each, ast.FunctionDef) and each.name == "main"]
+    always = [statement for block in (script, *mains) for statement in block.body]
+    return any(HIDES_GPUS.fullmatch(ast.unparse(each)) for each in always if isinstance(each, ast.Expr))

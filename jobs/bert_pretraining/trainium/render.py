@@ -46,6 +46,7 @@ def by_hand(name: str, file: str, described: dict[str, Any]) -> str:
         *(f"      --from-file={path} \\" for path in paths[:-1]),
         f"      --from-file={paths[-1]}",
         f"    kubectl create -f jobs/bert_pretraining/trainium/{file}",
+        "Its image is of an example's account, 123456789012: first put in yours, as README.md says.",
     ]
     return "".join(f"# {line}\n" for line in lines)
 

@@ -64,7 +64,7 @@ ADVICE = {
 WEBHOOK_DOWN = "failed calling webhook"
 ADVICE_BY_TEXT = {
     "is being terminated": "its namespace is being deleted; wait until it is gone and make it again, or take another",
-    WEBHOOK_DOWN: "an operator that checks such objects does not answer; is it running?",
+    WEBHOOK_DOWN: "an operator that checks such objects does not answer; see whether its pods run",
     "denied the request": ADVICE[422],
     "exceeded quota": "the namespace's quota is used up; delete what has ended, or ask for a larger one",
 }

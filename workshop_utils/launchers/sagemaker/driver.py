@@ -15,14 +15,15 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-NAMES_SECONDS = 900.0  # as long as the toolkit waits for its hosts
 GOODBYE_SECONDS = 3.0  # for ranks of other hosts to leave a rendezvous on this one
 POLL_SECONDS = 0.05
 
 
 def address_of(host: str) -> str:
     """The address of `host`; instances do not all start in the same second, so its name may not be known yet."""
-    deadline = time.monotonic() + NAMES_SECONDS
+    deadline = time.monotonic() + float(
+        os.environ["WORKSHOP_JOIN_SECONDS"]
+    )  # as its ranks wait for each other
     while True:
         try:
             return socket.gethostbyname(host)
