@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import Wrong, exercise, expect, mistakes, recognise, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, expect, mistakes, recognise, refuse, result_of
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 
 Array = np.ndarray
@@ -50,7 +50,8 @@ def _judge_rate(answer: Callable[..., float], where: str, start: float, best: fl
 
     The mean over the seeds is smallest at `best`; the fastest seed, their median and the slowest are not.
     """
-    tried: list[float] = []
+    case = f"with the best rate {where}, you "
+    tried: dict[float, Array] = {}
 
     def outcome(rate: float) -> Array:
         if rate > 1.01 * limit:
@@ -60,45 +61,40 @@ def _judge_rate(answer: Callable[..., float], where: str, start: float, best: fl
         shape = [0.95, 1.0, 1.05] if above else [0.25, 0.3, 2.45] if below else [0.5, 0.7, 1.8]
         return 100 * (1 + 0.1 * abs(octaves)) * np.array(shape)
 
-    def updates(rate: Any) -> Array:
-        if np.ndim(rate) or not rate > 0:
-            raise Wrong(f"you called `updates({rate!r})`; it trains with one positive rate at a time.")
-        tried.append(float(rate))
-        if len(tried) > MOST_CALLS:
-            raise Wrong(f"{case}trained {MOST_CALLS} times and went on; when do you stop?")
-        return outcome(float(rate))
+    calls = itertools.count(1)
 
-    case = f"with the best rate {where}, you "
+    def updates(rate: Any) -> Array:
+        one = np.ndim(rate) == 0 and rate > 0
+        refuse(not one, f"you called `updates({rate!r})`; it trains with one positive rate at a time.")
+        endless = f"{case}trained {MOST_CALLS} times and went on; when do you stop?"
+        refuse(next(calls) > MOST_CALLS, endless)
+        return tried.setdefault(float(rate), outcome(float(rate))).copy()
+
     rate = result_of(answer, updates, start)
-    if isinstance(rate, str | bool) or np.ndim(rate) or not rate > 0:
-        raise Wrong(f"you returned {rate!r}; return one learning rate.")
-    rate = float(rate)
+    one = not isinstance(rate, str | bool) and np.ndim(rate) == 0 and rate > 0
+    refuse(not one, f"you returned {rate!r}; return one learning rate.")
     if not 0.9 < rate / best < 1.1:
-        arriving = {each: outcome(each) for each in [*tried, rate] if np.isfinite(outcome(each)).all()}
-        if rate not in arriving:
-            raise Wrong(f"{case}chose one with which some seeds never arrive; they give inf.")
-        if rate == min(arriving, key=lambda each: arriving[each].mean()) and rate in (min(tried), max(tried)):
-            raise Wrong(
-                f"{case}chose the {'smallest' if rate == min(tried) else 'largest'} rate that you tried. Its neighbour "
-                "may be better: go on until the best one has a neighbour on each side."
-            )
+        finite = [each for each in [*tried.values(), outcome(rate)] if np.isfinite(each).all()]
+        own = outcome(rate)
+        arrives = np.isfinite(own).all()
+        refuse(not arrives, f"{case}chose one with which some seeds never arrive; they give inf.")
+        end = "smallest" * (rate == min(tried)) or "largest" * (rate == max(tried))
+        neighbour = "Its neighbour may be better: go on until the best one has a neighbour on each side."
+        is_best = own.mean() == min(each.mean() for each in finite)
+        refuse(is_best and end, f"{case}chose the {end} rate that you tried. {neighbour}")
         names = "the luckiest seed", "the median", "the slowest seed"
-        ranked, least = np.sort(arriving[rate]), np.min([np.sort(each) for each in arriving.values()], axis=0)
-        seen = [name for name, one, low in zip(names, ranked, least, strict=True) if one == low]
-        if seen:
-            raise Wrong(
-                f"{case}chose another, as one would by {' or by '.join(seen)}; take the mean over the seeds."
-            )
+        least = np.min([np.sort(each) for each in finite], axis=0)
+        seen = " or by ".join(np.array(names)[np.sort(own) == least])
+        refuse(seen, f"{case}chose another, as one would by {seen}; take the mean over the seeds.")
         raise Wrong(f"{case}chose {rate:.4g} from {start:g} on; the best mean is that of {best:.4g}.")
     for side, neighbour in (("above", 2 * best), ("below", best / 2)):
-        if not any(0.9 < each / neighbour < 1.1 for each in tried):
-            raise Wrong(f"{case}never tried the one {side} it: how do you know it is the best?")
-    if not np.isclose(rate, tried, rtol=1e-6, atol=0).any():
-        raise Wrong(f"{case}returned {rate:.4g}, a rate that you never tried.")
-    if len(set(tried)) > abs(np.log2(best / start)) + EXTRA_RATES:
-        raise Wrong(
-            f"{case}tried {len(set(tried))} rates; stop as soon as the best one has a worse neighbour on each side."
-        )
+        near = any(0.9 < each / neighbour < 1.1 for each in tried)
+        refuse(not near, f"{case}never tried the one {side} it: how do you know it is the best?")
+    known = np.isclose(rate, [*tried], rtol=1e-6, atol=0).any()
+    refuse(not known, f"{case}returned {rate:.4g}, a rate that you never tried.")
+    stop = "stop as soon as the best one has a worse neighbour on each side"
+    many = len(tried) > abs(np.log2(best / start)) + EXTRA_RATES
+    refuse(many, f"{case}tried {len(tried)} rates; {stop}.")
 
 
 STEPS = 3000  # simulated, to see whether estimates are right on average
@@ -117,31 +113,28 @@ def noise_from_workers(answer: Callable[..., Any]) -> str:
     """`answer(gradients, images)` estimates tr Σ and |G|² from the workers' gradients, without bias."""
     draw = np.random.default_rng(0)
     case = draw.normal(size=(4, 6)) + 1.0, 8
-    got = result_of(answer, *copy.deepcopy(case))
-    if np.shape(got) != (2,):
-        raise Wrong("it must return two numbers: the estimates of tr Σ and of |G|².")
+    shape = np.shape(result_of(answer, *copy.deepcopy(case)))
+    refuse(shape != (2,), "it must return two numbers: the estimates of tr Σ and of |G|².")
     recognise(answer, [case], mistakes(__name__, "noise_from_workers", noise=_noise))
     deviation = np.tile([4.0, 1.0, 6.0, 2.0], 3)
     for workers, images, length in ((4, 8, 1.0), (2, 16, 1.0), (8, 1, 1.0), (4, 64, 1.0), (4, 8, 0.0)):
         signal = length * np.tile([3.0, 1.0, -2.0, 1.0], 3)
-        size = (STEPS, workers, len(signal))
-        steps = signal + deviation * draw.normal(size=size) / np.sqrt(images)
+        steps = signal + deviation * draw.normal(size=(STEPS, workers, len(signal))) / np.sqrt(images)
         least = np.std([_noise(step, images) for step in steps], axis=0)
         each = np.array([answer(step, images) for step in steps], dtype=float)
-        spread = each.std(axis=0)
+        spread, truths = each.std(axis=0), ((deviation**2).sum(), (signal**2).sum())
         errors = spread / np.sqrt(STEPS)
-        truths = (deviation**2).sum(), (signal**2).sum()
         for name, mean, error, truth in zip(("tr Σ", "|G|²"), each.mean(axis=0), errors, truths, strict=True):
-            if not abs(mean - truth) < STANDARD_ERRORS * error + 1e-3 * truth:
-                raise Wrong(
-                    f"over {STEPS:,} simulated steps of {workers} workers with {images} images each, your estimates "
-                    f"of {name} are {mean:.3g} ± {error:.1g} on average; the truth is {truth:.3g}."
-                )
-        if (spread > 1.1 * least).any():
-            raise Wrong(
-                f"right on average, but with {workers} workers your estimates scatter {(spread / least).max():.1f} "
-                "times as widely as they need to; use all workers alike."
+            refuse(
+                not abs(mean - truth) < STANDARD_ERRORS * error + 1e-3 * truth,
+                f"over {STEPS:,} simulated steps of {workers} workers with {images} images each, your estimates "
+                f"of {name} are {mean:.3g} ± {error:.1g} on average; the truth is {truth:.3g}.",
             )
+        wide = f"scatter {(spread / least).max():.1f} times as widely as they need to; use all workers alike"
+        refuse(
+            (spread > 1.1 * least).any(),
+            f"right on average, but with {workers} workers your estimates {wide}.",
+        )
     return "over thousands of simulated steps both estimates are right on average: workers measure the noise scale."
 
 
@@ -162,8 +155,8 @@ def outer_step(answer: Callable[..., Arrays]) -> str:
     shared, still, moving = np.array([1.0, 2.0, 0.5]), np.zeros(3), np.array([1.0, -1.0, 0.5])
     three = [np.array([0.0, 2.0, 1.0]), np.array([0.5, 1.0, -1.0]), np.array([2.0, -3.0, 0.75])]
     got = result_of(answer, *copy.deepcopy((shared, three, still)), 1.0, 0.0)
-    if not isinstance(got, tuple | list | np.ndarray) or len(got) != 2:
-        raise Wrong(f"it gave {got!r}; it must be two things, the new shared weights and the new momentum.")
+    two = isinstance(got, tuple | list | np.ndarray) and len(got) == 2
+    refuse(not two, f"it gave {got!r}; it must be two things, the new shared weights and the new momentum.")
     case = (shared, three, moving, 0.7, 0.9)
     recognise(answer, [case], mistakes(__name__, "outer_step", step=_outer_step, mean=_mean))
     cases = (

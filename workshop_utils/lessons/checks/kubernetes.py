@@ -15,7 +15,7 @@ from workshop_utils.launchers.kubernetes.emulator import Loop
 from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import pods_of
 from workshop_utils.launchers.source import PACKAGE
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, result_of
+from workshop_utils.lessons.checks import Wrong, exercise, refuse, result_of
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 from workshop_utils.runs import RunFailed, RunState
 
@@ -82,69 +82,62 @@ def _passes(answer: Loop, job: dict[str, Any], states: Sequence[dict[str, str]])
     made = {pod.name: pod.variables for pod in wanted_pods}
     label = {"training.kubeflow.org/job-name": job["metadata"]["name"]}
     for pods in states:
-        right = operators.reconcile(job, pods, wanted_pods)
-        wanted, optional = {action[:2] for action in right}, set()
-        for verb, subject in wanted:
-            if verb == "condition":  # whoever says how the job has ended may clean up in the same pass
-                ended = {**job, "status": {"condition": subject}}
-                optional |= set(operators.reconcile(ended, pods, ()))
-            elif verb == "create" and "Failed" in pods.values():  # it may wait until what failed is gone
-                optional.add((verb, subject))
+        wanted = {action[:2] for action in operators.reconcile(job, pods, wanted_pods)}
+        # What failed may go before what is missing is made, and who says how a job has ended may clean up at once.
+        optional = {each for each in wanted if each[0] == "create" and "Failed" in pods.values()}
+        for _, condition in [each for each in wanted if each[0] == "condition"]:
+            optional |= set(operators.reconcile({**job, "status": {"condition": condition}}, pods, ()))
         got = _actions(answer, job, pods)
         short = [tuple(action[:2]) for action in got]
         where = "with " + (", ".join(f"{name} {phase}" for name, phase in pods.items()) or "no pods")
-        if len(set(short)) < len(short):
-            raise Wrong(f"{where}: an action comes twice in {short}.")
+        refuse(len(set(short)) < len(short), f"{where}: an action comes twice in {short}.")
         for wrong in sorted((set(short) ^ wanted) - optional):
             how = "is missing" if wrong in wanted else "is one action too many"
             raise Wrong(f"{where}: {wrong} {how}; {_why(job, pods, wanted)}.")
         for _, pod, labels, told in (action for action in got if action[0] == "create"):
-            if not isinstance(labels, dict) or not label.items() <= labels.items():
-                without = f"without {label} nobody finds the pods of a job"
-                raise Wrong(f"{pod} has the labels {labels!r}; {without}.")
+            labelled = isinstance(labels, dict) and label.items() <= labels.items()
+            without = f"without {label} nobody finds the pods of a job"
+            refuse(not labelled, f"{pod} has the labels {labels!r}; {without}.")
             for key in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK"):
-                was = told.get(key) if isinstance(told, dict) else told
-                if was != made[pod][key]:
-                    raise Wrong(f"{pod} is told {key}={was!r}; it must be {made[pod][key]!r}.")
+                was, due = told.get(key) if isinstance(told, dict) else told, made[pod][key]
+                refuse(was != due, f"{pod} is told {key}={was!r}; it must be {due!r}.")
 
 
 def _actions(answer: Loop, job: dict[str, Any], pods: dict[str, str]) -> Sequence[tuple[Any, ...]]:
     given = copy.deepcopy((job, pods))
     got: Sequence[tuple[Any, ...]] = result_of(answer, *given)
-    if given != (job, pods):
-        raise Wrong("your function changes `job` or `pods`: they are what it sees; return actions instead.")
-    if not isinstance(got, (list, tuple)):
-        raise Wrong(f"your function gave {got!r}; it must be a list of actions.")
+    changes = "your function changes `job` or `pods`: they are what it sees; return actions instead."
+    refuse(given != (job, pods), changes)
+    refuse(not isinstance(got, list | tuple), f"your function gave {got!r}; it must be a list of actions.")
+    forms = "('create', name, labels, variables), ('delete', name) or ('condition', 'Succeeded')"
     for action in got:
-        if not isinstance(action, (list, tuple)) or len(action) != LENGTHS.get(next(iter(action), None)):
-            forms = "('create', name, labels, variables), ('delete', name) or ('condition', 'Succeeded')"
-            raise Wrong(f"{action!r} is no action; it must be like {forms}.")
+        fits = isinstance(action, list | tuple) and len(action) == LENGTHS.get(next(iter(action), None))
+        refuse(not fits, f"{action!r} is no action; it must be like {forms}.")
     return got
 
 
 def _why(job: dict[str, Any], pods: dict[str, str], wanted: set[tuple[Any, ...]]) -> str:
-    """Why `wanted` is right."""
-    spec, phases = job["spec"], set(pods.values())
-    if condition := job["status"].get("condition"):
-        policy = f"cleanPodPolicy is {spec['runPolicy']['cleanPodPolicy']}"
-        return f"the job has ended ({condition}), and {policy}; no pod is made for a job that has ended"
+    """Why `wanted` is right: the first of these that holds."""
+    spec, condition, phases = job["spec"], job["status"].get("condition"), set(pods.values())
+    policy = f"cleanPodPolicy is {spec['runPolicy']['cleanPodPolicy']}"
+    ended = f"the job has ended ({condition}), and {policy}; no pod is made for a job that has ended"
     of_roles = [f"{each['restartPolicy']} ({role})" for role, each in spec["pytorchReplicaSpecs"].items()]
-    if ("condition", "Succeeded") in wanted:
-        return "the master has succeeded, and that decides"
-    if "Failed" in phases:
-        then = (
-            "that is final"
-            if ("condition", "Failed") in wanted
-            else "it goes, and a later pass makes it again"
-        )
-        return f"restartPolicy is {', '.join(of_roles)}: {then}"
-    if wanted:
-        return "one is missing, whoever took it away" if pods else "there is no pod yet"
-    if "Succeeded" in phases:
-        return "the job has succeeded when its master has, not before"
-    if "Pending" in phases:
-        return "they exist, and will start"
-    return "a pass that finds all as it is wanted changes nothing"
+    final = ("condition", "Failed") in wanted
+    then = "that is final" if final else "it goes, and a later pass makes it again"
+    return next(
+        why
+        for why, holds in {
+            ended: condition,
+            "the master has succeeded, and that decides": ("condition", "Succeeded") in wanted,
+            f"restartPolicy is {', '.join(of_roles)}: {then}": "Failed" in phases,
+            "one is missing, whoever took it away": wanted and pods,
+            "there is no pod yet": wanted,
+            "the job has succeeded when its master has, not before": "Succeeded" in phases,
+            "they exist, and will start": "Pending" in phases,
+            "a pass that finds all as it is wanted changes nothing": True,
+        }.items()
+        if holds
+    )
 
 
 def _keeps_a_training(answer: Loop) -> str:
@@ -175,12 +168,11 @@ def admit(answer: Callable[[list[tuple[str, int]], int], list[str]]) -> str:
         queue = [(each[0], int(each[1:])) for each in pods.split()]
         given = list(queue)
         got = result_of(answer, given, free)
-        if given != queue:
-            raise Wrong("your function changes `queue`: who waits is the cluster's affair; return names.")
-        if not isinstance(got, (list, tuple)):
-            raise Wrong(f"it gave {got!r}; return a list of names.")
-        if list(got) != list(right):
-            raise Wrong(f"with {free} free and {queue} it gave {got!r}; it must be {list(right)}: {why}.")
+        changes = "your function changes `queue`: who waits is the cluster's affair; return names."
+        refuse(given != queue, changes)
+        refuse(not isinstance(got, list | tuple), f"it gave {got!r}; return a list of names.")
+        due = f"it must be {list(right)}: {why}"
+        refuse(list(got) != list(right), f"with {free} free and {queue} it gave {got!r}; {due}.")
     return "a job gets all of its places or none, so no job holds places while it waits for more."
 
 
@@ -229,16 +221,13 @@ def _digits() -> TrainingJob:
 @exercise
 def mended(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
     """`answer(manifest)` is the broken manifest without its mistakes, as a run of its pods shows."""
-    got = answer(broken_manifest())
-    if is_missing(got):
-        raise NotYet("your function gave nothing: let it return the manifest, then run this again.")
-    if not isinstance(got, dict) or "kind" not in got:
-        raise Wrong("your function must return the whole manifest, a dict with `kind` and `spec`.")
-    if problems := check.problems_of(got):
-        raise Wrong("a cluster would not take it yet: " + "; ".join(problems))
+    got = result_of(answer, broken_manifest())
+    whole = isinstance(got, dict) and "kind" in got
+    refuse(not whole, "your function must return the whole manifest, a dict with `kind` and `spec`.")
+    problems = check.problems_of(got)
+    refuse(problems, "a cluster would not take it yet: " + "; ".join(problems))
     pods = pods_of(Manifest(got))
-    if len(pods) != 2:
-        raise Wrong(f"it has {len(pods)} pod(s) now; mend what is there, and keep both.")
+    refuse(len(pods) != 2, f"it has {len(pods)} pod(s) now; mend what is there, and keep both.")
     try:
         with EmulatedKubernetes().launch(_digits(), Manifest(got)) as run:
             run.wait()
@@ -248,10 +237,9 @@ def mended(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
         first, *rest = str(failed).splitlines()
         last = " ".join([first, *rest[-LAST_LINES:]])
         raise Wrong(f"a cluster takes it, but the run fails: {last}") from None
-    if "nodeSelector" not in str(got):
-        lost = "but the Worker has lost its nodeSelector: a Master's text is not a Worker's."
-        raise Wrong(f"both pods ran, {lost}")
-    if got != _whole_manifest():
-        raise Wrong("both pods ran, but more was changed than the three mistakes: leave the rest as it is.")
+    lost = "but the Worker has lost its nodeSelector: a Master's text is not a Worker's."
+    refuse("nodeSelector" not in str(got), f"both pods ran, {lost}")
+    more = "both pods ran, but more was changed than the three mistakes: leave the rest as it is."
+    refuse(got != _whole_manifest(), more)
     accuracy = run.metrics["accuracy"].dropna().iloc[-1]
     return f"both pods ran, and their model recognises {accuracy:.0%} of the test images."
