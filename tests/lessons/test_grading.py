@@ -3,7 +3,8 @@
 import nbformat
 import pytest
 
-from workshop_utils.lessons import grading
+from workshop_utils.jobs import JobError
+from workshop_utils.lessons import editions, grading
 
 LESSON = "07_wheels.ipynb"
 STUBS = [f"answer{number} = ...\nchecks.wheels(answer{number})" for number in range(4)]
@@ -39,7 +40,7 @@ def lesson(answers=(*STUBS, OPEN)):
 def hand_in(tmp_path, monkeypatch):
     """Call with a learner's name and answers to put their notebook into handed_in/."""
     monkeypatch.chdir(tmp_path)
-    for folder in ("notebooks", "images", "jobs"):
+    for folder in ("notebooks", *editions.BESIDE):
         (tmp_path / folder).mkdir()
     nbformat.write(lesson(), str(tmp_path / "notebooks" / LESSON))
 
@@ -102,3 +103,47 @@ def test_the_time_is_limited_and_what_was_started_ends_with_it(hand_in, tmp_path
     hand_in("eve", ["import subprocess\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1000)", *STUBS[1:]])
     row, *_ = grade(tmp_path, seconds=15)
     assert (row["state"], row["exercise"]) == ("not reached", "checks.wheels")
+
+
+def test_in_the_sandbox_there_is_no_network_no_file_of_others_and_nothing_to_write_to(
+    hand_in, tmp_path, monkeypatch
+):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "secret").write_text("key")
+    monkeypatch.setenv("HOME", str(home))
+    looks = f"""
+import socket
+def fails(look):
+    try:
+        look()
+    except OSError:
+        return 1
+    return 0
+answer0 = fails(lambda: open({str(home / "secret")!r}))
+answer0 += fails(lambda: socket.create_connection(("192.0.2.1", 80), timeout=3))
+answer0 += fails(lambda: open("/usr/written", "w"))
+answer0 += fails(lambda: open({str(tmp_path / "handed_in/eve" / LESSON)!r}))
+checks.wheels(answer0)"""
+    slow = """
+from workshop_utils import on_ranks
+def first(communicator):
+    import numpy as np
+    from workshop_utils.comm.ring import ring_all_reduce
+    array = np.ones(4)
+    ring_all_reduce(communicator, array)
+    return float(array[0])
+answer1 = sum(on_ranks(2, first, network="100Mbit").values)
+checks.wheels(answer1)"""
+    hand_in("eve", [looks, slow, *STUBS[2:]])
+    first, second, *_ = grade(tmp_path)
+    assert (first["state"], second["state"]) == ("right", "right"), (first["verdict"], second["verdict"])
+
+
+def test_without_bubblewrap_nothing_is_run_unless_the_instructor_says_so(hand_in, tmp_path, monkeypatch):
+    hand_in("ida", STUBS)
+    monkeypatch.setattr(grading.shutil, "which", lambda name: None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JobError, match=r"apt-get install bubblewrap.*--no-sandbox"):
+        grade(tmp_path)
+    assert not list((tmp_path / "out").glob("*/*.ipynb"))

@@ -213,12 +213,15 @@ def grade(
     folder: Annotated[Path, typer.Argument(help="A folder for each learner, with their notebooks in it.")],
     output: Annotated[Path, typer.Option(help="Where table and notebooks go.")] = Path("build/grades"),
     seconds: Annotated[float, typer.Option(min=1, help="At most so long for one notebook.")] = 600,
+    sandbox: Annotated[
+        bool, typer.Option(help="Run notebooks in bubblewrap, or with your own rights.")
+    ] = True,
 ) -> None:
     """Run what a class has handed in, each notebook by itself, and print a table of how the exercises went."""
     from workshop_utils.lessons import grading
 
     rows = []
-    for graded in grading.grade_class(folder, output, seconds):
+    for graded in grading.grade_class(folder, output, seconds, sandbox):
         rows += graded
         typer.echo(f"{graded[0]['learner']}, {graded[0]['lesson']}: {grading.summary(graded)}")
     typer.echo(f"\n{grading.grades_table(rows).to_string(index=False)}")

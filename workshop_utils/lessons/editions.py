@@ -28,7 +28,7 @@ from workshop_utils.jobs import JobError
 from workshop_utils.lessons import selection
 
 TEACHING = "teaching"
-BESIDE = ("images", "jobs")  # what notebooks name by a path, as ../images/...
+BESIDE = ("docs", "images", "jobs")  # what notebooks name by a path, as ../images/...
 
 Kept = Literal["new", "updated", "unchanged", "yours"]  # yours: changed by the learner, and left alone
 

@@ -10,7 +10,10 @@ check runs once more, and its verdict is the grade.
 
 Each notebook runs in its own processes and folder, with copies of jobs and images, its own home and none of the
 instructor's credentials in its environment, at the small size, with a time limit; whatever it started ends with it.
-That protects against accidents, not against malice: run unknown code on a machine that you can lose.
+
+Handed-in notebooks are programs, so they run in a sandbox (`bwrap`, of the package bubblewrap): this machine read-only,
+without its network, processes, home and temporary files, and without what others have handed in. As with a container,
+the kernel is shared. Without the sandbox nothing protects you from malice.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ import nbformat
 import pandas as pd
 
 from workshop_utils.jobs import JobError
+from workshop_utils.jobs.cache import cache_folder
 from workshop_utils.launchers.local.run import Event, Process, ProcessGroup
 from workshop_utils.lessons import editions
 from workshop_utils.lessons.selection import notebook_paths, read_notebook
@@ -39,6 +44,11 @@ SECONDS = 600.0  # for one notebook
 INHERITED = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "OMP_NUM_THREADS", "JUPYTER_PREFER_ENV_PATH")
 COLUMNS = ["learner", "lesson", "exercise", "state", "verdict", "seconds"]
 STATES = ("right", "wrong", "not yet", "answered")  # of a check that ran
+# All capabilities are those over its own namespaces: lessons make networks in them.
+SANDBOX = (
+    *("--die-with-parent", "--unshare-all", "--cap-add", "ALL", "--ro-bind", "/", "/", "--dev", "/dev"),
+    *("--proc", "/proc", "--tmpfs", "/run", "--tmpfs", tempfile.gettempdir()),
+)
 
 
 def submissions(folder: Path) -> dict[Path, Path]:
@@ -59,13 +69,53 @@ def submissions(folder: Path) -> dict[Path, Path]:
     return {path: lessons[path.name] for path in handed_in}
 
 
-def grade_class(folder: Path, output: Path, seconds: float = SECONDS) -> Iterator[list[dict[str, Any]]]:
+def sandbox(root: Path, hidden: Iterable[Path]) -> tuple[str, ...]:
+    """The words before a command with which it can write to `root` alone, and sees nothing of the folders `hidden`.
+
+    What the command needs is shown again where they hide it: Python, its packages, and the environments of
+    `setup.environments`, which could not be made without a network.
+
+    Raises:
+        JobError: if `bwrap` is missing, or may not make a sandbox here.
+    """
+    words = [shutil.which("bwrap") or "bwrap", *SANDBOX]
+    for folder in hidden:
+        words += ["--tmpfs", str(folder.absolute())]
+    made = cache_folder() / "environments"
+    for needed in (
+        Path(sys.prefix),
+        Path(sys.base_prefix),
+        Path(__file__).parents[2] / "workshop_utils",
+        made,
+    ):
+        if needed.is_dir():
+            words += ["--ro-bind", str(needed), str(needed)]
+    words += ["--bind", str(root), str(root)]
+    try:
+        tried = subprocess.run([*words, "true"], capture_output=True, text=True)
+        why = tried.stderr.strip()
+    except FileNotFoundError:
+        why = "bwrap is not installed: apt-get install bubblewrap"
+    if why:
+        raise JobError(
+            f"there is no sandbox to grade in ({why}); `--no-sandbox` runs what was handed in with your rights"
+        )
+    return tuple(words)
+
+
+def grade_class(
+    folder: Path, output: Path, seconds: float = SECONDS, is_sandboxed: bool = True
+) -> Iterator[list[dict[str, Any]]]:
     """Run each notebook of `folder` and yield its rows: learner, lesson, exercise, state, verdict, seconds.
 
     `state` is right, wrong, not yet, answered (an open question, for a person to judge), failed (the answer or its
     check raised), not reached (the time was over, or the kernel had died) or unreadable. The executed notebooks are
     kept below `output`, by learner.
+
+    Raises:
+        JobError: as `submissions`, and as `sandbox` unless `is_sandboxed` is false.
     """
+    hidden = [Path.home(), folder, *([output] if output.is_dir() else [])] if is_sandboxed else None
     for path, lesson in submissions(folder).items():
         kept = output / path.parent.name / path.name
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +126,7 @@ def grade_class(folder: Path, output: Path, seconds: float = SECONDS) -> Iterato
         except Exception as error:  # the file may contain anything
             results = [("all", "unreadable", f"{type(error).__name__}: {str(error).splitlines()[0][:200]}")]
         else:
-            execute_apart(assembled(read_notebook(lesson), handed_in), kept, seconds)
+            execute_apart(assembled(read_notebook(lesson), handed_in), kept, seconds, hidden)
             checks = [cell for cell in read_notebook(kept).cells if GRADED in cell.metadata.get("tags", [])]
             results = [(cell.metadata["exercise"], *_verdict(cell)) for cell in checks]
         rows = [(path.parent.name, lesson.stem, *result, time.monotonic() - start) for result in results]
@@ -135,8 +185,11 @@ def assembled(source: Any, handed_in: Any) -> Any:
     return notebook
 
 
-def execute_apart(notebook: Any, kept: Path, seconds: float) -> None:
-    """Execute `notebook` into `kept`, apart from everything else, for `seconds` at most; a failing cell stops it."""
+def execute_apart(notebook: Any, kept: Path, seconds: float, hidden: Iterable[Path] | None) -> None:
+    """Execute `notebook` into `kept`, apart from everything else, for `seconds` at most; a failing cell stops it.
+
+    It runs in a sandbox that hides the folders `hidden`; if that is None, without one.
+    """
     with tempfile.TemporaryDirectory(prefix="workshop-grade-") as name:
         root = Path(name)
         for beside in editions.BESIDE:
@@ -149,7 +202,13 @@ def execute_apart(notebook: Any, kept: Path, seconds: float) -> None:
         environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
         environment |= {"HOME": str(root / "home"), "TMPDIR": str(root / "tmp"), "WORKSHOP_SIZE": "small"}
         papermill = (sys.executable, "-m", "papermill", "--no-progress-bar", "-k", "python3")
-        command = (*papermill, str(entry), str(executed))
+        command: tuple[str, ...] = (*papermill, str(entry), str(executed))
+        if hidden is not None:
+            command = (*sandbox(root, hidden), *command)
+            cache = root / "home" / ".cache"
+            environment["WORKSHOP_CACHE"] = str(cache)
+            cache.mkdir()
+            (cache / "environments").symlink_to(cache_folder() / "environments")
         process = Process(kept.stem, command, environment, str(root / "notebooks"))
         ended = threading.Event()
 
