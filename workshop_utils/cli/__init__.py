@@ -288,7 +288,8 @@ def trace(
     rows.loc[len(rows)] = ["median", "", *times.iloc[:, 2:].median()]
     typer.echo(rows.round(1).to_string(index=False))
     if not times["communication_ms"].any():
-        typer.echo("no communication is in these traces: on CPUs, PyTorch records only torch.distributed's")
+        why = "on CPUs, PyTorch records only torch.distributed's" if len(ranks) > 1 else "one rank sends nothing"
+        typer.echo(f"no communication is in these traces: {why}")
     merged = f"{output} has {len(ranks)} of {ranks[0].world_size} ranks"
     typer.echo(
         f"communication includes waiting for other ranks; {merged}: open it in https://ui.perfetto.dev or chrome://tracing"
