@@ -102,6 +102,6 @@ def light(png: bytes) -> bytes:
 def _normal(source: str) -> str:
     """`source` without comments and layout; unchanged if it is not plain Python (a magic, a syntax error)."""
     try:
-        return ast.dump(ast.parse(source))
+        return ast.dump(ast.parse(source)).replace(", type_params=[]", "")  # which only Python 3.12 has
     except SyntaxError:
         return source
