@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from workshop_utils.lessons.checks import NotYet, Wrong, compare, exercise, is_missing, mistakes, recognise
+from workshop_utils.lessons.checks import (
+    NotYet,
+    Wrong,
+    compare,
+    exercise,
+    is_missing,
+    mistakes,
+    recognise,
+    refuse,
+    refuse_any,
+    result_of,
+)
 from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.parallel import adasum
@@ -156,7 +169,6 @@ def convert_pytorch(answer: Callable[..., Any]) -> str:
             "Wrap the optimizer in `hvd.DistributedOptimizer`, and call `step()` on what it returns.",
             "the batch is larger and the steps are fewer, so take the rate times `hvd.size()`.",
         )
-        _judge_broadcasts(where, ranks)
         _judge_ends(where, ranks)
     return (
         "2 and 3 ranks share each epoch, in an order that changes, and end with the weights of one process that takes "
@@ -185,7 +197,7 @@ def _convert_pytorch(hvd: Any, answer: Callable[..., Any]) -> _Trained:
     first = weights()
     save = lambda given: saved.append(weights() if given is model else repr(given))  # noqa: E731
     loss = answer(watched, model, dataset, RATE, EPOCHS, save)
-    loss = loss.item() if getattr(loss, "numel", lambda: 0)() == 1 else loss
+    loss = loss.item() if math.prod(getattr(loss, "shape", [0])) == 1 else loss
     trained = _Trained(watched.is_used, first, weights(), used, frozenset(dataset.read), saved, loss)
     return trained._replace(broadcasts=watched.broadcasts)
 
@@ -193,40 +205,29 @@ def _convert_pytorch(hvd: Any, answer: Callable[..., Any]) -> _Trained:
 def _judge_shares(where: str, ranks: Sequence[_Trained]) -> None:
     """Each image once in an epoch, on one rank."""
     size, share = len(ranks), IMAGES // len(ranks)
-    counts = {len(rank.used) for rank in ranks}
-    if counts == {EPOCHS * IMAGES}:
-        raise Wrong(
-            f"the data is not split: {where}, every rank trains on all {IMAGES} images in each epoch, {size} times the "
-            "work of one process. Give each rank its share, with a DistributedSampler."
-        )
-    if counts != {EPOCHS * share}:
-        raise Wrong(
-            f"{where}, the ranks train on {sorted(len(rank.used) for rank in ranks)} images in {EPOCHS} epochs of "
-            f"{IMAGES}; it must be {EPOCHS * share} each, in batches of {BATCH}."
-        )
-    for start in range(0, EPOCHS * share, share):
-        seen = [frozenset(rank.used[start : start + share]) for rank in ranks]
-        if len(set(seen)) == 1:
-            raise Wrong(
-                f"{where}, all ranks read the same {share} images and nobody the others: a sampler has to know "
-                "`rank=hvd.rank()` (PyTorch's own process group, which it asks otherwise, is not there)."
-            )
-        if len(frozenset.union(*seen)) != IMAGES:
-            read = len(frozenset.union(*seen))
-            raise Wrong(
-                f"{where}, only {read} of {IMAGES} images are used in an epoch: the ranks' shares overlap, or "
-                "they do not shuffle alike."
-            )
-    for number, rank in enumerate(ranks):
-        if rank.read - set(rank.used):
-            raise Wrong(
-                f"{where}, rank {number} reads {len(rank.read)} images and trains on "
-                f"{len(set(rank.used))}: let it read only its own."
-            )
-    if all(rank.used[:share] == rank.used[share : 2 * share] for rank in ranks):
-        raise Wrong(
-            f"{where}, every epoch has the same order: tell the sampler which one begins, by `set_epoch`."
-        )
+    counts = sorted(len(rank.used) for rank in ranks)
+    starts = range(0, EPOCHS * share, share)
+    seen = [[frozenset(rank.used[start : start + share]) for rank in ranks] for start in starts]
+    read = min(len(frozenset.union(*each)) for each in seen)
+    mistakes_with_data = {
+        f"every rank trains on all {IMAGES} images in each epoch, {size} times the work of one process: the data is "
+        "not split. Give each rank its share, with a DistributedSampler.": {*counts} == {EPOCHS * IMAGES},
+        f"the ranks train on {counts} images in {EPOCHS} epochs of {IMAGES}; it must be {EPOCHS * share} each, in "
+        f"batches of {BATCH}.": {*counts} != {EPOCHS * share},
+        f"all ranks read the same {share} images and nobody the others: a sampler has to know `rank=hvd.rank()` "
+        "(PyTorch's own process group, which it asks otherwise, is not there).": any(
+            len({*each}) == 1 for each in seen
+        ),
+        f"only {read} of {IMAGES} images are used in an epoch: the ranks' shares overlap, or they do not shuffle "
+        "alike.": read != IMAGES,
+        "a rank reads images on which it does not train: let it read only its own.": any(
+            rank.read - {*rank.used} for rank in ranks
+        ),
+        "every epoch has the same order: tell the sampler which one begins, by `set_epoch`.": all(
+            rank.used[:share] == rank.used[share : 2 * share] for rank in ranks
+        ),
+    }
+    refuse_any(f"{where}, ", mistakes_with_data)
 
 
 def _judge_weights(where: str, ranks: Sequence[_Trained], averaging: str, scaling: str) -> None:
@@ -236,89 +237,63 @@ def _judge_weights(where: str, ranks: Sequence[_Trained], averaging: str, scalin
     forget the one or the other.
     """
     size = len(ranks)
-    spread = max(_distance(rank.last, ranks[0].last) for rank in ranks)
+    apart = f"{max(_distance(rank.last, ranks[0].last) for rank in ranks):.2g}"
     begins = [(root, state) for root in (*range(size), None) for state in dict.fromkeys((root, None, 0))]
     for averaged, times, (start, state) in itertools.product((True, False), (size, 1, size**2), begins):
         weights, _ = _train(ranks, RATE * times, start, state, averaged)
         if all(_distance(rank.last, each) < TOLERANCE for rank, each in zip(ranks, weights, strict=True)):
             break
     else:
-        if spread > TOLERANCE:
-            raise Wrong(
-                f"{where}, weights differ by up to {spread:.2g} between the ranks at the end; all must start from rank "
-                "0's and take the same steps."
-            )
-        raise Wrong(
-            f"{where}, all ranks end with the same weights, but not those of one process with all their batches at "
+        ends = {
+            f"weights differ by up to {apart} between the ranks at the end; all must start from rank 0's and take the "
+            "same steps.": float(apart) > TOLERANCE,
+            "all ranks end with the same weights, but not those of one process with all their batches at "
             f"{size} times the rate: broadcast before the first step, average the gradients, and keep one rate, "
-            "without a warm-up."
-        )
+            "without a warm-up.": True,
+        }
+        refuse_any(f"{where}, ", ends)
     whose = "its own" if start is None else f"rank {start}'s"
-    for applies, sentence in (
-        (
-            not averaged,
-            f"each rank trains alone, on {whose} weights: nobody averages the gradients. {averaging}",
-        ),
-        (
-            start is None,
-            f"weights differ by up to {spread:.2g} at the end: all took steps by the same mean gradients, from "
-            "different places. Broadcast rank 0's weights before the first step.",
-        ),
-        (
-            state is None,
-            f"each rank begins with its own optimizer's momentum, so weights end up to {spread:.2g} apart: broadcast "
-            "the optimizer's variables, too.",
-        ),
-        (start, f"all start from {whose} weights; it must be rank 0, which resumes and saves."),
-        (times == 1, f"each step is {size} times too short: {scaling}"),
-        (
-            times == size**2,
-            f"each step is {size} times too long: the sum of the gradients is {size} times their mean. Average, or "
-            "leave the rate as it is.",
-        ),
-    ):
-        if applies:
-            raise Wrong(f"{where}, {sentence}")
-
-
-def _judge_broadcasts(where: str, ranks: Sequence[_Trained]) -> None:
-    if any(rank.broadcasts for rank in ranks):
-        raise Wrong(
-            f"{where}, ranks broadcast again while they train. Averaged gradients keep equal weights equal, so "
-            "broadcast once, before the first step."
-        )
+    slips = {
+        f"each rank trains alone, on {whose} weights: nobody averages the gradients. {averaging}": not averaged,
+        f"weights differ by up to {apart} at the end: all took steps by the same mean gradients, from different "
+        "places. Broadcast rank 0's weights before the first step.": start is None,
+        f"each rank begins with its own optimizer's momentum, so weights end up to {apart} apart: broadcast the "
+        "optimizer's variables, too.": state is None,
+        f"all start from {whose} weights; it must be rank 0, which resumes and saves.": start,
+        f"each step is {size} times too short: {scaling}": times == 1,
+        f"each step is {size} times too long: the sum of the gradients is {size} times their mean. Average, or leave "
+        "the rate as it is.": times == size**2,
+        "ranks broadcast again while they train. Averaged gradients keep equal weights equal, so broadcast once, "
+        "before the first step.": any(rank.broadcasts for rank in ranks),
+    }
+    refuse_any(f"{where}, ", slips)
 
 
 def _judge_ends(where: str, ranks: Sequence[_Trained]) -> None:
-    saves = [len(rank.saved) for rank in ranks]
-    if all(saves):
-        raise Wrong(f"{where}, every rank saves, to the same file: leave that to rank 0.")
-    if saves != [1] + [0] * (len(ranks) - 1):
-        raise Wrong(
-            f"{where}, the ranks save {saves} times; rank 0 must save once, and the others not at all."
-        )
-    (saved,) = ranks[0].saved
-    if isinstance(saved, str):
-        raise Wrong(f"{where}, rank 0 calls `save({saved})`; it must save the model.")
-    if _distance(saved, ranks[0].last) > TOLERANCE:
-        raise Wrong(f"{where}, rank 0 saves other weights than those at the end: save after the last step.")
+    saves, losses = [len(rank.saved) for rank in ranks], [rank.loss for rank in ranks]
+    saved = [*ranks[0].saved, None][0]
     _, expected = _train(ranks, RATE * len(ranks))
-    losses = [rank.loss for rank in ranks]
-    if any(is_missing(loss) for loss in losses):
-        raise Wrong(
-            f"{where}, a rank returns nothing; every rank must return the mean loss of the last batches."
-        )
-    try:
-        wrong = not np.allclose(np.asarray(losses, dtype=float), expected, atol=TOLERANCE)
-    except (TypeError, ValueError):
-        raise Wrong(f"{where}, the ranks return {losses}; each must return one number.") from None
-    if wrong and max(losses) - min(losses) > TOLERANCE:
-        raise Wrong(
-            f"{where}, the ranks return different losses, {', '.join(f'{loss:.4f}' for loss in losses)}: each knows "
-            "that of its own batch alone. Average them by an `hvd.allreduce`."
-        )
-    if wrong:
-        raise Wrong(f"{where}, the ranks return the loss {losses[0]:.4f}; the mean is {expected:.4f}.")
+    slips = {
+        "every rank saves, to the same file: leave that to rank 0.": all(saves),
+        f"the ranks save {saves} times; rank 0 must save once, and the others not at all.": saves
+        != [1] + [0] * (len(ranks) - 1),
+        f"rank 0 calls `save({saved})`; it must save the model.": isinstance(saved, str),
+        "rank 0 saves other weights than those at the end: save after the last step.": lambda: (
+            _distance(saved, ranks[0].last) > TOLERANCE
+        ),
+        "a rank returns nothing; every rank must return the mean loss of the last batches.": any(
+            is_missing(loss) for loss in losses
+        ),
+        f"the ranks return {losses}; each must return one number.": not all(
+            isinstance(loss, Real) for loss in losses
+        ),
+        f"the ranks return different losses, {losses}: each knows that of its own batch alone. Average them by an "
+        "`hvd.allreduce`.": lambda: max(losses) - min(losses) > TOLERANCE,
+        f"the ranks return the loss {losses[0]}; the mean is {expected:.4f}.": lambda: (
+            abs(losses[0] - expected) > TOLERANCE
+        ),
+    }
+    refuse_any(f"{where}, ", slips)
 
 
 @exercise
@@ -328,44 +303,38 @@ def convert_keras(answer: Callable[..., tuple[Any, Any]]) -> str:
         where = f"on {size} ranks"
         arguments = {"answer": answer, "imports": "tensorflow"}  # Horovod's part for TensorFlow
         ranks = values_on_ranks(where, size, _convert_keras, arguments, framework="horovod")
-        if ranks[0] is ...:
-            raise NotYet("your function gave nothing: write it, then run this again.")
-        if isinstance(ranks[0], str):
-            raise Wrong(f"{ranks[0]}; it must return the optimizer's class and the callback's.")
         unmoved = all(_distance(rank.first, rank.last) == 0 for rank in ranks)
         if unmoved and not any(rank.uses_horovod for rank in ranks):
             raise NotYet("neither class does anything yet: write both, then run this again.")
-        if unmoved or all(_distance(ranks[0].first, rank.last) == 0 for rank in ranks):
-            raise Wrong(
-                f"{where}, `fit` changes no weight: end with `super().apply(grads, trainable_variables)`."
-            )
+        same = unmoved or all(_distance(ranks[0].first, rank.last) == 0 for rank in ranks)
+        refuse(
+            same, f"{where}, `fit` changes no weight: end with `super().apply(grads, trainable_variables)`."
+        )
         _judge_weights(
             where,
             ranks,
             "In `apply`, give `super().apply` what `hvd.grouped_allreduce` returns.",
             "average once, by `op=hvd.Average`; the rate that the optimizer is given is scaled already.",
         )
-        _judge_broadcasts(where, ranks)
-        if len(steps := {rank.steps for rank in ranks}) > 1:
-            raise Wrong(
-                f"{where}, the ranks' optimizers count {sorted(steps)} steps in the end: broadcast all of their "
-                "variables, the count of steps and the rate, too."
-            )
+        steps = sorted({rank.steps for rank in ranks})
+        state = "broadcast all of their variables, the count of steps and the rate, too"
+        refuse(len(steps) > 1, f"{where}, the ranks' optimizers count {steps} steps in the end: {state}.")
     return "under Keras's own `fit`, 2 and 3 ranks end with the weights of one process that takes all their batches."
 
 
-def _convert_keras(hvd: Any, answer: Callable[..., tuple[Any, Any]], imports: str) -> Any:  # noqa: ARG001
-    """What a rank has trained, `...` if there is no answer, or what is wrong with it."""
+def _convert_keras(hvd: Any, answer: Callable[..., tuple[Any, Any]], imports: str) -> _Trained:  # noqa: ARG001
+    """What a rank has trained."""
     import keras
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     watched = _Watched(hvd)
-    classes = answer(watched, keras)
-    if is_missing(classes):
-        return ...
-    if not isinstance(classes, tuple | list) or len(classes) != 2:
-        return f"your function returned {classes!r}"
+    classes = result_of(answer, watched, keras)
+    two = isinstance(classes, tuple | list) and len(classes) == 2
+    refuse(
+        not two,
+        f"your function returned {classes!r}; it must return the optimizer's class and the callback's.",
+    )
     make_optimizer, make_callback = classes
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])

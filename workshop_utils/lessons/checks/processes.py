@@ -23,6 +23,10 @@ BLOCKED = (
 Collective = Callable[..., None]
 
 
+class Stuck(Wrong):
+    """An answer is wrong: with it, a rank cannot send or receive."""
+
+
 class _Outcome(NamedTuple):
     array: np.ndarray
     messages: int
@@ -107,13 +111,13 @@ def on_threads(
     """What `program(communicator)` returns on each of `size` ranks, which are threads; see `threads.run`.
 
     Raises:
-        Wrong: if a rank cannot send or receive; it begins with `where`.
+        Stuck: if a rank cannot send or receive; it begins with `where`.
     """
     try:
         return threads.run(size, program, timeout_seconds, is_buffered=is_buffered)
     except CommunicationError as failure:
         blocked = BLOCKED if "to receive what it sent" in str(failure) else ""
-        raise Wrong(f"{where}: {failure}{blocked}.") from None
+        raise Stuck(f"{where}: {failure}{blocked}.") from None
 
 
 def compare_on_processes(answer: Collective, reference: Collective, size: int, elements: int) -> None:
