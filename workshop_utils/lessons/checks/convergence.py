@@ -10,19 +10,12 @@ from typing import Any
 import numpy as np
 
 from workshop_utils.lessons.checks import Wrong, exercise, expect, mistakes, recognise, refuse, result_of
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 
 Array = np.ndarray
 Arrays = tuple[Array, Array]
 
-lower_target = OpenQuestion(
-    "times",
-    (1.1, 4),
-    "the noise scale says what a batch is worth at one moment. The critical batch counts all updates from the first "
-    "on, also those at larger losses, where the noise scale is mostly smaller. So it need not grow as much as "
-    "the noise scale at the target. Both come from few seeds and coarse rates: 30 % between them may be chance.",
-    predictable=(0.1, 30),
-)
+lower_target = question(__name__, "lower_target")
 
 MOST_CALLS = 100  # of the training function
 EXTRA_RATES = 20  # that a search may try beside those between its start and the best

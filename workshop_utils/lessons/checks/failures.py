@@ -21,7 +21,7 @@ from unittest import mock
 
 from workshop_utils.comm.communicator import Communicator
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, refuse
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.ranks import RanksFailed, on_ranks
 
@@ -414,12 +414,4 @@ def _refuse_calls(told: list[_Calls], slow: int) -> None:
     refuse(markers[0][1][1].strip() != str(len(told)).encode(), number)
 
 
-best_interval = OpenQuestion(
-    "seconds",
-    (400, 680),
-    "A long interval may fail again and again before one attempt succeeds, so it costs more than the τ/2 per failure "
-    "of Young's rule: the time per interval grows like e^((τ+δ)/M), of which the rule keeps the first terms. That is "
-    "exact only for δ much shorter than M, and here δ is a third of M. Daly's formula has its minimum at 536 s. R "
-    "multiplies all by the same factor, so it doesn't move the minimum.",
-    predictable=(684, 756),  # Young's rule gives 720
-)
+best_interval = question(__name__, "best_interval")

@@ -16,7 +16,7 @@ from workshop_utils.launchers.kubernetes.manifest import Manifest
 from workshop_utils.launchers.kubernetes.operators import pods_of
 from workshop_utils.launchers.source import PACKAGE
 from workshop_utils.lessons.checks import Wrong, exercise, refuse, result_of
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.runs import RunFailed, RunState
 
 JOBS = PACKAGE.parent / "jobs"
@@ -176,18 +176,7 @@ def admit(answer: Callable[[list[tuple[str, int]], int], list[str]]) -> str:
     return "a job gets all of its places or none, so no job holds places while it waits for more."
 
 
-seconds_lost = OpenQuestion(
-    "seconds",
-    (0.5, 120),
-    "the job survives either way. worker-0 holds the store in which the agents meet. Without it the other agent fails "
-    "at once, and so does its pod: the operator makes both again (on a cluster, the kubelet restarts worker-1's "
-    "container in its pod), and two new agents meet in a new store, with nobody to wait for. After the loss of "
-    "worker-1 the old store was still there, with the lost agent in it, until three of its heartbeats, 5 s apart, had "
-    "been missed. What remains is starting processes: here two agents and then two scripts, there only the scripts, "
-    "since the new agent starts during the wait. How long that takes varies from run to run, and more on a busy "
-    "machine.",
-    predictable=(0.1, 600),
-)
+seconds_lost = question(__name__, "seconds_lost")
 
 
 def broken_manifest() -> dict[str, Any]:

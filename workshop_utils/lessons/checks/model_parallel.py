@@ -13,7 +13,7 @@ import numpy as np
 
 from workshop_utils.comm.communicator import Communicator, PeerDied
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, is_missing, refuse, result_of
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import values_on_ranks
 from workshop_utils.parallel import schedule as schedules
 from workshop_utils.parallel.schedule import Kind, Pass
@@ -25,17 +25,7 @@ WIDTH, HIDDEN, ROWS = 40, 96, 50
 MOST_BYTES = 1.15  # of two all-reduces; headers are less than a tenth
 SHAPE = (2, 3)  # of a microbatch's activations
 
-slow_stage = OpenQuestion(
-    "times",
-    (1.2, 2.4),
-    "rank 2 sets the pace. It works 8 × 6 slots, not 8 × 3; the first microbatch takes 2 slots to reach it, "
-    "the last gradient 4 to go back, and once it waits a slot for rank 3: 55 slots instead of 33, 1.67 times, though "
-    "only a quarter of the model became slower. It cannot be more than 2, which all ranks slowed alike would give; the "
-    "more microbatches, the nearer. One measures rather less: delays make even stages slower, and vanish in the "
-    "waiting of uneven ones. So cut stages to take equally long, not to have equally many blocks: embedding and head "
-    "count, too.",
-    predictable=(1, 4),
-)
+slow_stage = question(__name__, "slow_stage")
 
 
 @exercise

@@ -12,7 +12,8 @@ person reads the rest, and grading keeps the text.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -28,8 +29,9 @@ class OpenQuestion:
     """Asks for a number of `unit` that is predicted and measured, and for the reason why they differ or agree.
 
     `plausible` are the smallest and largest number that such a measurement can give on any machine, `predictable`
-    those that a prediction can be (by default ten times as far), and `whole` says that it counts something; `ours` is
-    an explanation to compare with, read once theirs is written.
+    those that a prediction can be (by default ten times as far), and `whole` says that it counts something; `slips`
+    say what is wrong with numbers that a mistake gives; `ours` is an explanation to compare with, read once theirs is
+    written.
     """
 
     unit: str
@@ -37,6 +39,7 @@ class OpenQuestion:
     ours: str
     predictable: tuple[float, float] | None = None
     whole: bool = False
+    slips: Mapping[float, str] = field(default_factory=dict)
 
     def __call__(self, predicted: Any = None, measured: Any = None, why: Any = None) -> Verdict:
         """The verdict "answered" on two positive numbers and a sentence; "not yet" while one of them is missing."""
@@ -61,6 +64,8 @@ class OpenQuestion:
         if not low <= measured <= high:
             between = f"a measurement gives something between {low:,g} and {high:,g} {self.unit}"
             return Verdict("wrong", f"`measured` is {measured:,g}; {between}.")
+        if slip := self.slips.get(measured):
+            return Verdict("wrong", f"`measured` is {measured:,g}, {slip}.")
         if self.whole and measured != int(measured):
             counts = f"it counts {self.unit}, so it is a whole number"
             return Verdict("wrong", f"`measured` is {measured:,g}; {counts}.")

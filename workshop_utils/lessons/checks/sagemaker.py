@@ -13,15 +13,10 @@ import numpy as np
 
 from workshop_utils.launchers.sagemaker.toolkit import MASTER_PORT, SERVER_PORT, host_names
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, refuse, result_of
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.training import checkpoints
 
-interruption = OpenQuestion(
-    "seconds",
-    (0.2, 120),
-    "Here the steps that are repeated cost least. New processes must start, import their framework and meet before the "
-    "first of them; on SageMaker, minutes more until an instance is found and has pulled its image.",
-)
+interruption = question(__name__, "interruption")
 
 
 # Who is who

@@ -17,23 +17,14 @@ from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator, PeerSilent
 from workshop_utils.launchers.spark import local_session
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, expect, is_missing, refuse, result_of
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 
 ROWS = ((7, 0, 4), (0, 0, 1, 30, 2), (5,), (3, 3, 0, 3, 3, 3, 3))  # examples in each partition
 WEIGHTS = np.array([1.0, -2.0, 0.5])  # of the line
 TREES = 7  # of each: one from left to right, the others drawn at random
 PATIENCE_SECONDS = 5.0
 
-step_ratio = OpenQuestion(
-    "times",
-    (3, 1e3),
-    "the gradient costs the same in both; the rest is what surrounds it. In every step the driver plans a job, pickles "
-    "its functions, sends tasks out and reads results, and Python's workers prepare themselves and read their cached "
-    "partitions again, while the ring's processes keep links and data and send 5 kB. That price depends on the data "
-    "held and not on the batch, so it is nearly all of a step of milliseconds, and is lost in one of minutes. "
-    "The ratio itself is rough: a busy machine changes it several times over.",
-    predictable=(0.1, 1e6),
-)
+step_ratio = question(__name__, "step_ratio")
 
 
 @exercise

@@ -15,7 +15,6 @@ import numpy as np
 from workshop_utils.launchers.torchx.launcher import DESCRIBE, ENVIRONMENT, RENDER_SECONDS
 from workshop_utils.lessons.checks import (
     NotYet,
-    Verdict,
     Wrong,
     exercise,
     expect,
@@ -23,7 +22,7 @@ from workshop_utils.lessons.checks import (
     refuse,
     result_of,
 )
-from workshop_utils.lessons.checks.open_question import OpenQuestion
+from workshop_utils.lessons.checks.open_question import question
 
 if TYPE_CHECKING:
     import torch
@@ -43,24 +42,7 @@ OPTIONS = {
 }
 
 
-class _GraphRatio(OpenQuestion):
-    def __call__(self, predicted: Any = None, measured: Any = None, why: Any = None) -> Verdict:
-        if isinstance(measured, int | float) and measured == 32:
-            passes = "as if the one graph held passes only"
-            return Verdict(
-                "wrong", f"`measured` is 32, {passes}: measure with `traced`, and keep the decimals."
-            )
-        return super().__call__(predicted, measured, why)
-
-
-graph_ratio = _GraphRatio(
-    "times",
-    (27, 35),
-    "the one graph holds 32 passes p and the update u; with marks the largest graph is a pass. If both loops do the "
-    "same in a pass, the ratio is (32 p + u) / p = 32 + u / p. With marks there are more graphs (ours: 4 different "
-    "ones from 2 passes on, instead of 2), but what the compiler sees no longer depends on the accumulation.",
-    predictable=(1, 100),
-)
+graph_ratio = question(__name__, "graph_ratio")
 
 
 @exercise
