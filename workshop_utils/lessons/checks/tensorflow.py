@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, explain, is_missing, mistakes
+from workshop_utils.lessons.checks import (
+    NotYet,
+    Wrong,
+    exercise,
+    explain,
+    listed,
+    mistakes,
+    number_of,
+    refuse,
+    refuse_any,
+    result_of,
+)
 from workshop_utils.lessons.checks.cuts import Cut, Parts, all_parts, cut, first_difference
 from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import values_on_ranks
@@ -33,7 +45,7 @@ def replica(answer: Callable[..., Any]) -> str:
             if not np.allclose(gradient, right, rtol=1e-4, atol=1e-6):
                 times = float(gradient @ right / (right @ right))
                 raise Wrong(
-                    f"with parts of {_listed(parts)} images, replica {index}'s gradient is not that of one process "
+                    f"with parts of {listed(parts)} images, replica {index}'s gradient is not that of one process "
                     f"with all {sum(parts)}: along that one it is {times:.4g} times as long."
                 )
     return (
@@ -43,82 +55,40 @@ def replica(answer: Callable[..., Any]) -> str:
 
 
 def _on_a_rank(where: str, program: Callable[..., Any], **arguments: Any) -> Any:
-    """What `program` returns in a process of its own, which may change TensorFlow's devices.
-
-    Raises:
-        NotYet: if it is `...`.
-        Wrong: if it is a sentence.
-    """
+    """What `program` returns in a process of its own, which may change TensorFlow's devices."""
     # That name lets `on_ranks` choose the server that has imported it already.
-    (outcome,) = values_on_ranks(where, 1, program, {"framework": "tensorflow", **arguments})
-    if outcome is ...:
-        raise NotYet("your function gave nothing: write it, then run this again.")
-    if isinstance(outcome, str):
-        raise Wrong(outcome)
-    return outcome
+    return values_on_ranks(where, 1, program, {"framework": "tensorflow", **arguments})[0]
 
 
-def _said(error: Exception) -> str:
-    """An error in a sentence: TensorFlow's tracebacks are long."""
-    lines = str(error).strip().splitlines() or [""]
-    line = lines[-1] if lines[0].startswith("in user code") else lines[0]
-    return f"it stopped with {type(error).__name__}: {line.strip().removesuffix('.')}."
-
-
-def _listed(parts: Sequence[int]) -> str:
-    *first, last = map(str, parts)
-    return f"{', '.join(first)} and {last}" if first else last
+@contextlib.contextmanager
+def _errors_in_a_sentence() -> Iterator[None]:
+    """Raise what the learner's function raises as Wrong: TensorFlow's tracebacks are long."""
+    try:
+        yield
+    except (Wrong, NotYet):
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        line = lines[-1] if lines[0].startswith("in user code") else lines[0]
+        said = f"it stopped with {type(error).__name__}: {line.strip().removesuffix('.')}."
+        raise Wrong(said) from None
 
 
 def _explain_scaling(cases: Sequence[tuple[list[np.ndarray], list[np.ndarray]]]) -> None:
     """Raise Wrong if the gradients of all replicas, in all cases, are those of a usual mistake."""
-
-    def wrong(rule: Callable[[list[np.ndarray], Sequence[int]], list[Any]]) -> np.ndarray:
-        return np.concatenate(
-            [np.concatenate(rule(sums, parts)) for parts, (_, sums) in zip(_PARTS, cases, strict=True)]
-        )
-
-    def everywhere(rule: Callable[[list[np.ndarray], Sequence[int]], Any]) -> np.ndarray:
-        return wrong(lambda sums, parts: [rule(sums, parts)] * len(parts))
-
-    def means(sums: list[np.ndarray], parts: Sequence[int]) -> list[np.ndarray]:
-        return [each / count for each, count in zip(sums, parts, strict=True)]
-
     largest = max(float(np.abs(each).max()) for _, sums in cases for each in sums)
-    got = np.concatenate([np.concatenate(given) for given, _ in cases]) / largest
-    rules = {
-        "you add up means: each replica divides by the size of its own part, so with N equal parts the gradient is N "
-        "times too large. Divide by `global_batch`.": everywhere(lambda s, p: sum(means(s, p))),
-        "that is the mean of the replicas' means: right for equal parts, but of 6, 6 and 1 images the single one "
-        "counts six times as much as each of the others. Divide sums by `global_batch`.": everywhere(
-            lambda s, p: sum(means(s, p)) / len(p)
-        ),
-        "you add up sums and never divide: the gradient is `global_batch` times too large.": everywhere(
-            lambda s, _: sum(s)
-        ),
-        "you divide by `global_batch`, which is the mean already, and then by N as well: reduce with SUM, not "
-        "MEAN.": everywhere(lambda s, p: sum(s) / sum(p) / len(p)),
-        "you divide the sum by the number of replicas, not by that of images: divide by "
-        "`global_batch`.": everywhere(lambda s, p: sum(s) / len(p)),
-        "each replica divides by its own part, and then all by `global_batch`: once is enough.": everywhere(
-            lambda s, p: sum(means(s, p)) / sum(p)
-        ),
-        "each replica has only its own part of the gradient: all_reduce is missing.": wrong(
-            lambda s, p: [each / sum(p) for each in s]
-        ),
-        "each replica has the mean gradient of its own part: it was never reduced.": wrong(means),
-        "each replica has the sum over its own part: it was neither divided nor reduced.": wrong(
-            lambda s, _: s
-        ),
-    }
-    explain(got, {sentence: values / largest for sentence, values in rules.items()})
+    got = np.concatenate([gradient for given, _ in cases for gradient in given]) / largest
+    for sentence, rule in mistakes(__name__, "replica").items():
+        wrong = []
+        for parts, (_, sums) in zip(_PARTS, cases, strict=True):
+            means = [each / count for each, count in zip(sums, parts, strict=True)]
+            one_for_all_or_each = rule(sums, means, len(parts), sum(parts))
+            wrong += np.broadcast_to(one_for_all_or_each, (len(parts), sums[0].size)).ravel().tolist()
+        explain(got, {sentence: np.array(wrong) / largest})
 
 
 def _on_replicas(_: object, framework: str, answer: Callable[..., Any], parts: Sequence[int]) -> Any:
-    """Every replica's gradient as one vector, and the gradients of the parts' summed losses.
-
-    Instead a sentence, if the answer gives no list of gradients, and `...` if it gives nothing.
-    """
+    """Every replica's gradient as one vector, and the gradients of the parts' summed losses."""
     tf = importlib.import_module(framework)
 
     tf.config.set_visible_devices([], "GPU")
@@ -138,14 +108,11 @@ def _on_replicas(_: object, framework: str, answer: Callable[..., Any], parts: S
             lambda context: tf.constant(arrays[context.replica_id_in_sync_group])
         )
 
-    try:
-        given = strategy.run(answer, (weights, distributed(images), distributed(labels), sum(parts)))
-    except Exception as error:  # whatever the learner's function raises
-        return _said(error)
-    if is_missing(given):
-        return ...
-    if any(not np.array_equal(weight, value) for weight, value in zip(weights, values, strict=True)):
-        return "it changes `weights`: return the gradients only, and leave the update to others."
+    with _errors_in_a_sentence():
+        replicas = weights, distributed(images), distributed(labels), sum(parts)
+        given = result_of(strategy.run, answer, replicas)
+    changed = any(not np.array_equal(weight, value) for weight, value in zip(weights, values, strict=True))
+    refuse(changed, "it changes `weights`: return the gradients only, and leave the update to others.")
     vectors = []
     for index in range(len(parts)):
         try:
@@ -153,8 +120,8 @@ def _on_replicas(_: object, framework: str, answer: Callable[..., Any], parts: S
             gradient = [np.asarray(tf.convert_to_tensor(each)) for each in own]
         except (TypeError, ValueError, IndexError):
             gradient = []
-        if [each.shape for each in gradient] != list(_SHAPES):
-            return f"return a list of {len(_SHAPES)} gradients, one for each of `weights`, in their order."
+        order = f"return a list of {len(_SHAPES)} gradients, one for each of `weights`, in their order."
+        refuse([each.shape for each in gradient] != list(_SHAPES), order)
         vectors.append(np.concatenate([each.ravel() for each in gradient]))
     return vectors, [_summed(values, *each) for each in zip(images, labels, strict=True)]
 
@@ -194,31 +161,29 @@ def device_setter(answer: Callable[[int, str], Callable[[Any], str]]) -> str:
     if not any(place for given, *_ in graphs for place in given.values()):
         raise NotYet("your function gave nothing: write it, then run this again.")
     for (servers, variables), (given, again, right) in zip(_SETTINGS, graphs, strict=True):
-        case = f"with {servers} server{'s' * (servers > 1)} and {variables} variables"
+        case = f"with {number_of(servers, 'server')} and {variables} variables, "
         order = [name for name in right if name.startswith("variable")]
-        places = [given[name] for name in order]
-        if all(place == _worker(servers) for place in places):
-            raise Wrong(f"{case}, all variables are on the worker: they belong on servers, `/job:ps`.")
-        if servers > 1 and len(set(places)) == 1:
-            raise Wrong(f"{case}, all variables are on {places[0]}: deal them out in turn, from task 0 on.")
+        places = {given[name] for name in order}
+        slips: dict[str, object] = {
+            "all variables are on the worker: they belong on servers, `/job:ps`.": places
+            == {_worker(servers)},
+            f"all variables are on {min(places)}: deal them out in turn, from task 0 on.": servers
+            > len(places)
+            == 1,
+        }
         for name, device in right.items():
-            if given[name] != device:
-                what = name if name in order else f"the operation `{name}`, which makes no variable,"
-                raise Wrong(f"{case}, {what} is on {given[name] or 'no device'}; it must be on {device}.")
-        if again != right:
-            raise Wrong(
-                f"{case}, two of your functions share what they remember: let each begin with task 0."
-            )
+            what = name if name in order else f"the operation `{name}`, which makes no variable,"
+            says = f"{what} is on {given[name] or 'no device'}; it must be on {device}."
+            slips[says] = given[name] != device
+        slips["two of your functions share what they remember: let each begin with task 0."] = again != right
+        refuse_any(case, slips)
     return "variables are dealt out to the servers in turn, as `replica_device_setter` does; a worker has the rest."
 
 
 def _placements(
     _: object, framework: str, answer: Callable[..., Any], settings: Sequence[tuple[int, int]]
 ) -> Any:
-    """By name the devices of a graph's operations: by two functions of the `answer`, and by TensorFlow's own.
-
-    Instead a sentence, if the answer makes no function, and `...` if it gives nothing.
-    """
+    """By name the devices of a graph's operations: by two functions of the `answer`, and by TensorFlow's own."""
     tf = importlib.import_module(framework)
 
     v1 = tf.compat.v1
@@ -232,41 +197,34 @@ def _placements(
                 weight = v1.Variable(np.ones((4, 4), np.float32), name=name, use_resource=True)
                 images = tf.nn.relu(tf.matmul(images, weight))
             tf.reduce_mean(images)
-        handles = [each for each in graph.get_operations() if each.type == "VarHandleOp"]
         # Reading and initialising a variable happens beside it, whatever the function says.
-        operations = [
-            each for each in graph.get_operations() if each.name.partition("/")[0] not in _VARIABLES
+        every = graph.get_operations()
+        placed = [each for each in every if each.type == "VarHandleOp"]
+        placed += [
+            each
+            for each in every
+            if each.name.partition("/")[0] not in _VARIABLES and "ReadV" not in each.type
         ]
-        operations = [each for each in operations if "ReadVariable" not in each.type]
-        parsed = {
-            name: tf.DeviceSpec.from_string(each.device)
-            for name, each in zip(
-                [*names, *(each.name for each in operations)], handles + operations, strict=True
-            )
-        }
-        return {
-            name: "" if spec.job is None else f"/job:{spec.job}/task:{spec.task}"
-            for name, spec in parsed.items()
-        }
+        names += [each.name for each in placed[variables:]]
+        specs = [tf.DeviceSpec.from_string(each.device) for each in placed]
+        places = ["" if spec.job is None else f"/job:{spec.job}/task:{spec.task}" for spec in specs]
+        return dict(zip(names, places, strict=True))
 
     graphs = []
     for servers, variables in settings:
         worker = _worker(servers)
         own = v1.train.replica_device_setter(ps_tasks=servers, worker_device=worker)
-        try:
-            setter, second = answer(servers, worker), answer(servers, worker)
-            if is_missing(setter):
-                return ...
-            if not callable(setter):
-                return "return a function, which takes an operation and returns its device."
-            if str(getattr(setter, "__module__", "")).startswith("tensorflow"):
-                return "that function is TensorFlow's own: write yours."
-            given, again = (
-                place_all(lambda operation, each=each: each(operation) or "", variables)
-                for each in (setter, second)
-            )
-        except Exception as error:  # whatever the learner's function raises
-            return _said(error)
+        with _errors_in_a_sentence():
+            setters = [result_of(answer, servers, worker) for _ in range(2)]
+            module = str(getattr(setters[0], "__module__", ""))
+            slips = {
+                "return a function, which takes an operation and returns its device.": not callable(
+                    setters[0]
+                ),
+                "that function is TensorFlow's own: write yours.": module.startswith("tensorflow"),
+            }
+            refuse_any("", slips)
+            given, again = (place_all(lambda op, own=each: own(op) or "", variables) for each in setters)
         graphs.append((given, again, place_all(own, variables)))
     return graphs
 
@@ -300,13 +258,11 @@ def packs(answer: Cut) -> str:
     others = mistakes(__name__, "packs", cut=cut, packs=tensorflow_packs)
     given = all_parts(answer, [(sizes, hint) for sizes, hint, _ in _CASES], others)
     for got, (sizes, hint, because) in zip(given, _CASES, strict=True):
-        of = f"sizes {sizes} with bytes_per_pack {hint} gave {got}"
-        together = [size for pack in got for size in pack]
-        if sorted(together) != sorted(sizes):
-            raise Wrong(f"{of}; every tensor must be in one pack, once.")
-        if together != sizes:
-            raise Wrong(f"{of}; they must stay in order, since a pack waits for all that is in it.")
-        expected = tensorflow_packs(sizes, hint)
-        if got != expected:
-            raise Wrong(f"{of}: {first_difference(got, expected, 'pack')}: {because}.")
+        expected, together = tensorflow_packs(sizes, hint), [size for pack in got for size in pack]
+        slips = {
+            "; every tensor must be in one pack, once.": sorted(together) != sorted(sizes),
+            "; they must stay in order, since a pack waits for all that is in it.": together != sizes,
+            f": {first_difference(got, expected, 'pack')}: {because}.": got != expected,
+        }
+        refuse_any(f"sizes {sizes} with bytes_per_pack {hint} gave {got}", slips)
     return "each pack is one collective."
