@@ -223,7 +223,11 @@ def test_the_driver_starts_what_is_listed_for_its_host_and_says_why_it_failed(tm
     worker = {"name": "worker-0", "command": ["{python}", "-c", say], "environment": {"WHERE": "{interface}"}}
     (tmp_path / "members.json").write_text(json.dumps({"localhost": [{**worker, "awaited": True}]}))
     given = {"SM_CURRENT_HOST": "localhost", "SM_HOSTS": '["localhost"]'}
-    given |= {"WORKSHOP_JOIN_SECONDS": "1", "SM_NETWORK_INTERFACE_NAME": "eth0", "SM_OUTPUT_DIR": str(tmp_path)}
+    given |= {
+        "WORKSHOP_JOIN_SECONDS": "1",
+        "SM_NETWORK_INTERFACE_NAME": "eth0",
+        "SM_OUTPUT_DIR": str(tmp_path),
+    }
     command = [sys.executable, str(tmp_path / "driver.py")]
     ended = subprocess.run(command, env={**os.environ, **given}, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (3, "eth0 127.0.0.0/16\n"), ended.stderr
