@@ -288,7 +288,11 @@ def trace(
     rows.loc[len(rows)] = ["median", "", *times.iloc[:, 2:].median()]
     typer.echo(rows.round(1).to_string(index=False))
     if not times["communication_ms"].any():
-        why = "on CPUs, PyTorch records only torch.distributed's" if len(ranks) > 1 else "one rank sends nothing"
+        why = (
+            "on CPUs, PyTorch records only torch.distributed's"
+            if len(ranks) > 1
+            else "one rank sends nothing"
+        )
         typer.echo(f"no communication is in these traces: {why}")
     merged = f"{output} has {len(ranks)} of {ranks[0].world_size} ranks"
     typer.echo(
