@@ -129,7 +129,9 @@ def _refusal(program: Any, arguments: Mapping[str, Any], error: Exception) -> st
             return f"{subject} is too large to be sent to the ranks: {size}. Make or load it in the program"
         except Exception as reason:
             return f"{subject} cannot be sent to the ranks: {reason}. Make it in the program"
-    return f"the program, with all its variables, cannot be sent to the ranks: {error}. Make or load some in it"
+    return (
+        f"the program, with all its variables, cannot be sent to the ranks: {error}. Make or load some in it"
+    )
 
 
 def _variables(program: Any, arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
