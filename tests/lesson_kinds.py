@@ -1,4 +1,4 @@
-"""Which lessons, and which of their exercises, the tests treat differently."""
+"""Which exercises the tests treat differently."""
 
 import ast
 import importlib
@@ -7,24 +7,6 @@ import pkgutil
 from workshop_utils.lessons import checks
 from workshop_utils.lessons.checks.open_question import OpenQuestion
 
-BUILT = (
-    "11",
-    "00",
-    "01",
-    "02",
-    "03",
-    "04",
-    "07",
-    "05",
-    "06",
-    "08",
-    "09",
-    "15",
-    "10",
-    "14",
-    "12",
-    "13",
-)  # lessons in which the learner builds the parts: they have rules of their own
 MODULES = [
     importlib.import_module(f"{checks.__name__}.{each.name}")
     for each in pkgutil.iter_modules(checks.__path__)

@@ -81,31 +81,28 @@ def measurement(strategy, workers, samples_per_second, state="succeeded", reason
     }  # fmt: skip
 
 
+def page_of(folder, *rows, **tables):
+    page = report.write_report(folder / "report.html", "All", runs=pd.DataFrame(rows), **tables)
+    return BeautifulSoup(page.read_text(), "html.parser")
+
+
+FAILED = measurement("mpi", 2, float("nan"), "failed", "rank 1 was killed")
+
+
 def test_the_report_shows_how_strategies_scaled_and_names_the_run_that_failed(tmp_path):
-    rows = [
-        measurement("torch_ddp", 1, 1000.0),
-        measurement("torch_ddp", 2, 1500.0),
-        measurement("mpi", 2, float("nan"), "failed", "rank 1 was killed"),
-    ]
-    page = report.write_report(tmp_path / "report.html", "All", runs=pd.DataFrame(rows)).read_text()
-    assert "0.75" in page
-    assert "relative to the fastest strategy with the fewest workers" in page
-    pictures = BeautifulSoup(page, "html.parser").select("img")
+    rows = measurement("torch_ddp", 1, 1000.0), measurement("torch_ddp", 2, 1500.0), FAILED
+    page = page_of(tmp_path, *rows)
+    assert "0.75" in page.text
+    assert "relative to the fastest strategy with the fewest workers" in page.text
+    pictures = page.select("img")
     assert pictures
     assert all(picture["alt"] and picture["src"].startswith("data:image/png;base64,") for picture in pictures)
-    assert "mpi with 2: rank 1 was killed" in page
-    rows = BeautifulSoup(page, "html.parser").select(".scroll tbody tr")
-    columns = [*zip(*([cell.text for cell in row.select("td")] for row in rows), strict=True)]
+    cells = [[cell.text for cell in row.select("td")] for row in page.select(".scroll tbody tr")]
+    columns = [*zip(*cells, strict=True)]
     assert columns[:2] == [("torch_ddp", "torch_ddp", "mpi"), ("1", "2", "2")]
     assert all(any(column) for column in columns)
-
-
-def test_a_sweep_in_which_nothing_succeeded_has_its_failures(tmp_path):
-    rows = [measurement("mpi", 2, float("nan"), "failed", "rank 1 was killed")]
-    assert (
-        "mpi with 2: rank 1 was killed"
-        in report.write_report(tmp_path / "report.html", "All", runs=pd.DataFrame(rows)).read_text()
-    )
+    for sweep in (page, page_of(tmp_path, FAILED)):
+        assert "mpi with 2: rank 1 was killed" in sweep.text
 
 
 def scaled():
@@ -124,13 +121,8 @@ def scaled():
 
 
 def test_the_report_begins_with_the_scale_model_and_calls_the_rest_bare_cores(tmp_path):
-    runs = pd.DataFrame([measurement("torch_ddp", workers, 1000.0) for workers in (1, 2)])
-
-    def page_of(**tables):
-        page = report.write_report(tmp_path / "report.html", "All", runs=runs, **tables).read_text()
-        return BeautifulSoup(page, "html.parser")
-
-    page = page_of(scaled=scaled())
+    runs = [measurement("torch_ddp", workers, 1000.0) for workers in (1, 2)]
+    page = page_of(tmp_path, *runs, scaled=scaled())
     first, *others = page.select("img")
     assert "VGG-16: 2 workers are worth 1.50 devices with a ring" in first["alt"]
     assert first.parent.find_next_sibling("p").find("b").text == "emulated device"
@@ -139,7 +131,7 @@ def test_the_report_begins_with_the_scale_model_and_calls_the_rest_bare_cores(tm
     assert "bare cores" in titles[1]
     assert others
     assert len(page.select(".bare img")) == len(others)
-    plain = page_of()
+    plain = page_of(tmp_path, *runs)
     assert "emulated" not in plain.text
     assert [title.text for title in plain.select("h2")] == ["Measured"]
     assert not plain.select("figure.bare")
