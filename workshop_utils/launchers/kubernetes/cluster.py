@@ -6,7 +6,6 @@ Kubernetes 1.27 or newer: older servers drop a field that they do not know, howe
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import logging
@@ -14,7 +13,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,29 +43,26 @@ LONGEST_PAUSE_SECONDS = 30
 TIMEOUT_SECONDS = (10, 60)  # to connect, and for each part of an answer
 LOG_TIMEOUT_SECONDS = (5, 10)  # shorter: a dead node must not delay the others' logs, nor the job's state
 BUSY = {429, 500, 502, 503, 504}
-ASKED_AGAIN = {429, 503}  # by `_create`: most such answers come before anything was made
-DOUBT_SECONDS = 10.0  # in which an object may still appear whose creation was not answered
+DOUBT_SECONDS = 10.0  # for an object to appear whose creation was not answered
 GONE_SECONDS = 60.0
 POLL_SECONDS = 0.5
-EVENTS_A_PAGE = "500"
 VERBS = {"GET": "looking at", "PATCH": "naming the owner of", "DELETE": "deleting", "POST": "creating"}
+WEBHOOK_DOWN = "failed calling webhook"  # it is asked before anything is stored
+NOT_ACCEPTED = "the cluster, or an operator, does not accept the object"
+# What to do, by what an answer says: first its words, then its status alone.
 ADVICE = {
-    400: "the cluster cannot read the object as one of its kind",
-    401: "the cluster does not know you: your login has expired, or is for another cluster; log in again",
-    403: "you may not do that; whoever runs the cluster grants it by a Role and a RoleBinding in the namespace",
-    404: "there is no such thing; look at the namespace, and whether the operator for this kind is installed",
-    409: "something of that name exists already; delete it, or give the job another name",
-    422: "the cluster, or an operator, does not accept the object",
-    429: f"the cluster still asks to slow down after {TRIES} tries; wait a minute and try again",
-    500: "the cluster failed; its logs say why",
-}
-# What an answer says that its status does not, and what to do then. A webhook is asked before anything is stored.
-WEBHOOK_DOWN = "failed calling webhook"
-ADVICE_BY_TEXT = {
     "is being terminated": "its namespace is being deleted; wait until it is gone and make it again, or take another",
     WEBHOOK_DOWN: "an operator that checks such objects does not answer; see whether its pods run",
-    "denied the request": ADVICE[422],
+    "denied the request": NOT_ACCEPTED,
     "exceeded quota": "the namespace's quota is used up; delete what has ended, or ask for a larger one",
+    "[400]": "the cluster cannot read the object as one of its kind",
+    "[401]": "the cluster does not know you: your login has expired, or is for another cluster; log in again",
+    "[403]": "you may not do that; whoever runs the cluster grants it by a Role and a RoleBinding in the namespace",
+    "[404]": "there is no such thing; look at the namespace, and whether the operator for this kind is installed",
+    "[409]": "something of that name exists already; delete it, or give the job another name",
+    "[422]": NOT_ACCEPTED,
+    "[429]": f"the cluster still asks to slow down after {TRIES} tries; wait a minute and try again",
+    "[500]": "the cluster failed; its logs say why",
 }
 # How the client fails at a file that is no kubeconfig: where its content is first used.
 NO_KUBECONFIG = (
@@ -105,24 +101,30 @@ def connect(context: str | None = None) -> client.ApiClient:
     configuration = client.Configuration()
     # The client itself reads the variable once, when it is imported; a notebook may set it later.
     file = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    complaints: list[str] = []
+
+    def collect(record: logging.LogRecord) -> None:  # and have it printed nowhere
+        complaints.append(record.getMessage())
+
     # Where the program that logs in fails, the client logs it, and goes on.
-    with _logged_errors() as complaints:
-        try:
-            config.load_kube_config(file, context=context, client_configuration=configuration)
-        except NO_KUBECONFIG as error:
-            is_there = any(map(os.path.exists, file.split(os.pathsep)))
-            why = f"{file}: {' '.join(str(error).split())}" if is_there else f"there is no file {file}"
-            complaints.insert(0, why)
+    logging.root.addFilter(collect)  # type: ignore[arg-type]
+    try:
+        config.load_kube_config(file, context=context, client_configuration=configuration)
+    except NO_KUBECONFIG as error:
+        is_there = any(map(os.path.exists, file.split(os.pathsep)))
+        complaints.insert(0, f"{file}: {error}" if is_there else f"there is no file {file}")
+    finally:
+        logging.root.removeFilter(collect)  # type: ignore[arg-type]
     if complaints:
         raise KubernetesError(
-            f"there is no cluster to talk to ({complaints[0]}); name a kubeconfig in KUBECONFIG, and install the "
-            "program by which it logs in. Without a cluster, --render shows what would be sent, and --on "
+            f"there is no cluster to talk to ({' '.join(complaints[0].split())}); name a kubeconfig in KUBECONFIG, and "
+            "install the program by which it logs in. Without a cluster, --render shows what would be sent, and --on "
             "kubernetes-local runs the same pods on this machine"
         )
     configuration.retries = urllib3.Retry(
         TRIES - 1,
-        # Doing these twice does no harm, should the first answer be lost. `_create` tries again by itself.
-        allowed_methods=("GET", "PATCH", "DELETE"),
+        # Doing these twice does no harm, should the first answer be lost: `_create` knows what it has made.
+        allowed_methods=tuple(VERBS),
         status_forcelist=BUSY,
         backoff_factor=FIRST_PAUSE_SECONDS,
         backoff_max=LONGEST_PAUSE_SECONDS,
@@ -130,23 +132,6 @@ def connect(context: str | None = None) -> client.ApiClient:
         raise_on_status=False,
     )
     return client.ApiClient(configuration)
-
-
-@contextlib.contextmanager
-def _logged_errors() -> Iterator[list[str]]:
-    """What is logged as an error by the root logger, instead of its being printed."""
-    errors: list[str] = []
-
-    def collect(record: logging.LogRecord) -> bool:
-        if is_error := record.levelno >= logging.ERROR:
-            errors.append(" ".join(record.getMessage().split()))
-        return not is_error
-
-    logging.root.addFilter(collect)
-    try:
-        yield errors
-    finally:
-        logging.root.removeFilter(collect)
 
 
 class JobObjects:
@@ -229,25 +214,14 @@ class JobObjects:
         return sorted(self._made.values(), key=lambda made: made[0] is not self.resource)
 
     def _uid_of_ours(self, described: Described) -> str:
-        """The uid of an object that we may have made, and "" if it is somebody else's.
-
-        Raises:
-            KubernetesError: if there is none, which is no proof that there will be none.
-        """
+        """The uid of an object that we may have made; "" if it is somebody else's, or does not come."""
         deadline = time.monotonic() + DOUBT_SECONDS
-        while True:
-            try:
-                metadata = self._ask("GET", described)["metadata"]
-            except KubernetesError as error:
-                if error.status != 404:
-                    raise
-                if time.monotonic() > deadline:
-                    late = f"{_name(described)} is not there after {DOUBT_SECONDS:g} s, but may still come"
-                    raise KubernetesError(late) from None
-                time.sleep(POLL_SECONDS)
-            else:
-                managers = (each.get("manager") for each in metadata.get("managedFields", ()))
-                return str(metadata["uid"]) if self._manager in managers else ""
+        while (there := _without({404}, lambda: self._ask("GET", described))) is None:
+            if time.monotonic() > deadline:
+                return ""
+            time.sleep(POLL_SECONDS)
+        managers = (each.get("manager") for each in there["metadata"].get("managedFields", ()))
+        return str(there["metadata"]["uid"]) if self._manager in managers else ""
 
     def dry_run(self) -> Manifest:
         """Have the cluster check everything, operators included, and make nothing.
@@ -290,13 +264,11 @@ class JobObjects:
             for made in self._job_first():
                 self._delete(*made)
             deadline = time.monotonic() + GONE_SECONDS
-            # A user who has no right to look has deleted all the same.
-            with contextlib.suppress(Forbidden):
-                while left := [*filter(self._is_there, self._made), *("its pods" for _ in self.pods()[:1])]:
-                    if time.monotonic() > deadline:
-                        seen = f"kubectl get pods --namespace {self.namespace} shows them"
-                        raise KubernetesError(f"still there after a minute: {', '.join(left)}; {seen}")
-                    time.sleep(POLL_SECONDS)
+            while left := [*filter(self._is_there, self._made), *self._left_pods()]:
+                if time.monotonic() > deadline:
+                    seen = f"kubectl get pods --namespace {self.namespace} shows them"
+                    raise KubernetesError(f"still there after a minute: {', '.join(left)}; {seen}")
+                time.sleep(POLL_SECONDS)
         except (KubernetesError, KeyboardInterrupt) as error:
             failed = f"{self.ended}. It" if self.ended else f"{self.name} may still run: it"
             way = self._kubectl_delete(*(_resource(described) for described, _ in self._job_first()))
@@ -306,12 +278,11 @@ class JobObjects:
         self.deleted = True
 
     def _is_there(self, name: str) -> bool:
-        try:
-            return bool(self._look(*self._made[name]))
-        except KubernetesError as error:
-            if error.status == 404:
-                return False
-            raise
+        return bool(_without({404}, lambda: self._look(*self._made[name])))
+
+    def _left_pods(self) -> list[str]:
+        """One entry if there are pods. A user who has no right to look has deleted all the same."""
+        return ["its pods"] if _without({403}, self.pods) else []
 
     def job(self) -> Any:
         """The job as the cluster has it. Raises KubernetesError, with 404 also where another one has its name."""
@@ -339,7 +310,7 @@ class JobObjects:
         """
         names = {self.name, *(self.name + made for made in (*MADE_BY_OPERATORS, f"-{self.uid}"))}
         names |= {pod["metadata"]["name"] for pod in pods}
-        events = self._list("events", fieldSelector="type=Warning", limit=EVENTS_A_PAGE)
+        events = self._list("events", fieldSelector="type=Warning")
         about = [(event.get("involvedObject", {}).get("name"), event) for event in events]
         return [
             (name, f"{event.get('reason')}: {event.get('message')}")
@@ -355,37 +326,29 @@ class JobObjects:
         return self._send("GET", path, f"reading the log of {pod}", query, log=True).decode(errors="replace")
 
     def _create(self, described: Described, tries: int = TRIES, **query: str) -> Any:
-        """Make one object; where cluster or webhook is busy, or the trainer has not seen the runtime, try again."""
+        """Make one object; where the trainer has not seen the runtime yet, try again."""
         try:
             own = {"fieldValidation": "Strict", "fieldManager": self._manager, **query}
             return self._ask("POST", described, body=described, **own)
         except KubernetesError as error:
-            if error.status == 409 and tries < TRIES and self._uid_of_ours(described):
+            if error.status == 409 and self._uid_of_ours(described):
                 return self._ask("GET", described)  # what was answered with an error had been done
-            is_early = WEBHOOK_DOWN in str(error)
-            is_early |= RUNTIME_UNKNOWN in str(error) and "dryRun" not in query  # which makes none
-            if tries == 1 or not (error.status in ASKED_AGAIN or is_early):
+            # A dry run makes no runtime that the trainer could see.
+            if tries == 1 or RUNTIME_UNKNOWN not in str(error) or "dryRun" in query:
                 raise
         time.sleep(FIRST_PAUSE_SECONDS * 2 ** (TRIES - tries))
         return self._create(described, tries - 1, **query)
 
     def _delete(self, described: Described, uid: str) -> None:
         options = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
-        try:
-            self._ask("DELETE", described, body=options)
-        except KubernetesError as error:
-            if error.status not in (404, 409):  # 409: this uid is gone, and another object has its name
-                raise
+        # 409: this uid is gone, and another object has its name.
+        _without({404, 409}, lambda: self._ask("DELETE", described, body=options))
 
     def _list(self, plural: str, **query: str) -> list[Any]:
         path = f"/api/v1/namespaces/{self.namespace}/{plural}"
-        items, following = list[Any](), ""
-        while True:
-            page = query | ({"continue": following} if following else {})
-            answer = json.loads(self._send("GET", path, f"looking at the {plural} of {self.name}", page))
-            items += answer["items"]
-            if not (following := answer.get("metadata", {}).get("continue", "")):
-                return items
+        answer = json.loads(self._send("GET", path, f"looking at the {plural} of {self.name}", query))
+        items: list[Any] = answer["items"]
+        return items
 
     def _ask(self, method: str, described: Described, body: Any = None, **query: str) -> Any:
         """The answer, as in YAML, to a request about `described`."""
@@ -420,17 +383,23 @@ class JobObjects:
                 message = error.reason or error.status
             if not error.status:  # the client's word for a failure of TLS
                 raise _unanswered(asked, error.reason) from None
-            by_text = (advice for text, advice in ADVICE_BY_TEXT.items() if text in str(message))
-            advice = next(by_text, ADVICE.get(error.status, f"the cluster answered {error.status}"))
-            kind = Forbidden if advice == ADVICE[403] else KubernetesError
-            sent = error.status >= 500 and WEBHOOK_DOWN not in str(message)
-            raise kind(f"{asked}: {advice}. Kubernetes says: {message}", error.status, sent) from None
+            text, other = f"[{error.status}] {message}", f"the cluster answered {error.status}"
+            advice = next((advice for words, advice in ADVICE.items() if words in text), other)
+            sent = error.status >= 500 and WEBHOOK_DOWN not in text
+            said = f"{asked}: {advice}. Kubernetes says: {message}"
+            raise KubernetesError(said, error.status, sent) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise _unanswered(asked, getattr(error, "reason", error)) from None
 
 
-class Forbidden(KubernetesError):
-    """The cluster does not let this user see or do something."""
+def _without(statuses: set[int], ask: Callable[[], Any]) -> Any:
+    """What `ask` returns; None where the cluster answers with one of these statuses."""
+    try:
+        return ask()
+    except KubernetesError as error:
+        if error.status not in statuses:
+            raise
+        return None
 
 
 def _unanswered(asked: str, reason: object) -> KubernetesError:

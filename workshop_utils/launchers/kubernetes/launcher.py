@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
 from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
-from workshop_utils.launchers.kubernetes.cluster import Forbidden, JobObjects, KubernetesError, connect
+from workshop_utils.launchers.kubernetes.cluster import JobObjects, KubernetesError, connect
 from workshop_utils.launchers.kubernetes.manifest import SSHD, UNSAVED, Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
 from workshop_utils.launchers.kubernetes.pods import config_maps
@@ -25,7 +24,6 @@ POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0  # without a pod, before somebody should look at the operator
 GRACE_SECONDS = 60.0  # after the timeout, for the operator to end the job itself
 WARNINGS_SECONDS = 5.0  # from one look at the namespace's events to the next
-WITHOUT_START_TIME = ("trainer.kubeflow.org/", "batch.volcano.sh/")  # in the status of their kinds
 # The conditions, or Volcano's phases, in which a job stays. Source: volcano, pkg/apis/batch/v1alpha1, `JobPhase`.
 FINAL = dict.fromkeys(("Succeeded", "Complete", "Completed"), RunState.SUCCEEDED)
 FINAL |= dict.fromkeys(("Failed", "Aborted", "Terminated"), RunState.FAILED)
@@ -143,20 +141,21 @@ class RemoteJob:
         self.objects, self.notices = objects, list[str]()
         self._timeout_seconds, self._queue = timeout_seconds, queue
         self._warnings, self._warnings_at = list[tuple[str, str]](), -WARNINGS_SECONDS
-        self._launched = self._begun = time.monotonic()
+        self._launched = time.monotonic()
         self._worker_by_pod = {pod.name: pod.worker for pod in pods}
         self._last: dict[str, str] = {}  # the time of the last line, by pod
-        self._waits_for, self._was_overdue = "", False
+        self._waits_for = ""
 
     def look(self) -> tuple[RunState, str]:
         name = self.objects.name
         try:
             job = self.objects.job()
             state, why = outcome(job)
-            if state is RunState.RUNNING and self._is_overdue(job.get("status") or {}):
-                self._was_overdue = True
-                limit = f"its timeout of {self._timeout_seconds:g} s, and no operator has ended it"
-                return RunState.FAILED, f"{name} ran longer than {limit}"
+            # Any operator writes a status at once, and ends the job in time; without one, nothing on the cluster does.
+            since = time.monotonic() - self._launched
+            if not job.get("status") and since > self._timeout_seconds + GRACE_SECONDS:
+                limit = f"its timeout of {self._timeout_seconds:g} s, and no operator has looked at it"
+                return RunState.FAILED, f"{name} was there for longer than {limit}"
         except KubernetesError as error:
             if error.status != 404:  # a login, too, expires and is renewed
                 raise Unreachable(str(error)) from None
@@ -166,22 +165,6 @@ class RemoteJob:
             return state, self._waits_for
         self.objects.ended = why.rstrip(".") or f"{name} {state}"
         return state, why
-
-    def _is_overdue(self, status: Mapping[str, Any]) -> bool:
-        """Whether an operator should have ended the job; without one, nothing on the cluster does."""
-        is_queued = status.get("state", {}).get("phase") == "Pending" or any(
-            each.get("type") == "Suspended" and _holds(each) for each in status.get("conditions", ())
-        )
-        # The others' operators have it then, and have not started it.
-        if not self.objects.resource["apiVersion"].startswith(WITHOUT_START_TIME):
-            is_queued |= bool(status) and not status.get("startTime")
-        # Its time counts from its launcher on, which is made once all workers run.
-        # Source: mpi-operator v0.8.0, pkg/controller/mpi_job_controller.go, `syncHandler`, `updateMPIJobStatus`.
-        if self.objects.resource["kind"] == "MPIJob":
-            is_queued |= bool(status) and "Launcher" not in (status.get("replicaStatuses") or {})
-        if is_queued:
-            self._begun = time.monotonic()
-        return time.monotonic() - self._begun > self._timeout_seconds + GRACE_SECONDS
 
     def read(self, receive: Receive) -> None:
         """Pass on what each pod has printed, or why it does not start."""
@@ -195,7 +178,7 @@ class RemoteJob:
             self._waits_for = f"its first pod; is the operator running that makes pods of a {kind}?"
             if self._queue:
                 self._waits_for = f"its first pod: its turn in the queue {self._queue}, or its operator"
-        self._read_warnings({pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}, pods, receive)
+        self._read_warnings(pods, receive)
         for pod in pods:
             if pod["status"]["phase"] != "Pending":
                 self._read_log(pod, receive)
@@ -204,17 +187,15 @@ class RemoteJob:
         self.objects.delete()
 
     def close(self) -> None:
-        """End a job that no operator has ended. A finished one stays until the run's block is left."""
-        if self._was_overdue:
-            with contextlib.suppress(KubernetesError):  # the end of the block tries again, and says so
-                self.stop()
+        """A job that has ended stays until the run's block is left."""
 
     def worker_in(self, pod: str) -> str:
         """What the workshop calls a pod's worker."""
         # What a Job makes has five more letters; and an elastic job may have grown.
         return self._worker_by_pod.get(pod) or self._worker_by_pod.get(pod.rpartition("-")[0], pod)
 
-    def _read_warnings(self, phases: Mapping[str, str], pods: Sequence[Any], receive: Receive) -> None:
+    def _read_warnings(self, pods: Sequence[Any], receive: Receive) -> None:
+        phases = {pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}
         try:
             if time.monotonic() - self._warnings_at > WARNINGS_SECONDS:
                 self._warnings_at = time.monotonic()
@@ -237,7 +218,7 @@ class RemoteJob:
         try:
             lines = self.objects.log(name, container["name"], before).split("\n")
         except KubernetesError as error:
-            if isinstance(error, Forbidden):  # otherwise it may be read the next time
+            if error.status == 403:  # otherwise it may be read the next time
                 self._warn(receive, name, f"its log cannot be read: {error}")
             return
         for line in lines[:-1] if pod["status"]["phase"] == "Running" else lines:  # the last may still grow
