@@ -25,6 +25,7 @@ import psutil
 import pytest
 import yaml
 from real_ranks import MOST_RANKS, Ranks
+from xdist.scheduler import LoadFileScheduling
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers.local import warm
@@ -57,6 +58,21 @@ def write_idx(path: Path, shape: tuple[int, ...], content: bytes) -> None:
     """An idx file of unsigned bytes, written by hand so that reading is tested against the format itself."""
     header = b"\0\0\x08" + bytes([len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
     path.write_bytes(header + content)
+
+
+class ByFile(LoadFileScheduling):
+    """pytest-xdist's `--dist loadfile`, which keeps a file's tests on one worker, but for the longest file."""
+
+    def _split_scope(self, nodeid):
+        file, _, test = nodeid.partition("::")
+        lesson = test.partition("[")[2][:2]
+        return f"{file} {lesson}" if file.endswith("test_wrong_answers.py") else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Wrong answers to different lessons are refused side by side, as `make unit` runs them."""
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

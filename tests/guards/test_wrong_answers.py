@@ -135,8 +135,9 @@ def imports(cells, exercise):
 
 @pytest.fixture(autouse=True)
 def among_the_notebooks(monkeypatch):
-    """A notebook runs where it lies."""
+    """A notebook runs where it lies; here at small size, as in `make notebooks`, since some solutions measure."""
     monkeypatch.chdir(ROOT / "notebooks")
+    monkeypatch.setenv("WORKSHOP_SIZE", "small")
 
 
 @pytest.mark.parametrize(("lesson", "exercise"), list(exercises()))
