@@ -88,5 +88,5 @@ def _hides_gpus(text: str) -> bool:
     """Whether a script, or its function `main`, hides all GPUs from TensorFlow in every process."""
     script = ast.parse(text)
     mains = [each for each in script.body if isinstance(each, ast.FunctionDef) and each.name == "main"]
-    always = [statement for block in (script, *mains) for statement in block.body]
+    always = [statement for block in (script.body, *(main.body for main in mains)) for statement in block]
     return any(HIDES_GPUS.fullmatch(ast.unparse(each)) for each in always if isinstance(each, ast.Expr))

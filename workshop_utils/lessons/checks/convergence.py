@@ -80,8 +80,8 @@ def _judge_rate(answer: Callable[..., float], where: str, start: float, best: fl
         seen = " or by ".join(np.array(names)[np.sort(own) == least])
         refuse(seen, f"{case}chose another, as one would by {seen}; take the mean over the seeds.")
         raise Wrong(f"{case}chose {rate:.4g} from {start:g} on; the best mean is that of {best:.4g}.")
-    for side, neighbour in (("above", 2 * best), ("below", best / 2)):
-        near = any(0.9 < each / neighbour < 1.1 for each in tried)
+    for side, next_rate in (("above", 2 * best), ("below", best / 2)):
+        near = any(0.9 < each / next_rate < 1.1 for each in tried)
         refuse(not near, f"{case}never tried the one {side} it: how do you know it is the best?")
     known = np.isclose(rate, [*tried], rtol=1e-6, atol=0).any()
     refuse(not known, f"{case}returned {rate:.4g}, a rate that you never tried.")

@@ -150,7 +150,7 @@ class _Trial:
 def _judge_doubling(answer: Answer, size: int, elements: int, dtype: type = np.float64) -> None:
     """Raise for the first mistake on threads. Block r holds r + 1 on rank r, and -1, which is not ready, elsewhere."""
     complete = np.repeat(np.arange(1.0, size + 1), np.diff(np.arange(size + 1) * elements // size))
-    arrays = [np.where(complete == rank + 1, complete, -1.0).astype(dtype) for rank in range(size)]
+    arrays: list[Any] = [np.where(complete == rank + 1, complete, -1.0).astype(dtype) for rank in range(size)]
     trial = _Trial(answer, arrays)
     count, nbytes = (size - 1).bit_length(), (size - 1) * arrays[0].nbytes
     double = f"what a rank has doubles in each step, so {count} are enough"

@@ -55,13 +55,13 @@ def tf_config(answer: Callable[[Mapping[str, str]], dict[str, Any]]) -> str:
                 }
                 because = ": ".join(["", *(hint for hint, fits in hints.items() if fits)][:2])
                 refuse(got != right, f"{where}{role} is {got}; it must be {right}{because}.")
-            due = {"type": "worker" if rank else "chief", "index": rank - 1 if rank else 0}
+            due_task = {"type": "worker" if rank else "chief", "index": rank - 1 if rank else 0}
             because = (
                 "the first of SM_HOSTS is the chief, and a worker's index is its place in the list of workers"
             )
             # As text, since 0.0 and False are equal to 0.
-            is_right = json.dumps(task, sort_keys=True) == json.dumps(due, sort_keys=True)
-            refuse(not is_right, f"{where}task is {task}; it must be {due}: {because}.")
+            is_right = json.dumps(task, sort_keys=True) == json.dumps(due_task, sort_keys=True)
+            refuse(not is_right, f"{where}task is {task}; it must be {due_task}: {because}.")
     return (
         "on 2, 3 and 12 hosts, each host finds the same cluster and its own place in it: the first of SM_HOSTS is the "
         "chief, the others are workers in the order of the list, which is sorted as text, and all have a server."

@@ -55,10 +55,10 @@ def gradient_in_a_tree(answer: tuple[Any, ...]) -> str:
         for seed in range(TREES):
             how = "added in another tree" if seed else "added from left to right"
             _compare_means(finish(_tree(sums, comb_op, seed)), sizes, how)
-    sizes = (3, 0, 1, 8, 0, 0, 5, 2, 1)
-    parts = [_examples(size, seed) for seed, size in enumerate(sizes)]
+    uneven = (3, 0, 1, 8, 0, 0, 5, 2, 1)
+    parts = [_examples(size, seed) for seed, size in enumerate(uneven)]
     rows = local_session().sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
-    _compare_means(finish(rows.treeAggregate(zero, seq_op, comb_op, depth=2)), sizes, "on Spark")
+    _compare_means(finish(rows.treeAggregate(zero, seq_op, comb_op, depth=2)), uneven, "on Spark")
     return "sums and counts may be added in any tree, here and on Spark; only at the end is there a division."
 
 
