@@ -9,11 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from workshop_utils.comm import threads
-from workshop_utils.comm.communicator import CommunicationError, Communicator
-from workshop_utils.lessons.checks import Wrong, exercise, expect, explain, result_of
+from workshop_utils.comm.communicator import Communicator
+from workshop_utils.lessons.checks import (
+    exercise,
+    expect,
+    explain,
+    listed,
+    mistakes,
+    number_of,
+    refuse,
+    result_of,
+)
 from workshop_utils.lessons.checks.open_question import question
-from workshop_utils.lessons.checks.processes import NETWORK, values_on_ranks
+from workshop_utils.lessons.checks.processes import NETWORK, on_threads, values_on_ranks
 
 Answer = Callable[..., Any]
 RankResult = tuple[Any, int]  # what a rank returned, and the bytes that it sent
@@ -29,24 +37,18 @@ def uneven_step(answer: Answer) -> str:
         weights, rate = _start(counts)
         slopes = [_slope(rank, count, weights.size) for rank, count in enumerate(counts)]
         expected = weights - rate * np.average(np.nan_to_num(slopes), axis=0, weights=counts)
-        for where, outcomes in _tried(
-            _step, answer, len(counts), {"counts": counts}, counts == (40, 9, 0, 1)
-        ):
-            case = f"{where} with {_and(counts)} images"
-            if 0 not in counts and len(counts) > 1:
-                for got, _ in outcomes:
-                    explain(got, {f"{case}: {why}": value for why, value in _wrong_steps(slopes, counts)})
+        on_processes = counts == (40, 9, 0, 1)
+        for where, outcomes in _tried(_step, answer, len(counts), {"counts": counts}, on_processes):
+            case = f"{where} with {listed(counts)} images"
+            total, because = np.tensordot(counts, slopes, axes=1), "all ranks take the same step, in float64"
             for rank, (got, _) in enumerate(outcomes):
-                if np.size(got) and np.asarray(got).dtype.kind == "f" and np.isnan(got).any():
-                    because = "a rank without images has a gradient of NaN, and 0 · NaN is NaN too"
-                    raise Wrong(f"{case}, rank {rank} gets NaN: {because}. Let it contribute zeros.")
-                expect(
-                    got,
-                    expected,
-                    f"{case}, the weights of rank {rank}",
-                    "all ranks take the same step, in float64",
-                    1e-9,
-                )
+                if 0 not in counts and len(counts) > 1:
+                    ours = weights, rate, slopes, counts, total
+                    explain(got, mistakes(__name__, "uneven_step"), *ours, where=f"{case}: ")
+                lost = np.size(got) and np.asarray(got).dtype.kind == "f" and np.isnan(got).any()
+                nan = "a rank without images has a gradient of NaN, and 0 · NaN is NaN too"
+                refuse(lost, f"{case}, rank {rank} gets NaN: {nan}. Let it contribute zeros.")
+                expect(got, expected, f"{case}, the weights of rank {rank}", because, 1e-9)
     counts = (2, 40, 0, 1)
     weights, rate = _start(counts)
     spoils: list[Spoiled] = [(place, np.nan) for place in (slice(None), slice(3), *range(weights.size))]
@@ -60,11 +62,9 @@ def uneven_step(answer: Answer) -> str:
         expected = weights - rate * np.sum(slopes, axis=0) / sum(counts)
         arguments = {"counts": counts, "spoiled": spoiled, "spoiled_rank": rank}
         for _, outcomes in _tried(_step, answer, len(counts), arguments, False):
-            if not all(_shows(got, expected) for got, _ in outcomes):
-                hidden = f"a shard with images has {spoiled[1]:g} in its gradient, and your step hides it"
-                raise Wrong(
-                    f"{hidden}: nobody would notice. Replace only the gradient of a rank with count 0."
-                )
+            hidden = f"a shard with images has {spoiled[1]:g} in its gradient, and your step hides it"
+            advice = "nobody would notice. Replace only the gradient of a rank with count 0."
+            refuse(not all(_shows(got, expected) for got, _ in outcomes), f"{hidden}: {advice}")
     return (
         "each image counts the same, on threads and on four processes, one of which had no image at all; "
         "all ranks keep the same weights, to 1e-9."
@@ -109,22 +109,6 @@ def _step(
     return result_of(answer, communicator, weights, slope, counts[rank], rate)
 
 
-def _wrong_steps(slopes: list[np.ndarray], counts: tuple[int, ...]) -> Iterator[tuple[str, np.ndarray]]:
-    """What typical mistakes give where no shard is empty, each with a sentence."""
-    total, (weights, rate) = np.tensordot(counts, slopes, axes=1), _start(counts)
-    yield "the gradient must be subtracted.", weights + rate * total / sum(counts)
-    yield "the sum of the images' gradients was never divided by their number.", weights - rate * total
-    yield "divided by the ranks; divide by the number of all images.", weights - rate * total / len(counts)
-    yield (
-        "that is the sum of the shards' means; it must be their weighted mean.",
-        weights - rate * sum(slopes),
-    )
-    yield "nothing was exchanged: that is the step of one shard.", weights - rate * slopes[0]
-    if len(set(counts)) > 1:
-        why = "that is the plain mean; weight each shard by its number of images."
-        yield why, weights - rate * np.mean(slopes, axis=0)
-
-
 @exercise
 def row_block(answer: Answer) -> str:
     """`answer(communicator, inputs, w1, w2, bias, d_outputs)` is a block cut by columns, then by rows.
@@ -141,13 +125,18 @@ def row_block(answer: Answer) -> str:
         whole = hidden @ w2 + bias, d_hidden @ w1.T
         for where, outcomes in _tried(_block, answer, size, {"units": units}, units == 61):
             for rank, (got, _) in enumerate(outcomes):
-                if not isinstance(got, tuple | list) or len(got) != len(names):
-                    raise Wrong(f"{where}, rank {rank} returns {type(got).__name__}; return the four arrays.")
+                four = isinstance(got, tuple | list) and len(got) == len(names)
+                refuse(
+                    not four, f"{where}, rank {rank} returns {type(got).__name__}; return the four arrays."
+                )
                 own = np.array_split(np.arange(units), size)[rank]
                 right = (*whole, inputs.T @ d_hidden[:, own], hidden[:, own].T @ d_outputs)
-                _explain_block(got, right, parts, where)
-                for name, mine, expected in zip(names, got, right, strict=True):
-                    expect(mine, expected, f"{where}, {name} on rank {rank}", tolerance=1e-9)
+                for kind, mine, value in zip(("outputs", "d_inputs"), got, right, strict=False):
+                    wrong = mistakes(__name__, f"row_block_{kind}", block=_alone)
+                    for part in parts:  # what a rank has alone explains more than one mistake
+                        explain(mine, wrong, value, bias, size, part, parts, where=f"{where}, ")
+                for name, mine, value in zip(names, got, right, strict=True):
+                    expect(mine, value, f"{where}, {name} on rank {rank}", tolerance=1e-9)
             _judge_bytes(sum(sent for _, sent in outcomes), size, inputs.nbytes + d_outputs.nbytes, where)
     return (
         "outputs and gradients are right on threads and on three processes. You sent no more than if each rank sent "
@@ -171,51 +160,20 @@ def _block(communicator: Communicator, answer: Answer, units: int) -> Any:
     return result_of(answer, communicator, *_block_of(communicator.rank, communicator.size, units))
 
 
-def _explain_block(
-    got: Any, right: tuple[np.ndarray, ...], parts: list[tuple[np.ndarray, ...]], where: str
-) -> None:
-    """Raise Wrong if a typical mistake explains what a rank `got`."""
-    size, bias = len(parts), parts[0][3]
-    outputs, d_inputs = right[:2]
-    forward, backward, unmasked = [], [], []
-    for inputs, w1, w2, _, d_outputs in parts:
-        hidden = np.maximum(inputs @ w1, 0)
-        forward.append(hidden @ w2)
-        backward.append((d_outputs @ w2.T * (hidden > 0)) @ w1.T)
-        unmasked.append(d_outputs @ w2.T @ w1.T)
-    explain(got[0], {f"{where}, the bias is missing from the outputs.": outputs - bias})
-    mask = "the gradient must not pass units that the ReLU has set to zero: multiply by `hidden > 0`"
-    explain(got[1], {f"{where}, {mask}.": sum(unmasked)})
-    if size == 1:
-        return
-    times = f"{where}, the bias was added {size} times; add it once, after the sum."
-    explain(got[0], {times: outputs + (size - 1) * bias})
-    for part in forward:
-        alone = f"{where}, the outputs hold the part of one rank alone; sum all ranks' parts."
-        explain(got[0], {alone: part + bias})
-    alone = (
-        f"{where}, the gradient of the inputs holds the part of one rank alone: every hidden unit contributes to it, "
-        "so the backward pass needs a sum over the ranks too."
-    )
-    for part in [*backward, *unmasked]:
-        explain(got[1], {alone: part})
-    for value, what in (
-        ((outputs - bias) / size + bias, "outputs"),
-        (d_inputs / size, "gradient of the inputs"),
-    ):
-        explain(
-            got[what != "outputs"],
-            {f"{where}, the {what} must be the sum of the parts, not the mean.": value},
-        )
+def _alone(part: tuple[np.ndarray, ...], is_masked: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs without the bias and the gradient of the inputs, of a rank's hidden units alone."""
+    inputs, w1, w2, _, d_outputs = part
+    hidden = np.maximum(inputs @ w1, 0)
+    return hidden @ w2, (d_outputs @ w2.T * (hidden > 0 if is_masked else 1)) @ w1.T
 
 
 def _judge_bytes(sent: int, size: int, nbytes: int, where: str) -> None:
     """Sending K bytes to all others needs N (N − 1) K, all ranks together; an all-reduce 2 (N − 1) K."""
     most = size * (size - 1) * nbytes
-    if sent > most + 64:  # room for the single bytes of a barrier
-        enough = f"{most:,} bytes are enough even if each rank sends its parts to all others"
-        why = "sum parts of the outputs and of the inputs' gradient, and send nothing else"
-        raise Wrong(f"{where}, all ranks together send {sent:,} bytes; {enough}: {why}.")
+    enough = f"{most:,} bytes are enough even if each rank sends its parts to all others"
+    why = "sum parts of the outputs and of the inputs' gradient, and send nothing else"
+    too_many = sent > most + 64  # room for the single bytes of a barrier
+    refuse(too_many, f"{where}, all ranks together send {sent:,} bytes; {enough}: {why}.")
 
 
 def _tried(
@@ -223,11 +181,8 @@ def _tried(
 ) -> Iterator[tuple[str, list[RankResult]]]:
     """Where `program(communicator, answer, ...)` ran, and each rank's outcome: on threads, then on real processes."""
     whole = {"program": program, "answer": answer, **arguments}
-    where = f"with {size} rank{'s' * (size > 1)}"
-    try:
-        yield where, threads.run(size, functools.partial(_counted, **whole), 5.0, is_buffered=False)
-    except CommunicationError as failure:
-        raise Wrong(f"{where}: {failure}.") from None
+    where = f"with {number_of(size, 'rank')}"
+    yield where, on_threads(where, size, functools.partial(_counted, **whole))
     if on_processes:
         where = f"on {size} processes behind links of {NETWORK}/s"
         yield where, values_on_ranks(where, size, _counted, whole, network=NETWORK)
@@ -238,7 +193,3 @@ def _counted(
 ) -> RankResult:
     got = program(communicator, answer, **arguments)
     return got, int(communicator.traffic.bytes_sent.sum())
-
-
-def _and(counts: tuple[int, ...]) -> str:
-    return " and ".join(filter(None, (", ".join(map(str, counts[:-1])), str(counts[-1]))))

@@ -8,10 +8,10 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import EllipsisType
 from typing import Any, NamedTuple
+from unittest import mock
 
-from workshop_utils.lessons.checks import NotYet, Wrong, exercise, is_missing, mistakes
+from workshop_utils.lessons.checks import NotYet, Wrong, exercise, mistakes, number_of, refuse, result_of
 from workshop_utils.lessons.checks.cuts import Parts, all_parts, first_difference
 from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import values_on_ranks
@@ -88,9 +88,8 @@ class _Step:
     never_waited: int = 0
     hooks_left: int = 0
     changed: int = 0  # arrays, while they travelled
-    factors: list[float] = field(
-        default_factory=list
-    )  # gradients over the right ones; NaN: they differ otherwise
+    # Gradients over the right ones; NaN: they differ otherwise.
+    factors: list[float] = field(default_factory=list)
     is_own: bool = False  # the gradients are this rank's own
 
 
@@ -98,12 +97,12 @@ class _Step:
 def overlapped_gradients(answer: Callable[..., None]) -> str:
     """`answer(dist, parameters, losses)` leaves the mean gradient of all ranks and losses, sent as gradients come."""
     for size, parts in TRIALS:
-        where = f"on {size} ranks, {parts} loss{'es' * (parts > 1)} each"
+        where = f"on {size} ranks, {number_of(parts, 'loss', 'es')} each"
         arguments = {"answer": answer, "parts": parts}
         for first, second in values_on_ranks(where, size, _take_steps, arguments, framework="torch"):
             _judge_step(first, where, size, parts)
             left = f"{first.hooks_left} hooks are left after a step, and would act in the next; remove them"
-            _refuse(first.hooks_left, f"{where}: {left}")
+            refuse(first.hooks_left, f"{where}: {left}.")
             _judge_step(second, f"{where}, second step", size, parts)
     return (
         "on 2 and on 3 ranks gradients are those of one process, sent once a step, during the backward pass."
@@ -117,27 +116,22 @@ def _judge_step(step: _Step, where: str, size: int, parts: int) -> None:
     begun = [each for each in step.sent if each.in_backward]
     early = sum(each.numbers for each in begun if each.came < len(step.parameters))
     one_each = "make one for each loss, so that only one part's activations are held at a time"
-    _refuse(passes != parts, f"{where}: {passes} backward pass{'es' * (passes > 1)}; {one_each}")
-    _refuse(not sent, f"{where}: `dist.all_reduce` was never called, so every rank has its own gradients")
+    refuse(passes != parts, f"{where}: {number_of(passes, 'backward pass', 'es')}; {one_each}.")
+    refuse(not sent, f"{where}: `dist.all_reduce` was never called, so every rank has its own gradients.")
     last = "send only in the last backward pass, when `.grad` has the sum of all parts"
     is_early = any(each.number_of_pass < parts for each in step.sent)
-    _refuse(is_early, f"{where}: gradients are sent before the last of {parts} passes; {last}")
-    _refuse(sent != whole, f"{where}: {sent} numbers are sent; the gradients have {whole}, sent once")
-    _refuse(not begun, f"{where}: no overlap: all is sent after the backward pass; send from the hooks")
+    refuse(is_early, f"{where}: gradients are sent before the last of {parts} passes; {last}.")
+    refuse(sent != whole, f"{where}: {sent} numbers are sent; the gradients have {whole}, sent once.")
+    refuse(not begun, f"{where}: no overlap: all is sent after the backward pass; send from the hooks.")
     later = "pass `async_op=True`, and wait after the pass"
     stands = f"the backward pass stands still until an all-reduce is done; {later}"
-    _refuse(step.standstills, f"{where}: no overlap: {stands}")
+    refuse(step.standstills, f"{where}: no overlap: {stands}.")
     before = f"only {early} of {whole} numbers are sent before the last gradient comes"
-    _refuse(early < EARLY * whole, f"{where}: little overlap: {before}; send each when it comes")
+    refuse(early < EARLY * whole, f"{where}: little overlap: {before}; send each when it comes.")
     never = f"{step.never_waited} all-reduces were never waited for; `wait` returns when one is done"
-    _refuse(step.never_waited, f"{where}: {never}")
-    _refuse(step.changed, f"{where}: {step.changed} gradients were changed while they travelled; wait first")
+    refuse(step.never_waited, f"{where}: {never}.")
+    refuse(step.changed, f"{where}: {step.changed} gradients were changed while they travelled; wait first.")
     _judge_gradients(step, where, size, parts)
-
-
-def _refuse(is_wrong: Any, says: str) -> None:
-    if is_wrong:
-        raise Wrong(f"{says}.")
 
 
 def _judge_gradients(step: _Step, where: str, size: int, parts: int) -> None:
@@ -154,9 +148,9 @@ def _judge_gradients(step: _Step, where: str, size: int, parts: int) -> None:
         return
     for factor, sentence in sentences.items():
         is_so = all(math.isclose(each, factor, rel_tol=1e-6) for each in step.factors)
-        _refuse(is_so, f"{where}: gradients are {factor:.3g} times as large as with one process; {sentence}")
+        refuse(is_so, f"{where}: gradients are {factor:.3g} times as large as with one process; {sentence}.")
     own = "gradients are still the rank's own; send `parameter.grad` itself, not a copy"
-    _refuse(step.is_own, f"{where}: {own}")
+    refuse(step.is_own, f"{where}: {own}.")
     raise Wrong(f"{where}: {off} of {len(step.factors)} gradients differ from those of one process.")
 
 
@@ -243,13 +237,14 @@ def _watched(dist: Any, parameters: Sequence[Any]) -> Iterator[_Step]:
         return works[-1]
 
     hooks = [parameter.register_post_accumulate_grad_hook(note) for parameter in parameters]
-    dist.all_reduce, torch.autograd.backward = all_reduce, backward
-    try:
+    watch = (
+        mock.patch.object(dist, "all_reduce", all_reduce),
+        mock.patch.object(torch.autograd, "backward", backward),
+    )
+    with watch[0], watch[1]:
         yield step
-    finally:
-        dist.all_reduce, torch.autograd.backward = real, real_backward
-        for hook in hooks:
-            hook.remove()
+    for hook in hooks:
+        hook.remove()
     step.hooks_left = sum(len(parameter._post_accumulate_grad_hooks or ()) for parameter in parameters)
     step.never_waited = sum(not work.is_done for work in works)
     for work in works:
@@ -267,9 +262,8 @@ class _Sharded:
     numbers: int = 0  # that this rank's optimizer updates
     sent: float = 0.0  # bytes in a step, NaN where that cannot be counted
     never_waited: int = 0
-    wrong: list[list[int]] = field(
-        default_factory=list
-    )  # by step, the parameters that one process has otherwise
+    # By step, the parameters that one process has otherwise.
+    wrong: list[list[int]] = field(default_factory=list)
     unmoved: list[int] = field(default_factory=list)  # that are in the end as they were at the start
     stale: list[int] = field(default_factory=list)  # that are in the end one step behind
 
@@ -280,8 +274,6 @@ def sharded_optimizer(answer: Callable[..., Any]) -> str:
     for size in (2, 3):
         where = f"on {size} ranks"
         ranks = values_on_ranks(where, size, _shard, {"answer": answer}, framework="torch", timeout="20s")
-        if ... in ranks:
-            raise NotYet("your function returned nothing: write it, and return `step`.")
         _judge_shards(ranks, where, size)
     return (
         "on 2 and on 3 ranks all parameters are those of one process's Adam, of whose state no rank keeps more than "
@@ -291,50 +283,50 @@ def sharded_optimizer(answer: Callable[..., Any]) -> str:
 
 def _judge_shards(ranks: list[_Sharded], where: str, size: int) -> None:
     made = any(each.optimizers or each.later for each in ranks)
-    _refuse(not made, f"{where}: `make_optimizer` was never called, so nothing is updated")
+    refuse(not made, f"{where}: `make_optimizer` was never called, so nothing is updated.")
     new = "`step` makes a new optimizer, which forgets Adam's moments; make it once, before"
-    _refuse(any(each.later for each in ranks), f"{where}: {new}")
+    refuse(any(each.later for each in ranks), f"{where}: {new}.")
     for rank, each in enumerate(ranks):
         all_kept = f"rank {rank} keeps state for all parameters; give `make_optimizer` only its own"
-        _refuse(each.numbers >= NUMBERS, f"{where}: {all_kept}")
+        refuse(each.numbers >= NUMBERS, f"{where}: {all_kept}.")
     kept = sum(each.numbers for each in ranks)
     lost = f"of {NUMBERS} numbers only {kept} belong to a rank; every parameter needs an owner"
-    _refuse(kept < NUMBERS, f"{where}: {lost}")
+    refuse(kept < NUMBERS, f"{where}: {lost}.")
     padding = size * 2 * (len(WIDTHS) - 1)
     twice = f"the ranks' optimizers update {kept} numbers, of {NUMBERS}; give each parameter one owner"
-    _refuse(kept > NUMBERS + padding, f"{where}: {twice}")
+    refuse(kept > NUMBERS + padding, f"{where}: {twice}.")
     for rank, each in enumerate(ranks):
         keeps = f"rank {rank} keeps {each.numbers} of {NUMBERS} numbers, more than {SHARE} / N"
         deal = "deal out numbers, not parameters: weights are larger than biases"
-        _refuse(each.numbers > SHARE * NUMBERS / size, f"{where}: {keeps}; {deal}")
+        refuse(each.numbers > SHARE * NUMBERS / size, f"{where}: {keeps}; {deal}.")
         wait = "wait before `step` returns, or the next forward pass may use old parameters"
         never = f"rank {rank} has not waited for {each.never_waited} broadcasts or the like; {wait}"
-        _refuse(each.never_waited, f"{where}: {never}")
+        refuse(each.never_waited, f"{where}: {never}.")
         steps = f"that `make_optimizer` gave rank {rank} has made {each.stepped} of {STEPS} steps"
         call = "so no parameter changes by it; `step` must call its `.step()`"
-        _refuse(each.optimizers and each.stepped < STEPS, f"{where}: the optimizer {steps}, {call}")
+        refuse(each.optimizers and each.stepped < STEPS, f"{where}: the optimizer {steps}, {call}.")
     over = "no parameter changes: a rank that is not the owner overwrites the update"
-    _refuse(all(len(each.unmoved) == 2 * (len(WIDTHS) - 1) for each in ranks), f"{where}: {over}")
+    refuse(all(len(each.unmoved) == 2 * (len(WIDTHS) - 1) for each in ranks), f"{where}: {over}.")
     for rank, each in enumerate(ranks):
         step = next((number for number, wrong in enumerate(each.wrong) if wrong), None)
         if step is None:
             continue
         which = f"{where}, step {step + 1}, rank {rank}: parameter {each.wrong[step][0]} is"
         at_start, behind = (set(each.wrong[-1]) <= set(some) for some in (each.unmoved, each.stale))
-        _refuse(at_start, f"{which} as at the start: its owner updates it, and must send it to the others")
-        _refuse(behind, f"{which} one step behind: update first, then send")
+        refuse(at_start, f"{which} as at the start: its owner updates it, and must send it to the others.")
+        refuse(behind, f"{which} one step behind: update first, then send.")
         raise Wrong(f"{which} not as one process has it; does every rank receive from its owner?")
     times = sum(each.sent for each in ranks) / (4 * NUMBERS * (size - 1))
     few = "a rank must receive the others' parameters from their owners"
-    _refuse(times < 0.9, f"{where}: only {times:.2f} of the bytes that are needed are sent; {few}")
-    _refuse(
+    refuse(times < 0.9, f"{where}: only {times:.2f} of the bytes that are needed are sent; {few}.")
+    refuse(
         times > PASSES,
-        f"{where}: {times:.1f} times as many bytes as needed are sent; send each parameter once",
+        f"{where}: {times:.1f} times as many bytes as needed are sent; send each parameter once.",
     )
 
 
-def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded | EllipsisType:
-    """On a rank: three steps of `answer`, beside one process's optimizer; `...` if it returns nothing.
+def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded:
+    """On a rank: three steps of `answer`, beside one process's optimizer.
 
     Gradients are the mean already.
     """
@@ -357,18 +349,16 @@ def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded | EllipsisType:
         return made[-1]
 
     reference = torch.optim.Adam(alone, lr=0.01)
-    step = answer(dist, list(parameters), make_optimizer)
-    if is_missing(step):
-        return ...
-    if not callable(step):
-        raise TypeError(f"your function returned {step!r}; it must return a function `step`")
+    step = result_of(answer, dist, list(parameters), make_optimizer)
+    refuse(not callable(step), f"your function returned {step!r}; it must return a function `step`.")
     for number in range(STEPS):
         behind = [parameter.detach().clone() for parameter in alone]
         for parameter, copy in zip(parameters, alone, strict=True):
             copy.grad = torch.randn_like(copy)
             parameter.grad = copy.grad.clone()
         reference.step()
-        with count_bytes(dist.barrier) as counted, _collectives(dist) as works:
+        works: list[_Work] = []
+        with count_bytes(dist.barrier) as counted, _collectives(dist, works):
             step()
         shard.sent = counted.sent
         shard.optimizers = shard.optimizers if number else len(made)
@@ -387,10 +377,8 @@ def _shard(dist: Any, answer: Callable[..., Any]) -> _Sharded | EllipsisType:
     return shard
 
 
-@contextlib.contextmanager
-def _collectives(dist: Any) -> Iterator[list[_Work]]:
-    """Note the collectives that are begun with `async_op=True` while the block runs."""
-    works: list[_Work] = []
+def _collectives(dist: Any, works: list[_Work]) -> Any:
+    """Note in `works` the collectives that are begun with `async_op=True` while the block runs."""
 
     def noting(real: Callable[..., Any]) -> Callable[..., Any]:
         def collective(*arguments: Any, **options: Any) -> Any:
@@ -402,12 +390,7 @@ def _collectives(dist: Any) -> Iterator[list[_Work]]:
         return collective
 
     names = "broadcast", "scatter", "all_gather", "all_gather_into_tensor", "all_reduce"
-    real = {name: getattr(dist, name) for name in names}
-    vars(dist).update({name: noting(each) for name, each in real.items()})
-    try:
-        yield works
-    finally:
-        vars(dist).update(real)
+    return mock.patch.multiple(dist, **{name: noting(getattr(dist, name)) for name in names})
 
 
 def _filled(nbytes: Sequence[int], limits: Sequence[int], passes: bool = False) -> Parts:
