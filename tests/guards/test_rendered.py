@@ -60,15 +60,15 @@ def launches(target):
 
 ROLE = "role: arn:aws:iam::123456789012:role/workshop\nregion: us-east-1\n"
 PLACES = {
-    "KINDS": "kind: TrainJob\nnamespace: team-a\nkeep: 2h\nnode_selector: {disk: ssd}\nimage: example.com/torch:1\n",
+    "KINDS": "kind: TrainJob\nnamespace: team-a\nnode_selector: {disk: ssd}\nimage: example.com/torch:1\n",
     "ELASTIC": "elastic: {min_workers: 1, max_workers: 3}\n",
     "CLAIM": "data_claim: all\n",
     "SLURM": "folder: /shared/my runs\nsetup: [module load cuda]\noptions: [--partition=gpu, --constraint=a100]\n",
     "VOLCANO": "scheduler: kubernetes\nqueue: training\ninstance_type: trn1.2xlarge\n"
     "node_selector: {zone: a}\n",
-    "STORED": f"{ROLE}encrypt_traffic: true\n",
+    "STORED": ROLE,
     "DRIVERS": f"{ROLE}mode: drivers\ninstance_type: ml.c5.2xlarge\ntags: {{team: a}}\n",
-    "SPOT": f"{ROLE}spot: true\nmax_wait: 1h\nbucket: my-own-bucket\ninput_mode: FastFile\nvolume_gb: 50\nretries: 3\n",
+    "SPOT": f"{ROLE}spot: true\nmax_wait: 1h\nbucket: my-own-bucket\ninput_mode: FastFile\nvolume_gb: 50\n",
     "SPARK": (ROOT / "jobs/clusters/spark/kubernetes.yaml").read_text(),
     # As that file has it, except that the secret exists.
     "STANDALONE": re.sub(

@@ -54,6 +54,7 @@ def submission(make_job, workers=1, **settings):
     [
         ("ExpiredTokenException", "expired", "your credentials have expired; log in with `aws configure`"),
         ("ValidationException", "Could not assume role x.", "SageMaker cannot act as the role"),
+        ("ValidationException", "Cannot find repository: x", "no such image; jobs/images/build.sh makes"),
         ("SomethingNew", "never seen", "AWS answered SomethingNew. AWS says: never seen"),
     ],
 )
@@ -364,15 +365,6 @@ def test_a_stack_that_cannot_be_made_or_has_failed_is_an_error_that_says_what_to
     stubs["cloudformation"].add_response("describe_stacks", stack_of("ROLLBACK_COMPLETE"))
     with pytest.raises(AwsError, match=r"is ROLLBACK_COMPLETE and has no outputs: .* delete it, then try"):
         account.deploy("network", aws, Zone="us-east-1a")
-
-
-def test_an_own_image_that_was_never_built_is_refused_before_anything_is_sent(make_job):
-    image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/workshop-horovod:cpu"
-    job = make_job("import horovod.torch", strategy="horovod", workers=2, image=image)
-    aws, stubs = scripted("ecr")
-    stubs["ecr"].add_response("batch_get_image", {"images": []})
-    with pytest.raises(AwsError, match=r"no image .*workshop-horovod:cpu: jobs/images/build\.sh makes it"):
-        SageMaker(aws, role=ROLE, region="us-east-1", confirm=True).launch(job)
 
 
 def test_only_zones_that_have_the_instance_type_are_named():

@@ -44,10 +44,7 @@ def test_the_message_passing_travels_where_a_script_imports_it(make_job, script,
     assert "workshop_utils/place.py" in files
 
 
-@pytest.mark.parametrize("has_filter", {False, hasattr(tarfile, "data_filter")})  # none before Python 3.11.4
-def test_an_archive_is_unpacked_into_its_folder_and_nowhere_else(monkeypatch, tmp_path, has_filter):
-    if not has_filter:
-        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+def test_an_archive_is_unpacked_into_its_folder_and_nowhere_else(tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()
     assert unpack(_archive("inside/file"), folder) == [folder / "inside/file"]

@@ -40,18 +40,17 @@ def unpack(archive: bytes, folder: Path) -> list[Path]:
         tarfile.TarError: if it holds something else.
     """
     with tarfile.open(fileobj=io.BytesIO(archive)) as file:
-        members = file.getmembers()
-        if hasattr(tarfile, "data_filter"):
-            file.extractall(folder, filter="data")
-        else:  # Python before 3.11.4
-            for member in members:
-                inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
-                if not inside or not (member.isfile() or member.isdir()):
-                    raise tarfile.ExtractError(
-                        f"{member.name!r} is no file or folder below the archive's own"
-                    )
-            file.extractall(folder)
-        return [folder / member.name for member in members if member.isfile()]
+        written = []
+        for member in file.getmembers():  # Python before 3.11.4 has no filter for it
+            path = (folder / member.name).resolve()
+            if not path.is_relative_to(folder.resolve()) or not (member.isfile() or member.isdir()):
+                raise tarfile.ExtractError(f"{member.name!r} is no file or folder below the archive's own")
+            if content := file.extractfile(member):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content.read())
+                path.chmod(0o600 | member.mode & 0o755)
+                written.append(folder / member.name)
+        return written
 
 
 def packed(job: TrainingJob) -> bytes:

@@ -250,10 +250,6 @@ def _problems_together(described: Mapping[str, Any]) -> Iterator[str]:
                 if mount["name"] not in volumes:
                     yield f"{mount['mountPath']} mounts volume {mount['name']!r}, which the pod does not have"
     match described["kind"]:
-        case "TFJob":
-            chiefs = [spec["tfReplicaSpecs"].get(role, {"replicas": 0}) for role in ("Chief", "Master")]
-            if sum(each.get("replicas", 1) for each in chiefs) > 1:
-                yield "spec.tfReplicaSpecs: there is more than one Chief or Master; at most one may be"
         case "MPIJob":
             workers = spec["mpiReplicaSpecs"].get("Worker", {}).get("replicas", 1)
             if len(last := f"{name}-worker-{workers - 1}") > 63:

@@ -12,7 +12,6 @@ from typing import Any
 import yaml
 
 from workshop_utils.jobs import JobError, Resources, TrainingJob
-from workshop_utils.jobs.quantities import seconds_of
 from workshop_utils.launchers.kubernetes import check, pods
 from workshop_utils.launchers.kubernetes.settings import LONGEST_SECONDS, Kind, KubernetesSettings, nodes_of
 from workshop_utils.launchers.settings import NO_REGISTRY
@@ -29,6 +28,7 @@ TF_ROLES = {"chief": "Chief", "ps": "PS", "worker": "Worker"}
 SSHD = ("/usr/sbin/sshd", "-De", "-o", "StrictModes=no")
 # Pods do not know each other's keys; and a worker's name may not be known to the DNS in its first seconds.
 SSH = "-o StrictHostKeyChecking=no -o ConnectionAttempts=10"
+KEEP_SECONDS = 3600  # the finished job, where nobody deletes it
 QUEUE = "scheduling.volcano.sh/queue-name"
 UNSAVED = "The model goes with its pod. To keep it, give the job outputs on a volume, claim:NAME."
 PREPARED = "$(python -c 'from workshop_utils.training import data; print(data.prepare(\"{source}\"))')"
@@ -75,9 +75,8 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
     if elastic is not None:  # what restarted ranks go on from: at least as long as their pod is there
         variables.setdefault("WORKSHOP_CHECKPOINTS", f"{pods.FOLDERS['model']}/checkpoints")
     volumes, mounts = pods.storage(job, settings.namespace, settings.data_claim)
-    if settings.shared_memory or job.resources.gpu or processes > 1:
-        volume, mount = pods.shared_memory(settings.shared_memory)
-        volumes, mounts = [*volumes, volume], [*mounts, mount]
+    if job.resources.gpu or processes > 1:
+        volumes, mounts = [*volumes, pods.SHARED_MEMORY], [*mounts, pods.SHARED_MEMORY_MOUNT]
     pod = {
         "restart": "Never" if kind in ("TrainJob", "Job") else None,
         "selector": settings.node_selector or None,
@@ -109,7 +108,7 @@ def build(job: TrainingJob, settings: KubernetesSettings) -> Manifest:
         "nodes": nodes,
         "processes": processes,
         "timeout": round(job.timeout_seconds),
-        "keep": round(seconds_of(settings.keep)),
+        "keep": KEEP_SECONDS,
         "retries": 0 if kind == "MPIJob" else None,
         "replicas": replicas,
         # By default worker 0 would decide.

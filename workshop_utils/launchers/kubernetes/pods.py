@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workshop_utils.jobs import JobError, Resources, TrainingJob
-from workshop_utils.jobs.quantities import bytes_of
 from workshop_utils.launchers.kubernetes.check import is_quantity
 from workshop_utils.launchers.kubernetes.settings import nodes_of
 from workshop_utils.launchers.source import shipped
@@ -29,6 +28,9 @@ from workshop_utils.training import data
 FOLDERS = {name: f"/workshop/{name}" for name in ("job", "data", "model", "checkpoints")}
 LABELS = {"app.kubernetes.io/part-of": "distributed-training-workshop"}
 LARGEST_NBYTES = 1 << 20  # of a ConfigMap, all values together (Kubernetes, "ConfigMaps")
+# Behind /dev/shm: part of the pod's memory. A container's own has 64 MB, too little for NCCL and data loaders.
+SHARED_MEMORY = {"name": "shm", "emptyDir": {"medium": "Memory"}}
+SHARED_MEMORY_MOUNT = {"name": "shm", "mountPath": "/dev/shm"}
 RENDERED = "kubernetes.yaml"  # beside job.yaml
 
 # The variables of a strategy that the manifest leaves out, by kind: the operator sets them, or torchrun and mpirun do,
@@ -85,21 +87,10 @@ def resources(
     """The limits of a container with so many processes. They are its requests too, where none are given."""
     cpus = wanted.cpu * processes
     cpu: int | str = int(cpus) if float(cpus).is_integer() else f"{math.ceil(cpus * 1000)}m"
-    memory = amount(wanted.memory) if processes == 1 else str(wanted.memory_nbytes * processes)
+    as_written = processes == 1 and is_quantity(wanted.memory)
+    memory = wanted.memory if as_written else str(wanted.memory_nbytes * processes)
     gpu = {"nvidia.com/gpu": wanted.gpu * processes} if wanted.gpu else {}
     return {"limits": {"cpu": cpu, "memory": memory, **gpu, **(further or {})}}
-
-
-def amount(size: str) -> str:
-    """`size` as Kubernetes reads it: as it was written, or else in bytes."""
-    return size if is_quantity(size) else str(bytes_of(size))
-
-
-def shared_memory(size: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The volume behind /dev/shm, and its mount. A container's own is 64 MB, too little for NCCL and data loaders."""
-    limit = {"sizeLimit": amount(size)} if size else {}
-    mount = {"name": "shm", "mountPath": "/dev/shm"}
-    return {"name": "shm", "emptyDir": {"medium": "Memory", **limit}}, mount
 
 
 def storage(

@@ -10,8 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from workshop_utils.jobs import Description, Duration, JobError, Size, StrategyName, TrainingJob
-from workshop_utils.jobs.quantities import seconds_of
+from workshop_utils.jobs import Description, JobError, StrategyName, TrainingJob
 from workshop_utils.launchers.settings import ClusterSettings, LabelKey, Name
 from workshop_utils.strategies import strategy_of
 
@@ -38,7 +37,6 @@ WITHOUT_KIND: dict[StrategyName, str] = {
     "horovod_elastic": "its driver starts the workers itself, on its own machine",
 }
 ONE_PROCESS_A_POD = ("TFJob", "Job")  # these kinds have no program that would start several
-SHORTEST_KEEP_SECONDS = 60  # longer than a run may take to look again
 JOB_RESOURCES = {"cpu", "memory", "nvidia.com/gpu"}  # what a job says itself, in `resources`
 LONGEST_SECONDS = 2**31 - 1  # which a field of Kubernetes can hold
 Amount = Annotated[int | str, Field(union_mode="left_to_right")]
@@ -81,14 +79,11 @@ class KubernetesSettings(ClusterSettings):
         storage_claim: a PersistentVolumeClaim for the model of jobs that name none in `outputs`; without either it is
             lost with its pod. Checkpoints are kept where a job names a claim for them: it would resume from them at its
             next launch, too.
-        shared_memory: the size of /dev/shm, which pods with GPUs or several processes have; by default the pod's
-            memory, as a part of which it counts.
         pod_resources: what each training pod gets besides, such as `vpc.amazonaws.com/efa: 4`, `hugepages-2Mi: 5120Mi`.
         environment: variables of every pod, such as NCCL's; the job's own come first.
         gang: `volcano` starts all pods of a job or none, so that two jobs never wait for each other's half. The time in
             its queue counts towards the timeout of a TrainJob, whose operator counts from its creation.
         queue: Volcano's queue.
-        keep: how long the finished job is kept where nobody deletes it; at least a minute.
     """
 
     EXAMPLE: ClassVar[str] = "namespace: default"
@@ -96,19 +91,13 @@ class KubernetesSettings(ClusterSettings):
     kind: Kind | None = None
     elastic: Elastic | None = None
     storage_claim: Name | None = None
-    shared_memory: Size | None = None
     pod_resources: dict[LabelKey, Amount] = Field(default={})
     environment: dict[str, str] = Field(default={})
     gang: Literal["volcano"] | None = None
     queue: Name | None = None
-    keep: Duration = "1h"
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
-        if not SHORTEST_KEEP_SECONDS <= seconds_of(self.keep) <= LONGEST_SECONDS:
-            raise ValueError(
-                f"keep is {self.keep!r}; it must be from a minute to {LONGEST_SECONDS} s, 68 years"
-            )
         if twice := sorted(JOB_RESOURCES & self.pod_resources.keys()):
             raise ValueError(f"pod_resources.{twice[0]} is the job's to say: give it in the job's resources")
         if self.queue is not None and self.gang is None:

@@ -48,6 +48,7 @@ MEANINGS = {
         f"SageMaker cannot act as the role. It must exist, and trust sagemaker.amazonaws.com (the stack of {FOLDER}/ "
         "makes one)"
     ),
+    "find repository": "there is no such image; jobs/images/build.sh makes the workshop's own",
     "nosuchentity": f"there is no such role (the stack of {FOLDER}/ makes one)",
     "denied": f"you may not do that; {FOLDER}/templates/roles.yaml lists what a learner needs",
     "resourcelimitexceeded": (

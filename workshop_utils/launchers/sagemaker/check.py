@@ -17,7 +17,7 @@ from botocore.loaders import Loader
 from botocore.model import ServiceModel
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.sagemaker import toolkit
+from workshop_utils.launchers.sagemaker.toolkit import STARTER
 
 OPERATION = "CreateTrainingJob"
 LONGEST_JOB_SECONDS = 5 * 86_400  # unless the account's quota was raised
@@ -43,15 +43,11 @@ def body(request: Mapping[str, Any]) -> None:
 
 def rules(request: Mapping[str, Any]) -> None:
     """Raise JobError if SageMaker would accept `request` and do something else, or fail later."""
-    parameters = request["HyperParameters"]
-    known = dict.fromkeys(filter(None, toolkit.SWITCHES.values()))
-    switches = [name for name in known if parameters.get(name) == "true"]
-    if len(switches) > 1:
-        obeyed = "the toolkit obeys one of them and says nothing of the other: a job has one strategy"
-        raise JobError(f"{' and '.join(switches)} are both set; {obeyed}")
-    module = toolkit.MODULES.get(switches[0]) if switches else None
-    image = request["AlgorithmSpecification"]["TrainingImage"]
-    if module and "tensorflow" in module and re.search(r"/workshop-\w+[:@]", image):
+    module, image = (
+        request["Environment"].get(STARTER, ""),
+        request["AlgorithmSpecification"]["TrainingImage"],
+    )
+    if "tensorflow" in module and re.search(r"/workshop-\w+[:@]", image):
         lacks = "an image of jobs/images/, which have no toolkit for TensorFlow's strategies"
         raise JobError(
             f"image is {image!r}, {lacks}: leave it out, and AWS's is taken, which has TensorFlow 2.21"

@@ -28,7 +28,6 @@ DRIVERS = (HERE / "driver.py", HERE.parent / "local" / "horovod_rendezvous.py") 
 # image_uris; aws/deep-learning-containers, docs/src/data and docker/, August 2026.
 TENSORFLOW = {"framework": "tensorflow", "version": "2.21", "py_version": "py312"}
 PYTORCH = {"framework": "pytorch-amzn2023", "version": "2.13"}
-_OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(tensorflow|pytorch)(?:-training)?:(\d+)\.(\d+)")
 # How long hosts may take to come together, as the toolkit's own waiting goes (mpi.py: an hour for MPI's workers).
 JOIN_SECONDS = 1800
 
@@ -64,7 +63,7 @@ class Submission:
             waiting["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(JOIN_SECONDS)
         module = toolkit.MODULES.get(toolkit.SWITCHES.get(self.job.strategy) or "")
         # AWS's images have set it already, to the same; in others, without it, the toolkit starts plain scripts.
-        starter = {"SAGEMAKER_TRAINING_MODULE": module} if module and self.settings.mode == "toolkit" else {}
+        starter = {toolkit.STARTER: module} if module and self.settings.mode == "toolkit" else {}
         return {"PYTHONUNBUFFERED": "1", **waiting, **self.job.environment, **starter}
 
     @property
@@ -240,31 +239,20 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     """The job's own image, or else AWS's for what its script imports and the processor of `instance_type`.
 
     Raises:
-        JobError: if AWS has no such image, or the job's own is one of AWS's and lacks Horovod.
+        JobError: if AWS has no such image.
     """
-    packages = imports.packages(imports.imported(job.script_path))
-    needs_horovod = "horovod" in packages or job.strategy == "horovod"
     if job.image is not None:
-        if needs_horovod and lacks_horovod(job.image):
-            advice = "Use that, or build jobs/images/ and name your own image"
-            lacks = "which has no Horovod in it: AWS's last one is TensorFlow 2.12"
-            raise JobError(f"image is {job.image!r}, {lacks}. {advice}")
         return job.image
-    region = settings.region_name
-    if needs_horovod:
+    packages, region = imports.packages(imports.imported(job.script_path)), settings.region_name
+    if "horovod" in packages or job.strategy == "horovod":
         raise JobError(
             "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and "
             f"name yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
         )
-    # PyTorch's image has mpi4py and NumPy in it, too.
-    image = TENSORFLOW if {"tensorflow", "keras"} & packages else PYTORCH
-    return aws_image(image, region, settings.instance_type)
-
-
-def aws_image(image: dict[str, str], region: str, instance_type: str) -> str:
-    """AWS's training image for the processor of `instance_type`. Raises JobError if there is none."""
     from sagemaker.core import image_uris  # here, since the SDK takes seconds to import
 
+    # PyTorch's image has mpi4py and NumPy in it, too.
+    image, instance_type = TENSORFLOW if imports.TENSORFLOW & packages else PYTORCH, settings.instance_type
     options = {**image, "region": region, "instance_type": instance_type, "image_scope": "training"}
     try:
         # AWS lists the tags of TensorFlow 2.21 with this ending, which the SDK leaves out.
@@ -272,12 +260,3 @@ def aws_image(image: dict[str, str], region: str, instance_type: str) -> str:
     except ValueError as error:
         message = f"image is missing, and AWS has none for {instance_type} in region {region}: {error}"
         raise JobError(message) from None
-
-
-def lacks_horovod(image: str) -> bool:
-    """Whether `image` is one of AWS's without Horovod; what other people's images hold is not known."""
-    match = _OF_AWS.match(image)
-    if match is None or not aws_image(PYTORCH, match[2], "ml.c5.xlarge").startswith(match[1]):
-        return False
-    framework, major, minor = match.groups()[2:]
-    return framework != "tensorflow" or (int(major), int(minor)) > (2, 12)

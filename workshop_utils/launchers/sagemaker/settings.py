@@ -34,14 +34,12 @@ class SageMakerSettings(TargetSettings):
         region: such as `"us-east-1"`; by default that of `AWS_REGION` or `AWS_DEFAULT_REGION`.
         bucket: for source, data and models; by default `sagemaker-workshop-REGION-ACCOUNT`, made if it is missing.
         subnets, security_groups: the VPC in which the instances meet; both or none.
-        encrypt_traffic: encrypt the traffic between the instances, which costs bandwidth.
         input_mode: `"File"` copies the data before the start, `"FastFile"` streams what is read.
         volume_gb: disk of each instance, in GB.
         max_runtime: when the service ends the job, whatever it does; by default the job's own timeout.
         spot: use spare capacity, which is cheaper and may be taken away; checkpoints are then kept in the bucket.
         max_wait: with `spot`, how long waiting and running may take together; by default an hour more than
             `max_runtime`.
-        retries: how often SageMaker restarts the job after a failure of its own, not of the script.
         tags: put on every job, beside the workshop's own tag, by which the clean-up finds it.
         confirm: start without asking, though it costs money.
     """
@@ -55,13 +53,11 @@ class SageMakerSettings(TargetSettings):
     bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
     subnets: tuple[Subnet, ...] = ()
     security_groups: tuple[SecurityGroup, ...] = ()
-    encrypt_traffic: bool = False
     input_mode: Literal["File", "FastFile"] = "File"
     volume_gb: int = Field(default=30, ge=1, le=16_384, strict=True)
     max_runtime: Duration | None = None
     spot: bool = False
     max_wait: Duration | None = None
-    retries: int = Field(default=0, ge=0, le=30, strict=True)
     tags: dict[str, str] = Field(default={})
     confirm: bool = False
 

@@ -47,7 +47,8 @@ SWITCHES: dict[StrategyName, str | None] = {
     "mpi": MPI,
     "torch_ddp": TORCH_DISTRIBUTED,
 }
-# What SAGEMAKER_TRAINING_MODULE must name for the toolkit to heed a switch. Without it, it knows MPI and plain scripts.
+STARTER = "SAGEMAKER_TRAINING_MODULE"
+# What it must name for the toolkit to heed a switch. Without it, it knows MPI and plain scripts.
 MODULES = {
     PARAMETER_SERVER: "sagemaker_tensorflow_container.training:main",
     MULTI_WORKER_MIRRORED: "sagemaker_tensorflow_container.training:main",

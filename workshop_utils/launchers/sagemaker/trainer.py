@@ -157,7 +157,6 @@ def _train(submission: Submission, started: Members | None, session: OfflineSess
             networking=Networking(
                 subnets=list(settings.subnets) or None,
                 security_group_ids=list(settings.security_groups) or None,
-                enable_inter_container_traffic_encryption=settings.encrypt_traffic or None,
             ),
             tags=[
                 shapes.Tag(key=key, value=value)
@@ -165,8 +164,6 @@ def _train(submission: Submission, started: Members | None, session: OfflineSess
             ],
             **_driver(submission, started, Path(folder)),
         )
-        if settings.retries:
-            trainer.with_retry_strategy(shapes.RetryStrategy(maximum_retry_attempts=settings.retries))
         # Every host gets all of the data, since strategies differ in how they read shards.
         channel = trainer.create_input_data_channel("training", submission.data_uri)
         channel.input_mode = settings.input_mode
