@@ -62,12 +62,8 @@ def test_no_exercise_loses_its_cell_or_moves_to_another_lesson():
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A folder with two lessons and what they name, and the working folder in it."""
-    for name in (
-        f"notebooks/{LESSON}",
-        f"notebooks/{OTHER}",
-        "jobs/mnist_single",
-        "images/00_whole_idea.svg",
-    ):
+    lessons = f"notebooks/{LESSON}", f"notebooks/{OTHER}"
+    for name in (*lessons, "docs/glossary.md", "jobs/mnist_single", "images/00_whole_idea.svg"):
         source, target = ROOT / name, tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
@@ -89,21 +85,10 @@ def change(path, edit):
     nbformat.write(notebook, str(path))
 
 
-def cell_with(notebook, tag):
-    return next(cell for cell in notebook.cells if tag in tags_of(cell))
-
-
 def improve_the_source(checkout, lesson=LESSON):
     """A new version of a lesson, told apart by a sentence at its end."""
     new = nbformat.v4.new_markdown_cell("A new paragraph.", id="new-paragraph")
     change(checkout / "notebooks" / lesson, lambda notebook: notebook.cells.append(new))
-
-
-def test_a_folder_gets_every_lesson(checkout):
-    for words, folder in ((), MINE), (["elsewhere"], "elsewhere"):
-        said = copy_lessons(*words)
-        assert sorted(path.name for path in (checkout / folder).iterdir()) == [LESSON, OTHER]
-        assert f"{folder}/{LESSON}: new" in said
 
 
 def assert_without_solutions(copy, source):
@@ -117,53 +102,55 @@ def assert_without_solutions(copy, source):
     assert not [cell.id for cell in solutions if json.dumps(cell.source)[1:-1] in text]
 
 
-def test_a_copy_has_exercises_and_hints_and_neither_solutions_nor_outputs(checkout):
-    copy_lessons()
-    assert_without_solutions(checkout / MINE / LESSON, read(checkout / "notebooks" / LESSON))
+def test_a_folder_gets_every_lesson_with_exercises_and_hints_and_without_solutions(checkout):
+    for words, folder in ((), MINE), (["elsewhere"], "elsewhere"):
+        said = copy_lessons(*words)
+        assert sorted(path.name for path in (checkout / folder).iterdir()) == [LESSON, OTHER]
+        assert f"{folder}/{LESSON}: new" in said
+        assert_without_solutions(checkout / folder / LESSON, read(checkout / "notebooks" / LESSON))
 
 
 def test_a_second_call_changes_nothing_and_says_nothing(checkout):
+    def state():
+        return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (checkout / MINE).iterdir()}
+
     copy_lessons()
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in (checkout / MINE).iterdir()}
+    before = state()
     assert copy_lessons() == ""
-    assert before == {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before}
+    assert state() == before
+
+
+def answer(notebook):
+    next(cell for cell in notebook.cells if "exercise" in tags_of(cell)).source = "answer = 42"
 
 
 WORK = {
-    "an exercise is answered": lambda notebook: cell_with(notebook, "exercise").update(source="answer = 42"),
+    "an exercise is answered": answer,
     "a cell is added": lambda notebook: notebook.cells.insert(
-        3, nbformat.v4.new_code_cell("1 + 1", id="my-own")
+        3, nbformat.v4.new_code_cell("1 + 1", id="own")
     ),
     "a cell is deleted": lambda notebook: notebook.cells.pop(),
     "cells are swapped": lambda notebook: notebook.cells.insert(2, notebook.cells.pop(3)),
     "a space is added": lambda notebook: notebook.cells[0].update(source=notebook.cells[0].source + " "),
 }
+SOMEBODY_ELSES = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 1", id="x")])
+NOT_A_COPY = (b"", b"{ half", b'{"cells": [', b"my shopping list\n", b"{}", b'{"cells": []}', b"[]", b"null", b"7",
+              b"\x89PNG\r\n\xff\xfe\x00", nbformat.writes(SOMEBODY_ELSES).encode())  # fmt: skip
 
 
-@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
-def test_what_a_learner_has_changed_is_never_overwritten(checkout, work):
-    copy_lessons()
+@pytest.mark.parametrize("work", [*WORK.values(), *NOT_A_COPY], ids=[*WORK, *map(repr, NOT_A_COPY)])
+def test_what_a_learner_has_changed_or_made_is_never_overwritten(checkout, work):
     mine = checkout / MINE / LESSON
-    change(mine, work)
+    if callable(work):
+        copy_lessons()
+        change(mine, work)
+    else:
+        mine.parent.mkdir()
+        mine.write_bytes(work)
     before = mine.read_bytes()
     improve_the_source(checkout)
     said = copy_lessons()
     assert mine.read_bytes() == before
-    assert f"{MINE}/{LESSON}: left alone" in said
-
-
-NOT_A_COPY = (b"", b"{ half", b'{"cells": [', b"my shopping list\n", b"{}", b'{"cells": []}',
-              b"\x89PNG\r\n\xff\xfe\x00", b"[]", b"null", b"7")  # fmt: skip
-SOMEBODY_ELSES = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("x = 1", id="x")])
-
-
-@pytest.mark.parametrize("content", [*NOT_A_COPY, nbformat.writes(SOMEBODY_ELSES).encode()])
-def test_a_file_that_is_no_copy_is_never_overwritten(checkout, content):
-    (checkout / MINE).mkdir()
-    mine = checkout / MINE / LESSON
-    mine.write_bytes(content)
-    said = copy_lessons()
-    assert mine.read_bytes() == content
     assert f"{MINE}/{LESSON}: left alone" in said
     assert (checkout / MINE / OTHER).is_file(), "the other lesson comes all the same"
 
@@ -228,15 +215,11 @@ def test_a_release_has_an_edition_for_learners_and_one_for_instructors(checkout)
         assert "solution" not in tags_of(cell) or not cell.metadata.get("jupyter", {}).get("source_hidden")
 
 
-def test_each_edition_has_what_its_notebooks_name(checkout):
+@pytest.mark.parametrize("lessons", [(), (OTHER,)])
+def test_each_edition_has_the_lessons_that_are_named_and_what_they_name(checkout, lessons):
     (checkout / "jobs/mnist_single/__pycache__").mkdir(exist_ok=True)
-    for edition in release():
-        assert sorted(path.name for path in (edition / "notebooks").iterdir()) == [LESSON, OTHER]
+    for edition in release(*(f"notebooks/{name}" for name in lessons)):
+        assert {path.name for path in (edition / "notebooks").iterdir()} == set(lessons or (LESSON, OTHER))
         assert (edition / "jobs/mnist_single/train.py").is_file()
         assert (edition / "images/00_whole_idea.svg").is_file()
         assert not list(edition.rglob("__pycache__"))
-
-
-def test_a_release_of_one_lesson_has_no_other(checkout):
-    for edition in release(f"notebooks/{OTHER}"):
-        assert [path.name for path in (edition / "notebooks").iterdir()] == [OTHER]

@@ -1,6 +1,6 @@
-"""Records images/run.gif, the README's moving picture: a ring of four processes, one of them behind a slow link.
+"""Records docs/run.gif, the README's moving picture: a ring of four processes, one of them behind a slow link.
 
-python images/run.py        from the repository's root, on Linux with network namespaces
+python docs/run.py        from the repository's root, on Linux with network namespaces
 """
 
 import io
@@ -38,5 +38,5 @@ size = pictures[-1].size
 seconds = [EVERY_SECONDS] * (len(pictures) - 1) + [LAST_SECONDS]
 first, *others = [each.resize(size) for each in pictures]
 first.save(
-    "images/run.gif", save_all=True, append_images=others, duration=[1000 * each for each in seconds], loop=0
+    "docs/run.gif", save_all=True, append_images=others, duration=[1000 * each for each in seconds], loop=0
 )
