@@ -1,13 +1,12 @@
 """Clusters on EKS: their files fit each other, and what makes and deletes them runs against recording programs."""
 
+import itertools
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jmespath
 import pytest
@@ -37,11 +36,16 @@ def objects(name):
 # The files
 
 
-def test_names_agree_between_place_claim_plugin_and_cluster():
-    place = Kubernetes.load(FOLDER / "place.yaml")
-    (claim,) = objects("storage/claim.yaml")
-    assert place.data_claim == claim["metadata"]["name"]
-    assert place.context == eks.load("cpu")["metadata"]["name"]
+def test_names_agree_between_places_claim_plugin_queue_and_clusters():
+    (claim,), (copier,), (queue,) = map(
+        objects, ("storage/claim.yaml", "storage/data-pod.yaml", "queue.yaml")
+    )
+    for name, cluster in (("place.yaml", "cpu"), ("place-gpu.yaml", "gpu")):
+        place = Kubernetes.load(FOLDER / name)
+        assert place.context == eks.load(cluster)["metadata"]["name"]
+        assert (place.gang, place.queue) == ("volcano", queue["metadata"]["name"])
+        mounted = copier["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"]
+        assert place.data_claim == claim["metadata"]["name"] == mounted
     assert claim["spec"]["resources"]["requests"]["storage"] == f"{eks.LUSTRE_GB}Gi"
     assert claim["spec"]["storageClassName"] == objects("storage/storage-class.yaml")[0]["metadata"]["name"]
     plugin = objects("devices/efa.yaml")[0]["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
@@ -80,34 +84,18 @@ def test_rules_and_schemas_are_those_of_the_operators_that_the_cluster_has():
     assert [each for each in cited if each[2] != pins[each[1]]] == []
 
 
-def test_a_reservation_is_a_comment_that_becomes_a_setting(tmp_path, monkeypatch):
-    monkeypatch.setattr(eks, "ROOT", tmp_path)
-    (tmp_path / eks.FOLDER / "clusters").mkdir(parents=True)
-    for name in ("gpu", "trainium"):
-        text = re.sub(r"# ( *capacityReservation)", r"\1", (FOLDER / "clusters" / f"{name}.yaml").read_text())
-        (tmp_path / eks.FOLDER / "clusters" / f"{name}.yaml").write_text(text)
-        target = eks.load(name)["managedNodeGroups"][1]["capacityReservation"]["capacityReservationTarget"]
-        assert target["capacityReservationID"].startswith("cr-")
-
-
-def test_a_volume_claim_is_the_one_that_is_copied_into_and_a_gang_waits_in_the_queue_that_there_is():
-    (copier,) = objects("storage/data-pod.yaml")
-    (queue,) = objects("queue.yaml")
-    for name in ("place.yaml", "place-gpu.yaml"):
-        place = Kubernetes.load(FOLDER / name)
-        assert copier["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == place.data_claim
-        assert (place.gang, place.queue) == ("volcano", queue["metadata"]["name"])
-    assert Kubernetes.load(FOLDER / "place-gpu.yaml").context == eks.load("gpu")["metadata"]["name"]
-
-
 # A learner's own namespace
 
 
-def filled(name="ada"):
-    text = (FOLDER / "learner.yaml").read_text()
-    return list(
-        yaml.safe_load_all(re.sub(r"\$\{(\w+)\}", lambda match: name if match[1] == "learner" else "x", text))
-    )
+def rights():
+    """Group, resource and verb of all that a learner may do."""
+    text = re.sub(r"\$\{(\w+)\}", "x", (FOLDER / "learner.yaml").read_text())
+    (role,) = [each for each in yaml.safe_load_all(text) if each["kind"] == "Role"]
+    of_rules = [
+        itertools.product(*(rule[key] for key in ("apiGroups", "resources", "verbs")))
+        for rule in role["rules"]
+    ]
+    return {right for rule in of_rules for right in rule}
 
 
 @pytest.mark.parametrize(
@@ -120,27 +108,17 @@ def filled(name="ada"):
 def test_a_learner_may_do_in_their_own_namespace_what_the_launcher_asks_for(
     tmp_path, monkeypatch, make_job, strategy, kind
 ):
-    (role,) = [each for each in filled() if each["kind"] == "Role"]
-    allowed = {
-        (group, resource, verb)
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
-    verbs = {"POST": "create", "DELETE": "delete", "PATCH": "patch"}
+    verbs, asked = {"POST": "create", "DELETE": "delete", "PATCH": "patch"}, set()
     with kubernetes_api.cluster(tmp_path, monkeypatch) as server:
         place = {"namespace": "ada", "registry": "r.example.com"}
-        launcher = (
-            TorchX(scheduler="kubernetes", **place) if kind == "Volcano" else Kubernetes(kind=kind, **place)
-        )
+        own = kind == "Volcano"
+        launcher = TorchX(scheduler="kubernetes", **place) if own else Kubernetes(kind=kind, **place)
         spec, name = {"containers": [{"name": "node"}]}, "ddp-node-0-0"
         server.pods = [{"metadata": {"name": name}, "spec": spec, "status": {"phase": "Running"}}]
         server.logs = {name: kubernetes_api.stamped("hello")}
         workers = 1 if strategy == "single" else 2
         with launcher.launch(make_job("import torch", name="ddp", strategy=strategy, workers=workers)) as run:
             assert eventually(lambda: list(run.logs()))
-        asked = set()
         for method, path in server.requests:
             before, _, below = path.partition("?")[0].partition("/namespaces/ada/")
             group = before.split("/")[2] if before.startswith("/apis") else ""
@@ -148,96 +126,85 @@ def test_a_learner_may_do_in_their_own_namespace_what_the_launcher_asks_for(
             verb = verbs.get(method, "get" if named else "list")
             asked.add((group, "/".join([resource, *named[1:]]), verb))
     assert ("", "pods/log", "get") in asked
-    assert asked <= allowed
+    assert asked <= rights()
 
 
 def test_a_learner_may_carry_out_the_commands_that_copy_a_model_out():
-    (role,) = [each for each in filled() if each["kind"] == "Role"]
-    rights = {
-        (r, verb)
-        for rule in role["rules"]
-        if "" in rule["apiGroups"]
-        for r in rule["resources"]
-        for verb in rule["verbs"]
-    }
     commands = re.findall(r"#     kube (\w+)", (FOLDER / "storage/data-pod.yaml").read_text())
     needed = {
-        "apply": {("pods", "get"), ("pods", "create")},
-        "wait": {("pods", "get"), ("pods", "list"), ("pods", "watch")},
-        "cp": {("pods", "get"), ("pods/exec", "create"), ("pods/exec", "get")},
-        "delete": {("pods", "delete")},
+        "apply": {("", "pods", "get"), ("", "pods", "create")},
+        "wait": {("", "pods", verb) for verb in ("get", "list", "watch")},
+        "cp": {("", "pods", "get"), ("", "pods/exec", "create"), ("", "pods/exec", "get")},
+        "delete": {("", "pods", "delete")},
     }
     assert set(commands) == set(needed)
-    assert set().union(*needed.values()) <= rights
+    assert set().union(*needed.values()) <= rights()
 
 
-def test_a_learner_comes_with_a_claim_on_everybody_s_file_system_and_goes_alone(run, tmp_path, monkeypatch):
-    del run  # which puts the recording programs on the path
-    monkeypatch.setenv("AWS_REGION", "us-west-2")
-    absent = "echo An error occurred: ResourceNotFoundException >&2; exit 254"
-    answers = {
-        "volumeName": "echo pv-1",
-        "volumeHandle": "echo fs-1",
-        "dnsname": "echo fs-1.aws",
-        "mountname": "echo abc",
-        "describe-access-entry": absent,
-    }
-    make_programs(tmp_path, answers)
+ARN = "arn:aws:iam::123456789012:user/ada"
+SHARED = {
+    "volumeName": "echo pv-1",
+    "volumeHandle": "echo fs-1",
+    "dnsname": "echo fs-1.aws",
+    "mountname": "echo abc",
+}
+NO_ENTRY = {"describe-access-entry": "echo An error occurred: ResourceNotFoundException >&2; exit 254"}
+ENTRY = {"describe-access-entry": "echo workshop:ada"}
+NAMESPACE = {"get namespace ada": "echo ada/distributed-training-workshop"}
 
-    def namespace(found):
-        return {"get namespace ada": f"echo {found}"}
 
-    def learner(*words):
-        (tmp_path / "calls").write_text("")
-        command = ["bash", str(FOLDER / "learner.sh"), *words]
-        done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-        return done.returncode, (tmp_path / "calls").read_text().splitlines()
+@pytest.fixture
+def learner(programs, tmp_path):
+    """`learner("add", answers)`: the exit code of learner.sh, the commands that it ran, and what it applied."""
 
-    arn = "arn:aws:iam::123456789012:user/ada"
-    code, lines = learner("add", "workshop-cpu", "ada", arn)
+    def carry_out(action, answers, name="ada"):
+        (tmp_path / "given").unlink(missing_ok=True)
+        programs({**SHARED, **answers})
+        command = ["bash", str(FOLDER / "learner.sh"), action, "workshop-cpu", name, ARN]
+        code = subprocess.run(command, cwd=ROOT, check=False, capture_output=True).returncode
+        given = (tmp_path / "given").read_text() if (tmp_path / "given").exists() else ""
+        return code, (tmp_path / "calls").read_text().splitlines(), list(yaml.safe_load_all(given))
+
+    return carry_out
+
+
+def test_a_learner_comes_with_a_claim_on_everybody_s_file_system_and_goes_alone(learner):
+    code, lines, made = learner("add", NO_ENTRY)
     assert code == 0
     assert "create-access-entry --kubernetes-groups workshop:ada" in lines[-1]
-    assert lines[-1].endswith(f"--principal-arn {arn} --region us-west-2")
-    made = list(yaml.safe_load_all((tmp_path / "given").read_text()))
-    for described in made:
-        assert list(check.problems_of(described)) == []
+    assert lines[-1].endswith(f"--principal-arn {ARN} --region us-west-2")
+    assert [problem for described in made for problem in check.problems_of(described)] == []
     assert {each["metadata"].get("namespace", "ada") for each in made} == {"ada"}
-    volume = next(each for each in made if each["kind"] == "PersistentVolume")
-    assert volume["spec"]["csi"]["volumeHandle"] == "fs-1-ada"
-    assert volume["spec"]["csi"]["volumeAttributes"] == {"dnsname": "fs-1.aws", "mountname": "abc"}
-    code, lines = learner("remove", "workshop-cpu", "ada", arn)
+    volume = next(each["spec"]["csi"] for each in made if each["kind"] == "PersistentVolume")
+    assert volume["volumeHandle"] == "fs-1-ada"
+    assert volume["volumeAttributes"] == {"dnsname": "fs-1.aws", "mountname": "abc"}
+    code, lines, _ = learner("remove", NO_ENTRY)
     assert code == 0
     assert not any("namespace default" in line or "--all" in line for line in lines)
     assert "metadata.name=ada" in lines[2]  # and the entry was gone already
-    ours = {"describe-access-entry": "echo workshop:ada", **namespace("ada/distributed-training-workshop")}
-    make_programs(tmp_path, {**answers, **ours})
-    code, lines = learner("add", "workshop-cpu", "ada", arn)
+    code, lines, _ = learner("add", ENTRY | NAMESPACE)
     assert (code, [line for line in lines if "create-access-entry" in line]) == (0, [])
-    assert "delete-access-entry" in learner("remove", "workshop-cpu", "ada", arn)[1][2]
-    for (
-        theirs
-    ) in (  # an administrator's entry, one with rights by policies, somebody's namespace, an operator's
-        *(
-            {"describe-access-entry": answer}
-            for answer in ("echo eks-admins", ":", "echo workshop:ada eks-admins")
-        ),
-        *(namespace(found) for found in ("ada/", "ada/kubeflow")),
-    ):
-        make_programs(tmp_path, {**answers, **ours, **theirs})
-        (tmp_path / "given").unlink(missing_ok=True)
-        for action in ("add", "remove"):
-            code, lines = learner(action, "workshop-cpu", "ada", arn)
-            assert code == 1
-            assert not (tmp_path / "given").exists()
-            assert not any(word in line for line in lines for word in ("create-access", "delete"))
-    for what, answer in (("volumeName", ":"), ("dnsname", "exit 1"), ("describe-access-entry", "exit 255")):
-        make_programs(tmp_path, {**answers, what: answer})
-        (tmp_path / "given").unlink(missing_ok=True)
-        code, lines = learner("remove" if "entry" in what else "add", "workshop-cpu", "ada", arn)
+    assert "delete-access-entry" in learner("remove", ENTRY | NAMESPACE)[1][2]
+
+
+@pytest.mark.parametrize(
+    ("actions", "answers"),
+    [
+        # An administrator's entry, one with rights by policies, somebody's namespace, an operator's.
+        *((("add", "remove"), NAMESPACE | {"describe-access-entry": answer})
+          for answer in ("echo eks-admins", ":", "echo workshop:ada eks-admins")),
+        *((("add", "remove"), ENTRY | {"get namespace ada": f"echo {found}"}) for found in ("ada/", "ada/kubeflow")),
+        *((("add",), NO_ENTRY | {what: answer}) for what, answer in (("volumeName", ":"), ("dnsname", "exit 1"))),
+        (("remove",), {"describe-access-entry": "exit 255"}),
+    ],
+)  # fmt: skip
+def test_what_is_somebody_else_s_or_cannot_be_seen_is_left_alone(learner, actions, answers):
+    for action in actions:
+        code, lines, made = learner(action, answers)
         assert code != 0
-        assert not (tmp_path / "given").exists()
-        assert not any("delete" in line for line in lines)
-    assert learner("add", "workshop-cpu", "kube-system", arn) == (2, [])
+        assert made == []
+        assert not any(word in line for line in lines for word in ("create-access", "delete"))
+    assert learner("add", answers, name="kube-system")[:2] == (2, [])
 
 
 # The price
@@ -291,29 +258,37 @@ ANSWERS = {
     "clusterSecurityGroupId": "echo sg-1",
     "list-clusters": "echo workshop",
 }
-Run = Callable[..., tuple[Any, list[str]]]
-
-
-def make_programs(folder, answers):
-    cases = "\n".join(f"*{shlex.quote(part)}*) {answer} ;;" for part, answer in answers.items())
-    for name in ("aws", "eksctl", "kubectl", "helm", "sleep"):
-        (folder / name).write_text(PROGRAM.format(folder=shlex.quote(str(folder)), answers=cases))
-        (folder / name).chmod(0o755)
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """`run("create", "cpu", "--yes", **answers)`: what the command line said, and the commands that it ran."""
+def programs(tmp_path, monkeypatch):
+    """`programs(answers)` puts programs on the path that write their calls down, and answer so."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("AWS_REGION", "us-west-2")
+
+    def make(answers):
+        (tmp_path / "calls").write_text("")
+        cases = "\n".join(f"*{shlex.quote(part)}*) {answer} ;;" for part, answer in answers.items())
+        for name in ("aws", "eksctl", "kubectl", "helm", "sleep"):
+            (tmp_path / name).write_text(PROGRAM.format(folder=shlex.quote(str(tmp_path)), answers=cases))
+            (tmp_path / name).chmod(0o755)
+
+    return make
+
+
+def command_line(*words, typed=""):
     app = typer.Typer()
     app.command()(eks.main)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return CliRunner().invoke(app, words, input=typed)
+
+
+@pytest.fixture
+def run(programs, tmp_path):
+    """`run("create", "cpu", "--yes", **answers)`: what the command line said, and the commands that it ran."""
 
     def carry_out(*words, answers=ANSWERS, typed=""):
-        make_programs(tmp_path, answers)
-        calls = tmp_path / "calls"
-        calls.write_text("")
-        said = CliRunner().invoke(app, words, input=typed)
-        return said, calls.read_text().splitlines()
+        programs(answers)
+        return command_line(*words, typed=typed), (tmp_path / "calls").read_text().splitlines()
 
     return carry_out
 
@@ -353,9 +328,7 @@ def test_nothing_is_run_before_somebody_has_said_yes_or_for_a_dry_run(run, actio
 @pytest.mark.parametrize("action", ["create", "delete-all"])
 def test_a_missing_program_is_named_before_anybody_is_asked(action, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    app = typer.Typer()
-    app.command()(eks.main)
-    said = CliRunner().invoke(app, [action, "cpu"], input="y\n")
+    said = command_line(action, "cpu", typed="y\n")
     assert said.exit_code == 2
     assert said.output.strip().endswith("eksctl.io, kubernetes.io, helm.sh and git-scm.com say how.")
     assert "not installed: aws, eksctl, kubectl" in said.output
@@ -391,20 +364,18 @@ def test_delete_all_ends_with_the_cluster_once_the_file_system_is_gone(run):
 
 def test_delete_all_takes_no_file_system_that_was_not_made_here():
     text = (FOLDER / "delete-all.sh").read_text()
-    (ours,) = re.findall(r'ours="(.*)"', text)
-    (query,) = re.findall(r'"(FileSystems\[.*)"', text)
+    (ours,), (query,) = re.findall(r'ours="(.*)"', text), re.findall(r'"(FileSystems\[.*)"', text)
     made = {"made-by": "distributed-training-workshop", "cluster": "workshop-cpu"}
-    tags = {"ours": made, "foreign": {"cluster": "workshop-cpu"}, "another": {**made, "cluster": "x"}}
     described = [
         {
             "FileSystemId": name,
             "Lifecycle": "AVAILABLE",
-            "Tags": [{"Key": k, "Value": v} for k, v in each.items()],
+            "Tags": [{"Key": k, "Value": v} for k, v in tags.items()],
         }
-        for name, each in tags.items()
+        for name, tags in (("a", made), ("b", {"cluster": "workshop-cpu"}), ("c", {**made, "cluster": "x"}))
     ]
     query = query.replace("$ours", ours).replace("$cluster", "workshop-cpu")
-    assert jmespath.search(query, {"FileSystems": described}) == [["ours", "AVAILABLE"]]
+    assert jmespath.search(query, {"FileSystems": described}) == [["a", "AVAILABLE"]]
     extra = objects("storage/storage-class.yaml")[0]["parameters"]["extraTags"]
     assert extra == "made-by=distributed-training-workshop,cluster=${cluster}"
 
