@@ -390,7 +390,8 @@ def _collectives(dist: Any, works: list[_Work]) -> Any:
         return collective
 
     names = "broadcast", "scatter", "all_gather", "all_gather_into_tensor", "all_reduce"
-    return mock.patch.multiple(dist, **{name: noting(getattr(dist, name)) for name in names})
+    noted: dict[str, Any] = {name: noting(getattr(dist, name)) for name in names}
+    return mock.patch.multiple(dist, **noted)
 
 
 def _filled(nbytes: Sequence[int], limits: Sequence[int], passes: bool = False) -> Parts:
