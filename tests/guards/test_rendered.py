@@ -61,7 +61,8 @@ def launches(target):
 ROLE = "role: arn:aws:iam::123456789012:role/workshop\nregion: us-east-1\n"
 PLACES = {
     "KINDS": "kind: TrainJob\nnamespace: team-a\nnode_selector: {disk: ssd}\nimage: example.com/torch:1\n",
-    "ELASTIC": "elastic: {min_workers: 1, max_workers: 3}\n",
+    "ELASTIC": "elastic: {min_workers: 1, max_workers: 3}\ngang: volcano\n",
+    "GANG": "kind: TrainJob\ngang: volcano\nqueue: workshop\n",
     "CLAIM": "data_claim: all\n",
     "SLURM": "folder: /shared/my runs\nsetup: [module load cuda]\noptions: [--partition=gpu, --constraint=a100]\n",
     "VOLCANO": "scheduler: kubernetes\nqueue: training\ninstance_type: trn1.2xlarge\n"

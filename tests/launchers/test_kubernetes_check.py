@@ -56,54 +56,6 @@ def test_everything_that_is_wrong_is_said_at_once():
     assert len(str(refused.value).splitlines()) == 3
 
 
-CONTAINER = "spec.pytorchReplicaSpecs.Worker.template.spec.containers.0"
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "problem"),
-    [
-        (f"{CONTAINER}.env.0.name", "", "containers[0].env[0].name is ''; it must match"),
-        (f"{CONTAINER}.env.0.name", "A=B", "containers[0].env[0].name is 'A=B'; it must match"),
-        (
-            "spec.pytorchReplicaSpecs.Worker.template.spec.nodeSelector",
-            {"a b": "c"},
-            "nodeSelector: 'a b' is no name for a field",
-        ),
-        (
-            "spec.pytorchReplicaSpecs.Worker.template.spec.nodeSelector",
-            {"zone": "a/b"},
-            "nodeSelector.zone is 'a/b'; it must match",
-        ),
-        (
-            "spec.pytorchReplicaSpecs.Worker.template.spec.nodeSelector",
-            {f"{'a' * 254}/b": "c"},
-            "is no name for a field",
-        ),
-        (
-            "spec.pytorchReplicaSpecs.Worker.template.spec.nodeSelector",
-            {"zone": "a\n"},
-            r"nodeSelector.zone is 'a\n'; it must match",
-        ),
-        (
-            f"{CONTAINER}.resources.limits",
-            {"a.com/efa": "0.5"},
-            "limits.a.com/efa is '0.5'; it must be a whole",
-        ),
-        (f"{CONTAINER}.resources.limits", {"a.com/efa": -4}, "limits.a.com/efa is -4; it must be a whole"),
-        (
-            f"{CONTAINER}.resources.limits",
-            {"memory": "-1Gi"},
-            "limits.memory is '-1Gi'; it must be an amount",
-        ),
-        ("spec.runPolicy.ttlSecondsAfterFinished", 2**31, "it must be at most 2147483647"),
-        ("spec.pytorchReplicaSpecs.Worker.template.spec.activeDeadlineSeconds", 0, "it must be at least 1"),
-    ],
-)
-def test_what_the_server_itself_would_refuse_of_a_pod_is_named(path, value, problem):
-    (found,) = check.problems_of(changed(OBJECTS["elastic PyTorchJob"], path, value))
-    assert problem in found
-
-
 @pytest.mark.parametrize(("amount", "is_one"), [
     ("2Gi", True), ("500m", True), ("1e3", True), (0.5, True), ("12E", True),
     ("2GB", False), ("2 Gi", False), (-1, False), ("", False), ("Gi", False), (True, False), ("1e", False),

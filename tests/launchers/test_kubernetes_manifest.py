@@ -53,88 +53,13 @@ def test_small_data_travels_in_a_config_map_and_large_data_is_refused(make_job, 
 
 # What a place adds
 
-PLACE = Kubernetes.load(JOBS / "clusters" / "eks" / "place-gpu.yaml")
-
-
-def pods_in(described):
-    """Each specification of a pod in `described`."""
-    if isinstance(described, dict):
-        if "containers" in described:
-            yield described
-        for each in described.values():
-            yield from pods_in(each)
-    for each in described if isinstance(described, list) else ():
-        yield from pods_in(each)
-
-
-def place(**settings):
-    return Kubernetes(**{**{name: getattr(PLACE, name) for name in PLACE.model_fields_set}, **settings})
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "processes", "image"),
-    [
-        ("mnist_torch_ddp", "PyTorchJob", ("nprocPerNode", "8"), "workshop-pytorch:gpu"),
-        ("mnist_torch_ddp", "TrainJob", ("numProcPerNode", 8), "workshop-pytorch:gpu"),
-        ("mnist_horovod", "MPIJob", ("slotsPerWorker", 8), "workshop-horovod:gpu"),
-    ],
-)
-def test_all_gpus_of_a_node_are_one_pod_which_has_shared_memory_efa_and_nccl_s_variables(
-    name, kind, processes, image
-):
-    job = load(name).replace(
-        nodes=2, processes_per_node=8, resources={"gpu": 1, "cpu": 10, "memory": "100Gi"}
-    )
-    manifest = place(kind=kind).render(job)
-    field, count = processes
-    assert manifest.resource["spec"].get("trainer", manifest.resource["spec"])[field] == count
-    objects = list(manifest.objects)
-    training = [pod for pod in pods_in(objects) if pod["containers"][0]["command"][0] != "mpirun"]
-    assert training
-    for pod in training:
-        limits = pod["containers"][0]["resources"]["limits"]
-        assert limits["nvidia.com/gpu"] == 8
-        assert (limits["vpc.amazonaws.com/efa"], limits["hugepages-2Mi"]) == (4, "5120Mi")
-        shared = next(each for each in pod["volumes"] if each["name"] == "shm")
-        assert shared["emptyDir"]["medium"] == "Memory"
-        assert {"name": "shm", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
-    assert {pod["containers"][0]["image"] for pod in pods_in(objects)} == {f"{PLACE.registry}/{image}"}
-    variables = [pod["containers"][0].get("env", []) for pod in pods_in(objects)]
-    assert {"name": "FI_PROVIDER", "value": "efa"} in variables[0]
-
-
-def test_the_pods_of_every_kind_start_together_or_not_at_all():
-    gang = {"gang": "volcano", "queue": "workshop"}
-    counts = {
-        "mnist_torch_ddp": 2,
-        "mnist_multi_worker_mirrored": 2,
-        "mnist_parameter_server": 4,  # a chief, a server and two workers
-        "mnist_horovod": 2,  # without the launcher, which is made only once these run
-    }
-    for name, least in counts.items():
-        made = Kubernetes(**gang).render(load(name)).resource
-        assert made["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": least, "queue": "workshop"}
-        assert {pod["schedulerName"] for pod in pods_in(made)} == {"volcano"}
-    elastic = Kubernetes(**gang, elastic={"min_workers": 1, "max_workers": 4}).render(load("mnist_torch_ddp"))
-    assert elastic.resource["spec"]["runPolicy"]["schedulingPolicy"]["minAvailable"] == 1
-    (runtime,) = Kubernetes(**gang, kind="TrainJob").render(load("mnist_torch_ddp")).before
-    assert runtime["spec"]["podGroupPolicy"] == {"volcano": {}}
-    assert runtime["spec"]["template"]["metadata"]["annotations"] == {
-        "scheduling.volcano.sh/queue-name": "workshop"
-    }
-    assert [pod["schedulerName"] for pod in pods_in(runtime)] == ["volcano"]
-    alone = Kubernetes(gang="volcano").render(load("mnist_single")).resource  # a single pod needs no gang
-    assert "schedulerName" not in str(alone)
-    waits = Kubernetes().render(load("mnist_horovod")).resource["spec"]["runPolicy"]["schedulingPolicy"]
-    assert waits == {"minAvailable": 2}  # or an operator that schedules gangs would wait for the launcher
-
 
 def test_a_place_s_claim_keeps_the_model_unless_the_job_names_its_own_and_checkpoints_if_the_job_asks(
     make_job,
 ):
     def claims(**fields):
         target = Kubernetes(storage_claim="ours", namespace="ada")
-        (pod,) = pods_in(target.render(make_job("", name="job", **fields)).resource)
+        pod = target.render(make_job("", name="job", **fields)).resource["spec"]["template"]["spec"]
         by_volume = {
             each["name"]: each.get("persistentVolumeClaim", {}).get("claimName") for each in pod["volumes"]
         }
@@ -158,11 +83,6 @@ def test_an_image_that_was_pushed_from_here_is_named_with_its_digest(tmp_path, m
     monkeypatch.setattr(settings, "PUSHED", pushed)
     assert settings.workshop_image("workshop-pytorch:cpu", "registry.example.com") == f"{name}@{digest}"
     assert settings.workshop_image("workshop-pytorch:cpu", None) == "REGISTRY/workshop-pytorch:cpu"
-
-
-def test_the_account_of_the_examples_is_nobody_s():
-    with pytest.raises(JobError, match="registry is that of the examples; no cluster"):
-        PLACE.launch(load("mnist_torch_ddp"))
 
 
 # What the operators add

@@ -92,47 +92,15 @@ def test_horovod_that_aws_does_not_have_needs_an_image_of_one_s_own(make_job, sc
     job = make_job(script, strategy="horovod", workers=2)
     with pytest.raises(JobError, match="image is missing: no image of AWS has the Horovod that this script"):
         body_of(job)
-    assert body_of(job.replace(image="mine:1"))["AlgorithmSpecification"]["TrainingImage"] == "mine:1"
-
-
-def test_mpi_without_horovod_runs_in_aws_s_images_which_have_open_mpi(make_job):
-    for script, name in (("import tensorflow", "tensorflow-training:2.21"), ("import torch", "pytorch:2.13")):
-        body = body_of(make_job(f"{script}\nimport mpi4py", strategy="mpi", workers=2))
-        assert name in body["AlgorithmSpecification"]["TrainingImage"]
-        assert body["HyperParameters"]["sagemaker_mpi_enabled"] == "true"
-
-
-@pytest.mark.parametrize(
-    ("strategy", "module"),
-    [
-        ("torch_ddp", "sagemaker_pytorch_container.training:main"),
-        ("parameter_server", "sagemaker_tensorflow_container.training:main"),
-        ("multi_worker_mirrored", "sagemaker_tensorflow_container.training:main"),
-        ("mpi", None),
-        ("single", None),
-    ],
-)
-def test_the_toolkit_is_told_the_module_without_which_it_would_start_plain_scripts(
-    make_job, strategy, module
-):
-    script = "import torch" if strategy == "torch_ddp" else "import tensorflow"
-    fields = {"image": "mine:1", "environment": {"SAGEMAKER_TRAINING_MODULE": "mine:main"} if module else {}}
-    body = body_of(make_job(script, strategy=strategy, workers=1 if strategy == "single" else 2, **fields))
-    assert body["Environment"].get("SAGEMAKER_TRAINING_MODULE") == module
+    body = body_of(job.replace(image="mine:1"))
+    assert body["AlgorithmSpecification"]["TrainingImage"] == "mine:1"
+    assert body["Environment"]["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "1800"
 
 
 def test_the_workshop_s_own_images_have_no_toolkit_for_tensorflow_s_strategies(make_job):
     own = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/workshop-horovod:cpu"
     with pytest.raises(JobError, match="leave it out, and AWS's is taken"):
         body_of(make_job("import tensorflow", strategy="parameter_server", workers=2, image=own))
-
-
-@pytest.mark.parametrize("mode", ["toolkit", "drivers"])
-def test_hosts_may_take_half_an_hour_to_come_together(make_job, mode):
-    body = body_of(make_job("import torch", strategy="torch_ddp", workers=2), mode=mode)
-    assert body["Environment"]["WORKSHOP_JOIN_SECONDS"] == "1800"
-    horovod = make_job("import horovod.torch", strategy="horovod", workers=2, image="mine:1")
-    assert body_of(horovod)["Environment"]["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "1800"
 
 
 def test_with_a_role_emulated_instances_refuse_what_sagemaker_would(make_job, monkeypatch):
