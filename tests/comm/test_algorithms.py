@@ -56,19 +56,6 @@ def test_an_all_reduce_is_numpys_for_every_dtype_and_operation(name, size):
             np.testing.assert_allclose(array, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5, 8])
-def test_a_broadcast_gives_every_rank_the_array_of_any_root(size):
-    root = size // 2
-
-    def program(communicator):
-        array = arrays_of(size, np.float32)[communicator.rank]
-        tree_broadcast(communicator, array, root)
-        return array
-
-    for array in threads.run(size, program):
-        np.testing.assert_array_equal(array, arrays_of(size, np.float32)[root])
-
-
 def test_reduce_scatter_leaves_each_rank_one_chunk_and_all_gather_completes_it():
     def program(communicator):
         array = np.arange(10.0) * communicator.rank

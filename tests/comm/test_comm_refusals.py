@@ -8,6 +8,7 @@ from workshop_utils.comm.communicator import CommunicationError
 from workshop_utils.comm.parameter_server import Arrangement
 from workshop_utils.comm.simulated import simulate
 from workshop_utils.comm.topology import Link, Topology
+from workshop_utils.scaling import cost
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,8 @@ from workshop_utils.comm.topology import Link, Topology
         (lambda: Link.of("1GB"), "a rate in bits"),
         (lambda: Topology(Link(), ranks_per_machine=0), "ranks_per_machine is 0"),
         (lambda: simulate(0, print), "size is 0"),
+        (lambda: cost.all_reduce_seconds("rings", 2, 1, Link(0, 1)), "is 'rings'; it must be one of ring"),
+        (lambda: cost.hierarchical_seconds(12, 1, Topology(Link(), 8)), "is 12; it must be a multiple"),
         (lambda: Arrangement(0, 2, 1), "servers"),
         (lambda: Arrangement(1, 0, 1), "workers"),
         (lambda: Arrangement(1, 2, 1, backup_workers=2), "backup_workers"),

@@ -44,17 +44,6 @@ def test_a_tree_takes_its_closed_form_for_powers_of_two_and_up_to_a_tenth_less_f
     assert least * (1 - 1e-9) <= simulated(tree_all_reduce, size).seconds <= bound * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("size", [8, 16, 100])
-def test_a_double_tree_is_near_a_ring_for_large_arrays_and_near_a_tree_for_small_ones(size):
-    def seconds(algorithm, elements):
-        return simulate(size, lambda communicator: algorithm(communicator, Shape(elements)), LINK).seconds
-
-    in_pieces = functools.partial(double_tree_all_reduce, segments=16)
-    assert seconds(in_pieces, 10_000_000) < 1.7 * seconds(ring_all_reduce, 10_000_000)
-    in_one_piece = functools.partial(double_tree_all_reduce, segments=1)
-    assert seconds(in_one_piece, 10) < 2 * seconds(tree_all_reduce, 10)
-
-
 @pytest.mark.parametrize(
     ("elements", "low", "high"), [(16, 0.66, 0.76), (100_000, 0.97, 1.06), (5_000_000, 0.99, 1.12)]
 )

@@ -62,16 +62,6 @@ def test_a_job_that_can_have_no_such_device_is_refused(name, fields, device, mes
         Local(emulated_device=device).render(TrainingJob.load(JOBS / name).replace(**fields))
 
 
-def test_ranks_of_tensorflow_are_refused():
-    with pytest.raises(JobError, match="TensorFlow"):
-        on_ranks(2, lambda strategy: None, framework="tensorflow", emulated_device="100ms")
-
-
-def test_a_request_shows_the_device():
-    request = Local(emulated_device="100ms").render(TrainingJob.load(JOBS / "measure_step"))
-    assert "# device: emulated devices, 100ms a step" in str(request)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ring", "workshop_parameter_server", "torch_ddp"])
 def test_each_worker_computes_as_long_as_its_device_and_the_slow_one_longer(strategy):
@@ -116,13 +106,6 @@ def test_a_function_without_pytorch_says_what_its_device_computes():
     assert max(on_ranks(2, program).values) < 0.05
 
 
-@pytest.mark.slow
-def test_a_script_that_does_not_tell_of_its_device_is_named(make_job):
-    job = make_job("import torch\n", strategy="torch_ddp", workers=2)
-    run = Local(warm=True, emulated_device="50ms").launch(job).wait(60)
-    assert "worker-0, worker-1 reported nothing" in run.remark
-
-
 def test_jitter_is_each_rank_s_own_and_the_same_again():
     def program(communicator):
         import time
@@ -143,11 +126,6 @@ def test_jitter_is_each_rank_s_own_and_the_same_again():
     assert on_ranks(2, program, emulated_device="100ms,jitter=0.8,seed=5").values[0] != pytest.approx(
         first[0], rel=0.1
     )
-
-
-def test_a_device_that_nobody_uses_is_named():
-    results = on_ranks(2, lambda communicator: communicator.rank, emulated_device="50ms")
-    assert "worker-0, worker-1 did not use the emulated device" in repr(results)
 
 
 def test_a_run_that_kept_the_host_busy_says_so():

@@ -106,11 +106,6 @@ def test_latency_is_added_once_on_each_way_from_one_to_another():
     assert delays == [f"tc qdisc add dev port{i} parent 1:1 handle 10: netem delay 1500us" for i in (0, 1)]
 
 
-@pytest.mark.parametrize(("rate", "nbytes"), [(1e5, 16_000), (10e6, 50_000), (1e9, 128_000)])
-def test_an_idle_link_lets_through_5_ms_at_once_within_limits(rate, nbytes):
-    assert wiring.burst_nbytes(rate) == nbytes
-
-
 def test_pieces_fit_into_half_a_burst_of_the_slowest_link_and_tcp_takes_no_first_burst_for_the_rate():
     network = Network.parse("1Gbit,worker-1=80Mbit")
     _, cables = wiring.wire(network, ["worker-0", "worker-1", "worker-2"], as_user=False)

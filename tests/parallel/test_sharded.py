@@ -1,7 +1,6 @@
 """ZeRO-1, -2 and -3 equal training in one process, send what the formulas say, and hold only their chunks."""
 
 import copy
-import sys
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch.nn.functional import mse_loss
 from workshop_utils import on_ranks
 from workshop_utils.comm import threads
 from workshop_utils.parallel.data import BucketedDataParallel, UnusedParameters
-from workshop_utils.parallel.sharded import FullySharded, ShardedGradients, ShardedOptimizer, zero_bytes_sent
+from workshop_utils.parallel.sharded import FullySharded, ShardedGradients, ShardedOptimizer
 
 SMALL = 400  # bytes of a bucket
 STAGES = (1, 2, 3)
@@ -115,12 +114,11 @@ def sent_in_a_step(stage, size):
 @pytest.mark.parametrize("stage", STAGES)
 def test_each_stage_sends_what_the_formula_says(stage, size):
     sent, nbytes = sent_in_a_step(stage, size)
-    # In stage 3 the backward pass does not ask for the first layer.
-    saved = zero_bytes_sent(size, 8 * (5 * 8 + 8), 0) / 2 if stage == 3 else 0
-    assert sum(sent) / size == zero_bytes_sent(size, nbytes, stage) - saved
+    # In reduce-scatters, all-gathers and broadcasts of K bytes: (N − 1)/N · K each. In stage 3 the backward pass does
+    # not ask for the first layer.
+    passes = {1: 3 * nbytes, 2: 2 * nbytes, 3: 3 * nbytes - 8 * (5 * 8 + 8)}
+    assert sum(sent) == passes[stage] * (size - 1)
     assert stage == 1 or len(set(sent)) == 1  # in stage 1 owners send, the larger ones more
-    with pytest.raises(ValueError, match="stage is 4; it must be 0, 1, 2 or 3"):
-        zero_bytes_sent(size, 1, 4)
 
 
 def held_numbers(optimizer):
@@ -202,40 +200,6 @@ def test_a_parameter_without_a_gradient_is_named(stage, to_none):
 
     with pytest.raises(UnusedParameters, match=r"idle\.(weight|bias).* had no part in this step on rank 0"):
         threads.run(1, program)
-
-
-def test_a_module_on_meta_is_materialised_unit_by_unit_and_starts_as_rank_0_draws_it():
-    def program(communicator):
-        with torch.device("meta"):
-            module = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
-        model = FullySharded(module, communicator)
-        train(model, model.optimizer(torch.optim.SGD, lr=0.1), communicator)
-        with model.gathered() as whole:
-            return flat(whole)
-
-    first, second = threads.run(2, program)
-    assert torch.equal(first, second)
-    assert first.isfinite().all()
-    assert first.unique().numel() > 40
-
-
-def test_a_module_on_meta_that_cannot_be_initialised_or_shares_parameters_is_refused():
-    class Bare(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(3, device="meta"))
-
-    with pytest.raises(
-        ValueError, match="layer '0', a Bare, is on the device 'meta' and has no reset_parameters"
-    ):
-        threads.run(1, lambda communicator: FullySharded(nn.Sequential(Bare()), communicator))
-
-    def shared(communicator):
-        with torch.device("meta"):
-            FullySharded(made("tied"), communicator)
-
-    with pytest.raises(ValueError, match=r"first\.weight is shared by two layers and on the device 'meta'"):
-        threads.run(1, shared)
 
 
 # Mixed precision.
@@ -334,10 +298,3 @@ def test_an_unsuitable_compute_dtype_is_refused(compute_dtype):
         ValueError, match=f"compute_dtype is {compute_dtype}; it must be one of torch.bfloat16, "
     ):
         threads.run(1, lambda communicator: FullySharded(divisible(), communicator, compute_dtype))
-
-
-def test_bfloat16_without_its_package_is_refused_and_float16_needs_none(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with pytest.raises(TypeError, match="no bfloat16 without the package ml_dtypes; install it"):
-        threads.run(1, lambda communicator: FullySharded(divisible(), communicator, torch.bfloat16))
-    threads.run(2, lambda communicator: trained_in(torch.float16, communicator, "plain"))

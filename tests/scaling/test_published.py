@@ -47,10 +47,11 @@ def test_hardware_facts_alone_miss_nccl_s_curves_by_a_little_more_than_a_quarter
     assert 0.25 < scores["error"]["all"] < 0.28
 
 
-def test_weak_scaling_series_name_their_source_and_reach_four_times_as_many_workers_as_a_fit_may_see():
-    table = published.published_table("weak_scaling")
+def test_every_series_names_its_source_and_scaling_series_are_efficiencies_over_one_device():
+    table = published.scaling_series()
     assert table["source"].notna().all()
-    for _, series in table.groupby("series"):
-        assert series["workers"].is_monotonic_increasing
-        assert (series["workers"] <= 32).sum() >= 2
-        assert series["workers"].max() >= 4 * 32
+    assert published.published_table("weak_scaling")["source"].notna().all()
+    own = table[table["series"].isin(table[table["devices"] == 1]["series"])]
+    efficiency = own["throughput"] / own["devices"] / own["one_device"]
+    assert efficiency.to_list() == pytest.approx(own["efficiency"].to_list(), abs=6e-4)
+    assert (table["machines"] * table["devices_a_machine"] == table["devices"]).all()

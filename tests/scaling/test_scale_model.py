@@ -16,7 +16,7 @@ from workshop_utils.scaling import experiment, scale_model
 from workshop_utils.scaling.catalogue import CatalogueError
 from workshop_utils.scaling.experiment import Store
 from workshop_utils.scaling.layers import MODELS, layers
-from workshop_utils.scaling.scale_model import STRATEGIES, Cluster, ScaleModel
+from workshop_utils.scaling.scale_model import STRATEGIES, ScaleModel
 
 SERVER = "workshop_parameter_server"
 VGG = 553_430_176  # bytes of VGG-16's gradients
@@ -102,25 +102,11 @@ def test_what_nobody_published_is_estimated_from_another_device_or_from_the_peak
     flops = 3 * 2 * sum(each.flops for each in layers("gpt-1b"))
     assert worked_out.step_seconds == pytest.approx(flops / (0.4 * 15.7e12))
     assert "estimated from the device's peak" in str(worked_out)
-    published = ScaleModel.of("p100-25g", "resnet50")
-    assert published.step_seconds == pytest.approx(64 / 219)
-    assert "estimated" not in str(published)
     assert "scaled from a batch of 64" in str(ScaleModel.of("p100-25g", "resnet50", batch=32))
     with pytest.raises(
         JobError, match="how fast one A100 40 GB trains it is not known here: take bert-base or gpt-1b"
     ):
         ScaleModel.of("p4d.24xlarge", "resnet50")
-
-
-def test_a_cluster_is_one_of_the_scale_model_s_own_or_an_instance_of_the_planner():
-    own, instance = Cluster.named("p3.16xlarge"), Cluster.named("p4d.24xlarge")
-    assert (own.device, own.devices, own.link, own.reached, own.inner) == ("V100", 8, 3.125e9, 0.9, 125e9)
-    assert (instance.devices, instance.link, instance.inner) == (8, 50e9, 300e9)
-    assert instance.latency == pytest.approx(20e-6)
-    other = own.model_copy(update={"name": "mine", "devices": 2})
-    assert ScaleModel.of(other, "vgg16").machines(4) == 2
-    inside = own.model_copy(update={"inner": 1e9})  # slower than the link to other machines
-    assert ScaleModel.of(inside, "vgg16").link_of(16) == pytest.approx(1e9 * 1 / 2 * 16 / 15)
 
 
 @pytest.mark.parametrize(
@@ -209,15 +195,6 @@ def test_time_is_stretched_until_the_device_the_exchange_the_host_and_the_links_
     assert slower.stretch == pytest.approx(3 * emulation.stretch)
 
 
-def test_what_is_sent_in_pieces_has_more_bytes_and_the_host_more_time_for_them():
-    ring, ddp = (vgg(strategy).emulation(16, 1e9) for strategy in ("ring", "torch_ddp"))
-    assert ddp.nbytes == pytest.approx(3 * ring.nbytes, rel=0.01)
-    assert ddp.expected_seconds == pytest.approx(3 * ring.expected_seconds, rel=0.01)
-    # Hides its exchange, which is long enough all the same.
-    near = vgg("torch_ddp", faster_link=10).emulation(2, 1e9)
-    assert near.nbytes / near.bytes_per_second == pytest.approx(scale_model.LEAST_EXCHANGE_SECONDS, rel=0.01)
-
-
 def test_four_hundred_workers_are_predicted_and_refused_before_anything_is_measured(monkeypatch, tmp_path):
     monkeypatch.delattr(scale_model, "forwarded_bytes_per_second")
     assert vgg().predict([400])["machines"].tolist() == [400]
@@ -287,13 +264,6 @@ def test_a_run_that_keeps_the_host_busy_is_stretched_and_measured_again(runs, tm
     assert table["efficiency"].tolist() == pytest.approx([1 / 3])
 
 
-def test_where_devices_are_late_they_are_slowed(runs, tmp_path):
-    runs.outcomes = [{"remark": "late"}, {"step_seconds": 0.41}]
-    table = vgg().measure([1], Store(tmp_path))
-    assert [setting.device.seconds for setting in runs] == ["200.000ms", "400.000ms"]
-    assert table["efficiency"].tolist() == pytest.approx([0.4 / 0.41], rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("outcome", "started", "message"),
     [
@@ -309,16 +279,6 @@ def test_what_cannot_be_measured_is_said_in_a_sentence(runs, tmp_path, outcome, 
     runs.outcomes = [{}]  # neither is kept
     vgg().measure([4], Store(tmp_path))
     assert len(runs) == started + 1
-
-
-def test_the_headline_has_two_models_by_two_strategies(runs, tmp_path):
-    table = scale_model.headline(Store(tmp_path), (1, 4))
-    kinds = [(model, strategy) for model in ("resnet101", "vgg16") for strategy in ("ring", SERVER)]
-    for rows, workers in ((table, [1, 2, 3, 4]), (table.dropna(subset=["efficiency"]), [1, 4])):
-        assert rows.groupby(["model", "strategy"])["workers"].apply(list).to_dict() == dict.fromkeys(
-            kinds, workers
-        )
-    assert table["predicted"].notna().all()
 
 
 def command(*words):

@@ -11,15 +11,6 @@ def store(tmp_path):
     return Store(tmp_path / "measurements")
 
 
-def test_rows_come_back_as_they_were_put_and_the_folder_is_one_table_for_whoever_reads_parquet(store):
-    table = store.put("a", pd.DataFrame({"workers": [2, 4], "seconds": [0.5, None]}))
-    pd.testing.assert_frame_equal(store.get("a"), table)
-    assert table["seconds"].isna().tolist() == [False, True]
-    assert store.get("b") is None
-    store.put("b", pd.DataFrame({"workers": [3]}))
-    assert sorted(pd.read_parquet(store.folder)["workers"]) == [2, 3, 4]
-
-
 def test_a_damaged_file_counts_as_missing(store):
     store.put("a", pd.DataFrame({"workers": [1]}))
     path = store.folder / "a.parquet"

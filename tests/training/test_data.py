@@ -95,21 +95,6 @@ def test_digits_are_1500_and_297_images_whose_split_never_changes():
     assert sums == ["780e24592411", "d09cc52a2e6c", "15f9147307f5", "93afce40a245"]
 
 
-def test_arrays_are_floats_between_0_and_1_and_whole_labels(folder):
-    arrays = data.arrays(folder)
-    assert arrays.train_images.shape == (7, 6)
-    assert arrays.train_images.dtype == np.float32
-    assert arrays.train_images[1].tolist() == pytest.approx([value / 255 for value in range(6, 12)])
-    assert arrays.test_labels.dtype == np.int64
-    assert arrays.test_labels.tolist() == [0, 1, 2]
-    assert (arrays.height, arrays.width) == (2, 3)
-
-
-def test_a_folder_is_used_in_place(folder, cache):
-    assert prepare(str(folder)) == folder
-    assert not cache.exists()
-
-
 def cut_short(folder, name, nbytes):
     (folder / name).write_bytes((folder / name).read_bytes()[:-nbytes])
 

@@ -145,30 +145,12 @@ def test_a_layer_s_work_is_what_it_multiplies(device, clock, layer, inputs, mult
     assert took == pytest.approx(own / 2)
 
 
-def test_an_embedding_multiplies_nothing(device, clock):
-    table, layer = nn.Embedding(1000, 4), nn.Linear(4, 4)
-    for _ in range(2):
-        layer(table(torch.zeros(1, dtype=torch.long))).sum().backward()
-    _, took = lasts(clock, lambda: table(torch.zeros(1, dtype=torch.long)))
-    assert took == pytest.approx(4 / 20)
-
-
 def test_gradients_become_ready_layer_by_layer_and_a_layer_may_state_its_cost(device, clock):
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 24, bias=False))
     for costs, ready in (((None, None), 1.5), ((1000, 9000), 1.8)):
         model[0].emulated_cost, model[1].emulated_cost = costs
         ready_times(clock, model, torch.ones(4, 8))
         assert ready_times(clock, model, torch.ones(4, 8)) == {"1.weight": ready, "0.weight": 2.0}
-
-
-def test_gradients_are_those_of_the_host_also_where_values_are_changed_in_place(device):
-    torch.manual_seed(0)
-    model, inputs = nn.Sequential(nn.Linear(3, 5), nn.ReLU(inplace=True), nn.Linear(5, 1)), torch.randn(7, 3)
-    model(inputs).sum().backward()
-    with torch.no_grad():
-        expected = ((inputs @ model[0].weight.T + model[0].bias) > 0).float().sum(0)
-    assert torch.allclose(model[2].bias.grad, torch.tensor([7.0]))
-    assert torch.allclose(model[0].bias.grad, expected * model[2].weight[0])
 
 
 def test_what_the_host_computes_is_part_of_the_device_s_time_and_what_it_waits_for_is_not(device, clock):
@@ -265,35 +247,12 @@ def test_what_a_checkpoint_computes_again_takes_its_forward_time_within_the_back
         assert device.steps == steps + 1
 
 
-def test_a_late_wake_up_does_not_lengthen_the_pass_and_a_late_end_is_told(device, clock, monkeypatch):
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
-    step(clock, model, torch.ones(1, 4))
-    monkeypatch.setattr(clock, "sleep", lambda seconds: clock.wait(seconds + 0.1))
-    for _ in range(3):
-        forward, backward = step(clock, model, torch.ones(1, 4))
-        assert forward + backward == pytest.approx(SECONDS + 0.1)
-    assert device.late_share() == pytest.approx(0.1 / SECONDS)
-
-
 def test_an_evaluation_takes_no_time_and_a_part_of_the_model_its_share(device, clock):
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     step(clock, model, torch.ones(1, 8))
     with torch.no_grad():
         assert lasts(clock, lambda: model(torch.ones(1, 8)))[1] == 0
     assert lasts(clock, lambda: model[0](torch.ones(1, 8)))[1] == THIRD / 2
-
-
-def test_a_batch_larger_than_any_before_takes_no_longer_and_a_smaller_one_its_share(device, clock):
-    model = nn.Linear(4, 4)
-    step(clock, model, torch.ones(2, 4))
-    assert step(clock, model, torch.ones(8, 4)) == pytest.approx((1, 2))
-    assert step(clock, model, torch.ones(4, 4)) == pytest.approx((0.5, 1))
-
-
-def test_frozen_layers_take_the_time_of_their_forward_pass(device, clock):
-    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
-    step(clock, model, torch.ones(1, 4))
-    assert step(clock, model, torch.ones(1, 4)) == pytest.approx((1, 1))
 
 
 def test_outputs_that_are_parameters_nested_or_several_are_no_trouble(device, clock):
@@ -347,3 +306,26 @@ def test_the_host_s_share_is_of_the_steps_after_the_first_or_else_of_all_the_tim
         assert 0 < device.host_share() <= 0.25
     else:
         assert device.host_share() == pytest.approx(share)
+
+
+def test_gradients_are_those_of_the_host_also_where_values_are_changed_in_place(device):
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Linear(3, 5), nn.ReLU(inplace=True), nn.Linear(5, 1)), torch.randn(7, 3)
+    model(inputs).sum().backward()
+    with torch.no_grad():
+        expected = ((inputs @ model[0].weight.T + model[0].bias) > 0).float().sum(0)
+    assert torch.allclose(model[2].bias.grad, torch.tensor([7.0]))
+    assert torch.allclose(model[0].bias.grad, expected * model[2].weight[0])
+
+
+def test_a_batch_larger_than_any_before_takes_no_longer_and_a_smaller_one_its_share(device, clock):
+    model = nn.Linear(4, 4)
+    step(clock, model, torch.ones(2, 4))
+    assert step(clock, model, torch.ones(8, 4)) == pytest.approx((1, 2))
+    assert step(clock, model, torch.ones(4, 4)) == pytest.approx((0.5, 1))
+
+
+def test_frozen_layers_take_the_time_of_their_forward_pass(device, clock):
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 4))
+    step(clock, model, torch.ones(1, 4))
+    assert step(clock, model, torch.ones(1, 4)) == pytest.approx((1, 1))

@@ -30,8 +30,7 @@ from workshop_utils.comm.communicator import Array, Communicator, chunk, inside
 Consistency = Literal["synchronous", "stale_synchronous", "asynchronous"]
 Update = Callable[[Array, Array], None]  # (parameters, gradient): change the parameters in place
 
-VERSION_NBYTES = 8  # sent before each answer: how many updates the parameters have seen, or STOP
-STOP = -1
+STOP = -1  # instead of how many updates the parameters have seen, which is sent before each answer
 REQUEST_NBYTES = 8  # of a worker's question for its answer, where there are several servers
 
 

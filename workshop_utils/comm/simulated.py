@@ -76,7 +76,7 @@ def simulate(
 
     Args:
         size: how many ranks.
-        program: the same function for all; it may call `communicator.compute(seconds)` to be busy.
+        program: the same function for all; it may call `communicator.sleep(seconds)` to be busy.
         link: what connects each rank with the others, or a topology of machines with several ranks each.
         trace: whether to record what each rank did when.
 
@@ -211,7 +211,7 @@ class SimulatedCommunicator(Communicator):
         self._waits_for: Sequence[int] = ()  # ranks from which a message would wake it
         self._left = 0.0  # when the last byte of its last message had left
 
-    def compute(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         """Be busy for `seconds`."""
         start = self.seconds
         self.seconds += seconds
@@ -220,9 +220,6 @@ class SimulatedCommunicator(Communicator):
 
     def now(self) -> float:
         return self.seconds
-
-    def sleep(self, seconds: float) -> None:
-        self.compute(seconds)
 
     def _first_of(self, sources: Sequence[int]) -> int:
         self._clock.take_turn(self)

@@ -10,8 +10,6 @@ Horovod 0.28.1 does it so, horovod/common/ops/adasum/adasum.h.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 
@@ -20,18 +18,3 @@ def combine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     dot, squares = float(first @ second), (float(first @ first), float(second @ second))
     of_first, of_second = (1 - dot / (2 * square) if square else 1.0 for square in squares)
     return of_first * first + of_second * second
-
-
-def reduce(gradients: Sequence[np.ndarray]) -> np.ndarray:
-    """Adasum of the gradients of 1, 2, 4, 8 … ranks: of neighbours first, then of neighbouring pairs.
-
-    Raises:
-        ValueError: if their number is no power of two.
-    """
-    count = len(gradients)
-    if count < 1 or count & (count - 1):
-        raise ValueError(f"there are {count} gradients; Adasum takes 1, 2, 4, 8 …")
-    combined = list(gradients)
-    while len(combined) > 1:
-        combined = [combine(*pair) for pair in zip(combined[::2], combined[1::2], strict=True)]
-    return combined[0]

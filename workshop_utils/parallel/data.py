@@ -68,11 +68,6 @@ class NaiveDataParallel(nn.Module):
         """The module's own forward pass."""
         return self.module(*args, **kwargs)
 
-    @property
-    def gradient_nbytes(self) -> int:
-        """Bytes of all gradients: the K of the formulas."""
-        return sum(parameter.nbytes for parameter in self._trainable.values())
-
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes in this block add to this rank's own gradients; nothing travels.

@@ -27,7 +27,6 @@ precision: Micikevicius et al. (2018), "Mixed precision training".
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -53,22 +52,6 @@ COMPUTE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 def by_number(optimizer: type[Optimizer]) -> bool:
     """Whether `optimizer` is known to treat every number by itself."""
     return optimizer.__module__.startswith("torch.optim") and optimizer not in BY_PARAMETER | OTHERS
-
-
-def zero_bytes_sent(size: int, nbytes: int, stage: int) -> float:
-    """Bytes that a rank sends in a step, on the mean of `size` ranks, for parameters of `nbytes`: see the module.
-
-    Stage 0 is data parallelism without sharding. In stage 3 it is an upper bound: a unit whose parameters the
-    backward pass does not ask for, such as a first layer, is gathered once only.
-
-    Raises:
-        ValueError: if there is no such stage.
-    """
-    # In units of a reduce-scatter, an all-gather, or a broadcast of every parameter: (N − 1)/N · K each.
-    passes = {0: 2, 1: 3, 2: 2, 3: 3}
-    if stage not in passes:
-        raise ValueError(f"stage is {stage}; it must be 0, 1, 2 or 3")
-    return passes[stage] * (size - 1) / size * nbytes
 
 
 # Stage 1.
@@ -327,9 +310,6 @@ class FullySharded(_Sharded):
     it ends; autograd keeps a note in their place. When the backward pass asks for one, the unit is gathered again, and
     let go once all its gradients have come and have been reduced.
 
-    A module made on the device "meta" has no memory yet: it is given some, and its initial values by each layer's
-    `reset_parameters`, unit by unit, so that no rank ever holds all of it.
-
     Frozen and tied parameters as in `data`; what belongs to no child, or to two of them, is gathered around the whole.
     A parameter without a gradient is refused, and all ranks must go through the same layers, for that is the order in
     which they send.
@@ -347,14 +327,13 @@ class FullySharded(_Sharded):
     Multiply the loss by a constant, such as 1024, and divide the shards' gradients by it before the step.
 
     Args:
-        module: on the CPU or on "meta"; of the same structure on all ranks.
+        module: on the CPU; of the same structure on all ranks.
         communicator: of these ranks. While a step is under way, nobody else may use it.
         compute_dtype: of communication and computation: `torch.bfloat16`, `torch.float16` or `torch.float32`. None is
             the module's.
 
     Raises:
-        ValueError: if a layer on "meta" has no `reset_parameters`, or shares a parameter with another layer; if
-            `compute_dtype` is none of COMPUTE_DTYPES.
+        ValueError: if `compute_dtype` is none of COMPUTE_DTYPES.
         TypeError: if it is bfloat16, and the package ml_dtypes is missing.
     """
 
@@ -369,7 +348,6 @@ class FullySharded(_Sharded):
         self._compute_dtype = compute_dtype
         self._unit_of: dict[Flat, list[Flat]] = {}  # the flats of a unit, by each of them
         for unit, names in units_of(module).items():
-            materialise(module, names)
             parameters = {name: p for name, p in module.named_parameters() if name in names}
             buffers = [buffer for name, buffer in module.named_buffers() if name in names]
             data.broadcast_from_first(communicator, [*parameters.values(), *buffers])
@@ -439,45 +417,16 @@ class FullySharded(_Sharded):
 
 
 def units_of(module: nn.Module) -> dict[nn.Module, list[str]]:
-    """The names of each unit's parameters and buffers: what one child alone has is its own, the rest the module's.
-
-    Raises:
-        ValueError: if two layers share a parameter on "meta".
-    """
+    """The names of each unit's parameters and buffers: what one child alone has is its own, the rest the module's."""
     children: dict[Tensor, list[nn.Module]] = {}  # that have it
     for child in module.children():
         for tensor in itertools.chain(child.parameters(), child.buffers()):
             children.setdefault(tensor, []).append(child)
-    layers = Counter[Tensor]()
-    for layer in module.modules():
-        layers.update(layer.parameters(recurse=False))
     units: dict[nn.Module, list[str]] = {module: []}
     for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
-        if tensor.is_meta and layers[tensor] > 1:
-            raise ValueError(f"{name} is shared by two layers and on the device 'meta'; make it on the CPU")
         owners = children.get(tensor, [])
         units.setdefault(owners[0] if len(owners) == 1 else module, []).append(name)
     return units
-
-
-def materialise(module: nn.Module, names: Iterable[str]) -> None:
-    """Give layers with these parameters or buffers memory and initial values, if they are on the device "meta".
-
-    Raises:
-        ValueError: if a layer cannot make its initial values.
-    """
-    for name in names:
-        prefix, _, attribute = name.rpartition(".")
-        layer = module.get_submodule(prefix)
-        if not getattr(layer, attribute).is_meta:
-            continue
-        if not hasattr(layer, "reset_parameters"):
-            lacks = "has no reset_parameters to give it initial values; make the module on the CPU"
-            raise ValueError(
-                f"layer {prefix!r}, a {type(layer).__name__}, is on the device 'meta' and {lacks}"
-            )
-        layer.to_empty(device="cpu", recurse=False)
-        layer.reset_parameters()  # type: ignore[operator]
 
 
 def _gather(flats: Iterable[Flat], *_: object) -> None:  # may be a hook, as `_free` may

@@ -87,7 +87,8 @@ def test_losses(
         for form in FORMS
         if form in curves and np.max(np.abs(np.subtract(curves[form], curves[whole]))) < SAME
     ]
-    finding = f"{len(alike)} forms lie on the line of {whole}, to {SAME:g} nats"
+    forms = "form lies" if len(alike) == 1 else "forms lie"
+    finding = f"{len(alike)} {forms} on the line of {whole}, to {SAME:g} nats"
     detail = (
         f"each epoch, means of {len(curves[whole])} seeds; bars (below discs) and bands: smallest to largest"
     )

@@ -36,7 +36,6 @@ from workshop_utils.launchers.local import Local
 from workshop_utils.network import Network
 from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.runs import Run, RunFailed, RunState
-from workshop_utils.scaling.communication import seconds_by_nbytes
 from workshop_utils.setup.machine import cores
 from workshop_utils.strategies import strategy_of
 
@@ -280,7 +279,7 @@ def rows_of(job: TrainingJob, run: Run) -> Iterator[dict[str, Any]]:
     - Of training steps: `step_seconds`, the median step of the slowest worker; the parts of `parts_of`; bytes that a
       worker and the busiest server send and receive in a step; `samples_per_second` of all workers. The first step, in
       which connections open up, is left out.
-    - Of all-reduces: `nbytes` and `seconds`, the median of repeats.
+    - Of all-reduces: `nbytes` and `seconds`, the median of repeats, of the slowest rank in each.
     - Of any other job: `samples_per_second`, of all workers; `first_step_seconds`, from the launch to
       the first report; and the last `loss` and `accuracy`, means of the workers. NaN where nothing was reported.
     """
@@ -289,8 +288,9 @@ def rows_of(job: TrainingJob, run: Run) -> Iterator[dict[str, Any]]:
         yield _steps(job, metrics)
     elif "all_reduce_seconds" in metrics:
         calls = int(job.arguments.get("calls", 1))
-        for nbytes, seconds in seconds_by_nbytes(job, run).items():
-            yield {"nbytes": nbytes, "seconds": seconds / calls}
+        slowest = metrics.groupby(["nbytes", "step"])["all_reduce_seconds"].max().dropna()
+        for nbytes, seconds in slowest.groupby("nbytes").median().reset_index().to_numpy().tolist():
+            yield {"nbytes": int(nbytes), "seconds": seconds / calls}
     else:
         by_worker = metrics.groupby("worker")
         last = by_worker[["loss", "accuracy", "samples_per_second"]].last()  # the last that is not NaN

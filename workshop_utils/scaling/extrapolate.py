@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workshop_utils.comm.central import central_all_reduce
 from workshop_utils.comm.recurrence import ring_finish_seconds
+from workshop_utils.comm.shape import Shape
+from workshop_utils.comm.simulated import simulate
 from workshop_utils.comm.topology import Link, Numbers
 from workshop_utils.jobs import JobError
-from workshop_utils.scaling.communication import simulated_seconds
 from workshop_utils.scaling.cost import all_reduce_seconds, synchronous_server_seconds
 from workshop_utils.scaling.fit import Fit, fit, path_of, path_terms
 
@@ -130,5 +132,8 @@ def predict_steps(runs: pd.DataFrame, workers: Sequence[int]) -> pd.DataFrame:
 def simulated_communication(strategy: str, workers: int, nbytes: int, path: Link) -> float:
     """The same in virtual time: a ring by the recurrence over its ranks, a server as one rank more, in the centre."""
     if strategy == "workshop_parameter_server":
-        return simulated_seconds("central", workers + 1, nbytes // 4 * 4, path)
+        array = Shape(nbytes // 4)
+        return simulate(
+            workers + 1, lambda communicator: central_all_reduce(communicator, array), path
+        ).seconds
     return float(np.max(ring_finish_seconds(workers, nbytes // 4 * 4, path)))

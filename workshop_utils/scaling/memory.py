@@ -1,6 +1,6 @@
 """Where the memory of a training step goes: parameters, gradients, the optimizer's state, activations.
 
-    training_memory(1e6, "adam").total                   # a model of which only the size is known
+    training_memory(1e6).total                           # a model of which only the size is known
     layout = Layout(data=8, tensor=8, pipeline=2, zero=1, microbatches=32, recompute="selective")
     worker_memory(model("llama-3.1-70b"), layout).total  # a transformer, spread over workers
 
@@ -14,22 +14,13 @@ Recomputation in Large Transformer Models", section 4, for activations.
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from workshop_utils.comm.topology import Numbers
 from workshop_utils.scaling.catalogue import Transformer
 from workshop_utils.scaling.cost import plain
-
-Optimizer = Literal["sgd", "momentum", "adam"]
-
-# How many numbers an optimizer keeps for each parameter between two steps.
-OPTIMIZER_NUMBERS: dict[Optimizer, int] = {
-    "sgd": 0,
-    "momentum": 1,  # a running sum of gradients
-    "adam": 2,  # running means of the gradient and of its square (Kingma and Ba 2015, algorithm 1)
-}
 
 RECOMPUTE = ("none", "selective", "full")
 
@@ -55,18 +46,13 @@ class TrainingMemory:
         return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
 
 
-def training_memory(
-    parameters: Numbers, optimizer: Optimizer = "adam", activations: float = 0
-) -> TrainingMemory:
-    """What it takes to train `parameters` numbers of 32 bits; `activations` in bytes.
+def training_memory(parameters: Numbers) -> TrainingMemory:
+    """Adam in 32 bits, without activations: it keeps means of the gradient and of its square.
 
-    Raises:
-        ValueError: if the optimizer is unknown.
+    Source: Kingma and Ba (2015), algorithm 1.
     """
-    if optimizer not in OPTIMIZER_NUMBERS:
-        raise ValueError(f"optimizer is {optimizer!r}; it must be one of {', '.join(OPTIMIZER_NUMBERS)}")
     own = 4 * parameters
-    return TrainingMemory(own, own, OPTIMIZER_NUMBERS[optimizer] * own, activations)
+    return TrainingMemory(own, own, 2 * own)
 
 
 def mixed_precision_adam(parameters: Numbers) -> TrainingMemory:

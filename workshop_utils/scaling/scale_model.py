@@ -49,7 +49,6 @@ from workshop_utils.scaling.layers import Layer, layers
 from workshop_utils.scaling.published import published_table
 from workshop_utils.setup.machine import cores
 from workshop_utils.training.emulated_device import FORWARD
-from workshop_utils.training.horovod_settings import Tuning
 
 JOB = Path(__file__).parents[2] / "jobs" / "measure_step"
 MOST_MACHINES = 64  # that are emulated; more are only predicted
@@ -512,8 +511,8 @@ class Emulation:
             arguments["horovod"] = 1
             # The cluster's would be 1 ms, stretched; so many negotiations would keep the cores busy.
             cycle = max(0.001 * self.stretch, self.expected_seconds / 40)
-            fusion = str(round(shrunk * FUSED_NBYTES[strategy]))
-            environment = Tuning(fusion_threshold=fusion, cycle_time=f"{cycle:.4f}s").environment
+            environment = {"HOROVOD_FUSION_THRESHOLD": f"{round(shrunk * FUSED_NBYTES[strategy])}"}
+            environment["HOROVOD_CYCLE_TIME"] = f"{1000 * cycle:.1f}"  # milliseconds
         job = TrainingJob.load(JOB).replace(
             strategy=strategy,
             workers=self.machines,
