@@ -94,11 +94,11 @@ def on_the_simulated_clock(size: int, program: Callable[[Any], Any]) -> list[Any
     return simulated.simulate(size, program).results
 
 
-def sent_by(communicator: Any, act: Callable[[], object]) -> tuple[int, int]:
-    """Messages and bytes that this rank sends while it does `act`."""
+def sent_by(communicator: Any, act: Callable[[], Any]) -> tuple[Any, tuple[int, int]]:
+    """What `act` returns, and the messages and bytes that this rank sends meanwhile."""
     communicator.traffic.reset()
-    act()
-    return int(communicator.traffic.messages_sent.sum()), int(communicator.traffic.bytes_sent.sum())
+    result = act()
+    return result, (int(communicator.traffic.messages_sent.sum()), int(communicator.traffic.bytes_sent.sum()))
 
 
 def descend(communicator: Any, servers: int, steps: int, target: Any, rate: float) -> Any:

@@ -9,6 +9,7 @@ an algorithm is to change, write the file again and read the difference before c
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,6 @@ FILE = Path(__file__).with_name("collectives.json")
 COLLECTIVES = ALL_REDUCES | REDUCES_AT_RANK_0 | BROADCASTS
 SIZES = range(1, 10)
 ELEMENTS = (0, 1, 7, 10, 1023)
-SERVERS = {size: [servers for servers in (1, 2, 3) if servers < size] for size in SIZES}
 STEPS, RATE = 3, 0.25
 OVER_TCP = (
     "ring",
@@ -48,30 +48,18 @@ def contribution(rank, elements):
     return (np.arange(elements, dtype=np.float64) * (rank + 1)) % 17 + rank
 
 
+def act(communicator, name, elements):
+    """What a rank has after a collective, or after some steps with synchronous parameter servers."""
+    if name not in COLLECTIVES:
+        return descend(communicator, int(name.split()[-1]), STEPS, contribution(0, elements), RATE)
+    array = contribution(communicator.rank, elements)
+    COLLECTIVES[name](communicator, array)
+    return array
+
+
 def play(communicator, name):
-    """One rank's results and counts of a collective, for every number of elements."""
-    seen = []
-    for elements in ELEMENTS:
-        array = contribution(communicator.rank, elements)
-        counts = sent_by(communicator, lambda array=array: COLLECTIVES[name](communicator, array))
-        seen.append((array, counts))
-    return seen
-
-
-def serve(communicator, servers):
-    """The same of a synchronous parameter server."""
-    seen = []
-    for elements in ELEMENTS:
-        trained = []
-        target = contribution(0, elements)
-        counts = sent_by(
-            communicator,
-            lambda target=target, trained=trained: trained.append(
-                descend(communicator, servers, STEPS, target, RATE)
-            ),
-        )
-        seen.append((trained[0], counts))
-    return seen
+    """One rank's results and counts, for every number of elements."""
+    return [sent_by(communicator, partial(act, communicator, name, elements)) for elements in ELEMENTS]
 
 
 def counted(ranks):
@@ -82,14 +70,9 @@ def counted(ranks):
     }
 
 
-def programs(size):
-    """What `size` ranks can do, by name."""
-    found = {name: lambda communicator, name=name: play(communicator, name) for name in COLLECTIVES}
-    for servers in SERVERS[size]:
-        found[f"parameter server of {servers}"] = lambda communicator, servers=servers: serve(
-            communicator, servers
-        )
-    return found
+def names(size):
+    """What `size` ranks can do."""
+    return [*COLLECTIVES, *(f"parameter server of {servers}" for servers in (1, 2, 3) if servers < size)]
 
 
 def written(counts):
@@ -125,24 +108,19 @@ def assert_results(name, size, ranks):
     with_result = range(1) if name in REDUCES_AT_RANK_0 else range(servers, size)
     for number, elements in enumerate(ELEMENTS):
         arrays = [contribution(rank, elements) for rank in range(size)]
-        if servers:
-            expected = arrays[0] * (1 - (1 - RATE) ** STEPS)
-        else:
-            expected = arrays[0] if name in BROADCASTS else np.sum(arrays, axis=0)
+        expected = arrays[0] if servers or name in BROADCASTS else np.sum(arrays, axis=0)
+        expected = expected * (1 - (1 - RATE) ** STEPS) if servers else expected
         for rank in with_result:
-            np.testing.assert_allclose(
-                ranks[rank][number][0],
-                expected,
-                rtol=1e-12 if servers else 0,
-                err_msg=f"{name}, rank {rank} of {size}, {elements} elements",
-            )
+            where = f"{name}, rank {rank} of {size}, {elements} elements"
+            tolerance = 1e-12 if servers else 0
+            np.testing.assert_allclose(ranks[rank][number][0], expected, rtol=tolerance, err_msg=where)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("run", [on_threads, on_the_simulated_clock])
 def test_every_rank_has_numpys_result_and_sends_as_many_messages_and_bytes_as_before(size, run, kept):
-    for name, program in programs(size).items():
-        ranks = run(size, program)
+    for name in names(size):
+        ranks = run(size, partial(play, name=name))
         assert_results(name, size, ranks)
         if not os.environ.get("GUARDS_UPDATE"):  # then the file is written again
             assert_counts(kept, name, size, ranks)
@@ -152,11 +130,11 @@ def test_the_counts_are_kept_for_every_collective_there_is(kept):
     if os.environ.get("GUARDS_UPDATE"):
         counts = {}
         for size in SIZES:
-            for name, program in programs(size).items():
-                counts.setdefault(name, {})[str(size)] = counted(on_threads(size, program))
+            for name in names(size):
+                counts.setdefault(name, {})[str(size)] = counted(on_threads(size, partial(play, name=name)))
         FILE.write_text(written(counts), encoding="utf-8")
         pytest.fail(f"written: look at the difference with git diff {FILE.relative_to(ROOT)}")
-    now = {(name, str(size)) for size in SIZES for name in programs(size)}
+    now = {(name, str(size)) for size in SIZES for name in names(size)}
     assert now == {(name, size) for name, sizes in kept.items() for size in sizes}
 
 

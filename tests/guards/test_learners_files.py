@@ -63,7 +63,13 @@ def test_no_exercise_loses_its_cell_or_moves_to_another_lesson():
 def checkout(tmp_path, monkeypatch):
     """A folder with two lessons and what they name, and the working folder in it."""
     lessons = f"notebooks/{LESSON}", f"notebooks/{OTHER}"
-    for name in (*lessons, "docs/glossary.md", "jobs/mnist_single", "images/00_whole_idea.svg"):
+    for name in (
+        *lessons,
+        "docs/glossary.md",
+        "docs/setup.md",
+        "jobs/mnist_single",
+        "images/00_whole_idea.svg",
+    ):
         source, target = ROOT / name, tmp_path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
@@ -222,4 +228,5 @@ def test_each_edition_has_the_lessons_that_are_named_and_what_they_name(checkout
         assert {path.name for path in (edition / "notebooks").iterdir()} == set(lessons or (LESSON, OTHER))
         assert (edition / "jobs/mnist_single/train.py").is_file()
         assert (edition / "images/00_whole_idea.svg").is_file()
+        assert (edition / "docs/setup.md").is_file()
         assert not list(edition.rglob("__pycache__"))
