@@ -13,9 +13,20 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator, PeerSilent
-from workshop_utils.lessons.checks import Wrong, exercise, expect, is_missing, mistakes, result_of
+from workshop_utils.lessons.checks import (
+    Wrong,
+    exercise,
+    expect,
+    is_missing,
+    mistakes,
+    number_of,
+    refuse,
+    result_of,
+)
 from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import refuse_collectives, values_on_ranks, watching
 from workshop_utils.ranks import packing
@@ -28,17 +39,8 @@ NUMBERS = (
 )
 CALLED = ("", ", called a second time,", ", called a third time,")
 # Numbers of workers, of those on each machine, and of images.
-SHARES = (
-    (2, 1, 10),
-    (3, 1, 10),
-    (1, 1, 4),
-    (2, 2, 10),
-    (4, 2, 2),
-    (5, 5, 1500),
-    (12, 4, 16),
-    (11, 11, 15),
-    (7, 7, 61),
-)
+WORKERS, LOCAL = (2, 3, 1, 2, 4, 5, 12, 11, 7), (1, 1, 1, 2, 2, 5, 4, 11, 7)
+SHARES = tuple(zip(WORKERS, LOCAL, (10, 10, 4, 10, 2, 1500, 16, 15, 61), strict=True))
 
 averaged_at_the_end = question(__name__, "averaged_at_the_end")
 
@@ -47,7 +49,7 @@ averaged_at_the_end = question(__name__, "averaged_at_the_end")
 def total(answer: Callable[[Communicator, float], float]) -> str:
     """`answer(communicator, number)`: the sum of all ranks' numbers on every rank, sending only to the right."""
     for size in (2, 3, 4, 5, 6, 7, 1):
-        where = f"with {size} rank{'s' * (size > 1)}"
+        where = f"with {number_of(size, 'rank')}"
         try:
             totals = threads.run(size, lambda each: _totals(each, answer), timeout_seconds=2)
         except PeerSilent as error:
@@ -66,10 +68,9 @@ def _totals(communicator: Communicator, answer: Callable[[Communicator, float], 
 
     def watch(to: int | None, _: object) -> None:
         refuse_collectives(communicator)
-        if to not in (None, right := (rank + 1) % size):
-            raise Wrong(
-                f"with {size} ranks, rank {rank} sends to rank {to}; it may send only to rank {right}."
-            )
+        right = (rank + 1) % size
+        sends = f"with {size} ranks, rank {rank} sends to rank {to}"
+        refuse(to not in (None, right), f"{sends}; it may send only to rank {right}.")
 
     with watching(communicator, watch):
         return [answer(communicator, numbers[rank]) for numbers in NUMBERS]
@@ -98,11 +99,9 @@ def my_images(answer: Callable[[dict[str, str], int], Iterable[int]]) -> str:
     asked = [(rank, *case) for case in SHARES for rank in range(case[0])]
     shares = {case: _share(answer, *case) for case in asked}
     for case in reversed(asked):  # each worker is a process of its own, and knows nothing of earlier calls
-        if _share(answer, *case) != shares[case]:
-            called = "called twice with RANK={0}, WORLD_SIZE={1} and {3} images".format(*case)
-            raise Wrong(
-                f"{called}, it returned different images; they may depend only on environment and count."
-            )
+        called = "called twice with RANK={0}, WORLD_SIZE={1} and {3} images".format(*case)
+        differs = f"{called}, it returned different images; they may depend only on environment and count."
+        refuse(_share(answer, *case) != shares[case], differs)
     for workers, local, count in SHARES:
         _judge_shares([shares[rank, workers, local, count] for rank in range(workers)], local, count)
     # With a count that is new: what the calls above have left in the notebook helps nobody there.
@@ -147,41 +146,35 @@ def _answer_in_this_process() -> None:
 def _share(answer: Callable[..., Iterable[int]], rank: int, workers: int, local: int, count: int) -> set[int]:
     """The images of one of the workers, of which `local` run on each machine."""
     environment = {"RANK": rank, "WORLD_SIZE": workers, "LOCAL_RANK": rank % local, "LOCAL_WORLD_SIZE": local}
-    case = (
-        "with " + ", ".join(f"{name}={value}" for name, value in environment.items()) + f" and {count} images"
-    )
+    case = f"with {', '.join(f'{name}={value}' for name, value in environment.items())} and {count} images"
     try:
         share = result_of(answer, {name: str(value) for name, value in environment.items()}, count)
     except TypeError as error:
-        if "str" in str(error):
-            raise Wrong(f"{case}: {error}; an environment holds text: int(...) makes a number.") from None
+        refuse("str" in str(error), f"{case}: {error}; an environment holds text: int(...) makes a number.")
         raise
-    if not isinstance(share, Iterable):
-        raise Wrong(f"{case} it gave {share!r}; it must give the indices of all its images, as a list.")
-    images = set()
+    indices = "it must give the indices of all its images, as a list"
+    refuse(not isinstance(share, Iterable), f"{case} it gave {share!r}; {indices}.")
+    images: set[int] = set()
     for image in islice(share, count + 1):
-        if isinstance(image, bool | str) or not hasattr(image, "__index__") or getattr(image, "ndim", False):
-            raise Wrong(f"{case} one of its images is {image!r}; an image's number is a whole number.")
-        if not 0 <= (number := operator.index(image)) < count:
-            raise Wrong(f"{case} it gave image {number}; the images have the numbers 0 to {count - 1}.")
-        if number in images:
-            raise Wrong(f"{case} it gave image {number} more than once.")
-        images.add(number)
+        is_number = hasattr(image, "__index__") and not isinstance(image, bool) and not np.ndim(image)
+        refuse(not is_number, f"{case} one of its images is {image!r}; an image's number is a whole number.")
+        there = f"the images have the numbers 0 to {count - 1}"
+        refuse(image not in range(count), f"{case} it gave image {image}; {there}.")
+        refuse(image in images, f"{case} it gave image {image} more than once.")
+        images.add(operator.index(image))
     return images
 
 
 def _judge_shares(shares: list[set[int]], local: int, count: int) -> None:
     each = f", {local} on each machine," if local > 1 else ""
-    of = f"with {len(shares)} worker{'s' * (len(shares) > 1)}{each} and {count} images"
+    of = f"with {number_of(len(shares), 'worker')}{each} and {count} images"
     for index in range(count):
-        ranks = [str(rank) for rank, share in enumerate(shares) if index in share]
-        if len(ranks) > 1:
-            raise Wrong(f"{of}, image {index} belongs to rank {' and rank '.join(ranks)}; one must own it.")
-        if not ranks:
-            advice = "; a division's remainder needs an owner, too" if count % len(shares) else ""
-            if sum(map(len, shares)) > len(set().union(*shares)):
-                advice = ", and another to several ranks; do all start from the same order?"
-            raise Wrong(f"{of}, image {index} belongs to nobody{advice}.")
+        ranks = [f"rank {rank}" for rank, share in enumerate(shares) if index in share]
+        refuse(len(ranks) > 1, f"{of}, image {index} belongs to {' and '.join(ranks)}; one must own it.")
+        advice = "; a division's remainder needs an owner, too" if count % len(shares) else ""
+        if sum(map(len, shares)) > len(set().union(*shares)):
+            advice = ", and another to several ranks; do all start from the same order?"
+        refuse(not ranks, f"{of}, image {index} belongs to nobody{advice}.")
     sizes = [len(share) for share in shares]
-    if max(sizes) - min(sizes) > 1:
-        raise Wrong(f"{of}, the ranks have {sizes} images; shares may differ by at most one.")
+    spread = max(sizes) - min(sizes)
+    refuse(spread > 1, f"{of}, the ranks have {sizes} images; shares may differ by at most one.")
