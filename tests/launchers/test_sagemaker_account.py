@@ -346,24 +346,28 @@ def test_a_stack_is_made_once_and_one_that_is_there_is_left_as_somebody_chose_it
     assert account.deploy("network", aws, Zone="us-east-1a") == {"Subnet": "subnet-1"}
 
 
-def test_a_stack_that_cannot_be_made_or_has_failed_is_an_error_that_says_what_to_do():
-    missing = "Stack with id workshop-network does not exist"
-    for made, message in (
-        ("AccessDenied", "create_stack: you may not do that"),
-        ("ROLLBACK_COMPLETE", "stack_create_complete did not come: .*console says why"),
-    ):
-        aws, stubs = scripted("cloudformation")
-        stubs["cloudformation"].add_client_error("describe_stacks", "ValidationError", missing)
-        if made == "AccessDenied":
-            stubs["cloudformation"].add_client_error("create_stack", made, "no")
-        else:
-            stubs["cloudformation"].add_response("create_stack", {"StackId": "x"})
-            stubs["cloudformation"].add_response("describe_stacks", stack_of(made))
-        with pytest.raises(AwsError, match=message):
-            account.deploy("network", aws, Zone="us-east-1a")
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        (["missing", "AccessDenied"], "create_stack: you may not do that"),
+        (
+            ["missing", {"StackId": "x"}, stack_of("ROLLBACK_COMPLETE")],
+            "stack_create_complete did not come: .*console",
+        ),
+        ([stack_of("ROLLBACK_COMPLETE")], "is ROLLBACK_COMPLETE and has no outputs: .* delete it, then try"),
+    ],
+)
+def test_a_stack_that_cannot_be_made_or_has_failed_is_an_error_that_says_what_to_do(answers, message):
     aws, stubs = scripted("cloudformation")
-    stubs["cloudformation"].add_response("describe_stacks", stack_of("ROLLBACK_COMPLETE"))
-    with pytest.raises(AwsError, match=r"is ROLLBACK_COMPLETE and has no outputs: .* delete it, then try"):
+    missing = ("ValidationError", "Stack with id workshop-network does not exist")
+    for asked, answer in zip(("describe_stacks", "create_stack", "describe_stacks"), answers, strict=False):
+        if isinstance(answer, dict):
+            stubs["cloudformation"].add_response(asked, answer)
+        else:
+            stubs["cloudformation"].add_client_error(
+                asked, *(missing if answer == "missing" else (answer, "no"))
+            )
+    with pytest.raises(AwsError, match=message):
         account.deploy("network", aws, Zone="us-east-1a")
 
 

@@ -37,7 +37,7 @@ class Remote(Protocol):
         """End the job; returns once the target has agreed. Raises what the target says where it does not."""
 
     def close(self) -> None:
-        """Remove what is left of the job on the target, and let go of connections. Called once, at the end."""
+        """Remove what is left of the job on the target; by default nothing is. Called once, at the end."""
 
 
 class FollowedRun(Run):

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import urllib3
-import yaml
 from kubernetes import client, config
 
 from workshop_utils.jobs import PlainError
@@ -64,11 +63,6 @@ ADVICE = {
     "[429]": f"the cluster still asks to slow down after {TRIES} tries; wait a minute and try again",
     "[500]": "the cluster failed; its logs say why",
 }
-# How the client fails at a file that is no kubeconfig: where its content is first used.
-NO_KUBECONFIG = (
-    *(config.ConfigException, OSError, yaml.YAMLError),
-    *(TypeError, AttributeError, KeyError, ValueError),
-)
 UNTRUSTED = "its certificate is not one that the kubeconfig trusts; is it another cluster's?"
 OBJECT = re.compile(r"^(<[^>]*>|HTTPS?Connection\w*\([^)]*\)): ")  # urllib3's own words for a connection
 # The failures in which a request has not left this machine. Of TLS's, that is one alone: others may come afterwards.
@@ -110,7 +104,9 @@ def connect(context: str | None = None) -> client.ApiClient:
     logging.root.addFilter(collect)  # type: ignore[arg-type]
     try:
         config.load_kube_config(file, context=context, client_configuration=configuration)
-    except NO_KUBECONFIG as error:
+    except (
+        Exception
+    ) as error:  # at a file that is no kubeconfig the client fails wherever it first uses its content
         is_there = any(map(os.path.exists, file.split(os.pathsep)))
         complaints.insert(0, f"{file}: {error}" if is_there else f"there is no file {file}")
     finally:

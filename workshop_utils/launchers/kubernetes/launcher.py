@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
-from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
+from workshop_utils.launchers.followed import FollowedRun, Receive, Remote, Unreachable
 from workshop_utils.launchers.kubernetes.cluster import JobObjects, KubernetesError, connect
 from workshop_utils.launchers.kubernetes.manifest import SSHD, UNSAVED, Manifest, build
 from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of, workers_in
@@ -101,8 +101,8 @@ class KubernetesRun(FollowedRun):
 
     def pods(self) -> pd.DataFrame:
         """The job's pods as they are now: pod, worker, phase. Raises KubernetesError."""
-        phases = {pod["metadata"]["name"]: pod["status"]["phase"] for pod in self._objects.pods()}
-        return table_of((name, self._job.worker_in(name), phase) for name, phase in phases.items())
+        phases = _phases(self._objects.pods()).items()
+        return table_of((name, self._job.worker_in(name), phase) for name, phase in phases)
 
     def describe(self) -> str:
         """The job's conditions, its pods, and what the cluster warns of, a line each. Raises KubernetesError."""
@@ -111,11 +111,10 @@ class KubernetesRun(FollowedRun):
         conditions = job.get("status", {}).get("conditions", [])
         lines = [f"{self._objects.resource['kind']} {self.name}: {self.state}"]
         lines += [f"  {each.get('type')}: {each.get('message', '')}" for each in conditions if _holds(each)]
-        names = [pod["metadata"]["name"] for pod in pods]
-        lines += [f"  {warning}" for name, warning in warnings if name not in names]
-        for pod in pods:
-            lines += [f"pod {pod['metadata']['name']}: {pod['status']['phase']}"]
-            lines += [f"  {warning}" for name, warning in warnings if name == pod["metadata"]["name"]]
+        phases = _phases(pods)
+        lines += [f"  {warning}" for name, warning in warnings if name not in phases]
+        for pod, phase in phases.items():
+            lines += [f"pod {pod}: {phase}", *(f"  {warning}" for name, warning in warnings if name == pod)]
         return "\n".join(lines)
 
     def stop(self) -> None:
@@ -128,8 +127,8 @@ class KubernetesRun(FollowedRun):
         self._objects.delete()
 
 
-class RemoteJob:
-    """A job on a cluster, as a `Remote`; `pods` say what the workshop calls the worker of each.
+class RemoteJob(Remote):
+    """A job on a cluster, which stays there when it has ended; `pods` say what the workshop calls each one's worker.
 
     Attributes:
         notices: what the cluster has warned of, each once.
@@ -186,16 +185,13 @@ class RemoteJob:
     def stop(self) -> None:
         self.objects.delete()
 
-    def close(self) -> None:
-        """A job that has ended stays until the run's block is left."""
-
     def worker_in(self, pod: str) -> str:
         """What the workshop calls a pod's worker."""
         # What a Job makes has five more letters; and an elastic job may have grown.
         return self._worker_by_pod.get(pod) or self._worker_by_pod.get(pod.rpartition("-")[0], pod)
 
     def _read_warnings(self, pods: Sequence[Any], receive: Receive) -> None:
-        phases = {pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}
+        phases = _phases(pods)
         try:
             if time.monotonic() - self._warnings_at > WARNINGS_SECONDS:
                 self._warnings_at = time.monotonic()
@@ -233,6 +229,11 @@ class RemoteJob:
         if (notice := f"[{name}] {text}") not in self.notices:
             self.notices.append(notice)
             receive(name, text, "stderr")
+
+
+def _phases(pods: Sequence[Any]) -> dict[str, str]:
+    """The phase of each pod, by its name."""
+    return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in pods}
 
 
 def _holds(condition: Mapping[str, Any]) -> bool:

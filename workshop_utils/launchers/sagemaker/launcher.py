@@ -11,7 +11,7 @@ from pydantic import PrivateAttr
 
 from workshop_utils.jobs import TrainingJob
 from workshop_utils.launchers import output
-from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
+from workshop_utils.launchers.followed import FollowedRun, Receive, Remote, Unreachable
 from workshop_utils.launchers.sagemaker import account, price
 from workshop_utils.launchers.sagemaker.account import Aws, AwsError
 from workshop_utils.launchers.sagemaker.request import Request, Submission, submission_of
@@ -140,8 +140,11 @@ class SageMakerRun(FollowedRun):
         return unpack(content, target)
 
 
-class RemoteJob:
-    """The training job called `name`, as its account shows it; `description` is SageMaker's last answer."""
+class RemoteJob(Remote):
+    """The training job called `name`, as its account shows it; `description` is SageMaker's last answer.
+
+    SageMaker keeps records of jobs that have ended, at no cost.
+    """
 
     def __init__(self, name: str, aws: Aws) -> None:
         self.description: dict[str, Any] = {}
@@ -183,9 +186,6 @@ class RemoteJob:
                     return
             still = f"{self._name} could not be stopped and still costs money"
             raise AwsError(f"{still}: stop it in SageMaker's console. {error}", error.code) from None
-
-    def close(self) -> None:
-        """SageMaker keeps records of jobs that have ended, at no cost; nothing is to be removed."""
 
     def _state(self) -> RunState:
         try:
