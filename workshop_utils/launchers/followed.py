@@ -38,6 +38,7 @@ class Remote(Protocol):
 
     def close(self) -> None:
         """Remove what is left of the job on the target; by default nothing is. Called once, at the end."""
+        return
 
 
 class FollowedRun(Run):
