@@ -1,6 +1,10 @@
 """The check-up: what is missing is named, with what to do."""
 
+import platform
 import re
+import sys
+
+import pytest
 
 from workshop_utils.setup import doctor
 
@@ -28,3 +32,26 @@ def test_what_is_missing_comes_with_what_to_do_and_is_counted(monkeypatch, tmp_p
     assert "✗ build tools     no a C++ compiler, no make\n" in printed
     assert re.search("→ .*apt-get install g\\+\\+ make\n", printed)
     assert "\n1 to mend before all lessons can run here." in printed
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "says", "compiler"),
+    [
+        ("Darwin", "24.6.0", "Darwin arm64: not tried", "xcode-select --install"),
+        ("Linux", "6.6.87.2-microsoft-standard-WSL2", "Linux arm64 in WSL2: not tried", "apt-get install g++ make"),
+    ],
+)  # fmt: skip
+def test_a_system_that_was_not_tried_is_told_so_and_has_its_own_remedies(
+    system, release, says, compiler, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(platform, "system", lambda: system)
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(platform, "release", lambda: release)
+    monkeypatch.setattr(sys, "platform", system.lower())
+    monkeypatch.setattr(doctor.network, "availability", lambda: "none")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    results = findings()
+    assert (results["system"].state, results["system"].text.startswith(says)) == ("limited", True)
+    assert results["build tools"].remedy.endswith(compiler)
+    assert ("iproute2" in results["slow networks"].remedy) == (system == "Linux")

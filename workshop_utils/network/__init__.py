@@ -33,6 +33,7 @@ from workshop_utils.strategies import Strategy
 Rate = Annotated[str, AfterValidator(readable(bytes_per_second_of))]
 
 INTERFACE = "eth0"  # what each process sees as its network card
+LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
 SUBNET = "10.77.0"  # unreachable from outside the run's namespaces
 MOST_PROCESSES = 250  # addresses in the subnet, less the reserved ones
 

@@ -50,9 +50,7 @@ def examine() -> list[Finding]:
     namespaces, gpus = network.availability(), len(visible_gpus())
     no_latency = "; no netem: only the workshop's own ring and parameter server feel latency"
     return [
-        _check("system", platform.system() == "Linux", f"Linux {platform.machine()}",
-               f"{platform.system()}: not tried; it has no network namespaces",
-               "use Linux, a Codespace or Binder for the lessons on slow networks"),
+        _system(),
         _check("cores", cores() >= 2, f"{cores()}", "1: workers take turns, so more of them are no faster"),
         _check("memory", memory >= ENOUGH_MEMORY_NBYTES, f"{memory / GIB:.0f} GiB",
                f"{memory / GIB:.0f} GiB; four TensorFlow workers want 6", "run with `-p workers=2`"),
@@ -71,7 +69,8 @@ def examine() -> list[Finding]:
         _check("slow networks", namespaces != "none",
                f"network namespaces, as {namespaces}{'' if network.has_netem() else no_latency}",
                "no network namespaces: only the workshop's own ring and parameter server feel `--network`",
-               "apt-get install iproute2, and root or user namespaces"),
+               "apt-get install iproute2, and root or user namespaces" if platform.system() == "Linux" else
+               "use Linux, a Codespace or Binder for the lessons on slow networks"),
     ]  # fmt: skip
 
 
@@ -81,6 +80,18 @@ def show(findings: Sequence[Finding]) -> None:
         print(finding)
     missing = sum(finding.state == "missing" for finding in findings)
     print("\n" + (f"{missing} to mend before all lessons" if missing else "All lessons") + " can run here.")
+
+
+def _system() -> Finding:
+    system = f"{platform.system()} {platform.machine()}"
+    if platform.system() != "Linux":
+        text = (
+            f"{system}: not tried; bytes of frameworks are not counted, and a killed launch may leave workers"
+        )
+        return Finding("system", "limited", text)
+    if "microsoft" in platform.release().lower():  # WSL2's kernel
+        return Finding("system", "limited", f"{system} in WSL2: not tried")
+    return Finding("system", "good", system)
 
 
 def _check(

@@ -162,7 +162,12 @@ def missing_build_tools() -> list[str]:
 
 
 def install_command(missing: Sequence[str]) -> str:
-    """The command that installs all that is `missing` on Debian and Ubuntu."""
+    """The command that installs all that is `missing`: Apple's tools on macOS, elsewhere packages of Debian.
+
+    Python's headers and its module venv come with every Python for macOS.
+    """
+    if sys.platform == "darwin":
+        return "xcode-select --install"
     as_root = "sudo " if os.geteuid() != 0 else ""
     return f"{as_root}apt-get install {' '.join(SYSTEM_PACKAGES[name] for name in missing)}"
 

@@ -48,6 +48,7 @@ from workshop_utils.launchers.kubernetes.operators import Pod, pods_of, table_of
 from workshop_utils.launchers.kubernetes.settings import KubernetesSettings
 from workshop_utils.launchers.local import environment, warm
 from workshop_utils.launchers.local.run import Event, Process, ProcessGroup, ProcessRun
+from workshop_utils.network import LOOPBACK_INTERFACE
 from workshop_utils.runs import RunState
 from workshop_utils.strategies import MPI_FOLDERS, MPI_ON_ONE_MACHINE
 from workshop_utils.training import data
@@ -304,7 +305,7 @@ def _process(pod: Pod, folders: Mapping[str, str], scratch: Path) -> Process:
     program, *rest = [_here(word, folders) for word in words]
     about = f"pod {pod.name}: its command is {program!r}"
     variables = {name: _here(value, folders) for name, value in {**own, **pod.variables}.items()}
-    variables |= {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(scratch)}
+    variables |= {"GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE, "TMPDIR": str(scratch)}
     if (
         "PET_RDZV_ENDPOINT" in pod.variables
     ):  # here every pod could hold torchrun's store, on a cluster the first can

@@ -27,7 +27,7 @@ from workshop_utils.launchers.local.environment import (
 )
 from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.source import PACKAGE, shipped
-from workshop_utils.network import INTERFACE, Network, availability, wiring
+from workshop_utils.network import INTERFACE, LOOPBACK_INTERFACE, Network, availability, wiring
 from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.network.wiring import Cable, Switch
@@ -199,7 +199,7 @@ class Local:
         addresses = Addresses(
             of={name: f"{hosts[name]}:{port}" for name, port in zip(listening, ports, strict=True)},
             nodes=("localhost",) if nodes == 1 else tuple(f"node-{node}" for node in range(nodes)),
-            interface=INTERFACE if cables else "lo",
+            interface=INTERFACE if cables else LOOPBACK_INTERFACE,
             secret=secrets.token_hex(16),
         )
         starting = launched(_filled(strategy.plan(job, addresses), job, scratch))

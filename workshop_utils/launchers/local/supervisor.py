@@ -339,7 +339,7 @@ class Supervisor:
         states = {}
         for pid in {*self._running, *_descendants()}:
             status = _status_of(pid)
-            states[str(pid)] = status.get("State", "gone")
+            states[str(pid)] = status.get("State", "gone" if sys.platform == "linux" else "alive")
             if int(status.get("SigCgt", "0"), 16) & (1 << (signal.SIGUSR1 - 1)):
                 _kill(pid, signal.SIGUSR1)
         self._tell({"event": "silent", "processes": states})

@@ -33,7 +33,7 @@ from workshop_utils.launchers.sagemaker import check, price, request, toolkit
 from workshop_utils.launchers.sagemaker.request import Request, Submission, submission_of
 from workshop_utils.launchers.sagemaker.settings import SageMakerSettings
 from workshop_utils.launchers.source import shipped
-from workshop_utils.network import INTERFACE, Network, availability, wiring
+from workshop_utils.network import INTERFACE, LOOPBACK_INTERFACE, Network, availability, wiring
 from workshop_utils.network.wiring import Cable, Switch
 from workshop_utils.runs import Run
 from workshop_utils.training import data
@@ -185,7 +185,8 @@ def _start(submission: Submission, data_folder: Path, network: Network | None) -
         for host, cable in zip(hosts, cables, strict=True):
             own = scratch / host
             root = own / "opt" / "ml"
-            config, variables = toolkit.container(submission, host, str(root), INTERFACE if network else "lo")
+            interface = INTERFACE if network else LOOPBACK_INTERFACE
+            config, variables = toolkit.container(submission, host, str(root), interface)
             files |= {f"{host}/opt/ml/input/config/{name}": text for name, text in config.items()}
             layout = {
                 "root": root,

@@ -25,6 +25,7 @@ from workshop_utils.launchers.local.launcher import LocalRequest
 from workshop_utils.launchers.local.run import Process, ProcessRun
 from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import shipped
+from workshop_utils.network import LOOPBACK_INTERFACE
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.setup.environments import Environment
 from workshop_utils.strategies import PYTHON, SCRIPT, Addresses, ProcessSpec, launched, strategy_of
@@ -182,7 +183,7 @@ class Spark(TargetSettings):
         }
         # Rank 0's task finds host and port. Each worker may run on a machine of its own.
         nodes = ["node"] * (1 if self.is_local else job.workers)
-        interface = "lo" if self.driver_host == LOOPBACK else ""
+        interface = LOOPBACK_INTERFACE if self.driver_host == LOOPBACK else ""
         specs = strategy.plan(job, Addresses({"worker-0": "{host}:{port}"}, nodes, interface=interface))
         workers = tuple(spec.name for spec in specs if spec.runs_script)
         if job.strategy != "spark_program":  # our own driver starts what the strategy plans

@@ -20,6 +20,7 @@ from workshop_utils.launchers.local.run import Process
 from workshop_utils.launchers.settings import ClusterSettings, Name
 from workshop_utils.launchers.source import shipped
 from workshop_utils.launchers.torchx.run import LINE_PREFIX, LINE_PREFIX_VARIABLE, TorchXRun
+from workshop_utils.network import LOOPBACK_INTERFACE
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.setup.environments import Environment
 from workshop_utils.strategies import TORCHRUN_RESTARTS, strategy_of
@@ -235,7 +236,8 @@ class TorchX(ClusterSettings):
         if self.scheduler == "local_cwd":
             script, address = str(job.script_path.absolute()), ["--local-addr=127.0.0.1"]
             variables |= {"WORKSHOP_CHECKPOINTS": str(scratch / "checkpoints")}
-            variables |= {**environment.shared_variables(job, scratch), "GLOO_SOCKET_IFNAME": "lo"}
+            shared = environment.shared_variables(job, scratch)
+            variables |= {**shared, "GLOO_SOCKET_IFNAME": LOOPBACK_INTERFACE}
         else:
             # Here, since the clients of Kubernetes take longer to import than a local launch may take.
             from workshop_utils.launchers.kubernetes import pods
