@@ -76,5 +76,5 @@ def environment(folder: Path) -> dict[str, str]:
         "TMPDIR": str(folder),  # where torchrun leaves a folder of logs
         "WORKSHOP_DATA": str(data.prepare("digits")),
         "WORKSHOP_MODEL": str(folder / "model"),
-        "WORKSHOP_CHECKPOINTS": str(folder / "checkpoints"),
+        "WORKSHOP_CHECKPOINTS": tempfile.mkdtemp(dir=folder),  # a run would go on from that of another
     }
