@@ -1,6 +1,8 @@
 """A class's notebooks are run one by one, and nothing that they do reaches the next one or stays behind."""
 
 import subprocess
+import tempfile
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -34,8 +36,17 @@ def lesson(answers=(*STUBS, OPEN)):
     cells = [new("# 07 · Wheels", id="first"), code(start, id="start")]
     for number, answer in enumerate(answers):
         cells.append(code(answer, id=f"stub{number}", metadata={"tags": ["exercise"]}))
+        if number == 1:
+            cells.append(code("assert answer1 in (4, ...)  # the lesson goes on with the answer", id="uses"))
         cells.append(code(f"answer{number} = 4", id=f"solved{number}", metadata={"tags": ["solution"]}))
     return nbformat.v4.new_notebook(cells=cells)
+
+
+@pytest.fixture
+def tmp_path():
+    """A folder outside that of temporary files, of which the sandbox shows nothing in any case."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        yield Path(name)
 
 
 @pytest.fixture
@@ -124,6 +135,10 @@ def test_in_the_sandbox_there_is_no_network_no_file_of_others_and_nothing_to_wri
     home.mkdir()
     (home / "secret").write_text("key")
     monkeypatch.setenv("HOME", str(home))
+    others = [
+        str(tmp_path / "handed_in/eve" / LESSON),
+        str(tmp_path / "out/amy" / LESSON),  # graded before
+    ]
     looks = f"""
 import socket
 def fails(look):
@@ -135,7 +150,7 @@ def fails(look):
 answer0 = fails(lambda: open({str(home / "secret")!r}))
 answer0 += fails(lambda: socket.create_connection(("192.0.2.1", 80), timeout=3))
 answer0 += fails(lambda: open("/usr/written", "w"))
-answer0 += fails(lambda: open({str(tmp_path / "handed_in/eve" / LESSON)!r}))
+answer0 += all(fails(lambda: open(path)) for path in {others!r})
 checks.wheels(answer0)"""
     slow = """
 from workshop_utils import on_ranks
@@ -147,8 +162,9 @@ def first(communicator):
     return float(array[0])
 answer1 = sum(on_ranks(2, first, network="100Mbit").values)
 checks.wheels(answer1)"""
+    hand_in("amy", STUBS)
     hand_in("eve", [looks, slow, *STUBS[2:]])
-    first, second, *_ = grade(tmp_path)
+    first, second, *_ = [row for row in grade(tmp_path) if row["learner"] == "eve"]
     assert (first["state"], second["state"]) == ("right", "right"), (first["verdict"], second["verdict"])
 
 
