@@ -121,11 +121,15 @@ def save(job):
 def marked_processes() -> dict[int, str]:
     """The command by process id of everything alive that the tests of this process have started.
 
-    Warm servers and Python's own resource tracker are not among them: they stay from one test to the next.
+    Warm servers, this process's Spark and Python's own resource tracker are not among them: they stay from one test
+    to the next.
     """
     mark = f"{MARK}={os.environ[MARK]}".encode()
     staying = {server._process.pid for server in warm.SERVERS.values()}
     staying.add(resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]  # no public name for it
+    if "pyspark" in sys.modules and (gateway := sys.modules["pyspark"].SparkContext._gateway):
+        spark = psutil.Process(gateway.proc.pid)
+        staying.update([spark.pid, *(child.pid for child in spark.children(recursive=True))])
     found = {}
     for process in psutil.process_iter():
         if process.pid in staying:
