@@ -114,19 +114,26 @@ class _Watched:
 
     def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and not isinstance(arguments[0], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
-            self.events.append(_Event("write", os.path.realpath(arguments[0])))
-            if arguments[2] & os.O_DSYNC:
-                self.synchronous.add(self.events[-1].name)
+            # Python doesn't tell of `dir_fd`: a relative name is taken for one in the folder of `path`.
+            name = os.path.realpath(self.path.parent / os.fsdecode(arguments[0]))
+            self.events.append(_Event("write", name))
+            # O_SYNC: on Linux it includes O_DSYNC, on macOS it doesn't.
+            at_once = arguments[2] & (os.O_DSYNC | os.O_SYNC)
+            (self.synchronous.add if at_once else self.synchronous.discard)(name)
         elif event in ("os.rename", "os.link"):
-            source, name = (
-                os.path.realpath(file if folder == -1 else f"/proc/self/fd/{folder}/{os.fsdecode(file)}")
-                for file, folder in zip(arguments[:2], arguments[2:], strict=True)
-            )
-            state = Path(source).stat()
+            source, name = map(self._whole, arguments[:2], arguments[2:])
+            state = os.stat(arguments[0], dir_fd=None if arguments[2] == -1 else arguments[2])
             if source in self.synchronous:
                 self._synced(state)
             about = (state.st_ino, b"", state.st_mtime_ns, self.path.exists())
             self.events.append(_Event("rename", name, source, *about))
+
+    def _whole(self, file: Any, folder: int) -> str:
+        """The path of `file`, which may be relative to an open `folder`."""
+        if folder == -1:
+            return os.path.realpath(os.fsdecode(file))
+        is_ours = os.path.samestat(os.fstat(folder), self.path.parent.stat())
+        return os.path.realpath((self.path.parent if is_ours else Path("/another")) / os.fsdecode(file))
 
     def sync(self, file: Any) -> object:
         state = os.fstat(file if isinstance(file, int) else file.fileno())
