@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MASK = 4
 IMAGE = "workshop-neuron:trn1"
 NEEDED = ("name", "image", "entrypoint", "args", "num_replicas")
-READING = {"item", "tolist", "numpy", "is_nonzero"} | {
+READING = {"cpu", "item", "tolist", "numpy", "is_nonzero"} | {
     f"__{name}__" for name in ("array", "bool", "float", "format", "index", "int", "repr")
 }
 OPTIONS = {
@@ -105,6 +105,7 @@ def _compare_options(words: list[str], script: str, right: Mapping[str, Any]) ->
         missing = got == parser.get_default(field) != str(value)
         refuse(missing, f"{name} is missing before the script: it says {why}.")
         refuse(got != str(value), f"{name} is {got!r}; it must be {str(value)!r}: {why}.")
+    refuse(given.training_script_args, f"the script would be given {given.training_script_args}.")
 
 
 def _volcano_job(role: dict[str, Any]) -> dict[str, Any]:
