@@ -106,6 +106,12 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def _meets(pattern: str, resource: str) -> bool:
+    """Whether `pattern` matches some of `resource`, which may end in *."""
+    ends = range(len(pattern) + 1) if resource.endswith("*") else [len(pattern)]
+    return any(fnmatchcase(resource.removesuffix("*"), pattern[:end]) for end in ends)
+
+
 @exercise
 def least_policy(answer: list[dict[str, Any]]) -> str:
     """`answer` is the Statement of a policy that allows the calls that are NEEDED, and nothing else."""
@@ -126,16 +132,20 @@ def least_policy(answer: list[dict[str, Any]]) -> str:
         for unknown in set(statement) - {"Effect", "Action", "Resource", "Sid", "Condition"}:
             raise Wrong(f"{of} has {unknown}; {takes}.")
         effect, actions, resources = (_listed(statement[name]) for name in ("Effect", "Action", "Resource"))
-        refuse(
-            effect != ["Allow"],
-            f"{of} has Effect {statement['Effect']!r}; it must be Allow: what no statement allows is denied anyhow.",
-        )
+        wrong_effect = f"{of} has Effect {statement['Effect']!r}; it must be Allow or Deny."
+        refuse(effect not in (["Allow"], ["Deny"]), wrong_effect)
         for value in actions + resources:
             refuse(not isinstance(value, str), f"{of} has {value!r}, which is not text, nor a list of it.")
         condition = statement.get("Condition", HANDED_TO_SAGEMAKER[0])
         alone = "Condition" not in statement or [each.lower() for each in actions] == ["iam:passrole"]
         only = f"the one that may stand here is {HANDED_TO_SAGEMAKER[0]}, where iam:PassRole alone is allowed"
         refuse(condition not in HANDED_TO_SAGEMAKER or not alone, f"{of} has a Condition; {only}.")
+        for action, (resource, *_) in NEEDED.items() if effect == ["Deny"] else ():
+            is_meant = any(fnmatchcase(action.lower(), each.lower()) for each in actions)
+            denied = f"{of} denies {action} on some of {resource}: what no statement allows is denied anyhow."
+            refuse(is_meant and any(_meets(each, resource) for each in resources), denied)
+        if effect == ["Deny"]:
+            continue
         for action in actions:
             added = f"Action {action!r} also allows what AWS adds to it next year: name each action."
             refuse({"*", "?"} & set(action), added)
