@@ -371,6 +371,15 @@ def test_a_stack_that_cannot_be_made_or_has_failed_is_an_error_that_says_what_to
         account.deploy("network", aws, Zone="us-east-1a")
 
 
+def test_an_own_image_that_was_never_built_is_refused_before_anything_is_sent(make_job):
+    image = "123456789012.dkr.ecr.us-east-1.amazonaws.com/workshop-horovod:cpu"
+    job = make_job("import horovod.torch", strategy="horovod", workers=2, image=image)
+    aws, stubs = scripted("ecr")
+    stubs["ecr"].add_response("batch_get_image", {"images": []})
+    with pytest.raises(AwsError, match=r"no image .*workshop-horovod:cpu: jobs/images/build\.sh makes it"):
+        SageMaker(aws, role=ROLE, region="us-east-1", confirm=True).launch(job)
+
+
 def test_only_zones_that_have_the_instance_type_are_named():
     aws = account.connect("us-east-1")
     zones = account.zones("ml.p4d.24xlarge", aws)

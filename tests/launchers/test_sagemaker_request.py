@@ -94,6 +94,11 @@ def test_horovod_that_aws_does_not_have_needs_an_image_of_one_s_own(make_job, sc
         body_of(job)
     body = body_of(job.replace(image="mine:1"))
     assert body["AlgorithmSpecification"]["TrainingImage"] == "mine:1"
+    of_aws = "763104351884.dkr.ecr.eu-west-1.amazonaws.com/"
+    with pytest.raises(JobError, match="has no Horovod in it"):
+        body_of(job.replace(image=f"{of_aws}pytorch-training:2.13-cpu-py312"))
+    last = f"{of_aws}tensorflow-training:2.12.0-cpu-py310"
+    assert body_of(job.replace(image=last))["AlgorithmSpecification"]["TrainingImage"] == last
     assert body["Environment"]["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "1800"
 
 

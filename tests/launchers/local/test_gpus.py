@@ -1,11 +1,12 @@
 """The GPUs of this machine are dealt out to the workers. No test needs one: nothing here asks a framework for any."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.local import Local
+from workshop_utils.launchers.local import Local, environment
 from workshop_utils.launchers.torchx import TorchX
 from workshop_utils.setup import machine
 
@@ -102,6 +103,26 @@ def test_more_gpus_than_there_are_are_refused_before_anything_starts(
         with pytest.raises(JobError, match=message):
             launcher.launch(job)
     assert not models.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "frameworks"),
+    [("import tensorflow", "tensorflow"), ("import torch, keras\ntorch.cuda.init()", "torch")],
+)
+def test_a_framework_that_is_built_for_cpus_is_refused_before_anything_starts(
+    script, frameworks, make_job, gpus, monkeypatch
+):
+    gpus(1)
+    versions = {"tensorflow-cpu": "2.21.0", "torch": "2.13.0+cpu"}
+    installed = SimpleNamespace(
+        distributions=lambda name: [SimpleNamespace(version=versions[name])] if name in versions else []
+    )
+    monkeypatch.setattr(environment, "metadata", installed)
+    job = make_job(script, resources={"gpu": 1})
+    with pytest.raises(JobError, match=rf"only a CPU build of {frameworks}: .*--gpus 0"):
+        Local().render(job)
+    versions = {"torch": "2.13.0+cu130"}  # and TensorFlow's distribution is another one
+    assert dealt(job) == {"worker-0": FIRST}
 
 
 def test_a_process_that_starts_several_ranks_has_one_gpu_for_each(make_job, gpus):

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 
 from workshop_utils.jobs import JobError, TrainingJob
@@ -29,6 +30,9 @@ FOREIGN_VARIABLES = re.compile(
 
 # With it no framework sees a GPU, and `place.here().device` is "cpu".
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+# How to recognise a framework that was built for CPUs: its distribution, and the end of its version.
+CPU_BUILDS = {"tensorflow": ("tensorflow-cpu", ""), "torch": ("torch", "+cpu")}
 
 
 @contextlib.contextmanager
@@ -86,7 +90,8 @@ def deal_gpus(job: TrainingJob, trainers: Mapping[str, int]) -> dict[str, dict[s
         trainers: how many workers each process is, or starts, by the name of the process.
 
     Raises:
-        JobError: if there are fewer GPUs than the job asks for, of those that this process may use.
+        JobError: if there are fewer GPUs than the job asks for, of those that this process may use, or if the
+            frameworks that its script imports were built for CPUs.
     """
     each, workers = job.resources.gpu, sum(trainers.values())
     if not each:
@@ -103,6 +108,12 @@ def deal_gpus(job: TrainingJob, trainers: Mapping[str, int]) -> dict[str, dict[s
             f"resources.gpu is {each}; {workers} worker(s) need {each * workers} GPU(s), and {len(free)} can be used "
             f"here: {fewer}set it to 0 (--gpus 0) to train on the CPU"
         )
+    frameworks = packages(imported(job.script_path)) & CPU_BUILDS.keys()
+    if frameworks and all(map(_is_cpu_build, frameworks)):
+        raise JobError(
+            f"resources.gpu is {each}; this environment has only a CPU build of {' and '.join(sorted(frameworks))}: "
+            "install one with CUDA, or set it to 0 (--gpus 0) to train on the CPU"
+        )
     dealt = {}
     for name, count in trainers.items():
         own, free = free[: each * count], free[each * count :]
@@ -110,6 +121,11 @@ def deal_gpus(job: TrainingJob, trainers: Mapping[str, int]) -> dict[str, dict[s
         device = {"WORKSHOP_DEVICE": "cuda:0"} if count == 1 else {}
         dealt[name] = {"CUDA_VISIBLE_DEVICES": ",".join(own), **device} if own else NO_GPU
     return dealt
+
+
+def _is_cpu_build(framework: str) -> bool:
+    name, ending = CPU_BUILDS[framework]
+    return any(each.version.endswith(ending) for each in metadata.distributions(name=name))
 
 
 def refuse_gpus(job: TrainingJob, processes: str) -> None:

@@ -17,7 +17,7 @@ from botocore.loaders import Loader
 from botocore.model import ServiceModel
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers.sagemaker.toolkit import STARTER
+from workshop_utils.launchers.sagemaker.toolkit import STARTER, SWITCHES
 
 OPERATION = "CreateTrainingJob"
 LONGEST_JOB_SECONDS = 5 * 86_400  # unless the account's quota was raised
@@ -43,6 +43,11 @@ def body(request: Mapping[str, Any]) -> None:
 
 def rules(request: Mapping[str, Any]) -> None:
     """Raise JobError if SageMaker would accept `request` and do something else, or fail later."""
+    known = dict.fromkeys(filter(None, SWITCHES.values()))
+    switches = [name for name in known if request["HyperParameters"].get(name) == "true"]
+    if len(switches) > 1:
+        obeyed = "the toolkit obeys one of them and says nothing of the other: a job has one strategy"
+        raise JobError(f"{' and '.join(switches)} are both set; {obeyed}")
     module, image = (
         request["Environment"].get(STARTER, ""),
         request["AlgorithmSpecification"]["TrainingImage"],

@@ -28,6 +28,10 @@ DRIVERS = (HERE / "driver.py", HERE.parent / "local" / "horovod_rendezvous.py") 
 # image_uris; aws/deep-learning-containers, docs/src/data and docker/, August 2026.
 TENSORFLOW = {"framework": "tensorflow", "version": "2.21", "py_version": "py312"}
 PYTORCH = {"framework": "pytorch-amzn2023", "version": "2.13"}
+# AWS's own without Horovod: its last one with it has TensorFlow 2.12.
+LACKS_HOROVOD = re.compile(
+    r"763104351884\.dkr\.ecr\..+/(pytorch|tensorflow)-training[^:]*:(?!([01]|2\.\d|2\.1[0-2])\.)"
+)
 # How long hosts may take to come together, as the toolkit's own waiting goes (mpi.py: an hour for MPI's workers).
 JOIN_SECONDS = 1800
 
@@ -239,12 +243,18 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     """The job's own image, or else AWS's for what its script imports and the processor of `instance_type`.
 
     Raises:
-        JobError: if AWS has no such image.
+        JobError: if AWS has no such image, or the job's own is one of AWS's and lacks Horovod.
     """
-    if job.image is not None:
-        return job.image
     packages, region = imports.packages(imports.imported(job.script_path)), settings.region_name
-    if "horovod" in packages or job.strategy == "horovod":
+    needs_horovod = "horovod" in packages or job.strategy == "horovod"
+    if job.image is not None:
+        if needs_horovod and LACKS_HOROVOD.match(job.image):
+            raise JobError(
+                f"image is {job.image!r}, which has no Horovod in it: AWS's last one with it has TensorFlow 2.12. Use "
+                "that, or build jobs/images/ and name your own image"
+            )
+        return job.image
+    if needs_horovod:
         raise JobError(
             "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and "
             f"name yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
