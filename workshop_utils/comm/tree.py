@@ -3,7 +3,7 @@
 | algorithm | steps on the longest path | bytes a rank sends at most | source |
 | --- | --- | --- | --- |
 | binomial tree, broadcast or reduce | log₂ N | log₂ N · K, or K | Thakur, Rabenseifner, Gropp (2005), section 4 |
-| binomial tree all-reduce | 2 log₂ N | (1 + log₂ N) · K | the same |
+| binomial tree all-reduce | 2 log₂ N | log₂ N · K | the same |
 | double binary tree all-reduce | see `double_tree` | 2 K | Sanders, Speck, Träff (2009) |
 
 In a binomial tree the parent of rank r is r with its lowest one-bit cleared. For N = 8:
