@@ -94,12 +94,26 @@ def test_horovod_that_aws_does_not_have_needs_an_image_of_one_s_own(make_job, sc
         body_of(job)
     body = body_of(job.replace(image="mine:1"))
     assert body["AlgorithmSpecification"]["TrainingImage"] == "mine:1"
-    of_aws = "763104351884.dkr.ecr.eu-west-1.amazonaws.com/"
-    with pytest.raises(JobError, match="has no Horovod in it"):
-        body_of(job.replace(image=f"{of_aws}pytorch-training:2.13-cpu-py312"))
-    last = f"{of_aws}tensorflow-training:2.12.0-cpu-py310"
-    assert body_of(job.replace(image=last))["AlgorithmSpecification"]["TrainingImage"] == last
     assert body["Environment"]["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "1800"
+
+
+@pytest.mark.parametrize(
+    ("image", "lacks"),
+    [
+        ("763104351884.dkr.ecr.eu-west-1.amazonaws.com/pytorch:2.13-cpu-amzn2023-sagemaker", True),
+        ("763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.4-cpu-py311", True),
+        ("871362719292.dkr.ecr.ap-east-1.amazonaws.com/tensorflow-training:2.21-cpu-py312", True),
+        ("763104351884.dkr.ecr.us-east-1.amazonaws.com/tensorflow-training:2.12.0-cpu-py310", False),
+        ("123456789012.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.4-mine", False),
+    ],
+)
+def test_an_image_of_aws_without_horovod_is_refused_to_a_script_that_needs_it(make_job, image, lacks):
+    job = make_job("import horovod.torch", strategy="horovod", workers=2, image=image)
+    if lacks:
+        with pytest.raises(JobError, match="has no Horovod in it"):
+            body_of(job)
+    else:
+        assert body_of(job)["AlgorithmSpecification"]["TrainingImage"] == image
 
 
 def test_the_workshop_s_own_images_have_no_toolkit_for_tensorflow_s_strategies(make_job):

@@ -28,10 +28,7 @@ DRIVERS = (HERE / "driver.py", HERE.parent / "local" / "horovod_rendezvous.py") 
 # image_uris; aws/deep-learning-containers, docs/src/data and docker/, August 2026.
 TENSORFLOW = {"framework": "tensorflow", "version": "2.21", "py_version": "py312"}
 PYTORCH = {"framework": "pytorch-amzn2023", "version": "2.13"}
-# AWS's own without Horovod: its last one with it has TensorFlow 2.12.
-LACKS_HOROVOD = re.compile(
-    r"763104351884\.dkr\.ecr\..+/(pytorch|tensorflow)-training[^:]*:(?!([01]|2\.\d|2\.1[0-2])\.)"
-)
+_OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(tensorflow|pytorch)(?:-training)?:(\d+)\.(\d+)")
 # How long hosts may take to come together, as the toolkit's own waiting goes (mpi.py: an hour for MPI's workers).
 JOIN_SECONDS = 1800
 
@@ -248,7 +245,7 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     packages, region = imports.packages(imports.imported(job.script_path)), settings.region_name
     needs_horovod = "horovod" in packages or job.strategy == "horovod"
     if job.image is not None:
-        if needs_horovod and LACKS_HOROVOD.match(job.image):
+        if needs_horovod and _lacks_horovod(job.image):
             raise JobError(
                 f"image is {job.image!r}, which has no Horovod in it: AWS's last one with it has TensorFlow 2.12. Use "
                 "that, or build jobs/images/ and name your own image"
@@ -259,10 +256,24 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
             "image is missing: no image of AWS has the Horovod that this script imports. Build jobs/images/ and "
             f"name yours, such as 123456789012.dkr.ecr.{region}.amazonaws.com/workshop-horovod:cpu"
         )
+    # PyTorch's image has mpi4py and NumPy in it, too.
+    return _aws_image(
+        TENSORFLOW if imports.TENSORFLOW & packages else PYTORCH, region, settings.instance_type
+    )
+
+
+def _lacks_horovod(image: str) -> bool:
+    """Whether `image` is one of AWS's without Horovod; what other people's images hold is not known."""
+    match = _OF_AWS.match(image)
+    if match is None or not _aws_image(PYTORCH, match[2], "ml.c5.xlarge").startswith(match[1]):
+        return False
+    return match[3] == "pytorch" or (int(match[4]), int(match[5])) > (2, 12)
+
+
+def _aws_image(image: Mapping[str, str], region: str, instance_type: str) -> str:
+    """AWS's training image in `region` for the processor of `instance_type`. Raises JobError if there is none."""
     from sagemaker.core import image_uris  # here, since the SDK takes seconds to import
 
-    # PyTorch's image has mpi4py and NumPy in it, too.
-    image, instance_type = TENSORFLOW if imports.TENSORFLOW & packages else PYTORCH, settings.instance_type
     options = {**image, "region": region, "instance_type": instance_type, "image_scope": "training"}
     try:
         # AWS lists the tags of TensorFlow 2.21 with this ending, which the SDK leaves out.
