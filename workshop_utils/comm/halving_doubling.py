@@ -1,4 +1,4 @@
-"""Recursive halving and doubling: a ring's bytes in log₂ N steps, between ranks that are ever nearer or farther.
+"""Recursive halving and doubling: a ring's bytes in 2 log₂ N steps, between ranks ever nearer or farther.
 
 After Rabenseifner's algorithm (2004), in Thakur, Rabenseifner and Gropp (2005), "Optimization of collective
 communication operations in MPICH", section 4.5. His halving, and MPICH's, begins with the nearest partner, to which the
