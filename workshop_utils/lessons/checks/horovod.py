@@ -48,6 +48,7 @@ class _Trained(NamedTuple):
     velocity: Sequence[Any] = (0.0, 0.0)  # what momentum begins with
     broadcasts: int = 0  # after the first step began
     steps: int = 0  # that the optimizer has counted
+    untrained: float = 0.0  # a variable of the model that no gradient changes; rank r begins with r
 
 
 class _Watched:
@@ -319,6 +320,8 @@ def convert_keras(answer: Callable[..., tuple[Any, Any]]) -> str:
         steps = sorted({rank.steps for rank in ranks})
         state = "broadcast all of their variables, the count of steps and the rate, too"
         refuse(len(steps) > 1, f"{where}, the ranks' optimizers count {steps} steps in the end: {state}.")
+        means = "variables without a gradient (moving means) differ: broadcast all of `self.model.variables`"
+        refuse(any(rank.untrained for rank in ranks), f"{where}, {means}.")
     return "under Keras's own `fit`, 2 and 3 ranks end with the weights of one process that takes all their batches."
 
 
@@ -337,9 +340,11 @@ def _convert_keras(hvd: Any, answer: Callable[..., tuple[Any, Any]], imports: st
     )
     make_optimizer, make_callback = classes
     keras.utils.set_random_seed(hvd.rank())
-    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3)])
+    frozen = keras.layers.BatchNormalization(epsilon=0, trainable=False)  # adds a number to all scores
+    model = keras.Sequential([keras.Input([4]), keras.layers.Dense(3), frozen])
     model.layers[0].bias.assign(np.full(3, hvd.rank() / 10))
-    first = [np.array(each) for each in model.get_weights()]
+    frozen.moving_mean.assign(np.full(3, hvd.rank()))
+    first = [np.array(each) for each in model.get_weights()[:2]]
     optimizer = make_optimizer(RATE * hvd.size(), momentum=MOMENTUM)
     velocity = [np.zeros((4, 3)), np.zeros(3)]
     if hvd.rank() == 0:  # as from a checkpoint; the others' optimizers are not built yet
@@ -357,13 +362,10 @@ def _convert_keras(hvd: Any, answer: Callable[..., tuple[Any, Any]], imports: st
     count = lambda batch, logs: before.append(watched.broadcasts)  # noqa: ARG005, E731
     counter = keras.callbacks.LambdaCallback(on_train_batch_begin=count)
     model.fit(images[share], labels[share], callbacks=[make_callback(), counter], **fitting)
-    last = [np.array(each) for each in model.get_weights()]
-    trained = _Trained(watched.is_used, first, last, EPOCHS * share)
-    counts: dict[str, Any] = {
-        "broadcasts": watched.broadcasts - before[0],
-        "steps": int(optimizer.iterations.numpy()),
-    }
-    return trained._replace(momentum=MOMENTUM, velocity=velocity, **counts)
+    last = [np.array(each) for each in model.get_weights()[:2]]
+    steps, untrained = int(optimizer.iterations.numpy()), float(frozen.moving_mean[0])
+    state = (MOMENTUM, velocity, watched.broadcasts - before[0], steps, untrained)
+    return _Trained(watched.is_used, first, last, EPOCHS * share, frozenset(), (), None, *state)
 
 
 def _scaled(first: np.ndarray, second: np.ndarray, by_first: float, by_second: float) -> np.ndarray:
