@@ -40,8 +40,8 @@ class Activity:
     def seconds(self) -> dict[str, float]:
         """`compute_seconds`, `send_seconds` and `wait_seconds` since the last call of this, or since the start.
 
-        Together they are the time that has passed. Where the transport does not count its waiting (all but `tcp`),
-        waiting is 0 and part of sending.
+        Together they are the time that has passed. Where the transport does not count its waiting (all but `tcp`, also
+        below `stamped`), `wait_seconds` is 0, and waiting is a part of sending.
         """
         self._switch(self._communicating)
         spent, self._spent = self._spent, dict.fromkeys(self._spent, 0.0)

@@ -80,7 +80,8 @@ class FrameError(CommunicationError):
 class Event:
     """One entry of a trace: what this rank did from `start` to `end` (seconds on the communicator's clock).
 
-    `kind` is "send", "recv" or "combine"; `peer` is the other rank, None for "combine".
+    `kind` is "send", "recv", "combine", or in virtual time "compute"; `peer` is the other rank of a message, otherwise
+    None; `collective` is the outermost collective that was running, or "".
     """
 
     kind: str
@@ -95,10 +96,10 @@ class Traffic:
     """Messages and bytes of payload by peer, and time spent waiting, since the last `reset`.
 
     Counts are arrays of length `size`, made when asked for; only peers with messages take memory, since arrays of all
-    peers would need 3 GB among 10,000 simulated ranks.
+    peers would need 2.4 GB among 10,000 simulated ranks.
 
     Attributes:
-        waited_seconds: while everything was sent and nothing came; only `tcp` measures it.
+        waited_seconds: while everything was sent and nothing came; only `tcp` measures it, also below `stamped`.
     """
 
     def __init__(self, size: int) -> None:
@@ -140,10 +141,13 @@ class Traffic:
 class Communicator(ABC):
     """`size` ranks that can send each other arrays; this one is `rank`.
 
+    A message to or from a rank that does not exist, or is this one, raises ValueError; one that cannot be sent or
+    received raises a CommunicationError.
+
     Attributes:
         rank: this process's number, 0 to size - 1.
         size: how many ranks there are.
-        timeout_seconds: how long one message may take before PeerSilent is raised.
+        timeout_seconds: how long a message may make no progress before PeerSilent is raised.
         traffic: what this rank has sent and received.
         trace: set to [] to record events.
         watch: called before each message with the rank to which it goes and its array; None, None to receive only.

@@ -102,7 +102,8 @@ class Arrangement:
 @dataclass
 class ServerLog:
     """What one server saw, an entry a push: the worker's rank, when it came (seconds on the server's clock), its
-    staleness (updates between the worker's pull and its push) and whether it was dropped."""
+    staleness (updates between the worker's pull and its push) and whether it was dropped; and `version`, the number of
+    its updates."""
 
     worker: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -246,7 +247,7 @@ def train(
     gradient_of: Callable[[Array, int], Array],
     update: Update,
 ) -> ServerLog | None:
-    """Play this rank's part: serve, or pull, compute and push until that has `arrangement.steps`.
+    """Play this rank's part until `arrangement.steps` are done: serve, or pull, compute and push.
 
     Args:
         communicator: of `arrangement.size` ranks.
@@ -278,8 +279,9 @@ def train(
 
 
 def server_bytes_received(workers: int, nbytes: int, servers: int = 1) -> float:
-    """Bytes that each server receives in one step of all workers: W · K / k.
+    """Bytes of gradients that each of k servers receives in one step of W workers: W · K / k.
 
-    Exact where k divides the number of elements. Source: Li et al. (2014), section 3.
+    Exact where k divides the number of elements. Several servers also receive REQUEST_NBYTES from each worker. Source:
+    Li et al. (2014), section 3.
     """
     return workers * nbytes / servers

@@ -35,7 +35,8 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
         "tensorflow" a `MultiWorkerMirroredStrategy`.
 
     Raises:
-        ValueError: if the process was not launched by such a strategy.
+        ValueError: for None and "torch", if the process was not launched by such a strategy. Horovod and TensorFlow
+            then make a group of this process alone.
     """
     if framework is None and "WORKSHOP_SECRET" in os.environ:
         from workshop_utils.comm import tcp

@@ -159,8 +159,10 @@ def call(own: Membership, address: str, purpose: str, own_address: str = "") -> 
     """A link to the rank that listens at `address`, which both sides have proved to belong to the run.
 
     Raises:
+        ValueError: if `address` is outside the networks that are reachable.
         FrameError: if what listens there does not know the secret, or refuses this rank.
         PeerSilent: if nothing listens there by the deadline, or it does not answer.
+        CommunicationError: if the system cannot connect to it.
     """
     with contextlib.ExitStack() as unless_admitted:
         link = unless_admitted.enter_context(_dial(address, own))
@@ -188,8 +190,8 @@ def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[s
     """The links of this rank to every other one, by purpose; blocking sockets without a time-out.
 
     Raises:
-        ValueError: if `coordinator` is not `host:port` on loopback or in a network namespace of a run.
-        FrameError, PeerSilent, PeerDied: if the ranks do not all come together.
+        ValueError: if `coordinator` is not `host:port` on loopback, in an emulated network, or in the run's own subnet.
+        CommunicationError: if rank 0 cannot listen there, or the ranks do not all come together.
     """
     target = endpoint(coordinator, own.reachable)
     links: dict[str, Sockets] = {purpose: {} for purpose in purposes}

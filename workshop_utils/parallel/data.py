@@ -45,9 +45,9 @@ class UnusedParameters(ValueError):
 class NaiveDataParallel(nn.Module):
     """After the backward pass, one all-reduce for each parameter.
 
-    Parameters that are frozen (`requires_grad` is False) when this is made take no part. A tied parameter is one
-    parameter, and travels once. Buffers, such as the statistics of a batch normalisation, are rank 0's at the start
-    and then each rank's own.
+    Parameters that are frozen (`requires_grad` is False) when this is made become rank 0's, and take no part in steps.
+    A tied parameter is one parameter, and travels once. Buffers, such as the statistics of a batch normalisation, are
+    rank 0's at the start and then each rank's own.
 
     A parameter that had no part in a step has no gradient. That is an error, for it is most often a mistake.
 

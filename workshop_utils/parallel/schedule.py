@@ -131,7 +131,7 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
     """Forward passes until the first gradient can come, then one backward after each forward, then the rest.
 
-    Narayanan et al. (2021a), "Memory-Efficient Pipeline-Parallel DNN Training", figure 2: PipeDream-Flush.
+    Narayanan et al. (2021a), "Memory-Efficient Pipeline-Parallel DNN Training", who call it PipeDream-Flush.
     """
     return _schedule("one_f_one_b", ranks, microbatches, lambda rank: ranks - rank - 1)
 

@@ -2,7 +2,7 @@
 
 Plain data parallelism keeps everything N times. The three stages of ZeRO cut away one kind of copy each. With K bytes
 of parameters and an optimizer that keeps s numbers a parameter (Adam: 2), a rank holds between two steps, and sends in
-a step, on the mean of the ranks:
+a step, on average over the ranks:
 
 | | parameters | gradients | optimizer | sent |
 | --- | --- | --- | --- | --- |
@@ -283,7 +283,8 @@ class ShardedGradients(_Sharded):
     Args:
         module: on the CPU; of the same structure on all ranks.
         communicator: of these ranks. While a step is under way, nobody else may use it.
-        bucket_bytes: of gradients that are reduced together, and so the most that is held beside the chunks.
+        bucket_bytes: about how many bytes of gradients are reduced together, and so held beside the chunks. A bucket is
+            closed once it has reached them, so a large parameter makes a larger one.
 
     Raises:
         ValueError: if `bucket_bytes` is not above zero.

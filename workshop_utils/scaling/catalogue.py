@@ -137,14 +137,14 @@ Seconds = Annotated[float, BeforeValidator(seconds_of)]
 
 
 class Instance(Description):
-    """A kind of machine; bandwidths are one way, written as "400Gbit" and read as bytes per second.
+    """A kind of machine. A link's bandwidth is one way; it is written as "400Gbit" and read as bytes per second.
 
     Attributes:
         accelerators: how many processes train on one machine, each with its own `memory_nbytes`.
         flops_per_second: the peak of one accelerator, by dtype.
         kernel_efficiency: the part of the peak that a transformer's matrix products reach by themselves.
         efficiency_from: where that number is from; a plan warns of guesses.
-        memory_bytes_per_second: of one accelerator's own memory.
+        memory_bytes_per_second: of one accelerator's own memory, written as "1555GB".
         inner_bytes_per_second: of one accelerator, to another of the same machine.
         network_bytes_per_second: of the whole machine, to others.
         dollars_an_hour: on demand; None where it is not known.

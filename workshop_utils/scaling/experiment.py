@@ -3,7 +3,7 @@
     job = TrainingJob.load("jobs/measure_step")
     settings = grid(job, strategies=["ring", "torch_ddp"], workers=[1, 2, 4], networks=["100Mbit"], width=[256, 512])
     table = measure_all(settings, Store.default())     # a row a run; what was measured before is not measured again
-    efficiency.summary(table)                          # medians, spread, outliers
+    efficiency.summary(table)                          # medians, their number and range
 
 Every run is launched as a job, and its rows are kept as soon as it has ended, under a key of all that it depends on:
 the job, its script and data, this package, the network and how it is emulated, the machine, the versions. So an
@@ -223,8 +223,9 @@ def measure_all(
     `remark` (`network.devices.host_remark`). With `fresh`, all is measured again.
 
     Returns:
-        The columns of `Setting.described`; `state` and `reason`; what `rows_of` finds; `measured_at`; and
-        `cached`, true where the row was in the store.
+        The columns of `Setting.described`; `state`, `reason`, `run_seconds` and `measured_at`; what `rows_of` finds; on
+        emulated devices `host_share`, the part of this machine's cores that the workers kept busy, and `remark`; `key`
+        and `scaling`; and `cached`, true where the row was in the store.
     """
     tables = []
     with progress_bar(settings, "measuring", disable=not progress) as bar:

@@ -123,7 +123,8 @@ def fit(
         draws: how often to repeat the fit for intervals; 0 for none. They are the same at every call.
 
     Raises:
-        ValueError: if there are fewer measurements than terms, lengths differ, or a time is not above 0.
+        ValueError: if there are fewer measurements than terms, lengths differ, a time is not above 0, or a measurement
+            costs nothing by any term.
     """
     measured = np.asarray(seconds, dtype=float)
     values = [np.asarray(each, dtype=float) for each in varied]

@@ -164,8 +164,8 @@ def block_activation_nbytes(model: Transformer, layout: Layout) -> Numbers:
 
     For 16 bits, dropout, GELU, as many key as query heads and an MLP of 4 h it is the paper's
     sbh (10 + 24/t + 5as/(ht)), equation 2; sbh/t (34 + 5as/h) with sequence parallelism, equation 4; without the
-    term in a where attention is recomputed, equation 6; and 2sbh where the whole block is. The terms are counted one
-    by one as in section 4.1, so that they hold for gated MLPs and shared keys too.
+    term in a where attention is recomputed, equation 6; and 2sbh, or with sequence parallelism 2sbh/t, where the whole
+    block is. The terms are counted one by one as in section 4.1, so that they hold for gated MLPs and shared keys too.
     """
     recompute = np.asarray(layout.recompute)
     others = block_nbytes_per_token(model, layout)

@@ -3,9 +3,9 @@
     MACHINES["p5.48xlarge"].seconds(2, 100e6)   # two machines, 100 MB
 
 Latency and bandwidth are those with which NCCL itself chooses its algorithm and protocol. Between them a message is cut
-into pieces that follow each other through p links. With s pieces that takes (p + s − 1)(α/p + n/sB), which the best s
-makes (√α + √(n/B))²: α for small arrays, n/B for large ones, and up to four times as much as the larger of both
-between. NCCL need not cut best, so this is no bound.
+into pieces that follow each other through p links. With s pieces that takes (p + s − 1)(α/p + n/sB), which with many
+links and the best s is (√α + √(n/B))²: α for small arrays, n/B for large ones, and up to four times as much as the
+larger of both between. NCCL need not cut best, so this is no bound.
 
 Sources: NCCL 2.2x, src/graph/tuning.cc (latencies, shares) and src/graph/topo.h (NVLink); the plugin of AWS for EFA,
 aws-ofi-nccl, src/platform-aws.c (latency of EFA, protocols); van de Geijn and Watts (1997) for cutting.

@@ -30,7 +30,7 @@ SAME_DEVICE = {
 
 @cache
 def published_table(name: str) -> pd.DataFrame:
-    """data/NAME.csv as it stands: nccl_all_reduce, training_runs or weak_scaling."""
+    """data/NAME.csv as it stands: nccl_all_reduce, scaling_series, throughputs, training_runs or weak_scaling."""
     return pd.read_csv(DATA / f"{name}.csv")
 
 
