@@ -20,9 +20,8 @@ def spot(table: pd.DataFrame, checkpoint_steps: int) -> Figure:
         x, y, colour = rows["seconds"].to_numpy(), rows["step"].to_numpy(), f"worker {number}"
         style.measured(axes, x, y, colour=colour, markersize=2.5, markeredgewidth=0)
         words = "new instances" if number else "first instances"
-        style.note(
-            axes, words, (x[-1], y[-1]), (-10, 2), ha="right", va="bottom", color=style.colour_of(colour)
-        )
+        beside = (x[len(x) // 2], y[len(x) // 2])  # the upper end belongs to the words of the interruption
+        style.note(axes, words, beside, (-8, 2), ha="right", color=style.colour_of(colour))
         if before is not None:
             style.mark(axes, before["seconds"].iloc[-1], "last step before the interruption")
             saved = before["seconds"][before["step"] == y[0] - 1]  # when, of the step that both lives share

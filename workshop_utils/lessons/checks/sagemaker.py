@@ -46,7 +46,7 @@ def tf_config(answer: Callable[[Mapping[str, str]], dict[str, Any]]) -> str:
                 f"{where}the roles in cluster are {roles}; {due}.",
             )
             for role, right in cluster.items():
-                got = given[role] if isinstance(given[role], list) else [given[role]]
+                got = given[role] if isinstance(given[role], list) else []
                 hints = {
                     "keep the order of SM_HOSTS, which is sorted as text": sorted(map(str, got))
                     == sorted(right),
@@ -54,7 +54,8 @@ def tf_config(answer: Callable[[Mapping[str, str]], dict[str, Any]]) -> str:
                     "the chief hands out steps and is no worker": role == "worker" and len(got) == len(hosts),
                 }
                 because = ": ".join(["", *(hint for hint, fits in hints.items() if fits)][:2])
-                refuse(got != right, f"{where}{role} is {got}; it must be {right}{because}.")
+                due = f"it must be {right}{because}"
+                refuse(given[role] != right, f"{where}{role} is {given[role]!r}; {due}.")
             due_task = {"type": "worker" if rank else "chief", "index": rank - 1 if rank else 0}
             because = (
                 "the first of SM_HOSTS is the chief, and a worker's index is its place in the list of workers"
@@ -131,20 +132,20 @@ def least_policy(answer: list[dict[str, Any]]) -> str:
             raise Wrong(f"{of} has no {lacking}; {takes}.")
         for unknown in set(statement) - {"Effect", "Action", "Resource", "Sid", "Condition"}:
             raise Wrong(f"{of} has {unknown}; {takes}.")
-        effect, actions, resources = (_listed(statement[name]) for name in ("Effect", "Action", "Resource"))
-        wrong_effect = f"{of} has Effect {statement['Effect']!r}; it must be Allow or Deny."
-        refuse(effect not in (["Allow"], ["Deny"]), wrong_effect)
+        effect = statement["Effect"]
+        actions, resources = (_listed(statement[name]) for name in ("Action", "Resource"))
+        refuse(effect not in ("Allow", "Deny"), f"{of} has Effect {effect!r}; it must be Allow or Deny.")
         for value in actions + resources:
             refuse(not isinstance(value, str), f"{of} has {value!r}, which is not text, nor a list of it.")
         condition = statement.get("Condition", HANDED_TO_SAGEMAKER[0])
         alone = "Condition" not in statement or [each.lower() for each in actions] == ["iam:passrole"]
         only = f"the one that may stand here is {HANDED_TO_SAGEMAKER[0]}, where iam:PassRole alone is allowed"
         refuse(condition not in HANDED_TO_SAGEMAKER or not alone, f"{of} has a Condition; {only}.")
-        for action, (resource, *_) in NEEDED.items() if effect == ["Deny"] else ():
+        for action, (resource, *_) in NEEDED.items() if effect == "Deny" else ():
             is_meant = any(fnmatchcase(action.lower(), each.lower()) for each in actions)
             denied = f"{of} denies {action} on some of {resource}: what no statement allows is denied anyhow."
             refuse(is_meant and any(_meets(each, resource) for each in resources), denied)
-        if effect == ["Deny"]:
+        if effect == "Deny":
             continue
         for action in actions:
             added = f"Action {action!r} also allows what AWS adds to it next year: name each action."
