@@ -169,7 +169,7 @@ def _modes(workers: int) -> dict[str, Mode]:
         Mode(lambda state, worker: _may_go_on(state, worker, 1)),
         Mode(lambda *_: True),
         Mode(
-            lambda state, worker: worker == 1 or state.version > 0,
+            lambda state, worker: worker == 1 or state.version > max(0, state.has[worker]),
             2,
             lambda state, worker: (state.pushes[worker] + worker) % 3 != 0,
         ),
