@@ -66,15 +66,16 @@ class OpenQuestion:
             return Verdict("wrong", f"`measured` is {measured:,g}; {between}.")
         if slip := self.slips.get(measured):
             return Verdict("wrong", f"`measured` is {measured:,g}, {slip}.")
-        if self.whole and measured != int(measured):
-            counts = f"it counts {self.unit}, so it is a whole number"
-            return Verdict("wrong", f"`measured` is {measured:,g}; {counts}.")
         least, most = self.predictable or (low / FARTHEST, high * FARTHEST)
         if not least <= predicted <= most:
             reach = f"from {least:,g} to {most:,g} {self.unit}"
             return Verdict(
                 "wrong", f"`predicted` is {predicted:,g}; a prediction worth measuring is {reach}."
             )
+        for name, number in (("predicted", predicted), ("measured", measured)) if self.whole else ():
+            if number != int(number):
+                counts = f"it counts {self.unit}, so it is a whole number"
+                return Verdict("wrong", f"`{name}` is {number:,g}; {counts}.")
         letters = [each for each in why if each.isalpha()] if isinstance(why, str) else []
         if len(letters) < FEWEST_LETTERS or len(set(letters)) < FEWEST_DIFFERENT:
             needed = f"at least {FEWEST_LETTERS} letters, not always the same ones"
