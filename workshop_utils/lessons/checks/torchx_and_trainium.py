@@ -136,7 +136,7 @@ def _take_steps(answer: Callable[..., Any], accumulated: int) -> None:
         def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = getattr(function, "__name__", "")
             refuse(
-                name in READING,
+                name in READING or (name == "to" and "cpu" in (*args, *(kwargs or {}).values())),
                 f"it reads a number of the device (`{name}`), which waits for it each time.",
             )
             return function(*args, **(kwargs or {}))
