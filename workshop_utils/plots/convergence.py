@@ -30,7 +30,7 @@ def against(
 ) -> Figure:
     """Measurements over seeds, a panel for each of `panels`.
 
-    Where some seeds never arrived (`inf`), a ring at the upper edge says how many did.
+    Where some seeds never arrived (`inf`), a hollow marker at the upper edge says how many did.
 
     Args:
         panels: by title (empty for none), the series in them.

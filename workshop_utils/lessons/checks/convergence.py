@@ -17,7 +17,7 @@ Arrays = tuple[Array, Array]
 
 lower_target = question(__name__, "lower_target")
 
-MOST_CALLS = 100  # of the training function
+MOST_CALLS = 200  # of the training function, by a search that trains its rates again in each round, too
 EXTRA_RATES = 20  # that a search may try beside those between its start and the best
 
 
