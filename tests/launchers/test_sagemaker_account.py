@@ -73,7 +73,10 @@ def test_without_an_answer_the_message_says_why(monkeypatch):
     with pytest.raises(AwsError, match=r"cannot be reached: .*region's name right"):
         Aws("us-east-1", "http://127.0.0.1:9").call("sts", "get_caller_identity")
     monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(AwsError, match=r"profile \(nobody\) could not be found; log in .*sagemaker-local"):
+    with pytest.raises(
+        AwsError,
+        match=r"profile \(nobody\) could not be found; log in .*`workshop launch --on sagemaker-local`",
+    ):
         Aws("us-east-1").call("sts", "get_caller_identity")
 
 

@@ -97,7 +97,10 @@ class Network(Description):
                 raise JobError(f"network is {text!r}; an exception is written such as worker-1=10Mbit")
             else:
                 values[name] = int(value) if name == "racks" and value.isdecimal() else value
-        return cls(**values, exceptions=exceptions)
+        try:
+            return cls(**values, exceptions=exceptions)
+        except JobError as error:
+            raise JobError(f"network is {text!r}: {error}") from None
 
     @property
     def bandwidth_bytes_per_second(self) -> float:

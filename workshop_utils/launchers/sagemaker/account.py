@@ -167,7 +167,7 @@ def explained(asked: str = "AWS") -> Iterator[None]:
     except errors.WaiterError as error:
         raise AwsError(f"{asked} did not come: {error}; AWS's console says why") from None
     except (errors.BotoCoreError, OSError, ValueError) as error:  # no answer; boto3 raises ValueErrors, too
-        advice = f"{LOGIN}. Without an account, use --on sagemaker-local"
+        advice = f"{LOGIN}. Without an account, there is `workshop launch --on sagemaker-local`"
         if isinstance(error, errors.ConnectionError | errors.HTTPClientError):
             advice = "is the region's name right, and is there a network?"
         raise AwsError(f"{asked} cannot be reached: {error}; {advice}") from None
