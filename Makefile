@@ -52,10 +52,10 @@ types: setup ## mypy
 unit notebooks: export OMP_NUM_THREADS := 1
 unit notebooks: export TF_CPP_MIN_LOG_LEVEL := 2
 
-# Three files at a time: tests of real processes wait more than they compute. The longest file and the slowest
-# folders come first, so that nothing runs alone at the end.
+# Three files at a time: tests of real processes wait more than they compute. The slowest come
+# first: tests/conftest.py.
 unit: setup ## unit tests
-	$(call step,unit tests,$(BIN)/pytest tests/guards/test_wrong_answers.py tests/launchers tests/jobs tests -n 3 --dist loadfile --no-loadscope-reorder -r fEs)
+	$(call step,unit tests,$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -r fEs)
 
 notebooks: export WORKSHOP_SIZE := small
 # The learner's edition is the source without its solutions, in its own folder.

@@ -75,6 +75,12 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+def pytest_collection_modifyitems(items):
+    """The folders whose files take longest come first, or one of those files would run alone at the end."""
+    slow = ("tests/launchers", "tests/jobs", "tests/guards")
+    items.sort(key=lambda item: not item.nodeid.startswith(slow))
+
+
 @pytest.fixture(autouse=True)
 def _no_figure_is_left():
     yield
