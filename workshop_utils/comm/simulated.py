@@ -56,7 +56,7 @@ class Simulation(Generic[Result]):
         seconds: until the last rank finished.
         finish_seconds: until each rank finished.
         results: what each rank's program returned.
-        traces: each rank's events, where they were asked for.
+        traces: each rank's events, where they were asked for, otherwise None.
     """
 
     seconds: float

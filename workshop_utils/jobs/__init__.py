@@ -159,6 +159,7 @@ class TrainingJob(Description):
 
     Attributes:
         name: what the target calls the run.
+        folder: where the script is; not a field of job.yaml.
         script: the training script, in the job's folder.
         strategy: how the workers co-operate, see `strategies`.
         workers: how many processes train: `nodes` times `processes_per_node`.
@@ -256,6 +257,9 @@ class TrainingJob(Description):
         """A validated copy with `changes`; `arguments` and `environment` are merged with what was there.
 
         New `workers` keep the processes per node, and a new number of nodes or of processes per node gives new workers.
+
+        Raises:
+            JobError: if the copy would be none that can be run.
         """
         values = {name: getattr(self, name) for name in self.model_fields_set | {"folder"}}
         layout = {"workers", "nodes", "processes_per_node"}

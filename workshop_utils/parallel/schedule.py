@@ -137,7 +137,9 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
 
 
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
-    """1F1B with several smaller stages a rank: a bubble `chunks` times smaller, `chunks` times as many messages.
+    """1F1B with several smaller stages a rank: less bubble, more messages.
+
+    Bubble over work is `chunks` times smaller; there are more than `chunks` times as many messages.
 
     Narayanan et al. (2021b), "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM",
     figure 4; the order of passes is that of Megatron-LM.

@@ -300,7 +300,8 @@ def block_bytes_sent(ranks: int, nbytes: int, sequence_parallel: bool = False) -
 
     `nbytes` is the size of a microbatch's activations between blocks, batch · sequence · width · itemsize. Two
     all-reduces are forward, two backward (Shoeybi et al. 2019, section 3). With sequence parallelism each is an
-    all-gather and a reduce-scatter instead, and 2 all-gathers more are backward.
+    all-gather and a reduce-scatter instead, and 2 all-gathers more are backward; what `finish_gradients` sends once a
+    step comes on top.
     """
     return (5 if sequence_parallel else 4) * ring_bytes_sent(ranks, nbytes)
 

@@ -222,6 +222,9 @@ class ScaleModel:
 
         Columns: cluster, model, strategy, workers, machines, gradient_nbytes; the seconds of one device by itself, and
         of a step; throughput, in examples a second; efficiency, of weak scaling, over one device without any exchange.
+
+        Raises:
+            JobError: if some of `workers` fill machines in part.
         """
         return self._table([(count, self._seconds(count)) for count in workers])
 
