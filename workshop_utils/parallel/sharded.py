@@ -13,8 +13,9 @@ a step, on average over the ranks:
 
 Stage 1 all-reduces gradients and then broadcasts what each owner has updated. Stage 2 needs only a reduce-scatter of
 gradients and an all-gather of parameters, which together are what an all-reduce is. Stage 3 gathers parameters twice,
-for the forward and for the backward pass, and keeps neither. With `compute_dtype=torch.bfloat16` it sends half of that:
-K stays the bytes of the float32 weights, which each rank keeps an N-th of.
+for the forward and for the backward pass, and keeps neither. (A linear layer whose input needs no gradient, as the
+first one's, is gathered once, so it sends a little less.) With `compute_dtype=torch.bfloat16` it sends half of that: K
+stays the bytes of the float32 weights, which each rank keeps an N-th of.
 
     model = FullySharded(module, communicator)
     optimizer = model.optimizer(torch.optim.AdamW, lr=1e-3)
