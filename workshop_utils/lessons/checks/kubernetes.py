@@ -66,13 +66,14 @@ def reconcile(answer: Loop) -> str:
     states = [{name: phase for name, phase in zip(names, each, strict=True) if phase} for each in combined]
     pending = dict.fromkeys(names, "Pending")
     _passes(answer, a_pytorchjob(workers=3), [{}])
-    _passes(answer, a_pytorchjob("other", workers=5), [{}])
     for restart in itertools.product(("OnFailure", "Never"), repeat=2):
         _passes(answer, a_pytorchjob(workers=3, restart=restart), [states[0], pending, *states])
     for condition, clean in itertools.product(("Succeeded", "Failed", None), ("Running", "All", "None")):
         job = a_pytorchjob(workers=3, restart=("Never", "Never"), clean=clean)
         job["status"] = {"condition": condition} if condition else {}
         _passes(answer, job, [{**pending, names[0]: "Succeeded", names[1]: "Running"}, *states[:20]])
+    other = [{}, {"an-other-master-0": "Succeeded"}, {"an-other-worker-0": "Failed"}]
+    _passes(answer, a_pytorchjob("an-other", workers=5), other)
     return _keeps_a_training(answer)
 
 
@@ -152,8 +153,8 @@ def _keeps_a_training(answer: Loop) -> str:
             time.sleep(0.02)
         try:
             run.delete_pod(f"{run.name}-master-0")
-            run.wait()
-        except (RunFailed, JobError) as failed:
+            run.wait(60)
+        except (RunFailed, JobError, TimeoutError) as failed:
             states = "the states were right, but a real training under your loop was not"
             raise Wrong(f"{states}: {failed}") from None
     accuracy = run.metrics["accuracy"].dropna().iloc[-1]
