@@ -261,7 +261,7 @@ def train(
         A server's log; None on a worker.
 
     Raises:
-        ValueError: if the communicator has not `arrangement.size` ranks.
+        ValueError: if the communicator does not have `arrangement.size` ranks.
     """
     arrangement.check(communicator)
     workers = arrangement.worker_ranks

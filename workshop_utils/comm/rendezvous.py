@@ -259,7 +259,7 @@ def endpoint(coordinator: str, reachable: tuple[ipaddress.IPv4Network, ...] = RE
 
 
 def private(subnet: str) -> ipaddress.IPv4Network:
-    """The private network that is written as `subnet`. Raises ValueError if it is none."""
+    """`subnet`, such as "10.0.0.0/16", as a network. Raises ValueError if it is not a private one."""
     try:
         network = ipaddress.IPv4Network(subnet)
     except ValueError:

@@ -69,7 +69,7 @@ class Link:
 class Queue:
     """One direction of a link; `free` is when it will have carried everything so far.
 
-    With `count`, so many equal links at once: times and sizes are then arrays of that length.
+    With `count`, that many equal links at once: times and sizes are then arrays of that length.
     """
 
     __slots__ = ("_later", "_seconds_per_byte", "free")

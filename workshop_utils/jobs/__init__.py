@@ -89,7 +89,7 @@ def storage_kind(text: str) -> StorageKind:
     """What `text` names: a folder, an `s3://` address, or `claim:NAME`, a volume claim of Kubernetes.
 
     Raises:
-        ValueError: if it is none of them.
+        ValueError: if it is none of these.
     """
     if re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{2,62}(/.*)?", text):
         return "s3"

@@ -145,7 +145,7 @@ class ColumnParallelLinear(Cut):
     """Some of a linear layer's outputs: input (…, all inputs), output (…, own outputs).
 
     Args:
-        linear: the whole layer, of which the own part is copied.
+        linear: the whole layer; this rank's part of it is copied.
         region: the ranks that share it.
         unit: how many outputs must stay together: those of an attention head.
     """

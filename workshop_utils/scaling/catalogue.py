@@ -180,7 +180,7 @@ def model(name: str | Path | Transformer) -> Transformer:
     """A transformer by its name, or from a file: YAML with Transformer's fields, or Hugging Face's config.json.
 
     Raises:
-        CatalogueError: if there is none of that name, the file cannot be read, or a field in it is wrong.
+        CatalogueError: if no transformer has that name, the file cannot be read, or a field in it is wrong.
     """
     if isinstance(name, Transformer):
         return name
@@ -207,7 +207,7 @@ def instance(name: str | Path | Instance, known: Mapping[str, Instance] | None =
     """An instance by its name, of `known` or of the catalogue.
 
     Raises:
-        CatalogueError: if there is none of that name.
+        CatalogueError: if no instance has that name.
     """
     if isinstance(name, Instance):
         return name

@@ -117,7 +117,7 @@ def synchronous_server_seconds(
     A server's link carries W · K/k each way, a worker's K. Source: Li et al. (2014), section 3.
 
     Raises:
-        ValueError: for less than one worker or server.
+        ValueError: for fewer than one worker or server.
     """
     check_numbers("workers", workers, 1)
     check_numbers("servers", servers, 1)
@@ -131,10 +131,10 @@ def data_parallel_step_seconds(
     bucket_all_reduce_seconds: Numbers,
     buckets: Numbers = 1,
 ) -> Numbers:
-    """Forward, backward, and what of the all-reduces stands out behind it: f + max(b + c, b/k + k · c).
+    """Forward, backward, and the part of the all-reduces that the latter does not hide: f + max(b + c, b/k + k · c).
 
     k equal buckets become ready one after the other during the backward pass, and are all-reduced in turn, each in
-    c seconds: either the last one alone stands out, or the network is busy from the first one on. With one bucket
+    c seconds: either the last one alone is exposed, or the network is busy from the first one on. With one bucket
     nothing overlaps: f + b + c. Source: Li et al. (2020), "PyTorch Distributed", section 3.2.3, for what is overlapped.
     """
     network_idle = backward_seconds + bucket_all_reduce_seconds
@@ -149,11 +149,10 @@ def pipeline_step_seconds(
     message_seconds: Numbers = 0.0,
     chunks: Numbers = 1,
 ) -> Numbers:
-    """m passes' work of one rank over 1 − bubble, and 2 (p − 1) messages that fill and drain the pipeline.
+    """m passes' work of one rank over 1 − bubble, and the 2 v (p − 1) messages that fill and drain a pipeline of v `chunks`.
 
     `microbatch_seconds` is forward and backward of one microbatch through one rank's layers. Exact for GPipe; 1F1B
     waits for more messages in its steady state, for which see `parallel.schedule.predict`.
-    `chunks` passes a rank send so many times as many messages.
     Source: as `parallel.schedule.bubble_fraction`.
     """
     busy = microbatches * microbatch_seconds

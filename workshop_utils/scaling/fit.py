@@ -91,7 +91,7 @@ class Fit:
         return estimates
 
     def __getitem__(self, name: str) -> float:
-        """The fitted number of that name. Raises KeyError if there is none."""
+        """The fitted number of that name. Raises KeyError for an unknown one."""
         return self.estimates[name].value
 
     def __str__(self) -> str:

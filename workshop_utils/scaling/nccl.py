@@ -34,7 +34,7 @@ class GpuMachine:
 
     Attributes:
         nvlink_bytes_per_second: of one GPU, one way.
-        nvlink_share: what of it NCCL counts on: 20 of 25 GB/s a link, 20.6 on Hopper.
+        nvlink_share: the part of it that NCCL counts on: 20 of 25 GB/s a link, 20.6 on Hopper.
         switch_adds: whether its NVSwitch reduces (NVLink SHARP).
         nic_bytes_per_second: of the whole machine, one way.
         nic_latency_seconds: one way.
@@ -85,7 +85,7 @@ class GpuMachine:
         return min(inside, TREE_SHARE * self.nic_bytes_per_second * machines / (2 * (machines - 1)))
 
     def seconds(self, machines: int, nbytes: Numbers) -> Numbers:
-        """(√α + √(n/B))² to all-reduce `nbytes` among all GPUs of so many machines."""
+        """(√α + √(n/B))² to all-reduce `nbytes` among all GPUs of `machines`."""
         bytes_seconds = nbytes / self.bandwidth(machines)
         return (math.sqrt(self.latency_seconds(machines)) + np.sqrt(bytes_seconds)) ** 2
 

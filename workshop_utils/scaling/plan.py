@@ -235,7 +235,7 @@ def plan_run(
         deadline: how long it may take, such as "14d" or seconds; any time by default.
         budget: what it may cost, in dollars; anything by default.
         instances: which kinds to look at, one kind at a time: names, Instances, or a YAML file of them, which comes on
-            top of the catalogue; by default all of which the price is known.
+            top of the catalogue; by default all whose price is known.
         batch_tokens: tokens in a step, rounded to whole sequences; by default the model's published ones.
         machines: how many of a kind to try.
         fastest: whether the best plan takes the fewest hours within the limits, and not the fewest dollars.

@@ -125,8 +125,9 @@ class ScaleModel:
 
     Attributes:
         batch: examples a device.
-        step_seconds: of one device by itself, forward and backward, and `measured_by`: who says so.
-        faster_link: the link's rate is so many times the cluster's.
+        step_seconds: of one device by itself, forward and backward.
+        measured_by: the source of that.
+        faster_link: how many times the cluster's rate the link has.
     """
 
     cluster: Cluster
@@ -283,7 +284,7 @@ class ScaleModel:
         by_ring: bool = False,
         table: Sequence[Layer] = (),
     ) -> float:
-        """Seconds of a step that takes `step` by itself, with the exchange between so many workers.
+        """Seconds of a step that takes `step` by itself, with the exchange between `workers`.
 
         The backward pass gives gradients from the last layer to the first. DDP sends a bucket as soon as it is full,
         Horovod what has become ready while it sent; one all-reduce follows the other. The layers' `table` and the
@@ -322,7 +323,7 @@ class ScaleModel:
         return max(step, free)
 
     def emulation(self, workers: int, forwarded: float, slower: float = 1.0) -> Emulation:
-        """How this machine, which can forward so many bytes a second in all, imitates `workers` devices.
+        """How this machine, which can forward `forwarded` bytes a second in total, emulates `workers` devices.
 
         Time is stretched until these hold: a device's step is long beside what a sleep is late by; an exchange
         is long beside what an idle link lets through at once; the workers' own work is a tenth of the cores' time at

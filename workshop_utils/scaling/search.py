@@ -44,7 +44,7 @@ LAYOUT_COLUMNS = ("data", "tensor", "pipeline", "zero", "micro_batch", "microbat
 def search(
     model: Transformer, instance: Instance, sequences: int, machines: Sequence[int] = MACHINES
 ) -> pd.DataFrame:
-    """All layouts on so many `machines`, for a step of `sequences`; a row each, without price and hours.
+    """All layouts on each number of `machines`, for a step of `sequences`: a row each, without price and hours.
 
     Rules of divisibility sort out what is impossible; memory and time are calculated for the rest.
 

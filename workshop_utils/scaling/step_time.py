@@ -36,7 +36,7 @@ class StepTime:
         compute: arithmetic, with what is computed again, and reading and writing what lies between matrix products.
         tensor: all-reduces inside layers.
         bubble: waiting for other stages, and messages that fill and drain the pipeline.
-        data: what of data parallelism's communication does not hide behind arithmetic.
+        data: the part of data parallelism's communication that arithmetic does not hide.
         mfu: the part of all accelerators' peak that goes into the model's own arithmetic, each part counted once.
             Source: Chowdhery et al. (2022, PaLM), appendix B.
     """
