@@ -109,13 +109,11 @@ def progress(seconds: Mapping[str, Sequence[Sequence[float]]], late_seconds: flo
             style.measured(axes, own, np.arange(1, len(own) + 1), label, **look)
         count = np.arange(1, len(workers[1]) + 1)
         style.theory(axes, count * late_seconds, count, "_sleeps alone")
-        middle = len(count) // 2
-        style.note(
-            axes, "sleeps alone", (late_seconds * middle, middle), (-8, 4), ha="right", color=style.QUIET
-        )
+        high = len(count) * 4 // 5  # there worker 0 has gone by
+        style.note(axes, "sleeps alone", (late_seconds * high, high), (-8, 4), ha="right", color=style.QUIET)
         axes.set_xlabel("seconds")
         axes.margins(x=0.3)
-        axes.set_xlim(left=0)
+        axes.set(xlim=(0, None), ylim=(0, 1.15 * len(workers[0])))  # the names of the ends need the height
     panels[0].set_ylabel("steps of a worker")
     ends = [workers[0][-1] for workers in seconds.values()]
     finding = (
