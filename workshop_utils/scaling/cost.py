@@ -149,7 +149,7 @@ def pipeline_step_seconds(
     message_seconds: Numbers = 0.0,
     chunks: Numbers = 1,
 ) -> Numbers:
-    """m passes' work of one rank over 1 − bubble, and the 2 v (p − 1) messages that fill and drain a pipeline of v `chunks`.
+    """m passes' work of one rank over 1 − bubble, and 2 v (p − 1) messages that fill and drain it, with v `chunks`.
 
     `microbatch_seconds` is forward and backward of one microbatch through one rank's layers. Exact for GPipe; 1F1B
     waits for more messages in its steady state, for which see `parallel.schedule.predict`.
