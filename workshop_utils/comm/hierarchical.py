@@ -1,8 +1,7 @@
 """Hierarchical all-reduce: most bytes stay inside a group (a machine, a rack), few cross between groups.
 
 With groups of g ranks and an array of K bytes, in three phases (Jia et al. 2018, "Highly scalable deep learning
-training system with mixed-precision", section 3.3, with reduce-scatter inside as in NCCL's and Horovod's
-hierarchical all-reduce):
+training system with mixed-precision", under "hierarchical all-reduce"; with reduce-scatter inside, as Horovod has it):
 
 | phase | who talks to whom | bytes a rank sends |
 | --- | --- | --- |

@@ -147,7 +147,7 @@ def stage_parameters(
 
     Matrices, and biases of layers cut by columns, are divided by `tensor`, the embedding by its rows; norms and biases
     of layers cut by rows are on every worker. A tied embedding is kept twice where a pipeline has its ends on two
-    workers. Source: Shoeybi et al. (2019), section 3; Narayanan et al. (2021b), section 3.1.
+    workers. Source: Shoeybi et al. (2019), section 3, for what is cut.
     """
     block = (model.block_matrix_parameters + model.block_cut_biases) / tensor + model.block_whole_parameters
     table = model.vocabulary * model.width / tensor
