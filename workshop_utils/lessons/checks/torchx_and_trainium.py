@@ -99,6 +99,8 @@ def _compare_options(words: list[str], script: str, right: Mapping[str, Any]) ->
     refuse(given.standalone, "with --standalone each node is a job of its own, and meets nobody.")
     refuse(given.no_python, "with --no-python the script is run as a program, and not by Python.")
     refuse(given.module, "with -m (--module) torchrun takes the script for the name of a module.")
+    alike = "with --local-addr all nodes announce the same address, and one can't reach the other."
+    refuse(given.local_addr, alike)
     for name, value in right.items():
         field = name.strip("-").replace("-", "_")
         got, why = getattr(given, field), OPTIONS[name]
