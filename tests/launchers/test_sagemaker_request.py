@@ -104,7 +104,9 @@ def test_horovod_that_aws_does_not_have_needs_an_image_of_one_s_own(make_job, sc
         ("763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.4-cpu-py311", True),
         ("871362719292.dkr.ecr.ap-east-1.amazonaws.com/tensorflow-training:2.21-cpu-py312", True),
         ("763104351884.dkr.ecr.us-east-1.amazonaws.com/tensorflow-training:2.12.0-cpu-py310", False),
+        ("763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:1.13.1-gpu-py39-cu117", False),
         ("123456789012.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.4-mine", False),
+        ("123456789012.dkr.ecr.xx-north-1.amazonaws.com/pytorch-training:2.4-mine", False),
     ],
 )
 def test_an_image_of_aws_without_horovod_is_refused_to_a_script_that_needs_it(make_job, image, lacks):

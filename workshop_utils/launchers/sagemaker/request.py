@@ -24,10 +24,11 @@ HERE = Path(__file__).parent
 DRIVERS = (HERE / "driver.py", HERE.parent / "local" / "horovod_rendezvous.py")  # the first starts the other
 
 # AWS's images, of the workshop's own versions; all have Open MPI, mpi4py and the toolkit in them. Horovod was in those
-# for TensorFlow up to 2.12, which has Keras 2, and is in none that is still built. Sources: the SDK's
-# image_uris; aws/deep-learning-containers, docs/src/data and docker/, August 2026.
+# for TensorFlow up to 2.12, which has Keras 2, and for PyTorch on GPUs up to 1.13, and is in none that is still built.
+# Sources: the SDK's image_uris; aws/deep-learning-containers, docs/src/data and docker/, August 2026.
 TENSORFLOW = {"framework": "tensorflow", "version": "2.21", "py_version": "py312"}
 PYTORCH = {"framework": "pytorch-amzn2023", "version": "2.13"}
+LAST_WITH_HOROVOD = {"tensorflow": (2, 12), "pytorch": (1, 13)}
 _OF_AWS = re.compile(r"(\d{12})\.dkr\.ecr\.([^.]+)\.[^/]+/(tensorflow|pytorch)(?:-training)?:(\d+)\.(\d+)")
 # How long hosts may take to come together, as the toolkit's own waiting goes (mpi.py: an hour for MPI's workers).
 JOIN_SECONDS = 1800
@@ -247,8 +248,8 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
     if job.image is not None:
         if needs_horovod and _lacks_horovod(job.image):
             raise JobError(
-                f"image is {job.image!r}, which has no Horovod in it: AWS's last one with it has TensorFlow 2.12. Use "
-                "that, or build jobs/images/ and name your own image"
+                f"image is {job.image!r}, which has no Horovod in it: AWS's last ones with it have TensorFlow 2.12, or "
+                "PyTorch 1.13 for GPUs. Use one of them, or build jobs/images/ and name your own image"
             )
         return job.image
     if needs_horovod:
@@ -263,11 +264,16 @@ def image_for(job: TrainingJob, settings: SageMakerSettings) -> str:
 
 
 def _lacks_horovod(image: str) -> bool:
-    """Whether `image` is one of AWS's without Horovod; what other people's images hold is not known."""
+    """Whether `image` is known to be without Horovod, as AWS's newer ones are."""
     match = _OF_AWS.match(image)
-    if match is None or not _aws_image(PYTORCH, match[2], "ml.c5.xlarge").startswith(match[1]):
+    if match is None:
         return False
-    return match[3] == "pytorch" or (int(match[4]), int(match[5])) > (2, 12)
+    account, region, framework, *version = match.groups()
+    try:
+        is_of_aws = _aws_image(PYTORCH, region, "ml.c5.xlarge").startswith(account)
+    except JobError:  # a region that the SDK does not know
+        return False
+    return is_of_aws and tuple(map(int, version)) > LAST_WITH_HOROVOD[framework]
 
 
 def _aws_image(image: Mapping[str, str], region: str, instance_type: str) -> str:
