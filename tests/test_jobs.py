@@ -36,6 +36,11 @@ def test_replace_merges_arguments_and_environment_and_replaces_the_rest(folder):
     assert (job.workers, job.arguments["epochs"]) == (1, 3)
 
 
+def test_a_folder_may_have_a_colon_in_it(make_job):
+    job = make_job(outputs="/data:/models", checkpoints="runs/12:30:/kept")
+    assert job.storage("outputs", "folder") == "/data:/models"
+
+
 def test_a_job_survives_being_saved_and_loaded(folder):
     job = TrainingJob(
         name="a-job",

@@ -95,7 +95,7 @@ def storage_kind(text: str) -> StorageKind:
         return "s3"
     if re.fullmatch(r"claim:[a-z0-9]([-a-z0-9]*[a-z0-9])?", text):
         return "claim"
-    if not text or ":/" in text or text.startswith("claim:") or "\0" in text:
+    if not text or re.match(r"[\w+.-]+:/", text) or text.startswith("claim:") or "\0" in text:
         bucket = "s3://bucket/path (a bucket has 3 to 63 of a-z, 0-9, '.', '-')"
         raise ValueError(f"it must be a folder, {bucket}, or claim:NAME")
     return "folder"
