@@ -137,8 +137,13 @@ def _take_steps(answer: Callable[..., Any], accumulated: int) -> None:
     class Trace(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = getattr(function, "__name__", "")
+            values = (*args, *(kwargs or {}).values())
+            # `x.to(device)` is right, and here such a device is the CPU; numbers need not be moved.
+            kinds = str if name == "to" and args[0].dim() else (str, torch.device)
+            places = [str(each) for each in values if isinstance(each, kinds)]
+            copied = name == "to" and any(each.startswith("cpu") for each in places)
             refuse(
-                name in READING or (name == "to" and "cpu" in (*args, *(kwargs or {}).values())),
+                name in READING or copied,
                 f"it reads a number of the device (`{name}`), which waits for it each time.",
             )
             return function(*args, **(kwargs or {}))
