@@ -101,7 +101,7 @@ def memory_by_ranks(
     style.power_axis(axes, counts)
     axes.set(xlabel="ranks, N", ylabel="held by a rank, in MB", ylim=(0, None))
     share = held["FSDP2"][1][-1] / held["DDP"][1][-1]
-    finding = f"Of {counts[-1]} ranks, each holds {share:.0%} under FSDP2 of what it holds under DDP"
+    finding = f"With {counts[-1]} ranks, each holds {share:.0%} as much under FSDP2 as under DDP"
     case = (
         f"formula: {1 / counts[-1]:.1%}; Adam, {parameters / 1e6:.1f} million parameters, between two steps"
     )
