@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workshop_utils.comm import frames, rendezvous, tcp
+from workshop_utils.comm import control, frames, rendezvous, tcp
 from workshop_utils.comm.communicator import CommunicationError, FrameError, Mismatch, PeerDied, PeerSilent
 from workshop_utils.comm.ring import ring_all_reduce
 from workshop_utils.comm.shape import Shape
@@ -290,6 +290,19 @@ def test_a_claim_of_a_huge_message_allocates_nothing():
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak < 1_000_000
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [control._FRAME.pack(control._ABORT, 1, 99, 0), os.urandom(frames.HEADER.size)],
+    ids=["no such error", "random"],
+)
+def test_garbage_on_a_control_link_is_an_error(garbage):
+    communicator, link, _ = pair()
+    with communicator:
+        link.sendall(garbage)
+        with pytest.raises(FrameError):
+            communicator.recv(1, np.empty(10, np.float32))
 
 
 # Nothing is left.

@@ -72,6 +72,20 @@ def test_whose_message_comes_first_is_heard_first():
     assert [seconds for _, seconds in heard] == pytest.approx([0.11, 0.21, 0.31])
 
 
+def test_what_was_sent_is_what_it_was_then_and_comes_in_order():
+    def program(communicator):
+        words = [np.array([float(number)]) for number in range(5)]
+        for word in words:
+            if communicator.rank:
+                communicator.recv(0, word)
+            else:
+                communicator.send(1, word)
+                word[:] = -1
+        return [float(word[0]) for word in words]
+
+    assert simulate(2, program, LINK).results[1] == [0, 1, 2, 3, 4]
+
+
 # How long it takes.
 
 
@@ -144,6 +158,16 @@ def test_a_deadlock_names_who_waits_for_whom():
 def test_arrays_that_differ_are_named(made, said):
     with pytest.raises(Mismatch, match=said):
         simulate(2, lambda communicator: tree_all_reduce(communicator, made[communicator.rank]))
+
+
+def test_collectives_that_differ_are_named():
+    def program(communicator):
+        (ring_all_reduce, tree_all_reduce)[communicator.rank](communicator, np.zeros(2))
+
+    with pytest.raises(
+        Mismatch, match=r"in (ring|tree)_all_reduce while rank . is in (ring|tree)_all_reduce"
+    ):
+        simulate(2, program)
 
 
 def test_what_a_rank_raises_comes_out_with_its_number_and_the_others_are_let_go():

@@ -86,6 +86,18 @@ def test_messages_of_every_size_dtype_and_shape_arrive_whole(ranks):
     assert ranks.run(3, exchanges_through_a_link) == [0] * 3
 
 
+def all_reduce_a_large_array(communicator, bandwidth):
+    """More than any buffer of the transport below holds, in a ring where all send at once."""
+    with StampedCommunicator(communicator, (bandwidth,) * communicator.size, 0.001) as stamped:
+        array = np.full(300_007, stamped.rank, np.float64)
+        ring_all_reduce(stamped, array, "mean")
+        return float(array.max()), float(array.min())
+
+
+def test_it_wraps_the_transport_between_processes(ranks):
+    assert ranks.run(3, all_reduce_a_large_array, 100e6) == [(1.0, 1.0)] * 3
+
+
 def fail_on_rank_1(communicator):
     try:
         with StampedCommunicator(communicator, (FAST,) * communicator.size) as stamped:

@@ -23,6 +23,14 @@ def test_the_stages_one_after_the_other_are_the_model(count):
     assert [id(parameter) for parameter in own] == [id(parameter) for parameter in model.parameters()]
 
 
+def test_a_byte_is_predicted_from_those_before_it_only():
+    model, (tokens, _) = GPT(SIZES), batch_of(manual(), 1, 1, SIZES.sequence)
+    changed = tokens.clone()
+    changed[0, -1] = (changed[0, -1] + 1) % 256
+    assert torch.equal(model(tokens)[0, :-1], model(changed)[0, :-1])
+    assert not torch.equal(model(tokens)[0, -1], model(changed)[0, -1])
+
+
 def test_batches_are_the_same_everywhere_and_targets_are_the_next_bytes():
     text = manual()
     tokens, targets = batch_of(text, 5, 3, 20)

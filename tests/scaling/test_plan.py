@@ -65,6 +65,12 @@ def test_failures_cost_hardly_anything_with_16_accelerators_and_less_than_a_tent
     assert 0.9 < effective_time(16_384) < 0.95
 
 
+def test_a_run_is_billed_for_a_minute_at_least():
+    found = plan_run("gpt2", 1e5, instances=["g5.xlarge"], batch_tokens=1e5, machines=[1])
+    assert found.best.hours < 1 / 60
+    assert found.best.dollars == pytest.approx(1.006 / 60)
+
+
 # What cannot be.
 
 

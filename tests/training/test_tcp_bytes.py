@@ -22,9 +22,9 @@ def connect():
     """`connect()` is the two ends of a TCP connection on loopback: who connected, and who accepted."""
     opened = []
 
-    def ends():
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            first = socket.create_connection(server.getsockname())
+    def ends(host="127.0.0.1", family=socket.AF_INET):
+        with socket.create_server((host, 0), family=family) as server:
+            first = socket.create_connection(server.getsockname()[:2])
             second, _ = server.accept()
         opened.extend((first, second))
         return first, second
@@ -55,6 +55,16 @@ def test_both_ends_of_a_connection_count_every_byte_once(connect, nbytes):
     assert (counted.sent, counted.received) == (nbytes + 3, nbytes + 3)  # this process has both ends
 
 
+def test_a_connection_by_ipv6_counts_too(connect):
+    try:
+        first, second = connect("::1", socket.AF_INET6)
+    except OSError:
+        pytest.skip("there is no IPv6 here")
+    with count_bytes() as counted:
+        transfer(second, first, 1001)
+    assert (counted.sent, counted.received) == (1001, 1001)
+
+
 def test_a_connection_that_is_opened_in_the_block_counts_from_its_first_byte(connect):
     with count_bytes() as counted:
         transfer(*connect(), 5)
@@ -71,6 +81,15 @@ def test_a_count_is_not_a_number_once_a_connection_is_closed_that_was_there(conn
         second.close()
         assert math.isnan(counted.sent)
     assert math.isnan(counted.received)
+
+
+def test_what_is_no_connection_does_not_count():
+    server, datagrams = socket.create_server(("127.0.0.1", 0)), socket.socket(type=socket.SOCK_DGRAM)
+    first, second = socket.socketpair()
+    with count_bytes() as counted, first, second, datagrams, server:  # all are closed in the block
+        transfer(first, second, 100)
+        datagrams.sendto(b"text", server.getsockname())
+    assert (counted.sent, counted.received) == (0, 0)
 
 
 def test_the_barrier_comes_before_and_after_and_not_where_the_block_failed(connect):
