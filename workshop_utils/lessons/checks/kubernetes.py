@@ -205,7 +205,8 @@ def _rendered(name: str, workers: int) -> dict[str, Any]:
 
 
 def _digits() -> TrainingJob:
-    return TrainingJob.load(JOBS / "mnist_torch_ddp").replace(workers=2, arguments={"epochs": 1})
+    job = TrainingJob.load(JOBS / "mnist_torch_ddp")
+    return job.replace(workers=2, arguments={"epochs": 1}, timeout="2min")
 
 
 @exercise
