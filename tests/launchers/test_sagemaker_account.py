@@ -379,8 +379,12 @@ def test_an_own_image_that_was_never_built_is_refused_before_anything_is_sent(ma
     job = make_job("import horovod.torch", strategy="horovod", workers=2, image=image)
     aws, stubs = scripted("ecr")
     stubs["ecr"].add_response("batch_get_image", {"images": []})
+    place = SageMaker(aws, role=ROLE, region="us-east-1", confirm=True)
     with pytest.raises(AwsError, match=r"no image .*workshop-horovod:cpu: jobs/images/build\.sh makes it"):
-        SageMaker(aws, role=ROLE, region="us-east-1", confirm=True).launch(job)
+        place.launch(job)
+    stubs["ecr"].add_client_error("batch_get_image", "RepositoryNotFoundException", "it does not exist")
+    with pytest.raises(AwsError, match=r"no such image; jobs/images/build\.sh makes"):
+        place.launch(job)
 
 
 def test_only_zones_that_have_the_instance_type_are_named():

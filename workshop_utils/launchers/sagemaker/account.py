@@ -41,6 +41,7 @@ TEMPLATES = Path(__file__).parents[3] / "jobs" / "clusters" / "sagemaker" / "tem
 LOGIN = "log in with `aws configure` or `aws sso login`, and name the profile in AWS_PROFILE"
 FOLDER = "jobs/clusters/sagemaker"
 # Words in AWS's code or message, in small letters; and what they mean.
+NO_IMAGE = "there is no such image; jobs/images/build.sh makes the workshop's own"
 MEANINGS = {
     "expired": f"your credentials have expired; {LOGIN}",
     "security token": f"AWS does not know these credentials; {LOGIN}",
@@ -48,7 +49,8 @@ MEANINGS = {
         f"SageMaker cannot act as the role. It must exist, and trust sagemaker.amazonaws.com (the stack of {FOLDER}/ "
         "makes one)"
     ),
-    "find repository": "there is no such image; jobs/images/build.sh makes the workshop's own",
+    "find repository": NO_IMAGE,  # says SageMaker
+    "repositorynotfound": NO_IMAGE,  # says ECR
     "nosuchentity": f"there is no such role (the stack of {FOLDER}/ makes one)",
     "denied": f"you may not do that; {FOLDER}/templates/roles.yaml lists what a learner needs",
     "resourcelimitexceeded": (
