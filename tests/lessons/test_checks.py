@@ -108,6 +108,21 @@ def through_a_part(path, content):
     os.close(folder)
 
 
+def through_a_folder_beside_it(path, content):
+    with tempfile.TemporaryDirectory(dir=path.parent) as beside:
+        folder = os.open(beside, os.O_DIRECTORY)
+        part = Path(beside, "part")
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file)
+        os.replace("part", path, src_dir_fd=folder)
+        os.close(folder)
+    above = os.open(path.parent, os.O_DIRECTORY)
+    os.fsync(above)
+    os.close(above)
+
+
 def with_polling(communicator, folder, shard, write):
     write(folder / f"shard-{communicator.rank}", shard)
     if communicator.rank == communicator.size - 1:
@@ -184,6 +199,7 @@ def one_bad_image_spoils_all_weights(communicator, weights, gradient, count, lea
         (ring.ring_all_reduce, ring_in_another_style),
         (failures.atomic_save, checkpoints.write_atomically),
         (failures.atomic_save, through_a_part),
+        (failures.atomic_save, through_a_folder_beside_it),
         (failures.save_sharded, with_polling),
         (failures.diagnosis, {letter: [rank, cause] for letter, (cause, rank) in failures.CASES.items()}),
     ],

@@ -132,8 +132,9 @@ class _Watched:
         """The path of `file`, which may be relative to an open `folder`."""
         if folder == -1:
             return os.path.realpath(os.fsdecode(file))
-        is_ours = os.path.samestat(os.fstat(folder), self.path.parent.stat())
-        return os.path.realpath((self.path.parent if is_ours else Path("/another")) / os.fsdecode(file))
+        state, ours = os.fstat(folder), [self.path.parent, *filter(Path.is_dir, self.path.parent.rglob("*"))]
+        of_ours = (each for each in ours if os.path.samestat(state, each.stat()))
+        return os.path.realpath(next(of_ours, Path("/another")) / os.fsdecode(file))
 
     def sync(self, file: Any) -> object:
         state = os.fstat(file if isinstance(file, int) else file.fileno())
