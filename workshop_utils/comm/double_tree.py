@@ -138,8 +138,8 @@ def double_tree_seconds(
     """2 (L + 2 (s − 1)) (α + K/2sB), with the best s pieces a tree, and L = 2 ⌈log₂ N⌉.
 
     L is how many steps the first piece takes from the root to the last leaf: at every level it waits for its edge's
-    colour, one step at the most. From 4 pieces a tree on, within a quarter of what `simulated` says. Fewer wait less:
-    with 2 or 3 pieces it is up to 1.4 times too long, with one 1.7 times, and for two ranks twice. Source: Sanders,
+    colour, one step at the most. From 4 pieces a tree on, within 30 % of what `simulated` says. Fewer wait less: with
+    2 or 3 pieces it is up to 1.5 times too long, with one 1.7 times, and for two ranks twice. Source: Sanders,
     Speck, Träff (2009).
     """
     if size == 1:
