@@ -57,9 +57,7 @@ def tf_config(answer: Callable[[Mapping[str, str]], dict[str, Any]]) -> str:
                 due = f"it must be {right}{because}"
                 refuse(given[role] != right, f"{where}{role} is {given[role]!r}; {due}.")
             due_task = {"type": "worker" if rank else "chief", "index": rank - 1 if rank else 0}
-            because = (
-                "the first of SM_HOSTS is the chief, and a worker's index is its place in the list of workers"
-            )
+            because = "the first host is the chief; a worker's index is its place in the list of workers"
             # As text, since 0.0 and False are equal to 0.
             is_right = json.dumps(task, sort_keys=True) == json.dumps(due_task, sort_keys=True)
             refuse(not is_right, f"{where}task is {task}; it must be {due_task}: {because}.")
@@ -132,7 +130,8 @@ def least_policy(answer: list[dict[str, Any]]) -> str:
             raise Wrong(f"{of} has no {lacking}; {takes}.")
         for unknown in set(statement) - {"Effect", "Action", "Resource", "Sid", "Condition"}:
             raise Wrong(f"{of} has {unknown}; {takes}.")
-        effect = statement["Effect"]
+        effect, sid = statement["Effect"], str(statement.get("Sid", "None"))
+        refuse(not sid.encode().isalnum(), f"{of} has Sid {sid!r}; IAM takes letters and digits alone.")
         actions, resources = (_listed(statement[name]) for name in ("Action", "Resource"))
         refuse(effect not in ("Allow", "Deny"), f"{of} has Effect {effect!r}; it must be Allow or Deny.")
         for value in actions + resources:
@@ -152,8 +151,7 @@ def least_policy(answer: list[dict[str, Any]]) -> str:
             refuse({"*", "?"} & set(action), added)
             refuse(action.lower() not in allowed, f"it also allows {action}, which nobody asked for.")
             allowed[action.lower()] |= set(resources)
-        everything = f"{of} has Resource '*', which is everything in the account: name it."
-        refuse("*" in resources, everything)
+        refuse("*" in resources, f"{of} has Resource '*', which is everything in the account: name it.")
     needed = {resource for resource, *_ in NEEDED.values()}  # those of other actions allow nothing more
     for action, (resource, because, too_wide) in NEEDED.items():
         name = resource.replace("*", "a/new-1" if action.startswith("s3") else "new-1")
@@ -214,7 +212,7 @@ def _judge_lives(
         def advance(state: Any, limit: int | None = limit, calls: list[Any] = calls) -> Any:
             calls.append(state)
             if len(calls) - 1 == limit:  # once: an answer that swallows it goes on, and is found out
-                raise ends
+                raise ends(_newest(folder)[0])
             more = f"it makes more than {steps} steps, the number it was given: it counts those made before, too."
             refuse(len(calls) > 2 * steps, more)
             return 0.9 * np.asarray(state, dtype=float) + 1
@@ -222,12 +220,12 @@ def _judge_lives(
         kept = _newest(folder)[0]
         try:
             result = result_of(answer, folder, begun.copy(), steps, advance)
-        except ends:
+        except ends as end:
             reached, (saved, state) = kept + (limit or 0), _newest(folder)
             kinds = f"{state.dtype}, and the state is of {begun.dtype}: save it as it is."
             refuse(saved and state.dtype != begun.dtype, f"{when}the checkpoint holds numbers of {kinds}")
             refuse(
-                saved % EVERY,
+                saved % EVERY or end.args != (saved,),
                 f"{when}there is a checkpoint of step {saved}: save after every {EVERY} steps, and not on the way "
                 "out, since on an instance that is taken away no `except` and no `finally` is run.",
             )
