@@ -144,7 +144,7 @@ def _take_steps(answer: Callable[..., Any], accumulated: int) -> None:
             copied = name == "to" and any(each.startswith("cpu") for each in places)
             refuse(
                 name in READING or copied,
-                f"it reads a number of the device (`{name}`), which waits for it each time.",
+                f"it reads a number from the device (`{name}`), which waits for it each time.",
             )
             return function(*args, **(kwargs or {}))
 
@@ -281,4 +281,4 @@ def hide(answer: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.n
         for at, (right, reason) in why.items():
             where = f"with chosen = {positions}, position {at}"
             refuse(got[at] != right, f"{where} {reason}; it gave {got[at]}.")
-    return "and since every sequence has as many chosen tokens, the mean of the ranks' losses is the batch's."
+    return "since every sequence has the same number of chosen tokens, the mean of the ranks' losses is the batch's."
