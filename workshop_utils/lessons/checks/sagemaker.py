@@ -126,12 +126,14 @@ def least_policy(answer: list[dict[str, Any]]) -> str:
         if any(is_missing(each) for value in statement.values() for each in _listed(value)):
             raise NotYet(f"fill in {of}, then run this again.")
         takes = "here it takes Effect, Action and Resource (and Sid)"
-        for lacking in [each for each in ("Effect", "Action", "Resource") if each not in statement]:
+        for lacking in [each for each in ("Effect", "Action", "Resource") if not statement.get(each)]:
             raise Wrong(f"{of} has no {lacking}; {takes}.")
         for unknown in set(statement) - {"Effect", "Action", "Resource", "Sid", "Condition"}:
             raise Wrong(f"{of} has {unknown}; {takes}.")
         effect, sid = statement["Effect"], str(statement.get("Sid", "None"))
         refuse(not sid.encode().isalnum(), f"{of} has Sid {sid!r}; IAM takes letters and digits alone.")
+        is_twice = sid in [str(each.get("Sid")) for each in statements[: number - 1] if "Sid" in each]
+        refuse(is_twice, f"{of} has Sid {sid!r}, as another does; IAM takes each once.")
         actions, resources = (_listed(statement[name]) for name in ("Action", "Resource"))
         refuse(effect not in ("Allow", "Deny"), f"{of} has Effect {effect!r}; it must be Allow or Deny.")
         for value in actions + resources:
@@ -158,8 +160,7 @@ def least_policy(answer: list[dict[str, Any]]) -> str:
         reached = any(fnmatchcase(name, each) for each in allowed[action.lower()])
         refuse(not reached, f"it does not allow {action} on {name}; {because}.")
         for each in {each.replace("?*", "*") for each in allowed[action.lower()]} - needed:
-            new = "A * belongs only where names are new each time"
-            raise Wrong(f"it allows {action} on {each}: {too_wide}. {new}.")
+            raise Wrong(f"it allows {action} on {each}: {too_wide}. A * belongs only where names are new.")
     return (
         "it allows the four actions on what they need and on nothing else: no other role to pass on, no other bucket, "
         "no data. The workshop's own policies add conditions: time limits, types of instances, tags."
@@ -186,7 +187,8 @@ def resume(answer: Callable[..., Any]) -> str:
     # Steps after which the instance is taken away, one after the other: before and after a checkpoint, and twice.
     lives: tuple[tuple[int, ...], ...] = ((), (3,), (13,), (20,), (7, 8), (13, 1, 9))
     for steps, interruptions, ends in (
-        *((23, each, Interrupted) for each in lives), (11, (), Interrupted), (11, (6,), Interrupted), (11, (7,), Failed)
+        *((23, each, Interrupted) for each in lives), (3, (), Interrupted), (20, (), Interrupted),
+        (11, (6,), Interrupted), (11, (7,), Failed),
     ):  # fmt: skip
         with tempfile.TemporaryDirectory() as name:
             _judge_lives(answer, Path(name), steps, interruptions, ends)
