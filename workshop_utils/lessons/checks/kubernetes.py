@@ -149,7 +149,8 @@ def _keeps_a_training(answer: Loop) -> str:
     for replica in manifest["spec"]["pytorchReplicaSpecs"].values():
         replica["restartPolicy"] = "OnFailure"
     with EmulatedKubernetes().launch(job, Manifest(manifest), reconcile=answer) as run:
-        while not run.records and run.state is RunState.RUNNING:
+        deadline = time.monotonic() + 60  # a loop may make no pod at all
+        while not run.records and run.state is RunState.RUNNING and time.monotonic() < deadline:
             time.sleep(0.02)
         try:
             run.delete_pod(f"{run.name}-master-0")
