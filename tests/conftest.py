@@ -133,16 +133,20 @@ def marked_processes() -> dict[int, str]:
     mark = f"{MARK}={os.environ[MARK]}".encode()
     staying = {server._process.pid for server in warm.SERVERS.values()}
     staying.add(resource_tracker._resource_tracker._pid)  # type: ignore[attr-defined]  # no public name for it
+    below = set[int]()
     if "pyspark" in sys.modules and (gateway := sys.modules["pyspark"].SparkContext._gateway):
-        spark = psutil.Process(gateway.proc.pid)
-        staying.update([spark.pid, *(child.pid for child in spark.children(recursive=True))])
+        staying.add(gateway.proc.pid)
+        below = {child.pid for child in psutil.Process(gateway.proc.pid).children(recursive=True)}
     found = {}
     for process in psutil.process_iter():
         if process.pid in staying:
             continue
         try:
+            command = " ".join(process.cmdline())
+            if process.pid in below and command.endswith("-m pyspark.daemon"):
+                continue  # not what a task has left
             if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
-                found[process.pid] = " ".join(process.cmdline())
+                found[process.pid] = command
         except (OSError, psutil.Error):
             continue  # it has just ended, or belongs to somebody else
     return found
