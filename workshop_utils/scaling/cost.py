@@ -152,7 +152,7 @@ def pipeline_step_seconds(
     """m passes' work of one rank over 1 − bubble, and 2 v (p − 1) messages that fill and drain it, with v `chunks`.
 
     `microbatch_seconds` is forward and backward of one microbatch through one rank's layers. Exact for GPipe; 1F1B
-    waits for more messages in its steady state, for which see `parallel.schedule.predict`.
+    waits for more messages in its steady state, and interleaving for 2 (v p − 1), see `parallel.schedule.predict`.
     Source: as `parallel.schedule.bubble_fraction`.
     """
     busy = microbatches * microbatch_seconds
