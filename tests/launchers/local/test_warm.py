@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import textwrap
+import threading
 
 import pytest
 
@@ -175,6 +176,16 @@ def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job):
     assert run.wait(60).state is RunState.SUCCEEDED
     assert texts(job) == ["ready"]
     assert warm.SERVERS["numpy"] is not server
+
+
+def test_a_server_that_dies_before_it_hears_of_a_run_is_replaced(make_job):
+    job = make_job(SAY, "print('ready')")
+    assert texts(job) == ["ready"]
+    dying = warm.SERVERS["numpy"]
+    os.kill(dying._process.pid, signal.SIGSTOP)  # as one that is killed, and takes long to go
+    threading.Timer(0.3, dying._process.kill).start()
+    assert texts(job) == ["ready"]
+    assert warm.SERVERS["numpy"] is not dying
 
 
 # The server

@@ -14,6 +14,7 @@ and Matplotlib, so that Keras does not know their objects: a script that imports
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -98,10 +99,17 @@ class WarmServer:
             ended = f"ended with code {self._process.returncode} while importing {', '.join(modules)}"
             raise WarmServerError(f"the warm server {ended}; standard error says why")
 
-    def start(self, control: int, events: int) -> None:
-        """Fork a supervisor that reads its specification from `control` and writes its events to `events`."""
-        with self._lock:
+    def start(self, control: int, events: int) -> bool:
+        """Fork a supervisor that reads its specification from `control` and writes its events to `events`.
+
+        False if the server was killed before it heard of it, even if it is not gone yet; it is then.
+        """
+        with self._lock, contextlib.suppress(OSError):
             socket.send_fds(self._connection, [b"fork"], [control, events])
+            if self._connection.recv(1):
+                return True
+        self.close()
+        return False
 
     def close(self) -> None:
         """End the server; runs that were forked from it go on."""
@@ -125,10 +133,20 @@ def framework_for(job: TrainingJob) -> str | None:
 
 def starter(framework: str | None) -> Callable[[int, int], None] | None:
     """What starts processes as forks of this process's server for `framework`; None where they must start cold."""
-    if framework is None:
+    if framework is None or not _server_for(framework).may_fork:
         return None
+
+    def start(control: int, events: int) -> None:
+        if not _server_for(framework).start(control, events):
+            _server_for(framework).start(control, events)  # another one
+
+    return start
+
+
+def _server_for(framework: str) -> WarmServer:
+    """This process's server for `framework`, started if there is none that lives."""
     with _STARTING:
         server = SERVERS.get(framework)
         if server is None or (server.may_fork and server._process.poll() is not None):
             server = SERVERS[framework] = WarmServer(WARM_MODULES[framework])
-    return server.start if server.may_fork else None
+        return server

@@ -111,6 +111,7 @@ def serve(modules: list[str], supervise: Callable[[int, int], Script | None]) ->
         message, descriptors, _, _ = socket.recv_fds(connection, 16, 2)
         if not message:
             return None
+        connection.sendall(READY)
         control, events = descriptors
         if os.fork() == 0:
             connection.close()
