@@ -6,6 +6,7 @@ import signal
 import textwrap
 import threading
 
+import psutil
 import pytest
 
 from workshop_utils.launchers.local import Local, warm
@@ -176,6 +177,25 @@ def test_a_killed_server_does_not_end_its_runs_and_is_replaced(make_job):
     assert run.wait(60).state is RunState.SUCCEEDED
     assert texts(job) == ["ready"]
     assert warm.SERVERS["numpy"] is not server
+
+
+def test_a_killed_supervisor_s_folder_goes_though_something_still_writes_to_it(make_job, nothing_is_left):
+    job = make_job(SAY, """
+    end = time.monotonic() + 1
+    if os.fork() == 0:  # as a rank that takes long to die
+        while time.monotonic() < end:
+            with open(f"{os.environ['WORKSHOP_MODEL']}/{time.monotonic_ns()}", "w"):
+                pass
+        os._exit(0)
+    print("ready")
+    time.sleep(1000)
+    """)  # fmt: skip
+    run = Local(warm=True).launch(job)
+    assert next(run.logs(follow=True)).text == "ready"
+    psutil.Process(run.process_ids["worker-0"]).parent().kill()
+    with pytest.raises(RunFailed, match="the process that watches over it was killed"):
+        run.wait(60)
+    assert not list(nothing_is_left.glob("workshop-*"))
 
 
 def test_a_server_that_dies_before_it_hears_of_a_run_is_replaced(make_job):

@@ -34,6 +34,7 @@ from workshop_utils.runs import Run, RunState
 from workshop_utils.setup.machine import cores
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
+REMOVING_SECONDS = 10.0  # at most, for the folder of a run whose supervisor was killed
 
 Event = dict[str, Any]
 
@@ -159,7 +160,11 @@ class ProcessGroup:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(int(process.name), signal.SIGKILL)
             time.sleep(0.02)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        deadline = time.monotonic() + REMOVING_SECONDS
+        while (
+            self._scratch.exists() and time.monotonic() < deadline
+        ):  # until none that dies makes a file in it
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 class ProcessRun(Run):
