@@ -52,8 +52,8 @@ types: setup ## mypy
 unit notebooks: export OMP_NUM_THREADS := 1
 unit notebooks: export TF_CPP_MIN_LOG_LEVEL := 2
 
-# Three files at a time: tests of real processes wait more than they compute. The slowest come
-# first: tests/conftest.py.
+# Three files at a time: tests of real processes wait more than they compute. The slowest
+# come first: tests/conftest.py sorts them.
 unit: setup ## unit tests
 	$(call step,unit tests,$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -r fEs)
 

@@ -142,10 +142,11 @@ def marked_processes() -> dict[int, str]:
         if process.pid in staying:
             continue
         try:
+            if mark not in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                continue
             command = " ".join(process.cmdline())
-            if process.pid in below and command.endswith("-m pyspark.daemon"):
-                continue  # not what a task has left
-            if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+            # Of what is below Spark, its daemon stays; the rest a task has left.
+            if process.pid not in below or not command.endswith("-m pyspark.daemon"):
                 found[process.pid] = command
         except (OSError, psutil.Error):
             continue  # it has just ended, or belongs to somebody else

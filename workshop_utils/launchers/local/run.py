@@ -161,9 +161,8 @@ class ProcessGroup:
                     os.kill(int(process.name), signal.SIGKILL)
             time.sleep(0.02)
         deadline = time.monotonic() + REMOVING_SECONDS
-        while (
-            self._scratch.exists() and time.monotonic() < deadline
-        ):  # until none that dies makes a file in it
+        # Until none of them, which die now, makes a file in it any more.
+        while self._scratch.exists() and time.monotonic() < deadline:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
 

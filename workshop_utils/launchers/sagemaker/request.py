@@ -269,11 +269,12 @@ def _lacks_horovod(image: str) -> bool:
     if match is None:
         return False
     account, region, framework, *version = match.groups()
+    if tuple(map(int, version)) <= LAST_WITH_HOROVOD[framework]:
+        return False
     try:
-        is_of_aws = _aws_image(PYTORCH, region, "ml.c5.xlarge").startswith(account)
+        return _aws_image(PYTORCH, region, "ml.c5.xlarge").startswith(account)
     except JobError:  # a region that the SDK does not know
         return False
-    return is_of_aws and tuple(map(int, version)) > LAST_WITH_HOROVOD[framework]
 
 
 def _aws_image(image: Mapping[str, str], region: str, instance_type: str) -> str:
