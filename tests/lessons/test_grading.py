@@ -1,6 +1,6 @@
 """A class's notebooks are run one by one, and nothing that they do reaches the next one or stays behind."""
 
-import subprocess
+import functools
 import tempfile
 from pathlib import Path
 
@@ -69,9 +69,12 @@ def hand_in(tmp_path, monkeypatch):
 
 def has_sandbox():
     try:
-        return subprocess.run(["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"]).returncode == 0
-    except FileNotFoundError:
+        with tempfile.TemporaryDirectory() as root:
+            Path(root).chmod(0o777)
+            grading.sandbox(Path(root), [Path.home()])
+    except JobError:
         return False
+    return True
 
 
 SANDBOXED = has_sandbox()
@@ -121,39 +124,74 @@ def test_each_answer_is_asked_by_the_lessons_own_check_away_from_credentials_and
     assert table.set_index("learner").loc["fay", ["exercises", "wrong", "answered"]].tolist() == [5, 1, 1]
 
 
-def test_the_time_is_limited_and_what_was_started_ends_with_it(hand_in, tmp_path):
-    hand_in("eve", ["import subprocess\nsubprocess.Popen(['sleep', '1000'])\ntime.sleep(1000)", *STUBS[1:]])
-    row, *_ = grade(tmp_path, seconds=15)
+def test_the_time_is_limited_and_nothing_that_a_learner_leaves_behind_is_run_or_followed(hand_in, tmp_path):
+    (tmp_path / "secret").write_text("key")
+    leave = f"""
+import subprocess
+subprocess.Popen(["setsid", "sleep", "1000"])
+executed = pathlib.Path("../executed-{LESSON}")
+executed.unlink()
+executed.symlink_to({str(tmp_path / "secret")!r})
+time.sleep(1000)"""
+    hand_in("eve", [leave, *STUBS[1:]])
+    row, *_ = grade(tmp_path, seconds=12)
     assert (row["state"], row["exercise"]) == ("not reached", "checks.wheels")
+    assert "key" not in (tmp_path / "out/eve" / LESSON).read_text()
 
 
-@pytest.mark.skipif(not SANDBOXED, reason="no bubblewrap here, or it may not make a sandbox")
-def test_in_the_sandbox_there_is_no_network_no_file_of_others_and_nothing_to_write_to(
-    hand_in, tmp_path, monkeypatch
-):
-    home = tmp_path / "home"
-    home.mkdir()
-    (home / "secret").write_text("key")
-    monkeypatch.setenv("HOME", str(home))
-    others = [
-        str(tmp_path / "handed_in/eve" / LESSON),
-        str(tmp_path / "out/amy" / LESSON),  # graded before
-    ]
-    looks = f"""
-import socket
-def fails(look):
-    try:
-        look()
-    except OSError:
-        return 1
-    return 0
-answer0 = fails(lambda: open({str(home / "secret")!r}))
-answer0 += fails(lambda: socket.create_connection(("192.0.2.1", 80), timeout=3))
-answer0 += fails(lambda: open("/usr/written", "w"))
-answer0 += all(fails(lambda: open(path)) for path in {others!r})
+# Each is a program that ends with 0 where the sandbox does not hold. What hides and protects is mounted at /,
+# /proc/sys, HIDDEN and OWN/.., and nothing may undo that, from other namespaces either.
+ATTACKS = """
+mount -o remount,rw,bind /
+mount -o remount,rw / && touch /usr/written
+mount --bind / OWN/home && mount -o remount,rw,bind OWN/home && touch OWN/home/usr/written
+touch /usr/written
+umount -l HIDDEN
+umount -l HOME
+umount -l /tmp
+umount -l /proc/sys
+mount -o remount,rw,bind /proc/sys
+echo 1 > /proc/sys/vm/drop_caches
+sysctl -w vm.drop_caches=1
+mount -t proc proc OWN/home && echo 1 > OWN/home/sys/vm/drop_caches
+unshare --pid --fork --mount-proc sh -c 'echo 1 > /proc/sys/vm/drop_caches'
+unshare --user --map-root-user --mount sh -c 'umount -l HIDDEN || mount -o remount,rw,bind /'
+echo h > /proc/sysrq-trigger
+mount -t sysfs sysfs OWN/home && echo 0 > OWN/home/kernel/mm/ksm/run
+mknod OWN/home/disk b DISK && head -c 1 OWN/home/disk
+mknod /dev/disk b DISK
+test -e /dev/sda -o -e /dev/vda -o -e /dev/loop0 -o -e /dev/kmsg
+mount -t devtmpfs devtmpfs OWN/home
+mount -t ext4 /dev/vda OWN/home
+nsenter --target 1 --mount true
+nsenter --target 1 --net true
+setpriv --reuid=0 --clear-groups cat /etc/shadow
+setpriv --reuid=1 true
+ls /proc/1/root/
+kill -9 1 && sleep 1 && test ! -e /proc/1
+cat HIDDEN/handed_in/amy/LESSON
+cat HIDDEN/out/amy/LESSON
+cat HIDDEN/notebooks/LESSON
+ls HIDDEN/handed_in/*
+cat HOME/secret
+touch HOME/secret && cat HOME/secret | grep key
+echo > HIDDEN/handed_in/amy/LESSON
+"""
+FILES = """
+import socket, subprocess
+attacks = {attacks!r}.strip().splitlines()
+held = [subprocess.run(attack, shell=True, capture_output=True).returncode != 0 for attack in attacks]
+worked = [attack for attack, holds in zip(attacks, held) if not holds]
+try:
+    socket.create_connection(("192.0.2.1", 80), timeout=3)
+    worked.append("network")
+except OSError:
+    pass
+answer0 = worked or 4
 checks.wheels(answer0)"""
-    slow = """
+LINKS = """
 from workshop_utils import on_ranks
+from workshop_utils.network import availability
 def first(communicator):
     import numpy as np
     from workshop_utils.comm.ring import ring_all_reduce
@@ -161,16 +199,32 @@ def first(communicator):
     ring_all_reduce(communicator, array)
     return float(array[0])
 answer1 = sum(on_ranks(2, first, network="100Mbit").values)
+assert availability() == "root"  # so that slow links are the kernel's
 checks.wheels(answer1)"""
+
+
+@pytest.mark.skipif(not SANDBOXED, reason="no bubblewrap here, or it may not make a sandbox")
+def test_the_sandbox_holds_against_a_notebook_that_is_root_in_it(hand_in, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "secret").write_text("key")
+    monkeypatch.setenv("HOME", str(home))
+    number = next(Path("/sys/block").glob("*/dev"), None)
+    device = number.read_text().strip().replace(":", " ") if number else "7 0"
+    words = {"HIDDEN": str(tmp_path), "HOME": str(home), "LESSON": LESSON, "DISK": device, "OWN": ".."}
+    attacks = functools.reduce(lambda text, word: text.replace(word, words[word]), words, ATTACKS)
     hand_in("amy", STUBS)
-    hand_in("eve", [looks, slow, *STUBS[2:]])
-    first, second, *_ = [row for row in grade(tmp_path) if row["learner"] == "eve"]
-    assert (first["state"], second["state"]) == ("right", "right"), (first["verdict"], second["verdict"])
+    hand_in("eve", [FILES.format(attacks=attacks), LINKS, *STUBS[2:]])
+    mounts = Path("/proc/self/mountinfo").read_text()
+    graded = [row for row in grade(tmp_path) if row["learner"] == "eve"]
+    assert not [row["verdict"] for row in graded[:2] if row["state"] != "right"]
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert not Path("/usr/written").exists()
+    assert (home / "secret").read_text() == "key"
 
 
 def test_without_bubblewrap_nothing_is_run_unless_the_instructor_says_so(hand_in, tmp_path, monkeypatch):
     hand_in("ida", STUBS)
-    monkeypatch.setattr(grading.shutil, "which", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JobError, match=r"apt-get install bubblewrap.*--no-sandbox"):
         grade(tmp_path, is_sandboxed=True)

@@ -12,8 +12,11 @@ Each notebook runs in its own processes and folder, with copies of jobs and imag
 instructor's credentials in its environment, at the small size, with a time limit; whatever it started ends with it.
 
 Handed-in notebooks are programs, so they run in a sandbox (`bwrap`, of the package bubblewrap): this machine read-only,
-without its network, processes, home and temporary files, and without what others have handed in. As with a container,
-the kernel is shared. Without the sandbox nothing protects you from malice.
+without its network, processes, home and temporary files, and without the original lessons and what others have handed
+in. There are two sandboxes, one in the other. The outer one is made with your rights, shows the files, and gives root's
+rights up. In the inner one the notebook is root of namespaces of its own, where it can make slow links, but not undo
+what the outer one has mounted. As with a container, the kernel is shared. Without the sandbox nothing protects you from
+malice.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -44,10 +48,21 @@ SECONDS = 600.0  # for one notebook
 INHERITED = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "OMP_NUM_THREADS", "JUPYTER_PREFER_ENV_PATH")
 COLUMNS = ["learner", "lesson", "exercise", "state", "verdict", "seconds"]
 STATES = ("right", "wrong", "not yet", "answered")  # of a check that ran
-# All capabilities are those over its own namespaces: lessons make networks in them.
-SANDBOX = (
-    *("--die-with-parent", "--unshare-all", "--cap-add", "ALL", "--ro-bind", "/", "/", "--dev", "/dev"),
-    *("--proc", "/proc", "--tmpfs", "/run", "--tmpfs", tempfile.gettempdir()),
+NOBODY = 65534  # the user and group that a notebook has when root grades
+APART = ("ipc", "pid", "net", "uts", "cgroup-try")  # the outer sandbox's namespaces
+MOUNTED = (
+    *("--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
+    *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--tmpfs", "/run"),
+    *("--perms", "1777", "--tmpfs", tempfile.gettempdir()),
+)
+AS_NOBODY = (
+    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+    *("--bounding-set=-all", "--inh-caps=-all"),
+)
+# All capabilities are those over the inner sandbox's namespaces: lessons make networks in them.
+INNER = (
+    *("bwrap", "--unshare-user", "--unshare-net", "--uid", "0", "--gid", "0", "--cap-add", "ALL"),
+    *("--dev-bind", "/", "/"),
 )
 
 
@@ -78,21 +93,29 @@ def sandbox(root: Path, hidden: Iterable[Path]) -> tuple[str, ...]:
     Raises:
         JobError: if `bwrap` is missing, or may not make a sandbox here.
     """
-    words = [shutil.which("bwrap") or "bwrap", *SANDBOX]
-    for folder in hidden:
-        words += ["--tmpfs", str(folder.resolve())]
-    made = cache_folder() / "environments"
-    for needed in (
-        Path(sys.prefix),
-        Path(sys.base_prefix),
-        Path(__file__).parents[2] / "workshop_utils",
-        made,
-    ):
-        if needed.is_dir():
-            words += ["--ro-bind", str(needed), str(needed)]
-    words += ["--bind", str(root), str(root)]
+    is_root = os.geteuid() == 0
+    words = ["bwrap", *(f"--unshare-{name}" for name in APART), *MOUNTED]
+    if is_root:  # whose mounts need no user namespace; setpriv needs these to give everything up
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+            words += ["--cap-add", capability]
+    else:
+        words.append("--unshare-user")
+    package = Path(__file__).parents[1]
+    beside = [package.parent / name for name in editions.BESIDE]
+    needed = (Path(sys.prefix), Path(sys.base_prefix), package, *beside, cache_folder() / "environments")
+    around = {parent for path in needed for parent in path.parents if parent.is_dir()}
+    closed = [path for path in around if is_root and not path.stat().st_mode & stat.S_IXOTH]
+    for folder in sorted({*(path.resolve() for path in hidden), *closed}):
+        words += ["--tmpfs", str(folder)]
+    for kind, path in (*(("--ro-bind", each) for each in needed if each.is_dir()), ("--bind", root)):
+        for parent in reversed(path.parents):  # bwrap would make them for their owner alone
+            words += ["--dir", str(parent)]
+        words += [kind, str(path), str(path)]
+    words += [*(AS_NOBODY if is_root else ()), *INNER]
     try:
-        tried = subprocess.run([*words, "true"], capture_output=True, text=True)
+        tried = subprocess.run(
+            [*words, sys.executable, "-c", f"import {__package__}"], capture_output=True, text=True
+        )
         why = tried.stderr.strip()
     except FileNotFoundError:
         why = "bwrap is not installed: apt-get install bubblewrap"
@@ -116,7 +139,8 @@ def grade_class(
         JobError: as `submissions`, and as `sandbox` unless `is_sandboxed` is false.
     """
     output.mkdir(parents=True, exist_ok=True)
-    hidden = [Path.home(), folder, output] if is_sandboxed else None
+    # The originals with their solutions are below the current folder.
+    hidden = [Path.home(), Path.cwd(), folder, output] if is_sandboxed else None
     for path, lesson in submissions(folder).items():
         kept = output / path.parent.name / path.name
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -194,14 +218,13 @@ def execute_apart(notebook: Any, kept: Path, seconds: float, hidden: Iterable[Pa
     It runs in a sandbox that hides the folders `hidden`; if that is None, without one.
     """
     with tempfile.TemporaryDirectory(prefix="workshop-grade-") as name:
-        root = Path(name)
+        root = Path(name) / "learner"
         for beside in editions.BESIDE:
             shutil.copytree(beside, root / beside)
         for made in ("notebooks", "home", "tmp"):
             (root / made).mkdir()
         entry, executed = root / "notebooks" / kept.name, root / f"executed-{kept.name}"
         nbformat.write(notebook, str(entry))
-        shutil.copyfile(entry, executed)  # the result if not even the first cell is reached
         environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
         environment |= {"HOME": str(root / "home"), "TMPDIR": str(root / "tmp"), "WORKSHOP_SIZE": "small"}
         papermill = (sys.executable, "-m", "papermill", "--no-progress-bar", "-k", "python3")
@@ -212,6 +235,9 @@ def execute_apart(notebook: Any, kept: Path, seconds: float, hidden: Iterable[Pa
             environment["WORKSHOP_CACHE"] = str(cache)
             cache.mkdir()
             (cache / "environments").symlink_to(cache_folder() / "environments")
+            if os.geteuid() == 0:
+                for path in (root, *root.rglob("*")):
+                    os.lchown(path, NOBODY, NOBODY)
         process = Process(kept.stem, command, environment, str(root / "notebooks"))
         ended = threading.Event()
 
@@ -219,13 +245,18 @@ def execute_apart(notebook: Any, kept: Path, seconds: float, hidden: Iterable[Pa
             if event["event"] == "ended":
                 ended.set()
 
-        group = ProcessGroup([process], on_event, seconds, scratch=root / "processes")
+        group = ProcessGroup([process], on_event, seconds, scratch=Path(name) / "processes")
         try:
             ended.wait()
         finally:
             group.stop()
             ended.wait()
-        shutil.copyfile(executed, kept)
+        if (
+            executed.is_file() and not executed.is_symlink()
+        ):  # the learner could make a link to any file of yours
+            shutil.copyfile(executed, kept)
+        else:  # not even the first cell was reached
+            nbformat.write(notebook, str(kept))
 
 
 def _may_fail(source: str, identity: str, *tags: str) -> Any:
