@@ -17,7 +17,8 @@ from conftest import write_idx
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from workshop_utils import place
+from workshop_utils import idx, place
+from workshop_utils.training import profiler, tf_cluster
 
 PLATFORMS = yaml.safe_load(Path(__file__).with_name("platforms.yaml").read_text(encoding="utf-8"))
 VARIABLES = {name: entry["variables"] for name, entry in PLATFORMS["places"].items()}
@@ -177,8 +178,10 @@ def test_a_script_that_asks_for_its_place_says_once_that_it_started_and_answers_
 
 def test_place_and_a_profile_without_steps_need_the_standard_library_alone(tmp_path):
     script = f"""
-import sys; sys.path.insert(0, {str(Path(place.__file__).parent)!r}); import place
-with place.profile() as profiler: profiler.step()
+import sys; sys.path.insert(0, {str(Path(place.__file__).parents[1])!r})
+from workshop_utils import place
+from workshop_utils.training.profiler import profile
+with profile() as profiler: profiler.step()
 assert 'torch' not in sys.modules
 """
     subprocess.run([sys.executable, "-I", "-S", "-c", script], check=True, cwd=tmp_path, timeout=60)
@@ -216,7 +219,7 @@ def test_any_bytes_are_a_whole_idx_file_or_a_value_error(tmp_path_factory, conte
     file = tmp_path_factory.getbasetemp() / ("any.gz" if packed else "any")
     file.write_bytes(content)
     try:
-        shape, values = place.read_idx(file)
+        shape, values = idx.read(file)
     except ValueError:
         return
     assert math.prod(shape) == len(values)
@@ -234,7 +237,7 @@ def test_a_server_serves_until_the_chief_that_it_has_seen_leaves(monkeypatch):
     with socket.socket() as chief:
         chief.bind(("127.0.0.1", 0))
         chief_at(chief.getsockname()[1], monkeypatch)
-        serving = threading.Thread(target=place.serve_until_chief_leaves, args=(0.02, 30), daemon=True)
+        serving = threading.Thread(target=tf_cluster.serve_until_chief_leaves, args=(0.02, 30), daemon=True)
         serving.start()
         serving.join(0.2)
         assert serving.is_alive(), "it left before the chief had come"
@@ -249,7 +252,7 @@ def test_a_server_serves_until_the_chief_that_it_has_seen_leaves(monkeypatch):
 def test_a_chief_that_never_comes_is_named(monkeypatch):
     chief_at(1, monkeypatch)
     with pytest.raises(TimeoutError, match=r"the chief at 127\.0\.0\.1:1 did not answer within 0 s"):
-        place.serve_until_chief_leaves(0.01, 0.1)
+        tf_cluster.serve_until_chief_leaves(0.01, 0.1)
 
 
 def test_the_first_task_leaves_when_the_other_workers_have_left_and_these_at_once(monkeypatch):
@@ -259,7 +262,7 @@ def test_the_first_task_leaves_when_the_other_workers_have_left_and_these_at_onc
         cluster = {"worker": ["127.0.0.1:1", f"127.0.0.1:{worker.getsockname()[1]}"]}
         for index in (1, 0):
             monkeypatch.setenv("TF_CONFIG", tf_config(cluster, "worker", index))
-            leaving = threading.Thread(target=place.leave_last, args=(0.02, 30), daemon=True)
+            leaving = threading.Thread(target=tf_cluster.leave_last, args=(0.02, 30), daemon=True)
             leaving.start()
             leaving.join(0.5 if index == 0 else 10)
             assert leaving.is_alive() == (index == 0)
@@ -295,5 +298,5 @@ def test_checkpoints_are_where_the_platform_keeps_them(monkeypatch):
 
 def test_a_negative_number_of_steps_to_profile_is_refused():
     message = "steps is -1; it must be 0, to record nothing, or more"
-    with pytest.raises(ValueError, match=message), place.profile(-1):
+    with pytest.raises(ValueError, match=message), profiler.profile(-1):
         pass

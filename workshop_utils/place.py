@@ -1,4 +1,4 @@
-"""Who am I, where is my data, here is a metric: all that a training script imports.
+"""Rank, data and metrics: all that a training script imports.
 
 A script learns its place in the cluster from the environment that its platform sets (MPI, Horovod, torchrun,
 TensorFlow's `TF_CONFIG`, SageMaker's `SM_*`, Slurm's `SLURM_*`), so the same file runs on a laptop, on SageMaker and on
@@ -10,32 +10,27 @@ launcher ships it beside the script.
     here = place.here()                     # rank 1 of 4
     images, labels = place.load("train").tensors()  # of PyTorch; .arrays() are NumPy's
     place.report(step=10, loss=0.31)        # one JSON line on standard output
-    with place.profile(steps=5) as profiler:  # a trace of this rank; profiler.step() ends each step
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import faulthandler
 import functools
-import gzip
-import importlib
 import json
 import math
 import os
 import re
 import signal
 import socket
-import struct
 import sys
 import time
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+
+from workshop_utils import idx
 
 # What each launcher calls rank, world size, local rank, local world size and node rank. torchrun comes first, since it
 # may run inside mpirun or srun; then mpirun, whose ranks share one SM_CURRENT_HOST on SageMaker. MPI does not number
@@ -55,9 +50,6 @@ SLURM_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLU
 # The order in which the roles of a TF_CONFIG cluster are numbered into ranks. Parameter servers, which hold
 # variables and do not train, have no rank.
 TRAINING_ROLES = ("chief", "worker")
-
-# Steps before `profile` records: in the first ones DDP rebuilds its buckets and memory is allocated.
-WARM_UP_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -131,55 +123,8 @@ def here() -> Place:
     Raises:
         ValueError: if a variable that says the place cannot be read; the message names it.
     """
-    place = from_environment(os.environ)
-    _announce(place)
-    emulated_device()
-    return place
-
-
-@functools.cache
-def emulated_device() -> Any:
-    """The device that this rank computes on in an emulated cluster (`training.emulated_device`); None elsewhere."""
-    if "WORKSHOP_EMULATED_DEVICE" not in os.environ:
-        return None
-    # By name, since this module needs nothing of the package on any other platform.
-    emulation = importlib.import_module("workshop_utils.training.emulated_device")
-    place, given = from_environment(os.environ), json.loads(os.environ["WORKSHOP_EMULATED_DEVICE"])
-    seconds = given["seconds"] * given["slower"].get(place.name, 1.0)
-    device = emulation.EmulatedDevice(seconds, given["jitter"], seed=1000 * given["seed"] + (place.rank or 0))
-    if given["pytorch"]:
-        emulation.attach_to_pytorch(device)
-    atexit.register(report_host_share)
-    return device
-
-
-def report_host_share() -> None:
-    """Tell the launcher what part of the time this rank kept a core busy beside its emulated device."""
-    if device := emulated_device():
-        who = _who(from_environment(os.environ), "device")
-        _print_record(
-            {
-                **who,
-                "passes": device.steps,
-                "host_share": round(device.host_share(), 4),
-                "late_share": round(device.late_share(), 4),
-            }
-        )
-
-
-@contextlib.contextmanager
-def computing(share: float = 1.0) -> Iterator[None]:
-    """Make the block last as long as `share` of a step's forward and backward pass on the emulated device.
-
-    For code without PyTorch, whose layers no hook sees. Where no device is emulated it does nothing.
-    """
-    if share < 0:
-        raise ValueError(f"share is {share}; it must not be negative")
-    if device := emulated_device():
-        device.begin_step()
-    yield
-    if device:
-        device.compute(share)
+    _announce()
+    return from_environment(os.environ)
 
 
 def from_environment(environment: Mapping[str, str]) -> Place:
@@ -363,69 +308,6 @@ def tf_config(environment: Mapping[str, str] | None = None) -> dict[str, Any] | 
     return mended
 
 
-def serve_until_chief_leaves(poll_seconds: float = 0.5, patience_seconds: float | None = None) -> None:
-    """Return once the chief's port, having answered, answers no more.
-
-    For parameter servers and workers under a coordinator: `tf.distribute.Server.join()` never returns, so
-    without this the platform would have to kill them.
-
-    Raises:
-        TimeoutError: if the chief has not answered within `patience_seconds`; by default two minutes, or
-            `join_seconds` if that is more.
-    """
-    if patience_seconds is None:
-        patience_seconds = max(120.0, join_seconds())
-    config = tf_config()
-    if config is None or not config["cluster"].get("chief"):
-        raise ValueError("TF_CONFIG names no chief, so there is nobody to wait for")
-    chief = config["cluster"]["chief"][0]
-    deadline = time.monotonic() + patience_seconds
-    while not _answers(chief):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"the chief at {chief} did not answer within {patience_seconds:.0f} s")
-        time.sleep(poll_seconds)
-    while _answers(chief):
-        time.sleep(poll_seconds)
-
-
-def leave_last(poll_seconds: float = 0.1, patience_seconds: float = 120.0) -> None:
-    """Return once TF_CONFIG's chief and workers have all come here; on the first of them, once no other answers.
-
-    A worker that ends right after its last collective may close a connection from which another one still reads.
-    And the first task hosts TensorFlow's coordination service. If it ended before the others, one of them that is still
-    ending would log that the service is gone. One that has not ended after `patience_seconds` is not waited for.
-    """
-    config = tf_config()
-    if config is None:
-        return
-    tasks = [
-        (role, index, address)
-        for role in TRAINING_ROLES
-        for index, address in enumerate(config["cluster"].get(role, []))
-    ]
-    if len(tasks) > 1 and "tensorflow" in sys.modules:
-        from tensorflow.python.eager import context
-
-        if context.context().coordination_service is not None:
-            context.context().wait_at_barrier("leave", int(patience_seconds * 1000))
-    if not tasks or tasks[0][:2] != (config["task"]["type"], config["task"]["index"]):
-        return
-    deadline = time.monotonic() + patience_seconds
-    for _, _, address in tasks[1:]:
-        while _answers(address) and time.monotonic() < deadline:
-            time.sleep(poll_seconds)
-
-
-def _answers(address: str) -> bool:
-    """Whether somebody listens at `address`, that is `host:port`."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError:
-        return False
-    return True
-
-
 def report(step: int, **values: float | str) -> None:
     """Print one metric record as a JSON line, which any platform carries home with the log.
 
@@ -433,12 +315,20 @@ def report(step: int, **values: float | str) -> None:
     process computes, such as "cuda:0". Others are carried as they are. A value that is not
     finite becomes null, since JSON has no NaN.
     """
-    place = from_environment(os.environ)
-    record: dict[str, Any] = {**_who(place, "metric"), "step": int(step)}
+    record: dict[str, Any] = {"step": int(step)}
     for name, value in values.items():
         number = value if isinstance(value, str) else float(value)
         record[name] = number if isinstance(number, str) or math.isfinite(number) else None
-    _print_record(record)
+    print_record("metric", **record)
+
+
+def print_record(kind: str, **values: Any) -> None:
+    """Print a record of this process as a JSON line, which the launcher reads."""
+    place = from_environment(os.environ)
+    who = {"workshop": kind, "worker": place.name, "rank": place.rank, "time": round(time.time(), 6)}
+    # One write for the whole line: ranks under mpirun share a pipe, and a line in two parts would be torn.
+    sys.stdout.write(json.dumps({**who, **values}) + "\n")
+    sys.stdout.flush()
 
 
 def _gpu_count() -> int | None:
@@ -450,69 +340,6 @@ def _gpu_count() -> int | None:
     return None
 
 
-@contextlib.contextmanager
-def profile(steps: int = 0) -> Iterator[Any]:
-    """Record `steps` steps of this rank with PyTorch's profiler. Yields an object whose `step()` ends a step.
-
-        with place.profile(steps=options.profile_steps) as profiler:
-            for images, labels in batches:
-                ...
-                profiler.step()
-
-    By default, with 0 steps, nothing is recorded and PyTorch is not imported. Otherwise, after WARM_UP_STEPS steps,
-    CPU activity is recorded, and CUDA's where there is a GPU. It goes to `trace-rank-0000.json.gz`, in the folder
-    WORKSHOP_TRACE or else in `traces` below the model folder (which a local run keeps only if the job has `outputs`),
-    once the steps are over or the block ends, even by an error. The file appears complete or not at all.
-    `workshop trace` merges the ranks' files.
-
-    Raises:
-        ValueError: if `steps` is below zero.
-        OSError: if the file cannot be written.
-    """
-    if steps < 0:
-        raise ValueError(f"steps is {steps}; it must be 0, to record nothing, or more")
-    if steps == 0:
-        yield SimpleNamespace(step=lambda: None)
-        return
-    import torch
-
-    here = from_environment(os.environ)
-    folder = Path(os.environ.get("WORKSHOP_TRACE") or here.model_folder / "traces")
-    path = folder / f"trace-rank-{here.rank or 0:04d}.json.gz"
-
-    def write(profiler: Any) -> None:
-        if profiler.step_num > WARM_UP_STEPS:
-            folder.mkdir(parents=True, exist_ok=True)
-            partial = folder / f".{path.name}"  # beside it, since a rename cannot cross file systems
-            profiler.export_chrome_trace(str(partial))
-            partial.replace(path)
-            print(f"trace of rank {here.rank or 0}: {path}")
-
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    else:  # PyTorch 2.13 logs its own calls; with a GPU, what CUPTI logs is worth reading
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    profiler = torch.profiler.profile(
-        activities=activities,
-        schedule=torch.profiler.schedule(wait=WARM_UP_STEPS - 1, warmup=1, active=steps, repeat=1),
-        on_trace_ready=write,
-        record_shapes=True,  # they give the bytes of a collective
-    )
-    profiler.preset_metadata_json("workshop", json.dumps({"rank": here.rank, "world_size": here.world_size}))
-    with profiler:
-        try:
-            yield profiler
-        finally:
-            complete = profiler.step_num - WARM_UP_STEPS
-            if 0 < complete < steps:  # the trace ends with a step that is not complete
-                profiler.add_metadata_json("complete_steps", str(complete))
-    if complete <= 0:
-        print(
-            f"no trace: the first {WARM_UP_STEPS} steps are warm-up, and no others followed", file=sys.stderr
-        )
-
-
 def argument(text: str) -> Any:
     """The value of a command-line argument in a script that `TrainingJob.from_function` has written: JSON, or text."""
     try:
@@ -522,52 +349,14 @@ def argument(text: str) -> Any:
 
 
 @functools.cache  # once a process, however often a script asks for its place
-def _announce(place: Place) -> None:
+def _announce() -> None:
     # A notebook's standard error has no file descriptor; there is no launcher to ask for the stack either.
     with contextlib.suppress(ValueError, OSError, AttributeError, RuntimeError):
         faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False, chain=False)
-    _print_record({**_who(place, "start"), "pid": os.getpid()})
+    print_record("start", pid=os.getpid())
 
 
-def _who(place: Place, kind: str) -> dict[str, Any]:
-    """How every record begins."""
-    return {"workshop": kind, "worker": place.name, "rank": place.rank, "time": round(time.time(), 6)}
-
-
-def _print_record(record: dict[str, Any]) -> None:
-    # One write for the whole line: ranks under mpirun share a pipe, and a line in two parts would be torn.
-    sys.stdout.write(json.dumps(record) + "\n")
-    sys.stdout.flush()
-
-
-@dataclass(frozen=True)
-class Examples:
-    """Labelled images: `images` holds count × height × width bytes in row order, `labels` one byte each."""
-
-    count: int
-    height: int
-    width: int
-    images: bytes
-    labels: bytes
-
-    def arrays(self) -> tuple[Any, Any]:
-        """NumPy arrays: images in [0, 1], float32 of shape (count, pixels), and labels, int64 of shape (count,)."""
-        import numpy as np
-
-        images = np.frombuffer(self.images, np.uint8).reshape(self.count, -1)
-        return images.astype(np.float32) / np.float32(255), np.frombuffer(self.labels, np.uint8).astype(
-            np.int64
-        )
-
-    def tensors(self) -> tuple[Any, Any]:
-        """The same as PyTorch's tensors."""
-        import torch
-
-        images = torch.frombuffer(bytearray(self.images), dtype=torch.uint8).view(self.count, -1) / 255
-        return images, torch.frombuffer(bytearray(self.labels), dtype=torch.uint8).long()
-
-
-def load(split: str = "train", folder: Path | None = None) -> Examples:
+def load(split: str = "train", folder: Path | None = None) -> idx.Examples:
     """The images and labels of `split` ("train" or "test") from the data folder.
 
     The files are those of MNIST (LeCun et al. 1998, http://yann.lecun.com/exdb/mnist/):
@@ -577,52 +366,8 @@ def load(split: str = "train", folder: Path | None = None) -> Examples:
         FileNotFoundError: if a file is missing; the message names the folder and where it was set.
         ValueError: if a file is not idx, is cut short, or images and labels differ in number.
     """
-    folder = folder or here().data_folder
-    prefix = {"train": "train", "test": "t10k"}.get(split)
-    if prefix is None:
-        raise ValueError(f"split is {split!r}; it must be 'train' or 'test'")
-    (count, height, width), images = read_idx(_find(folder, f"{prefix}-images-idx3-ubyte"), 3)
-    (labelled,), labels = read_idx(_find(folder, f"{prefix}-labels-idx1-ubyte"), 1)
-    if count != labelled:
-        raise ValueError(f"{folder} holds {count} {split} images but {labelled} labels")
-    return Examples(count, height, width, images, labels)
-
-
-def _find(folder: Path, name: str) -> Path:
-    for candidate in (folder / name, folder / f"{name}.gz"):
-        if candidate.is_file():
-            return candidate
-    raise FileNotFoundError(
-        f"{name} is not in {folder.absolute()} (SM_CHANNEL_TRAINING or WORKSHOP_DATA says where the data is)"
-    )
-
-
-def read_idx(path: Path, expected: int | None = None) -> tuple[tuple[int, ...], bytes]:
-    """Shape and contents of an idx file of unsigned bytes, the format of MNIST, plain or gzipped.
-
-    `expected` is the number of dimensions it must have.
-
-    Raises:
-        ValueError: if the file is not idx, holds values other than bytes, has another shape, or is not as long as it
-            claims.
-    """
-    opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "rb") as file:
-            content: bytes = file.read()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not a whole gzip file: {error}") from error
-    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
-        raise ValueError(f"{path} is not an idx file of unsigned bytes")
-    dimensions = content[3]
-    start = 4 + 4 * dimensions
-    if len(content) < start:
-        raise ValueError(f"{path} ends inside its header")
-    shape = struct.unpack(f">{dimensions}I", content[4:start])
-    if len(content) - start != math.prod(shape):
-        raise ValueError(
-            f"{path} claims {math.prod(shape)} bytes of shape {shape} but holds {len(content) - start}"
-        )
-    if expected not in (None, dimensions):
-        raise ValueError(f"{path} has shape {shape}; it must have {expected} dimensions")
-    return shape, content[start:]
+        return idx.load(folder or here().data_folder, split)
+    except FileNotFoundError as error:
+        where = "SM_CHANNEL_TRAINING or WORKSHOP_DATA says where the data is"
+        raise FileNotFoundError(f"{error} ({where})") from None

@@ -50,6 +50,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from workshop_utils import place
 from workshop_utils.training import checkpoints
+from workshop_utils.training.profiler import profile
 
 KEPT = 2  # checkpoints in the folder, beside the one that is being written
 
@@ -318,7 +319,7 @@ def main() -> None:
     )
     test_images, test_labels = (tensor[rank::size].to(device) for tensor in test.tensors)
     begun, samples, since = training.step, 0, time.perf_counter()
-    with place.profile(given.profile_steps) as profiler:
+    with profile(given.profile_steps) as profiler:
         for epoch in range(training.step // steps, given.epochs):
             sampler.set_epoch(epoch)  # or every epoch would have the order of the first
             sampler.start = training.step % steps * (given.batch_size // size)

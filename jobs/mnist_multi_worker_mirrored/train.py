@@ -31,6 +31,7 @@ import tensorflow as tf
 
 from workshop_utils import place
 from workshop_utils.training import checkpoints
+from workshop_utils.training.tf_cluster import leave_last
 
 NAMES = ("w1", "b1", "w2", "b2")
 
@@ -222,7 +223,7 @@ def main() -> None:
     if rank == 0:
         here.model_folder.mkdir(parents=True, exist_ok=True)
         np.savez(here.model_folder / "model.npz", **{name: state[name].numpy() for name in NAMES})
-    place.leave_last()
+    leave_last()
 
 
 if __name__ == "__main__":

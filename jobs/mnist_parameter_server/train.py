@@ -31,6 +31,7 @@ import tensorflow as tf
 
 from workshop_utils import place
 from workshop_utils.training import checkpoints
+from workshop_utils.training.tf_cluster import serve_until_chief_leaves
 
 NAMES = ("w1", "b1", "w2", "b2")
 
@@ -221,7 +222,7 @@ def main() -> None:
         _server = tf.distribute.Server(config["cluster"], here.role, here.index, "grpc", server_options(here))
         if here.role == "worker":
             place.report(step=0, device=here.device)
-        place.serve_until_chief_leaves()
+        serve_until_chief_leaves()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from workshop_utils import place
 from workshop_utils.training import checkpoints
+from workshop_utils.training.profiler import profile
 
 
 def options() -> argparse.Namespace:
@@ -169,7 +170,7 @@ def main() -> None:
     )
     test_images, test_labels = (tensor.to(device) for tensor in test.tensors)
     begun, samples, since = training.step, 0, time.perf_counter()
-    with place.profile(given.profile_steps) as profiler:
+    with profile(given.profile_steps) as profiler:
         for epoch in range(training.step // steps, given.epochs):
             sampler.epoch, sampler.start = epoch, training.step % steps * given.batch_size
             draws.manual_seed(given.seed + epoch)

@@ -32,6 +32,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from workshop_utils import place
 from workshop_utils.training import checkpoints
+from workshop_utils.training.profiler import profile
 from workshop_utils.training.tcp_bytes import count_bytes
 
 
@@ -222,7 +223,7 @@ def main() -> None:
     )
     test_images, test_labels = (tensor[rank::size].to(device) for tensor in test.tensors)
     begun, samples, since, sent = training.step, 0, time.perf_counter(), 0.0
-    with place.profile(given.profile_steps) as profiler:
+    with profile(given.profile_steps) as profiler:
         for epoch in range(training.step // steps, given.epochs):
             sampler.set_epoch(epoch)  # or every epoch would have the order of the first
             sampler.start = training.step % steps * given.batch_size

@@ -99,7 +99,8 @@ def test_a_script_imports_nothing_of_this_package_but_what_travels_with_it(scrip
     ours |= {module.split(".")[1] for module in modules if module.startswith("workshop_utils.")}
     ours |= modules.get("workshop_utils.training", set())
     uses_comm = strategy_of(TrainingJob.load(script.parent)).uses_comm
-    assert ours <= {"place", "training", "checkpoints"} | ({"comm", "parallel"} if uses_comm else set())
+    travels = {"place", "training", "checkpoints", "profiler", "tf_cluster"}
+    assert ours <= travels | ({"comm", "parallel"} if uses_comm else set())
     others = imports.packages(modules) - {"workshop_utils"} - set(sys.stdlib_module_names)
     assert others <= FRAMEWORKS.get(script.parent.name, others)
 

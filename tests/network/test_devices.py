@@ -91,51 +91,46 @@ def test_a_function_without_pytorch_says_what_its_device_computes():
     def program(communicator):
         import time
 
-        from workshop_utils import place
+        from workshop_utils.training.emulated_device import computing
 
         started = time.perf_counter()
         for _ in range(3):
-            with place.computing():
+            with computing():
                 sum(range(1000))
         return time.perf_counter() - started
 
     results = on_ranks(2, program, emulated_device="50ms")
-    assert all(0.15 <= seconds < 0.25 for seconds in results.values)
+    assert min(results.values) >= 0.15
     assert "emulated devices, 50ms a step" in repr(results)
     assert "rank" not in results.remark  # both have used their devices, and said so
-    assert max(on_ranks(2, program).values) < 0.05
+    assert max(on_ranks(2, program).values) < 0.15
 
 
 def test_jitter_is_each_rank_s_own_and_the_same_again():
     def program(communicator):
-        import time
+        from workshop_utils.training.emulated_device import computing, switch_on
 
-        from workshop_utils import place
-
-        seconds = []
+        factors = []
         for _ in range(3):
-            started = time.perf_counter()
-            with place.computing():
-                pass
-            seconds.append(time.perf_counter() - started)
-        return seconds
+            with computing():
+                factors.append(switch_on().factor)
+        return factors
 
-    first, again = (on_ranks(2, program, emulated_device="100ms,jitter=0.8").values for _ in range(2))
-    assert first[0] == pytest.approx(again[0], rel=0.1, abs=0.02)
-    assert first[0] != pytest.approx(first[1], rel=0.1, abs=0.02)
-    assert on_ranks(2, program, emulated_device="100ms,jitter=0.8,seed=5").values[0] != pytest.approx(
-        first[0], rel=0.1
-    )
+    first, again = (on_ranks(2, program, emulated_device="20ms,jitter=0.8").values for _ in range(2))
+    assert first == again
+    assert len({*first[0], *first[1]}) == 6
+    other = on_ranks(2, program, emulated_device="20ms,jitter=0.8,seed=5").values
+    assert not {*first[0], *first[1]} & {*other[0], *other[1]}
 
 
 def test_a_run_that_kept_the_host_busy_says_so():
     def program(communicator):
         import time
 
-        from workshop_utils import place
+        from workshop_utils.training.emulated_device import computing
 
         for _ in range(4):
-            with place.computing():
+            with computing():
                 until = time.process_time() + 0.04
                 while time.process_time() < until:
                     pass

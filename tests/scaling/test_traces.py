@@ -25,7 +25,7 @@ import torch.distributed.nn  # before the group is made, whose threads its funct
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workshop_utils import place
+from workshop_utils.training.profiler import profile
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--profile-steps", type=int, default=0)
@@ -33,7 +33,7 @@ given = parser.parse_args()
 dist.init_process_group("gloo")
 model = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
 parallel = DistributedDataParallel(model)
-with place.profile(steps=given.profile_steps) as profiler:
+with profile(steps=given.profile_steps) as profiler:
     for _ in range(8):
         parallel(torch.ones(16, 784)).sum().backward()
         dist.barrier()
@@ -189,7 +189,7 @@ def test_merged_ranks_are_processes_with_one_clock_and_arrows_of_their_own(tmp_p
     assert not [each for each in events if each["name"] == "Record Window End"]
 
 
-NO_TRACE = r"trace-rank-0000\.json\.gz is cut short, or is not a trace that place\.profile"
+NO_TRACE = r"trace-rank-0000\.json\.gz is cut short, or is not a trace that training\.profiler"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from workshop_utils import place
+from workshop_utils.training.tf_cluster import leave_last
 
 # Read by TensorFlow when it is imported, so import this module first: no notices, and no oneDNN, which sums in another
 # order.
@@ -65,7 +66,7 @@ def process_group(framework: str | None = None) -> Iterator[Any]:
         experimental = tf.distribute.experimental
         ring = experimental.CommunicationOptions(implementation=experimental.CommunicationImplementation.RING)
         yield tf.distribute.MultiWorkerMirroredStrategy(communication_options=ring)
-        place.leave_last()
+        leave_last()
     else:
         hvd = importlib.import_module(f"horovod.{'tensorflow' if 'tensorflow' in sys.modules else 'torch'}")
         hvd.init()

@@ -41,7 +41,13 @@ GROUPS = {None: "communicator", "torch": "dist", "horovod": "hvd", "tensorflow":
 
 # Of this package: what travels with every job, and what does if a script imports something of it. The latter need
 # those before them.
-TRAVELS = ("place", "training.checkpoints", "training.tcp_bytes")
+TRAVELS = (
+    *("place", "idx"),
+    *(
+        f"training.{name}"
+        for name in ("checkpoints", "emulated_device", "profiler", "tcp_bytes", "tf_cluster")
+    ),
+)
 TRAVELS_IF_USED = ("comm", "parallel")
 
 NOTEBOOK = ("IPython", "ipykernel")  # the packages whose objects no rank has

@@ -19,8 +19,8 @@ LEFT_OUT = {"__pycache__", ".ipynb_checkpoints", ".git", ".venv"}
 def shipped(job: TrainingJob) -> dict[str, str]:
     """The modules of this package that the job's script may import: text by path below `workshop_utils/`.
 
-    For every script `place` and `tcp_bytes`, which need the standard library alone, and `checkpoints`, which needs
-    NumPy; where they are used also the message passing, and what splits a model with it, which needs PyTorch.
+    For every script `place`, and of `training` what a rank can use (TRAVELS); where they are used also the message
+    passing, and what splits a model with it, which needs PyTorch.
     """
     files = {PACKAGE / f"{name.replace('.', '/')}.py" for name in TRAVELS}
     imports = imported(job.script_path)

@@ -80,7 +80,7 @@ class EmulatedDevice(Description):
             raise JobError(f"emulated_device is {text!r}: {error}") from None
 
     def variables(self, script: Path, framework: str | None, names: Sequence[str]) -> dict[str, str]:
-        """What a run's processes, called `names`, read of it (`place.emulated_device`).
+        """What a run's processes, called `names`, read of it (`training.emulated_device`).
 
         `framework` is what the ranks import where their `script` does not say.
 
@@ -125,7 +125,7 @@ def host_remark(devices: Sequence[Mapping[str, Any]], workers: Sequence[str], co
     if idle:
         return (
             f"{', '.join(idle)} did not use the emulated device: a script must import PyTorch itself, or put what it "
-            "computes into a block `with place.computing():`"
+            "computes into a block `with computing():` (of training.emulated_device)"
         )
     share = sum(each["host_share"] for each in devices) / cores
     late = max((each["late_share"] for each in devices), default=0.0)

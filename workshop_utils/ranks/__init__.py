@@ -74,7 +74,8 @@ def on_ranks(
         framework: None, "torch", "horovod" or "tensorflow".
         timeout: after which the ranks are ended, such as "60s".
         emulated_device: what each rank computes on, such as "400ms" for one forward and backward pass
-            (`network.devices`). PyTorch's modules feel it; other code computes `with place.computing():`.
+            (`network.devices`). PyTorch's modules feel it; other code computes `with computing():`
+            (of `training.emulated_device`).
 
     Raises:
         JobError: if a value is wrong, or something cannot be sent to the ranks; nothing has been started then.
@@ -120,7 +121,8 @@ def launch(
     warm.starter(server)
     with contextlib.ExitStack() as cleanup:
         with _interrupts_deferred():
-            run = cleanup.enter_context(launcher.start(job, _RanksRun, scratch_folder(), files, server))
+            started = launcher.start(job, _RanksRun, scratch_folder(), files, server, framework or server)
+            run = cleanup.enter_context(started)
             run.lines_are_shown = cell is not None
         for line in run.logs(follow=True):
             if cell and line.worker in run.workers and line.stream != _STACK:

@@ -1,4 +1,4 @@
-"""The traces that the ranks of a run have written with `place.profile`: as one picture, and as a table of its steps.
+"""The traces that the ranks of a run have written (`training.profiler`): as one picture, and as a table of its steps.
 
 `merge` lays all ranks on one time axis, for Perfetto or chrome://tracing. `step_times` says how much of each step was
 communication, and how much of that was exposed: communication during which the rank computed nothing.
@@ -104,7 +104,7 @@ def read_trace(path: Path) -> Trace:
     """The trace in one file.
 
     Raises:
-        TraceError: if the file is cut short, or is not a trace that `place.profile` has written.
+        TraceError: if the file is cut short, or is not a trace that `training.profiler` has written.
     """
     try:
         with gzip.open(path) as file:
@@ -120,7 +120,9 @@ def read_trace(path: Path) -> Trace:
             [{**event, "ts": event["ts"] - first} for event in events],
         )
     except (gzip.BadGzipFile, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path} is cut short, or is not a trace that place.profile has written") from error
+        raise TraceError(
+            f"{path} is cut short, or is not a trace that training.profiler has written"
+        ) from error
 
 
 def collective_of(event: Event) -> str | None:

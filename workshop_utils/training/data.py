@@ -167,7 +167,7 @@ def _write_digits(_source: str, folder: Path) -> None:
 
 
 def write_idx(path: Path, values: npt.NDArray[np.uint8]) -> None:
-    """Write an array of unsigned bytes, of any shape, in the format that `place.read_idx` reads."""
+    """Write an array of unsigned bytes, of any shape, in the format that `idx.read` reads."""
     header = b"\x00\x00\x08" + bytes([values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
     path.write_bytes(header + values.tobytes())
 

@@ -1,21 +1,32 @@
 """What a rank computes on in an emulated cluster: a device that takes its time, and no core.
 
-`place.here()` switches it on where the launch asks for it. In PyTorch it acts from outside: hooks on every layer sleep
-until the layer's part of the pass is over, so gradients become ready one after the other during the backward pass, as
-on a real device. The gradients themselves are real; the time that the host takes for them is a part of the device's.
-Other code says what the device computes with `place.computing`.
+The launcher asks for it in WORKSHOP_EMULATED_DEVICE, and starts the script through `launchers/local/emulated_rank.py`,
+which switches it on. In PyTorch it acts from outside: hooks on every layer sleep until the layer's part of the pass is
+over, so gradients become ready one after the other during the backward pass, as on a real device. The gradients
+themselves are real; the time that the host takes for them is a part of the device's. Other code says what the device
+computes:
+
+    with computing():
+        gradient = gradient_of(parameters, batch)
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import json
 import math
 import os
 import random
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from workshop_utils import place
 
 _SCHEDULED = Path("/proc/thread-self/schedstat")  # the kernel's documentation: scheduler/sched-stats
 # Where it is missing, a shorter wait may have been for a core.
@@ -85,6 +96,46 @@ class EmulatedDevice:
         """
         (began, before), (ended, after) = [*self._marks, _clocks()][:2]
         return (after - before) / (ended - began)
+
+
+@functools.cache
+def switch_on() -> EmulatedDevice | None:
+    """The device that this rank computes on, as PyTorch's modules do from the first call on; None without emulation."""
+    if "WORKSHOP_EMULATED_DEVICE" not in os.environ:
+        return None
+    here, settings = place.from_environment(os.environ), json.loads(os.environ["WORKSHOP_EMULATED_DEVICE"])
+    seconds = settings["seconds"] * settings["slower"].get(here.name, 1.0)
+    if settings["pytorch"]:
+        import torch  # noqa: F401  # before the device begins to count the host's time
+    device = EmulatedDevice(seconds, settings["jitter"], seed=1000 * settings["seed"] + (here.rank or 0))
+    if settings["pytorch"]:
+        attach_to_pytorch(device)
+    atexit.register(report_host_share)
+    return device
+
+
+def report_host_share() -> None:
+    """Tell the launcher what part of the time this rank kept a core busy beside its emulated device."""
+    if device := switch_on():
+        shares = {"host_share": device.host_share(), "late_share": device.late_share()}
+        rounded = {name: round(share, 4) for name, share in shares.items()}
+        place.print_record("device", passes=device.steps, **rounded)
+
+
+@contextlib.contextmanager
+def computing(share: float = 1.0) -> Iterator[None]:
+    """Make the block last as long as `share` of a step's forward and backward pass on the emulated device.
+
+    For code without PyTorch, whose layers no hook sees. Where no device is emulated it does nothing.
+    """
+    if share < 0:
+        raise ValueError(f"share is {share}; it must not be negative")
+    device = switch_on()
+    if device:
+        device.begin_step()
+    yield
+    if device:
+        device.compute(share)
 
 
 def _busy_seconds() -> float:

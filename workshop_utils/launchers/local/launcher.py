@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,12 +26,12 @@ from workshop_utils.launchers.local.environment import (
     shared_variables,
 )
 from workshop_utils.launchers.local.run import Process, ProcessRun
-from workshop_utils.launchers.source import PACKAGE, shipped
+from workshop_utils.launchers.source import shipped
 from workshop_utils.network import INTERFACE, LOOPBACK_INTERFACE, Network, availability, wiring
 from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.network.wiring import Cable, Switch
-from workshop_utils.strategies import MPIRUN, Addresses, ProcessSpec, launched, strategy_of
+from workshop_utils.strategies import MPIRUN, SCRIPT, Addresses, ProcessSpec, launched, strategy_of
 
 # Of one run: many times what a machine has cores for, and known to be rendered in seconds.
 MOST_PROCESSES = 1000
@@ -118,9 +118,6 @@ class Local:
             JobError: as `render` does; nothing has been started then.
         """
         sources = {f"source/{name}": text for name, text in shipped(job).items()}
-        if self.device is not None:
-            file = "workshop_utils/training/emulated_device.py"
-            sources[f"source/{file}"] = (PACKAGE.parent / file).read_text(encoding="utf-8")
         framework = warm.framework_for(job) if self.warm else None
         await_horovod(job)
         return self.start(job, ProcessRun, scratch_folder(), sources, framework)
@@ -132,14 +129,16 @@ class Local:
         scratch: Path,
         sources: Mapping[str, str],
         framework: str | None,
+        imports: str | None = None,
     ) -> RunType:
         """Start the job as `make_run` wants it, in the folder `scratch` with the files `sources`.
 
-        Ranks are forked from the warm server for `framework`; for None they start cold. Raises as `render` does.
+        Ranks are forked from the warm server for `framework`; for None they start cold. `imports` is what they import
+        where the script does not say; such a script switches on an emulated device itself. Raises as `render` does.
         """
         job, planned = self._planned(job)
         with reserve(sum(spec.listens for spec in planned)) as reservation:
-            request = self._request(job, planned, reservation.ports, scratch, framework)
+            request = self._request(job, planned, reservation.ports, scratch, imports)
             for folder in filter(None, (job.outputs, job.checkpoints)):
                 Path(folder).mkdir(parents=True, exist_ok=True)
             run = make_run(job.name, request.workers, reservation)
@@ -196,13 +195,17 @@ class Local:
             shared |= self.device.variables(job.script_path, framework, names)
         listening = [spec.name for spec in planned if spec.listens]
         nodes = job.nodes or 1
+        is_emulated = self.device is not None and framework is None  # rank.py switches it on itself
         addresses = Addresses(
             of={name: f"{hosts[name]}:{port}" for name, port in zip(listening, ports, strict=True)},
             nodes=("localhost",) if nodes == 1 else tuple(f"node-{node}" for node in range(nodes)),
             interface=INTERFACE if cables else LOOPBACK_INTERFACE,
             secret=secrets.token_hex(16),
         )
-        starting = launched(_filled(strategy.plan(job, addresses), job, scratch))
+        specs = strategy.plan(job, addresses)
+        if is_emulated:
+            specs = [replace(spec, argv=_with_device(spec.argv)) for spec in specs]
+        starting = launched(_filled(specs, job, scratch))
         added = tuple({**gpus.get(spec.name, {}), **shared, **spec.environment} for spec in starting)
         common, folder = inherited_variables(), str(job.folder.absolute())
         processes = tuple(
@@ -219,6 +222,14 @@ class Local:
             network=network,
             device=None if self.device is None else str(self.device),
         )
+
+
+def _with_device(argv: Sequence[str]) -> tuple[str, ...]:
+    """The command `argv` with the program that switches on the emulated device before the job's script."""
+    if SCRIPT not in argv:
+        return tuple(argv)
+    at = argv.index(SCRIPT)
+    return (*argv[:at], str(PROGRAMS / "emulated_rank.py"), *argv[at:])
 
 
 def _filled(specs: Sequence[ProcessSpec], job: TrainingJob, scratch: Path) -> list[ProcessSpec]:

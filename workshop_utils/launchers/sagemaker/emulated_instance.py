@@ -44,11 +44,11 @@ def server(tf_config: str) -> None:
     os.environ["TF_CONFIG"] = tf_config
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-    from workshop_utils import place
+    from workshop_utils.training.tf_cluster import serve_until_chief_leaves
 
     config = json.loads(tf_config)  # with a master, as the toolkit hands it over, though scripts need a chief
     # Started first: the master cannot end before this server serves, so the thread sees it while it is there.
-    watch = threading.Thread(target=place.serve_until_chief_leaves)
+    watch = threading.Thread(target=serve_until_chief_leaves)
     watch.start()
     # Keras would import them, which is a third of the time of this import, and this server does not use Keras.
     sys.modules.update(dict.fromkeys(("matplotlib", "pandas", "sklearn")))  # type: ignore[arg-type]
