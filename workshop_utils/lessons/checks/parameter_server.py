@@ -30,7 +30,7 @@ from workshop_utils.lessons.checks import (
     refuse_any,
 )
 from workshop_utils.lessons.checks.open_question import question
-from workshop_utils.lessons.checks.processes import refuse_callers
+from workshop_utils.lessons.checks.processes import Observed
 from workshop_utils.ranks import RanksFailed, on_ranks
 
 Rule = Callable[..., bool]
@@ -205,12 +205,10 @@ def _train(communicator: Communicator, server: Any, name: str, delay: float) -> 
         sent = itertools.count()
 
         def watch(*_: Any) -> None:
-            if server is not _reference:
-                refuse_callers({parameter_server.serve.__code__}, "write the loop yourself")
             endless = "the server goes on for ever: tell a worker to stop where `done(state)`."
             refuse(next(sent) > _MOST_MESSAGES, endless)
 
-        communicator.watch = watch
+        communicator = Observed(communicator, watch)
         communicator.sleep(20 * delay)  # so that the clock does not begin with the server
         state = server(communicator, parameters, _momentum(parameters), mode, done)
         has_all = hasattr(state, "version") and hasattr(state, "log")
@@ -249,7 +247,6 @@ def server(answer: Callable[..., Any]) -> str:
         trials = []
         for name in _TARGETS:
             trials.append(_train(communicator, answer, name, 0.0005))
-            communicator.watch = None
             communicator.barrier()
         return trials
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
-from types import CodeType
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from workshop_utils.comm import threads
-from workshop_utils.comm.communicator import COLLECTIVES, CommunicationError, Communicator
+from workshop_utils.comm.communicator import CommunicationError, Communicator
+from workshop_utils.comm.subset import Subset
 from workshop_utils.lessons.checks import NotYet, Wrong, listed, refuse
 from workshop_utils.ranks import RanksFailed, on_ranks
 
@@ -33,31 +31,23 @@ class _Outcome(NamedTuple):
     nbytes: int
 
 
-def refuse_collectives(communicator: Communicator) -> None:
-    """Raise Wrong if a message is sent by a collective of this package, however that was called."""
-    if communicator._collective == "barrier":
-        raise Wrong("`barrier` sends messages of its own: leave it out; a rank that receives waits anyway.")
-    refuse_callers(COLLECTIVES, "write yours from `send_recv`")
+class Observed(Subset):
+    """`inner`, of which `observe(to, array)` hears before each message; None for `to`: it only receives.
 
+    A learner writes a collective with it: calling one of the workshop's own raises Wrong.
+    """
 
-@contextmanager
-def watching(communicator: Communicator, watch: Callable[[int | None, np.ndarray], None]) -> Iterator[None]:
-    """Call `watch` before each message, while a learner's code runs, which may not leave another there."""
-    communicator.watch = watch
-    yield
-    if communicator.watch is not watch:
-        raise Wrong("`communicator.watch` is the check's: leave it as it is.")
-    communicator.watch = None
+    def __init__(self, inner: Communicator, observe: Callable[[int | None, Any], object]) -> None:
+        super().__init__(inner, range(inner.size))
+        self._observe = observe
 
-
-def refuse_callers(own: Container[CodeType], advice: str) -> None:
-    """Raise Wrong if the code that calls this was itself called by one of the workshop's `own` functions."""
-    frame, names = inspect.currentframe(), []
-    while frame is not None:
-        names += [frame.f_code.co_name] if frame.f_code in own else []
-        frame = frame.f_back
-    if names:
-        raise Wrong(f"`{names[-1]}` is the workshop's own: {advice}.")
+    def _exchange(self, to: int | None, outgoing: Any, source: int | None, incoming: Any) -> None:
+        name = self._collective
+        because = "sends messages of its own: leave it out; a rank that receives waits anyway"
+        refuse(name == "barrier", f"`barrier` {because}.")
+        refuse(name, f"`{name}` is the workshop's own: write yours from `send_recv`.")
+        self._observe(to, outgoing)
+        super()._exchange(to, outgoing, source, incoming)
 
 
 def values_on_ranks(
@@ -105,7 +95,7 @@ def on_threads(
     where: str,
     size: int,
     program: Callable[[Communicator], Any],
-    timeout_seconds: float = 5.0,
+    timeout_seconds: float = 2.0,
     is_buffered: bool = False,
 ) -> list[Any]:
     """What `program(communicator)` returns on each of `size` ranks, which are threads; see `threads.run`.
@@ -145,11 +135,7 @@ def _both(
 ) -> tuple[_Outcome, _Outcome]:
     """What a rank gets of each, and what it sends."""
 
-    def watch(*_: object) -> None:
-        refuse_collectives(communicator)
-
-    with watching(communicator, watch):
-        mine = _outcome(communicator, answer, elements)
+    mine = _outcome(Observed(communicator, lambda *_: None), answer, elements)
     return mine, _outcome(communicator, reference, elements, "mean")
 
 

@@ -17,10 +17,10 @@ from workshop_utils.comm.simulated import Link, simulate
 from workshop_utils.lessons.checks import NotYet, Wrong, exercise, listed, number_of, refuse, refuse_any
 from workshop_utils.lessons.checks.open_question import question
 from workshop_utils.lessons.checks.processes import (
+    Observed,
     Stuck,
     compare_on_processes,
     on_threads,
-    refuse_collectives,
 )
 
 Answer = Callable[[Communicator, np.ndarray], None]
@@ -114,15 +114,13 @@ class _Trial:
             array = arrays[communicator.rank]
 
             def watch(to: int | None, outgoing: Any) -> None:
-                refuse_collectives(communicator)
                 if to is not None:
                     offset = (outgoing.ctypes.data - array.ctypes.data) // array.itemsize
                     inside = 0 <= offset < array.size and outgoing.size
                     place = offset if inside else None
                     self.sent[communicator.rank].append(_Sent(to, outgoing.nbytes, place))
 
-            communicator.watch = watch
-            answer(communicator, array)
+            answer(Observed(communicator, watch), array)
 
         try:
             on_threads(self.case, size, program)

@@ -28,7 +28,7 @@ from workshop_utils.lessons.checks import (
     result_of,
 )
 from workshop_utils.lessons.checks.open_question import question
-from workshop_utils.lessons.checks.processes import refuse_collectives, values_on_ranks, watching
+from workshop_utils.lessons.checks.processes import Observed, values_on_ranks
 from workshop_utils.ranks import packing
 
 # Of the ranks, in three calls; ranks may have the same number.
@@ -67,13 +67,11 @@ def _totals(communicator: Communicator, answer: Callable[[Communicator, float], 
     rank, size = communicator.rank, communicator.size
 
     def watch(to: int | None, _: object) -> None:
-        refuse_collectives(communicator)
         right = (rank + 1) % size
         sends = f"with {size} ranks, rank {rank} sends to rank {to}"
         refuse(to not in (None, right), f"{sends}; it may send only to rank {right}.")
 
-    with watching(communicator, watch):
-        return [answer(communicator, numbers[rank]) for numbers in NUMBERS]
+    return [answer(Observed(communicator, watch), numbers[rank]) for numbers in NUMBERS]
 
 
 def _judge_totals(where: str, totals: Sequence[Sequence[Any]]) -> None:
