@@ -12,6 +12,7 @@ their logs.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
 
 METRIC_COLUMNS = ("worker", "rank", "step", "seconds", "loss", "accuracy", "samples_per_second", "bytes_sent")
 
+# Rank 1 under `mpirun --tag-output` (Open MPI 4 and 5) is [1,1]<stdout>: and [1,mpirank:1,algo-1]<stdout>: on
+# SageMaker; under our own drivers it is [worker-1]<stdout>:
+_TAG = re.compile(
+    r"\[(?:[^\],]*,(?:mpirank:)?(?P<rank>\d+)(?:,algo-\d+)?|(?P<name>worker-\d+))\]"
+    r"<(?P<stream>stdout|stderr)>: ?(?P<text>.*)"
+)
+# mpirun and its child both put the child into a process group; the second one is refused, and prints this. And PyTorch
+# looks for names of the addresses in a network namespace, where nobody has one.
+_NOISE = re.compile(
+    r"\[\S+\] plm:ssh: Warning: setpgid\(|.*\[c10d\] The hostname of the client socket cannot be retrieved"
+)
 RECORD_NUMBERS = {
     "metric": ("time", "step"),
     "start": ("time", "pid"),
@@ -96,16 +108,17 @@ class Run(ABC):
         """Ask the target to end everything; `_finish` follows once it has."""
 
     def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
-        """Take in one line of a worker's output: a metric record, or a line of its log."""
-        record = _parse_record(text) if stream == "stdout" else None
-        with self._changed:
-            if record is None:
-                self._lines.append(LogLine(worker, text, time.time() - self.launched_at, stream))
-            else:
-                self._records.append(
-                    record if self._attempt is None else {**record, "attempt": self._attempt}
-                )
-            self._changed.notify_all()
+        """Take in a line that a worker, or what has started workers, has printed: metric records, or lines of a log."""
+        for name, line, origin in attributed(worker, text, stream):
+            record = _parse_record(line) if origin == "stdout" else None
+            with self._changed:
+                if record is None:
+                    self._lines.append(LogLine(name, line, time.time() - self.launched_at, origin))
+                else:
+                    self._records.append(
+                        record if self._attempt is None else {**record, "attempt": self._attempt}
+                    )
+                self._changed.notify_all()
 
     def _finish(self, state: RunState, reason: str = "") -> None:
         """Enter a final state; everything that the run started must be gone by now."""
@@ -222,6 +235,22 @@ class Run(ABC):
 
     def __repr__(self) -> str:
         return f"<Run {self.name}: {self.state}, {self.seconds:.1f} s>"
+
+
+def attributed(name: str, text: str, stream: str) -> Iterator[tuple[str, str, str]]:
+    """Worker, text and stream of what a line of the process `name` holds: usually itself, or a tagged worker's.
+
+    mpirun and an elastic driver print the lines of the processes that they start, each with a tag. Where a rank's
+    output ends, Open MPI writes a zero and no new line; then one line holds several ranks' output.
+    """
+    *ended, last = text.split("\0")
+    for part in (*ended, last):
+        tagged = _TAG.match(part)
+        if tagged:
+            name = tagged["name"] or f"worker-{tagged['rank']}"
+            part, stream = tagged["text"], tagged["stream"]
+        if (part or not ended) and not _NOISE.match(part):
+            yield name, part, stream
 
 
 def _parse_record(text: str) -> dict[str, Any] | None:

@@ -41,6 +41,8 @@ SCRIPT = "{script}"  # the path of the job's script
 PROGRAMS = "{programs}"  # the folder that holds the workshop's own programs, such as horovod_rendezvous.py
 MPIRUN = "{mpirun}"  # the path of mpirun
 SCRATCH = "{scratch}"  # the run's own folder
+# And words for the address of a helper, which `Strategy.connect` replaces.
+HOST, PORT, BIND, INTERFACE = "{host}", "{port}", "{bind}", "{interface}"
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class Addresses:
         """Host and port of the process called `name`."""
         host, _, port = self.of.get(name, "127.0.0.1:0").rpartition(":")
         return host, port
+
+    def words(self, name: str) -> dict[str, str]:
+        """What stands for HOST, PORT, BIND and INTERFACE in the command of the process called `name`."""
+        host, port = self.split(name)
+        return {"host": host, "port": port, "bind": self.bind or host, "interface": self.interface}
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,7 @@ class Strategy:
     """
 
     name: StrategyName
-    processes: Callable[[TrainingJob, Addresses], Processes]
+    processes: Callable[[TrainingJob], Processes]
     variables: Callable[[ProcessSpec, Layout], dict[str, str]] = lambda *_: {}
     uses_comm: bool = False
     has_servers: bool = False
@@ -183,15 +190,19 @@ class Strategy:
             raise JobError(f"workers is {job.workers}; strategy {self.name!r} needs at least {least} {added}")
 
     def plan(self, job: TrainingJob, addresses: Addresses | None = None) -> list[ProcessSpec]:
-        """The processes of `job`, in the order in which they are started.
+        """The processes of `job`, in the order in which they are started; without `addresses`, on one node."""
+        return self.connect(job, self.processes(job), addresses or Addresses())
 
-        Without `addresses`, on one node: for callers that only ask which processes there are, and which of them listen.
-        """
-        addresses = addresses or Addresses()
-        specs = _on_nodes(self.processes(job, addresses), len(addresses.nodes))
+    def connect(self, job: TrainingJob, specs: Processes, addresses: Addresses) -> Processes:
+        """`specs`, which `processes` has listed, on their nodes, and with what tells them where the others are."""
+        specs = _on_nodes(specs, len(addresses.nodes))
         layout = Layout(job, addresses, specs)
-        own = [self.variables(spec, layout) if spec.runs_script else spec.environment for spec in specs]
-        return [replace(spec, environment=each) for spec, each in zip(specs, own, strict=True)]
+        return [
+            replace(spec, environment=self.variables(spec, layout))
+            if spec.runs_script
+            else spec.filled(**addresses.words(spec.name))
+            for spec in specs
+        ]
 
 
 # torchrun's ranks share its store by default; restarted ranks may then find the addresses of dead ones there, and hang
@@ -219,29 +230,28 @@ def mpi_options(parameters: Mapping[str, str]) -> tuple[str, ...]:
 # Which processes there are
 
 
-def _ranked_servers(job: TrainingJob, _: Addresses) -> Processes:
+def _ranked_servers(job: TrainingJob) -> Processes:
     """The first ranks serve parameters, the others work."""
     count, server = job.parameter_servers, ProcessSpec("server", 0, argv=_script(job))
     servers = [replace(server, index=rank, rank=rank, listens=rank == 0) for rank in range(count)]
     return [*servers, *_workers(job, first_rank=count)]
 
 
-def _with_rendezvous(job: TrainingJob, addresses: Addresses) -> Processes:
+def _with_rendezvous(job: TrainingJob) -> Processes:
     """A key-value server at which the workers meet."""
-    host, port = addresses.split("rendezvous-0")
-    command = (PYTHON, "-I", f"{PROGRAMS}/horovod_rendezvous.py", addresses.bind or host, port)
+    command = (PYTHON, "-I", f"{PROGRAMS}/horovod_rendezvous.py", BIND, PORT)
     server = ProcessSpec("rendezvous", 0, argv=command, listens=True, awaited=False, leaves=False)
     return [server, *_workers(job)]
 
 
-def _with_driver(job: TrainingJob, addresses: Addresses) -> Processes:
+def _with_driver(job: TrainingJob) -> Processes:
     """A driver that starts the workers, and others when they die."""
-    place = (*addresses.split("driver-0"), addresses.interface, str(job.workers))
-    command = (PYTHON, "-I", f"{PROGRAMS}/horovod_elastic.py", "drive", *place, *_script(job)[1:])
+    meeting = (HOST, PORT, INTERFACE, str(job.workers))
+    command = (PYTHON, "-I", f"{PROGRAMS}/horovod_elastic.py", "drive", *meeting, *_script(job)[1:])
     return _started_by(ProcessSpec("driver", 0, argv=command, listens=True), job)
 
 
-def _under_mpirun(job: TrainingJob, _: Addresses) -> Processes:
+def _under_mpirun(job: TrainingJob) -> Processes:
     """An mpirun that starts and connects the workers, as the MPI standard has it."""
     sharing = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "--tag-output")
     # `-m mpi4py` makes an exception in one rank abort all; otherwise the others would wait in MPI_Finalize.
@@ -251,12 +261,12 @@ def _under_mpirun(job: TrainingJob, _: Addresses) -> Processes:
     return _started_by(ProcessSpec("mpirun", 0, argv=command, environment=folders), job)
 
 
-def _as_spark_tasks(job: TrainingJob, _: Addresses) -> Processes:
+def _as_spark_tasks(job: TrainingJob) -> Processes:
     """The script as the driver, whose workers are tasks of Spark."""
     return _started_by(ProcessSpec("driver", 0, argv=_script(job)), job)
 
 
-def _with_chief(job: TrainingJob, _: Addresses) -> Processes:
+def _with_chief(job: TrainingJob) -> Processes:
     """A chief that hands out steps to the workers, and servers that keep the variables."""
     chief = ProcessSpec("chief", 0, 0, argv=_script(job), listens=True)
     server = replace(chief, role="ps", rank=None, awaited=False)
@@ -359,15 +369,15 @@ def _tf_config(spec: ProcessSpec, layout: Layout) -> dict[str, str]:
 STRATEGIES: dict[StrategyName, Strategy] = {
     strategy.name: strategy
     for strategy in (
-        Strategy("single", lambda job, _: _workers(job), workers=(1, 1)),
+        Strategy("single", _workers, workers=(1, 1)),
         # Equals: each can send to each, and the algorithms choose the neighbours.
-        Strategy("ring", lambda job, _: _workers(job, listening=1), _ring_variables, uses_comm=True),
+        Strategy("ring", lambda job: _workers(job, listening=1), _ring_variables, uses_comm=True),
         Strategy(
             "workshop_parameter_server", _ranked_servers, _ring_variables, uses_comm=True, has_servers=True
         ),
         # Rank 0 keeps the store in which the others find each other.
         # Source: PyTorch, "Environment variable initialization" in torch.distributed.
-        Strategy("torch_ddp", lambda job, _: _workers(job, listening=1), _ddp_variables),
+        Strategy("torch_ddp", lambda job: _workers(job, listening=1), _ddp_variables),
         # Source: Horovod 0.28.1, horovod/runner/gloo_run.py, `create_slot_env_vars`, and elastic/driver.py.
         Strategy("horovod", _with_rendezvous, _horovod_variables),
         Strategy("horovod_elastic", _with_driver, one_node=True),
@@ -376,7 +386,7 @@ STRATEGIES: dict[StrategyName, Strategy] = {
         # job run is for the target to decide, so Spark is a target, and this is the one strategy that no other has.
         Strategy("spark_program", _as_spark_tasks, only_on="spark"),
         # Source: TensorFlow, "Multi-worker training with Keras" and "Parameter server training".
-        Strategy("multi_worker_mirrored", lambda job, _: _workers(job, listening=job.workers), _tf_config),
+        Strategy("multi_worker_mirrored", lambda job: _workers(job, listening=job.workers), _tf_config),
         Strategy("parameter_server", _with_chief, _tf_config, has_servers=True, workers=(2, math.inf)),
     )
 }

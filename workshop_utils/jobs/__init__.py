@@ -168,7 +168,7 @@ class TrainingJob(Description):
         processes_per_node: how many workers share a machine.
         parameter_servers: how many processes hold parameters, where the strategy has such.
         arguments: `--key value` on the script's command line, with the keys as they are written.
-        data: `"digits"`, `"mnist"`, a folder, a URL or an `s3://` address.
+        data: `"digits"`, `"mnist"`, a folder, a URL or an `s3://` address; without it, the script has none.
         outputs: where the model stays: a folder, an `s3://` address, or `claim:NAME`, a volume claim of Kubernetes.
             Without it, the target's own default.
         checkpoints: where the script keeps what the next launch resumes from, in the same forms.
@@ -187,13 +187,14 @@ class TrainingJob(Description):
     processes_per_node: int | None = Field(default=None, ge=1, le=1_000, strict=True)
     parameter_servers: int = Field(default=1, ge=1, le=100_000, strict=True)
     arguments: Annotated[dict[str, Argument], AfterValidator(_fits_a_process)] = {}
-    data: str = "digits"
+    data: str | None = None
     outputs: Storage | None = None
     checkpoints: Storage | None = None
     resources: Annotated[Resources, BeforeValidator(_has_names)] = Resources()
     image: str | None = None
     timeout: Duration = "10min"
     environment: Annotated[dict[str, str], AfterValidator(_fits_a_process)] = {}
+    _timeout_seconds: float = 0.0
 
     @model_validator(mode="before")
     @classmethod
@@ -217,9 +218,10 @@ class TrainingJob(Description):
         return {**values, "workers": nodes * per_node, "nodes": nodes, "processes_per_node": per_node}
 
     @model_validator(mode="after")
-    def _script_exists(self) -> Self:
+    def _is_whole(self) -> Self:
         if not self.script_path.is_file():
             raise ValueError(f"script is {self.script!r}; there is no such file in {self.folder or '.'}")
+        self._timeout_seconds = seconds_of(self.timeout)
         return self
 
     @property
@@ -230,7 +232,7 @@ class TrainingJob(Description):
     @property
     def timeout_seconds(self) -> float:
         """`timeout` in seconds."""
-        return seconds_of(self.timeout)
+        return self._timeout_seconds
 
     @property
     def command_line_arguments(self) -> list[str]:

@@ -30,7 +30,7 @@ from workshop_utils.launchers.followed import FollowedRun, Receive, Unreachable
 from workshop_utils.launchers.local.environment import NO_GPU, PROGRAMS, inherited_variables, shared_variables
 from workshop_utils.launchers.settings import TargetSettings
 from workshop_utils.launchers.source import packed, unpack
-from workshop_utils.runs import RunState
+from workshop_utils.runs import RunState, attributed
 from workshop_utils.strategies import Addresses, ProcessSpec, launched, strategy_of
 
 OUTLINE = Path(__file__).with_name("slurm.sh").read_text(encoding="utf-8")
@@ -283,7 +283,7 @@ class SlurmJob:
             if labelled and int(labelled[1]) in self._tasks:
                 yield self._tasks[int(labelled[1])], labelled[2], "stdout"
             else:
-                yield from output.attributed("slurm", line, "stdout")
+                yield from attributed("slurm", line, "stdout")
 
     def _printed(self) -> str:
         """What the job has printed since Slurm last started the script, without labels and tags."""

@@ -30,7 +30,7 @@ def _first_ephemeral_port() -> int:
 
 
 class PortReservation:
-    """`count` TCP ports on loopback, kept free of other launches until `release`.
+    """`count` TCP ports on loopback, kept free of other launches until `release`, or while this object exists.
 
     Raises:
         OSError: if there are not `count` free ports.
@@ -73,6 +73,8 @@ class PortReservation:
         while self._held:
             with contextlib.suppress(OSError):
                 self._held.pop().close()
+
+    __del__ = release
 
     def __enter__(self) -> Self:
         return self

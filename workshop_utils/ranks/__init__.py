@@ -30,8 +30,8 @@ from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.jobs.function import FRAMEWORKS, check_call
 from workshop_utils.launchers import output
 from workshop_utils.launchers.local import Local, hang, warm
-from workshop_utils.launchers.local.environment import await_horovod, scratch_folder
-from workshop_utils.launchers.local.launcher import MOST_PROCESSES
+from workshop_utils.launchers.local.environment import await_horovod
+from workshop_utils.launchers.local.launcher import MOST_PROCESSES, start
 from workshop_utils.launchers.local.run import Event, ProcessRun
 from workshop_utils.network import Network
 from workshop_utils.network.devices import EmulatedDevice
@@ -63,7 +63,8 @@ def on_ranks(
     The processes are new. They are forked from one that has imported NumPy, or the framework, already (see
     `launchers.local.warm`): a notebook's first call waits for that import. The function travels with the variables that
     it uses, as copies: a random generator of the notebook's gives every rank the same numbers, one that a rank makes
-    without a seed its own. A rank ends when its program returns, with the threads that it has started.
+    without a seed its own. What it loads with `place.load` are the digits. A rank ends when its program returns, with
+    the threads that it has started.
 
     Args:
         ranks: how many processes.
@@ -104,25 +105,24 @@ def launch(
     link = Network.parse(network) if isinstance(network, str) else network
     if not isinstance(link, Network | None):
         raise JobError(f"network is {network!r}; it must be a rate such as '100Mbit', a Network, or None")
+    call = packing.packed(program, arguments)
     job = TrainingJob(
         name="ranks",
         folder=PROGRAM.parent,
         script=PROGRAM.name,
         strategy=FRAMEWORKS[framework][0] if framework else "ring",
         workers=ranks,
+        data="digits" if packing.uses_place(call, cell) else None,
         timeout=timeout,
     )
-    launcher = Local(network=link, emulated_device=emulated_device)
-    call = packing.packed(program, arguments)
     server, files = packing.server_for(call, framework), {"request": packing.request(call, framework, cell)}
-    launcher.render(job, framework or server)  # rejects an impossible request before starting anything
+    request = Local(network=link, emulated_device=emulated_device).render(job, framework or server)
     if framework == "horovod":
         await_horovod(job)
-    warm.starter(server)
+    warm.starter(server)  # may import a framework for seconds, so an interrupt is not deferred yet
     with contextlib.ExitStack() as cleanup:
         with _interrupts_deferred():
-            started = launcher.start(job, _RanksRun, scratch_folder(), files, server, framework or server)
-            run = cleanup.enter_context(started)
+            run = cleanup.enter_context(start(request, _RanksRun, files, server))
             run.lines_are_shown = cell is not None
         for line in run.logs(follow=True):
             if cell and line.worker in run.workers and line.stream != _STACK:
@@ -180,10 +180,10 @@ class _RanksRun(ProcessRun):
             self.files = {path.name: path.read_bytes() for path in paths if path.is_file()}
         super()._on_event(event)
 
-    def _take_line(self, name: str, text: str, stream: str) -> None:
+    def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
         if self._process_states:  # they have been asked for their stacks
             text, stream = packing.with_cells(text), _STACK
-        super()._take_line(name, text, stream)
+        super()._receive_line(worker, text, stream)
 
     def _verdict(self, event: Event) -> tuple[RunState, str]:
         state, reason = super()._verdict(event)

@@ -112,7 +112,7 @@ class Setting:
         """A name for all that its result depends on."""
         depends_on = {
             "job": self.job.model_dump(mode="json"),
-            "data": _state_of(Path(self.job.data)),
+            "data": self.job.data and _state_of(Path(self.job.data)),
             "scripts": {path.name: path.read_text("utf-8") for path in self.job.folder.glob("*.py")},
             "package": package(),
             "network": None if self.network is None else self.network.model_dump(mode="json"),

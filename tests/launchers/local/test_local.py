@@ -13,6 +13,7 @@ import pytest
 from conftest import failure_of, save
 
 from workshop_utils.jobs import JobError
+from workshop_utils.jobs.function import TRAVELS
 from workshop_utils.launchers.local import Local
 from workshop_utils.runs import RunFailed, RunState
 
@@ -98,7 +99,7 @@ def test_a_worker_finds_arguments_variables_data_and_folders(make_job, data_fold
         "data": str(data_folder),
         "model": True,
         "variables": dict(zip(NAMES, ("red", "kept", None, None, "1", "1"), strict=True)),
-        "package": ["__init__.py", "checkpoints.py", "place.py", "tcp_bytes.py"],
+        "package": sorted(["__init__.py", *(f"{module.rpartition('.')[2]}.py" for module in TRAVELS)]),
     }
 
 

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from workshop_utils.jobs import JobError
-from workshop_utils.launchers import output
 from workshop_utils.launchers.local.environment import mpirun_program
+from workshop_utils.runs import attributed
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from workshop_utils.launchers.local.environment import mpirun_program
     ],
 )
 def test_a_line_of_a_rank_is_its_worker_s_and_one_without_a_tag_is_mpirun_s(text, lines):
-    assert list(output.attributed("mpirun", text, "stderr")) == lines
+    assert list(attributed("mpirun", text, "stderr")) == lines
 
 
 def test_mpirun_is_this_environment_s_or_else_the_system_s(tmp_path, monkeypatch):

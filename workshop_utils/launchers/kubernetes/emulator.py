@@ -236,10 +236,10 @@ class EmulatedPodsRun(ProcessRun):
             killed = [event for event in self._failures if event.get("code") == -signal.SIGKILL]
             self._finish(*self._verdict((killed or self._failures)[0]))
 
-    def _take_line(self, name: str, text: str, stream: str) -> None:
+    def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
         for here, there in self._in_pod.items():
             text = text.replace(here, there)
-        super()._take_line(name, text, stream)
+        super()._receive_line(worker, text, stream)
 
     def _timed_out(self) -> str:
         return f"{self.name} was active longer than its activeDeadlineSeconds"
@@ -283,7 +283,7 @@ def _volumes(pod: Pod, job: TrainingJob, scratch: Path) -> tuple[dict[str, str],
             folder = scratch / volume["persistentVolumeClaim"]["claimName"] / mount["subPath"]
             folder.mkdir(parents=True, exist_ok=True)
         elif "persistentVolumeClaim" in volume or config.get("name") == pods.data_name(job):
-            folder = data.prepare(job.data)
+            folder = data.prepare(job.data) if job.data else scratch
         else:
             known = f"there is {job.name!r} and {pods.data_name(job)!r}"
             raise JobError(f"pod {pod.name}: volume {name!r} is of {config.get('name')!r}; {known}")

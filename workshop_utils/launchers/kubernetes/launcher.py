@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers import output
 from workshop_utils.launchers.followed import FollowedRun, Receive, Remote, Unreachable
 from workshop_utils.launchers.kubernetes.cluster import JobObjects, KubernetesError, connect
 from workshop_utils.launchers.kubernetes.manifest import SSHD, UNSAVED, Manifest, build
@@ -221,8 +220,7 @@ class RemoteJob(Remote):
             stamp, _, text = line.partition(" ")
             if stamp > before:  # times are RFC 3339 with nine digits, so they sort as texts
                 self._last[name] = stamp
-                for attributed in output.attributed(self.worker_in(name), text, "stdout"):
-                    receive(*attributed)
+                receive(self.worker_in(name), text, "stdout")
 
     def _warn(self, receive: Receive, name: str, text: str) -> None:
         """Put a warning into the log, once."""

@@ -180,7 +180,7 @@ def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:
         *(f"  --from-file={path} \\" for path in files[:-1]),
         f"  --from-file={files[-1]}",
     ]
-    if settings.data_claim is None:
+    if settings.data_claim is None and job.data is not None:
         source = PREPARED.format(source=job.data)
         lines += [f"kubectl create{space} configmap {pods.data_name(job)} \\", f'  --from-file="{source}"']
     lines.append(f"kubectl create -f {manifest}")

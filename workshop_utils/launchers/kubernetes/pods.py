@@ -108,7 +108,7 @@ def storage(
     items = [{"key": key, "path": path} for key, path in paths.items()]
     without_claim: dict[str, dict[str, Any]] = {
         "job": {"configMap": {"name": job.name, "items": items}},
-        "data": {"configMap": {"name": data_name(job)}},
+        **({"data": {"configMap": {"name": data_name(job)}}} if job.data is not None else {}),
         "model": {"emptyDir": {}},
     }
     claims = {"data": data_claim, "model": _claim(job, "outputs"), "checkpoints": _claim(job, "checkpoints")}
@@ -170,7 +170,7 @@ def config_maps(job: TrainingJob, with_data: bool) -> list[dict[str, Any]]:
     if sum(len(text.encode()) for text in texts.values()) > LARGEST_NBYTES:
         raise JobError(f"script is {job.script!r}; with what it brings along it is larger than 1 MiB")
     made = [_config_map(job.name, data=texts)]
-    if with_data:
+    if with_data and job.data is not None:
         paths = [path for path in sorted(data.prepare(job.data).iterdir()) if path.is_file()]
         contents = {path.name: path.read_bytes() for path in paths if path.name.startswith(("t10k", "train"))}
         nbytes = sum(map(len, contents.values()))

@@ -75,7 +75,7 @@ def shared_variables(job: TrainingJob, scratch: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "TF_NUM_INTRAOP_THREADS": threads,  # not INTEROP: with one, a parameter server's steps deadlock
         **({} if job.resources.gpu else NO_GPU),
-        "WORKSHOP_DATA": str(data.prepare(job.data)),
+        **({"WORKSHOP_DATA": str(data.prepare(job.data))} if job.data is not None else {}),
         "WORKSHOP_MODEL": str(Path(outputs).absolute() if outputs else scratch / "model"),
         **({"WORKSHOP_CHECKPOINTS": str(Path(checkpoints).absolute())} if checkpoints else {}),
         **job.environment,

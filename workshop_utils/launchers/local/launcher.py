@@ -6,9 +6,8 @@ import json
 import secrets
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +20,6 @@ from workshop_utils.launchers.local.environment import (
     deal_gpus,
     inherited_variables,
     mpirun_program,
-    reserve,
     scratch_folder,
     shared_variables,
 )
@@ -31,7 +29,7 @@ from workshop_utils.network import INTERFACE, LOOPBACK_INTERFACE, Network, avail
 from workshop_utils.network.devices import EmulatedDevice
 from workshop_utils.network.ports import PortReservation
 from workshop_utils.network.wiring import Cable, Switch
-from workshop_utils.strategies import MPIRUN, SCRIPT, Addresses, ProcessSpec, launched, strategy_of
+from workshop_utils.strategies import MPIRUN, SCRIPT, Addresses, ProcessSpec, Strategy, launched, strategy_of
 
 # Of one run: many times what a machine has cores for, and known to be rendered in seconds.
 MOST_PROCESSES = 1000
@@ -42,8 +40,14 @@ RunType = TypeVar("RunType", bound=ProcessRun)
 
 @dataclass(frozen=True)
 class LocalRequest:
-    """What `launch` would start: the exact processes, with the variables that are added to this environment's."""
+    """What `launch` starts: the exact processes, with the variables that are added to this environment's.
 
+    The run's own folder, `scratch`, does not exist before the start.
+    """
+
+    job: TrainingJob
+    scratch: Path
+    reservation: PortReservation
     processes: tuple[Process, ...]
     added: tuple[dict[str, str], ...]
     workers: tuple[str, ...]
@@ -54,12 +58,13 @@ class LocalRequest:
     def __str__(self) -> str:
         emulated = {"network": self.network, "device": self.device}
         head = "".join(f"# {name}: {text}\n\n" for name, text in emulated.items() if text)
-        return head + "\n\n".join(
+        text = head + "\n\n".join(
             f"# {process.name}\n"
             + "".join(f"{name}={_shown(name, value)} \\\n" for name, value in added.items())
             + shlex.join(process.argv)
             for process, added in zip(self.processes, self.added, strict=True)
         )
+        return text.replace(self.scratch.name, "workshop-...")
 
     __repr__ = __str__
 
@@ -98,18 +103,76 @@ class Local:
         self.warm = warm
         self.output = output
 
-    def render(self, job: TrainingJob, framework: str | None = None) -> LocalRequest:
-        """The processes that `launch` would start, with ports that were free just now. Starts nothing.
+    def render(self, job: TrainingJob, imports: str | None = None) -> LocalRequest:
+        """The processes that `launch` starts, on ports that are theirs while the request exists. Starts nothing.
 
-        `framework` is what the ranks import where the job's script does not say.
+        `imports` is what the ranks import where the job's script does not say; such a script switches on an emulated
+        device itself.
 
         Raises:
             JobError: if the job asks for what its strategy, or this machine, does not have.
         """
-        job, planned = self._planned(job)
-        with PortReservation(sum(spec.listens for spec in planned)) as reservation:
-            scratch = Path(tempfile.gettempdir()) / "workshop-..."
-            return self._request(job, planned, reservation.ports, scratch, framework)
+        for name in ("workers", "parameter_servers"):
+            if (count := getattr(job, name)) > MOST_PROCESSES:
+                raise JobError(f"{name} is {count}; a local run may have at most {MOST_PROCESSES:,}")
+        job = job if self.output is None else job.replace(outputs=str(self.output))
+        strategy, scratch = strategy_of(job, "local"), scratch_folder()
+        specs = strategy.processes(job)
+        names = [spec.name for spec in specs]
+        # A process that starts others, such as mpirun, starts workers alone.
+        trainers = {spec.name: len(spec.starts) or int(spec.role == "worker") for spec in launched(specs)}
+        gpus, shared = deal_gpus(job, trainers), shared_variables(job, scratch)
+        if self.device is not None:
+            if job.resources.gpu:
+                raise JobError(
+                    f"resources.gpu is {job.resources.gpu}; with an emulated device it must be 0 (--gpus 0)"
+                )
+            shared |= self.device.variables(job.script_path, imports, names)
+        links = _Links(dict.fromkeys(names, "127.0.0.1"))
+        if self.network is not None:
+            links = _links(self.network, strategy, specs)
+        listening = [spec.name for spec in specs if spec.listens]
+        reservation, nodes = PortReservation(len(listening)), job.nodes or 1
+        addresses = Addresses(
+            of={
+                name: f"{links.hosts[name]}:{port}"
+                for name, port in zip(listening, reservation.ports, strict=True)
+            },
+            nodes=("localhost",) if nodes == 1 else tuple(f"node-{node}" for node in range(nodes)),
+            interface=INTERFACE if links.cables else LOOPBACK_INTERFACE,
+            secret=secrets.token_hex(16),
+        )
+        specs = strategy.connect(job, specs, addresses)
+        if self.device is not None and imports is None:
+            specs = [replace(spec, argv=_with_device(spec.argv)) for spec in specs]
+        starting = launched(_filled(specs, job, scratch))
+        added = tuple(
+            {**gpus.get(spec.name, {}), **shared, **links.variables, **spec.environment} for spec in starting
+        )
+        common, folder = inherited_variables(), str(job.folder.absolute())
+        processes = tuple(
+            Process(
+                spec.name,
+                spec.argv,
+                common | own,
+                folder,
+                spec.awaited,
+                links.cables.get(spec.name),
+                spec.leaves,
+            )
+            for spec, own in zip(starting, added, strict=True)
+        )
+        return LocalRequest(
+            job,
+            scratch,
+            reservation,
+            processes,
+            added,
+            workers=tuple(spec.name for spec in specs if spec.runs_script),
+            switch=links.switch,
+            network=links.description,
+            device=None if self.device is None else str(self.device),
+        )
 
     def launch(self, job: TrainingJob) -> ProcessRun:
         """Start the job.
@@ -117,111 +180,67 @@ class Local:
         Raises:
             JobError: as `render` does; nothing has been started then.
         """
-        sources = {f"source/{name}": text for name, text in shipped(job).items()}
-        framework = warm.framework_for(job) if self.warm else None
+        request = self.render(job)
         await_horovod(job)
-        return self.start(job, ProcessRun, scratch_folder(), sources, framework)
+        sources = {f"source/{name}": text for name, text in shipped(job).items()}
+        return start(request, ProcessRun, sources, warm.framework_for(job) if self.warm else None)
 
-    def start(
-        self,
-        job: TrainingJob,
-        make_run: Callable[[str, tuple[str, ...], PortReservation], RunType],
-        scratch: Path,
-        sources: Mapping[str, str],
-        framework: str | None,
-        imports: str | None = None,
-    ) -> RunType:
-        """Start the job as `make_run` wants it, in the folder `scratch` with the files `sources`.
 
-        Ranks are forked from the warm server for `framework`; for None they start cold. `imports` is what they import
-        where the script does not say; such a script switches on an emulated device itself. Raises as `render` does.
-        """
-        job, planned = self._planned(job)
-        with reserve(sum(spec.listens for spec in planned)) as reservation:
-            request = self._request(job, planned, reservation.ports, scratch, imports)
-            for folder in filter(None, (job.outputs, job.checkpoints)):
-                Path(folder).mkdir(parents=True, exist_ok=True)
-            run = make_run(job.name, request.workers, reservation)
-            run.network, run.device = request.network, request.device
-            files, start_warm = {"model/.keep": "", **sources}, warm.starter(framework)
-            run._start(request.processes, job.timeout_seconds, scratch, files, request.switch, start_warm)
-            return run
+def start(
+    request: LocalRequest,
+    make_run: Callable[[str, tuple[str, ...], PortReservation], RunType],
+    files: Mapping[str, str],
+    framework: str | None,
+) -> RunType:
+    """Start what a launcher has rendered, as `make_run` wants it, with `files` in the run's own folder.
 
-    def _planned(self, job: TrainingJob) -> tuple[TrainingJob, list[ProcessSpec]]:
-        """The job with this launcher's output, and its processes, which have no addresses yet."""
-        for name in ("workers", "parameter_servers"):
-            if (count := getattr(job, name)) > MOST_PROCESSES:
-                raise JobError(f"{name} is {count}; a local run may have at most {MOST_PROCESSES:,}")
-        job = job if self.output is None else job.replace(outputs=str(self.output))
-        return job, strategy_of(job, "local").plan(job)
+    Ranks are forked from the warm server for `framework`; for None they start cold.
+    """
+    for folder in filter(None, (request.job.outputs, request.job.checkpoints)):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    run = make_run(request.job.name, request.workers, request.reservation)
+    run.network, run.device = request.network, request.device
+    run._start(
+        request.processes,
+        request.job.timeout_seconds,
+        request.scratch,
+        {"model/.keep": "", **files},
+        request.switch,
+        warm.starter(framework) if framework else None,
+    )
+    return run
 
-    def _request(
-        self,
-        job: TrainingJob,
-        planned: Sequence[ProcessSpec],
-        ports: Sequence[int],
-        scratch: Path,
-        framework: str | None = None,
-    ) -> LocalRequest:
-        strategy, names = strategy_of(job), [spec.name for spec in planned]
-        # A process that starts others, such as mpirun, starts workers alone.
-        trainers = {spec.name: len(spec.starts) or int(spec.role == "worker") for spec in launched(planned)}
-        gpus = deal_gpus(job, trainers)
-        hosts, shared = dict.fromkeys(names, "127.0.0.1"), shared_variables(job, scratch)
-        switch, cables, network = None, dict[str, Cable](), None
-        if self.network is not None:
-            self.network.check(names)
-            emulation = self.network.emulation(strategy)
-            network = self.network.describe(emulation)
-            if starter := next((spec.name for spec in planned if spec.starts), None):
-                raise JobError(
-                    f"network: {starter} starts the workers of strategy {strategy.name!r}, inside one namespace; leave "
-                    "the network out, or use another strategy, such as 'torch_ddp'"
-                )
-            if emulation == "network namespaces":
-                hosts = {name: self.network.address(index) for index, name in enumerate(names)}
-                switch, plugged = wiring.wire(self.network, names, as_user=availability() != "root")
-                cables = dict(zip(names, plugged, strict=True))
-            else:
-                # What `place` reads of links that the workshop's own message passing emulates itself.
-                bandwidths = [self.network.bandwidth_of(name) for name in names]
-                link = {"bandwidths": bandwidths, "latency_seconds": self.network.latency_seconds}
-                shared["WORKSHOP_LINK"] = json.dumps(link)
-        if self.device is not None and job.resources.gpu:
-            raise JobError(
-                f"resources.gpu is {job.resources.gpu}; with an emulated device it must be 0 (--gpus 0)"
-            )
-        if self.device is not None:
-            shared |= self.device.variables(job.script_path, framework, names)
-        listening = [spec.name for spec in planned if spec.listens]
-        nodes = job.nodes or 1
-        is_emulated = self.device is not None and framework is None  # rank.py switches it on itself
-        addresses = Addresses(
-            of={name: f"{hosts[name]}:{port}" for name, port in zip(listening, ports, strict=True)},
-            nodes=("localhost",) if nodes == 1 else tuple(f"node-{node}" for node in range(nodes)),
-            interface=INTERFACE if cables else LOOPBACK_INTERFACE,
-            secret=secrets.token_hex(16),
+
+@dataclass(frozen=True)
+class _Links:
+    """How the processes of a run reach each other: the host of each, and what makes the links slow."""
+
+    hosts: Mapping[str, str]
+    description: str | None = None
+    switch: Switch | None = None
+    cables: Mapping[str, Cable] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def _links(network: Network, strategy: Strategy, specs: Sequence[ProcessSpec]) -> _Links:
+    """The links of an emulated network between `specs`. Raises JobError if they cannot have it."""
+    names = [spec.name for spec in specs]
+    network.check(names)
+    emulation = network.emulation(strategy)
+    if starter := next((spec.name for spec in specs if spec.starts), None):
+        raise JobError(
+            f"network: {starter} starts the workers of strategy {strategy.name!r}, inside one namespace; leave "
+            "the network out, or use another strategy, such as 'torch_ddp'"
         )
-        specs = strategy.plan(job, addresses)
-        if is_emulated:
-            specs = [replace(spec, argv=_with_device(spec.argv)) for spec in specs]
-        starting = launched(_filled(specs, job, scratch))
-        added = tuple({**gpus.get(spec.name, {}), **shared, **spec.environment} for spec in starting)
-        common, folder = inherited_variables(), str(job.folder.absolute())
-        processes = tuple(
-            Process(
-                spec.name, spec.argv, common | own, folder, spec.awaited, cables.get(spec.name), spec.leaves
-            )
-            for spec, own in zip(starting, added, strict=True)
-        )
-        return LocalRequest(
-            processes,
-            added,
-            workers=tuple(spec.name for spec in planned if spec.runs_script),
-            switch=switch,
-            network=network,
-            device=None if self.device is None else str(self.device),
-        )
+    description = network.describe(emulation)
+    if emulation == "network namespaces":
+        hosts = {name: network.address(index) for index, name in enumerate(names)}
+        switch, cables = wiring.wire(network, names, as_user=availability() != "root")
+        return _Links(hosts, description, switch, dict(zip(names, cables, strict=True)))
+    # What `place` reads of links that the workshop's own message passing emulates itself.
+    bandwidths = [network.bandwidth_of(name) for name in names]
+    link = json.dumps({"bandwidths": bandwidths, "latency_seconds": network.latency_seconds})
+    return _Links(dict.fromkeys(names, "127.0.0.1"), description, variables={"WORKSHOP_LINK": link})
 
 
 def _with_device(argv: Sequence[str]) -> tuple[str, ...]:

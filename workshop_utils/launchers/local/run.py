@@ -208,7 +208,7 @@ class ProcessRun(Run):
         if event["event"] == "started":
             self.process_ids[event["name"]] = event["pid"]
         elif event["event"] == "line":
-            self._take_line(event["name"], event["text"], event["stream"])
+            self._receive_line(event["name"], event["text"], event["stream"])
         elif event["event"] == "silent":
             self._process_states = {int(pid): state for pid, state in event["processes"].items()}
         elif event["event"] == "ended":
@@ -216,10 +216,6 @@ class ProcessRun(Run):
             if self.device is not None:
                 self.remark = host_remark(self.devices, self.workers, cores())
             self._finish(*self._verdict(event))
-
-    def _take_line(self, name: str, text: str, stream: str) -> None:
-        for line in output.attributed(name, text, stream):
-            self._receive_line(*line)
 
     def _verdict(self, event: Event) -> tuple[RunState, str]:
         if event["outcome"] in ("succeeded", "stopped"):

@@ -112,7 +112,7 @@ class EmulatedSageMaker(SageMakerSettings):
         if self.spot:
             return SpotRun(job, Restarting(self.model_copy(update={"spot": False}), restarts=0))
         environment.await_horovod(job)
-        return _start(submission, data.prepare(job.data), self.network)
+        return _start(submission, data.prepare(job.data) if job.data else None, self.network)
 
 
 class EmulatedRun(ProcessRun):
@@ -159,7 +159,7 @@ class SpotRun(RestartedRun):
         return isinstance(run, EmulatedRun) and run.was_interrupted
 
 
-def _start(submission: Submission, data_folder: Path, network: Network | None) -> EmulatedRun:
+def _start(submission: Submission, data_folder: Path | None, network: Network | None) -> EmulatedRun:
     job, hosts, by_toolkit = submission.job, submission.hosts, submission.settings.mode == "toolkit"
     scratch = environment.scratch_folder()
     words = {"scratch": str(scratch)}
@@ -193,7 +193,7 @@ def _start(submission: Submission, data_folder: Path, network: Network | None) -
                 "code": root / ("code" if by_toolkit else "input/data/code"),
                 "source": job.folder.absolute(),
                 "modules": scratch / "source",
-                "data": data_folder,
+                "data": data_folder or own / "data",
                 "model": Path(job.storage("outputs", "folder") or own / "model").absolute(),
                 "checkpoints": Path(job.storage("checkpoints", "folder") or own / "checkpoints").absolute(),
                 "hosts": scratch / "hosts" if network else "",

@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import PrivateAttr
 
 from workshop_utils.jobs import TrainingJob
-from workshop_utils.launchers import output
 from workshop_utils.launchers.followed import FollowedRun, Receive, Remote, Unreachable
 from workshop_utils.launchers.sagemaker import account, price
 from workshop_utils.launchers.sagemaker.account import Aws, AwsError
@@ -106,8 +105,9 @@ def _look_for(image: str, aws: Aws) -> None:
 def _upload(request: Request, aws: Aws) -> None:
     """Store what the job needs in the bucket, which is made if it is missing."""
     submission = request.submission
-    is_stored = submission.job.data.startswith("s3://")
-    folder = None if is_stored else data.prepare(submission.job.data)
+    source_of_data = submission.job.data or ""
+    is_stored = source_of_data.startswith("s3://")
+    folder = data.prepare(source_of_data) if source_of_data and not is_stored else None
     bucket, source = account.split_uri(submission.source_uri)
     owner = submission.settings.role.split(":")[4]
     account.ensure_bucket(bucket, aws, owner)
@@ -181,8 +181,7 @@ class RemoteJob(Remote):
             for stream in log_streams(self._name, self._aws):
                 host = stream.partition("/")[2].rpartition("-")[0]
                 for message in self._new_messages(stream):
-                    for line in output.attributed(host, message, "stdout"):
-                        receive(*line)
+                    receive(host, message, "stdout")
         except AwsError as error:
             raise Unreachable(str(error)) from None
 

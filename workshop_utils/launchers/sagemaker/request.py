@@ -81,7 +81,7 @@ class Submission:
     @property
     def data_uri(self) -> str:
         """Where the data is: in its own place if that is on S3, and otherwise in the bucket."""
-        data = self.job.data
+        data = self.job.data or ""
         label = data if data in STORED_DATA else f"folder-{self.job.name}"
         return data if data.startswith("s3://") else f"{self._bucket_uri}/data/{label}/"
 

@@ -165,9 +165,11 @@ def _train(submission: Submission, started: Members | None, session: OfflineSess
             **_driver(submission, started, Path(folder)),
         )
         # Every host gets all of the data, since strategies differ in how they read shards.
-        channel = trainer.create_input_data_channel("training", submission.data_uri)
-        channel.input_mode = settings.input_mode
-        trainer.train([channel], wait=False, logs=False)
+        channels = []
+        if submission.job.data is not None:
+            channels.append(trainer.create_input_data_channel("training", submission.data_uri))
+            channels[0].input_mode = settings.input_mode
+        trainer.train(channels or None, wait=False, logs=False)
 
 
 def _driver(submission: Submission, started: Members | None, folder: Path) -> dict[str, Any]:

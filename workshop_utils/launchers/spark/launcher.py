@@ -199,7 +199,7 @@ class Spark(TargetSettings):
             {**environment.inherited_variables(OTHERS), **variables},
             str(job.folder.absolute()),
         )
-        return SparkRequest((process,), (variables,), workers, files=files)
+        return SparkRequest(job, scratch, PortReservation(0), (process,), (variables,), workers, files=files)
 
     def _properties(self, job: TrainingJob, scratch: Path) -> dict[str, str]:
         """What Spark is told. Source: Spark 3.5, "Spark Configuration"."""
@@ -319,9 +319,9 @@ class SparkRun(ProcessRun):
 
     _attempt = 0
 
-    def _take_line(self, name: str, text: str, stream: str) -> None:
+    def _receive_line(self, worker: str, text: str, stream: str = "stdout") -> None:
         self._attempt += text.startswith(AGAIN)
-        super()._take_line(name, text, stream)
+        super()._receive_line(worker, text, stream)
 
     def _blame(self, name: str, code: int) -> str:
         reason = next((line.text for line in self.logs(worker=name) if line.text.startswith(FAILED)), "")
