@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno
 import functools
-import itertools
 import os
 import resource
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 from workshop_utils.comm.communicator import Communicator
@@ -90,94 +88,74 @@ def full_disk(after_nbytes: int) -> Iterator[None]:
 
 
 class _Event(NamedTuple):
-    kind: str  # "write", "rename", "sync", or "failed" where a sync was refused
-    name: str = ""  # of the file that is opened to be written, or of what a rename gives
-    source: str = ""  # what is renamed
+    kind: str  # "rename" of a file to the saved one's name, "sync", or "failed" where a sync was refused
     inode: int = 0  # of what is renamed or synced
+    file: Path | None = None  # that which is renamed or synced, if it is in the saved one's folder
     content: bytes = b""  # of what is synced
     changed: int = 0  # when the content of what is renamed or synced last changed
     existed: bool = True  # whether the saved file was there, just before a rename
 
 
 class _Watched:
-    """What a function does to files: `path` and others, in the order of its calls; what is `broken` can't be synced.
-
-    Python itself tells of every file that is opened or renamed, by whatever function; of syncs it does not.
-    """
-
-    now: ClassVar[list[_Watched]] = []  # the one that collects, if there is one
+    """What a function does for the file `path`, in the order of its calls; what is `broken` can't be synced."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.events = path, list[_Event]()
         self.broken: Callable[[int], bool] = lambda _mode: False
-        self.synchronous = set[str]()  # files of which a write returns when it is on the disk
+        self.synchronous = set[int]()  # files of which a write returns when it is on the disk
 
-    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and not isinstance(arguments[0], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
-            # Python doesn't tell of `dir_fd`: a relative name is taken for one in the folder of `path`.
-            name = os.path.realpath(self.path.parent / os.fsdecode(arguments[0]))
-            self.events.append(_Event("write", name))
-            # O_SYNC: on Linux it includes O_DSYNC, on macOS it doesn't.
-            at_once = arguments[2] & (os.O_DSYNC | os.O_SYNC)
-            (self.synchronous.add if at_once else self.synchronous.discard)(name)
-        elif event in ("os.rename", "os.link"):
-            source, name = map(self._whole, arguments[:2], arguments[2:])
-            state = os.stat(arguments[0], dir_fd=None if arguments[2] == -1 else arguments[2])
-            if source in self.synchronous:
-                self._synced(state)
-            about = (state.st_ino, b"", state.st_mtime_ns, self.path.exists())
-            self.events.append(_Event("rename", name, source, *about))
+    def _open(self, original: Callable[..., int], path: Any, flags: int, *mode: Any, **folder: Any) -> int:
+        descriptor = original(path, flags, *mode, **folder)
+        if flags & (os.O_DSYNC | os.O_SYNC):  # on Linux the second includes the first, on macOS it doesn't
+            self.synchronous.add(os.fstat(descriptor).st_ino)
+        return descriptor
 
-    def _whole(self, file: Any, folder: int) -> str:
-        """The path of `file`, which may be relative to an open `folder`."""
-        if folder == -1:
-            return os.path.realpath(os.fsdecode(file))
-        state, ours = os.fstat(folder), [self.path.parent, *filter(Path.is_dir, self.path.parent.rglob("*"))]
-        of_ours = (each for each in ours if os.path.samestat(state, each.stat()))
-        return os.path.realpath(next(of_ours, Path("/another")) / os.fsdecode(file))
+    def _rename(self, original: Callable[..., None], source: Any, target: Any, **folders: Any) -> None:
+        state, existed = os.stat(source, dir_fd=folders.get("src_dir_fd")), self.path.exists()
+        if state.st_ino in self.synchronous:
+            self._synced(state)
+        file = self._file(state)
+        original(source, target, **folders)
+        if self.path.exists() and self.path.stat().st_ino == state.st_ino:
+            self.events.append(_Event("rename", state.st_ino, file, b"", state.st_mtime_ns, existed))
 
-    def sync(self, file: Any) -> object:
+    def _sync(self, original: Callable[..., None], file: Any) -> None:
         state = os.fstat(file if isinstance(file, int) else file.fileno())
         if self.broken(state.st_mode):
             self.events.append(_Event("failed"))
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         self._synced(state)
         _sleep(0.02)  # so that a later change has a later time
-        return mock.DEFAULT  # go on with the wrapped function
+        original(file)
 
     def _synced(self, state: os.stat_result) -> None:
+        file = self._file(state)
+        content = file.read_bytes() if file else b""
+        self.events.append(_Event("sync", state.st_ino, file, content, state.st_mtime_ns))
+
+    def _file(self, state: os.stat_result) -> Path | None:
         files = [each for each in self.path.parent.rglob("*") if each.is_file()]
-        content = next((each.read_bytes() for each in files if each.stat().st_ino == state.st_ino), b"")
-        self.events.append(_Event("sync", inode=state.st_ino, content=content, changed=state.st_mtime_ns))
+        return next((each for each in files if each.stat().st_ino == state.st_ino), None)
 
     @contextmanager
     def calls_of(self, function: Callable[..., object]) -> Iterator[list[_Event]]:
-        """In this block, collect them; also the syncs that `function` has imported by name."""
-        _listen()
+        """In this block, collect them; also those of functions that `function` has imported by name."""
         self.events = []
+        heard: dict[str, Callable[..., Any]] = {
+            "open": self._open,
+            "fsync": self._sync,
+            "fdatasync": self._sync,
+        }
+        heard |= dict.fromkeys(("rename", "replace", "link"), self._rename)
         names: dict[str, Any] = getattr(function, "__globals__", {})
         with ExitStack() as patches:
-            for name in {"fsync", "fdatasync"} & set(dir(os)):
+            for name in heard.keys() & set(dir(os)):
                 original = getattr(os, name)
-                watched = mock.patch.object(os, name, side_effect=self.sync, wraps=original)
-                replaced = patches.enter_context(watched)
-                for own in [each for each, value in names.items() if value is original]:
-                    patches.callback(names.__setitem__, own, original)
-                    names[own] = replaced
-            self.now.append(self)
-            patches.callback(self.now.clear)
+                replaced = functools.partial(heard[name], original)
+                patches.enter_context(mock.patch.object(os, name, replaced))
+                imported = {own: replaced for own, value in names.items() if value is original}
+                patches.enter_context(mock.patch.dict(names, imported))
             yield self.events
-
-
-@functools.cache
-def _listen() -> None:
-    """Let the one that collects hear of what Python does: a hook can't be taken away again, so there is only one."""
-
-    def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        for watched in _Watched.now:
-            watched.audit(event, arguments)
-
-    sys.addaudithook(hook)
 
 
 Save = Callable[[Path, bytes], object]
@@ -237,9 +215,9 @@ def atomic_save(answer: Save) -> str:
             for run, ending in ((map, "weights"), (thread.map, "optimizer")):
                 with (watched := _Watched(Path(folder, f"step-30.{ending}"))).calls_of(answer) as events:
                     list(run(answer, [watched.path], [b"new"]))
-                used.append({event.source for event in events if event.kind == "rename"})
+                used.append({event.file for event in events if event.kind == "rename" and event.file})
         for both in used[0] & used[1]:
-            mixed = f"step-30.weights and step-30.optimizer are both written as {Path(both).name}"
+            mixed = f"step-30.weights and step-30.optimizer are both written as {both.name}"
             raise Wrong(f"{mixed}: saved at once, they would mix; take all of the name, and add to it.")
     return (
         "after a crash the file is the old one or the new one, and once you return, no power cut undoes it."
@@ -268,20 +246,13 @@ def _saved(path: Path, content: bytes) -> None:
 
 def _durable(path: Path, content: bytes, events: list[_Event], when: str) -> None:
     """Raise Wrong unless the file was on the disk before it was renamed, and its name after that."""
-    place = os.path.realpath(path)
     half = "a save that breaks off while it writes leaves half a file; rename what is whole"
-    opened = any((event.kind, event.name) == ("write", place) for event in events)
-    refuse(opened, f"{when}you open {path.name} itself for writing: {half}.")
-    last = max(
-        (at for at, each in enumerate(events) if (each.kind, each.name) == ("rename", place)), default=-1
-    )
-    unseen = f"{when}{path.name} came without a rename that the check could see: use `part.replace(path)`."
-    refuse(last < 0, unseen)
+    last = max((at for at, each in enumerate(events) if each.kind == "rename"), default=-1)
+    refuse(last < 0, f"{when}you open {path.name} itself for writing: {half}.")
     rename = events[last]
     far = "which may be on another file system; there `rename` fails, and `shutil.move` copies byte by byte"
     refuse(
-        not Path(rename.source).is_relative_to(Path(place).parent),
-        f"{when}what you rename lies in another folder, {far}: write it beside {path.name}.",
+        not rename.file, f"{when}what you rename lies in another folder, {far}: write it beside {path.name}."
     )
     file, folder = (
         [at for at, each in enumerate(events) if (each.kind, each.inode) == ("sync", inode)]
@@ -381,20 +352,16 @@ def _slowly(
 
 
 def _breaking(communicator: Communicator, answer: SaveSharded, folders: Mapping[str, Path]) -> None:
-    """Save where one file can't be written, while a learner's clock runs so fast that no deadline lasts."""
+    """Save where one file can't be written."""
     for full, folder in folders.items():
         calls: _Calls = []
-        with ExitStack() as patches:
-            for clock in ("time", "monotonic", "perf_counter"):
-                patches.enter_context(mock.patch(f"time.{clock}", side_effect=itertools.count(0.0, 3600.0)))
-            try:
-                _save(communicator, answer, folder, full, calls)
-                if any(name == full for name, *_ in calls):
-                    (folder / "returned").touch()
-            except Exception:
-                if communicator.size > 1:
-                    _sleep(1.2 * any(name == full for name, *_ in calls))  # silent for the others, not dead
-                    raise
+        try:
+            _save(communicator, answer, folder, full, calls)
+            if any(name == full for name, *_ in calls):
+                (folder / "returned").touch()
+        except Exception:
+            if communicator.size > 1:
+                raise
 
 
 def _refuse_calls(told: list[_Calls], slow: int) -> None:
