@@ -62,9 +62,9 @@ notebooks: export WORKSHOP_SIZE := small
 EDITION ?= source
 # Three at a time, since they wait more than they compute; those that take the longest first.
 LESSONS := $(if $(filter learner,$(EDITION)),build/editions/learner/notebooks,notebooks)
-notebooks: setup ## run the notebooks and compare the marked cells (EDITION=learner: the learner's edition)
+notebooks: setup ## run the notebooks, compare the marked cells, take each solution (EDITION=learner: the learner's edition)
 	$(if $(filter learner,$(EDITION)),@$(BIN)/workshop release)
-	$(call step,notebooks ($(EDITION)),$(BIN)/pytest --nbval-lax $(addsuffix .ipynb,$(addprefix $(LESSONS)/,14* 05* 0[67]* 1* *)) -n 3 --dist loadfile --no-loadscope-reorder --nbval-cell-timeout 300 --timeout 600)
+	$(call step,notebooks ($(EDITION)),PYTHONPATH=tests $(BIN)/pytest -p verdicts --nbval-lax $(addsuffix .ipynb,$(addprefix $(LESSONS)/,14* 05* 0[67]* 1* *)) -n 3 --dist loadfile --no-loadscope-reorder --nbval-cell-timeout 300 --timeout 600)
 
 fuzz: setup ## any job.yaml, any bytes on a link: ten minutes, or FUZZ_MINUTES
 	$(call step,fuzz,$(BIN)/pytest tests/fuzz.py -q --timeout 7200)
