@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import numpy as np
@@ -150,14 +149,12 @@ class Communicator(ABC):
         timeout_seconds: how long a message may make no progress before PeerSilent is raised.
         traffic: what this rank has sent and received.
         trace: set to [] to record events.
-        watch: called before each message with the rank to which it goes and its array; None, None to receive only.
     """
 
     def __init__(self, rank: int, size: int, timeout_seconds: float = 60.0) -> None:
         self.rank, self.size, self.timeout_seconds = rank, size, timeout_seconds
         self.traffic = Traffic(size)
         self.trace: list[Event] | None = None
-        self.watch: Callable[[int | None, Array], None] | None = None
         self._collective = ""  # the outermost collective that is running: see `inside`
         self._scratch: dict[str, Any] = {}
 
@@ -262,8 +259,6 @@ class Communicator(ABC):
                 raise ValueError(f"peer is {peer}; rank {self.rank} of {self.size} can reach others only")
         if to is None and source is None:
             return
-        if self.watch is not None:
-            self.watch(to, outgoing)
         if to is not None:
             outgoing = _row(outgoing, may_copy=True)
         if source is not None:
@@ -303,8 +298,6 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Algorithm = Callable[Concatenate[Communicator, Arguments], Result]
 
-COLLECTIVES: set[CodeType] = set()  # of the functions that `collective` marks
-
 
 def collective(function: Algorithm[Arguments, Result]) -> Algorithm[Arguments, Result]:
     """Mark a function of (communicator, ...) as a collective: its messages carry its name.
@@ -313,7 +306,6 @@ def collective(function: Algorithm[Arguments, Result]) -> Algorithm[Arguments, R
     of one dimension that shares its memory.
     """
     call_with: Callable[..., Result] = function
-    COLLECTIVES.add(function.__code__)
 
     @functools.wraps(function)
     def call(communicator: Communicator, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

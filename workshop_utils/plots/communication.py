@@ -16,12 +16,26 @@ from matplotlib.ticker import EngFormatter
 
 from workshop_utils.comm import threads
 from workshop_utils.comm.communicator import Communicator, Event
+from workshop_utils.comm.subset import Subset
 from workshop_utils.plots import style
 
 if TYPE_CHECKING:
     from workshop_utils.ranks.results import Results
 
 AllReduce = Callable[[Communicator, Any], None]
+
+
+class _Photographed(Subset):
+    """All ranks of `inner`; `before` keeps what was in `array` before each of this rank's messages."""
+
+    def __init__(self, inner: Communicator, array: np.ndarray) -> None:
+        super().__init__(inner, range(inner.size))
+        self._array = array
+        self.before: list[np.ndarray] = []
+
+    def _exchange(self, to: int | None, outgoing: Any, source: int | None, incoming: Any) -> None:
+        self.before.append(self._array.copy())
+        super()._exchange(to, outgoing, source, incoming)
 
 
 def contributions(all_reduce: AllReduce, size: int) -> np.ndarray:
@@ -33,10 +47,9 @@ def contributions(all_reduce: AllReduce, size: int) -> np.ndarray:
 
     def program(communicator: Communicator) -> list[np.ndarray]:
         array = np.full(size, 16**communicator.rank, np.int64)
-        before: list[np.ndarray] = []
-        communicator.watch = lambda *_: before.append(array.copy())
-        all_reduce(communicator, array)
-        return [*before, array]
+        photographed = _Photographed(communicator, array)
+        all_reduce(photographed, array)
+        return [*photographed.before, array]
 
     # Exact sums of powers of 16, one a rank.
     return np.array(threads.run(size, program))[..., None] // 16 ** np.arange(size) % 16
