@@ -4,7 +4,7 @@ Start reading at `jobs` (what to run), `strategies` (how workers co-operate) and
 
     from workshop_utils import on_ranks     # a function on real processes
 
-In a notebook, `%load_ext workshop_utils` brings the cell magic %%ranks; so does importing `on_ranks`.
+In a notebook, `%load_ext workshop_utils` brings the cell magic %%ranks.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -175,7 +175,7 @@ def test_an_error_shows_the_cells_own_lines(run, shell):
 
 
 NOTEBOOK = [
-    "import os, signal\nfrom workshop_utils import on_ranks\nnumber = 20",
+    "%load_ext workshop_utils\nimport os, signal\nfrom workshop_utils import on_ranks\nnumber = 20",
     "%%ranks 2\nprint('rank', rank)\nnumber + rank",
     "def program(communicator):\n    if communicator.rank == 1:\n        1 / 0\n    communicator.barrier()",
     "on_ranks(2, program)",

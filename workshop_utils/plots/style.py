@@ -32,7 +32,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullLocator
 
 from workshop_utils.plots import alternative
-from workshop_utils.setup import lab
 
 INK = "#222222"  # text and axes
 QUIET = "#6B6B6B"  # second lines of text, ticks
@@ -77,12 +76,8 @@ WORKERS: tuple[str, ...] = tuple(RC["axes.prop_cycle"].by_key()["color"])
 
 
 def use() -> None:
-    """Draw every later figure of this process in the house's style; in a notebook with alternative text.
-
-    It is what every lesson calls first, so it also registers the note about a background build.
-    """
+    """Draw every later figure of this process in the house's style; in a notebook with alternative text."""
     matplotlib.rcParams.update(RC)
-    lab.mention_build()
     if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
         alternative.show_in_notebook()
 

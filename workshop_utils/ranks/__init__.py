@@ -9,7 +9,8 @@
     results.values              # [6.0, 6.0, 6.0, 6.0]
     results[0].bytes_sent
 
-In a notebook, `%%ranks 4` at the top of a cell runs the cell itself on every rank (`cell`).
+In a notebook, after `%load_ext workshop_utils`, `%%ranks 4` at the top of a cell runs the cell itself on every rank
+(`cell`).
 """
 
 from __future__ import annotations
@@ -268,14 +269,3 @@ def _interrupts_deferred() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if came:
             signal.raise_signal(signal.SIGINT)
-
-
-def _register_magic() -> None:
-    """In a notebook: bring %%ranks."""
-    if (shell := packing.notebook()) is not None:
-        from workshop_utils.ranks import cell  # which needs this module
-
-        cell.register(shell)
-
-
-_register_magic()

@@ -1,7 +1,7 @@
 """JupyterLab opens as soon as the packages are installed; Horovod, the last part of the set-up, compiles meanwhile.
 
 `workshop lab` starts both. A job that needs Horovod waits for it and shows its progress (`wait_for_horovod`); each
-lesson's first cell warns that measured times may be too long (`mention_build`).
+lesson, when it imports its checks, warns that measured times may be too long (`mention_build`).
 """
 
 from __future__ import annotations
