@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -31,7 +30,7 @@ no_sync_gain = question(__name__, "no_sync_gain")
 
 
 class _Work:
-    """A collective under way, as its caller sees it; `finish` is called once when somebody waits for it."""
+    """A collective under way, as its caller sees it; `finish` is called once, when it is waited for."""
 
     def __init__(
         self, work: Any, finish: Callable[[], Any] = lambda: None, waits: Callable[[], None] = lambda: None
@@ -46,22 +45,12 @@ class _Work:
         return True
 
     def is_completed(self) -> bool:
-        self._waits()  # what asks again and again stands still, too
-        return bool(self._work.is_completed()) and self.wait()
+        if done := bool(self._work.is_completed()):
+            self._end()
+        return done
 
     def get_future(self) -> Any:
-        import torch
-
-        waits = self._waits
-
-        class Future(torch.futures.Future[Any]):
-            def wait(self) -> Any:
-                waits()
-                return super().wait()
-
-        future = Future()
-        self._work.get_future().then(lambda done: future.set_result(self._end() or done.value()))
-        return future
+        return self._work.get_future().then(lambda done: self._end() or done.value())
 
     def _end(self) -> Any:
         done, self.is_done = self.is_done, True
@@ -83,7 +72,7 @@ class _Step:
 
     parameters: list[int]  # the numbers of each
     sent: list[_Sent] = field(default_factory=list)
-    passes: list[int] = field(default_factory=list)  # each one's thread
+    passes: int = 0
     standstills: int = 0  # of a backward pass, until an all-reduce is done
     never_waited: int = 0
     hooks_left: int = 0
@@ -112,7 +101,7 @@ def overlapped_gradients(answer: Callable[..., None]) -> str:
 def _judge_step(step: _Step, where: str, size: int, parts: int) -> None:
     if not step.passes and not step.sent:
         raise NotYet("no backward pass was made: write the function, then run this again.")
-    passes, whole, sent = len(step.passes), sum(step.parameters), sum(each.numbers for each in step.sent)
+    passes, whole, sent = step.passes, sum(step.parameters), sum(each.numbers for each in step.sent)
     begun = [each for each in step.sent if each.in_backward]
     early = sum(each.numbers for each in begun if each.came < len(step.parameters))
     one_each = "make one for each loss, so that only one part's activations are held at a time"
@@ -193,36 +182,29 @@ def _watched(dist: Any, parameters: Sequence[Any]) -> Iterator[_Step]:
 
     step = _Step([parameter.numel() for parameter in parameters])
     works: list[_Work] = []
-    came, running, aside = 0, False, set[int | None]()  # the last: threads that a backward pass left at work
+    came, running = 0, False
     real, real_backward = dist.all_reduce, torch.autograd.backward
 
     def backward(*arguments: Any, **options: Any) -> None:
         nonlocal came, running
         came, running = 0, True
-        step.passes.append(threading.get_ident())
-        try:
-            real_backward(*arguments, **options)
-        finally:
-            running = False
-            aside.update(thread.ident for thread in threading.enumerate())
+        step.passes += 1
+        real_backward(*arguments, **options)
+        running = False
 
     def note(_: Any) -> None:
         nonlocal came
         came += 1
 
     def waits() -> None:
-        is_between = running and came < len(parameters)  # after the last gradient there is nothing to overlap
-        step.standstills += is_between and threading.get_ident() == step.passes[-1]
+        step.standstills += running and came < len(
+            parameters
+        )  # after the last one there is nothing to overlap
 
     def all_reduce(
         tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False
     ) -> Any:
-        # Another thread does not hold up the pass, whenever its turn comes; it must have been there in the pass.
-        own = threading.get_ident()
-        is_aside = own != step.passes[-1] and (running or own in aside) if step.passes else False
-        step.sent.append(
-            _Sent(tensor.numel(), len(step.passes), running or is_aside, 0 if is_aside else came)
-        )
+        step.sent.append(_Sent(tensor.numel(), step.passes, running, came))
         if not async_op:
             waits()
             return real(tensor, op, group)
