@@ -10,7 +10,7 @@ WORKDIR /workshop/job
 COPY jobs/images/requirements-neuron.txt ./
 RUN pip install --no-cache-dir -r requirements-neuron.txt
 COPY jobs/bert_pretraining/train.py ./
-COPY workshop_utils/place.py ./workshop_utils/
+COPY workshop_utils/idx.py workshop_utils/place.py ./workshop_utils/
 COPY workshop_utils/training/checkpoints.py ./workshop_utils/training/
 ENV PYTHONPATH=/workshop/job \
     PYTHONUNBUFFERED=1 \
