@@ -9,6 +9,7 @@ Standard library only, since set-up runs it before anything else is installed.
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import platform
 import subprocess
@@ -20,6 +21,7 @@ from workshop_utils.setup.machine import nvidia_gpus
 
 UV = "uv>=0.9,<1"
 INDEX_TIMEOUT_SECONDS = "5"
+GRACE_SECONDS = 15.0  # between SIGTERM and SIGKILL; TorchX gives its own processes ten
 
 # pip's options, uv's variables of the same meaning, and what separates several values.
 # Sources: pip's "Configuration" and "pip install", uv's "Environment variables", in their documentation.
@@ -81,22 +83,31 @@ def run_command(
 ) -> str:
     """Run a command, in `folder` if given, and return its standard output; show its standard error unless `quiet`.
 
+    If this call is interrupted, or the time is over, the command gets SIGTERM, and time to end what it has started.
+
     Raises:
         SetupError: if it fails or takes longer; the message of a `quiet` command has the end of its standard error.
     """
     name = " ".join([Path(command[0]).name, *command[1:4]])
-    try:
-        answer = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=folder,
-            stderr=subprocess.PIPE if quiet else None, text=True, errors="replace", timeout=timeout_seconds,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise SetupError(f"{name} did not end within {timeout_seconds:g} s") from None
-    if answer.returncode != 0:
-        reason = (answer.stderr or answer.stdout).strip() or "its reason is above"
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=folder, text=True,
+        stderr=subprocess.PIPE if quiet else None, errors="replace", start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            output, errors = process.communicate(timeout=timeout_seconds)
+        except BaseException as error:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=GRACE_SECONDS)
+            process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise SetupError(f"{name} did not end within {timeout_seconds:g} s") from None
+            raise
+    if process.returncode != 0:
+        reason = (errors or output).strip() or "its reason is above"
         tail = "\n    ".join(reason.splitlines()[-LAST_LINES:])
-        raise SetupError(f"{name} failed with exit code {answer.returncode}:\n    {tail}")
-    return answer.stdout
+        raise SetupError(f"{name} failed with exit code {process.returncode}:\n    {tail}")
+    return output
 
 
 def pytorch_arguments(python: Path) -> list[str]:
