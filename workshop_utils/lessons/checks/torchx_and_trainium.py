@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import json
 import shlex
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import yaml
 
-from workshop_utils.launchers.torchx.launcher import DESCRIBE, ENVIRONMENT, RENDER_SECONDS
 from workshop_utils.lessons.checks import (
     NotYet,
     Wrong,
@@ -23,10 +24,21 @@ from workshop_utils.lessons.checks import (
     result_of,
 )
 from workshop_utils.lessons.checks.open_question import question
+from workshop_utils.setup.environments import Environment
 
 if TYPE_CHECKING:
     import torch
 
+TORCHX = Environment("torchx", "TorchX")
+COMPONENT = """
+from torchx import specs
+
+
+def component() -> specs.AppDef:
+    return specs.AppDef("exercise", [specs.Role(**{role!r})])
+"""
+DRY_RUN = "run --dryrun --workspace= -s kubernetes -cfg queue=workshop component.py:component"
+RENDER_SECONDS = 120.0
 MASK = 4
 IMAGE = "workshop-neuron:trn1"
 NEEDED = ("name", "image", "entrypoint", "args", "num_replicas")
@@ -111,15 +123,12 @@ def _compare_options(words: list[str], script: str, right: Mapping[str, Any]) ->
 
 
 def _volcano_job(role: dict[str, Any]) -> dict[str, Any]:
-    """What TorchX's own scheduler for Kubernetes makes of a role; nothing is sent."""
-    role |= {"resource": {"cpu": 1, "gpu": 0, "memMB": 1000}, "mounts": role.get("mounts", [])}
-    asked = {"name": "exercise", "role": role, "scheduler": "kubernetes", "settings": {"queue": "workshop"}}
-    variables = {"WORKSHOP_APPLICATION": json.dumps(asked)}
-    command = "python", str(DESCRIBE)
-    printed = ENVIRONMENT.run(
-        *command, timeout_seconds=RENDER_SECONDS, variables=variables, folder=DESCRIBE.parent
-    )
-    return dict(json.loads(printed.splitlines()[-1])[1])
+    """What `torchx run --dryrun` would send to Volcano for an application of this role."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "component.py").write_text(COMPONENT.format(role=role), encoding="utf-8")
+        shown = TORCHX.run("torchx", *DRY_RUN.split(), timeout_seconds=RENDER_SECONDS, folder=folder)
+    return dict(yaml.safe_load(shown.partition("=== SCHEDULER REQUEST ===")[2]))
 
 
 @exercise
