@@ -67,7 +67,7 @@ $run docker build --platform linux/amd64 -f "jobs/images/$name.Dockerfile" ${arg
 $run docker push "$image"
 
 # What was pushed, by its content: a tag may be moved, and a node that has an image of that name does not pull it again.
-# The Kubernetes launcher and TorchX name an image by the digest that stands here.
+# The Kubernetes launcher names an image by the digest that stands here.
 if [ -z "$run" ]; then
     pushed=jobs/images/pushed.yaml
     # One for each registry that the image was pushed to.

@@ -51,7 +51,6 @@ def without_accidents(text: str) -> str:
     text = re.sub(r"python -c '[^']*'", "python -c DATA", text)
     text = re.sub(r"(CACHE/environments/\w+)-[0-9a-f]{12}\b", r"\1-PYTHON", text)  # one for each Python
     text = re.sub(r"(?<=-)\d{14}(-[0-9a-f]{4})?\b", "MOMENT", text)  # names of jobs on SageMaker
-    text = re.sub(r"\b((?:bert|digits|mnist)(?:-\w+)+?)-[a-z0-9]{11,14}\b", r"\1-RANDOM", text)  # of TorchX
     text = re.sub(r'("?workshop_utils"?[-= ]+v?)\d+\.\d+\.\d+', r"\1VERSION", text)
     ports: dict[str, str] = {}
 

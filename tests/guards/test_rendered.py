@@ -9,8 +9,7 @@ place. When something is to change, write the files again and read the differenc
 `options.txt` is about what a learner changes on the command line, and about jobs that have no folder of their own. To
 add a command line there, write it as a title, and then the file again. PLACES are the place.yaml that it may name.
 
-TorchX renders in an environment of its own, which takes seconds a job, and SageMaker's SDK reads its configuration for
-each: of the jobs that they accept, a few stand for all.
+SageMaker's SDK reads its configuration for each job: of the jobs that it accepts, a few stand for all.
 """
 
 import difflib
@@ -49,9 +48,7 @@ def launches(target):
         return list(dict.fromkeys([*sections(target), *of_strategies]))
     config = " --config jobs/clusters/sagemaker/place.yaml" if target.startswith("sagemaker") else ""
     names = JOBS
-    if target == "torchx":
-        names = [name for name in JOBS if STRATEGIES[name] not in ("single", "torch_ddp") or name in FEW]
-    elif target == "sagemaker":
+    if target == "sagemaker":
         names = sorted({*FIRST.values(), *FEW})
     elif target.endswith("-local"):  # it shows what the target itself would be sent
         names = list(FIRST.values())
@@ -65,8 +62,6 @@ PLACES = {
     "GANG": "kind: TrainJob\ngang: volcano\nqueue: workshop\n",
     "CLAIM": "data_claim: all\n",
     "SLURM": "folder: /shared/my runs\nsetup: [module load cuda]\noptions: [--partition=gpu, --constraint=a100]\n",
-    "VOLCANO": "scheduler: kubernetes\nqueue: training\ninstance_type: trn1.2xlarge\n"
-    "node_selector: {zone: a}\n",
     "STORED": ROLE,
     "DRIVERS": f"{ROLE}mode: drivers\ninstance_type: ml.c5.2xlarge\ntags: {{team: a}}\n",
     "SPOT": f"{ROLE}spot: true\nmax_wait: 1h\nbucket: my-own-bucket\ninput_mode: FastFile\nvolume_gb: 50\n",
@@ -105,7 +100,6 @@ def answer(tmp_path, monkeypatch):
 TARGETS = (
     "local",
     "spark",
-    "torchx",
     "sagemaker",
     "sagemaker-local",
     "kubernetes",

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.kubernetes import Kubernetes, check
-from workshop_utils.launchers.torchx import TorchX
 from workshop_utils.scaling import catalogue
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +100,7 @@ def rights():
 @pytest.mark.parametrize(
     ("strategy", "kind"),
     [
-        *(("torch_ddp", kind) for kind in ("PyTorchJob", "TrainJob", "Volcano")),
+        *(("torch_ddp", kind) for kind in ("PyTorchJob", "TrainJob")),
         *(("multi_worker_mirrored", "TFJob"), ("mpi", "MPIJob"), ("single", "Job")),
     ],
 )
@@ -111,8 +110,7 @@ def test_a_learner_may_do_in_their_own_namespace_what_the_launcher_asks_for(
     verbs, asked = {"POST": "create", "DELETE": "delete", "PATCH": "patch"}, set()
     with kubernetes_api.cluster(tmp_path, monkeypatch) as server:
         place = {"namespace": "ada", "registry": "r.example.com"}
-        own = kind == "Volcano"
-        launcher = TorchX(scheduler="kubernetes", **place) if own else Kubernetes(kind=kind, **place)
+        launcher = Kubernetes(kind=kind, **place)
         spec, name = {"containers": [{"name": "node"}]}, "ddp-node-0-0"
         server.pods = [{"metadata": {"name": name}, "spec": spec, "status": {"phase": "Running"}}]
         server.logs = {name: kubernetes_api.stamped("hello")}

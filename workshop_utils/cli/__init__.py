@@ -29,7 +29,7 @@ app = typer.Typer(
 
 
 TARGETS = (
-    "The target: local, slurm, sagemaker, kubernetes, torchx, spark; sagemaker-local, kubernetes-local (emulated on "
+    "The target: local, slurm, sagemaker, kubernetes, spark; sagemaker-local, kubernetes-local (emulated on "
     "this machine)."
 )
 STORAGE = "a folder, s3://..., or claim:NAME."

@@ -7,7 +7,6 @@ import pytest
 
 from workshop_utils.jobs import JobError
 from workshop_utils.launchers.local import Local, environment
-from workshop_utils.launchers.torchx import TorchX
 from workshop_utils.setup import machine
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -99,9 +98,8 @@ def test_more_gpus_than_there_are_are_refused_before_anything_starts(
     models = tmp_path / "models"
     fields = {"nodes": 1, "processes_per_node": 3, "resources": {"gpu": each}, "outputs": str(models)}
     job = make_job(LOOK, strategy="torch_ddp", **fields)
-    for launcher in (Local(), TorchX()) if each == 1 else (Local(),):
-        with pytest.raises(JobError, match=message):
-            launcher.launch(job)
+    with pytest.raises(JobError, match=message):
+        Local().launch(job)
     assert not models.exists()
 
 
@@ -154,12 +152,3 @@ def test_the_workers_of_elastic_horovod_see_one_gpu_each(make_job, gpus):
     gpus(2)
     job = make_job(LOOK, strategy="horovod_elastic", workers=2, resources={"gpu": 1})
     assert seen(Local().launch(job)) == {"worker-0": ("0", None), "worker-1": ("1", None)}
-
-
-def test_the_nodes_of_torchx_share_out_the_gpus_of_this_machine(make_job, gpus):
-    gpus(4)
-    job = make_job(LOOK, strategy="torch_ddp", nodes=2, processes_per_node=2, resources={"gpu": 1})
-    found = seen(TorchX().launch(job))
-    assert found["worker-0"] == found["worker-1"]
-    assert found["worker-2"] == found["worker-3"]
-    assert set(found.values()) == {("0,1", None), ("2,3", None)}  # torchrun numbers the nodes as they come

@@ -264,7 +264,6 @@ def test_a_launch_and_the_check_up_import_nothing_that_takes_longer_than_they():
 import sys
 from workshop_utils import cli
 from workshop_utils.launchers import local, targets
-from workshop_utils.launchers.torchx import TorchX
 from workshop_utils.setup import doctor
 doctor.examine()
 print(*sys.modules)
