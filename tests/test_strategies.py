@@ -16,9 +16,9 @@ def planned(job, nodes=NODES):
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_every_process_is_started_once_and_only_by_the_launcher_or_by_another(make_job, name):
     specs = planned(make_job("", strategy=name, workers=1 if name == "single" else 3), ("localhost",))
-    started = [other for spec in specs.values() for other in spec.starts]
+    started = [other for spec in specs.values() for other in spec.children]
     assert sorted([*started, *(spec.name for spec in launched(specs.values()))]) == sorted(specs)
-    assert any(spec.awaited for spec in launched(specs.values()))
+    assert any(spec.required for spec in launched(specs.values()))
     assert all(spec.argv for spec in launched(specs.values()))
 
 

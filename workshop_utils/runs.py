@@ -175,8 +175,8 @@ class Run(ABC):
         table = pd.DataFrame(self.records)
         if "time" in table:
             table["seconds"] = table["time"] - self.launched_at
-        own = [name for name in table.columns if name not in {*METRIC_COLUMNS, "workshop", "time"}]
-        return table.reindex(columns=[*METRIC_COLUMNS, *own])
+        others = [name for name in table.columns if name not in {*METRIC_COLUMNS, "workshop", "time"}]
+        return table.reindex(columns=[*METRIC_COLUMNS, *others])
 
     def logs(self, follow: bool = False, worker: str | None = None) -> Iterator[LogLine]:
         """The lines that the workers (or one of them) printed; with `follow`, until the run ends.

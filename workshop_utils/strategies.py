@@ -86,8 +86,8 @@ class ProcessSpec:
         argv: the command, with words in braces (`PYTHON`, `SCRIPT`, ...) for what only the machine knows.
         environment: the variables by which it learns its place and finds its peers; they may hold the same words.
         listens: whether it needs an address of its own.
-        starts: the names of the processes that it starts itself; no launcher starts those.
-        awaited: whether the run waits for its end. The run has succeeded once every awaited process has ended with 0.
+        children: the names of the processes that it starts itself.
+        required: whether the run waits for its end. The run has succeeded once every required process has ended with 0.
         leaves: whether it ends by itself once those have; it gets time for that, and any other is told to stop.
     """
 
@@ -99,8 +99,8 @@ class ProcessSpec:
     argv: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     listens: bool = False
-    starts: tuple[str, ...] = ()
-    awaited: bool = True
+    children: tuple[str, ...] = ()
+    required: bool = True
     leaves: bool = True
 
     @property
@@ -145,9 +145,9 @@ class Layout:
 
 
 def launched(specs: Iterable[ProcessSpec]) -> list[ProcessSpec]:
-    """Those of `specs` that a launcher starts: the others are started by one of these."""
+    """Processes that the launcher starts itself; these start the rest."""
     specs = list(specs)
-    started = {name for spec in specs for name in spec.starts}
+    started = {name for spec in specs for name in spec.children}
     return [spec for spec in specs if spec.name not in started]
 
 
@@ -240,7 +240,7 @@ def _ranked_servers(job: TrainingJob) -> Processes:
 def _with_rendezvous(job: TrainingJob) -> Processes:
     """A key-value server at which the workers meet."""
     command = (PYTHON, "-I", f"{PROGRAMS}/horovod_rendezvous.py", BIND, PORT)
-    server = ProcessSpec("rendezvous", 0, argv=command, listens=True, awaited=False, leaves=False)
+    server = ProcessSpec("rendezvous", 0, argv=command, listens=True, required=False, leaves=False)
     return [server, *_workers(job)]
 
 
@@ -269,26 +269,26 @@ def _as_spark_tasks(job: TrainingJob) -> Processes:
 def _with_chief(job: TrainingJob) -> Processes:
     """A chief that hands out steps to the workers, and servers that keep the variables."""
     chief = ProcessSpec("chief", 0, 0, argv=_script(job), listens=True)
-    server = replace(chief, role="ps", rank=None, awaited=False)
+    server = replace(chief, role="ps", rank=None, required=False)
     servers = [replace(server, index=index) for index in range(job.parameter_servers)]
-    return [chief, *servers, *_workers(job, job.workers, awaited=False, first_rank=1)]
+    return [chief, *servers, *_workers(job, job.workers, required=False, first_rank=1)]
 
 
 def _script(job: TrainingJob) -> tuple[str, ...]:
     return (PYTHON, SCRIPT, *job.command_line_arguments)
 
 
-def _workers(job: TrainingJob, listening: int = 0, awaited: bool = True, first_rank: int = 0) -> Processes:
+def _workers(job: TrainingJob, listening: int = 0, required: bool = True, first_rank: int = 0) -> Processes:
     """The workers of `job`, ranked from `first_rank` on; the first `listening` need an address."""
-    worker = ProcessSpec("worker", 0, argv=_script(job), awaited=awaited)
+    worker = ProcessSpec("worker", 0, argv=_script(job), required=required)
     ranks = range(first_rank, first_rank + job.workers)
     return [replace(worker, index=n, rank=rank, listens=n < listening) for n, rank in enumerate(ranks)]
 
 
 def _started_by(starter: ProcessSpec, job: TrainingJob) -> Processes:
     """`starter`, and the workers of `job`, all of which it starts."""
-    workers = _workers(job, awaited=False)
-    return [replace(starter, starts=tuple(worker.name for worker in workers)), *workers]
+    workers = _workers(job, required=False)
+    return [replace(starter, children=tuple(worker.name for worker in workers)), *workers]
 
 
 def _on_nodes(specs: Sequence[ProcessSpec], nodes: int) -> list[ProcessSpec]:

@@ -221,7 +221,7 @@ def test_the_driver_starts_what_is_listed_for_its_host_and_says_why_it_failed(tm
     shutil.copy(driver.__file__, tmp_path)
     say = "import os, sys; print(*(os.environ[name] for name in ('WHERE', 'WORKSHOP_SUBNET'))); sys.exit(3)"
     worker = {"name": "worker-0", "command": ["{python}", "-c", say], "environment": {"WHERE": "{interface}"}}
-    (tmp_path / "members.json").write_text(json.dumps({"localhost": [{**worker, "awaited": True}]}))
+    (tmp_path / "members.json").write_text(json.dumps({"localhost": [{**worker, "required": True}]}))
     given = {"SM_CURRENT_HOST": "localhost", "SM_HOSTS": '["localhost"]'}
     given |= {
         "WORKSHOP_JOIN_SECONDS": "1",

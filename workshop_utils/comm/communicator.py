@@ -348,16 +348,18 @@ def finish(array: Array, operation: Operation, size: int) -> None:
         np.divide(array, size, out=array, casting="unsafe")
 
 
-def check_message(own: Communicator, source: int, collective: str, array: Array, incoming: Array) -> None:
+def check_message(
+    receiver: Communicator, source: int, collective: str, array: Array, incoming: Array
+) -> None:
     """Whether `array`, which rank `source` sent in `collective`, is the message that this rank expects.
 
     Raises:
         Mismatch: if not; the message says what was sent and what was expected.
     """
-    here = own._collective
+    here = receiver._collective
     if collective != here or array.nbytes != incoming.nbytes or array.dtype != incoming.dtype:
         sent, expected = (f"{each.size} × {each.dtype}" for each in (array, incoming))
-        raise mismatch(own.rank, here, expected, source, collective, sent)
+        raise mismatch(receiver.rank, here, expected, source, collective, sent)
 
 
 def mismatch(rank: int, here: str, expected: str, source: int, there: str, sent: str) -> Mismatch:

@@ -273,9 +273,9 @@ def train(
         if communicator.rank in workers:
             work(communicator, parts(parameters), lambda step: parts(gradient_of(parameters, step)))
             return None
-        own = arrangement.part(parameters, communicator.rank)
+        part = arrangement.part(parameters, communicator.rank)
         is_asked = arrangement.servers > 1
-        return serve(communicator, workers, own, update, arrangement.mode, arrangement.is_done, is_asked)
+        return serve(communicator, workers, part, update, arrangement.mode, arrangement.is_done, is_asked)
 
 
 def server_bytes_received(workers: int, nbytes: int, servers: int = 1) -> float:

@@ -72,10 +72,10 @@ class Membership:
 class Listener:
     """Listens at `address`, and admits the other ranks of the run, each once for each purpose."""
 
-    def __init__(self, own: Membership, address: str) -> None:
-        self._own = own
+    def __init__(self, member: Membership, address: str) -> None:
+        self._member = member
         try:
-            self._listener = socket.create_server(endpoint(address, own.reachable))
+            self._listener = socket.create_server(endpoint(address, member.reachable))
         except OSError as error:
             raise CommunicationError(f"cannot listen at {address}: {error.strerror}") from error
         self.address = "{}:{}".format(*self._listener.getsockname())
@@ -89,9 +89,11 @@ class Listener:
         """The link and address of each of `ranks`. Raises PeerSilent, which names those missing at the deadline."""
         with self._changed:
             while missing := [rank for rank in ranks if (purpose, rank) not in self._callers]:
-                if not self._changed.wait(self._own.deadline - time.monotonic()):
+                if not self._changed.wait(self._member.deadline - time.monotonic()):
                     names = ", ".join(map(str, missing))
-                    raise PeerSilent(f"rank {self._own.rank} waited in vain for rank {names} to join the run")
+                    raise PeerSilent(
+                        f"rank {self._member.rank} waited in vain for rank {names} to join the run"
+                    )
             return [self._callers[purpose, rank] for rank in ranks]
 
     def close(self) -> None:
@@ -123,22 +125,22 @@ class Listener:
 
     def _admits(self, link: socket.socket) -> bool:
         """Whether the caller proves to be a rank that is still missing; it receives the verdict."""
-        own = self._own
-        hello = receive(link, len(_MAGIC) + _NONCE, own.deadline)
+        member = self._member
+        hello = receive(link, len(_MAGIC) + _NONCE, member.deadline)
         if not hello.startswith(_MAGIC):
             return False
         theirs, ours = hello[len(_MAGIC) :], secrets.token_bytes(_NONCE)
-        link.sendall(ours + _proof(own.secret, b"called", theirs, ours))
-        claim = receive(link, _CLAIM.size, own.deadline)
-        proof = receive(link, _PROOF, own.deadline)
-        if not hmac.compare_digest(proof, _proof(own.secret, b"caller", ours, theirs, claim)):
+        link.sendall(ours + _proof(member.secret, b"called", theirs, ours))
+        claim = receive(link, _CLAIM.size, member.deadline)
+        proof = receive(link, _PROOF, member.deadline)
+        if not hmac.compare_digest(proof, _proof(member.secret, b"caller", ours, theirs, claim)):
             return False
         rank, size, purpose, address = _CLAIM.unpack(claim)
         with self._changed:
             verdict = b"\0"
-            if size != own.size or rank >= size:
+            if size != member.size or rank >= size:
                 verdict = b"\2"
-            elif (text(purpose), rank) in self._callers or rank == own.rank:
+            elif (text(purpose), rank) in self._callers or rank == member.rank:
                 verdict = b"\1"
             link.sendall(verdict)
             if _VERDICTS[verdict]:
@@ -155,7 +157,7 @@ def _started(target: Callable[..., object], *args: object) -> threading.Thread:
     return thread
 
 
-def call(own: Membership, address: str, purpose: str, own_address: str = "") -> socket.socket:
+def call(member: Membership, address: str, purpose: str, own_address: str = "") -> socket.socket:
     """A link to the rank that listens at `address`, which both sides have proved to belong to the run.
 
     Raises:
@@ -165,48 +167,50 @@ def call(own: Membership, address: str, purpose: str, own_address: str = "") -> 
         CommunicationError: if the system cannot connect to it.
     """
     with contextlib.ExitStack() as unless_admitted:
-        link = unless_admitted.enter_context(_dial(address, own))
+        link = unless_admitted.enter_context(_dial(address, member))
         ours = secrets.token_bytes(_NONCE)
-        claim = _CLAIM.pack(own.rank, own.size, purpose.encode(), own_address.encode())
+        claim = _CLAIM.pack(member.rank, member.size, purpose.encode(), own_address.encode())
         try:
             link.sendall(_MAGIC + ours)
-            answer = receive(link, _NONCE + _PROOF, own.deadline)
+            answer = receive(link, _NONCE + _PROOF, member.deadline)
             theirs, proof = answer[:_NONCE], answer[_NONCE:]
-            if not hmac.compare_digest(proof, _proof(own.secret, b"called", ours, theirs)):
+            if not hmac.compare_digest(proof, _proof(member.secret, b"called", ours, theirs)):
                 raise FrameError(f"what listens at {address} does not know this run's secret")
-            link.sendall(claim + _proof(own.secret, b"caller", theirs, ours, claim))
-            verdict = _VERDICTS.get(receive(link, 1, own.deadline), "for an unknown reason")
+            link.sendall(claim + _proof(member.secret, b"caller", theirs, ours, claim))
+            verdict = _VERDICTS.get(receive(link, 1, member.deadline), "for an unknown reason")
         except TimeoutError:
-            raise PeerSilent(f"what listens at {address} did not answer rank {own.rank}") from None
+            raise PeerSilent(f"what listens at {address} did not answer rank {member.rank}") from None
         except OSError as error:
             verdict = str(error)
         if verdict:
-            raise FrameError(f"what listens at {address} refused rank {own.rank} of {own.size}: {verdict}")
+            raise FrameError(
+                f"what listens at {address} refused rank {member.rank} of {member.size}: {verdict}"
+            )
         unless_admitted.pop_all()
     return link
 
 
-def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[str, Sockets]:
+def meet(member: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[str, Sockets]:
     """The links of this rank to every other one, by purpose; blocking sockets without a time-out.
 
     Raises:
         ValueError: if `coordinator` is not `host:port` on loopback, in an emulated network, or in the run's own subnet.
         CommunicationError: if rank 0 cannot listen there, or the ranks do not all come together.
     """
-    target = endpoint(coordinator, own.reachable)
+    target = endpoint(coordinator, member.reachable)
     links: dict[str, Sockets] = {purpose: {} for purpose in purposes}
-    if own.size == 1:
+    if member.size == 1:
         return links
     # This machine's address on the way to the coordinator is where the other ranks can call it.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(target)  # sends nothing
         host = probe.getsockname()[0]
-    with contextlib.closing(Listener(own, f"{host}:0" if own.rank else coordinator)) as listener:
-        addresses = _join(own, coordinator, listener.address) if own.rank else _gather(own, listener)
+    with contextlib.closing(Listener(member, f"{host}:0" if member.rank else coordinator)) as listener:
+        addresses = _join(member, coordinator, listener.address) if member.rank else _gather(member, listener)
         for purpose, ours in links.items():
-            ours.update({rank: call(own, addresses[rank], purpose) for rank in range(own.rank)})
+            ours.update({rank: call(member, addresses[rank], purpose) for rank in range(member.rank)})
         for purpose, ours in links.items():
-            higher = range(own.rank + 1, own.size)
+            higher = range(member.rank + 1, member.size)
             callers = listener.wait(purpose, higher)
             ours.update({rank: link for rank, (link, _) in zip(higher, callers, strict=True)})
             for link in ours.values():
@@ -215,21 +219,21 @@ def meet(own: Membership, coordinator: str, purposes: tuple[str, ...]) -> dict[s
     return links
 
 
-def _join(own: Membership, coordinator: str, own_address: str) -> list[str]:
+def _join(member: Membership, coordinator: str, own_address: str) -> list[str]:
     """The addresses of all ranks, once all have joined."""
-    with call(own, coordinator, "join", own_address) as link:
+    with call(member, coordinator, "join", own_address) as link:
         try:
-            table = receive(link, own.size * _ADDRESS, own.deadline)
+            table = receive(link, member.size * _ADDRESS, member.deadline)
         except TimeoutError:
-            raise PeerSilent(f"rank {own.rank} has joined, but not all {own.size} ranks have") from None
+            raise PeerSilent(f"rank {member.rank} has joined, but not all {member.size} ranks have") from None
         except OSError:
             raise PeerDied(0, "the rendezvous") from None
     return [text(table[at : at + _ADDRESS]) for at in range(0, len(table), _ADDRESS)]
 
 
-def _gather(own: Membership, listener: Listener) -> list[str]:
+def _gather(member: Membership, listener: Listener) -> list[str]:
     """The same for rank 0, which sends them to the others."""
-    callers = listener.wait("join", range(1, own.size))
+    callers = listener.wait("join", range(1, member.size))
     addresses = [listener.address, *(address for _, address in callers)]
     table = b"".join(address.encode().ljust(_ADDRESS, b"\0") for address in addresses)
     for link, _ in callers:
@@ -285,17 +289,17 @@ def _proof(secret: bytes, *parts: bytes) -> bytes:
     return hmac.digest(secret, b"|".join(parts), "sha256")
 
 
-def _dial(address: str, own: Membership) -> socket.socket:
-    target = endpoint(address, own.reachable)
+def _dial(address: str, member: Membership) -> socket.socket:
+    target = endpoint(address, member.reachable)
     while True:
         try:
-            link = socket.create_connection(target, max(0.001, own.deadline - time.monotonic()))
+            link = socket.create_connection(target, max(0.001, member.deadline - time.monotonic()))
             if link.getsockname() != link.getpeername():  # as TCP may connect a socket to itself
                 return link
             link.close()
         except OSError as error:
             if error.errno not in _NOT_YET and not isinstance(error, TimeoutError):
                 raise CommunicationError(f"cannot connect to {address}: {error.strerror}") from error
-        if time.monotonic() > own.deadline:
+        if time.monotonic() > member.deadline:
             raise PeerSilent(f"nobody listens at {address}; has rank 0 been started?")
         time.sleep(0.02)

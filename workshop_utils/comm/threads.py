@@ -57,8 +57,8 @@ class ThreadCommunicator(Communicator):
         """Return once rank `to` has received the message `sent`, or has given up."""
 
         def is_received() -> bool:
-            own, theirs = self._mailboxes[self.rank], self._mailboxes[to]
-            gone = any(message.source == to and message.array is None for message in own)
+            mailbox, theirs = self._mailboxes[self.rank], self._mailboxes[to]
+            gone = any(message.source == to and message.array is None for message in mailbox)
             return gone or not any(message is sent for message in theirs)
 
         with self._arrived:

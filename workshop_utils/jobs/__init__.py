@@ -123,13 +123,13 @@ class Description(BaseModel):
             raise JobError("\n".join(_sentence(detail, type(self)) for detail in details)) from None
 
     @classmethod
-    def _read(cls, file: Path, example: str, **own: Any) -> Self:
-        """The description in a YAML file such as `example`, with fields of its `own`. Raises JobError."""
+    def _read(cls, file: Path, example: str, **fields: Any) -> Self:
+        """The description in a YAML file such as `example`, with `fields` that it may not hold. Raises JobError."""
         values = _read_yaml(file, example)
-        for name in own.keys() & values.keys():
+        for name in fields.keys() & values.keys():
             raise JobError(f"{file}: {name}: unknown field; a job.yaml's {name} is the one it lies in")
         try:
-            return cls(**own, **values)
+            return cls(**fields, **values)
         except JobError as error:
             raise JobError("\n".join(f"{file}: {line}" for line in str(error).splitlines())) from None
 
@@ -302,13 +302,13 @@ class TrainingJob(Description):
         function.check_call(program, arguments, framework)
         if "strategy" in fields:
             raise JobError(f"strategy is {fields['strategy']!r}; it follows from the framework: leave it out")
-        own = {
+        derived = {
             "folder": function.write(program, framework),
             "name": re.sub("[^a-z0-9]+", "-", program.__name__.lower()).strip("-"),
             "strategy": function.FRAMEWORKS[framework][0],
             "arguments": function.encoded(arguments),
         }
-        return cls(**{**own, **fields})
+        return cls(**{**derived, **fields})
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -173,24 +173,24 @@ class _Source:
                 raise JobError(f"`{name}` means two things in what the function uses: rename one. {ADVICE}")
             return
         self._values[name] = value
-        own, home = getattr(value, "__name__", name), str(getattr(value, "__module__", ""))
-        alias = f" as {name}" if own != name else ""
+        real_name, home = getattr(value, "__name__", name), str(getattr(value, "__module__", ""))
+        alias = f" as {name}" if real_name != name else ""
         if vars(builtins).get(name, self) is value:
             return
         if isinstance(value, ModuleType):
-            self.imports.add(f"import {own}{alias}")
+            self.imports.add(f"import {real_name}{alias}")
         elif literal := _literal(value):
             self.definitions.append(f"{name} = {literal}")
-        elif module := _home(own, value):
-            self.imports.add(f"from {module} import {own}{alias}")
+        elif module := _home(real_name, value):
+            self.imports.add(f"from {module} import {real_name}{alias}")
         elif not isinstance(inspect.unwrap(value), FunctionType | type) or is_installed(home):
             raise JobError(
                 f"`{name}` ({type(value).__qualname__}) cannot be written as source of at most {MOST_CHARACTERS >> 10} "
                 "thousand characters: make it in the function, or pass what it is made of in arguments"
             )
-        elif own not in (name, "<lambda>"):
-            self.add(own, value)
-            self.definitions.append(f"{name} = {own}")
+        elif real_name not in (name, "<lambda>"):
+            self.add(real_name, value)
+            self.definitions.append(f"{name} = {real_name}")
         else:
             self._add_definition(name, value)
 
@@ -224,13 +224,13 @@ class _Source:
         self.definitions.append("\n" + text.rstrip())
 
 
-def _home(own: str, value: Any) -> str | None:
+def _home(name: str, value: Any) -> str | None:
     """The installed module from which `value` can be imported under its own name."""
     module = getattr(value, "__module__", None)
     if module is None or is_installed(module):
         # In any module: what is written in C often does not say where it belongs.
         for each in map(str, (module, *sys.modules)):
-            if getattr(sys.modules.get(each), "__dict__", {}).get(own) is value and is_installed(each):
+            if getattr(sys.modules.get(each), "__dict__", {}).get(name) is value and is_installed(each):
                 return each
     return None
 

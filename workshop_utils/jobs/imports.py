@@ -38,14 +38,14 @@ def imported(script: Path) -> dict[str, set[str]]:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError):
         return {}
-    found: dict[str, set[str]] = defaultdict(set)
+    modules: dict[str, set[str]] = defaultdict(set)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found[alias.name] |= set()
+                modules[alias.name] |= set()
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found[node.module] |= {alias.name for alias in node.names}
-    return dict(found)
+            modules[node.module] |= {alias.name for alias in node.names}
+    return dict(modules)
 
 
 def packages(modules: Iterable[str]) -> set[str]:

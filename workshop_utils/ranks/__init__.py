@@ -257,7 +257,7 @@ class _RanksRun(ProcessRun):
 
 @contextlib.contextmanager
 def _interrupts_deferred() -> Iterator[None]:
-    """An interrupt during the block is raised at its end: what has been started is then known, and can be ended."""
+    """Defer Ctrl-C until we know what to stop."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

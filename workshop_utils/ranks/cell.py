@@ -66,12 +66,12 @@ def register(shell: Any) -> None:
         if "get_ipython" in used:
             raise JobError("%%ranks: a rank has no notebook, so its cell cannot hold % or ! commands")
         # The first are IPython's own, and Python's on a rank; the others are the rank's.
-        names, own = used & shell.user_ns.keys() - {*TWINS, group, "rank", "size"}, _assigned_first(code)
+        names, assigned = used & shell.user_ns.keys() - {*TWINS, group, "rank", "size"}, _assigned_first(code)
         # A cell seldom reads a variable that it assigns first, so such a one is no reason to refuse.
         variables = {
             each: shell.user_ns[each]
             for each in names
-            if each not in own or packing.travels(shell.user_ns[each])
+            if each not in assigned or packing.travels(shell.user_ns[each])
         }
         return launch(None, variables, **vars(options), cell=(source, name, group))
 

@@ -40,15 +40,17 @@ def packed(program: Any, arguments: Mapping[str, Any]) -> bytes:
     """
     module = sys.modules.get(getattr(program, "__module__", None) or "")
     # A file beside the notebook: as with a cell, what is there now travels, and no rank imports it.
-    own = [module] if module and module.__name__ != "__main__" and not is_installed(module.__name__) else []
+    by_value = (
+        [module] if module and module.__name__ != "__main__" and not is_installed(module.__name__) else []
+    )
     try:
-        for each in own:
+        for each in by_value:
             cloudpickle.register_pickle_by_value(each)
         return _pickled((program, dict(arguments)))
     except Exception as error:
         raise JobError(_refusal(program, arguments, error)) from None
     finally:
-        for each in own:
+        for each in by_value:
             cloudpickle.unregister_pickle_by_value(each)
 
 

@@ -72,7 +72,7 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
     from workshop_utils.training.tcp_bytes import count_bytes
 
     communicator = group if request["framework"] is None else None
-    own = sys.modules["__main__"] = types.ModuleType("__main__")  # in place of this program
+    main_module = sys.modules["__main__"] = types.ModuleType("__main__")  # in place of this program
     program, arguments = pickle.loads(request["call"])
     if hasattr(group, "barrier"):  # all begin together; a strategy of TensorFlow has none
         group.barrier()
@@ -86,8 +86,10 @@ def _result_of(request: dict[str, Any], group: Any, here: Any) -> bytes:
                 value = program(group, **arguments)
             else:
                 source, name, group_name = request["cell"]
-                vars(own).update(arguments, rank=here.rank, size=here.world_size, **{group_name: group})
-                value = _run_cell(source, name, vars(own))
+                vars(main_module).update(
+                    arguments, rank=here.rank, size=here.world_size, **{group_name: group}
+                )
+                value = _run_cell(source, name, vars(main_module))
         except SystemExit as leaving:
             if leaving.code:
                 raise

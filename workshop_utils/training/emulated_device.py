@@ -217,13 +217,15 @@ def attach_to_pytorch(device: EmulatedDevice) -> None:
             if result.grad_fn is not None:
                 result.register_hook(hook)
 
-    def backward(cost: float, own: _Pass) -> Any:
+    def backward(cost: float, of_forward: _Pass) -> Any:
         def compute(_: Any) -> None:
             nonlocal whole
-            if not own.is_backward:
-                own.is_backward, whole = True, max(whole, own.cost)
-                device.compute(FORWARD * (own.cost / (whole or 1.0) - own.taken), own.factor)
-            device.compute((1 - FORWARD) * cost / (whole or 1.0), own.factor)
+            if not of_forward.is_backward:
+                of_forward.is_backward, whole = True, max(whole, of_forward.cost)
+                device.compute(
+                    FORWARD * (of_forward.cost / (whole or 1.0) - of_forward.taken), of_forward.factor
+                )
+            device.compute((1 - FORWARD) * cost / (whole or 1.0), of_forward.factor)
 
         return compute
 
@@ -262,8 +264,8 @@ def _cost(module: Any, inputs: Any, output: Any) -> float:
         return float(cost)
     is_attention = isinstance(module, nn.MultiheadAttention)  # which uses its children without calling them
     convolves = isinstance(module, nn.modules.conv._ConvNd)
-    own = list(module.parameters()) if is_attention else _parameters(module)
-    matrices = [each for each in own if each.ndim == 2 or (convolves and each.ndim > 2)]
+    parameters = list(module.parameters()) if is_attention else _parameters(module)
+    matrices = [each for each in parameters if each.ndim == 2 or (convolves and each.ndim > 2)]
     multiplies = is_attention or next(module.children(), None) is None
     if not (matrices and multiplies) or isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         return float(max(output.numel(), 1))

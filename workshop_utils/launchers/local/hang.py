@@ -99,10 +99,10 @@ def _position(run: Run, worker: str) -> str | None:
     Where there is none, since a function has returned and its rank has yet to leave, it is the innermost line of all.
     """
     frames = _last_stack(run, worker)
-    own = (
+    outside = (
         each for each in frames if not re.search("site-packages|/lib/python|/workshop_utils/", each["file"])
     )
-    for frame in (*own, *frames[:1]):
+    for frame in (*outside, *frames[:1]):
         inner = [each["function"] for each in frames[: frames.index(frame) + 1]]
         called = next((name for name in inner if not name.startswith("_")), inner[0])
         return f"{frame['file'].rpartition('/')[2]}, line {frame['line']} (in {called})"

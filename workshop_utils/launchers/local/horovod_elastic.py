@@ -135,13 +135,13 @@ class Workers:
         """Run one worker until it ends or an event of `ending` is set; its exit code, and when that was."""
         name = slot.hostname
         index = name.rpartition("-")[2]
-        own = {"WORKSHOP_INDEX": index}
+        extra = {"WORKSHOP_INDEX": index}
         # To Horovod each worker is alone on a host, and all would take the first GPU of those that they see.
         if gpus := os.environ.get("CUDA_VISIBLE_DEVICES"):
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.split(",")[int(index) :][:1])
+            extra["CUDA_VISIBLE_DEVICES"] = ",".join(gpus.split(",")[int(index) :][:1])
         process = subprocess.Popen(
             self._command,
-            env={**os.environ, **self._variables, **create_slot_env_vars(slot), **own},
+            env={**os.environ, **self._variables, **create_slot_env_vars(slot), **extra},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

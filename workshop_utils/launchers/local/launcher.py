@@ -120,7 +120,7 @@ class Local:
         specs = strategy.processes(job)
         names = [spec.name for spec in specs]
         # A process that starts others, such as mpirun, starts workers alone.
-        trainers = {spec.name: len(spec.starts) or int(spec.role == "worker") for spec in launched(specs)}
+        trainers = {spec.name: len(spec.children) or int(spec.role == "worker") for spec in launched(specs)}
         gpus, shared = deal_gpus(job, trainers), shared_variables(job, scratch)
         if self.device is not None:
             if job.resources.gpu:
@@ -154,13 +154,13 @@ class Local:
             Process(
                 spec.name,
                 spec.argv,
-                common | own,
+                common | variables,
                 folder,
-                spec.awaited,
+                spec.required,
                 links.cables.get(spec.name),
                 spec.leaves,
             )
-            for spec, own in zip(starting, added, strict=True)
+            for spec, variables in zip(starting, added, strict=True)
         )
         return LocalRequest(
             job,
@@ -227,7 +227,7 @@ def _links(network: Network, strategy: Strategy, specs: Sequence[ProcessSpec]) -
     names = [spec.name for spec in specs]
     network.check(names)
     emulation = network.emulation(strategy)
-    if starter := next((spec.name for spec in specs if spec.starts), None):
+    if starter := next((spec.name for spec in specs if spec.children), None):
         raise JobError(
             f"network: {starter} starts the workers of strategy {strategy.name!r}, inside one namespace; leave "
             "the network out, or use another strategy, such as 'torch_ddp'"

@@ -43,15 +43,15 @@ Event = dict[str, Any]
 class Process:
     """One process to start: its command, its whole environment, its working folder.
 
-    The group has succeeded when every `awaited` process has ended with 0; it has failed when any has not.
-    One that is not awaited then gets time to end if it `leaves` by itself; any other is ended.
+    The group has succeeded when every `required` process has ended with 0; it has failed when any has not.
+    One that is not required then gets time to end if it `leaves` by itself; any other is ended.
     """
 
     name: str
     argv: tuple[str, ...]
     environment: dict[str, str]
     folder: str
-    awaited: bool = True
+    required: bool = True
     network: Cable | None = None
     leaves: bool = True
 

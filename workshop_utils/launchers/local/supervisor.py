@@ -71,7 +71,7 @@ class Supervisor:
             int, tuple[str, str]
         ] = {}  # by descriptor: the process's name, and "stdout" or "stderr"
         self._unended: dict[int, bytes] = {}  # what has come of each one's next line
-        self._awaited: set[str] = set()
+        self._required: set[str] = set()
         self._leaving: set[str] = set()  # these end by themselves
         self._owner: int | None = None  # a descriptor that is readable once the owner has died
         self._told_to_stop = False
@@ -189,8 +189,8 @@ class Supervisor:
             return self._become(process, pipes)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._running[pid] = process["name"]
-        if process["awaited"]:
-            self._awaited.add(process["name"])
+        if process["required"]:
+            self._required.add(process["name"])
         if process["leaves"]:
             self._leaving.add(process["name"])
         for stream, (reader, writer) in pipes.items():
@@ -231,15 +231,15 @@ class Supervisor:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        own = {self._control, self._events, self._wake, self._waker, *self._streams, *self._held}
-        own |= {descriptor for pipe in pipes.values() for descriptor in pipe}
+        inherited = {self._control, self._events, self._wake, self._waker, *self._streams, *self._held}
+        inherited |= {descriptor for pipe in pipes.values() for descriptor in pipe}
         if self._owner is not None:
-            own.add(self._owner)
+            inherited.add(self._owner)
         self._selector.close()
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (pipes["stdout"][1], 1), (pipes["stderr"][1], 2)):
             os.dup2(source, target)
-        for descriptor in {*own, nothing} - {0, 1, 2}:
+        for descriptor in {*inherited, nothing} - {0, 1, 2}:
             os.close(descriptor)
         argv, environment = process["argv"], process["environment"]
         try:
@@ -257,7 +257,7 @@ class Supervisor:
 
     def _watch(self, deadline: float) -> dict[str, Any]:
         """Report until the run is decided: how it ended, and who decided it."""
-        while self._awaited:
+        while self._required:
             if self._told_to_stop:
                 return {"outcome": "stopped"}
             remaining = deadline - time.monotonic()
@@ -265,7 +265,7 @@ class Supervisor:
                 self._ask_for_stacks()
                 return {"outcome": "timeout"}
             for name, code in self._pump(min(remaining, 60)):  # a year is too long for a selector
-                self._awaited.discard(name)
+                self._required.discard(name)
                 if code != 0:
                     name, code = self._first_cause(name, code)
                     return {"outcome": "failed", "name": name, "code": code}
@@ -348,7 +348,7 @@ class Supervisor:
     # Ending
 
     def _end_everything(self) -> None:
-        if not self._awaited and not self._told_to_stop:
+        if not self._required and not self._told_to_stop:
             # Services that watch their chief leave by themselves, and say so with exit code 0.
             deadline = time.monotonic() + SERVICE_GRACE_SECONDS
             self._pump_until(deadline, lambda: self._leaving.isdisjoint(self._running.values()))
@@ -413,11 +413,11 @@ def _descendants() -> list[int]:
         children.setdefault(parent, []).append(int(entry.parent.name))
         if state == "Z" and threads <= 1:
             ended.add(int(entry.parent.name))
-    found, frontier = [], [os.getpid()]
+    alive, frontier = [], [os.getpid()]
     while frontier:
         frontier = [child for parent in frontier for child in children.get(parent, [])]
-        found += [pid for pid in frontier if pid not in ended]
-    return found
+        alive += [pid for pid in frontier if pid not in ended]
+    return alive
 
 
 def _write_files(folder: Path, files: dict[str, str]) -> None:

@@ -102,7 +102,7 @@ class WarmServer:
     def start(self, control: int, events: int) -> bool:
         """Fork a supervisor that reads its specification from `control` and writes its events to `events`.
 
-        False if the server was killed before it heard of it, even if it is not gone yet; it is then.
+        Return False if the server died before acknowledging, once it is gone.
         """
         with self._lock, contextlib.suppress(OSError):
             socket.send_fds(self._connection, [b"fork"], [control, events])

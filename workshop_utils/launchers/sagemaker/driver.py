@@ -66,7 +66,7 @@ def main() -> int:
             variables = {name: filled(value) for name, value in member["environment"].items()}
             command = [filled(word) for word in member["command"]]
             started[member["name"]] = subprocess.Popen(command, env={**os.environ, **shared, **variables})
-        code = first_failure([started[member["name"]] for member in members if member["awaited"]])
+        code = first_failure([started[member["name"]] for member in members if member["required"]])
         if code:
             reason = f"ExecuteUserScriptError on {host}: exit code {code}"
             (Path(os.environ["SM_OUTPUT_DIR"]) / "failure").write_text(reason)

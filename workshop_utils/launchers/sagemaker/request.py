@@ -175,7 +175,7 @@ def _check_strategy(job: TrainingJob, by_toolkit: bool) -> None:
     strategy = strategy_of(job)
     if by_toolkit and not known:
         raise JobError(f"{given}; the toolkit in SageMaker's images does not know it: set mode: drivers")
-    if not by_toolkit and any(spec.starts for spec in strategy.plan(job)):
+    if not by_toolkit and any(spec.children for spec in strategy.plan(job)):
         advice = "set mode: toolkit" if known else "run it locally"
         raise JobError(f"{given}; a process that starts the others cannot reach other hosts: {advice}")
     one_each = by_toolkit and toolkit.SWITCHES[job.strategy] not in toolkit.SEVERAL
@@ -221,13 +221,13 @@ def members(submission: Submission, at: Mapping[str, str], bind: str = "", **wor
     for node, host in enumerate(hosts):
         placed = [spec for spec in specs if spec.node == node]
         # A host without a process to wait for has servers and workers, which leave when their chief does.
-        nothing_awaited = not any(spec.awaited for spec in placed)
+        nothing_required = not any(spec.required for spec in placed)
         started[host] = [
             {
                 "name": spec.name,
                 "command": list(spec.argv),
                 "environment": dict(spec.environment),
-                "awaited": spec.awaited or (nothing_awaited and spec.leaves),
+                "required": spec.required or (nothing_required and spec.leaves),
             }
             for spec in placed
         ]

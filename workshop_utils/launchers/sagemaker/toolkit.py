@@ -135,7 +135,7 @@ def plan(submission: Submission, at: Mapping[str, str]) -> list[ProcessSpec]:
             config = _tf_config(translated, "ps", node)
             server = (PYTHON, f"{PROGRAMS}/emulated_instance.py", "server", config)
             # A server beside the script on every host. All hosts but the first wait until the first has gone.
-            specs.append(ProcessSpec("ps", node, node=node, argv=server, awaited=node > 0))
+            specs.append(ProcessSpec("ps", node, node=node, argv=server, required=node > 0))
         elif switch == MULTI_WORKER_MIRRORED:
             variables["TF_CONFIG"] = _tf_config(translated, "worker", node)
         elif switch == TORCH_DISTRIBUTED:

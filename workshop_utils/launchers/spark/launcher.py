@@ -191,7 +191,7 @@ class Spark(TargetSettings):
             files["ranks.json"] = json.dumps(ranks)
             own = (f"{scratch}/ranks.json", str(self.restarts), f"{scratch}/source")
             command = (PYTHON, "-P", str(DRIVER), *own, SCRIPT, *job.command_line_arguments)
-            specs = [ProcessSpec("driver", 0, argv=command, starts=workers), *specs]
+            specs = [ProcessSpec("driver", 0, argv=command, children=workers), *specs]
         (driver,) = launched(specs)
         process = Process(
             driver.name,
