@@ -102,36 +102,24 @@ class _Watched:
     def __init__(self, path: Path) -> None:
         self.path, self.events = path, list[_Event]()
         self.broken: Callable[[int], bool] = lambda _mode: False
-        self.synchronous = set[int]()  # files of which a write returns when it is on the disk
-
-    def _open(self, original: Callable[..., int], path: Any, flags: int, *mode: Any, **folder: Any) -> int:
-        descriptor = original(path, flags, *mode, **folder)
-        if flags & (os.O_DSYNC | os.O_SYNC):  # on Linux the second includes the first, on macOS it doesn't
-            self.synchronous.add(os.fstat(descriptor).st_ino)
-        return descriptor
 
     def _rename(self, original: Callable[..., None], source: Any, target: Any, **folders: Any) -> None:
         state, existed = os.stat(source, dir_fd=folders.get("src_dir_fd")), self.path.exists()
-        if state.st_ino in self.synchronous:
-            self._synced(state)
         file = self._file(state)
         original(source, target, **folders)
         if self.path.exists() and self.path.stat().st_ino == state.st_ino:
             self.events.append(_Event("rename", state.st_ino, file, b"", state.st_mtime_ns, existed))
 
-    def _sync(self, original: Callable[..., None], file: Any) -> None:
-        state = os.fstat(file if isinstance(file, int) else file.fileno())
+    def _sync(self, original: Callable[..., None], synced: Any) -> None:
+        state = os.fstat(synced if isinstance(synced, int) else synced.fileno())
         if self.broken(state.st_mode):
             self.events.append(_Event("failed"))
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        self._synced(state)
-        _sleep(0.02)  # so that a later change has a later time
-        original(file)
-
-    def _synced(self, state: os.stat_result) -> None:
         file = self._file(state)
         content = file.read_bytes() if file else b""
         self.events.append(_Event("sync", state.st_ino, file, content, state.st_mtime_ns))
+        _sleep(0.02)  # so that a later change has a later time
+        original(synced)
 
     def _file(self, state: os.stat_result) -> Path | None:
         files = [each for each in self.path.parent.rglob("*") if each.is_file()]
@@ -141,11 +129,7 @@ class _Watched:
     def calls_of(self, function: Callable[..., object]) -> Iterator[list[_Event]]:
         """In this block, collect them; also those of functions that `function` has imported by name."""
         self.events = []
-        heard: dict[str, Callable[..., Any]] = {
-            "open": self._open,
-            "fsync": self._sync,
-            "fdatasync": self._sync,
-        }
+        heard: dict[str, Callable[..., None]] = dict.fromkeys(("fsync", "fdatasync"), self._sync)
         heard |= dict.fromkeys(("rename", "replace", "link"), self._rename)
         names: dict[str, Any] = getattr(function, "__globals__", {})
         with ExitStack() as patches:
