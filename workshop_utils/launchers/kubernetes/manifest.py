@@ -174,8 +174,10 @@ def _how_to(job: TrainingJob, settings: KubernetesSettings) -> str:
     files = [path if path.startswith("workshop_utils/") else own + path for path in pods.sources(job)]
     space = f" --namespace {settings.namespace}" if settings.namespace != "default" else ""
     manifest = (folder / pods.RENDERED).as_posix()
+    in_checkout = (PACKAGE.parent / "pyproject.toml").is_file()
+    here = "the repository's root" if in_checkout else f"{PACKAGE.parent}, where the package is installed"
     lines = [
-        f"By hand: keep this text as {manifest}; then, from the repository's root:",
+        f"By hand: keep this text as {manifest}; then, from {here}:",
         f"kubectl create{space} configmap {job.name} \\",
         *(f"  --from-file={path} \\" for path in files[:-1]),
         f"  --from-file={files[-1]}",
